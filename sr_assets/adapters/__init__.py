@@ -1,0 +1,1 @@
+"""The outside world: one file, one library, one outside thing; no decisions."""

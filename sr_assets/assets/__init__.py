@@ -1,0 +1,1 @@
+"""What exists, as Dagster assets: thin over the stages."""

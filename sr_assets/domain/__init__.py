@@ -1,0 +1,1 @@
+"""The rules: pure functions and records, standard library only."""

@@ -1,0 +1,13 @@
+"""What can go wrong in words a user can act on: one line, what, which value, what to do. No stack traces, no secrets."""
+
+
+class SrAssetsError(Exception):
+    """A problem to be shown to the user as one line; the message is complete on its own."""
+
+
+class ConfigurationError(SrAssetsError):
+    """The configuration or the call is wrong; nothing was started. The command line exits with 2."""
+
+
+class RunError(SrAssetsError):
+    """A stream could not go on; what was committed stays, and the next run tries again. The command line exits with 1."""

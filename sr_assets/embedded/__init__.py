@@ -1,0 +1,1 @@
+"""What makes a laptop enough: the packaged nats-server, the emulated fleet, the demo."""
