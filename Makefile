@@ -1,0 +1,44 @@
+# Everything runs from .venv, made on first use from any Python >= 3.11 (PYTHON=… to choose one).
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+READY := .venv/ready
+
+demo: $(READY) ## two sites and a centre on this machine, with the Dagster UI; ARGS='--nodes 500'
+	$(BIN)/sr-assets demo $(ARGS)
+
+test: $(READY) ## the whole test suite; ARGS='-k tracking'
+	$(BIN)/python -m pytest $(ARGS)
+
+check: fmt-check lint types test ## what CI runs
+
+bench: $(READY) ## the figures of this machine, as a table and JSON
+	$(BIN)/python -m sr_assets.embedded.bench $(ARGS)
+
+dev: export DAGSTER_HOME ?= $(CURDIR)/.sr_assets/dagster
+dev: $(READY) ## dagster dev for the configuration named by SR_ASSETS_CONFIG
+	mkdir -p "$$DAGSTER_HOME" && cp -n dagster.yaml "$$DAGSTER_HOME" && $(BIN)/dagster dev -w workspace.yaml $(ARGS)
+
+fmt: $(READY) ## put the code in order
+	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+fmt-check: $(READY)
+	$(BIN)/ruff format --check .
+
+lint: $(READY) ## ruff
+	$(BIN)/ruff check .
+
+types: $(READY) ## mypy, strict
+	$(BIN)/mypy
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.* ## /\1\t/p' Makefile
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 with venv found: install one, or name it with PYTHON=/path/to/python3"; exit 1; }
+	@$(BIN)/python -c 'import pip' 2>/dev/null || "$(PYTHON)" -m venv --clear .venv
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.NOTPARALLEL:
+.PHONY: demo test check bench dev fmt fmt-check lint types help
