@@ -17,7 +17,7 @@ bench: $(READY) ## the figures of this machine, as a table and JSON
 
 dev: export DAGSTER_HOME ?= $(CURDIR)/.sr_assets/dagster
 dev: $(READY) ## dagster dev for the configuration named by SR_ASSETS_CONFIG
-	mkdir -p "$$DAGSTER_HOME" && cp -n dagster.yaml "$$DAGSTER_HOME" && $(BIN)/dagster dev -w workspace.yaml $(ARGS)
+	mkdir -p "$$DAGSTER_HOME" && { test -e "$$DAGSTER_HOME/dagster.yaml" || cp dagster.yaml "$$DAGSTER_HOME"; } && $(BIN)/dagster dev -w workspace.yaml $(ARGS)
 
 fmt: $(READY) ## put the code in order
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .

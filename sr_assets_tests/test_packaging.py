@@ -1,4 +1,4 @@
-"""What a clone and an installed package carry beside the code: pins, the Dagster instance's settings, the demo's configuration."""
+"""What a clone and an installed package carry beside the code: pins, the Dagster instance's settings, the workspace."""
 
 import re
 from pathlib import Path

