@@ -1,0 +1,175 @@
+"""A message as it lies in a stream, and its headers: which travel, what a copy gets in addition, what the server added.
+
+Headers stay the bytes they are: `b""`, or a block `NATS/1.0\r\nName: value\r\n\r\n`. Names are compared exactly, as the server
+does, except when deciding what must not travel. Not here: frames on a socket (`adapters.wire`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from sr_assets.domain.positions import parse_rfc3339_ns
+
+SOURCE_HEADER: Final = b"Choria-SR-Source"
+MESSAGE_ID_HEADER: Final = b"Nats-Msg-Id"
+
+_VERSION: Final = b"NATS/1.0"
+_CRLF: Final = b"\r\n"
+_STAY: Final = frozenset(
+    {
+        b"nats-msg-id",
+        b"nats-rollup",
+        b"nats-ttl",
+        b"nats-incr",
+        b"nats-scheduler",
+        b"nats-stream-source",
+        b"nats-required-api-level",
+        b"nats-stream",
+        b"nats-subject",
+        b"nats-sequence",
+        b"nats-time-stamp",
+        b"nats-num-pending",
+        b"nats-last-sequence",
+    }
+)
+_STAY_PREFIXES: Final = (b"nats-expected-", b"nats-batch-", b"nats-schedule")
+_MAY_STAY: Final = re.compile(rb"\r\nnats-", re.IGNORECASE)
+_MESSAGE_ID: Final = re.compile(rb".*/(\d+)/(\d+)(?:/r(\d+))?", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A stored message; `headers` is the block it was published with, without what a direct get added.
+
+    Bytes of a subject that are not UTF-8 are kept as lone surrogates (`surrogateescape`).
+    """
+
+    sequence: int
+    stored_ns: int
+    subject: str
+    headers: bytes
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a copy comes from: source stream and sequence, the replicator and its entry's name, the stored time in ms."""
+
+    stream: str
+    sequence: int
+    replicator: str
+    name: str
+    stored_ms: int
+
+    def encode(self) -> bytes:
+        """Return the value of `Choria-SR-Source`."""
+        return f"{self.stream} {self.sequence} {self.replicator} {self.name} {self.stored_ms}".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class DirectGet:
+    """What the server adds to an answer; the last two only come with batches."""
+
+    stream: str
+    subject: str
+    sequence: int
+    stored_ns: int
+    num_pending: int | None
+    last_sequence: int | None
+
+
+def parse_origin(value: bytes) -> Origin | None:
+    """Read a value of `Choria-SR-Source`; None when it is not one."""
+    try:
+        stream, sequence, replicator, name, stored_ms = value.decode().split(" ")
+    except ValueError:
+        return None
+    if not (_is_number(sequence) and _is_number(stored_ms)):
+        return None
+    return Origin(stream, int(sequence), replicator, name, int(stored_ms))
+
+
+def last_origin(headers: bytes) -> Origin | None:
+    """Return where the last hop took this message from: of several values the last one counts."""
+    values = header_values(headers, SOURCE_HEADER)
+    return parse_origin(values[-1]) if values else None
+
+
+def header_values(headers: bytes, name: bytes) -> list[bytes]:
+    """Return the values of a header in order, trimmed of spaces and tabs; the name's case counts."""
+    start = name + b":"
+    if start not in headers:
+        return []
+    return [line[len(start) :].strip(b" \t") for line in headers.split(_CRLF)[1:] if line.startswith(start)]
+
+
+def split_direct_get(headers: bytes) -> tuple[bytes, DirectGet | None]:
+    """Part the headers of a direct get's answer into those of the message and what the server appended.
+
+    Only the trailing block is the server's; the same names further up are the sender's own and stay. Without such a block the
+    headers come back as they are, with None. Raises ValueError when the block is not what a server writes.
+    """
+    # None of the server's own values has a blank before `Nats-Stream: `, so the last occurrence is where its block begins.
+    at = headers.rfind(b"Nats-Stream: ")
+    if at < 0:
+        return headers, None
+    added = dict(line.split(b": ", 1) for line in headers[at:].split(_CRLF) if line)
+    pending, last = added.get(b"Nats-Num-Pending"), added.get(b"Nats-Last-Sequence")
+    try:
+        direct = DirectGet(
+            added[b"Nats-Stream"].decode(errors="surrogateescape"),
+            added[b"Nats-Subject"].decode(errors="surrogateescape"),
+            int(added[b"Nats-Sequence"]),
+            parse_rfc3339_ns(added[b"Nats-Time-Stamp"].decode(errors="replace")),
+            None if pending is None else int(pending),
+            None if last is None else int(last),
+        )
+    except KeyError as absent:
+        raise ValueError(f"an answer to a direct get without {absent}") from None
+    own = headers[:at]
+    # The server replaced the blank line at the end of the message's own block with its lines.
+    return (b"" if own == _VERSION + _CRLF else own + _CRLF), direct
+
+
+def travelling_headers(headers: bytes) -> bytes:
+    """Return the block without the headers that steer the server or belong to the hop before; the rest byte for byte."""
+    if not _MAY_STAY.search(headers):
+        return headers
+    return _CRLF.join(line for line in headers.split(_CRLF) if not _stays_behind(line))
+
+
+def outgoing_headers(headers: bytes, origin: Origin, message_id: str) -> bytes:
+    """Return the block of a copy: what travels, then `Choria-SR-Source`, then `Nats-Msg-Id`."""
+    own = travelling_headers(headers) or _VERSION + _CRLF + _CRLF
+    head = own[:-2] if own.endswith(_CRLF + _CRLF) else own.removesuffix(_CRLF) + _CRLF
+    return b"%b%b: %b\r\n%b: %b\r\n\r\n" % (
+        head,
+        SOURCE_HEADER,
+        origin.encode(),
+        MESSAGE_ID_HEADER,
+        message_id.encode(),
+    )
+
+
+def message_id(replicator: str, name: str, stream: str, created_ns: int, sequence: int, resend: int = 0) -> str:
+    """Return the `Nats-Msg-Id` of a copy, `created_ns` being the source's; a re-send must not look like a duplicate."""
+    first = f"{replicator}/{name}/{stream}/{created_ns}/{sequence}"
+    return f"{first}/r{resend}" if resend else first
+
+
+def parse_message_id(value: bytes) -> tuple[int, int] | None:
+    """Return the source's created time and the sequence of a `message_id`; None when it is not one."""
+    found = _MESSAGE_ID.fullmatch(value)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 20
+
+
+def _stays_behind(line: bytes) -> bool:
+    name, colon, _ = line.partition(b":")
+    name = name.lower()
+    return bool(colon) and (name in _STAY or name.startswith(_STAY_PREFIXES))

@@ -1,0 +1,133 @@
+"""Where a stream stands: half-open ranges of sequences, what is missing in them, the watermark, and exact times.
+
+Not here: what a gap's reason is (`stages`), which range comes next (`stages`), who asks the server (`adapters`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
+from typing import Final
+
+SECOND_NS: Final = 1_000_000_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
+_RFC3339: Final = re.compile(
+    r"(\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d)(?:\.(\d{1,9})\d*)?(?:[Zz]|([+-])(\d\d):(\d\d))", re.ASCII
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SequenceRange:
+    """The sequences from `first` up to, and without, `next`. Raises ValueError when they run backwards."""
+
+    first: int
+    next: int
+
+    def __post_init__(self) -> None:
+        """Refuse what could only come from a mistake in a plan."""
+        if not 0 <= self.first <= self.next:
+            raise ValueError(f"a range cannot go from {self.first} to {self.next}")
+
+    def __len__(self) -> int:
+        """Count the sequences."""
+        return self.next - self.first
+
+    def __contains__(self, sequence: int) -> bool:
+        """Tell whether a sequence lies inside."""
+        return self.first <= sequence < self.next
+
+    def split(self, parts: int) -> list[SequenceRange]:
+        """Cut into at most `parts` neighbours in order, none empty, none more than one sequence longer than another."""
+        parts = min(parts, len(self))
+        cuts = [self.first + len(self) * part // parts for part in range(parts + 1)] if parts > 0 else []
+        return [SequenceRange(first, after) for first, after in zip(cuts, cuts[1:], strict=False)]
+
+
+def merge_ranges(ranges: Iterable[SequenceRange]) -> list[SequenceRange]:
+    """Return the same sequences as the fewest ranges, in order: neighbours and overlaps become one, empty ones go."""
+    merged: list[SequenceRange] = []
+    for one in sorted(one for one in ranges if len(one)):
+        if merged and one.first <= merged[-1].next:
+            merged[-1] = SequenceRange(merged[-1].first, max(merged[-1].next, one.next))
+        else:
+            merged.append(one)
+    return merged
+
+
+def missing(wanted: SequenceRange, present: Iterable[int]) -> list[SequenceRange]:
+    """Return what of a range is not among the sequences present; those come in ascending order and may lie outside."""
+    return list(_holes(wanted, present))
+
+
+def _holes(wanted: SequenceRange, present: Iterable[int]) -> Iterator[SequenceRange]:
+    expected = wanted.first
+    for sequence in present:
+        if sequence >= wanted.next:
+            break
+        if sequence > expected:
+            yield SequenceRange(expected, sequence)
+        expected = max(expected, sequence + 1)
+    if expected < wanted.next:
+        yield SequenceRange(expected, wanted.next)
+
+
+def watermark(
+    ts_ns: int | None,
+    last_processed_ns: int | None,
+    *,
+    replicas: int,
+    warning_ns: int | None,
+    level: bool,
+    mirror: bool,
+    previous_ns: int | None,
+) -> int | None:
+    """Return up to when a source's silence is known: the clock that `tracking.sweep` may be asked with. None: not known.
+
+    `ts_ns` is the server's clock in the stream info a run took, `level` that everything up to that info's last sequence is
+    processed. A mirror's clock says nothing about its origin, so there, and in a run that stopped earlier, only the last
+    message counts. It never goes back.
+    """
+    if level and not mirror and ts_ns is not None:
+        found: int | None = ts_ns - _margin_ns(replicas, warning_ns)
+    else:
+        found = last_processed_ns
+    return max((known for known in (found, previous_ns) if known is not None), default=None)
+
+
+def _margin_ns(replicas: int, warning_ns: int | None) -> int:
+    """Stream info takes the state before it stamps the time: messages stored just before `ts` may not be counted yet."""
+    if replicas <= 1:
+        return SECOND_NS
+    return 5 * SECOND_NS if warning_ns is None else min(5 * SECOND_NS, warning_ns // 2)
+
+
+def parse_rfc3339_ns(text: str) -> int:
+    """Return an RFC 3339 time as nanoseconds since 1970, exactly; digits beyond the ninth are cut. Raises ValueError."""
+    found = _RFC3339.fullmatch(text)
+    if not found:
+        raise ValueError(f"{text!r} is not a time such as 2026-03-15T13:48:10Z")
+    seconds, fraction, sign, hours, minutes = found.groups()
+    ns = _epoch_seconds(seconds) * SECOND_NS
+    if fraction:
+        ns += int(fraction.ljust(9, "0"))
+    if sign:
+        offset_ns = (int(hours) * 3600 + int(minutes) * 60) * SECOND_NS
+        ns += offset_ns if sign == "-" else -offset_ns
+    return ns
+
+
+@lru_cache(maxsize=1024)
+def _epoch_seconds(text: str) -> int:
+    # Neighbouring messages share their second, so almost every call is answered from the cache.
+    at = datetime.fromisoformat(text.upper())
+    return (at.toordinal() - _EPOCH_DAY) * 86_400 + at.hour * 3600 + at.minute * 60 + at.second
+
+
+def format_rfc3339_ns(ns: int) -> str:
+    """Return nanoseconds since 1970 as RFC 3339 in UTC, always with nine digits, such as 2026-03-15T13:48:10.000000000Z."""
+    seconds, fraction = divmod(ns, SECOND_NS)
+    return f"{(_EPOCH + timedelta(seconds=seconds)).strftime('%Y-%m-%dT%H:%M:%S')}.{fraction:09d}Z"

@@ -1,0 +1,140 @@
+"""Who sent a message: a JSON field of its payload, a header, or a token of its subject; and whether it forces a copy.
+
+Three finders with the same `find`, and `inspect`, which parses the payload once for both questions. Nothing here raises for
+what a message holds: what is not a sender is None. Not here: what is done with a message without one (`tracking.untracked`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
+
+from sr_assets.domain.messages import header_values
+from sr_assets.domain.subjects import token
+
+MAX_SENDER_BYTES: Final = 255
+_SEPARATOR: Final = re.compile(r"(?<!\\)\.")
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+# Numbers stay the characters that stand in the payload. The decoder takes text only, so no encoding is ever guessed.
+_DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_refuse)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonField:
+    """The sender stands in this field of the payload; a path as `parse_path` takes it. Raises ValueError like it."""
+
+    text: str
+    path: tuple[str, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Parse the path once."""
+        object.__setattr__(self, "path", parse_path(self.text))
+
+    def find(self, subject: str, headers: bytes, payload: bytes) -> str | None:  # noqa: ARG002 - one shape for all three
+        """Return the sender, or None."""
+        return _sender_at(self.path, _parse_object(payload))
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderName:
+    """The sender stands in the first value of this header; its case counts."""
+
+    text: str
+
+    def find(self, subject: str, headers: bytes, payload: bytes) -> str | None:  # noqa: ARG002 - one shape for all three
+        """Return the sender, or None; also for bytes that are not UTF-8."""
+        values = header_values(headers, self.text.encode())
+        try:
+            return _accept(values[0].decode()) if values else None
+        except UnicodeDecodeError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectToken:
+    """The sender is this token of the source subject, counted from 1; -1 is the whole subject."""
+
+    number: int
+
+    @property
+    def text(self) -> str:
+        """Return the number as an advisory's `inspect_field` shows it."""
+        return str(self.number)
+
+    def find(self, subject: str, headers: bytes, payload: bytes) -> str | None:  # noqa: ARG002 - one shape for all three
+        """Return the sender, or None."""
+        return _accept(token(subject, self.number))
+
+
+Finder = JsonField | HeaderName | SubjectToken
+
+
+def parse_path(text: str) -> tuple[str, ...]:
+    r"""Cut a path such as `a.b\.c.0` at its dots into `a`, `b.c`, `0`. Raises ValueError for an empty segment."""
+    segments = tuple(segment.replace(r"\.", ".") for segment in _SEPARATOR.split(text))
+    if not all(segments):
+        raise ValueError(f"{text!r} has an empty segment")
+    return segments
+
+
+def force_flag(path: tuple[str, ...], payload: bytes) -> bool:
+    """Tell whether the field at `path` is JSON `true`; presence, `"true"` or 1 are not enough."""
+    return _lookup(path, _parse_object(payload)) is True
+
+
+def inspect(
+    finder: Finder, force_path: tuple[str, ...] | None, subject: str, headers: bytes, payload: bytes
+) -> tuple[str | None, bool]:
+    """Return a message's sender and whether it forces a copy, parsing the payload at most once."""
+    if force_path is None:
+        return finder.find(subject, headers, payload), False
+    document = _parse_object(payload)
+    if isinstance(finder, JsonField):
+        sender = _sender_at(finder.path, document)
+    else:
+        sender = finder.find(subject, headers, payload)
+    return sender, _lookup(force_path, document) is True
+
+
+def _parse_object(payload: bytes) -> dict[str, Any] | None:
+    """Parse strict JSON in UTF-8; None for anything else and for anything but an object. The last of equal keys wins."""
+    try:
+        document = _DECODER.decode(payload.decode())
+    except (ValueError, RecursionError):  # both the decoding and the JSON errors are ValueErrors
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _lookup(path: tuple[str, ...], document: dict[str, Any] | None) -> object:
+    """Follow a path through objects and, by number, arrays; None when it leads nowhere."""
+    value: object = document
+    for segment in path:
+        if isinstance(value, dict):
+            value = value.get(segment)
+        elif isinstance(value, list) and segment.isascii() and segment.isdigit() and len(segment) < 10:
+            position = int(segment)
+            value = value[position] if position < len(value) else None
+        else:
+            return None
+    return value
+
+
+def _sender_at(path: tuple[str, ...], document: dict[str, Any] | None) -> str | None:
+    # Strings and numbers both arrive as text; true, false, null, objects and arrays do not.
+    value = _lookup(path, document)
+    return _accept(value) if isinstance(value, str) else None
+
+
+def _accept(value: str | None) -> str | None:
+    """Refuse what cannot be a sender: nothing, more than 255 bytes of UTF-8, lone surrogates."""
+    try:
+        return value if value and len(value.encode()) <= MAX_SENDER_BYTES else None
+    except UnicodeEncodeError:
+        return None

@@ -1,0 +1,87 @@
+"""Subjects: tokens, wildcards, the subject a copy gets and the subject an advisory gets.
+
+Pure string rules. Not here: who a subject's token names (`senders`), which streams take a subject (`adapters`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_TEMPLATE_FIELD: Final = re.compile("%[sv]")
+_UNSAFE: Final = re.compile(rb"[^A-Za-z0-9_-]")
+# What the server refuses inside a token, and what would end a protocol line.
+_FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f]")
+
+
+def token(subject: str, number: int) -> str | None:
+    """Return the token of this number, counted from 1; -1 is the whole subject; None when there is none."""
+    if number == -1:
+        return subject
+    tokens = subject.split(".")
+    return tokens[number - 1] if 1 <= number <= len(tokens) else None
+
+
+def is_valid_filter(pattern: str) -> bool:
+    """Tell whether a server takes this as a subject with wildcards: no empty token, no blank, `>` only at the end."""
+    tokens = pattern.split(".")
+    return all(tokens) and ">" not in tokens[:-1] and not _FORBIDDEN.search(pattern)
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Tell whether a literal subject falls under a pattern: `*` is any one token, a last `>` one or more."""
+    return covers(pattern, subject)
+
+
+def covers(pattern: str, subset: str) -> bool:
+    """Tell whether every subject that falls under the pattern `subset` also falls under `pattern`."""
+    wide, narrow = pattern.split("."), subset.split(".")
+    for position, want in enumerate(wide):
+        if want == ">":
+            return len(narrow) > position
+        if position >= len(narrow) or narrow[position] == ">":
+            return False
+        if want not in ("*", narrow[position]):
+            return False
+    return len(wide) == len(narrow)
+
+
+def overlaps(one: str, other: str) -> bool:
+    """Tell whether some subject falls under both patterns."""
+    left, right = one.split("."), other.split(".")
+    for a, b in zip(left, right, strict=False):
+        if ">" in (a, b):
+            return True
+        if a != b and "*" not in (a, b):
+            return False
+    return len(left) == len(right)
+
+
+def target_subject(subject: str, prefix: str = "", remove: str = "") -> str:
+    """Return the subject of a copy: `prefix.` in front, then every `remove` taken out, then runs of dots made one.
+
+    Works on patterns too, for the subjects of a target stream.
+    """
+    if prefix:
+        subject = f"{prefix}.{subject}"
+    if remove:
+        subject = subject.replace(remove, "")
+    while ".." in subject:
+        subject = subject.replace("..", ".")
+    return subject
+
+
+def advisory_subject(template: str, event: str, sender: str) -> str:
+    """Fill `%s` with the event and `%v` with the sender, made safe: a name can neither break nor inject protocol.
+
+    Each dot-separated token of a value is percent-encoded (UTF-8, upper-case hex) outside `A-Za-z0-9_-`; an empty one is `%`.
+    """
+    values = {"%s": _encode(event), "%v": _encode(sender)}
+    return _TEMPLATE_FIELD.sub(lambda found: values[found[0]], template)
+
+
+def _encode(value: str) -> str:
+    return ".".join(
+        _UNSAFE.sub(lambda byte: b"%" + byte[0].hex().upper().encode(), part.encode()).decode() or "%"
+        for part in value.split(".")
+    )

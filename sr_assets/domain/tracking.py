@@ -1,0 +1,264 @@
+"""The fold: a sender's state and a sighting (or the passing of time) become a new state, a decision and transitions.
+
+Here: the rules of sampling and availability, in integer nanoseconds of the source's stored times. Not here: who the sender is
+(`senders`), what a transition looks like outside (`advisories`), where the watermark comes from (`positions`).
+Nothing here reads a clock: the same history gives the same answer, however it is cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+SECOND_NS = 1_000_000_000
+
+
+class Status(StrEnum):
+    """How a sender stands."""
+
+    UP = "up"
+    TIMEOUT = "timeout"
+    RETIRED = "retired"
+
+
+class Event(StrEnum):
+    """What happened to a sender."""
+
+    NEW = "new"
+    TIMEOUT = "timeout"
+    RECOVER = "recover"
+    EXPIRE = "expire"
+
+
+class Reason(StrEnum):
+    """Why a message is copied or skipped; `all` belongs to streams without sampling."""
+
+    TOO_OLD = "too_old"
+    NEW = "new"
+    FORCED = "forced"
+    SIZE = "size"
+    INTERVAL = "interval"
+    SAMPLED = "sampled"
+    NO_SENDER = "no_sender"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How one stream is sampled and when its senders count as silent (`warning_ns`) and gone (`interval_ns`).
+
+    `size_trigger_bytes` 0 is off. Raises ValueError unless 0 < warning_ns < interval_ns and size_trigger_bytes >= 0.
+    """
+
+    interval_ns: int
+    warning_ns: int
+    size_trigger_bytes: int = 0
+    due_ns: int = field(init=False, repr=False)
+    """Interval less tolerance: less a sender's splay, the distance from the last copy at which the next is due."""
+
+    def __post_init__(self) -> None:
+        """Check the bounds once, so the fold never has to."""
+        if not 0 < self.warning_ns < self.interval_ns:
+            raise ValueError(
+                f"warning {self.warning_ns} ns must be above 0 and below the interval {self.interval_ns} ns"
+            )
+        if self.size_trigger_bytes < 0:
+            raise ValueError(f"size trigger {self.size_trigger_bytes} must not be negative")
+        object.__setattr__(self, "due_ns", self.interval_ns - tolerance_ns(self.interval_ns))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What is remembered of a sender; `transition` counts its transitions from 1 and lives on when it returns."""
+
+    first_seen_ns: int
+    seen_ns: int
+    sequence: int
+    copied_ns: int | None
+    copied_bytes: int | None
+    status: Status
+    status_since_ns: int
+    retired_at_ns: int | None
+    times_retired: int
+    transition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One message of a sender, reduced to what the rules look at."""
+
+    sequence: int
+    stored_ns: int
+    payload_bytes: int
+    forced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A change of a sender's status; which sighting `seen_ns`, `age_ns` and `sequence` speak of depends on the event.
+
+    new: this one. timeout and expire: the last one. recover: `seen_ns` the one before the silence, `sequence` this one.
+    """
+
+    event: Event
+    event_ns: int
+    seen_ns: int
+    age_ns: int
+    sequence: int
+    previous: Status | None
+    transition: int
+    returned: bool
+    outage_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Copy a message or skip it, and why."""
+
+    copy: bool
+    reason: Reason
+
+
+TOO_OLD = Decision(False, Reason.TOO_OLD)
+NEW = Decision(True, Reason.NEW)
+FORCED = Decision(True, Reason.FORCED)
+SIZE = Decision(True, Reason.SIZE)
+INTERVAL = Decision(True, Reason.INTERVAL)
+SAMPLED = Decision(False, Reason.SAMPLED)
+NO_SENDER = Decision(True, Reason.NO_SENDER)
+ALL = Decision(True, Reason.ALL)
+
+# Looked up once: enum attribute access is what costs in the hot loop.
+_UP, _TIMEOUT, _RETIRED = Status.UP, Status.TIMEOUT, Status.RETIRED
+
+
+def tolerance_ns(interval_ns: int) -> int:
+    """How much early a message may be and still count as one interval later: 1 s, a tenth for intervals below 10 s."""
+    return interval_ns // 10 if interval_ns < 10 * SECOND_NS else SECOND_NS
+
+
+def splay_ns(sender: str, interval_ns: int) -> int:
+    """Spread the fleet: up to a tenth of the interval, for ever the same for one sender; pass it to `sight`."""
+    share = int.from_bytes(hashlib.blake2b(sender.encode()).digest()[:8], "big")
+    return interval_ns * share // (10 << 64)
+
+
+def deadline_ns(policy: Policy, state: NodeState) -> int | None:
+    """When `sweep` has something to do: at every instant after this one, and not before; None for ever."""
+    if state.status is _UP:
+        return state.seen_ns + policy.warning_ns
+    return state.seen_ns + policy.interval_ns if state.status is _TIMEOUT else None
+
+
+def sweep(policy: Policy, state: NodeState, now_ns: int) -> tuple[NodeState, tuple[Transition, ...]]:
+    """Let time pass until `now_ns`: silence longer than the warning is a timeout, longer than the interval the end.
+
+    Exactly the warning or the interval is not yet one. Transitions carry the instant the limit was reached, not the one it was
+    noticed; both come out of one call when the silence was long enough. A second call for the same silence gives none.
+    """
+    silence_ns = now_ns - state.seen_ns
+    transitions: tuple[Transition, ...] = ()
+    if state.status is _UP and silence_ns > policy.warning_ns:
+        state, timed_out = _time_out(policy, state)
+        transitions = (timed_out,)
+    if state.status is _TIMEOUT and silence_ns > policy.interval_ns:
+        state, expired = _expire(policy, state)
+        transitions = (*transitions, expired)
+    return state, transitions
+
+
+def sight(
+    policy: Policy, splay: int, state: NodeState | None, sighting: Sighting, cutoff_ns: int | None = None
+) -> tuple[NodeState, Decision, tuple[Transition, ...]]:
+    """Take one message of a sender, in sequence order; `state` is None for a sender never seen.
+
+    `splay` is the sender's `splay_ns`. A message stored before `cutoff_ns` is too old to be copied but still a sighting.
+    The time of a sighting is never before the sender's last one nor before its last transition, even when a server's clock
+    went back. Silence is swept first, so it does not matter whether anybody looked in between.
+    """
+    stored_ns = sighting.stored_ns
+    at_ns = stored_ns if state is None else max(stored_ns, state.seen_ns, state.status_since_ns)
+    transitions: tuple[Transition, ...] = ()
+    if state is None or state.status is not _UP or at_ns - state.seen_ns > policy.warning_ns:
+        state, transitions = _wake(policy, state, at_ns, sighting.sequence)
+    copied_ns, copied_bytes = state.copied_ns, state.copied_bytes
+    if cutoff_ns is not None and stored_ns < cutoff_ns:
+        decision = TOO_OLD
+    elif copied_ns is None or copied_bytes is None:
+        decision = NEW
+    elif sighting.forced:
+        decision = FORCED
+    elif _size_changed(policy.size_trigger_bytes, copied_bytes, sighting.payload_bytes):
+        decision = SIZE
+    elif at_ns - copied_ns >= policy.due_ns - splay:
+        decision = INTERVAL
+    else:
+        decision = SAMPLED
+    if decision.copy:
+        copied_ns, copied_bytes = at_ns, sighting.payload_bytes
+    # By position, not by `replace`: this is the hot loop.
+    seen = NodeState(
+        state.first_seen_ns,
+        at_ns,
+        sighting.sequence,
+        copied_ns,
+        copied_bytes,
+        state.status,
+        state.status_since_ns,
+        state.retired_at_ns,
+        state.times_retired,
+        state.transition,
+    )
+    return seen, decision, transitions
+
+
+def untracked(stored_ns: int, cutoff_ns: int | None, otherwise: Decision = NO_SENDER) -> Decision:
+    """Decide on a message nobody is tracked by: skipped when too old, else `otherwise` (`NO_SENDER`, or `ALL`)."""
+    return TOO_OLD if cutoff_ns is not None and stored_ns < cutoff_ns else otherwise
+
+
+def _size_changed(trigger_bytes: int, copied_bytes: int, payload_bytes: int) -> bool:
+    """Compare with the last copied size, so slow growth adds up; something after nothing always counts."""
+    return copied_bytes == 0 < payload_bytes or 0 < trigger_bytes <= abs(payload_bytes - copied_bytes)
+
+
+def _wake(
+    policy: Policy, state: NodeState | None, at_ns: int, sequence: int
+) -> tuple[NodeState, tuple[Transition, ...]]:
+    """Bring an unknown, silent or retired sender up at `at_ns`, after the transitions its silence brought."""
+    if state is None:
+        born = Transition(Event.NEW, at_ns, at_ns, 0, sequence, None, 1, False, None)
+        return NodeState(at_ns, at_ns, sequence, None, None, _UP, at_ns, None, 0, 1), (born,)
+    state, silence = sweep(policy, state, at_ns)
+    away_ns, number = at_ns - state.seen_ns, state.transition + 1
+    if state.status is _RETIRED:
+        back = Transition(Event.NEW, at_ns, at_ns, 0, sequence, _RETIRED, number, True, away_ns)
+    else:
+        back = Transition(Event.RECOVER, at_ns, state.seen_ns, away_ns, sequence, _TIMEOUT, number, False, away_ns)
+    state = replace(state, status=_UP, status_since_ns=at_ns, retired_at_ns=None, transition=number)
+    return state, (*silence, back)
+
+
+def _time_out(policy: Policy, state: NodeState) -> tuple[NodeState, Transition]:
+    at_ns, number = state.seen_ns + policy.warning_ns, state.transition + 1
+    event = Transition(Event.TIMEOUT, at_ns, state.seen_ns, policy.warning_ns, state.sequence, _UP, number, False, None)
+    return replace(state, status=_TIMEOUT, status_since_ns=at_ns, transition=number), event
+
+
+def _expire(policy: Policy, state: NodeState) -> tuple[NodeState, Transition]:
+    at_ns, number = state.seen_ns + policy.interval_ns, state.transition + 1
+    event = Transition(
+        Event.EXPIRE, at_ns, state.seen_ns, policy.interval_ns, state.sequence, _TIMEOUT, number, False, None
+    )
+    gone = replace(
+        state,
+        copied_ns=None,
+        copied_bytes=None,
+        status=_RETIRED,
+        status_since_ns=at_ns,
+        retired_at_ns=at_ns,
+        times_retired=state.times_retired + 1,
+        transition=number,
+    )
+    return gone, event
