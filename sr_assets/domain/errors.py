@@ -1,4 +1,4 @@
-"""What can go wrong in words a user can act on: one line, what, which value, what to do. No stack traces, no secrets."""
+"""What can go wrong in words a user can act on: one line, what, which value, what to do. No traces, no secrets."""
 
 
 class SrAssetsError(Exception):
@@ -10,4 +10,4 @@ class ConfigurationError(SrAssetsError):
 
 
 class RunError(SrAssetsError):
-    """A stream could not go on; what was committed stays, and the next run tries again. The command line exits with 1."""
+    """A stream could not go on; what is committed stays, the next run tries again. The command line exits with 1."""

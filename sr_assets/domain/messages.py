@@ -1,7 +1,7 @@
-"""A message as it lies in a stream, and its headers: which travel, what a copy gets in addition, what the server added.
+r"""A message as it lies in a stream, and its headers: which travel, what a copy gets added, what the server added.
 
-Headers stay the bytes they are: `b""`, or a block `NATS/1.0\r\nName: value\r\n\r\n`. Names are compared exactly, as the server
-does, except when deciding what must not travel. Not here: frames on a socket (`adapters.wire`).
+Headers stay the bytes they are: `b""`, or a block `NATS/1.0\r\nName: value\r\n\r\n`. Names are compared exactly, as
+the server does, except when deciding what must not travel. Not here: frames on a socket (`adapters.wire`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a copy comes from: source stream and sequence, the replicator and its entry's name, the stored time in ms."""
+    """Where a copy comes from: source stream and sequence, replicator, its entry's name, stored time in ms."""
 
     stream: str
     sequence: int
@@ -108,10 +108,10 @@ def header_values(headers: bytes, name: bytes) -> list[bytes]:
 def split_direct_get(headers: bytes) -> tuple[bytes, DirectGet | None]:
     """Part the headers of a direct get's answer into those of the message and what the server appended.
 
-    Only the trailing block is the server's; the same names further up are the sender's own and stay. Without such a block the
-    headers come back as they are, with None. Raises ValueError when the block is not what a server writes.
+    Only the trailing block is the server's; the same names further up are the sender's own and stay. Without such a
+    block the headers come back as they are, with None. Raises ValueError when the block is not what a server writes.
     """
-    # None of the server's own values has a blank before `Nats-Stream: `, so the last occurrence is where its block begins.
+    # None of the server's own values has a blank before `Nats-Stream: `, so the last one is where its block begins.
     at = headers.rfind(b"Nats-Stream: ")
     if at < 0:
         return headers, None
@@ -134,7 +134,7 @@ def split_direct_get(headers: bytes) -> tuple[bytes, DirectGet | None]:
 
 
 def travelling_headers(headers: bytes) -> bytes:
-    """Return the block without the headers that steer the server or belong to the hop before; the rest byte for byte."""
+    """Return the block without headers that steer the server or belong to the hop before; the rest byte for byte."""
     if not _MAY_STAY.search(headers):
         return headers
     return _CRLF.join(line for line in headers.split(_CRLF) if not _stays_behind(line))

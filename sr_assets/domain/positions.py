@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
 SECOND_NS: Final = 1_000_000_000
@@ -44,7 +45,7 @@ class SequenceRange:
         """Cut into at most `parts` neighbours in order, none empty, none more than one sequence longer than another."""
         parts = min(parts, len(self))
         cuts = [self.first + len(self) * part // parts for part in range(parts + 1)] if parts > 0 else []
-        return [SequenceRange(first, after) for first, after in zip(cuts, cuts[1:], strict=False)]
+        return [SequenceRange(first, after) for first, after in pairwise(cuts)]
 
 
 def merge_ranges(ranges: Iterable[SequenceRange]) -> list[SequenceRange]:
@@ -85,11 +86,11 @@ def watermark(
     mirror: bool,
     previous_ns: int | None,
 ) -> int | None:
-    """Return up to when a source's silence is known: the clock that `tracking.sweep` may be asked with. None: not known.
+    """Return up to when a source's silence is known, the clock to call `tracking.sweep` with; None when not known.
 
-    `ts_ns` is the server's clock in the stream info a run took, `level` that everything up to that info's last sequence is
-    processed. A mirror's clock says nothing about its origin, so there, and in a run that stopped earlier, only the last
-    message counts. It never goes back.
+    `ts_ns` is the server's clock in the stream info a run took, `level` that everything up to that info's last
+    sequence is processed. A mirror's clock says nothing about its origin, so there, and in a run that stopped earlier,
+    only the last message counts. It never goes back.
     """
     if level and not mirror and ts_ns is not None:
         found: int | None = ts_ns - _margin_ns(replicas, warning_ns)
@@ -99,14 +100,14 @@ def watermark(
 
 
 def _margin_ns(replicas: int, warning_ns: int | None) -> int:
-    """Stream info takes the state before it stamps the time: messages stored just before `ts` may not be counted yet."""
+    """Stream info takes the state before it stamps the time: what was stored just before `ts` may be missing."""
     if replicas <= 1:
         return SECOND_NS
     return 5 * SECOND_NS if warning_ns is None else min(5 * SECOND_NS, warning_ns // 2)
 
 
 def parse_rfc3339_ns(text: str) -> int:
-    """Return an RFC 3339 time as nanoseconds since 1970, exactly; digits beyond the ninth are cut. Raises ValueError."""
+    """Return an RFC 3339 time as exact nanoseconds since 1970; digits after the ninth are cut. Raises ValueError."""
     found = _RFC3339.fullmatch(text)
     if not found:
         raise ValueError(f"{text!r} is not a time such as 2026-03-15T13:48:10Z")
@@ -128,6 +129,6 @@ def _epoch_seconds(text: str) -> int:
 
 
 def format_rfc3339_ns(ns: int) -> str:
-    """Return nanoseconds since 1970 as RFC 3339 in UTC, always with nine digits, such as 2026-03-15T13:48:10.000000000Z."""
+    """Return nanoseconds since 1970 as RFC 3339 in UTC with nine digits: 2026-03-15T13:48:10.000000000Z."""
     seconds, fraction = divmod(ns, SECOND_NS)
     return f"{(_EPOCH + timedelta(seconds=seconds)).strftime('%Y-%m-%dT%H:%M:%S')}.{fraction:09d}Z"

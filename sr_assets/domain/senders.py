@@ -1,7 +1,8 @@
 """Who sent a message: a JSON field of its payload, a header, or a token of its subject; and whether it forces a copy.
 
-Three finders with the same `find`, and `inspect`, which parses the payload once for both questions. Nothing here raises for
-what a message holds: what is not a sender is None. Not here: what is done with a message without one (`tracking.untracked`).
+Three finders with the same `find`, and `inspect`, which parses the payload once for both questions. Nothing here
+raises for what a message holds: what is not a sender is None. Not here: what is done with a message without one
+(`tracking.untracked`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class JsonField:
         """Parse the path once."""
         object.__setattr__(self, "path", parse_path(self.text))
 
-    def find(self, subject: str, headers: bytes, payload: bytes) -> str | None:  # noqa: ARG002 - one shape for all three
+    def find(self, subject: str, headers: bytes, payload: bytes) -> str | None:  # noqa: ARG002
         """Return the sender, or None."""
         return _sender_at(self.path, _parse_object(payload))
 
@@ -48,7 +49,7 @@ class HeaderName:
 
     text: str
 
-    def find(self, subject: str, headers: bytes, payload: bytes) -> str | None:  # noqa: ARG002 - one shape for all three
+    def find(self, subject: str, headers: bytes, payload: bytes) -> str | None:  # noqa: ARG002
         """Return the sender, or None; also for bytes that are not UTF-8."""
         values = header_values(headers, self.text.encode())
         try:
@@ -68,7 +69,7 @@ class SubjectToken:
         """Return the number as an advisory's `inspect_field` shows it."""
         return str(self.number)
 
-    def find(self, subject: str, headers: bytes, payload: bytes) -> str | None:  # noqa: ARG002 - one shape for all three
+    def find(self, subject: str, headers: bytes, payload: bytes) -> str | None:  # noqa: ARG002
         """Return the sender, or None."""
         return _accept(token(subject, self.number))
 
@@ -104,7 +105,7 @@ def inspect(
 
 
 def _parse_object(payload: bytes) -> dict[str, Any] | None:
-    """Parse strict JSON in UTF-8; None for anything else and for anything but an object. The last of equal keys wins."""
+    """Parse strict JSON in UTF-8; None for anything but an object. The last of equal keys wins."""
     try:
         document = _DECODER.decode(payload.decode())
     except (ValueError, RecursionError):  # both the decoding and the JSON errors are ValueErrors

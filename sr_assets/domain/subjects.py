@@ -74,7 +74,8 @@ def target_subject(subject: str, prefix: str = "", remove: str = "") -> str:
 def advisory_subject(template: str, event: str, sender: str) -> str:
     """Fill `%s` with the event and `%v` with the sender, made safe: a name can neither break nor inject protocol.
 
-    Each dot-separated token of a value is percent-encoded (UTF-8, upper-case hex) outside `A-Za-z0-9_-`; an empty one is `%`.
+    Each dot-separated token of a value is percent-encoded (UTF-8, upper-case hex) outside `A-Za-z0-9_-`; an empty one
+    is `%`.
     """
     values = {"%s": _encode(event), "%v": _encode(sender)}
     return _TEMPLATE_FIELD.sub(lambda found: values[found[0]], template)

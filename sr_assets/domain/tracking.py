@@ -1,8 +1,8 @@
 """The fold: a sender's state and a sighting (or the passing of time) become a new state, a decision and transitions.
 
-Here: the rules of sampling and availability, in integer nanoseconds of the source's stored times. Not here: who the sender is
-(`senders`), what a transition looks like outside (`advisories`), where the watermark comes from (`positions`).
-Nothing here reads a clock: the same history gives the same answer, however it is cut.
+Here: the rules of sampling and availability, in integer nanoseconds of the source's stored times. Not here: who the
+sender is (`senders`), what a transition looks like outside (`advisories`), where the watermark comes from
+(`positions`). Nothing here reads a clock: the same history gives the same answer, however it is cut.
 """
 
 from __future__ import annotations
@@ -154,8 +154,9 @@ def deadline_ns(policy: Policy, state: NodeState) -> int | None:
 def sweep(policy: Policy, state: NodeState, now_ns: int) -> tuple[NodeState, tuple[Transition, ...]]:
     """Let time pass until `now_ns`: silence longer than the warning is a timeout, longer than the interval the end.
 
-    Exactly the warning or the interval is not yet one. Transitions carry the instant the limit was reached, not the one it was
-    noticed; both come out of one call when the silence was long enough. A second call for the same silence gives none.
+    Exactly the warning or the interval is not yet one. Transitions carry the instant the limit was reached, not the
+    one it was noticed; both come out of one call when the silence was long enough. A second call for the same silence
+    gives none.
     """
     silence_ns = now_ns - state.seen_ns
     transitions: tuple[Transition, ...] = ()
@@ -173,9 +174,9 @@ def sight(
 ) -> tuple[NodeState, Decision, tuple[Transition, ...]]:
     """Take one message of a sender, in sequence order; `state` is None for a sender never seen.
 
-    `splay` is the sender's `splay_ns`. A message stored before `cutoff_ns` is too old to be copied but still a sighting.
-    The time of a sighting is never before the sender's last one nor before its last transition, even when a server's clock
-    went back. Silence is swept first, so it does not matter whether anybody looked in between.
+    `splay` is the sender's `splay_ns`. A message stored before `cutoff_ns` is too old to be copied but still a
+    sighting. The time of a sighting is never before the sender's last one nor before its last transition, even when a
+    server's clock went back. Silence is swept first, so it does not matter whether anybody looked in between.
     """
     stored_ns = sighting.stored_ns
     at_ns = stored_ns if state is None else max(stored_ns, state.seen_ns, state.status_since_ns)

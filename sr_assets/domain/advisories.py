@@ -1,0 +1,78 @@
+"""What a transition looks like to those who listen: its id, its JSON (Choria's version 2 and more), whether it is late.
+
+Not here: when a transition happens (`tracking`), the subject it leaves on (`subjects.advisory_subject`), the outbox.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any, Final
+
+from sr_assets.domain.positions import SECOND_NS, format_rfc3339_ns
+from sr_assets.domain.tracking import Transition
+
+PROTOCOL: Final = "io.choria.sr.v2.age_advisory"
+
+
+def event_id(replicator: str, name: str, stream: str, sender: str, event: str, event_ns: int) -> str:
+    """Return the id of a transition: the same transition has the same id, in every run and every replay."""
+    key = json.dumps([replicator, name, stream, sender, str(event), event_ns], separators=(",", ":"),
+    ensure_ascii=False) return str(uuid.uuid5(uuid.NAMESPACE_URL, key))
+
+
+def seconds(duration_ns: int) -> float:
+    """Return a duration in seconds, to the millisecond."""
+    return round(duration_ns / SECOND_NS, 3)
+
+
+def is_late(planned_ns: int | None, event_ns: int, interval_ns: int) -> bool:
+    """Tell whether a transition is history being caught up on: more than an interval before `planned_ns`.
+
+    `planned_ns` is the `ts` of the stream info that planned the batch; without one nothing is late.
+    """
+    return planned_ns is not None and planned_ns - event_ns > interval_ns
+
+
+def advisory(
+    transition: Transition, *, replicator: str, name: str, stream: str, sender: str, inspect_field: str, late: bool
+) -> dict[str, Any]:
+    """Return an advisory's fields in order, Choria's first; whole seconds are rounded down."""
+    age_ns, outage_ns = transition.age_ns, transition.outage_ns
+    return {
+        "protocol": PROTOCOL,
+        "event_id": event_id(replicator, name, stream, sender, transition.event, transition.event_ns),
+        "inspect_field": inspect_field,
+        "age": age_ns // SECOND_NS,
+        "seen": transition.seen_ns // SECOND_NS,
+        "replicator": replicator,
+        "timestamp": transition.event_ns // SECOND_NS,
+        "event": transition.event.value,
+        "value": sender,
+        "stream": stream,
+        "name": name,
+        "event_time": format_rfc3339_ns(transition.event_ns),
+        "sequence": transition.sequence,
+        "transition": transition.transition,
+        "previous": None if transition.previous is None else transition.previous.value,
+        "late": late,
+        "returned": transition.returned,
+        "age_seconds": seconds(age_ns),
+        "outage_seconds": None if outage_ns is None else seconds(outage_ns),
+    }
+
+
+def encode(
+    transition: Transition, *, replicator: str, name: str, stream: str, sender: str, inspect_field: str, late: bool
+) -> bytes:
+    """Return the body of an advisory: compact JSON in UTF-8, names as they are."""
+    body = advisory(
+        transition,
+        replicator=replicator,
+        name=name,
+        stream=stream,
+        sender=sender,
+        inspect_field=inspect_field,
+        late=late,
+    )
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()

@@ -1,0 +1,162 @@
+"""Choria's registration messages: the adapter's JSON, the registration inside, the inventory or file inside that.
+
+Here: reading one as far as it can be read, and writing one for an emulated fleet. A payload that is anything else is
+not an error, it only has no metadata. Not here: who sent a message (`senders`), where metadata is kept
+(`adapters.snapshots`).
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+MAX_INFLATED_BYTES: Final = 16 * 1024 * 1024
+ADAPTER_PROTOCOLS: Final = frozenset(
+    {
+        "choria:adapters:choria_streams:output:1",
+        "choria:adapters:jetstream:output:1",
+        "choria:adapters:natsstream:output:1",
+    }
+)
+INVENTORY_PROTOCOL: Final = "choria:registration:inventorycontent:1"
+FILE_PROTOCOL: Final = "choria:registration:filecontent:1"
+_GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What an adapter passed on: who sent what kind of registration, and its content as JSON text.
+
+    `metadata` is None when the content cannot be read, is too large, or is no JSON where it must be. The content of a
+    file that is text but not JSON comes as a JSON string.
+    """
+
+    sender: str
+    time: str
+    request_id: str
+    protocol: str
+    metadata: str | None
+
+
+def decode_registration(payload: bytes) -> Registration | None:
+    """Read an adapter's message; None when it is not one or holds no registration."""
+    outer = _object(payload)
+    if outer is None or outer.get("protocol") not in ADAPTER_PROTOCOLS:
+        return None
+    data = outer.get("data")
+    inner = _object(data.encode(errors="replace")) if isinstance(data, str) else None
+    if inner is None or inner.get("protocol") not in (INVENTORY_PROTOCOL, FILE_PROTOCOL):
+        return None
+    return Registration(
+        _text(outer.get("sender")),
+        _text(outer.get("time")),
+        _text(outer.get("requestid")),
+        inner["protocol"],
+        _metadata(inner),
+    )
+
+
+def decode_metadata(payload: bytes) -> str | None:
+    """Return the inventory or file content inside a registration message as JSON text; None for anything else."""
+    registration = decode_registration(payload)
+    return registration.metadata if registration else None
+
+
+def inflate(packed: bytes, limit_bytes: int = MAX_INFLATED_BYTES) -> bytes | None:
+    """Unpack gzip (of any number of members) or zlib; None when it is neither, incomplete, or larger than the limit.
+
+    Never holds more than the limit and one byte, however small the bomb.
+    """
+    unpacked = b""
+    while packed:
+        stream = zlib.decompressobj(_GZIP_OR_ZLIB)
+        try:
+            unpacked += stream.decompress(packed, limit_bytes + 1 - len(unpacked))
+        except zlib.error:
+            return None
+        if len(unpacked) > limit_bytes or not stream.eof:
+            return None
+        packed = stream.unused_data
+    return unpacked
+
+
+def encode_registration(sender: str, inventory: Mapping[str, Any], time_text: str, request_id: str) -> bytes:
+    """Return a message as the adapter publishes it, the inventory packed inside; the same arguments, the same bytes."""
+    packed = base64.b64encode(gzip.compress(_dump(inventory).encode(), mtime=0)).decode()
+    message = {
+        "protocol": "choria:adapters:choria_streams:output:1",
+        "data": _dump({"protocol": INVENTORY_PROTOCOL, "zcontent": packed}),
+        "sender": sender,
+        "time": time_text,
+        "requestid": request_id,
+    }
+    return _dump(message).encode()
+
+
+def _metadata(inner: dict[str, Any]) -> str | None:
+    packed, content = inner.get("zcontent"), inner.get("content")
+    if isinstance(packed, str) and packed:
+        text = _unpack(packed)
+    elif isinstance(content, str):
+        text = content
+    elif content is not None:
+        return _json_of(content)
+    else:
+        return None
+    if text is None or _is_json(text):
+        return text
+    return _json_of(text) if inner["protocol"] == FILE_PROTOCOL else None
+
+
+def _unpack(packed: str) -> str | None:
+    try:
+        unpacked = inflate(base64.b64decode(packed, validate=True))
+        return None if unpacked is None else unpacked.decode()
+    except ValueError:  # not base64, or not UTF-8
+        return None
+
+
+def _object(document: bytes) -> dict[str, Any] | None:
+    try:
+        value = _load(document.decode())
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _is_json(text: str) -> bool:
+    try:
+        _load(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _json_of(value: object) -> str | None:
+    try:
+        text = _dump(value)
+        text.encode()  # lone surrogates have no place in a table
+    except (ValueError, RecursionError):
+        return None
+    return text
+
+
+def _load(text: str) -> Any:
+    return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
