@@ -17,8 +17,9 @@ PROTOCOL: Final = "io.choria.sr.v2.age_advisory"
 
 def event_id(replicator: str, name: str, stream: str, sender: str, event: str, event_ns: int) -> str:
     """Return the id of a transition: the same transition has the same id, in every run and every replay."""
-    key = json.dumps([replicator, name, stream, sender, str(event), event_ns], separators=(",", ":"),
-    ensure_ascii=False) return str(uuid.uuid5(uuid.NAMESPACE_URL, key))
+    identity = [replicator, name, stream, sender, str(event), event_ns]
+    key = json.dumps(identity, separators=(",", ":"), ensure_ascii=False)
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, key))
 
 
 def seconds(duration_ns: int) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -131,10 +132,10 @@ def _object(document: bytes) -> dict[str, Any] | None:
 
 def _is_json(text: str) -> bool:
     try:
-        _load(text)
+        value = _load(text)
     except (ValueError, RecursionError):
         return False
-    return True
+    return "\\u" not in text or _json_of(value) is not None
 
 
 def _json_of(value: object) -> str | None:
@@ -147,11 +148,17 @@ def _json_of(value: object) -> str | None:
 
 
 def _load(text: str) -> Any:
-    return json.loads(text, parse_constant=_refuse)
+    return json.loads(text, parse_float=_finite, parse_constant=_refuse)
 
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    # Python reads 1e999 as infinity; no table takes that for JSON.
+    value = float(digits)
+    return value if math.isfinite(value) else _refuse(digits)
 
 
 def _dump(value: object) -> str:
