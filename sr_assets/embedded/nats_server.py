@@ -1,6 +1,6 @@
 """The packaged nats-server on loopback: start, stop, kill, start again on the same port.
 
-Here is the process and its files. Not here: streams, data, clusters of servers, and anything that decides when to start one.
+Here is the process and its files. Not here: streams, data, clusters of servers, and what decides when to start one.
 """
 
 import contextlib
@@ -42,8 +42,8 @@ def find_nats_server() -> Path:
 class NatsServer:
     """One nats-server process whose configuration, log and JetStream store live under `home`.
 
-    A port of 0 lets the server choose a free one, which a later `start()` takes again. `config` is appended to the server's own
-    configuration text (accounts, limits). What was stored survives `stop()`, `kill()` and the object.
+    A port of 0 lets the server choose a free one, which a later `start()` takes again. `config` is appended to the
+    server's own configuration text (accounts, limits). What was stored survives `stop()`, `kill()` and the object.
     """
 
     def __init__(

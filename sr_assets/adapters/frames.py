@@ -1,0 +1,212 @@
+"""The NATS client protocol as bytes in, bytes out: frames to send, frames received, what JetStream wraps around.
+
+Pure functions and one parser that keeps an incomplete frame. Not here: sockets, waiting, requests (`wire`).
+"""
+
+import base64
+import json
+import re
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from sr_assets.domain.messages import Message
+from sr_assets.domain.positions import parse_rfc3339_ns
+
+CRLF: Final = b"\r\n"
+EMPTY_BLOCK: Final = b"NATS/1.0\r\n\r\n"
+MAX_LINE_BYTES: Final = 1 << 20
+
+_NO_SUBJECT: Final = re.compile(rb"[\x00-\x20]")
+_DIRECT_BLOCK: Final = re.compile(
+    rb"Nats-Stream: [^\r\n]*\r\n"
+    rb"Nats-Subject: ([^\r\n]*)\r\n"
+    rb"Nats-Sequence: (\d+)\r\n"
+    rb"Nats-Time-Stamp: (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z\r\n"
+    rb"(?:Nats-Num-Pending: (\d+)\r\nNats-Last-Sequence: \d+\r\n)?"
+    rb"\r\n"
+)
+
+
+class Frame(NamedTuple):
+    """One protocol message from the server.
+
+    `verb` is MSG, HMSG, PING, PONG, INFO, +OK or -ERR; the text of INFO and -ERR is the payload. `headers` is the whole
+    block as it was sent, or empty.
+    """
+
+    verb: bytes
+    subject: bytes = b""
+    reply: bytes = b""
+    headers: bytes = b""
+    payload: bytes = b""
+
+    @property
+    def status(self) -> int | None:
+        """The code of a status message (404, 503 …), which is a signal and never data; None for everything else."""
+        code = self.headers[9:12]
+        return int(code) if self.headers.startswith(b"NATS/1.0 ") and code.isdigit() else None
+
+    @property
+    def status_text(self) -> str:
+        """The first header line without the version, for messages to people."""
+        return self.headers[9:].split(CRLF, 1)[0].decode(errors="replace")
+
+
+class FrameParser:
+    """Turns the byte stream into frames, however it is cut."""
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self._held_bytes = 0
+        self._wanted_bytes = 0
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Return the frames that are complete now; raises ValueError at the first byte that is not the protocol."""
+        self._chunks.append(data)
+        self._held_bytes += len(data)
+        # A large message comes in many pieces: nothing is joined before the last of them is here.
+        if self._held_bytes < self._wanted_bytes:
+            return []
+        buffer = data if len(self._chunks) == 1 else b"".join(self._chunks)
+        frames, position, self._wanted_bytes = _parse(buffer)
+        rest = buffer[position:]
+        self._chunks = [rest] if rest else []
+        self._held_bytes = len(rest)
+        return frames
+
+
+def _parse(buffer: bytes) -> tuple[list[Frame], int, int]:
+    """Return the complete frames, where an incomplete one begins, and how many bytes that one needs (0: unknown)."""
+    frames: list[Frame] = []
+    add, find, size, position = frames.append, buffer.find, len(buffer), 0
+    while (end := find(CRLF, position)) >= 0:
+        fields = buffer[position:end].split(b" ")
+        verb, start = fields[0], end + 2
+        if verb == b"HMSG" and 5 <= len(fields) <= 6:
+            middle, stop = start + int(fields[-2]), start + int(fields[-1])
+        elif verb == b"MSG" and 4 <= len(fields) <= 5:
+            middle, stop = start, start + int(fields[-1])
+        else:
+            add(_control(buffer[position:end]))
+            position = start
+            continue
+        if stop + 2 > size:
+            return frames, position, stop + 2 - position
+        if not start <= middle <= stop or buffer[stop : stop + 2] != CRLF:
+            raise ValueError(f"a message whose lengths do not fit: {buffer[position:end][:80]!r}")
+        reply = fields[3] if len(fields) == (6 if verb == b"HMSG" else 5) else b""
+        add(Frame(verb, fields[1], reply, buffer[start:middle], buffer[middle:stop]))
+        position = stop + 2
+    if size - position > MAX_LINE_BYTES:
+        raise ValueError(f"a line without an end: {buffer[position : position + 80]!r}")
+    return frames, position, 0
+
+
+def _control(line: bytes) -> Frame:
+    verb, _, text = line.partition(b" ")
+    if verb in (b"PING", b"PONG", b"+OK", b"INFO", b"-ERR"):
+        return Frame(verb, payload=text.strip())
+    raise ValueError(f"not the NATS protocol: {line[:80]!r}")
+
+
+def encode_subject(subject: str) -> bytes:
+    """The subject's bytes (`surrogateescape`); raises ValueError on what would break out of the line."""
+    encoded = subject.encode(errors="surrogateescape")
+    if not encoded or _NO_SUBJECT.search(encoded):
+        raise ValueError(f"not a subject: {subject!r}")
+    return encoded
+
+
+def pub_line(subject: bytes, reply: bytes, headers_bytes: int, payload_bytes: int) -> bytes:
+    """The control line of a PUB, or of an HPUB when there are headers, with its CR LF."""
+    to = b"%b %b" % (subject, reply) if reply else subject
+    if headers_bytes:
+        return b"HPUB %b %d %d\r\n" % (to, headers_bytes, headers_bytes + payload_bytes)
+    return b"PUB %b %d\r\n" % (to, payload_bytes)
+
+
+def encode_pub(subject: str, reply: bytes, headers: bytes, payload: bytes) -> bytes:
+    """One complete PUB (no headers) or HPUB frame; headers and payload go as they are."""
+    line = pub_line(encode_subject(subject), reply, len(headers), len(payload))
+    return b"".join((line, headers, payload, CRLF))
+
+
+def with_first_header(headers: bytes, name: bytes, value: bytes) -> bytes:
+    """The block with one header more, in front of the others."""
+    if not headers:
+        return b"NATS/1.0\r\n%b: %b\r\n\r\n" % (name, value)
+    line, _, rest = headers.partition(CRLF)
+    return b"%b\r\n%b: %b\r\n%b" % (line, name, value, rest)
+
+
+def direct_get_message(frame: Frame) -> tuple[Message, int | None] | None:
+    """The message in an answer to a direct get, and how many follow it (batches only); None when it is a status.
+
+    The fast equal of `domain.messages.split_direct_get`: only the last block, which the server appended, is taken off.
+    """
+    headers = frame.headers
+    at = headers.rfind(b"Nats-Stream: ")
+    added = _DIRECT_BLOCK.fullmatch(headers, at) if at >= 0 else None
+    if added is None:
+        return None
+    subject, sequence, second, fraction, pending = added.groups()
+    stored_ns = _second_ns(second) + (int(fraction.ljust(9, b"0")) if fraction else 0)
+    own = b"" if at == 10 and headers.startswith(b"NATS/1.0\r\n") else headers[:at] + CRLF
+    text = subject.decode(errors="surrogateescape")
+    return Message(int(sequence), stored_ns, text, own, frame.payload), None if pending is None else int(pending)
+
+
+def has_whole_headers(message: Message) -> bool:
+    """Whether a direct get brought all bytes of the headers.
+
+    The server writes its own lines over the last two bytes of the block, blindly: a block that a sender did not end
+    in a blank line lost two bytes. `STREAM.MSG.GET` brings them.
+    """
+    return not message.headers or message.headers.endswith(b"\r\n\r\n")
+
+
+@lru_cache(maxsize=64)
+def _second_ns(text: bytes) -> int:
+    # Neighbouring messages share their second.
+    return int(datetime.fromisoformat(text.decode()).replace(tzinfo=UTC).timestamp()) * 1_000_000_000
+
+
+def delivered_message(frame: Frame) -> tuple[Message, int, int]:
+    """The message a consumer delivered, its number in that consumer (from 1), and how many follow it.
+
+    Everything comes from the reply subject, in its short form or the one with domain and account. Raises ValueError on
+    another reply.
+    """
+    tokens = frame.reply.split(b".")
+    if len(tokens) < 9 or tokens[0] != b"$JS" or tokens[1] != b"ACK":
+        raise ValueError(f"not a delivery of a stream: {frame.reply[:80]!r}")
+    sequence, number, stored_ns, pending = (int(token) for token in (tokens[5:9] if len(tokens) == 9 else tokens[7:11]))
+    headers = b"" if frame.headers == EMPTY_BLOCK else frame.headers
+    subject = frame.subject.decode(errors="surrogateescape")
+    return Message(sequence, stored_ns, subject, headers, frame.payload), number, pending
+
+
+def without_message_size(headers: bytes) -> bytes:
+    """The block without the last `Nats-Msg-Size`, which a headers-only consumer adds."""
+    at = headers.rfind(b"Nats-Msg-Size: ")
+    own = headers[:at] + CRLF if at >= 0 else headers
+    return b"" if own == EMPTY_BLOCK else own
+
+
+def stored_message(answer: dict[str, Any]) -> Message:
+    """The message in the JSON answer of `STREAM.MSG.GET`, headers byte for byte."""
+    stored = answer["message"]
+    headers = base64.b64decode(stored.get("hdrs") or "")
+    return Message(
+        sequence=int(stored["seq"]),
+        stored_ns=parse_rfc3339_ns(stored["time"]),
+        subject=stored["subject"],
+        headers=b"" if headers == EMPTY_BLOCK else headers,
+        payload=base64.b64decode(stored.get("data") or ""),
+    )
+
+
+def encode_json(value: dict[str, Any]) -> bytes:
+    """Compact JSON, the body of an API request."""
+    return json.dumps(value, separators=(",", ":")).encode()
