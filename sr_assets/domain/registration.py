@@ -47,7 +47,7 @@ class Registration:
 def decode_registration(payload: bytes) -> Registration | None:
     """Read an adapter's message; None when it is not one or holds no registration."""
     outer = _object(payload)
-    if outer is None or outer.get("protocol") not in ADAPTER_PROTOCOLS:
+    if outer is None or _text(outer.get("protocol")) not in ADAPTER_PROTOCOLS:
         return None
     data = outer.get("data")
     inner = _object(data.encode(errors="replace")) if isinstance(data, str) else None

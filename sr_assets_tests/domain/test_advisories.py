@@ -1,0 +1,99 @@
+"""Advisories: the document of the rules to the byte, one row per event, ids for ever the same."""
+
+import json
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sr_assets.domain.advisories import advisory, encode, event_id, is_late, seconds
+from sr_assets.domain.tracking import Event, Status, Transition
+
+S = 1_000_000_000
+T0 = 1_647_351_430 * S
+TIMEOUT = Transition(Event.TIMEOUT, T0 + 660 * S, T0, 660 * S, 10_631, Status.UP, 2, returned=False, outage_ns=None)
+AWAY = 1_300_123_456_789
+RECOVER = Transition(Event.RECOVER, T0 + AWAY, T0, AWAY, 10_700, Status.TIMEOUT, 3, returned=False, outage_ns=AWAY)
+RETURN = Transition(Event.NEW, T0 + AWAY, T0 + AWAY, 0, 10_700, Status.RETIRED, 4, returned=True, outage_ns=AWAY)
+
+
+def body(transition: Transition, *, sender: str = "web1.example.net", late: bool = False) -> bytes:
+    return encode(
+        transition,
+        replicator="US-EAST",
+        name="east",
+        stream="CHORIA_REGISTRATION",
+        sender=sender,
+        inspect_field="sender",
+        late=late,
+    )
+
+
+def test_a_timeout_reads_as_the_rules_say_byte_for_byte() -> None:
+    key = f'["US-EAST","east","CHORIA_REGISTRATION","web1.example.net","timeout",{T0 + 660 * S}]'
+    assert body(TIMEOUT).decode() == (
+        '{"protocol":"io.choria.sr.v2.age_advisory","event_id":"' + str(uuid.uuid5(uuid.NAMESPACE_URL, key)) + '",'
+        '"inspect_field":"sender","age":660,"seen":1647351430,"replicator":"US-EAST","timestamp":1647352090,'
+        '"event":"timeout","value":"web1.example.net","stream":"CHORIA_REGISTRATION","name":"east",'
+        '"event_time":"2022-03-15T13:48:10.000000000Z","sequence":10631,"transition":2,"previous":"up","late":false,'
+        '"returned":false,"age_seconds":660.0,"outage_seconds":null}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("transition", "expected"),
+    (
+        (RECOVER, {"age": 1300, "age_seconds": 1300.123, "outage_seconds": 1300.123, "previous": "timeout"}),
+        (RETURN, {"age": 0, "age_seconds": 0.0, "outage_seconds": 1300.123, "previous": "retired", "returned": True}),
+        (RETURN, {"seen": 1_647_352_730, "timestamp": 1_647_352_730, "event_time": "2022-03-15T13:58:50.123456789Z"}),
+        (Transition(Event.NEW, T0, T0, 0, 1, None, 1, returned=False, outage_ns=None), {"previous": None, "age": 0}),
+    ),
+)
+def test_whole_seconds_are_rounded_down_and_others_go_to_the_millisecond(
+    transition: Transition, expected: dict[str, object]
+) -> None:
+    document = json.loads(body(transition))
+    assert {key: document[key] for key in expected} == expected
+    assert isinstance(document["age"], int)
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1), st.booleans())
+def test_the_json_carries_the_true_name_whatever_it_is(sender: str, late: bool) -> None:
+    document = json.loads(body(TIMEOUT, sender=sender, late=late))
+    assert (document["value"], document["late"]) == (sender, late)
+    assert document["event_id"] == event_id(
+        "US-EAST", "east", "CHORIA_REGISTRATION", sender, "timeout", TIMEOUT.event_ns
+    )
+
+
+def test_an_id_is_for_ever_and_its_own() -> None:
+    assert event_id("R", "n", "S", "wéb", Event.NEW, 1) == event_id("R", "n", "S", "wéb", "new", 1)
+    assert event_id("R", "n", "S", "web1", "new", 1) == "434b386c-6e18-526c-96ae-9754f473e423"
+    others = {
+        event_id(*key)
+        for key in (("R", "n", "S", "a", "new", 1), ("R", "n", "S", "a", "new", 2), ("R", "n", "S", "a", "expire", 1))
+    }
+    assert len(others) == 3
+
+
+def test_late_is_more_than_an_interval_before_the_plan() -> None:
+    assert not is_late(100, 40, 60)
+    assert is_late(101, 40, 60)
+    assert not is_late(None, 40, 60)
+
+
+def test_fields_come_in_order() -> None:
+    document = advisory(TIMEOUT, replicator="R", name="n", stream="S", sender="a", inspect_field="2", late=True)
+    assert list(document)[:9] == [
+        "protocol",
+        "event_id",
+        "inspect_field",
+        "age",
+        "seen",
+        "replicator",
+        "timestamp",
+        "event",
+        "value",
+    ]
+    assert seconds(1_500_000) == 0.002

@@ -1,0 +1,186 @@
+"""Headers as bytes: what travels, what is added, what the server appended."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sr_assets.domain.messages import (
+    DirectGet,
+    Origin,
+    header_values,
+    last_origin,
+    message_id,
+    outgoing_headers,
+    parse_message_id,
+    parse_origin,
+    split_direct_get,
+    travelling_headers,
+)
+
+NAME = st.sampled_from(
+    [b"A", b"a", b"X-Nats-Stream", b"Nats-Sequence", b"Nats-Stream", b"nats-msg-id", b"Choria-SR-Source"]
+)
+VALUE = st.binary(max_size=12).map(lambda value: value.replace(b"\r", b"").replace(b"\n", b""))
+LINE = st.tuples(NAME, st.sampled_from([b":", b": ", b":  "]), VALUE).map(b"".join)
+WORD = st.text(alphabet=st.characters(exclude_characters=" \r\n", exclude_categories=["Cs"]), min_size=1, max_size=12)
+ORIGIN = Origin("REG", 7, "US", "east", 1_647_351_430_123)
+
+
+def block(*lines: bytes) -> bytes:
+    return b"NATS/1.0\r\n" + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
+
+
+def appended(headers: bytes, *, batch: bool) -> bytes:
+    """Answer as a server does: its lines replace the final blank line of the message's own block."""
+    lines = [
+        b"Nats-Stream: REG",
+        b"Nats-Subject: reg.a",
+        b"Nats-Sequence: 12",
+        b"Nats-Time-Stamp: 2026-03-15T17:20:24.5Z",
+    ]
+    if batch:
+        lines += [b"Nats-Num-Pending: 3", b"Nats-Last-Sequence: 11"]
+    return (headers[:-2] if headers else b"NATS/1.0\r\n") + b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+@given(st.lists(LINE, min_size=1), st.booleans())
+def test_exactly_what_a_direct_get_appended_is_split_off(lines: list[bytes], batch: bool) -> None:
+    expected = DirectGet("REG", "reg.a", 12, 1_773_595_224_500_000_000, *((3, 11) if batch else (None, None)))
+    for headers in (b"", block(*lines)):
+        assert split_direct_get(appended(headers, batch=batch)) == (headers, expected)
+
+
+def test_forged_headers_of_a_direct_get_stay_with_the_message() -> None:
+    own = block(b"Nats-Sequence: 99", b"Nats-Stream: EVIL", b"Nats-Time-Stamp: never")
+    headers, direct = split_direct_get(appended(own, batch=False))
+    assert headers == own
+    assert direct
+    assert (direct.stream, direct.sequence) == ("REG", 12)
+
+
+def test_an_own_block_without_a_blank_line_is_given_back_as_it_was() -> None:
+    # Seen on a server: it takes two bytes off the end, whatever they are.
+    for own in (b"NATS/1.0\r\n", b"NATS/1.0\r\nA: b\r\n"):
+        assert split_direct_get(appended(own, batch=True))[0] == own
+
+
+def test_a_status_is_no_message() -> None:
+    end = b"NATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 7\r\n\r\n"
+    assert split_direct_get(end) == (end, None)
+    assert split_direct_get(b"") == (b"", None)
+
+
+@pytest.mark.parametrize("lines", ((b"Nats-Stream: A",), (b"Nats-Stream: A", b"Nats-Subject")))
+def test_an_answer_no_server_writes_is_an_error(lines: tuple[bytes, ...]) -> None:
+    with pytest.raises(ValueError):
+        split_direct_get(block(*lines))
+
+
+@pytest.mark.parametrize(
+    "line",
+    (
+        b"Nats-Msg-Id: 1",
+        b"Nats-Expected-Stream: S",
+        b"Nats-Expected-Last-Sequence: 1",
+        b"Nats-Rollup: all",
+        b"Nats-TTL: 1s",
+        b"Nats-Incr: 1",
+        b"Nats-Batch-Id: 1",
+        b"Nats-Schedule: @at",
+        b"Nats-Schedule-Target: t",
+        b"Nats-Scheduler: s",
+        b"Nats-Stream-Source: S 1",
+        b"Nats-Required-Api-Level: 2",
+        b"Nats-Stream: S",
+        b"Nats-Subject: s",
+        b"Nats-Sequence: 1",
+        b"Nats-Time-Stamp: t",
+        b"Nats-Num-Pending: 1",
+        b"Nats-Last-Sequence: 1",
+        b"nats-rollup: sub",
+        b"NATS-TTL:1s",
+    ),
+)
+def test_headers_that_steer_the_server_do_not_travel(line: bytes) -> None:
+    assert travelling_headers(block(b"A: 1", line, b"B: 2")) == block(b"A: 1", b"B: 2")
+
+
+@pytest.mark.parametrize(
+    "line",
+    (
+        b"Nats-Msg-Identity: 1",
+        b"X-Nats-Rollup: all",
+        b"Nats-Streams: S",
+        b"Nats-Expected",
+        b"A:  two  ",
+        b"a:",
+        b"no colon",
+        b"B: \xff\xfe",
+        b"Choria-SR-Source: S 1 r n 1",
+        b"Nats-Marker-Reason: MaxAge",
+    ),
+)
+def test_everything_else_travels_byte_for_byte_in_order_with_duplicates(line: bytes) -> None:
+    headers = block(line, b"Nats-Rollup: all", b"A: 1", line)
+    assert travelling_headers(headers) == block(line, b"A: 1", line)
+
+
+@given(st.lists(LINE))
+def test_a_copy_has_what_travelled_then_its_origin_then_its_id(lines: list[bytes]) -> None:
+    headers = outgoing_headers(block(*lines), ORIGIN, "id")
+    kept = travelling_headers(block(*lines))
+    assert headers == kept[:-2] + b"Choria-SR-Source: REG 7 US east 1647351430123\r\nNats-Msg-Id: id\r\n\r\n"
+    assert last_origin(headers) == ORIGIN
+    assert header_values(headers, b"Nats-Msg-Id") == [b"id"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "start"),
+    (
+        (b"", b"NATS/1.0\r\n"),
+        (b"NATS/1.0\r\n\r\n", b"NATS/1.0\r\n"),
+        (b"NATS/1.0\r\n", b"NATS/1.0\r\n"),
+        (b"NATS/1.0\r\nA: b\r\n", b"NATS/1.0\r\nA: b\r\n"),
+        (b"NATS/1.0\r\nA: b", b"NATS/1.0\r\nA: b\r\n"),
+    ),
+)
+def test_a_copy_always_has_a_complete_block(headers: bytes, start: bytes) -> None:
+    assert outgoing_headers(headers, ORIGIN, "id") == start + block(
+        b"Choria-SR-Source: " + ORIGIN.encode(), b"Nats-Msg-Id: id"
+    ).removeprefix(b"NATS/1.0\r\n")
+
+
+def test_of_several_hops_the_last_one_counts() -> None:
+    headers = outgoing_headers(block(b"Choria-SR-Source: CITY 1 a b 2"), ORIGIN, "id")
+    assert len(header_values(headers, b"Choria-SR-Source")) == 2
+    assert last_origin(headers) == ORIGIN
+    assert last_origin(b"") is None
+    assert last_origin(block(b"choria-sr-source: CITY 1 a b 2")) is None
+
+
+@given(st.builds(Origin, WORD, st.integers(0, 2**64 - 1), WORD, WORD, st.integers(0, 2**63)))
+def test_an_origin_survives_the_round_trip(origin: Origin) -> None:
+    assert parse_origin(origin.encode()) == origin
+
+
+@pytest.mark.parametrize(
+    "value", (b"", b"S 1 r n", b"S x r n 1", b"S 1 r n 1 2", b"S -1 r n 1", b"\xff 1 r n 1", b"S 1 r n +1")
+)
+def test_what_is_no_origin_is_none(value: bytes) -> None:
+    assert parse_origin(value) is None
+
+
+def test_header_values_are_exact_in_case_and_trimmed_of_blanks_and_tabs() -> None:
+    headers = block(b"Sender:\t one two \t", b"sender: no", b"Sender:", b"Sender: \xff", b"X-Sender: no")
+    assert header_values(headers, b"Sender") == [b"one two", b"", b"\xff"]
+    assert header_values(b"", b"Sender") == []
+
+
+@given(WORD, WORD, WORD, st.integers(0, 2**63), st.integers(1, 2**64 - 1), st.integers(0, 9))
+def test_a_message_id_names_its_source_and_is_read_back(
+    replicator: str, name: str, stream: str, created: int, sequence: int, resend: int
+) -> None:
+    text = message_id(replicator, name, stream, created, sequence, resend)
+    assert text == f"{replicator}/{name}/{stream}/{created}/{sequence}" + (f"/r{resend}" if resend else "")
+    assert parse_message_id(text.encode()) == (created, sequence)
+    assert parse_message_id(b"somebody else's") is None

@@ -1,0 +1,127 @@
+"""Ranges as sets of sequences, the watermark case by case, and times to the nanosecond."""
+
+import itertools
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sr_assets.domain.positions import (
+    SequenceRange,
+    format_rfc3339_ns,
+    merge_ranges,
+    missing,
+    parse_rfc3339_ns,
+    watermark,
+)
+
+S = 1_000_000_000
+RANGES = st.tuples(st.integers(0, 60), st.integers(0, 30)).map(lambda pair: SequenceRange(pair[0], pair[0] + pair[1]))
+
+
+def sequences(ranges: list[SequenceRange]) -> set[int]:
+    return {sequence for one in ranges for sequence in range(one.first, one.next)}
+
+
+@given(RANGES, st.integers(1, 40))
+def test_a_split_covers_the_range_in_order_in_fair_parts(whole: SequenceRange, parts: int) -> None:
+    found = whole.split(parts)
+    assert len(found) == min(parts, len(whole))
+    assert [sequence for one in found for sequence in range(one.first, one.next)] == list(
+        range(whole.first, whole.next)
+    )
+    assert all(len(one) for one in found)
+    assert max(map(len, found), default=0) - min(map(len, found), default=0) <= 1
+
+
+@given(st.lists(RANGES))
+def test_merged_ranges_hold_the_same_sequences_and_do_not_touch(ranges: list[SequenceRange]) -> None:
+    merged = merge_ranges(ranges)
+    assert sequences(merged) == sequences(ranges)
+    assert all(one.next < other.first for one, other in itertools.pairwise(merged))
+    assert merge_ranges(merged) == merged
+
+
+@given(RANGES, st.lists(st.integers(0, 100)).map(sorted))
+def test_what_is_missing_and_what_is_present_make_up_the_range(wanted: SequenceRange, present: list[int]) -> None:
+    holes = missing(wanted, present)
+    assert sequences(holes) == sequences([wanted]) - set(present)
+    assert merge_ranges(holes) == holes
+
+
+def test_a_range_knows_its_length_and_its_members_and_cannot_run_backwards() -> None:
+    one = SequenceRange(3, 5)
+    assert len(one) == 2
+    assert [sequence in one for sequence in (2, 3, 4, 5)] == [False, True, True, False]
+    with pytest.raises(ValueError, match="from 5 to 3"):
+        SequenceRange(5, 3)
+
+
+@pytest.mark.parametrize(
+    ("ts", "last", "replicas", "warning", "level", "mirror", "previous", "expected"),
+    (
+        (100 * S, 90 * S, 1, 60 * S, True, False, None, 99 * S),
+        (100 * S, 90 * S, 3, 60 * S, True, False, None, 95 * S),
+        (100 * S, 90 * S, 3, 4 * S, True, False, None, 98 * S),
+        (100 * S, 90 * S, 3, None, True, False, None, 95 * S),
+        (100 * S, 90 * S, 1, 60 * S, False, False, None, 90 * S),
+        (100 * S, 90 * S, 1, 60 * S, True, True, None, 90 * S),
+        (None, 90 * S, 1, 60 * S, True, False, None, 90 * S),
+        (None, None, 1, 60 * S, True, False, None, None),
+        (None, None, 1, 60 * S, True, False, 7, 7),
+        (100 * S, None, 1, 60 * S, True, False, 100 * S, 100 * S),
+        (100 * S, 90 * S, 1, 60 * S, False, False, 91 * S, 91 * S),
+        (100 * S, None, 1, 60 * S, True, False, None, 99 * S),
+    ),
+)
+def test_the_watermark_is_the_sources_clock_only_when_everything_is_read(
+    ts: int | None,
+    last: int | None,
+    replicas: int,
+    warning: int | None,
+    level: bool,
+    mirror: bool,
+    previous: int | None,
+    expected: int | None,
+) -> None:
+    found = watermark(ts, last, replicas=replicas, warning_ns=warning, level=level, mirror=mirror, previous_ns=previous)
+    assert found == expected
+
+
+@given(st.integers(0, 4_000_000_000 * S))
+def test_a_time_survives_the_round_trip_to_the_nanosecond(ns: int) -> None:
+    text = format_rfc3339_ns(ns)
+    assert len(text) == 30
+    assert parse_rfc3339_ns(text) == ns
+    assert parse_rfc3339_ns(text[:-1].rstrip("0").rstrip(".") + "Z") == ns
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "ns"),
+    (
+        ("2022-03-15T13:48:10Z", "2022-03-15T13:48:10", 0),
+        ("2022-03-15T13:48:10.000000000Z", "2022-03-15T13:48:10", 0),
+        ("2022-03-15T13:48:10.5Z", "2022-03-15T13:48:10", 500_000_000),
+        ("2022-03-15T13:48:10.123456789Z", "2022-03-15T13:48:10", 123_456_789),
+        ("2022-03-15T13:48:10.1234567891Z", "2022-03-15T13:48:10", 123_456_789),
+        ("2022-03-15t13:48:10z", "2022-03-15T13:48:10", 0),
+        ("2022-03-15T15:48:10.1+02:00", "2022-03-15T13:48:10", 100_000_000),
+        ("2022-03-15T08:18:10-05:30", "2022-03-15T13:48:10", 0),
+        ("1969-12-31T23:59:59.5Z", "1969-12-31T23:59:59", 500_000_000),
+        ("0001-01-01T00:00:00Z", "0001-01-01T00:00:00", 0),
+    ),
+)
+def test_times_are_read_exactly(text: str, seconds: str, ns: int) -> None:
+    whole = round(
+        (datetime.fromisoformat(seconds).replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
+    )
+    assert parse_rfc3339_ns(text) == whole * S + ns
+
+
+@pytest.mark.parametrize(
+    "text", ("", "2022-03-15", "2022-03-15T13:48:10", "2022-13-15T13:48:10Z", "now", "2022-03-15T13:48:10.Z")
+)
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_rfc3339_ns(text)

@@ -1,0 +1,129 @@
+"""Registration messages: every wrapper and content, bombs, and what is none of it."""
+
+import base64
+import gzip
+import json
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sr_assets.domain.registration import (
+    ADAPTER_PROTOCOLS,
+    FILE_PROTOCOL,
+    INVENTORY_PROTOCOL,
+    MAX_INFLATED_BYTES,
+    Registration,
+    decode_metadata,
+    decode_registration,
+    encode_registration,
+    inflate,
+)
+
+JSON_OBJECTS = st.dictionaries(
+    st.text(alphabet=st.characters(exclude_categories=["Cs"])), st.integers() | st.text("aé\n")
+)
+
+
+def packed(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def wrapped(inner: object, protocol: str = "choria:adapters:choria_streams:output:1") -> bytes:
+    data = inner if isinstance(inner, str) else json.dumps(inner)
+    document = {"protocol": protocol, "data": data, "sender": "web1", "time": "2026-03-15T17:20:24Z", "requestid": "5c"}
+    return json.dumps(document).encode()
+
+
+@given(st.text("ab.-", min_size=1), JSON_OBJECTS)
+def test_what_the_emulator_writes_is_read_back_and_written_the_same_again(
+    sender: str, inventory: dict[str, object]
+) -> None:
+    payload = encode_registration(sender, inventory, "2026-03-15T17:20:24Z", "5c")
+    found = decode_registration(payload)
+    assert found
+    assert found.metadata is not None
+    assert json.loads(found.metadata) == inventory
+    assert (found.sender, found.time, found.request_id) == (sender, "2026-03-15T17:20:24Z", "5c")
+    assert encode_registration(sender, inventory, "2026-03-15T17:20:24Z", "5c") == payload
+
+
+@pytest.mark.parametrize("protocol", sorted(ADAPTER_PROTOCOLS))
+@pytest.mark.parametrize("kind", (INVENTORY_PROTOCOL, FILE_PROTOCOL))
+@pytest.mark.parametrize(
+    "content",
+    (
+        {"zcontent": packed(gzip.compress(b'{"a": 1.50}'))},
+        {"zcontent": packed(zlib.compress(b'{"a": 1.50}'))},
+        {"zcontent": packed(gzip.compress(b'{"a": ') + gzip.compress(b"1.50}"))},
+        {"content": '{"a": 1.50}'},
+    ),
+)
+def test_the_content_of_every_wrapper_comes_as_it_was_written(
+    protocol: str, kind: str, content: dict[str, object]
+) -> None:
+    payload = wrapped({"protocol": kind, **content}, protocol)
+    assert decode_registration(payload) == Registration("web1", "2026-03-15T17:20:24Z", "5c", kind, '{"a": 1.50}')
+
+
+def test_content_may_stand_inline_and_a_file_may_be_plain_text() -> None:
+    assert decode_metadata(wrapped({"protocol": INVENTORY_PROTOCOL, "content": {"a": ["é", 1]}})) == '{"a":["é",1]}'
+    assert decode_metadata(wrapped({"protocol": FILE_PROTOCOL, "content": "a: 1\n"})) == '"a: 1\\n"'
+    assert decode_metadata(wrapped({"protocol": INVENTORY_PROTOCOL, "content": "a: 1\n"})) is None
+
+
+@pytest.mark.parametrize(
+    "inner",
+    (
+        {"protocol": INVENTORY_PROTOCOL},
+        {"protocol": INVENTORY_PROTOCOL, "zcontent": "not base64!"},
+        {"protocol": INVENTORY_PROTOCOL, "zcontent": packed(b"not packed")},
+        {"protocol": INVENTORY_PROTOCOL, "zcontent": packed(gzip.compress(b"{}")[:-3])},
+        {"protocol": INVENTORY_PROTOCOL, "zcontent": packed(gzip.compress(b"\xff"))},
+        {"protocol": INVENTORY_PROTOCOL, "content": '{"a":NaN}'},
+        {"protocol": INVENTORY_PROTOCOL, "content": '{"a":1e999}'},
+        {"protocol": INVENTORY_PROTOCOL, "content": '{"a":"\\ud800"}'},
+        {"protocol": FILE_PROTOCOL, "content": "\ud800"},
+    ),
+)
+def test_content_that_cannot_be_read_is_no_metadata(inner: dict[str, object]) -> None:
+    found = decode_registration(wrapped(inner))
+    assert found
+    assert found.metadata is None
+
+
+@pytest.mark.parametrize(
+    "payload",
+    (
+        b"",
+        b"\xff",
+        b"[]",
+        b'{"sender":"web1"}',
+        wrapped({"protocol": INVENTORY_PROTOCOL, "content": "{}"}, "choria:adapters:other:output:1"),
+        wrapped({"protocol": "choria:registration:other:1", "content": "{}"}),
+        wrapped("not json"),
+        wrapped("[]"),
+        wrapped("[" * 100_000),
+        json.dumps({"protocol": "choria:adapters:jetstream:output:1", "data": {"a": 1}}).encode(),
+        json.dumps({"protocol": ["choria:adapters:jetstream:output:1"]}).encode(),
+    ),
+)
+def test_anything_else_is_no_registration(payload: bytes) -> None:
+    assert decode_registration(payload) is None
+
+
+def test_a_bomb_is_refused_before_it_goes_off() -> None:
+    exact = b" " * (MAX_INFLATED_BYTES - 2) + b"{}"
+    assert inflate(gzip.compress(exact, 1)) == exact
+    assert inflate(gzip.compress(exact + b" ", 1)) is None
+    assert inflate(gzip.compress(exact, 1) + gzip.compress(b" ")) is None
+    assert inflate(zlib.compress(b" " * 8 * MAX_INFLATED_BYTES, 9)) is None
+    assert (
+        decode_metadata(wrapped({"protocol": FILE_PROTOCOL, "zcontent": packed(gzip.compress(exact + b" "))})) is None
+    )
+
+
+def test_rubbish_after_what_was_packed_is_refused() -> None:
+    assert inflate(gzip.compress(b"{}") + b"rubbish") is None
+    assert inflate(b"") == b""

@@ -1,0 +1,164 @@
+"""Who sent it: what counts as a sender, field by field, and that nothing a message holds can raise."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sr_assets.domain.senders import Finder, HeaderName, JsonField, SubjectToken, force_flag, inspect, parse_path
+
+TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60)
+
+
+def sender(path: str, payload: str | bytes) -> str | None:
+    return JsonField(path).find("s", b"", payload.encode() if isinstance(payload, str) else payload)
+
+
+@pytest.mark.parametrize(
+    ("path", "payload", "expected"),
+    (
+        ("sender", '{"sender":"web1"}', "web1"),
+        ("sender", ' \r\n\t{"sender" : " web 1 "} \n', " web 1 "),
+        ("a.b", '{"a":{"b":"x"}}', "x"),
+        (r"a\.b", '{"a.b":"x","a":{"b":"y"}}', "x"),
+        (r"a\.b.c", '{"a.b":{"c":"x"}}', "x"),
+        ("a.1.b", '{"a":[{},{"b":"x"}]}', "x"),
+        ("a.0", '{"a":["x"]}', "x"),
+        ("a.1", '{"a":["x"]}', None),
+        ("a.-1", '{"a":["x"]}', None),
+        ("a.0", '{"a":{"0":"x"}}', "x"),
+        ("a.²", '{"a":["x","y","z"]}', None),
+        ("a", '{"a":1}', "1"),
+        ("a", '{"a":-0}', "-0"),
+        ("a", '{"a":1.50}', "1.50"),
+        ("a", '{"a":1E+400}', "1E+400"),
+        ("a", '{"a":12345678901234567890123}', "12345678901234567890123"),
+        ("a", '{"a":' + "9" * 255 + "}", "9" * 255),
+        ("a", '{"a":' + "9" * 5000 + "}", None),
+        ("a", '{"a":true}', None),
+        ("a", '{"a":false}', None),
+        ("a", '{"a":null}', None),
+        ("a", '{"a":{}}', None),
+        ("a", '{"a":[]}', None),
+        ("a", '{"a":""}', None),
+        ("a", "{}", None),
+        ("a.b", '{"a":"x"}', None),
+        ("a", '{"a":"x","a":"y"}', "y"),
+        ("a", '{"a":"x","a":null}', None),
+        ("0", '["x"]', None),
+        ("a", '"a"', None),
+        ("a", "", None),
+        ("a", '{"a":"x"} x', None),
+        ("a", '{"a":"x"}{}', None),
+        ("a", '{"a":"x","b":NaN}', None),
+        ("a", '{"a":"x","b":-Infinity}', None),
+        ("a", '\ufeff{"a":"x"}', None),
+        ("a", '{"a":"\\ud800"}', None),
+        ("a", '{"a":"\\ud83d\\ude00"}', "😀"),
+        ("a", b'{"a":"\xed\xa0\x80"}', None),
+        ("a", b'{"a":"x","b":"\xff"}', None),
+        ("a", '{"a":"x"}'.encode("utf-16"), None),
+        ("a", '{"a":"x"}'.encode("utf-32-le"), None),
+        ("a", '{"a":"tab\there"}', None),
+        ("a", "{'a':'x'}", None),
+        ("a", '{"a":"x",}', None),
+        ("a", '{"a":01}', None),
+        ("a", '{"a":' + "[" * 200_000 + "]" * 200_000 + "}", None),
+        ("a", json.dumps({"a": "é" * 127}), "é" * 127),
+        ("a", json.dumps({"a": "é" * 128}), None),
+        ("é", '{"é":"x"}', "x"),
+    ),
+)
+def test_a_json_field_names_the_sender(path: str, payload: str | bytes, expected: str | None) -> None:
+    assert sender(path, payload) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    (("a", ("a",)), ("a.b", ("a", "b")), (r"a\.b.c", ("a.b", "c")), (r"a\b", (r"a\b",)), (r"\.", (".",))),
+)
+def test_paths_are_cut_at_dots_that_are_not_escaped(text: str, path: tuple[str, ...]) -> None:
+    assert parse_path(text) == path
+
+
+@pytest.mark.parametrize("text", ("", ".", "a.", ".a", "a..b"))
+def test_an_empty_segment_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="empty segment"):
+        JsonField(text)
+
+
+@given(st.lists(TEXT, min_size=1, max_size=4), TEXT)
+def test_every_key_can_be_reached(keys: list[str], value: str) -> None:
+    keys = [key.removesuffix("\\") or "k" for key in keys]
+    document: object = value
+    for key in reversed(keys):
+        document = {key: document}
+    path = ".".join(key.replace(".", r"\.") for key in keys)
+    expected = value if len(value.encode()) <= 255 else None
+    assert sender(path, json.dumps(document)) == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    (
+        (b"Sender: web1", "web1"),
+        (b"Sender:\t web1 \t", "web1"),
+        (b"sender: no\r\nSender: first\r\nSender: second", "first"),
+        (b"Sender:\r\nSender: second", None),
+        (b"Sender: \xff", None),
+        (b"Sender: " + b"x" * 256, None),
+        (b"Other: web1", None),
+    ),
+)
+def test_the_first_value_of_a_header_names_the_sender(lines: bytes, expected: str | None) -> None:
+    assert HeaderName("Sender").find("s", b"NATS/1.0\r\n" + lines + b"\r\n\r\n", b"") == expected
+
+
+@pytest.mark.parametrize(("number", "expected"), ((1, "reg"), (2, "web1"), (3, "net"), (4, None), (-1, "reg.web1.net")))
+def test_a_token_of_the_subject_names_the_sender(number: int, expected: str | None) -> None:
+    assert SubjectToken(number).find("reg.web1.net", b"", b"") == expected
+
+
+def test_a_subject_that_is_not_utf8_names_nobody() -> None:
+    assert SubjectToken(1).find(b"\xff.a".decode(errors="surrogateescape"), b"", b"") is None
+
+
+def test_each_finder_says_what_it_looks_at() -> None:
+    finders: list[Finder] = [JsonField(r"a\.b"), HeaderName("Sender"), SubjectToken(-1)]
+    assert [finder.text for finder in finders] == [r"a\.b", "Sender", "-1"]
+
+
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    (
+        (b'{"f":true}', True),
+        (b'{"f":false}', False),
+        (b'{"f":"true"}', False),
+        (b'{"f":1}', False),
+        (b'{"f":[true]}', False),
+        (b'{"f":null}', False),
+        (b"{}", False),
+        (b"[true]", False),
+        (b'{"f":true,"g":NaN}', False),
+        (b"\xff", False),
+    ),
+)
+def test_only_json_true_forces(payload: bytes, expected: bool) -> None:
+    assert force_flag(("f",), payload) is expected
+
+
+@given(
+    st.sampled_from([JsonField("a"), HeaderName("A"), SubjectToken(2)]),
+    st.sampled_from([None, ("a",), ("f", "0")]),
+    st.one_of(
+        st.binary(max_size=40),
+        st.sampled_from([b'{"a":"x","f":[true]}', b'{"a":true}', b"{", b'{"a":1}']),
+    ),
+    st.sampled_from([b"", b"NATS/1.0\r\nA: h\r\n\r\n", b"NATS/1.0\r\nA: \xff\r\n\r\n"]),
+)
+def test_one_parse_says_the_same_as_two_and_nothing_raises(
+    finder: Finder, force: tuple[str, ...] | None, payload: bytes, headers: bytes
+) -> None:
+    expected = (finder.find("s.t", headers, payload), force is not None and force_flag(force, payload))
+    assert inspect(finder, force, "s.t", headers, payload) == expected

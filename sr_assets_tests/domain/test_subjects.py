@@ -1,0 +1,125 @@
+"""Subjects: wildcards against a brute-force reading of them, rewriting, and names made safe."""
+
+import itertools
+import re
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from sr_assets.domain.subjects import (
+    advisory_subject,
+    covers,
+    is_valid_filter,
+    matches,
+    overlaps,
+    target_subject,
+    token,
+)
+
+SUBJECTS = [".".join(parts) for size in (1, 2, 3, 4) for parts in itertools.product("ab", repeat=size)]
+PATTERNS = st.tuples(st.lists(st.sampled_from("ab*"), max_size=3), st.sampled_from(["a", "b", "*", ">"])).map(
+    lambda parts: ".".join([*parts[0], parts[1]])
+)
+LITERALS = st.lists(st.text("ab-_1", min_size=1, max_size=4), min_size=1, max_size=5).map(".".join)
+
+
+def falls_under(pattern: str) -> set[str]:
+    meaning = {"*": "[ab]", ">": r"[ab](\.[ab])*"}
+    expression = re.compile(r"\.".join(meaning.get(part, part) for part in pattern.split(".")))
+    return {subject for subject in SUBJECTS if expression.fullmatch(subject)}
+
+
+@given(PATTERNS)
+def test_a_pattern_matches_what_its_wildcards_mean(pattern: str) -> None:
+    assert {subject for subject in SUBJECTS if matches(pattern, subject)} == falls_under(pattern)
+
+
+@given(PATTERNS, PATTERNS)
+def test_overlap_is_a_common_subject(one: str, other: str) -> None:
+    assert overlaps(one, other) == bool(falls_under(one) & falls_under(other))
+    assert overlaps(one, other) == overlaps(other, one)
+
+
+@given(PATTERNS, PATTERNS)
+def test_covering_is_taking_every_subject(wide: str, narrow: str) -> None:
+    # An alphabet of two letters cannot tell `*` from both letters, so a wildcard is asked for a third letter too.
+    probes = falls_under(narrow) | {
+        narrow.replace("*", "c").replace(">", "c.c"),
+        narrow.replace("*", "c").replace(">", "c"),
+    }
+    assert covers(wide, narrow) == all(matches(wide, probe) for probe in probes)
+
+
+@pytest.mark.parametrize("good", ("a", "a.b", ">", "*", "a.*.>", "a*b.c", "é.ü", "$JS.API"))
+def test_a_filter_a_server_takes_is_valid(good: str) -> None:
+    assert is_valid_filter(good)
+
+
+@pytest.mark.parametrize("bad", ("", ".", "a.", ".a", "a..b", ">.a", "a.>.b", "a b", "a\tb", "a\r\nPUB x 0", "\x00"))
+def test_a_filter_a_server_refuses_is_not(bad: str) -> None:
+    assert not is_valid_filter(bad)
+
+
+@pytest.mark.parametrize(("number", "expected"), ((1, "a"), (3, "c"), (4, None), (0, None), (-2, None), (-1, "a.b.c")))
+def test_tokens_are_counted_from_one_and_minus_one_is_the_whole(number: int, expected: str | None) -> None:
+    assert token("a.b.c", number) == expected
+
+
+@pytest.mark.parametrize(
+    ("subject", "prefix", "remove", "expected"),
+    (
+        ("a.b", "", "", "a.b"),
+        ("a.b", "site", "", "site.a.b"),
+        ("choria.stream.input.registration.web1", "", "stream.input.", "choria.registration.web1"),
+        ("choria.stream.input.registration.web1", "", ".stream.input", "choria.registration.web1"),
+        ("choria.stream.input.web1", "us", "stream.input", "us.choria.web1"),
+        ("a.x.b.x.c", "", "x", "a.b.c"),
+        ("a.x.x.x.c", "", "x", "a.c"),
+        ("a.b", "x", "x.", "a.b"),
+        ("a.stream.>", "p", "stream.", "p.a.>"),
+    ),
+)
+def test_a_copys_subject_has_the_prefix_and_not_the_removed(
+    subject: str, prefix: str, remove: str, expected: str
+) -> None:
+    assert target_subject(subject, prefix, remove) == expected
+
+
+@given(LITERALS, st.one_of(st.just(""), LITERALS), st.one_of(st.just(""), st.text("ab.", max_size=3)))
+def test_rewriting_leaves_no_empty_token_inside(subject: str, prefix: str, remove: str) -> None:
+    result = target_subject(subject, prefix, remove)
+    assert ".." not in result
+    whole = f"{prefix}.{subject}" if prefix else subject
+    if not remove or remove not in whole:
+        assert result == whole
+    assume(result.strip(".") == result and result)
+    assert is_valid_filter(result)
+
+
+@pytest.mark.parametrize(
+    ("sender", "expected"),
+    (
+        ("web1.example.net", "adv.timeout.web1.example.net"),
+        ("a b", "adv.timeout.a%20b"),
+        ("*", "adv.timeout.%2A"),
+        (">", "adv.timeout.%3E"),
+        ("a..b", "adv.timeout.a.%.b"),
+        (".", "adv.timeout.%.%"),
+        ("x\r\nPUB y 0\r\n", "adv.timeout.x%0D%0APUB%20y%200%0D%0A"),
+        ("%s%v", "adv.timeout.%25s%25v"),
+        ("é", "adv.timeout.%C3%A9"),
+        ("a_b-C9", "adv.timeout.a_b-C9"),
+    ),
+)
+def test_a_senders_name_is_encoded_token_by_token(sender: str, expected: str) -> None:
+    assert advisory_subject("adv.%s.%v", "timeout", sender) == expected
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1))
+def test_no_name_can_break_a_subject(sender: str) -> None:
+    subject = advisory_subject("adv.%v.%s", "new", sender)
+    assert is_valid_filter(subject)
+    assert subject.isascii()
+    assert len(subject.split(".")) == len(sender.split(".")) + 2
+    assert not {"*", ">"} & set(subject)

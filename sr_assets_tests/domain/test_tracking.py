@@ -1,0 +1,302 @@
+"""The fold: examples straight from the rules, and what must hold for every history."""
+
+import hashlib
+from dataclasses import astuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sr_assets.domain import tracking
+from sr_assets.domain.advisories import event_id
+from sr_assets.domain.tracking import (
+    Decision,
+    Event,
+    NodeState,
+    Policy,
+    Reason,
+    Sighting,
+    Status,
+    Transition,
+    deadline_ns,
+    sight,
+    splay_ns,
+    sweep,
+    tolerance_ns,
+    untracked,
+)
+
+S = 1_000_000_000
+I, W = 60 * S, 25 * S  # noqa: E741 - the names the rules use
+POLICY = Policy(I, W, 100)
+T0 = 1_647_351_430 * S
+
+Step = tuple[Sighting, Decision, NodeState | None, NodeState]
+
+
+def fold(
+    sightings: list[Sighting],
+    *,
+    policy: Policy = POLICY,
+    splay: int = 0,
+    cutoff_ns: int | None = None,
+    sweeps: dict[int, int] | None = None,
+    until_ns: int | None = None,
+) -> tuple[NodeState | None, list[Step], list[Transition]]:
+    """Fold a history; `sweeps` maps a position to the time at which the sender is swept just before that message."""
+    state: NodeState | None = None
+    steps, transitions = [], []
+    for position, sighting in enumerate(sightings):
+        if state and sweeps and position in sweeps:
+            state, found = sweep(policy, NodeState(*astuple(state)), sweeps[position])
+            transitions += found
+        before = state
+        state, decision, found = sight(policy, splay, state, sighting, cutoff_ns)
+        transitions += found
+        steps.append((sighting, decision, before, state))
+    if state and until_ns is not None:
+        state, found = sweep(policy, state, until_ns)
+        transitions += found
+    return state, steps, transitions
+
+
+def seen_at(*offsets: int, payload_bytes: int = 500) -> list[Sighting]:
+    return [Sighting(number, T0 + offset, payload_bytes, False) for number, offset in enumerate(offsets, 1)]
+
+
+def reasons(steps: list[Step]) -> list[str]:
+    return [decision.reason.value for _, decision, _, _ in steps]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Sighting]:
+    """Draw sightings whose gaps crowd around every limit and whose clock goes back now and then by up to a second."""
+    limits = [0, 1, S, W - 1, W, W + 1, I - S, I - 1, I, I + 1, 3 * I]
+    gaps = st.one_of(st.sampled_from(limits), st.integers(-S, I), st.integers(0, 10 * S))
+    at, found = T0, []
+    for number in range(1, draw(st.integers(1, 25)) + 1):
+        at += draw(gaps)
+        size = draw(st.sampled_from([0, 0, 400, 450, 499, 500, 550]))
+        found.append(Sighting(number, at, size, draw(st.integers(0, 9)) == 0))
+    return found
+
+
+splays = st.integers(0, I // 10 - 1)
+
+
+def test_the_first_message_of_a_sender_is_new_and_copied() -> None:
+    state, steps, transitions = fold(seen_at(0))
+    assert reasons(steps) == ["new"]
+    assert transitions == [Transition(Event.NEW, T0, T0, 0, 1, None, 1, False, None)]
+    assert state == NodeState(T0, T0, 1, T0, 500, Status.UP, T0, None, 0, 1)
+
+
+def test_silence_of_exactly_the_warning_or_the_interval_is_not_yet_one() -> None:
+    state, _, _ = fold(seen_at(0))
+    assert state
+    assert sweep(POLICY, state, T0 + W) == (state, ())
+    silent, (timeout,) = sweep(POLICY, state, T0 + W + 1)
+    assert timeout == Transition(Event.TIMEOUT, T0 + W, T0, W, 1, Status.UP, 2, False, None)
+    assert (silent.status, silent.status_since_ns, silent.copied_ns) == (Status.TIMEOUT, T0 + W, T0)
+    assert sweep(POLICY, silent, T0 + I) == (silent, ())
+    gone, (expire,) = sweep(POLICY, silent, T0 + I + 1)
+    assert expire == Transition(Event.EXPIRE, T0 + I, T0, I, 1, Status.TIMEOUT, 3, False, None)
+    assert gone == NodeState(T0, T0, 1, None, None, Status.RETIRED, T0 + I, T0 + I, 1, 3)
+    assert sweep(POLICY, gone, T0 + 100 * I) == (gone, ())
+
+
+def test_a_gap_inside_one_batch_gives_timeout_then_recover_and_no_copy_of_its_own() -> None:
+    at = T0 + W + 1
+    state, steps, transitions = fold(seen_at(0, W + 1))
+    assert reasons(steps) == ["new", "sampled"]
+    assert transitions[1:] == [
+        Transition(Event.TIMEOUT, T0 + W, T0, W, 1, Status.UP, 2, False, None),
+        Transition(Event.RECOVER, at, T0, W + 1, 2, Status.TIMEOUT, 3, False, W + 1),
+    ]
+    assert state == NodeState(T0, at, 2, T0, 500, Status.UP, at, None, 0, 3)
+
+
+def test_a_sender_that_returns_after_the_interval_is_new_again_and_keeps_its_past() -> None:
+    at = T0 + 3 * I
+    state, steps, transitions = fold(seen_at(0, 3 * I))
+    assert reasons(steps) == ["new", "new"]
+    assert [one.event.value for one in transitions] == ["new", "timeout", "expire", "new"]
+    assert transitions[-1] == Transition(Event.NEW, at, at, 0, 2, Status.RETIRED, 4, True, 3 * I)
+    assert state == NodeState(T0, at, 2, at, 500, Status.UP, at, None, 1, 4)
+
+
+def test_a_message_is_due_an_interval_after_the_last_copy_less_tolerance_and_splay() -> None:
+    splay = 2 * S
+    due = I - S - splay
+    _, steps, _ = fold(seen_at(0, 20 * S, 40 * S, due - 1, due, due + 20 * S), splay=splay)
+    assert reasons(steps) == ["new", "sampled", "sampled", "sampled", "interval", "sampled"]
+
+
+@pytest.mark.parametrize(
+    ("trigger", "sizes", "expected"),
+    (
+        (100, [500, 599, 600, 699, 700], ["new", "sampled", "size", "sampled", "size"]),
+        (100, [500, 450, 401, 400], ["new", "sampled", "sampled", "size"]),
+        (0, [500, 5_000, 0], ["new", "sampled", "sampled"]),
+        (0, [0, 0, 1, 0], ["new", "sampled", "size", "sampled"]),
+        (1000, [0, 1], ["new", "size"]),
+    ),
+)
+def test_size_is_compared_with_the_last_copied_size_so_slow_growth_is_noticed(
+    trigger: int, sizes: list[int], expected: list[str]
+) -> None:
+    sightings = [Sighting(number, T0 + number, size, False) for number, size in enumerate(sizes)]
+    assert reasons(fold(sightings, policy=Policy(I, W, trigger))[1]) == expected
+
+
+def test_force_comes_before_size_and_resets_the_distance() -> None:
+    sightings = [Sighting(1, T0, 500, True), Sighting(2, T0 + 1, 900, True), Sighting(3, T0 + 2, 950, False)]
+    assert reasons(fold(sightings)[1]) == ["new", "forced", "sampled"]
+
+
+def test_too_old_comes_first_looks_at_the_stored_time_and_still_counts_as_a_sighting() -> None:
+    cutoff = T0 + 10
+    sightings = [
+        Sighting(1, T0 + 9, 500, True),
+        Sighting(2, T0 + 10, 500, False),
+        Sighting(3, T0 + 9, 5_000, True),  # a clock that went back
+    ]
+    state, steps, transitions = fold(sightings, cutoff_ns=cutoff)
+    assert reasons(steps) == ["too_old", "new", "too_old"]
+    assert [one.event.value for one in transitions] == ["new"]
+    assert state == NodeState(T0 + 9, T0 + 10, 3, T0 + 10, 500, Status.UP, T0 + 9, None, 0, 1)
+
+
+def test_messages_nobody_is_tracked_by_are_copied_unless_too_old() -> None:
+    assert untracked(T0, None) == Decision(copy=True, reason=Reason.NO_SENDER)
+    assert untracked(T0, T0, tracking.ALL) == Decision(copy=True, reason=Reason.ALL)
+    assert untracked(T0, T0 + 1, tracking.ALL) == Decision(copy=False, reason=Reason.TOO_OLD)
+
+
+def test_a_clock_that_goes_back_stops_a_senders_time_but_never_turns_it() -> None:
+    state, _, transitions = fold(seen_at(10 * S, 3 * S))
+    assert state
+    assert (state.seen_ns, state.sequence) == (T0 + 10 * S, 2)
+    assert len(transitions) == 1
+    silent, _ = sweep(POLICY, state, T0 + 50 * S)
+    back, _, (recover,) = sight(POLICY, 0, silent, Sighting(3, T0, 500, False))
+    assert recover.event is Event.RECOVER
+    assert recover.event_ns == back.seen_ns == silent.status_since_ns == T0 + 35 * S
+
+
+def test_the_deadline_is_the_last_instant_at_which_a_sweep_does_nothing() -> None:
+    state, _, _ = fold(seen_at(0))
+    for _ in range(2):
+        assert state
+        deadline = deadline_ns(POLICY, state)
+        assert deadline is not None
+        assert sweep(POLICY, state, deadline) == (state, ())
+        state, transitions = sweep(POLICY, state, deadline + 1)
+        assert len(transitions) == 1
+    assert state
+    assert deadline_ns(POLICY, state) is None
+
+
+@pytest.mark.parametrize(("interval", "tolerance"), ((10 * S, S), (10 * S - 1, S - 1), (3600 * S, S), (5 * S, S // 2)))
+def test_tolerance_is_a_second_or_a_tenth_of_short_intervals(interval: int, tolerance: int) -> None:
+    assert tolerance_ns(interval) == tolerance
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"])), st.integers(2, 10**17))
+def test_splay_is_below_a_tenth_of_the_interval_and_the_same_for_ever(sender: str, interval: int) -> None:
+    share = int(hashlib.blake2b(sender.encode("utf-8")).hexdigest()[:16], 16)
+    assert splay_ns(sender, interval) == interval * share // (10 * 2**64)
+    assert 0 <= splay_ns(sender, interval) <= interval // 10
+
+
+def test_splay_has_not_changed_since_the_first_release() -> None:
+    assert splay_ns("web1.example.net", 3600 * S) == 349_037_605_700
+
+
+@pytest.mark.parametrize(("interval", "warning", "trigger"), ((10, 10, 0), (10, 0, 0), (10, 11, 0), (10, 5, -1)))
+def test_a_policy_out_of_bounds_is_refused(interval: int, warning: int, trigger: int) -> None:
+    with pytest.raises(ValueError, match="must"):
+        Policy(interval, warning, trigger)
+
+
+@given(histories(), splays, st.data())
+def test_a_history_cut_and_swept_anywhere_gives_the_same_decisions_and_transitions(
+    history: list[Sighting], splay: int, data: st.DataObject
+) -> None:
+    end = max(one.stored_ns for one in history) + data.draw(st.integers(0, 4 * I))
+    whole = fold(history, splay=splay, until_ns=end)
+    cuts = data.draw(st.sets(st.integers(1, len(history))))
+    # Whatever a watermark says has passed, no later message is stored before it.
+    bounds = {cut: min([end, *(one.stored_ns for one in history[cut:])]) for cut in cuts}
+    sweeps = {cut: bound - data.draw(st.integers(0, 2 * I)) for cut, bound in bounds.items()}
+    parts = fold(history, splay=splay, sweeps=sweeps, until_ns=end)
+    assert [step[1] for step in parts[1]] == [step[1] for step in whole[1]]
+    assert parts[2] == whole[2]
+    assert parts[0] == whole[0]
+
+
+@given(histories(), splays)
+def test_transitions_alternate_are_numbered_and_never_go_back_in_time(history: list[Sighting], splay: int) -> None:
+    after = {
+        None: {Event.NEW},
+        Event.NEW: {Event.TIMEOUT},
+        Event.RECOVER: {Event.TIMEOUT},
+        Event.TIMEOUT: {Event.RECOVER, Event.EXPIRE},
+        Event.EXPIRE: {Event.NEW},
+    }
+    leads_to = {Event.TIMEOUT: Status.TIMEOUT, Event.EXPIRE: Status.RETIRED}
+    _, _, transitions = fold(history, splay=splay, until_ns=history[-1].stored_ns + 5 * I)
+    last: Transition | None = None
+    for number, one in enumerate(transitions, 1):
+        assert one.event in after[last.event if last else None]
+        assert one.previous == (leads_to.get(last.event, Status.UP) if last else None)
+        assert one.transition == number
+        assert one.event_ns >= (last.event_ns if last else 0)
+        assert one.returned == (one.event is Event.NEW and number > 1)
+        assert one.age_ns == one.event_ns - one.seen_ns
+        last = one
+    assert last is not None
+    assert last.event is Event.EXPIRE
+
+
+@given(histories(), splays)
+def test_an_interval_copy_is_never_nearer_to_the_copy_before_than_nine_tenths_less_a_second(
+    history: list[Sighting], splay: int
+) -> None:
+    for _, decision, before, state in fold(history, splay=splay)[1]:
+        if decision.reason is Reason.INTERVAL:
+            assert before
+            assert before.copied_ns is not None
+            assert 10 * (state.seen_ns - before.copied_ns) >= 9 * I - 10 * S
+
+
+@given(histories(), splays)
+def test_a_live_sender_is_never_without_a_copy_for_longer_than_the_interval(
+    history: list[Sighting], splay: int
+) -> None:
+    for _, decision, _, state in fold(history, splay=splay)[1]:
+        assert state.copied_ns is not None
+        assert state.seen_ns - state.copied_ns < I
+        assert decision.copy == (state.copied_ns == state.seen_ns and decision.reason is not Reason.SAMPLED)
+
+
+@given(histories(), splays)
+def test_a_replay_gives_the_same_event_ids(history: list[Sighting], splay: int) -> None:
+    def ids() -> list[str]:
+        found = fold(history, splay=splay)[2]
+        return [event_id("R", "n", "S", "web1", one.event, one.event_ns) for one in found]
+
+    assert ids() == ids()
+
+
+@given(histories(), splays)
+def test_states_count_what_happened(history: list[Sighting], splay: int) -> None:
+    state, steps, transitions = fold(history, splay=splay)
+    assert state
+    assert state.first_seen_ns == history[0].stored_ns
+    assert state.sequence == history[-1].sequence
+    assert state.seen_ns == max(one.stored_ns for one in history)
+    assert state.times_retired == sum(one.event is Event.EXPIRE for one in transitions)
+    assert (state.status, state.retired_at_ns) == (Status.UP, None)
+    copied = [(after.seen_ns, one.payload_bytes) for one, decision, _, after in steps if decision.copy]
+    assert (state.copied_ns, state.copied_bytes) == copied[-1]
