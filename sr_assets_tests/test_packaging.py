@@ -6,6 +6,8 @@ from pathlib import Path
 import yaml
 from dagster import DagsterInstance
 
+from sr_assets.settings import load_settings
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -33,3 +35,13 @@ def test_the_constraints_are_exact_versions_and_nothing_else() -> None:
 def test_the_workspace_loads_the_definitions_module() -> None:
     workspace = yaml.safe_load((ROOT / "workspace.yaml").read_text())
     assert workspace == {"load_from": [{"python_module": "sr_assets.definitions"}]}
+
+
+def test_the_demo_configuration_is_accepted() -> None:
+    urls = {
+        f"SR_DEMO_{site}_URL": f"nats://127.0.0.1:{port}" for port, site in enumerate(("LONDON", "PARIS", "CENTRE"), 1)
+    }
+    settings = load_settings(ROOT / "conf" / "demo.yaml", {**urls, "SR_DEMO_HOME": "/var/lib/demo"})
+    assert list(settings.sites) == ["london", "paris"]
+    assert all(stream.tracked for stream in settings.streams)
+    assert not settings.warnings
