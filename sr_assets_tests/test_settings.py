@@ -1,0 +1,866 @@
+"""The configuration file: what is accepted, what it means, and in which words everything else is refused."""
+
+import os
+import pickle
+import re
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
+from sr_assets.domain.tracking import Policy
+from sr_assets.settings import (
+    ClusterSettings,
+    Settings,
+    SparkSettings,
+    Start,
+    StreamSettings,
+    load_settings,
+    parse_cluster,
+    parse_duration,
+)
+
+SECOND_NS = 1_000_000_000
+HOUR_NS = 3600 * SECOND_NS
+DAY_NS = 24 * HOUR_NS
+
+TOP = "name: EAST\n"
+STREAM = "streams:\n- {stream: REG, source_url: city:4222, target_url: centre:4222%s}\n"
+SAMPLED = "inspect_field: sender, inspect_duration: 1h"
+
+
+class Load(Protocol):
+    """Load a file's text."""
+
+    def __call__(self, text: str, **environ: str) -> Settings:
+        """Load a file's text."""
+        ...
+
+
+class LoadStream(Protocol):
+    """Load one stream with more keys."""
+
+    def __call__(self, keys: str = "", **environ: str) -> StreamSettings:
+        """Load one stream."""
+        ...
+
+
+class Refusal(Protocol):
+    """Load what must be refused, and return the one line that says why."""
+
+    def __call__(self, text: str, **environ: str) -> str:
+        """Return the line."""
+        ...
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Return a function that writes a file's text and loads it, without anything of the real environment."""
+    path = tmp_path / "replication.yaml"
+
+    def write_and_load(text: str, **environ: str) -> Settings:
+        path.write_text(text)
+        return load_settings(path, environ)
+
+    return write_and_load
+
+
+@pytest.fixture
+def stream(load: Load) -> LoadStream:
+    """Return a function that loads one stream with these keys more."""
+
+    def load_stream(keys: str = "", **environ: str) -> StreamSettings:
+        return load(TOP + STREAM % (keys and f", {keys}"), **environ).streams[0]
+
+    return load_stream
+
+
+@pytest.fixture
+def refusal(load: Load) -> Refusal:
+    """Return a function that loads a file that must be refused, and gives the one line."""
+
+    def load_and_fail(text: str, **environ: str) -> str:
+        with pytest.raises(ConfigurationError) as caught:
+            load(text, **environ)
+        line = str(caught.value)
+        assert "\n" not in line
+        assert "replication.yaml: " in line
+        # A cause would show values in a traceback.
+        assert caught.value.__suppress_context__ or caught.value.__context__ is None
+        return line.partition("replication.yaml: ")[2]
+
+    return load_and_fail
+
+
+@pytest.fixture
+def stream_refusal(refusal: Refusal) -> Refusal:
+    """Return a function that loads one stream with these keys more, which must be refused in the stream's name."""
+
+    def load_and_fail(text: str, **environ: str) -> str:
+        line = refusal(TOP + STREAM % f", {text}", **environ)
+        assert line.startswith("stream 'REG': ")
+        return line.removeprefix("stream 'REG': ")
+
+    return load_and_fail
+
+
+# ------------------------------------------------------------------------------------------------------- durations
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    (
+        ("250ms", SECOND_NS // 4),
+        ("90s", 90 * SECOND_NS),
+        ("12m", 720 * SECOND_NS),
+        ("1h", HOUR_NS),
+        ("2d", 2 * DAY_NS),
+        ("1w", 7 * DAY_NS),
+        ("1M", 720 * HOUR_NS),
+        ("1y", 8760 * HOUR_NS),
+        ("1Y", 8760 * HOUR_NS),
+        ("0.01d", 864 * SECOND_NS),
+        ("0.5w", 84 * HOUR_NS),
+        (".5M", 360 * HOUR_NS),
+        ("1h30m", 90 * 60 * SECOND_NS),
+        ("1d12h", 36 * HOUR_NS),
+        ("1M1m", 720 * HOUR_NS + 60 * SECOND_NS),
+    ),
+)
+def test_a_duration_is_a_number_and_a_unit_or_a_sum_of_them(text: str, ns: int) -> None:
+    assert parse_duration(text) == ns
+
+
+@pytest.mark.parametrize(
+    "text", ("", "5", "h", "5 parsecs", "-1h", "1h 30m", "1h-30m", "1e3s", "1..5d", "\u096bs", "999999Y")
+)
+def test_anything_else_is_no_duration_and_the_error_shows_it(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(repr(text))):
+        parse_duration(text)
+
+
+@given(st.integers(0, 99), st.integers(0, 99), st.integers(0, 9999), st.integers(0, 99999))
+def test_a_sum_of_durations_is_the_sum_of_its_parts(days: int, hours: int, minutes: int, seconds: int) -> None:
+    parts = (f"{days}d", f"{hours}h", f"{minutes}m", f"{seconds}s")
+    assert parse_duration("".join(parts)) == sum(parse_duration(part) for part in parts)
+
+
+# ------------------------------------------------------------------------------------------------------------ URLs
+
+
+@pytest.mark.parametrize(
+    ("url", "servers"),
+    (
+        ("host", ("host:4222",)),
+        ("nats://host", ("host:4222",)),
+        ("NATS://Host:5222/", ("host:5222",)),
+        ("nats://a:1,b:2, c", ("a:1", "b:2", "c:4222")),
+        ("nats://a:1, nats://a:1", ("a:1",)),
+        ("[::1]:4333", ("[::1]:4333",)),
+        ("nats://[2001:DB8:0::7]", ("[2001:db8::7]:4222",)),
+    ),
+)
+def test_a_url_names_servers_with_the_usual_port_unless_it_says_another(url: str, servers: tuple[str, ...]) -> None:
+    assert parse_cluster(url) == ClusterSettings(servers)
+
+
+def test_user_and_password_are_percent_decoded_and_count_for_all_servers() -> None:
+    cluster = parse_cluster("nats://me:p%40ss%2Fw%2C@a,b")
+    assert (cluster.servers, cluster.user, cluster.password, cluster.token) == (
+        ("a:4222", "b:4222"),
+        "me",
+        "p@ss/w,",
+        None,
+    )
+
+
+def test_a_login_without_a_colon_is_a_token() -> None:
+    assert parse_cluster("s%3Acret@host").token == "s:cret"
+
+
+def test_connect_timeout_is_taken_from_the_url() -> None:
+    assert parse_cluster("nats://a,b?connect_timeout=1500ms").connect_timeout_seconds == 1.5
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    (
+        ("tls://u:hunter2@host", "tls:// is not supported"),
+        ("wss://u:hunter2@host", "wss:// is not supported"),
+        ("http://u:hunter2@host", "must begin with nats://"),
+        ("nats://u:hunter2@host?credentials=/x/hunter2.creds", "credentials is not supported"),
+        ("nats://u:hunter2@host?jwt=/a&nkey=/b", "jwt is not supported"),
+        ("nats://u:hunter2@host?nkey=/b", "nkey is not supported"),
+        ("nats://u:hunter2@host?tls_handshake_first=true", "tls_handshake_first is not supported"),
+        ("nats://u:hunter2@host?insecure=true", "insecure is not supported"),
+        ("nats://u:hunter2@host?hunter2=1", "unknown option"),
+        ("nats://host?connect_timeout=hunter2", "connect_timeout in the URL is not a duration"),
+        ("nats://u:hunter2/x@host", "may follow host:port"),
+        ("u:hunter2", "host:port"),
+        ("u:99999", "between 1 and 65535"),
+        ("nats://u:hunter2@host:x", "host:port"),
+        ("nats://u:hunt,er2@host", "host:port"),
+        ("nats://:hunter2@host", "no user or token"),
+        ("nats://u:hunter2@a,v:hunter2@b", "same user and password"),
+        ("nats://a?connect_timeout=1s,b?connect_timeout=2s", "connect_timeout differs"),
+        ("nats://::1:4222", "host:port"),
+        ("nats://[::zz]", "host:port"),
+        ("nats://[1:2]", "not IPv6"),
+        ("a,,b", "host:port"),
+        ("nats://", "host:port"),
+    ),
+)
+def test_a_url_that_cannot_be_used_is_refused_without_showing_any_of_it(url: str, says: str, refusal: Refusal) -> None:
+    line = refusal(f"name: EAST\nstreams:\n- {{stream: REG, source_url: '{url}', target_url: centre}}")
+    assert line.startswith("stream 'REG': source_url: ")
+    assert says in line
+    assert "hunter2" not in line
+
+
+@pytest.mark.parametrize("keys", ("target_stream: nats://me:hunter2@city", "nats://me:hunter2@city: 1"))
+def test_a_url_in_the_wrong_place_keeps_its_login_to_itself(keys: str, stream_refusal: Refusal) -> None:
+    assert "hunter2" not in stream_refusal(keys)
+
+
+def test_no_secret_is_in_a_repr_or_in_the_digest(load: Load) -> None:
+    text = TOP + "spark: {mode: 'sc://h:15002/;token=%s', config: {spark.ssl.keyPassword: %s, spark.a: b}}\n"
+    text += "streams: [{stream: REG, source_url: 'nats://me:%s@city', target_url: '%s@centre'}]"
+    one, other = (load(text % ((secret,) * 4)) for secret in ("hunter2", "swordfish"))
+    assert "hunter2" not in repr(one)
+    assert "hunter2" not in one.streams[0].source.label
+    assert one.streams[0].source.password == one.streams[0].target.token == "hunter2"
+    assert one.digest == other.digest
+    assert one != other
+
+
+# -------------------------------------------------------------------------------------------------- what is accepted
+
+
+def test_the_smallest_file_has_the_documented_defaults(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = load(TOP + STREAM % "")
+    assert settings == Settings(
+        replicator="EAST",
+        home=tmp_path / ".sr_assets",
+        streams=(
+            StreamSettings(
+                replicator="EAST",
+                name="EAST",
+                stream="REG",
+                source=ClusterSettings(("city:4222",)),
+                target=ClusterSettings(("centre:4222",)),
+                target_stream="REG",
+            ),
+        ),
+    )
+    entry = settings.streams[0]
+    assert (entry.batch_messages, entry.batch_bytes, entry.workers, entry.order) == (50_000, 64 << 20, 1, "stream")
+    assert (entry.on_poison, entry.on_source_reset, entry.on_target_reset) == ("park", "stop", "continue")
+    assert (entry.tracked, entry.create_target, entry.start) == (False, True, Start("all"))
+    assert (settings.run_budget_ns, settings.linger_ns) == (300 * SECOND_NS, 60 * SECOND_NS)
+    assert (settings.sensor.interval_ns, settings.sensor.lag_messages, settings.sensor.lag_ns) == (30 * SECOND_NS, 1, 0)
+    assert (settings.spark, settings.warnings) == (SparkSettings("connect-local", {}), ())
+
+
+def test_every_key_of_ours_and_of_the_forerunner_arrives_where_it_belongs(load: Load) -> None:
+    settings = load(
+        """
+        Name: US-EAST
+        STATE_STORE: /var/lib/sr
+        loglevel: Debug
+        logfile: /var/log/sr.log
+        run_budget: 10m
+        linger: 5s
+        spark: {mode: classic, config: {spark.driver.memory: 2g, spark.ui.enabled: false, spark.cores.max: 4}}
+        sensor: {interval: 10s, lag_messages: 100, lag_seconds: 1.5}
+        snapshots: {retention: 1M}
+        streams:
+          - Stream: REG
+            NAME: city.one
+            source_URL: nats://city
+            target_url: nats://centre
+            target_stream: FLEET
+            target_subject_prefix: fleet
+            target_subject_remove: in.
+            filter_subject: in.reg.>
+            no_target_create: true
+            ephemeral: true
+            max_age: 2h
+            inspect_field: a\\.b.0
+            inspect_force_field: data.force
+            inspect_duration: 1h
+            warn_duration: 15m
+            size_trigger: 99.5
+            retired_retention: 1Y
+            advisory: {subject: adv.%s.%v, reliable: true, cluster: target}
+            workers: 4
+            order: none
+            on_source_reset: recopy
+            on_target_reset: stop
+            on_poison: stop
+            batch_messages: 1000
+            batch_bytes: 16MiB
+        """
+    )
+    entry = settings.streams[0]
+    assert (settings.replicator, settings.home, settings.loglevel) == ("US-EAST", Path("/var/lib/sr"), "debug")
+    assert (settings.logfile, settings.run_budget_ns, settings.linger_ns) == (
+        Path("/var/log/sr.log"),
+        600 * SECOND_NS,
+        5 * SECOND_NS,
+    )
+    assert settings.spark.mode == "classic"
+    assert settings.spark.config == {"spark.driver.memory": "2g", "spark.ui.enabled": "false", "spark.cores.max": "4"}
+    assert (settings.sensor.interval_ns, settings.sensor.lag_messages) == (10 * SECOND_NS, 100)
+    assert (settings.sensor.lag_ns, settings.snapshots_retention_ns) == (3 * SECOND_NS // 2, 30 * DAY_NS)
+    assert (entry.replicator, entry.name, entry.label) == ("US-EAST", "city.one", "city.one/REG")
+    assert entry.asset_prefix == ["city_one", "REG"]
+    assert (entry.target_stream, entry.prefix, entry.remove) == ("FLEET", "fleet", "in.")
+    assert entry.target_pattern("in.reg.web1") == "fleet.reg.web1"
+    assert (entry.filter_subject, entry.create_target, entry.ephemeral) == ("in.reg.>", False, True)
+    assert (entry.max_age_ns, entry.retired_retention_ns) == (2 * HOUR_NS, 365 * DAY_NS)
+    assert entry.finder == JsonField("a\\.b.0")
+    assert entry.force_path == ("data", "force")
+    assert entry.policy == Policy(HOUR_NS, HOUR_NS // 4, 100)
+    assert entry.advisory is not None
+    assert (entry.advisory.subject, entry.advisory.reliable, entry.advisory.cluster) == ("adv.%s.%v", True, "target")
+    assert (entry.workers, entry.order, entry.batch_messages, entry.batch_bytes) == (4, "none", 1000, 16 << 20)
+    assert (entry.on_source_reset, entry.on_target_reset, entry.on_poison) == ("recopy", "stop", "stop")
+
+
+def test_the_example_in_the_repository_is_valid() -> None:
+    settings = load_settings(Path(__file__).parent.parent / "conf" / "replication.yaml", {})
+    assert settings.streams[0].tracked
+    assert settings.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("keys", "finder"),
+    (
+        ("inspect_header: Node", HeaderName("Node")),
+        ("inspect_subject_token: 3", SubjectToken(3)),
+        ("inspect_subject_token: -1", SubjectToken(-1)),
+    ),
+)
+def test_header_and_subject_token_sampling_are_active(
+    keys: str, finder: HeaderName | SubjectToken, stream: LoadStream
+) -> None:
+    entry = stream(f"{keys}, inspect_duration: 1h")
+    assert entry.finder == finder
+    assert entry.policy == Policy(HOUR_NS, HOUR_NS // 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "start"),
+    (
+        ("start_sequence: 7", Start("sequence", 7)),
+        ("start_delta: 1w", Start("delta", 7 * DAY_NS)),
+        ("start_time: 2022-03-15T13:48:10.000000001Z", Start("time", 1_647_352_090_000_000_001)),
+        ("start_at_end: true", Start("end")),
+        ("start_at_end: false, start_sequence: 0, start_delta: 1s", Start("delta", SECOND_NS)),
+        ("start_time: '2022-03-15T13:48:10Z', start_delta: 1h", Start("delta", HOUR_NS)),
+        ("start_time: '2022-03-15T13:48:10Z', start_delta: 1h, start_sequence: 7", Start("sequence", 7)),
+        ("start_delta: 1h, start_sequence: 7, start_at_end: true", Start("end")),
+    ),
+)
+def test_the_first_start_option_that_is_set_wins(keys: str, start: Start, stream: LoadStream) -> None:
+    assert stream(keys).start == start
+
+
+@pytest.mark.parametrize(
+    ("keys", "order"),
+    (("workers: 1", "stream"), (f"workers: 4, {SAMPLED}", "sender"), ("workers: 4, order: none", "none")),
+)
+def test_several_workers_keep_each_senders_order_unless_told_otherwise(
+    keys: str, order: str, stream: LoadStream
+) -> None:
+    assert stream(keys).order == order
+
+
+@pytest.mark.parametrize(
+    ("keys", "warning"),
+    (
+        ("monitor_port: 8080\n", "monitor_port"),
+        ("profiling: true\n", "profiling"),
+        ("monitor_port: 0\nprofiling: false\n", None),
+    ),
+)
+def test_harmless_keys_of_the_forerunner_are_accepted_with_one_warning(
+    keys: str, warning: str | None, load: Load
+) -> None:
+    warnings = load(TOP + keys + STREAM % "").warnings
+    assert [note.split()[0] for note in warnings] == ([warning] if warning else [])
+
+
+def test_target_initiated_is_accepted_with_one_warning_for_all_streams(load: Load) -> None:
+    entry = "- {stream: %s, source_url: a, target_url: b, target_initiated: true}\n"
+    (warning,) = load(TOP + "streams:\n" + entry % "ONE" + entry % "TWO").warnings
+    assert warning.startswith("target_initiated has no effect (ONE, TWO)")
+
+
+def test_null_and_empty_values_are_not_set(stream: LoadStream) -> None:
+    assert stream("name: '', tls: null, leader_election_name: '', filter_subject: ") == stream()
+
+
+def test_merge_keys_and_anchors_share_settings_between_streams(load: Load) -> None:
+    settings = load(
+        "name: EAST\nstreams:\n- &base {stream: ONE, source_url: a, target_url: b, max_age: 1h}\n"
+        "- {<<: *base, stream: TWO}\n"
+    )
+    assert [(entry.stream, entry.max_age_ns) for entry in settings.streams] == [("ONE", HOUR_NS), ("TWO", HOUR_NS)]
+
+
+def test_sites_are_the_entries_with_one_name_in_the_order_of_the_file(load: Load) -> None:
+    entry = "- {stream: %s, source_url: a, target_url: b, name: %s}\n"
+    settings = load(TOP + "streams:\n" + entry % ("ONE", "LON") + entry % ("ONE", "PAR") + entry % ("TWO", "LON"))
+    assert {site: [e.stream for e in entries] for site, entries in settings.sites.items()} == {
+        "LON": ["ONE", "TWO"],
+        "PAR": ["ONE"],
+    }
+    assert list(settings.sites) == ["LON", "PAR"]
+    assert [e.label for e in settings.find("ONE")] == ["LON/ONE", "PAR/ONE"]
+    assert [e.label for e in settings.find("LON/TWO")] == ["LON/TWO"]
+    with pytest.raises(ConfigurationError, match=r"no stream 'TWOO' is configured; did you mean 'TWO'\?"):
+        settings.find("TWOO")
+
+
+def test_settings_travel_to_other_processes(load: Load) -> None:
+    settings = load(TOP + STREAM % f", {SAMPLED}")
+    assert pickle.loads(pickle.dumps(settings)) == settings
+
+
+def test_the_digest_follows_what_takes_effect_and_nothing_else(load: Load) -> None:
+    plain = load(TOP + STREAM % "")
+    assert load("# a comment\n" + TOP + "logfile: /x\n" + STREAM % ", on_poison: park").digest == plain.digest
+    assert load(TOP + STREAM % ", max_age: 1h").digest != plain.digest
+    by_field = load(TOP + STREAM % ", inspect_field: a, inspect_duration: 1h")
+    assert load(TOP + STREAM % ", inspect_header: a, inspect_duration: 1h").digest != by_field.digest
+
+
+# -------------------------------------------------------------------------------------------------- the environment
+
+
+def test_variables_are_replaced_inside_values_of_every_kind(stream: LoadStream) -> None:
+    entry = stream("max_age: '${AGE}', workers: '${N}', order: none, ephemeral: '${E}'", AGE="1h", N="2", E="true")
+    assert (entry.max_age_ns, entry.workers, entry.ephemeral) == (HOUR_NS, 2, True)
+
+
+def test_a_password_from_the_environment_reaches_the_cluster(load: Load) -> None:
+    settings = load(TOP + "streams: [{stream: A, source_url: 'nats://me:${PW}@a', target_url: b}]", PW="hunter2")
+    assert settings.streams[0].source.password == "hunter2"
+
+
+def test_an_unset_variable_is_named_with_its_stream_and_key(stream_refusal: Refusal) -> None:
+    assert stream_refusal("max_age: '${AGE}'") == "max_age: environment variable AGE is not set"
+
+
+def test_an_unfinished_variable_is_refused(stream_refusal: Refusal) -> None:
+    assert "does not begin ${NAME}" in stream_refusal("max_age: '${AGE:-1h}'", AGE="1h")
+
+
+def test_home_is_the_environments_then_the_state_store(load: Load, tmp_path: Path) -> None:
+    text = TOP + "state_store: /there\n" + STREAM % ""
+    assert load(text, SR_ASSETS_HOME="/here").home == Path("/here")
+    assert load(text, SR_ASSETS_HOME="").home == Path("/there")
+
+
+def test_a_relative_home_lies_in_the_working_directory(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load(TOP + STREAM % "", SR_ASSETS_HOME="data").home == tmp_path / "data"
+
+
+def test_the_file_is_the_one_the_environment_names(tmp_path: Path) -> None:
+    path = tmp_path / "other.yaml"
+    path.write_text(TOP + STREAM % "")
+    assert load_settings(environ={"SR_ASSETS_CONFIG": str(path)}).replicator == "EAST"
+
+
+# --------------------------------------------------------------------------------------------------- unusable files
+
+
+def test_a_missing_file_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"none\.yaml: cannot be read: No such file.*SR_ASSETS_CONFIG"):
+        load_settings(tmp_path / "none.yaml", {})
+
+
+def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read: Is a directory"):
+        load_settings(tmp_path, {})
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+def test_an_unreadable_file_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "secret.yaml"
+    path.touch(mode=0)
+    with pytest.raises(ConfigurationError, match="cannot be read: Permission denied"):
+        load_settings(path, {})
+
+
+def test_a_file_that_is_not_utf_8_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "latin.yaml"
+    path.write_bytes("name: Zürich".encode("latin-1"))
+    with pytest.raises(ConfigurationError, match="is not UTF-8 text"):
+        load_settings(path, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    (
+        ("", "is empty"),
+        ("# only a comment\n", "is empty"),
+        ("just text", "must be a mapping"),
+        ("- a\n- b", "must be a mapping"),
+        ("name: [EAST\nstreams: ]", "is not valid YAML in line 2"),
+        ("name: EAST\n\tstreams: []", "is not valid YAML in line 2, column 1"),
+        ("name: !!python/object:os.system x", "is not valid YAML in line 1"),
+        ("name: \x07", "is not valid YAML"),
+        ("name: 1\n---\nname: 2", "another document"),
+        ("name: EAST\nname: WEST", "key 'name' is there twice"),
+        ("name: EAST\nstreams: &s [*s]", "nested too deeply"),
+        ("name: " + "[" * 3000, "is not valid YAML"),
+        ("name: EAST", "streams: is required"),
+        ("streams: []", "name: is required"),
+        ("name: EAST\nstreams: []", "streams: is empty"),
+        ("name: EAST\nstreams: {stream: A}", "streams: must be a list"),
+        ("name: EAST\nstreams: [A]", "streams entry 1: must be a mapping"),
+        ("name: EAST\nstreams: [{source_url: a, target_url: b}]", "streams entry 1: stream: is required"),
+        ("name: EAST\nstreams: [{stream: A, target_url: b}]", "stream 'A': source_url: is required"),
+        (
+            "name: EAST\nstreams: [{stream: A, name: B, source_url: b}]",
+            "stream 'A' (name 'B'): target_url: is required",
+        ),
+    ),
+)
+def test_a_file_of_the_wrong_shape_is_refused(text: str, says: str, refusal: Refusal) -> None:
+    assert says in refusal(text)
+
+
+# ------------------------------------------------------------------------------------------------- unknown, unsupported
+
+
+def test_an_unknown_key_is_named_with_the_closest_and_all_allowed_ones(stream_refusal: Refusal) -> None:
+    line = stream_refusal("Inspect_Durations: 1h")
+    assert line.startswith("unknown key 'Inspect_Durations'; did you mean inspect_duration? allowed: stream, name, ")
+
+
+@pytest.mark.parametrize(
+    ("keys", "where"),
+    (
+        ("stats: 1\n", ""),
+        ("1: x\n", ""),
+        ("spark: {modus: classic}\n", "spark: "),
+        ("sensor: {every: 1s}\n", "sensor: "),
+        ("snapshots: {keep: 1d}\n", "snapshots: "),
+    ),
+)
+def test_an_unknown_key_above_the_streams_is_refused(keys: str, where: str, refusal: Refusal) -> None:
+    assert refusal(TOP + keys + STREAM % "").startswith(f"{where}unknown key ")
+
+
+def test_an_unknown_key_of_the_advisory_is_refused(stream_refusal: Refusal) -> None:
+    assert stream_refusal(f"{SAMPLED}, advisory: {{topic: a}}").startswith("advisory: unknown key 'topic'; ")
+
+
+def test_two_spellings_of_one_key_are_refused(stream_refusal: Refusal) -> None:
+    assert "key 'Max_Age' is there twice" in stream_refusal("max_age: 1h, Max_Age: 2h")
+
+
+@pytest.mark.parametrize("key", ("tls: {ca: a}", "choria: {seed_file: a}", "heartbeats: {url: a}", "feeds: [{url: a}]"))
+def test_what_is_not_supported_yet_is_refused_above_the_streams(key: str, refusal: Refusal) -> None:
+    line = refusal(f"{TOP}{key}\n" + STREAM % "")
+    assert line.startswith(f"{key.partition(':')[0]}: is not supported in this version: ")
+
+
+@pytest.mark.parametrize(
+    "key",
+    (
+        "tls: {ca: a}",
+        "source_tls: {ca: a}",
+        "target_tls: {ca: a}",
+        "choria: {jwt_file: a}",
+        "source_choria: {jwt_file: a}",
+        "target_choria: {jwt_file: a}",
+        "leader_election_name: a",
+    ),
+)
+def test_what_is_not_supported_yet_is_refused_in_a_stream(key: str, stream_refusal: Refusal) -> None:
+    assert stream_refusal(key).startswith(f"{key.partition(':')[0]}: is not supported in this version: ")
+
+
+# ------------------------------------------------------------------------------------------------------- bad values
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    (
+        ("max_age: 5 parsecs", "max_age: '5 parsecs' is not a duration"),
+        ("max_age: 3600", "max_age: 3600 is not a duration"),
+        ("max_age: -1h", "max_age: '-1h' is not a duration"),
+        ("max_age: 0s", "max_age: '0s' must be longer than zero"),
+        ("inspect_field: a, inspect_duration: 0h", "inspect_duration: '0h' must be longer than zero"),
+        (f"{SAMPLED}, warn_duration: 0s", "warn_duration: '0s' must be longer than zero"),
+        (f"{SAMPLED}, warn_duration: -5m", "warn_duration: '-5m' is not a duration"),
+        ("start_sequence: -1", "start_sequence: -1 is not a whole number, 0 or more"),
+        ("start_sequence: 1.5", "start_sequence: 1.5 is not a whole number"),
+        ("start_time: yesterday", "start_time: 'yesterday' is not a time"),
+        ("start_time: 2022-03-15", "start_time: '2022-03-15' is not a time"),
+        ("start_time: 2022-13-15T00:00:00Z", "is not a time"),
+        ("start_at_end: maybe", "start_at_end: 'maybe' is neither true nor false"),
+        ("workers: 0", "workers: 0 is not a whole number, 1 or more"),
+        ("workers: true", "workers: True is not a whole number"),
+        ("workers: 2, order: random", "order: 'random' is not one of stream, sender, none"),
+        ("on_source_reset: explode", "on_source_reset: 'explode' is not one of stop, recopy, skip_to_now"),
+        ("on_target_reset: explode", "on_target_reset: 'explode' is not one of continue, stop"),
+        ("on_poison: explode", "on_poison: 'explode' is not one of park, stop"),
+        ("batch_messages: 0", "batch_messages: 0 is not a whole number"),
+        ("batch_bytes: 0", "batch_bytes: 0 must be 1 byte or more"),
+        ("batch_bytes: 1 lot", "batch_bytes: '1 lot' is not a size"),
+        (f"{SAMPLED}, size_trigger: -1", "size_trigger: -1 is not a size"),
+        ("filter_subject: a..b", "filter_subject: 'a..b' is not a subject filter"),
+        ("filter_subject: 'a.>.b'", "filter_subject: 'a.>.b' is not a subject filter"),
+        ("filter_subject: a b", "filter_subject: 'a b' is not a subject filter"),
+        ("filter_subject: .a", "filter_subject: '.a' is not a subject filter"),
+        ('filter_subject: "a\\r\\nPUB x"', "filter_subject: 'a\\r\\nPUB x' has control characters"),
+        ("target_stream: a.b", "target_stream: 'a.b' cannot name a stream"),
+        ("target_stream: ../x", "target_stream: '../x' cannot name a stream"),
+        ("target_stream: 7", "target_stream: 7 is not text: put it in quotes"),
+        ("target_subject_prefix: a.*", "target_subject_prefix: 'a.*' cannot begin a subject"),
+        ("target_subject_prefix: .a", "target_subject_prefix: '.a' cannot begin a subject"),
+        ("target_subject_remove: 'a.>'", "target_subject_remove: 'a.>' occurs in no subject"),
+        ("inspect_field: a..b, inspect_duration: 1h", "inspect_field: 'a..b' has an empty segment"),
+        ("inspect_field: .a, inspect_duration: 1h", "inspect_field: '.a' has an empty segment"),
+        (f"{SAMPLED}, inspect_force_field: a.", "inspect_force_field: 'a.' has an empty segment"),
+        ("inspect_header: 'a: b', inspect_duration: 1h", "inspect_header: 'a: b' is not a header name"),
+        ("inspect_subject_token: -2, inspect_duration: 1h", "inspect_subject_token: -2 is not a token"),
+        (f"{SAMPLED}, advisory: {{reliable: true}}", "advisory.subject: is required"),
+        (
+            f"{SAMPLED}, advisory: {{subject: a, cluster: moon}}",
+            "advisory.cluster: 'moon' is not one of source, target",
+        ),
+        (f"{SAMPLED}, advisory: {{subject: a.%d}}", "advisory.subject: 'a.%d': only %s (the event) and %v"),
+        (f"{SAMPLED}, advisory: {{subject: a..%s}}", "advisory.subject: 'a..%s' is not a subject"),
+        (f"{SAMPLED}, advisory: {{subject: 'a.>'}}", "advisory.subject: 'a.>' is not a subject"),
+        (f"{SAMPLED}, advisory: adv", "advisory: must be a mapping"),
+    ),
+)
+def test_a_bad_value_is_named_with_its_key_and_what_is_allowed(keys: str, says: str, stream_refusal: Refusal) -> None:
+    assert says in stream_refusal(keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    (
+        ("loglevel: loud\n", "loglevel: 'loud' is not one of debug, info, warn, error"),
+        ("run_budget: 0s\n", "run_budget: '0s' must be longer than zero"),
+        ("linger: -1s\n", "linger: '-1s' is not a duration"),
+        ("sensor: {interval: 10ms}\n", "sensor: interval: must be 1s or more"),
+        ("sensor: {lag_messages: 0}\n", "sensor.lag_messages: 0 is not a whole number, 1 or more"),
+        ("sensor: {lag_seconds: -1}\n", "sensor.lag_seconds: -1 is not"),
+        ("spark: {mode: cloud}\n", "spark.mode: must be connect-local, classic, sc://"),
+        ("spark: {config: [a]}\n", "spark.config: must be a mapping"),
+        ("spark: {config: {a: [b]}}\n", "spark.config: 'a' must be text with one value"),
+        ("snapshots: {retention: soon}\n", "snapshots.retention: 'soon' is not a duration"),
+        ("logfile: [a]\n", "logfile: ['a'] is not text"),
+    ),
+)
+def test_a_bad_value_above_the_streams_is_named_with_its_key(keys: str, says: str, refusal: Refusal) -> None:
+    assert says in refusal(TOP + keys + STREAM % "")
+
+
+@pytest.mark.parametrize("name", ("a/b", "..", ".hidden", "a b", "a\\b", "a*", "a>b", "x" * 201))
+def test_a_site_whose_name_is_no_safe_folder_is_refused(name: str, refusal: Refusal) -> None:
+    assert "cannot be a name" in refusal(yaml.safe_dump({"name": name}) + STREAM % "")
+
+
+@pytest.mark.parametrize("name", ("a.b", "a b", "a*", ">", "a/b", "a\\b", "x" * 256))
+def test_a_stream_that_no_server_could_hold_is_refused(name: str, refusal: Refusal) -> None:
+    document = {"name": "EAST", "streams": [{"stream": name, "source_url": "a", "target_url": "b"}]}
+    assert "cannot name a stream" in refusal(yaml.safe_dump(document))
+
+
+def test_a_name_that_yaml_takes_for_no_is_refused_with_the_remedy(refusal: Refusal) -> None:
+    assert refusal("name: NO\n" + STREAM % "") == "name: False is not text: put it in quotes"
+
+
+def test_with_several_mistakes_the_first_is_told_and_the_others_counted(stream_refusal: Refusal) -> None:
+    assert stream_refusal("max_age: x, workers: 0, batch_bytes: x").endswith("(and 2 more)")
+
+
+# --------------------------------------------------------------------------------------------------- contradictions
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    (
+        ("inspect_field: a, inspect_header: B, inspect_duration: 1h", "inspect_field and inspect_header: only one"),
+        (
+            "inspect_header: B, inspect_subject_token: 1, inspect_duration: 1h",
+            "inspect_header and inspect_subject_token:",
+        ),
+        ("inspect_field: a", "inspect_field: needs inspect_duration"),
+        ("inspect_header: a", "inspect_header: needs inspect_duration"),
+        ("inspect_subject_token: 1", "inspect_subject_token: needs inspect_duration"),
+        ("inspect_duration: 1h", "inspect_duration: needs one of inspect_field, inspect_header or"),
+        ("inspect_subject_token: 0, inspect_duration: 1h", "inspect_duration: needs one of"),
+        ("warn_duration: 1h", "warn_duration: needs sampling"),
+        (f"{SAMPLED}, warn_duration: 1h", "warn_duration: must be shorter than inspect_duration"),
+        (f"{SAMPLED}, warn_duration: 61m", "warn_duration: must be shorter than inspect_duration"),
+        ("inspect_force_field: a", "inspect_force_field: needs sampling"),
+        ("size_trigger: 100", "size_trigger: needs sampling"),
+        ("advisory: {subject: a}", "advisory: needs sampling"),
+        ("retired_retention: 1M", "retired_retention: needs sampling"),
+        (f"target_initiated: true, {SAMPLED}", "target_initiated: cannot be used with sampling"),
+        ("target_initiated: true, max_age: 1h", "target_initiated: cannot be used with max_age"),
+        ("workers: 2", "order: 'sender' (the default when workers > 1) needs one of inspect_field"),
+        ("workers: 2, order: sender", "order: 'sender'"),
+        ("workers: 2, order: stream", "order: 'stream' needs workers: 1"),
+        ("create_target: true, no_target_create: true", "create_target: contradicts no_target_create"),
+        ("create_target: false, no_target_create: false", "create_target: contradicts no_target_create"),
+    ),
+)
+def test_keys_that_contradict_each_other_are_refused(keys: str, says: str, stream_refusal: Refusal) -> None:
+    assert stream_refusal(keys).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("keys", "result"),
+    (
+        ("filter_subject: reg.>, target_subject_remove: reg", "'.>'"),
+        ("filter_subject: a.reg, target_subject_remove: reg", "'a.'"),
+        ("filter_subject: reg, target_subject_remove: reg", "''"),
+        ("target_subject_prefix: reg, target_subject_remove: reg", "'.>'"),
+    ),
+)
+def test_a_remove_string_that_would_leave_an_edge_dot_is_refused(
+    keys: str, result: str, stream_refusal: Refusal
+) -> None:
+    line = stream_refusal(keys)
+    assert line.startswith("target_subject_remove: 'reg' makes ")
+    assert f"into {result}:" in line
+
+
+@pytest.mark.parametrize(
+    ("keys", "target"),
+    (
+        ("target_subject_remove: reg.", "web1"),
+        ("target_subject_prefix: fleet., target_subject_remove: reg", "fleet.web1"),
+        ("target_subject_prefix: reg2, target_subject_remove: '2'", "reg.reg.web1"),
+    ),
+)
+def test_a_rewriting_that_leaves_whole_subjects_is_accepted(keys: str, target: str, stream: LoadStream) -> None:
+    assert stream(keys).target_pattern("reg.web1") == target
+
+
+def test_without_a_filter_the_sources_own_subjects_tell_whether_the_remove_string_fits(stream: LoadStream) -> None:
+    entry = stream("target_subject_remove: reg")
+    assert entry.target_pattern("in.reg.>") == "in.>"
+    with pytest.raises(ConfigurationError, match=r"stream 'REG' \(name 'EAST'\): target_subject_remove: 'reg' makes"):
+        entry.target_pattern("reg.>")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "keys", "says"),
+    (
+        ("a", "a", "", "'REG' would be copied into itself"),
+        ("a:4222", "nats://A", "", "'REG' would be copied into itself"),
+        ("a,b,c", "c,d", "", "'REG' would be copied into itself"),
+        ("localhost", "127.0.0.1", "", "'REG' would be copied into itself"),
+        ("u:p@a", "u:p@a", "target_subject_prefix: x", "'REG' would be copied into itself"),
+        ("a", "a", "target_stream: B", "the subjects of both streams overlap ('>')"),
+        ("a", "a", "target_stream: B, filter_subject: x.>", "the subjects of both streams overlap ('x.>')"),
+        ("a", "a", "target_stream: B, filter_subject: '*.x', target_subject_remove: .y", "overlap ('*.x')"),
+        ("a", "a", "target_stream: B, filter_subject: 'x.>', target_subject_prefix: x", "overlap ('x.x.>')"),
+    ),
+)
+def test_a_source_equal_to_its_target_with_overlapping_subjects_is_refused(
+    source: str, target: str, keys: str, says: str, refusal: Refusal
+) -> None:
+    entry = f"{{stream: REG, source_url: '{source}', target_url: '{target}'{keys and ', ' + keys}}}"
+    line = refusal(f"name: EAST\nstreams: [{entry}]")
+    assert line.startswith("stream 'REG': target_url: is the cluster of source_url")
+    assert says in line
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "keys"),
+    (
+        ("a:1", "a:2", ""),
+        ("u:p@a", "v:q@a", ""),
+        ("a", "a", "target_stream: B, target_subject_prefix: x"),
+        ("a", "a", "target_stream: B, target_subject_prefix: x, filter_subject: '>'"),
+        ("a", "a", "target_stream: B, target_subject_prefix: x, filter_subject: y.>"),
+    ),
+)
+def test_a_copy_within_one_cluster_to_other_subjects_is_accepted(
+    source: str, target: str, keys: str, load: Load
+) -> None:
+    entry = f"{{stream: REG, source_url: '{source}', target_url: '{target}'{keys and ', ' + keys}}}"
+    assert len(load(f"name: EAST\nstreams: [{entry}]").streams) == 1
+
+
+@pytest.mark.parametrize(
+    ("filter_subject", "template"),
+    (("reg.>", "reg.advisory"), ("reg.>", "reg.%s.%v"), ("*.x", "%s.x"), ("reg.a.b", "reg.%v"), ("a.b", "%v")),
+)
+def test_an_advisory_subject_that_the_tracked_stream_takes_is_refused(
+    filter_subject: str, template: str, stream_refusal: Refusal
+) -> None:
+    line = stream_refusal(f"filter_subject: '{filter_subject}', {SAMPLED}, advisory: {{subject: '{template}'}}")
+    assert line.startswith(f"advisory.subject: '{template}' is taken by the tracked source stream itself")
+
+
+@pytest.mark.parametrize(
+    ("filter_subject", "advisory"),
+    (
+        ("reg.>", "subject: adv.%s.%v"),
+        ("reg.a", "subject: reg.%s.%v"),
+        ("reg.>", "subject: reg.%s, cluster: target"),
+        (">", "subject: adv.%s"),
+    ),
+)
+def test_an_advisory_subject_beside_the_tracked_stream_is_accepted(
+    filter_subject: str, advisory: str, stream: LoadStream
+) -> None:
+    assert stream(f"filter_subject: '{filter_subject}', {SAMPLED}, advisory: {{{advisory}}}").advisory is not None
+
+
+# ------------------------------------------------------------------------------------------------------- collisions
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "says"),
+    (
+        (("A", "EAST"), ("A", None), "stream 'A' (name 'EAST'): is there twice"),
+        (("A-B", None), ("A_B", None), "name 'EAST': stream: 'A-B' and 'A_B' get the same asset keys"),
+        (("A", "a-b"), ("A", "a.b"), "name: 'a-b' and 'a.b' get the same asset group, job and sensor"),
+        (("A", "east"), ("B", None), "name: 'east' and 'EAST' share a folder"),
+        (("A", "Stra\u00dfe"), ("B", "STRASSE"), "share a folder"),
+    ),
+)
+def test_entries_that_would_share_a_place_are_refused(
+    one: tuple[str, str | None], other: tuple[str, str | None], says: str, refusal: Refusal
+) -> None:
+    entries = [
+        {"stream": stream, "source_url": "a", "target_url": "b"} | ({"name": name} if name else {})
+        for stream, name in (one, other)
+    ]
+    assert says in refusal(yaml.safe_dump({"name": "EAST", "streams": entries}))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), ((("A", "x"), ("A", "y")), (("A", "x"), ("B", "x")), (("A", "x"), ("a", "x")))
+)
+def test_entries_with_places_of_their_own_are_accepted(
+    one: tuple[str, str | None], other: tuple[str, str | None], load: Load
+) -> None:
+    entries = [{"stream": stream, "name": name, "source_url": "a", "target_url": "b"} for stream, name in (one, other)]
+    assert len(load(yaml.safe_dump({"name": "EAST", "streams": entries})).streams) == 2
