@@ -86,7 +86,7 @@ def test_the_typical_size_can_be_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"nodes": 0}, {"interval_seconds": 0}, {"payload_bytes": 999}, {"payload_bytes": 250_001}]
+    "wrong", ({"nodes": 0}, {"interval_seconds": 0}, {"payload_bytes": 999}, {"payload_bytes": 250_001})
 )
 def test_a_plan_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigurationError, match="must be"):
