@@ -708,7 +708,8 @@ class _RawStream(_Raw):
             alone = getattr(self, key) is not None and not sampled
             yield alone and getattr(self, key) != 0, f"{key}: needs sampling, that is inspect_duration and one of {one}"
         if warning is not None and interval is not None:
-            yield warning >= interval, "warn_duration: must be shorter than inspect_duration"
+            both = f"{warning / SECOND_NS:g}s must be shorter than inspect_duration ({interval / SECOND_NS:g}s)"
+            yield warning >= interval, f"warn_duration: {both}"
         if interval is not None:
             yield interval < 2, "inspect_duration: must be longer"
         yield self.target_initiated and sampled, "target_initiated: cannot be used with sampling; take it out"
