@@ -567,8 +567,9 @@ class Publisher:
         """Publish in order and return the acks as they arrive; nothing is sent before they are asked for.
 
         Sending stops at the first refusal; what is under way is awaited; what was not sent is not reported. With
-        `expect_last`, the target's last sequence, each message expects the one before it as the last: nothing after a
-        refusal, or a duplicate, is stored or reported, unless another writer filled just that place; such an ack is
+        `expect_last`, the target's last sequence, each message expects the one before it as the last: the first ack
+        is awaited before the rest follows, and nothing after a refusal, or a duplicate, is stored or reported. The
+        exception: a second writer that fills just the place of what was refused lets later ones in; their acks are
         reported. A message the server cannot take is not sent but reported as a refusal, in its turn: over
         `max_payload` as 10054, an impossible subject as 400. Raises WireError when the connection fails or no ack
         comes in time: then the target has to be read.
@@ -578,17 +579,14 @@ class Publisher:
         waiting_bytes = 0
         expected = expect_last
         refusal: Ack | None = None
+        # Were `expect_last` one too low, the first message would be refused and the second find just what it expects.
+        window = self._max_messages if expected is None else 1
         going = True
         refused = False
         while True:
             chunk: list[bytes] = []
             chunk_bytes = 0
-            while (
-                going
-                and chunk_bytes < SEND_BYTES
-                and waiting_bytes < self._max_bytes
-                and len(under_way) < self._max_messages
-            ):
+            while going and chunk_bytes < SEND_BYTES and waiting_bytes < self._max_bytes and len(under_way) < window:
                 item = next(source, None)
                 if item is None:
                     going = False
@@ -621,6 +619,7 @@ class Publisher:
                         yield ack
                     refused = True
                 else:
+                    window = self._max_messages
                     yield ack
         if refusal is not None and not (refused and expect_last is not None):
             yield refusal

@@ -1,0 +1,196 @@
+"""The protocol as bytes: every cut parses alike, headers stay bytes, only the server's own lines are taken off."""
+
+import base64
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sr_assets.adapters.frames import (
+    Frame,
+    FrameParser,
+    delivered_message,
+    direct_get_message,
+    encode_pub,
+    has_whole_headers,
+    stored_message,
+    with_first_header,
+    without_message_size,
+)
+from sr_assets.domain.messages import split_direct_get
+
+SERVER_BLOCK = (
+    b"Nats-Stream: S\r\nNats-Subject: a.b\r\nNats-Sequence: 7\r\nNats-Time-Stamp: 2026-03-15T13:48:10.5Z\r\n"
+    b"Nats-Num-Pending: 3\r\nNats-Last-Sequence: 6\r\n\r\n"
+)
+STORED_NS = 1_773_582_490_500_000_000
+
+header_lines = st.lists(
+    st.one_of(
+        st.binary(max_size=20).filter(lambda line: b"\r\n" not in line and not line.endswith(b"\r")),
+        st.sampled_from([b"Nats-Stream: EVIL", b"Nats-Sequence: 99", b"A: 1", b"A:1 ", b"", b"X: \xff\xfe"]),
+    ),
+    max_size=5,
+)
+blocks = header_lines.map(lambda lines: b"".join(line + b"\r\n" for line in [b"NATS/1.0", *lines]) + b"\r\n")
+tokens = st.binary(min_size=1, max_size=12).map(lambda raw: bytes(33 + byte % 200 for byte in raw))
+frames = st.one_of(
+    st.builds(
+        lambda subject, reply, payload: Frame(b"MSG", subject, reply, b"", payload),
+        tokens,
+        st.just(b"") | tokens,
+        st.binary(max_size=300),
+    ),
+    st.builds(
+        lambda subject, reply, headers, payload: Frame(b"HMSG", subject, reply, headers, payload),
+        tokens,
+        st.just(b"") | tokens,
+        blocks,
+        st.binary(max_size=300),
+    ),
+    st.sampled_from(
+        [
+            Frame(b"PING"),
+            Frame(b"PONG"),
+            Frame(b"+OK"),
+            Frame(b"INFO", payload=b'{"a": 1}'),
+            Frame(b"-ERR", payload=b"'x'"),
+        ]
+    ),
+)
+
+
+def written(frame: Frame) -> bytes:
+    """What a server sends for this frame."""
+    if frame.verb not in (b"MSG", b"HMSG"):
+        return b" ".join(filter(None, [frame.verb, frame.payload])) + b"\r\n"
+    sizes = [b"%d" % len(frame.headers)] if frame.verb == b"HMSG" else []
+    sizes.append(b"%d" % (len(frame.headers) + len(frame.payload)))
+    line = b" ".join(filter(None, [frame.verb, frame.subject, b"1", frame.reply, *sizes]))
+    return line + b"\r\n" + frame.headers + frame.payload + b"\r\n"
+
+
+@given(st.lists(frames, max_size=8), st.lists(st.integers(0, 3000), max_size=12))
+def test_every_cut_of_the_byte_stream_gives_the_same_frames(sent: list[Frame], cuts: list[int]) -> None:
+    stream = b"".join(map(written, sent))
+    edges = [0, *sorted(cut for cut in cuts if cut < len(stream)), len(stream)]
+    parser = FrameParser()
+    received = [frame for at, to in itertools.pairwise(edges) for frame in parser.feed(stream[at:to])]
+    assert received == sent
+
+
+def test_one_byte_at_a_time_is_enough() -> None:
+    stream = written(Frame(b"HMSG", b"a", b"r", b"NATS/1.0\r\nA: \xff\r\n\r\n", b"\r\nHMSG x\r\n")) + b"PING\r\n"
+    parser = FrameParser()
+    received = [frame for at in range(len(stream)) for frame in parser.feed(stream[at : at + 1])]
+    assert [frame.verb for frame in received] == [b"HMSG", b"PING"]
+    assert received[0].payload == b"\r\nHMSG x\r\n"
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    (
+        b"HTTP/1.1 400 Bad Request\r\n",
+        b"MSG a 1 x\r\n",
+        b"MSG a 1 3\r\nabcdef\r\n",
+        b"HMSG a 1 9 3\r\nabc\r\n",
+        b"\r\n",
+    ),
+)
+def test_what_is_not_the_protocol_is_refused_at_once(garbage: bytes) -> None:
+    with pytest.raises(ValueError):
+        FrameParser().feed(garbage)
+
+
+def test_a_line_that_never_ends_is_refused() -> None:
+    with pytest.raises(ValueError, match="without an end"):
+        FrameParser().feed(b"x" * (1 << 20) + b"y")
+
+
+@given(blocks | st.just(b""), st.binary(max_size=200))
+def test_a_publish_carries_headers_and_payload_byte_for_byte(headers: bytes, payload: bytes) -> None:
+    line, _, rest = encode_pub("a.ü", b"_INBOX.1", headers, payload).partition(b"\r\n")
+    verb = b"HPUB" if headers else b"PUB"
+    assert line.startswith(verb + b" a.\xc3\xbc _INBOX.1 ")
+    assert int(line.rsplit(b" ", 1)[1]) == len(headers) + len(payload)
+    assert rest == headers + payload + b"\r\n"
+
+
+def test_bytes_of_a_subject_that_are_not_utf8_go_out_as_they_came_in() -> None:
+    frame = FrameParser().feed(b"MSG a.\xff 1 $JS.ACK.S.c.1.2.1.3.0 0\r\n\r\n")[0]
+    assert encode_pub(delivered_message(frame)[0].subject, b"", b"", b"").startswith(b"PUB a.\xff 0")
+
+
+@pytest.mark.parametrize("subject", ("", "a b", "a\r\nPUB x 0\r\n\r\n", "a\tb", "a\nb", "a\0"))
+def test_a_subject_cannot_break_out_of_its_line(subject: str) -> None:
+    with pytest.raises(ValueError, match="not a subject"):
+        encode_pub(subject, b"", b"", b"")
+
+
+@given(blocks | st.just(b""))
+def test_only_the_servers_own_block_is_taken_off_a_direct_get(own: bytes) -> None:
+    answered = (own[:-2] if own else b"NATS/1.0\r\n") + SERVER_BLOCK
+    found = direct_get_message(Frame(b"HMSG", b"_INBOX.1", b"", answered, b"payload"))
+    assert found is not None
+    message, pending = found
+    assert (message.sequence, message.stored_ns, message.subject, pending) == (7, STORED_NS, "a.b", 3)
+    assert message.headers == (b"" if own == b"NATS/1.0\r\n\r\n" else own)
+    assert has_whole_headers(message)
+
+
+@given(blocks)
+def test_the_fast_path_says_what_the_domain_says(own: bytes) -> None:
+    headers = own[:-2] + SERVER_BLOCK
+    found = direct_get_message(Frame(b"HMSG", b"", b"", headers, b""))
+    own_headers, direct = split_direct_get(headers)
+    assert found is not None
+    assert direct is not None
+    assert found[0].headers == own_headers
+    assert (found[0].subject, found[0].sequence) == (direct.subject, direct.sequence)
+    assert (found[0].stored_ns, found[1]) == (direct.stored_ns, direct.num_pending)
+
+
+def test_a_status_is_never_a_message() -> None:
+    end = Frame(b"HMSG", headers=b"NATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 12\r\n\r\n")
+    assert (end.status, end.status_text, direct_get_message(end)) == (204, "204 EOB", None)
+    assert Frame(b"HMSG", headers=b"NATS/1.0\r\nStatus: 204\r\n\r\n").status is None
+
+
+def test_a_block_the_server_damaged_is_noticed() -> None:
+    found = direct_get_message(Frame(b"HMSG", headers=b"NATS/1.0\r\nno e" + SERVER_BLOCK))
+    assert found is not None
+    assert not has_whole_headers(found[0])
+
+
+@pytest.mark.parametrize("reply", (b"$JS.ACK.S.c.1.7.3.1700.9", b"$JS.ACK.hub.AHASH.S.c.1.7.3.1700.9.r4nd"))
+def test_a_delivery_is_read_from_either_form_of_its_reply(reply: bytes) -> None:
+    message, number, pending = delivered_message(Frame(b"HMSG", b"a.b", reply, b"NATS/1.0\r\n\r\n", b"p"))
+    assert (message.sequence, message.stored_ns, message.headers, number, pending) == (7, 1700, b"", 3, 9)
+
+
+@pytest.mark.parametrize("reply", (b"", b"_INBOX.a", b"$JS.ACK.S.c.1.7.3.x.9"))
+def test_another_reply_is_no_delivery(reply: bytes) -> None:
+    with pytest.raises(ValueError):
+        delivered_message(Frame(b"MSG", b"a", reply))
+
+
+@given(blocks)
+def test_the_message_size_of_a_headers_only_consumer_is_taken_off(own: bytes) -> None:
+    added = own[:-2] + b"Nats-Msg-Size: 12\r\n\r\n"
+    assert without_message_size(added) == (b"" if own == b"NATS/1.0\r\n\r\n" else own)
+
+
+@given(blocks)
+def test_a_header_put_in_front_leaves_the_others_alone(own: bytes) -> None:
+    assert with_first_header(own, b"N", b"1") == b"NATS/1.0\r\nN: 1\r\n" + own[10:]
+    assert with_first_header(b"", b"N", b"1") == b"NATS/1.0\r\nN: 1\r\n\r\n"
+
+
+def test_a_stored_message_keeps_its_bytes() -> None:
+    headers, payload = b"NATS/1.0\r\nB : \xff\r\nno end", bytes(range(256))
+    stored = {"subject": "a", "seq": 3, "time": "2026-03-15T13:48:10.5Z"}
+    stored |= {"hdrs": base64.b64encode(headers).decode(), "data": base64.b64encode(payload).decode()}
+    message = stored_message({"message": stored})
+    assert (message.sequence, message.stored_ns) == (3, STORED_NS)
+    assert (message.headers, message.payload) == (headers, payload)
