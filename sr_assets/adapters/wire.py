@@ -288,6 +288,46 @@ def read_range(
             yield inside
 
 
+def read_confirmed(
+    connection: Connection,
+    stream: str,
+    wanted: SequenceRange,
+    *,
+    filter_subject: str | None = None,
+    max_bytes: int = BATCH_BYTES,
+    direct: bool,
+) -> Iterator[list[Message]]:
+    """Read a range like `read_range` until the leader confirms that nothing more of it is there.
+
+    Any replica may answer a direct get, and one that lags ends early: then the leader is asked for the next message,
+    and the rest is read again from behind it.
+    """
+    first = wanted.first
+    while first < wanted.next:
+        rest = SequenceRange(first, wanted.next)
+        for messages in read_range(
+            connection, stream, rest, filter_subject=filter_subject, max_bytes=max_bytes, direct=direct
+        ):
+            yield messages
+            first = messages[-1].sequence + 1
+        if first >= wanted.next:
+            return
+        found = next_message(connection, stream, first, filter_subject)
+        if found is None or found.sequence >= wanted.next:
+            return
+        yield [found]
+        first = found.sequence + 1
+
+
+def next_message(
+    connection: Connection, stream: str, sequence: int, filter_subject: str | None = None
+) -> Message | None:
+    """The first message at or after a sequence as the leader has it; None when there is none."""
+    subject = f"$JS.API.STREAM.MSG.GET.{stream}"
+    request = {"seq": sequence, "next_by_subj": filter_subject or ">"}
+    return _stored(connection, stream, connection.request(subject, request))
+
+
 def read_headers(connection: Connection, stream: str, wanted: SequenceRange) -> Iterator[list[Message]]:
     """Read a range without payloads, in sequence order: for looking through a target. Uses a pull consumer."""
     for messages in _read_consumer(connection, stream, wanted, None, BATCH_MESSAGES, BATCH_BYTES, headers_only=True):

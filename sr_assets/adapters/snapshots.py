@@ -1,0 +1,152 @@
+"""The Parquet history of what was copied: its rows, its files, what of them is the newest per node.
+
+Here: the columns of a snapshot, moving staged files to their place, compaction and retention of days, removing what no commit knows. Not here: who
+writes the staged files (`spark_sink`), the table of the newest per node (`state`), the view over the files (`fleet`).
+
+A file lies at `snapshots/name=…/stream=…/date=YYYY-MM-DD/<first>-<next>.parquet`: the UTC date of `stored_at`, and the batch's range of
+source sequences, so a batch that is done again overwrites its own file.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from sr_assets.domain.registration import decode_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from sr_assets.domain.messages import Message
+    from sr_assets.domain.positions import SequenceRange
+
+#: One row per copied message of a tracked sender; name, stream and date are in the path.
+SCHEMA: Final = pa.schema(
+    [
+        ("node", pa.string()),
+        ("sequence", pa.int64()),
+        ("stored_at", pa.timestamp("us", tz="UTC")),
+        ("subject", pa.string()),
+        ("payload_bytes", pa.int64()),
+        ("payload", pa.string()),
+        ("payload_raw", pa.binary()),
+        ("metadata", pa.string()),
+    ]
+)
+
+
+def snapshot_rows(messages: Sequence[Message], nodes: Mapping[int, str | None]) -> pa.Table:
+    """Return one row per message; `nodes` are the senders by sequence. `payload` is text when it is JSON, else `payload_raw` has the bytes."""
+    texts = [_json_text(message.payload) for message in messages]
+    columns = [
+        [nodes[message.sequence] for message in messages],
+        [message.sequence for message in messages],
+        [message.stored_ns // 1000 for message in messages],
+        [message.subject.encode(errors="surrogateescape").decode(errors="replace") for message in messages],
+        [len(message.payload) for message in messages],
+        texts,
+        [message.payload if text is None else None for message, text in zip(messages, texts, strict=True)],
+        [None if text is None else decode_metadata(message.payload) for message, text in zip(messages, texts, strict=True)],
+    ]
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
+def _json_text(payload: bytes) -> str | None:
+    """Return a payload as JSON text, None when it is none (what DuckDB would not take as JSON, such as NaN, included)."""
+    try:
+        text = payload.decode()
+        json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return text
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def stream_folder(home: Path, name: str, stream: str) -> Path:
+    """Return the folder of one stream's history."""
+    return home / "snapshots" / f"name={quote(name, safe='')}" / f"stream={quote(stream, safe='')}"
+
+
+def place_staged(staging: Path, folder: Path, covered: SequenceRange) -> list[Path]:
+    """Move a batch's staged files to their dates and return all of that batch's files, also those an earlier attempt had moved."""
+    for dated in sorted(staging.glob("date=*")):
+        parts = sorted(dated.glob("[0-9]*.parquet"))
+        if not parts:
+            continue
+        file = folder / dated.name / f"{covered.first}-{covered.next}.parquet"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if len(parts) == 1:
+            parts[0].replace(file)
+        else:
+            _merge(parts, file)
+    shutil.rmtree(staging, ignore_errors=True)
+    return sorted(folder.glob(f"date=*/{covered.first}-{covered.next}.parquet"))
+
+
+def _merge(parts: Iterable[Path], file: Path) -> None:
+    """Write the rows of several files into one, part by part, so memory holds one row group at a time."""
+    draft = file.with_name(f".{file.name}")
+    with parquet.ParquetWriter(draft, SCHEMA, compression="zstd") as writer:
+        for part in parts:
+            source = parquet.ParquetFile(part)
+            for group in range(source.num_row_groups):
+                writer.write_table(source.read_row_group(group))
+    draft.replace(file)
+
+
+def compact_day(day: Path) -> Path | None:
+    """Make one file of a day's batches, `<first>-<next>.parquet` over all of them; None when there is nothing to do.
+
+    The old files stay: a published view may still read them. `remove_covered` deletes them later.
+    """
+    ranges = _outermost(day)
+    if len(ranges) < 2:  # noqa: PLR2004
+        return None
+    whole = day / f"{min(first for first, _ in ranges.values())}-{max(last for _, last in ranges.values())}.parquet"
+    _merge(sorted(ranges, key=lambda file: ranges[file]), whole)
+    return whole
+
+
+def remove_covered(day: Path) -> int:
+    """Delete a day's files whose rows are in a compacted one too, and return how many."""
+    kept = _outermost(day)
+    covered = [file for file in day.glob("[0-9]*.parquet") if file not in kept]
+    for file in covered:
+        file.unlink()
+    return len(covered)
+
+
+def _outermost(day: Path) -> dict[Path, tuple[int, int]]:
+    """Return a day's files with their ranges, without those that lie inside another's."""
+    outer: dict[Path, tuple[int, int]] = {}
+    end = -1
+    files = {file: file_range(file) for file in day.glob("[0-9]*.parquet")}
+    for file, (first, after) in sorted(files.items(), key=lambda item: (item[1][0], -item[1][1])):
+        if after > end:
+            outer[file] = (first, after)
+            end = after
+    return outer
+
+
+def file_range(file: Path) -> tuple[int, int]:
+    """Return the range of source sequences a file's name says."""
+    first, _, after = file.stem.partition("-")
+    return int(first), int(after)
+
+
+def remove_before(folder: Path, date: str) -> int:
+    """Delete the days before an ISO date and return how many there were."""
+    old = [day for day in folder.glob("date=*") if day.name.removeprefix("date=") < date]
+    for day in old:
+        shutil.rmtree(day)
+    return len(old)

@@ -1,0 +1,198 @@
+"""The Spark data source `jetstream`: a range of a stream → partitions → Arrow record batches; and the door to its sink.
+
+Here: the options, the two shapes of rows, the reader. Not here: the writer (`spark_sink`), the protocol (`wire`), which range to
+read and what to do about sequences that are not there (the stages). Every import of the readers' work is inside the methods: they
+run in Spark's Python workers, which must start quickly and hold nothing between tasks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, InputPartition
+
+from sr_assets.adapters.wire import Connection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import pyarrow as pa
+
+    from sr_assets.domain.messages import Message
+    from sr_assets.domain.senders import Finder
+    from sr_assets.settings import ClusterSettings
+
+FORMAT = "jetstream"
+#: One row per message: source sequence, stored time in unix ns, subject, header block as it is on the wire, payload.
+MESSAGE_SCHEMA = "sequence long, stored_ns long, subject string, headers binary, payload binary"
+#: One row per message, reduced to what the rules look at; `sender` is null when there is none.
+SIGHTING_SCHEMA = "sequence long, stored_ns long, sender string, payload_bytes long, forced boolean"
+
+
+def write_connection(file: Path, cluster: ClusterSettings) -> Path:
+    """Write how to reach a cluster, with its credentials, to a file only we can read; its path is the option `connection`.
+
+    Options of a data source are part of Spark's plans and logs: a path may stand there, a password may not.
+    """
+    text = json.dumps(asdict(cluster))
+    if not file.exists() or file.read_text() != text:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_name(f".{file.name}.{os.getpid()}")
+        with contextlib.closing(os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w")) as output:
+            output.write(text)
+        draft.replace(file)
+    return file
+
+
+def open_connection(file: str, name: str) -> Connection:
+    """Return a connection, to be entered with `with`, to the cluster described in `file`."""
+    return Connection(**json.loads(Path(file).read_text()), name=name)
+
+
+def encode_finder(finder: Finder, force_path: tuple[str, ...] | None) -> str:
+    """Return the option `inspect` for a way to find the sender, with the path of the force field if there is one."""
+    return json.dumps({"kind": type(finder).__name__, "text": finder.text, "force": force_path})
+
+
+def decode_finder(text: str) -> tuple[Finder, tuple[str, ...] | None]:
+    """Read the option `inspect`."""
+    from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
+
+    option = json.loads(text)
+    force_path = None if option["force"] is None else tuple(option["force"])
+    finder: Finder
+    match option["kind"]:
+        case "JsonField":
+            finder = JsonField(option["text"])
+        case "HeaderName":
+            finder = HeaderName(option["text"])
+        case _:
+            finder = SubjectToken(int(option["text"]))
+    return finder, force_path
+
+
+class JetStreamDataSource(DataSource):
+    """`spark.read.format("jetstream")` and `df.write.format("jetstream")`.
+
+    Options to read:
+
+    - `connection`: path of a file made by `write_connection`
+    - `stream`: the stream's name
+    - `first`, `next`: the half-open range of sequences
+    - `direct`: `true` to read by batched direct get (nats-server 2.11+, stream with `allow_direct`), else a pull consumer is used
+    - `filter`: a subject filter; without one every subject
+    - `partitions`: into how many equal ranges to cut, 1 by default; rows are in sequence order within each
+    - `batch_bytes`: about how many bytes one request asks for, 8 MiB by default
+    - `inspect`: made by `encode_finder`; then the rows are `SIGHTING_SCHEMA` and no payload leaves the reader, else `MESSAGE_SCHEMA`
+
+    Options to write are described at `spark_sink.JetStreamWriter`. Nothing but what the server holds of the range is returned: a
+    sequence that is not there is no error here.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """Return the shape of the rows, which depends on the option `inspect`."""
+        return SIGHTING_SCHEMA if "inspect" in self.options else MESSAGE_SCHEMA
+
+    def reader(self, schema: Any) -> DataSourceReader:  # noqa: ARG002
+        """Return the batch reader."""
+        return JetStreamReader(self.options)
+
+    def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:  # type: ignore[override]  # noqa: ARG002, FBT001
+        """Return the batch writer."""
+        from sr_assets.adapters.spark_sink import JetStreamWriter
+
+        return JetStreamWriter(self.options)
+
+
+@dataclass
+class RangePartition(InputPartition):
+    """The sequences one task reads: from `first` up to, and without, `next`."""
+
+    first: int
+    next: int
+
+
+class JetStreamReader(DataSourceReader):
+    """Reads a range; a task that runs twice reads the same rows, for nothing is consumed."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        """Keep the options; nothing is opened before a task runs."""
+        self._options = dict(options)
+
+    def partitions(self) -> list[RangePartition]:  # type: ignore[override]
+        """Cut the range into its tasks."""
+        from sr_assets.domain.positions import SequenceRange
+
+        whole = SequenceRange(int(self._options["first"]), int(self._options["next"]))
+        return [RangePartition(part.first, part.next) for part in whole.split(int(self._options.get("partitions", 1)))]
+
+    def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """Yield the Arrow batches of one partition, in sequence order."""
+        from sr_assets.adapters.wire import BATCH_BYTES, read_confirmed
+        from sr_assets.domain.positions import SequenceRange
+
+        options = self._options
+        to_batch = _sightings(options["inspect"]) if "inspect" in options else _messages
+        with open_connection(options["connection"], "sr-assets reader") as connection:
+            for messages in read_confirmed(
+                connection,
+                options["stream"],
+                SequenceRange(partition.first, partition.next),
+                filter_subject=options.get("filter"),
+                max_bytes=int(options.get("batch_bytes", BATCH_BYTES)),
+                direct=options.get("direct") == "true",
+            ):
+                yield to_batch(messages)
+
+
+def printable(subject: str) -> str:
+    """Return a subject as Arrow text: bytes that are not UTF-8, which `Message` keeps as lone surrogates, show as `\ufffd`."""
+    return subject.encode(errors="surrogateescape").decode(errors="replace")
+
+
+def _messages(messages: list[Message]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([m.sequence for m in messages], pa.int64()),
+            pa.array([m.stored_ns for m in messages], pa.int64()),
+            pa.array([printable(m.subject) for m in messages], pa.string()),
+            pa.array([m.headers for m in messages], pa.binary()),
+            pa.array([m.payload for m in messages], pa.binary()),
+        ],
+        names=["sequence", "stored_ns", "subject", "headers", "payload"],
+    )
+
+
+def _sightings(option: str) -> Any:
+    import pyarrow as pa
+
+    from sr_assets.domain.senders import inspect
+
+    finder, force_path = decode_finder(option)
+
+    def to_batch(messages: list[Message]) -> pa.RecordBatch:
+        found = [inspect(finder, force_path, m.subject, m.headers, m.payload) for m in messages]
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array([m.sequence for m in messages], pa.int64()),
+                pa.array([m.stored_ns for m in messages], pa.int64()),
+                pa.array([sender for sender, _ in found], pa.string()),
+                pa.array([len(m.payload) for m in messages], pa.int64()),
+                pa.array([forced for _, forced in found], pa.bool_()),
+            ],
+            names=["sequence", "stored_ns", "sender", "payload_bytes", "forced"],
+        )
+
+    return to_batch

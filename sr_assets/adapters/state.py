@@ -1,0 +1,391 @@
+"""A site's private state: its lock, `state.duckdb` with one transaction per batch, and `status.json` beside it.
+
+Here: the schema and every statement on it. Not here: the rules that make the rows (`domain.tracking`), what is published of them (`fleet`).
+
+`state.duckdb` is opened only by the process that holds the site's lock. Everything a batch changes — position, node states, transitions, gaps,
+parked messages, counters — is one transaction, and the intent it was done for goes with it. Times are unix nanoseconds. Hot tables have no keys
+or indexes: rows are found by scanning a column, which is fast, and are never updated in place through an index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import duckdb
+
+from sr_assets.domain.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+SCHEMA_VERSION: Final = 1
+#: What is remembered of a node, in the order of `domain.tracking.NodeState`.
+NODE_COLUMNS: Final = (
+    "first_seen_ns",
+    "seen_ns",
+    "sequence",
+    "copied_ns",
+    "copied_bytes",
+    "status",
+    "status_since_ns",
+    "retired_at_ns",
+    "times_retired",
+    "transition",
+)
+COUNTERS: Final = (
+    "seen_messages",
+    "copied_messages",
+    "copied_bytes",
+    "skipped_messages",
+    "too_old_messages",
+    "no_sender_messages",
+    "gap_messages",
+    "parked_messages",
+    "late_sightings",
+)
+_SCHEMA: Final = f"""
+CREATE TABLE IF NOT EXISTS about (schema_version INTEGER);
+CREATE TABLE IF NOT EXISTS streams (
+    stream VARCHAR, created_ns BIGINT, next_sequence BIGINT, watermark_ns BIGINT, planned_ns BIGINT, last_stored_ns BIGINT,
+    source_last_sequence BIGINT, lag_messages BIGINT, lag_ns BIGINT, target_created_ns BIGINT, target_sequence BIGINT,
+    {", ".join(f"{counter} BIGINT DEFAULT 0" for counter in COUNTERS)},
+    last_error VARCHAR, last_error_since_ns BIGINT, as_of_ns BIGINT);
+CREATE TABLE IF NOT EXISTS intents (
+    stream VARCHAR, batch VARCHAR, first BIGINT, next BIGINT, planned_ns BIGINT, cutoff_ns BIGINT, created_ns BIGINT,
+    target_created_ns BIGINT, target_sequence BIGINT);
+CREATE TABLE IF NOT EXISTS nodes (
+    stream VARCHAR, node VARCHAR, first_seen_ns BIGINT, seen_ns BIGINT, sequence BIGINT, copied_ns BIGINT, copied_bytes BIGINT,
+    status VARCHAR, status_since_ns BIGINT, retired_at_ns BIGINT, times_retired BIGINT, transition BIGINT, deadline_ns BIGINT);
+CREATE TABLE IF NOT EXISTS transitions (
+    event_id VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_ns BIGINT, detected_ns BIGINT, seen_ns BIGINT, age_ns BIGINT,
+    sequence BIGINT, previous VARCHAR, transition BIGINT, late BOOLEAN, returned BOOLEAN, outage_ns BIGINT, published_ns BIGINT, outbox BOOLEAN);
+CREATE TABLE IF NOT EXISTS gaps (
+    stream VARCHAR, first_sequence BIGINT, last_sequence BIGINT, messages BIGINT, reason VARCHAR, noticed_ns BIGINT);
+CREATE TABLE IF NOT EXISTS parked (
+    stream VARCHAR, sequence BIGINT, stored_ns BIGINT, subject VARCHAR, payload_bytes BIGINT, reason VARCHAR, parked_ns BIGINT);
+CREATE TABLE IF NOT EXISTS snapshots (stream VARCHAR, node VARCHAR, sequence BIGINT, file VARCHAR);
+CREATE TABLE IF NOT EXISTS staged (stream VARCHAR, first BIGINT, next BIGINT);
+"""
+
+
+class SiteBusyError(RunError):
+    """Another run holds the site."""
+
+
+class SiteLock:
+    """The right to work on a site, held from `with` to its end; the kernel frees it however the holder ends.
+
+    Its file says who holds it and since when. Raises SiteBusyError when another holds it for `wait_seconds` on.
+    """
+
+    def __init__(self, folder: Path, owner: str, wait_seconds: float) -> None:
+        """Name the site's folder and who asks."""
+        self._file = folder / "lock"
+        self._owner = owner
+        self._wait_seconds = wait_seconds
+
+    def __enter__(self) -> Self:
+        """Take the lock."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._handle = self._file.open("a+")
+        deadline = time.monotonic() + self._wait_seconds
+        while True:
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    self._handle.close()
+                    raise SiteBusyError(f"site {self._file.parent.name} is under way: {lock_owner(self._file.parent)}") from None
+                time.sleep(0.1)
+        since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._handle.seek(0)
+        self._handle.truncate()
+        self._handle.write(f"{self._owner} (pid {os.getpid()}) since {since}\n")
+        self._handle.flush()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Free the lock."""
+        self._handle.close()
+
+
+def lock_owner(folder: Path) -> str | None:
+    """Return who holds a site's lock and since when; None when nobody does."""
+    try:
+        with (folder / "lock").open() as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return handle.read().strip() or "a run that has just started"
+    except FileNotFoundError:
+        return None
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What a batch is about to do, committed before it does anything; done again after a crash, with the very same numbers."""
+
+    stream: str
+    batch: str
+    first: int
+    next: int
+    planned_ns: int | None
+    cutoff_ns: int | None
+    created_ns: int
+    target_created_ns: int
+    target_sequence: int
+
+
+@dataclass(slots=True)
+class StreamState:
+    """Where a stream stands: one row of `streams`."""
+
+    stream: str
+    created_ns: int
+    next_sequence: int
+    watermark_ns: int | None = None
+    planned_ns: int | None = None
+    last_stored_ns: int | None = None
+    source_last_sequence: int = 0
+    lag_messages: int = 0
+    lag_ns: int = 0
+    target_created_ns: int = 0
+    target_sequence: int = 0
+    seen_messages: int = 0
+    copied_messages: int = 0
+    copied_bytes: int = 0
+    skipped_messages: int = 0
+    too_old_messages: int = 0
+    no_sender_messages: int = 0
+    gap_messages: int = 0
+    parked_messages: int = 0
+    late_sightings: int = 0
+    last_error: str | None = None
+    last_error_since_ns: int | None = None
+    as_of_ns: int | None = None
+
+
+class SiteState:
+    """The open `state.duckdb` of one site. Used inside the site's lock, by `with`; closed also on an exception."""
+
+    def __init__(self, folder: Path) -> None:
+        """Name the site's folder."""
+        self._folder = folder
+
+    def __enter__(self) -> Self:
+        """Open the file, making it when it is missing. Raises RunError when it is no database of ours (any more)."""
+        file = self._folder / "state.duckdb"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._connection = duckdb.connect(str(file), config={"threads": 2, "memory_limit": "1GB"})
+            self._connection.execute("SET TimeZone = 'UTC'")
+            self._connection.execute(_SCHEMA)
+            versions = self._connection.execute("SELECT schema_version FROM about").fetchall()
+        except duckdb.Error as error:
+            raise RunError(
+                f"the state {file} cannot be read ({str(error).splitlines()[0]}); set it aside and run `sr-assets recover` for each stream of the site"
+            ) from None
+        if not versions:
+            self._connection.execute("INSERT INTO about VALUES (?)", [SCHEMA_VERSION])
+        elif versions[0][0] != SCHEMA_VERSION:
+            raise RunError(f"the state {file} has schema {versions[0][0]}, this version of sr-assets knows {SCHEMA_VERSION}; use the version that wrote it")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """The connection, for publishing what is in here."""
+        return self._connection
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit everything done inside, or nothing."""
+        self._connection.execute("BEGIN TRANSACTION")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+    def load_stream(self, stream: str) -> StreamState | None:
+        """Return where a stream stands; None before its first run."""
+        names = ", ".join(StreamState.__dataclass_fields__)
+        row = self._connection.execute(f"SELECT {names} FROM streams WHERE stream = ?", [stream]).fetchone()
+        return StreamState(*row) if row else None
+
+    def save_stream(self, state: StreamState) -> None:
+        """Write where a stream stands; to be called inside a transaction."""
+        values = asdict(state)
+        self._connection.execute("DELETE FROM streams WHERE stream = ?", [state.stream])
+        marks = ", ".join("?" * len(values))
+        self._connection.execute(f"INSERT INTO streams ({', '.join(values)}) VALUES ({marks})", list(values.values()))
+
+    def open_intent(self, stream: str) -> Intent | None:
+        """Return the intent whose batch was not committed; None when there is none."""
+        names = ", ".join(Intent.__dataclass_fields__)
+        row = self._connection.execute(f"SELECT {names} FROM intents WHERE stream = ?", [stream]).fetchone()
+        return Intent(*row) if row else None
+
+    def write_intent(self, intent: Intent) -> None:
+        """Commit an intent, on its own."""
+        values = asdict(intent)
+        with self.transaction():
+            self.clear_intent(intent.stream)
+            marks = ", ".join("?" * len(values))
+            self._connection.execute(f"INSERT INTO intents ({', '.join(values)}) VALUES ({marks})", list(values.values()))
+
+    def clear_intent(self, stream: str) -> None:
+        """Drop the intent of a stream; to be called in the transaction that commits its batch."""
+        self._connection.execute("DELETE FROM intents WHERE stream = ?", [stream])
+
+    def fold_input(self, stream: str, sightings: pa.Table) -> pa.Table:
+        """Return what the fold needs: one row per sighting with a sender, and one per known node among them, with `turn` 0.
+
+        Columns: sender, turn (the sighting's sequence), stored_ns, payload_bytes, forced, then those of `NODE_COLUMNS` (null for sightings).
+        """
+        self._connection.register("sightings", sightings)
+        try:
+            return self._connection.execute(
+                f"""
+                SELECT node AS sender, 0::BIGINT AS turn, 0::BIGINT AS stored_ns, 0::BIGINT AS payload_bytes, false AS forced,
+                    {", ".join(NODE_COLUMNS)}
+                FROM nodes WHERE stream = ? AND node IN (SELECT sender FROM sightings)
+                UNION ALL BY NAME
+                SELECT sender, sequence AS turn, stored_ns, payload_bytes, forced FROM sightings WHERE sender IS NOT NULL
+                """,
+                [stream],
+            ).to_arrow_table()
+        finally:
+            self._connection.unregister("sightings")
+
+    def due_nodes(self, stream: str, watermark_ns: int) -> list[tuple[Any, ...]]:
+        """Return the nodes whose deadline lies before the watermark: node, then `NODE_COLUMNS`; by deadline."""
+        return self._connection.execute(
+            f"SELECT node, {', '.join(NODE_COLUMNS)} FROM nodes WHERE stream = ? AND deadline_ns < ? ORDER BY deadline_ns, node",
+            [stream, watermark_ns],
+        ).fetchall()
+
+    def merge_nodes(self, stream: str, nodes: pa.Table) -> None:
+        """Write the states of nodes (columns node, `NODE_COLUMNS`, deadline_ns); to be called inside a transaction."""
+        columns = ("node", *NODE_COLUMNS, "deadline_ns")
+        self._connection.register("merged", nodes)
+        try:
+            self._connection.execute(
+                f"""
+                MERGE INTO nodes USING merged ON nodes.stream = ? AND nodes.node = merged.node
+                WHEN MATCHED THEN UPDATE SET {", ".join(f"{column} = merged.{column}" for column in columns[1:])}
+                WHEN NOT MATCHED THEN INSERT (stream, {", ".join(columns)}) VALUES (?, {", ".join(f"merged.{column}" for column in columns)})
+                """,
+                [stream, stream],
+            )
+        finally:
+            self._connection.unregister("merged")
+
+    def add_rows(self, table: str, rows: pa.Table) -> None:
+        """Append rows to `transitions`, `gaps` or `parked` by column name; to be called inside a transaction."""
+        self._connection.register("added", rows)
+        try:
+            self._connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM added")
+        finally:
+            self._connection.unregister("added")
+
+    def drop_retired(self, stream: str, before_ns: int) -> None:
+        """Forget the nodes that retired before a time; to be called inside a transaction."""
+        self._connection.execute("DELETE FROM nodes WHERE stream = ? AND status = 'retired' AND retired_at_ns < ?", [stream, before_ns])
+
+    def next_deadline(self, stream: str) -> int | None:
+        """Return the earliest deadline of a stream's nodes in unix ns; None when none is waiting."""
+        row = self._connection.execute("SELECT min(deadline_ns) FROM nodes WHERE stream = ?", [stream]).fetchone()
+        return None if row is None else row[0]
+
+    def outbox(self, stream: str, limit: int) -> list[dict[str, Any]]:
+        """Return the next transitions to publish, in the order in which they happened (per node: of `transition`)."""
+        cursor = self._connection.execute(
+            "SELECT * FROM transitions WHERE stream = ? AND outbox AND published_ns IS NULL ORDER BY event_ns, node, transition LIMIT ?", [stream, limit]
+        )
+        names = [column[0] for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def outbox_size(self, stream: str) -> int:
+        """Return how many transitions wait to be published."""
+        row = self._connection.execute(
+            "SELECT count(*) FROM transitions WHERE stream = ? AND outbox AND published_ns IS NULL", [stream]
+        ).fetchone()
+        return int(row[0]) if row else 0
+
+    def mark_published(self, event_ids: Sequence[str], at_ns: int) -> None:
+        """Remember that transitions were acknowledged."""
+        with self.transaction():
+            self._connection.execute(
+                "UPDATE transitions SET published_ns = ? WHERE event_id IN (SELECT unnest(?::VARCHAR[]))", [at_ns, list(event_ids)]
+            )
+
+    def stage(self, stream: str, first: int, next_sequence: int) -> None:
+        """Remember that a batch left staged files; to be called in the transaction that commits it."""
+        self._connection.execute("INSERT INTO staged VALUES (?, ?, ?)", [stream, first, next_sequence])
+
+    def staged(self, stream: str) -> list[tuple[int, int]]:
+        """Return the committed batches whose staged files are not in the table of the newest yet."""
+        return self._connection.execute("SELECT first, next FROM staged WHERE stream = ? ORDER BY first", [stream]).fetchall()
+
+    def adopt_snapshots(self, stream: str, first: int, next_sequence: int, files: Sequence[Path]) -> None:
+        """Bring the newest-per-node table up to a batch's files, and forget that it was staged."""
+        with self.transaction():
+            if files:
+                self._connection.execute(
+                    """
+                    MERGE INTO snapshots USING (
+                        SELECT node, max(sequence) AS sequence, arg_max(filename, sequence) AS file
+                        FROM read_parquet(?, filename = true, hive_partitioning = false) GROUP BY node
+                    ) AS fresh ON snapshots.stream = ? AND snapshots.node = fresh.node
+                    WHEN MATCHED THEN UPDATE SET sequence = fresh.sequence, file = fresh.file
+                    WHEN NOT MATCHED THEN INSERT (stream, node, sequence, file) VALUES (?, fresh.node, fresh.sequence, fresh.file)
+                    """,
+                    [[str(file) for file in files], stream, stream],
+                )
+            self._connection.execute("DELETE FROM staged WHERE stream = ? AND first = ? AND next = ?", [stream, first, next_sequence])
+
+    def move_snapshots(self, stream: str, old_day: str, file: Path) -> None:
+        """Point the newest-per-node table from a day's files (their folder) to the one file they became."""
+        with self.transaction():
+            self._connection.execute("UPDATE snapshots SET file = ? WHERE stream = ? AND starts_with(file, ?)", [str(file), stream, f"{old_day}/"])
+
+    def snapshot_files(self, stream: str) -> set[str]:
+        """Return the files that hold a node's newest message."""
+        return {row[0] for row in self._connection.execute("SELECT DISTINCT file FROM snapshots WHERE stream = ?", [stream]).fetchall()}
+
+    def forget_snapshots(self, stream: str, files: Sequence[str]) -> None:
+        """Drop the nodes whose newest message stood in files that are gone."""
+        with self.transaction():
+            self._connection.execute("DELETE FROM snapshots WHERE stream = ? AND file IN (SELECT unnest(?::VARCHAR[]))", [stream, list(files)])
+
+
+def write_status(folder: Path, status: dict[str, Any]) -> None:
+    """Replace `status.json`, which the sensor and the command line read, at once."""
+    draft = folder / ".status.json"
+    draft.write_text(json.dumps(status, indent=1))
+    draft.replace(folder / "status.json")
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """Return what `status.json` says; empty before the first run."""
+    try:
+        found = json.loads((folder / "status.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
