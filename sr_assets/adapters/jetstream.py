@@ -6,6 +6,7 @@ cannot carry headers byte for byte. Not here: what to do about an answer.
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future
@@ -394,30 +395,35 @@ class Cluster:
             await self._client.close()
 
     async def _connect(self) -> Client:
-        self._complaint = None
+        problems = []
+        for server in self.settings.servers:
+            client, self._complaint = Client(), None
+            try:
+                await asyncio.wait_for(self._connect_to(client, server), self.settings.connect_timeout_seconds)
+            except (OSError, TimeoutError, nats.errors.Error) as error:
+                await client.close()
+                problems.append(f"{server}: {self._complaint or _words(error)}")
+            else:
+                return client
+        raise RunError(f"cannot connect to NATS: {'; '.join(problems)}")
 
+    async def _connect_to(self, client: Client, server: str) -> None:
         async def on_error(error: Exception) -> None:
-            # nats-py may add the servers' addresses, which the label already says.
-            self._complaint = str(error).removeprefix("nats: ").strip("'\"") or type(error).__name__
+            self._complaint = _words(error)
 
-        settings, client = self.settings, Client()
-        try:
-            await client.connect(
-                servers=[f"nats://{server}" for server in settings.servers],
-                user=settings.user,
-                password=settings.password,
-                token=settings.token,
-                name=self._name,
-                connect_timeout=settings.connect_timeout_seconds,  # type: ignore[arg-type]  # a float serves as well
-                # A lost connection is made again by the next call: waiting here would only hide it.
-                allow_reconnect=False,
-                error_cb=on_error,
-            )
-        except (OSError, TimeoutError, nats.errors.Error) as error:
-            await client.close()
-            why = self._complaint or str(error).removeprefix("nats: ") or type(error).__name__
-            raise RunError(f"cannot connect to NATS at {settings.label}: {why}") from None
-        return client
+        await client.connect(
+            servers=f"nats://{server}",
+            user=self.settings.user,
+            password=self.settings.password,
+            token=self.settings.token,
+            name=self._name,
+            # A lost connection is made again by the next call: waiting here would only hide it.
+            allow_reconnect=False,
+            # The fewest attempts that nats-py lets end: 0 means for ever.
+            max_reconnect_attempts=1,
+            reconnect_time_wait=0,
+            error_cb=on_error,
+        )
 
     def _run(self, work: Coroutine[Any, Any, T], timeout_seconds: float = REQUEST_SECONDS) -> T:
         try:
@@ -433,8 +439,7 @@ class Cluster:
             # The work has its own deadline; this one only guards against a thread that hangs.
             return future.result(timeout_seconds + 2 * REQUEST_SECONDS)
         except (OSError, TimeoutError, nats.errors.Error) as error:
-            why = self._complaint or str(error).removeprefix("nats: ") or type(error).__name__
-            raise RunError(f"{self.settings.label}: {why}") from None
+            raise RunError(f"{self.settings.label}: {self._complaint or _words(error)}") from None
 
     def _started(self) -> asyncio.AbstractEventLoop:
         """The loop of the connection's thread, which is started by the first call."""
@@ -446,6 +451,13 @@ class Cluster:
             self._thread.start()
             self._loop = ready.result()
         return self._loop
+
+
+def _words(error: Exception) -> str:
+    """What went wrong, without the library's decoration."""
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    return str(error).removeprefix("nats: ").strip("'\"") or type(error).__name__
 
 
 def _refusal(message: Msg) -> tuple[int, str] | None:
