@@ -315,18 +315,27 @@ class Cluster:
 
     async def _ask(self, subject: str, payload: bytes, headers: dict[str, str] | None) -> Msg:
         client, self._complaint = self._opened(), None
+        asking = asyncio.ensure_future(client.request(subject, payload, timeout=REQUEST_SECONDS, headers=headers))
+        self._woken.clear()
+        complaining = asyncio.ensure_future(self._woken.wait())
         try:
-            return await client.request(subject, payload, timeout=REQUEST_SECONDS, headers=headers)
+            # A refused permission is said aside and never answered.
+            await asyncio.wait((asking, complaining), return_when=asyncio.FIRST_COMPLETED)
+            if self._complaint and not asking.done():
+                raise RunError(f"{self.settings.label}: {subject}: {self._complaint}")
+            return await asking
         except nats.errors.NoRespondersError:
             raise ApiError(f"{self.settings.label}: {subject}: nobody answers (is JetStream enabled?)", 503) from None
         except nats.errors.TimeoutError:
-            why = self._complaint or f"no answer within {REQUEST_SECONDS:.0f} s"
-            raise RunError(f"{self.settings.label}: {subject}: {why}") from None
+            raise RunError(f"{self.settings.label}: {subject}: no answer in {REQUEST_SECONDS:.0f} s") from None
+        finally:
+            asking.cancel()
+            complaining.cancel()
 
     async def _publish_many(self, items: Sequence[tuple[str, bytes, str]], timeout_seconds: float) -> list[bool]:
         client, loop = self._opened(), asyncio.get_running_loop()
         acknowledged = [False] * len(items)
-        inbox, progress, answered = client.new_inbox(), asyncio.Event(), 0
+        inbox, answered = client.new_inbox(), 0
         self.last_refusal = self._complaint = None
 
         async def on_answer(message: Msg) -> None:
@@ -335,29 +344,28 @@ class Cluster:
             refusal = _refusal(message)
             acknowledged[int(message.subject.rpartition(".")[2])] = refusal is None
             self.last_refusal = self.last_refusal or (refusal[1] if refusal else None)
-            progress.set()
+            self._woken.set()
 
         deadline = loop.time() + timeout_seconds
 
         async def until_unanswered(sent: int, most: int) -> None:
-            while sent - answered > most:
-                progress.clear()
-                await asyncio.wait_for(progress.wait(), deadline - loop.time())
+            while sent - answered > most and not self._complaint:
+                self._woken.clear()
+                await asyncio.wait_for(self._woken.wait(), deadline - loop.time())
 
         subscription = await client.subscribe(f"{inbox}.*", cb=on_answer)
         sent = 0
         try:
             for subject, payload, message_id in items:
                 await until_unanswered(sent, PUBLISH_WINDOW - 1)
-                if self.last_refusal:
+                if self.last_refusal or self._complaint:
                     break
                 await client.publish(subject, payload, reply=f"{inbox}.{sent}", headers={"Nats-Msg-Id": message_id})
                 sent += 1
             await until_unanswered(sent, 0)
+            self.last_refusal = self.last_refusal or self._complaint
         except TimeoutError:
-            self.last_refusal = (
-                self.last_refusal or self._complaint or f"no acknowledgement within {timeout_seconds:g} s"
-            )
+            self.last_refusal = self.last_refusal or f"no acknowledgement within {timeout_seconds:g} s"
         finally:
             if not client.is_closed:
                 await subscription.unsubscribe()
@@ -388,7 +396,7 @@ class Cluster:
         return self._client
 
     async def _serve(self, ready: Future[asyncio.AbstractEventLoop]) -> None:
-        self._ended = asyncio.Event()
+        self._ended, self._woken = asyncio.Event(), asyncio.Event()
         ready.set_result(asyncio.get_running_loop())
         await self._ended.wait()
         if self._client is not None:
@@ -410,6 +418,7 @@ class Cluster:
     async def _connect_to(self, client: Client, server: str) -> None:
         async def on_error(error: Exception) -> None:
             self._complaint = _words(error)
+            self._woken.set()
 
         await client.connect(
             servers=f"nats://{server}",

@@ -254,8 +254,11 @@ def test_credentials_let_in_and_a_refused_permission_is_named(tmp_path: Path) ->
         servers = (server.address,)
         with Cluster(ClusterSettings(servers, user="ada", password="s3cret")) as cluster:
             made(cluster, "GUARDED", subjects=["no.>"])
-            assert cluster.publish_many([("no.x", b"", "id")], timeout_seconds=0.2) == [False]
+            assert cluster.publish_many([("no.x", b"", "id")]) == [False]
             assert "permissions violation for publish" in str(cluster.last_refusal).lower()
+            with pytest.raises(RunError, match=r"(?i)permissions violation for publish to .*STREAM\.INFO"):
+                cluster.stream_info("GUARDED")
+            assert cluster.stream_names("no.x") == ["GUARDED"]
         for password in ("wr0ng", None):
             with pytest.raises(RunError, match=r"(?i)authorization violation") as caught:
                 Cluster(ClusterSettings(servers, user="ada", password=password)).__enter__()
