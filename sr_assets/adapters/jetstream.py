@@ -426,6 +426,9 @@ class Cluster:
             password=self.settings.password,
             token=self.settings.token,
             name=self._name,
+            # Makes nats-py read the answer to CONNECT before it writes on: otherwise a reset may overtake the server's
+            # words about wrong credentials.
+            verbose=True,
             # A lost connection is made again by the next call: waiting here would only hide it.
             allow_reconnect=False,
             # The fewest attempts that nats-py lets end: 0 means for ever.
