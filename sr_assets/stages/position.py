@@ -1,0 +1,125 @@
+"""Where a stream stands before a batch: its position, where a new one begins, and what a source that was made again means.
+
+Not here: which range comes next (`replica`), rebuilding a lost position (`recover`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from sr_assets.adapters import wire
+from sr_assets.adapters.state import StreamState
+from sr_assets.domain.errors import RunError
+from sr_assets.domain.messages import last_origin
+from sr_assets.domain.positions import SequenceRange
+
+if TYPE_CHECKING:
+    from sr_assets.adapters.jetstream import Cluster, StreamInfo
+    from sr_assets.settings import ClusterSettings, Start, StreamSettings
+    from sr_assets.stages.site import Site
+
+logger = logging.getLogger(__name__)
+
+#: How far back the target is searched for copies of ours before a stream without a state may begin.
+_TAIL_MESSAGES = 50_000
+#: Set by `sr-assets up` and `sr-assets run`: an ephemeral stream is copied again once for each of them.
+START_VARIABLE = "SR_ASSETS_START"
+
+
+def load_position(site: Site, stream: StreamSettings, source: StreamInfo) -> StreamState:
+    """Return where the stream stands, beginning it when it is new. Raises RunError when it must not go on by itself."""
+    state = site.state.load_stream(stream.stream)
+    if state is None:
+        _refuse_lost_state(site, stream)
+        state = StreamState(stream.stream, source.created_ns, first_sequence(site.cluster(stream.source), stream.start, source))
+        state.started = os.environ.get(START_VARIABLE)
+    elif state.created_ns != source.created_ns:
+        _move_to_new_source(stream, state, source)
+    elif stream.ephemeral and state.started != os.environ.get(START_VARIABLE):
+        state.started = os.environ.get(START_VARIABLE)
+        state.starts += 1
+        state.next_sequence = first_sequence(site.cluster(stream.source), stream.start, source)
+    else:
+        return state
+    with site.state.transaction():
+        site.state.save_stream(state)
+        site.state.clear_intent(stream.stream)
+    return state
+
+
+def _move_to_new_source(stream: StreamSettings, state: StreamState, source: StreamInfo) -> None:
+    """Apply `on_source_reset`: another created time is another stream."""
+    match stream.on_source_reset:
+        case "stop":
+            raise RunError(
+                f"source stream {stream.stream} was deleted and made again: its sequences mean other messages now; set on_source_reset: recopy (copy the new one "
+                "from its start) or skip_to_now (from now on)"
+            )
+        case "recopy":
+            state.next_sequence = max(1, source.first_sequence)
+        case "skip_to_now":
+            state.next_sequence = source.last_sequence + 1
+    state.created_ns = source.created_ns
+    state.last_stored_ns = None
+    logger.warning("%s: the source was made again; going on at %d (%s)", stream.label, state.next_sequence, stream.on_source_reset)
+
+
+def first_sequence(cluster: Cluster, start: Start, source: StreamInfo) -> int:
+    """Return the first sequence that a start option asks for."""
+    earliest = max(1, source.first_sequence)
+    match start.kind:
+        case "end":
+            return source.last_sequence + 1
+        case "sequence":
+            return max(earliest, start.value)
+        case "time":
+            return _sequence_at(cluster, source, start.value)
+        case "delta":
+            if source.ts_ns is None:
+                raise RunError(f"start_delta needs the server's clock, which {source.stream}'s server (before 2.10) does not tell; use start_time")
+            return _sequence_at(cluster, source, source.ts_ns - start.value)
+        case _:
+            return earliest
+
+
+def _sequence_at(cluster: Cluster, source: StreamInfo, time_ns: int) -> int:
+    """Return the first sequence stored at or after a time, by halving: stored times ascend with the sequences."""
+    low, high = max(1, source.first_sequence), source.last_sequence + 1
+    while low < high:
+        middle = (low + high) // 2
+        found = cluster.next_message(source.stream, middle)
+        if found is None or found.sequence >= high:
+            # Nothing is left from here to the end that was not compared yet.
+            high = middle
+        elif found.stored_ns >= time_ns:
+            high = middle
+        else:
+            low = found.sequence + 1
+    return low
+
+
+def open_wire(settings: ClusterSettings, name: str) -> wire.Connection:
+    """Return a bulk connection to a cluster, to be entered with `with`."""
+    return wire.Connection(settings.servers, settings.user, settings.password, settings.token, settings.connect_timeout_seconds, name)
+
+
+def _refuse_lost_state(site: Site, stream: StreamSettings) -> None:
+    """Stop when there is no state but the target holds copies of ours: to begin again would double them."""
+    target = site.cluster(stream.target)
+    if stream.ephemeral or not target.stream_exists(stream.target_stream):
+        return
+    info = target.stream_info(stream.target_stream)
+    tail = SequenceRange(max(1, info.first_sequence, info.last_sequence + 1 - _TAIL_MESSAGES), info.last_sequence + 1)
+    if not len(tail):
+        return
+    with open_wire(stream.target, "sr-assets tail") as connection:
+        for messages in wire.read_headers(connection, stream.target_stream, tail):
+            for message in messages:
+                origin = last_origin(message.headers)
+                if origin and (origin.stream, origin.replicator, origin.name) == (stream.stream, stream.replicator, stream.name):
+                    raise RunError(
+                        f"there is no state for {stream.label}, but target stream {stream.target_stream} already holds copies of it ({origin.sequence} at "
+                        f"{message.sequence}); run `sr-assets recover --stream {stream.label}`"
+                    )

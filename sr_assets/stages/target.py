@@ -1,0 +1,68 @@
+"""The target of a stream before anything is copied into it: made when missing, refused when it cannot be right.
+
+Not here: the copying (`replica`, `spark_sink`), what a created target looks like (`adapters.jetstream.target_config`).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from sr_assets.adapters.jetstream import target_config
+from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.domain.subjects import overlaps
+
+if TYPE_CHECKING:
+    from sr_assets.adapters.jetstream import Cluster, StreamInfo
+    from sr_assets.settings import StreamSettings
+
+logger = logging.getLogger(__name__)
+
+
+def check_source(stream: StreamSettings, source: StreamInfo) -> None:
+    """Refuse a source that cannot be read by sequence without changing it, or whose subjects do not survive the rewriting."""
+    if source.retention != "limits":
+        raise RunError(
+            f"source stream {stream.stream} has retention {source.retention}: reading it would compete with its consumers; copy a stream with limits retention "
+            "(a mirror of it, say)"
+        )
+    if stream.advisory is not None and stream.advisory.cluster == "source":
+        taken = [pattern for pattern in source.subjects if overlaps(pattern, _advisory_pattern(stream.advisory.subject))]
+        if taken:
+            raise ConfigurationError(
+                f"stream {stream.label}: advisory.subject {stream.advisory.subject!r} is taken by the source stream itself (subject {taken[0]}); choose another"
+            )
+
+
+def _advisory_pattern(template: str) -> str:
+    tokens = ["*" if "%" in token else token for token in template.split(".")]
+    return ".".join([*tokens[:-1], ">"] if "%v" in template.rpartition(".")[2] else tokens)
+
+
+def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) -> StreamInfo:
+    """Return the target's info, creating it when it is missing and that is allowed; raises RunError when it must not be used."""
+    if not target.stream_exists(stream.target_stream):
+        if not stream.create_target:
+            raise RunError(f"target stream {stream.target_stream} does not exist on {stream.target.label} and no_target_create is set: create it")
+        config = target_config(source, stream, target.server_version, target.cluster_size)
+        info = target.create_stream(config)
+        shown = ", ".join(f"{key} {value}" for key, value in config.items() if key != "name")
+        logger.info("%s: created target stream %s on %s: %s", stream.label, stream.target_stream, stream.target.label, shown)
+        return info
+    info = target.stream_info(stream.target_stream)
+    if info.no_ack:
+        raise RunError(f"target stream {stream.target_stream} has no_ack: nothing written to it can be confirmed; turn no_ack off")
+    if info.sealed:
+        raise RunError(f"target stream {stream.target_stream} is sealed: nothing can be written to it")
+    if info.mirror:
+        raise RunError(f"target stream {stream.target_stream} is a mirror: nothing can be written to it")
+    if info.created_ns == source.created_ns and info.stream == source.stream and info.config == source.config:
+        raise ConfigurationError(f"stream {stream.label}: source and target are the same stream")
+    patterns = [stream.filter_subject] if stream.filter_subject else list(source.subjects)
+    rewritten = [stream.target_pattern(pattern) for pattern in patterns]
+    if rewritten and not any(overlaps(theirs, ours) for ours in rewritten for theirs in info.subjects):
+        raise RunError(
+            f"target stream {stream.target_stream} takes {', '.join(info.subjects)}, but the copies' subject is {', '.join(rewritten)}: add that to its subjects, or "
+            "change target_subject_prefix or target_subject_remove"
+        )
+    return info
