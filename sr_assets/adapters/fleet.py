@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 
-from sr_assets.domain.errors import RunError
+from sr_assets.domain.errors import ConfigurationError, RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from sr_assets.adapters.state import SiteState
@@ -104,7 +104,14 @@ class PublishedStream:
 
 
 def publish_site(
-    home: Path, name: str, state: SiteState, streams: Sequence[PublishedStream], *, sites: Sequence[str], run_id: str, as_of_ns: int
+    home: Path,
+    name: str,
+    state: SiteState,
+    streams: Sequence[PublishedStream],
+    *,
+    sites: Sequence[str],
+    run_id: str,
+    as_of_ns: int,
 ) -> str:
     """Put a site's rows in place of its old ones, in a new `fleet.duckdb` moved into place; returns the file's lineage.
 
@@ -123,7 +130,10 @@ def publish_site(
         try:
             lineage = _carry_over(connection, file, name, sites)
             _insert_site(connection, name, streams)
-            connection.execute("INSERT INTO fleet.snapshot_info VALUES (make_timestamptz(?::BIGINT // 1000), ?, ?, ?)", [as_of_ns, run_id, SCHEMA_VERSION, lineage])
+            connection.execute(
+                "INSERT INTO fleet.snapshot_info VALUES (make_timestamptz(?::BIGINT // 1000), ?, ?, ?)",
+                [as_of_ns, run_id, SCHEMA_VERSION, lineage],
+            )
             _create_snapshot_view(connection)
         finally:
             connection.execute("DETACH fleet")
@@ -142,7 +152,9 @@ def _carry_over(connection: duckdb.DuckDBPyConnection, file: Path, name: str, si
     """Create the tables with the other sites' rows, and return the lineage."""
     for table, (columns, _) in TABLES.items():
         connection.execute(f"CREATE TABLE fleet.{table} ({columns})")
-    connection.execute("CREATE TABLE fleet.snapshot_info (as_of TIMESTAMPTZ, run_id VARCHAR, schema_version INTEGER, lineage VARCHAR)")
+    connection.execute(
+        "CREATE TABLE fleet.snapshot_info (as_of TIMESTAMPTZ, run_id VARCHAR, schema_version INTEGER, lineage VARCHAR)"
+    )
     others = [site for site in sites if site != name]
     try:
         connection.execute(f"ATTACH '{_quoted(file)}' AS published (READ_ONLY)")
@@ -154,7 +166,10 @@ def _carry_over(connection: duckdb.DuckDBPyConnection, file: Path, name: str, si
         if info is None or info[0] != SCHEMA_VERSION:
             return uuid.uuid4().hex
         for table in TABLES:
-            connection.execute(f"INSERT INTO fleet.{table} SELECT * FROM published.{table} WHERE list_contains(?::VARCHAR[], name)", [others])
+            connection.execute(
+                f"INSERT INTO fleet.{table} SELECT * FROM published.{table} WHERE list_contains(?::VARCHAR[], name)",
+                [others],
+            )
         return str(info[1])
     except duckdb.Error:
         for table in TABLES:
@@ -165,14 +180,24 @@ def _carry_over(connection: duckdb.DuckDBPyConnection, file: Path, name: str, si
 
 
 def _insert_site(connection: duckdb.DuckDBPyConnection, name: str, streams: Sequence[PublishedStream]) -> None:
-    connection.execute("CREATE OR REPLACE TEMP TABLE configured (stream VARCHAR, target_stream VARCHAR, tracked BOOLEAN)")
-    connection.executemany("INSERT INTO configured VALUES (?, ?, ?)", [(one.stream, one.target_stream, one.tracked) for one in streams])
+    connection.execute(
+        "CREATE OR REPLACE TEMP TABLE configured (stream VARCHAR, target_stream VARCHAR, tracked BOOLEAN)"
+    )
+    connection.executemany(
+        "INSERT INTO configured VALUES (?, ?, ?)", [(one.stream, one.target_stream, one.tracked) for one in streams]
+    )
     for table, (_, query) in TABLES.items():
-        connection.execute(f"INSERT INTO fleet.{table} {query} AND stream IN (SELECT stream FROM configured)", {"name": name} if "$name" in query else None)
+        connection.execute(
+            f"INSERT INTO fleet.{table} {query} AND stream IN (SELECT stream FROM configured)",
+            {"name": name} if "$name" in query else None,
+        )
 
 
 def _create_snapshot_view(connection: duckdb.DuckDBPyConnection) -> None:
-    files = [row[0] for row in connection.execute("SELECT DISTINCT file FROM fleet.latest_snapshots ORDER BY file").fetchall()]
+    files = [
+        row[0]
+        for row in connection.execute("SELECT DISTINCT file FROM fleet.latest_snapshots ORDER BY file").fetchall()
+    ]
     if not files:
         connection.execute(f"CREATE VIEW fleet.node_snapshots AS {_NO_SNAPSHOTS}")
         return
@@ -200,15 +225,23 @@ def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBP
     """Open the published tables for reading, in UTC; nobody waits for it and it waits for nobody.
 
     `confined` is for SQL of a stranger: no file but our Parquet history, no network, no change of settings. Raises RunError when nothing was
-    published yet.
+    published yet, or when the file is none of ours.
     """
     file = home / "fleet.duckdb"
     if not file.exists():
-        raise RunError(f"nothing is published yet: {file} is made by the first run (`sr-assets run --once`, or `sr-assets up`)")
-    connection = duckdb.connect(str(file), read_only=True)
+        raise RunError(
+            f"nothing is published yet: {file} is made by the first run (`sr-assets run --once`, or `sr-assets up`)"
+        )
+    try:
+        connection = duckdb.connect(str(file), read_only=True)
+    except duckdb.Error as error:
+        raise RunError(
+            f"{file} cannot be opened: {str(error).strip().partition(chr(10))[0]}; delete it and the next run makes it anew"
+        ) from None
     try:
         connection.execute("SET TimeZone = 'UTC'")
         if confined:
+            connection.execute("SET python_enable_replacements = false")
             connection.execute(f"SET allowed_directories = ['{_quoted(home / 'snapshots')}/']")
             connection.execute("SET enable_external_access = false")
             connection.execute("SET lock_configuration = true")
@@ -217,22 +250,89 @@ def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBP
         connection.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a query answered: the columns, no two with one name, and the values, those of JSON columns decoded."""
+
+    columns: tuple[str, ...]
+    values: list[tuple[Any, ...]]
+
+
+def read_rows(
+    connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequence[Any] | Mapping[str, Any] = ()
+) -> Rows:
+    """Run one SELECT (also SHOW, DESCRIBE, SUMMARIZE) and return its rows.
+
+    Anything else is refused, because a confined connection may write where it may read: COPY, also inside EXPLAIN ANALYZE or around a PIVOT, would
+    put files among the Parquet history. Raises ConfigurationError, one line with DuckDB's words.
+    """
+    try:
+        statements = duckdb.extract_statements(query)
+        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+            raise ConfigurationError(
+                "one SELECT is allowed (or SHOW TABLES, DESCRIBE, SUMMARIZE; a PIVOT with its values listed)"
+            )
+        cursor = connection.execute(statements[0], parameters or None)
+        described = cursor.description or []
+        values = cursor.fetchall()
+    except duckdb.Error as error:
+        raise ConfigurationError(str(error).strip().partition("\n")[0]) from None
+    json_columns = [place for place, (_, kind, *_) in enumerate(described) if str(kind) == "JSON"]
+    if json_columns:
+        values = [
+            tuple(_decoded(value) if place in json_columns else value for place, value in enumerate(row))
+            for row in values
+        ]
+    return Rows(_distinct([str(column[0]) for column in described]), values)
+
+
+def _decoded(value: str | None) -> Any:
+    return None if value is None else json.loads(value)
+
+
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Number the repeated names, so that no column hides another: `name`, `name_1`."""
+    found: list[str] = []
+    for name in names:
+        number, unique = 0, name
+        while unique in found:
+            number += 1
+            unique = f"{name}_{number}"
+        found.append(unique)
+    return tuple(found)
+
+
 def export_fleet(home: Path, file: Path) -> None:
-    """Write a self-contained copy: every table, with `node_snapshots` as a table and no view over files. Raises RunError when `file` exists."""
+    """Write a self-contained copy: every table, with `node_snapshots` as a table and no view over files.
+
+    Raises RunError when `file` exists or cannot be written; nothing is left of it then.
+    """
     if file.exists():
         raise RunError(f"{file} exists; name a file that does not")
-    with open_fleet(home) as connection:
-        connection.execute(f"ATTACH '{_quoted(file)}' AS exported (STORAGE_VERSION '{_STORAGE_VERSION}')")
-        for table in (*TABLES, "snapshot_info", "node_snapshots"):
-            if table != "latest_snapshots":
-                connection.execute(f"CREATE TABLE exported.{table} AS SELECT * FROM {table}")
-        connection.execute("DETACH exported")
+    draft = file.with_name(f".{file.name}.new")
+    draft.unlink(missing_ok=True)
+    try:
+        with open_fleet(home) as connection:
+            connection.execute(f"ATTACH '{_quoted(draft)}' AS exported (STORAGE_VERSION '{_STORAGE_VERSION}')")
+            for table in (*TABLES, "snapshot_info", "node_snapshots"):
+                if table != "latest_snapshots":
+                    connection.execute(f"CREATE TABLE exported.{table} AS SELECT * FROM {table}")
+            connection.execute("DETACH exported")
+        draft.replace(file)
+    except (duckdb.Error, OSError) as error:
+        raise RunError(f"{file} cannot be written: {str(error).strip().partition(chr(10))[0]}") from None
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def count_rows(home: Path) -> dict[str, int]:
     """Return the number of rows of every public table."""
     with open_fleet(home) as connection:
-        tables: list[str] = [*(table for table in TABLES if table != "latest_snapshots"), "node_snapshots", "snapshot_info"]
+        tables: list[str] = [
+            *(table for table in TABLES if table != "latest_snapshots"),
+            "node_snapshots",
+            "snapshot_info",
+        ]
         return {table: int(_one(connection, f"SELECT count(*) FROM {table}")) for table in tables}
 
 

@@ -52,7 +52,10 @@ def snapshot_rows(messages: Sequence[Message], nodes: Mapping[int, str | None]) 
         [len(message.payload) for message in messages],
         texts,
         [message.payload if text is None else None for message, text in zip(messages, texts, strict=True)],
-        [None if text is None else decode_metadata(message.payload) for message, text in zip(messages, texts, strict=True)],
+        [
+            None if text is None else decode_metadata(message.payload)
+            for message, text in zip(messages, texts, strict=True)
+        ],
     ]
     arrays = [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)

@@ -43,7 +43,14 @@ logger = logging.getLogger(__name__)
 
 _SERVER_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _START_SECONDS = 120.0
-_SCRUBBED = ("PYSPARK_SUBMIT_ARGS", "SPARK_HOME", "SPARK_CONF_DIR", "JAVA_TOOL_OPTIONS", "SPARK_REMOTE", "SPARK_LOCAL_REMOTE")
+_SCRUBBED = (
+    "PYSPARK_SUBMIT_ARGS",
+    "SPARK_HOME",
+    "SPARK_CONF_DIR",
+    "JAVA_TOOL_OPTIONS",
+    "SPARK_REMOTE",
+    "SPARK_LOCAL_REMOTE",
+)
 _JAVA_MAJORS = ("17", "21", "25")
 #: Settings every engine of ours runs with; `spark.config` in the configuration overrides them.
 _DEFAULTS = {
@@ -141,7 +148,13 @@ def _source_digest() -> str:
 
 
 def _fingerprint(config: Mapping[str, str]) -> str:
-    parts = [sys.executable, sys.version, version("pyspark"), _source_digest(), json.dumps(dict(config), sort_keys=True)]
+    parts = [
+        sys.executable,
+        sys.version,
+        version("pyspark"),
+        _source_digest(),
+        json.dumps(dict(config), sort_keys=True),
+    ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -157,7 +170,12 @@ def _child_environment(home: Path) -> dict[str, str]:
 
 def _config(settings: SparkSettings, home: Path) -> dict[str, str]:
     scratch = home / "spark" / "scratch"
-    return {**_DEFAULTS, "spark.local.dir": str(scratch), "spark.sql.warehouse.dir": str(scratch / "warehouse"), **settings.config}
+    return {
+        **_DEFAULTS,
+        "spark.local.dir": str(scratch),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        **settings.config,
+    }
 
 
 @contextlib.contextmanager
@@ -251,10 +269,25 @@ def _launch(folder: Path, home: Path, config: Mapping[str, str], fingerprint: st
     log = folder / "engine.log"
     spark_home = Path(pyspark.__file__).parent
     environ = {**_child_environment(home), "SPARK_HOME": str(spark_home), "SPARK_CONNECT_AUTHENTICATE_TOKEN": token}
-    command = [str(spark_home / "bin" / "spark-submit"), "--class", _SERVER_CLASS, "--name", "sr-assets", "--properties-file", str(properties), "spark-internal"]
+    command = [
+        str(spark_home / "bin" / "spark-submit"),
+        "--class",
+        _SERVER_CLASS,
+        "--name",
+        "sr-assets",
+        "--properties-file",
+        str(properties),
+        "spark-internal",
+    ]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd=folder
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd=folder,
         )
     engine = Engine(port, process.pid, token, fingerprint, time.time())
     if _wait_until(lambda: process.poll() is not None or engine.alive, _START_SECONDS) and process.poll() is None:
@@ -272,7 +305,9 @@ def open_session(settings: SparkSettings, home: Path, site: str) -> SparkSession
     The same session id is used by every run of a site: what stays warm is the session, and joining it lets a run interrupt tasks whose
     client was killed. Data source `jetstream` is registered.
     """
-    os.environ.update({key: value for key, value in _child_environment(home).items() if key.startswith(("JAVA_", "PYSPARK_"))})
+    os.environ.update(
+        {key: value for key, value in _child_environment(home).items() if key.startswith(("JAVA_", "PYSPARK_"))}
+    )
     mode = settings.mode
     if mode == "connect-local":
         try:
@@ -299,7 +334,9 @@ def _join(engine: Engine, home: Path, site: str) -> SparkSession:
                 raise
         else:
             return session
-    raise RunError(f"the Spark engine (pid {engine.pid}) refuses every session of site {site}; run `sr-assets spark stop`")
+    raise RunError(
+        f"the Spark engine (pid {engine.pid}) refuses every session of site {site}; run `sr-assets spark stop`"
+    )
 
 
 def _connect(url: str, identity: uuid.UUID) -> SparkSession:

@@ -67,8 +67,10 @@ class Parked:
 class Receipt:
     """What one batch's writers did, added up: the only thing a commit is based on.
 
+       `target_sequence` is the highest sequence in the target that was acknowledged or found, `target_holds` the source sequence that stands
+       there, `disordered` how many copies stand behind one of a later source sequence.
     `missing` are ranges the source does not hold (any more); `found` of the copied ones were in the target already (an earlier attempt's);
-    `failure` is one line when the target refuses to go on: then the intent stays open.
+       `failure` is one line when the target refuses to go on: then the intent stays open.
     """
 
     copied: int = 0
@@ -77,6 +79,8 @@ class Receipt:
     too_old: int = 0
     last_stored_ns: int | None = None
     target_sequence: int = 0
+    target_holds: int = 0
+    disordered: int = 0
     parked: list[Parked] = field(default_factory=list)
     missing: list[tuple[int, int]] = field(default_factory=list)
     failure: str | None = None
@@ -87,8 +91,12 @@ class Receipt:
         self.copied_bytes += other.copied_bytes
         self.found += other.found
         self.too_old += other.too_old
-        self.last_stored_ns = max((ns for ns in (self.last_stored_ns, other.last_stored_ns) if ns is not None), default=None)
-        self.target_sequence = max(self.target_sequence, other.target_sequence)
+        self.last_stored_ns = max(
+            (ns for ns in (self.last_stored_ns, other.last_stored_ns) if ns is not None), default=None
+        )
+        if other.target_sequence > self.target_sequence:
+            self.target_sequence, self.target_holds = other.target_sequence, other.target_holds
+        self.disordered += other.disordered
         self.parked += other.parked
         self.missing += other.missing
         self.failure = self.failure or other.failure
@@ -121,6 +129,7 @@ class JetStreamWriter(DataSourceArrowWriter):
     - `prefix`, `remove`: how the subject is rewritten
     - `first`, `next`, `since`: the intent: its range of source sequences, and the target's last sequence when it was made. What is found
       in the target behind `since` with our origin is copied already
+    - `resend`: appended to each `Nats-Msg-Id` as `/r<resend>` unless 0: for a stream that is copied again on purpose
     - `cutoff_ns`: messages stored before are not copied but counted as too old
     - `on_poison`: `park` or `stop`
     - `folder`, `batch`: the folder with this stream's writer locks, and the batch that is allowed to write (its file `batch`)
@@ -191,11 +200,14 @@ class _Copy:
         self._window: dict[int, wire.Outgoing] = {}
         self._created_ns = int(options["created_ns"])
         self._since = int(options["since"])
+        self._resend = int(options.get("resend", 0))
 
     def run(self) -> Receipt:
         options = self._options
         with contextlib.ExitStack() as stack:
-            self._source = stack.enter_context(open_connection(options["source_connection"], "sr-assets writer: source"))
+            self._source = stack.enter_context(
+                open_connection(options["source_connection"], "sr-assets writer: source")
+            )
             self._target = stack.enter_context(open_connection(options["connection"], "sr-assets writer: target"))
             if self._staging:
                 stack.enter_context(self._staging)
@@ -213,7 +225,6 @@ class _Copy:
         if state is None:
             raise RunError(f"target stream {stream} on {self._target.address} is not there")
         last = int(state["last_seq"])
-        self._receipt.target_sequence = last
         found: set[int] = set()
         if last <= self._since:
             return found
@@ -222,6 +233,7 @@ class _Copy:
                 origin = last_origin(message.headers)
                 if origin and self._is_ours(origin, message.headers):
                     found.add(origin.sequence)
+                    self._stands_at(message.sequence, origin.sequence)
         outside = [one for one in found if not int(options["first"]) <= one < int(options["next"])]
         if outside:
             raise RunError(
@@ -233,7 +245,11 @@ class _Copy:
 
     def _is_ours(self, origin: Origin, headers: bytes) -> bool:
         options = self._options
-        if (origin.stream, origin.replicator, origin.name) != (options["source_stream"], options["replicator"], options["name"]):
+        if (origin.stream, origin.replicator, origin.name) != (
+            options["source_stream"],
+            options["replicator"],
+            options["name"],
+        ):
             return False
         ids = header_values(headers, MESSAGE_ID_HEADER)
         known = parse_message_id(ids[-1]) if ids else None
@@ -278,7 +294,9 @@ class _Copy:
         self._whole = last - first + 1 == len(self._rows)
         if self._whole:
             whole = SequenceRange(first, last + 1)
-            return wire.read_confirmed(self._source, stream, whole, filter_subject=self._options.get("filter"), direct=direct)
+            return wire.read_confirmed(
+                self._source, stream, whole, filter_subject=self._options.get("filter"), direct=direct
+            )
         return wire.read_sequences(self._source, stream, self._rows, direct=direct)
 
     def _check_batch(self) -> None:
@@ -302,18 +320,29 @@ class _Copy:
                 continue
             subject = target_subject(message.subject, self._options["prefix"], self._options["remove"])
             if not any(matches(pattern, subject) for pattern in self._subjects):
-                self._park(message, f"target stream {self._options['stream']} does not take subject {printable(subject)}")
+                self._park(
+                    message, f"target stream {self._options['stream']} does not take subject {printable(subject)}"
+                )
                 continue
             yield self._outgoing(message, subject)
         if self._staging:
             self._staging.add(staged, self._rows)
 
-    def _outgoing(self, message: Message, subject: str, resend: int = 0) -> wire.Outgoing:
+    def _outgoing(self, message: Message, subject: str) -> wire.Outgoing:
         options = self._options
         identity = (options["source_stream"], message.sequence, options["replicator"], options["name"])
         origin = Origin(*identity, message.stored_ns // 1_000_000)
-        own_id = message_id(options["replicator"], options["name"], options["source_stream"], self._created_ns, message.sequence, resend)
-        outgoing = wire.Outgoing(message.sequence, subject, outgoing_headers(message.headers, origin, own_id), message.payload)
+        own_id = message_id(
+            options["replicator"],
+            options["name"],
+            options["source_stream"],
+            self._created_ns,
+            message.sequence,
+            self._resend,
+        )
+        outgoing = wire.Outgoing(
+            message.sequence, subject, outgoing_headers(message.headers, origin, own_id), message.payload
+        )
         self._window[message.sequence] = outgoing
         return outgoing
 
@@ -342,13 +371,21 @@ class _Copy:
             if others:
                 deadline = deadline or time.monotonic() + _REFUSAL_SECONDS
                 if time.monotonic() > deadline:
-                    raise _Stop(f"target stream {self._options['stream']} refuses: {others[0].error} ({others[0].error_code})")
+                    raise _Stop(
+                        f"target stream {self._options['stream']} refuses: {others[0].error} ({others[0].error_code})"
+                    )
                 time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
                 pause = min(2 * pause, 5.0)
 
     def _settle(self, sequence: int, target_sequence: int) -> None:
         self._count(len(self._window.pop(sequence).payload))
-        self._receipt.target_sequence = max(self._receipt.target_sequence, target_sequence)
+        self._stands_at(target_sequence, sequence)
+
+    def _stands_at(self, target_sequence: int, sequence: int) -> None:
+        receipt = self._receipt
+        if target_sequence > receipt.target_sequence:
+            receipt.disordered += sequence < receipt.target_holds
+            receipt.target_sequence, receipt.target_holds = target_sequence, sequence
 
     def _count(self, payload_bytes: int) -> None:
         self._receipt.copied += 1
@@ -384,7 +421,9 @@ class _Copy:
 
     def _park(self, message: Message, reason: str) -> None:
         if self._options.get("on_poison") == "stop":
-            raise _Stop(f"message {message.sequence} cannot be copied: {reason}; set on_poison: park to go on without it")
+            raise _Stop(
+                f"message {message.sequence} cannot be copied: {reason}; set on_poison: park to go on without it"
+            )
         self._receipt.parked.append(
             Parked(message.sequence, message.stored_ns, printable(message.subject), len(message.payload), reason)
         )

@@ -56,7 +56,7 @@ _SCHEMA: Final = f"""
 CREATE TABLE IF NOT EXISTS about (schema_version INTEGER);
 CREATE TABLE IF NOT EXISTS streams (
     stream VARCHAR, created_ns BIGINT, next_sequence BIGINT, watermark_ns BIGINT, planned_ns BIGINT, last_stored_ns BIGINT,
-    source_last_sequence BIGINT, lag_messages BIGINT, lag_ns BIGINT, target_created_ns BIGINT, target_sequence BIGINT,
+    source_last_sequence BIGINT, lag_messages BIGINT, lag_ns BIGINT, target_created_ns BIGINT, target_sequence BIGINT, target_holds BIGINT, started VARCHAR, starts BIGINT,
     {", ".join(f"{counter} BIGINT DEFAULT 0" for counter in COUNTERS)},
     last_error VARCHAR, last_error_since_ns BIGINT, as_of_ns BIGINT);
 CREATE TABLE IF NOT EXISTS intents (
@@ -105,7 +105,9 @@ class SiteLock:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     self._handle.close()
-                    raise SiteBusyError(f"site {self._file.parent.name} is under way: {lock_owner(self._file.parent)}") from None
+                    raise SiteBusyError(
+                        f"site {self._file.parent.name} is under way: {lock_owner(self._file.parent)}"
+                    ) from None
                 time.sleep(0.1)
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._handle.seek(0)
@@ -162,6 +164,9 @@ class StreamState:
     lag_ns: int = 0
     target_created_ns: int = 0
     target_sequence: int = 0
+    target_holds: int = 0
+    started: str | None = None
+    starts: int = 0
     seen_messages: int = 0
     copied_messages: int = 0
     copied_bytes: int = 0
@@ -199,7 +204,9 @@ class SiteState:
         if not versions:
             self._connection.execute("INSERT INTO about VALUES (?)", [SCHEMA_VERSION])
         elif versions[0][0] != SCHEMA_VERSION:
-            raise RunError(f"the state {file} has schema {versions[0][0]}, this version of sr-assets knows {SCHEMA_VERSION}; use the version that wrote it")
+            raise RunError(
+                f"the state {file} has schema {versions[0][0]}, this version of sr-assets knows {SCHEMA_VERSION}; use the version that wrote it"
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -247,7 +254,9 @@ class SiteState:
         with self.transaction():
             self.clear_intent(intent.stream)
             marks = ", ".join("?" * len(values))
-            self._connection.execute(f"INSERT INTO intents ({', '.join(values)}) VALUES ({marks})", list(values.values()))
+            self._connection.execute(
+                f"INSERT INTO intents ({', '.join(values)}) VALUES ({marks})", list(values.values())
+            )
 
     def clear_intent(self, stream: str) -> None:
         """Drop the intent of a stream; to be called in the transaction that commits its batch."""
@@ -306,7 +315,9 @@ class SiteState:
 
     def drop_retired(self, stream: str, before_ns: int) -> None:
         """Forget the nodes that retired before a time; to be called inside a transaction."""
-        self._connection.execute("DELETE FROM nodes WHERE stream = ? AND status = 'retired' AND retired_at_ns < ?", [stream, before_ns])
+        self._connection.execute(
+            "DELETE FROM nodes WHERE stream = ? AND status = 'retired' AND retired_at_ns < ?", [stream, before_ns]
+        )
 
     def next_deadline(self, stream: str) -> int | None:
         """Return the earliest deadline of a stream's nodes in unix ns; None when none is waiting."""
@@ -316,7 +327,8 @@ class SiteState:
     def outbox(self, stream: str, limit: int) -> list[dict[str, Any]]:
         """Return the next transitions to publish, in the order in which they happened (per node: of `transition`)."""
         cursor = self._connection.execute(
-            "SELECT * FROM transitions WHERE stream = ? AND outbox AND published_ns IS NULL ORDER BY event_ns, node, transition LIMIT ?", [stream, limit]
+            "SELECT * FROM transitions WHERE stream = ? AND outbox AND published_ns IS NULL ORDER BY event_ns, node, transition LIMIT ?",
+            [stream, limit],
         )
         names = [column[0] for column in cursor.description or ()]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
@@ -332,7 +344,8 @@ class SiteState:
         """Remember that transitions were acknowledged."""
         with self.transaction():
             self._connection.execute(
-                "UPDATE transitions SET published_ns = ? WHERE event_id IN (SELECT unnest(?::VARCHAR[]))", [at_ns, list(event_ids)]
+                "UPDATE transitions SET published_ns = ? WHERE event_id IN (SELECT unnest(?::VARCHAR[]))",
+                [at_ns, list(event_ids)],
             )
 
     def stage(self, stream: str, first: int, next_sequence: int) -> None:
@@ -341,7 +354,9 @@ class SiteState:
 
     def staged(self, stream: str) -> list[tuple[int, int]]:
         """Return the committed batches whose staged files are not in the table of the newest yet."""
-        return self._connection.execute("SELECT first, next FROM staged WHERE stream = ? ORDER BY first", [stream]).fetchall()
+        return self._connection.execute(
+            "SELECT first, next FROM staged WHERE stream = ? ORDER BY first", [stream]
+        ).fetchall()
 
     def adopt_snapshots(self, stream: str, first: int, next_sequence: int, files: Sequence[Path]) -> None:
         """Bring the newest-per-node table up to a batch's files, and forget that it was staged."""
@@ -358,21 +373,34 @@ class SiteState:
                     """,
                     [[str(file) for file in files], stream, stream],
                 )
-            self._connection.execute("DELETE FROM staged WHERE stream = ? AND first = ? AND next = ?", [stream, first, next_sequence])
+            self._connection.execute(
+                "DELETE FROM staged WHERE stream = ? AND first = ? AND next = ?", [stream, first, next_sequence]
+            )
 
     def move_snapshots(self, stream: str, old_day: str, file: Path) -> None:
         """Point the newest-per-node table from a day's files (their folder) to the one file they became."""
         with self.transaction():
-            self._connection.execute("UPDATE snapshots SET file = ? WHERE stream = ? AND starts_with(file, ?)", [str(file), stream, f"{old_day}/"])
+            self._connection.execute(
+                "UPDATE snapshots SET file = ? WHERE stream = ? AND starts_with(file, ?)",
+                [str(file), stream, f"{old_day}/"],
+            )
 
     def snapshot_files(self, stream: str) -> set[str]:
         """Return the files that hold a node's newest message."""
-        return {row[0] for row in self._connection.execute("SELECT DISTINCT file FROM snapshots WHERE stream = ?", [stream]).fetchall()}
+        return {
+            row[0]
+            for row in self._connection.execute(
+                "SELECT DISTINCT file FROM snapshots WHERE stream = ?", [stream]
+            ).fetchall()
+        }
 
     def forget_snapshots(self, stream: str, files: Sequence[str]) -> None:
         """Drop the nodes whose newest message stood in files that are gone."""
         with self.transaction():
-            self._connection.execute("DELETE FROM snapshots WHERE stream = ? AND file IN (SELECT unnest(?::VARCHAR[]))", [stream, list(files)])
+            self._connection.execute(
+                "DELETE FROM snapshots WHERE stream = ? AND file IN (SELECT unnest(?::VARCHAR[]))",
+                [stream, list(files)],
+            )
 
 
 def write_status(folder: Path, status: dict[str, Any]) -> None:

@@ -73,7 +73,9 @@ def fold_batch(spark: SparkSession, rows: pa.Table, policy: Policy, cutoff_ns: i
 _SPARK_TYPES: Final = {pa.string(): "string", pa.int64(): "long", pa.bool_(): "boolean"}
 
 
-def fold_partition(policy: Policy, cutoff_ns: int | None) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def fold_partition(
+    policy: Policy, cutoff_ns: int | None
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function that folds the rows of whole senders, each sender's together and in order."""
 
     def fold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -82,7 +84,10 @@ def fold_partition(policy: Policy, cutoff_ns: int | None) -> Callable[[Iterator[
         state: NodeState | None = None
         splay = 0
         for batch in batches:
-            columns = [batch.column(name).to_pylist() for name in ("sender", "turn", "stored_ns", "payload_bytes", "forced", *NODE_COLUMNS)]
+            columns = [
+                batch.column(name).to_pylist()
+                for name in ("sender", "turn", "stored_ns", "payload_bytes", "forced", *NODE_COLUMNS)
+            ]
             for name, turn, stored_ns, payload_bytes, forced, *known in zip(*columns, strict=True):
                 if name != sender:
                     if state is not None:
@@ -91,7 +96,9 @@ def fold_partition(policy: Policy, cutoff_ns: int | None) -> Callable[[Iterator[
                 if turn == 0:
                     state = state_of(known)
                     continue
-                state, decision, transitions = sight(policy, splay, state, Sighting(turn, stored_ns, payload_bytes, forced), cutoff_ns)
+                state, decision, transitions = sight(
+                    policy, splay, state, Sighting(turn, stored_ns, payload_bytes, forced), cutoff_ns
+                )
                 output.append((name, turn, decision.reason.value, *_BLANK[3:]))
                 output.extend(transition_row(name, transition) for transition in transitions)
             if len(output) >= _ROWS:
@@ -128,7 +135,9 @@ def transition_row(sender: str, transition: Transition) -> tuple[Any, ...]:
 
 
 def _batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
-    arrays = [pa.array(values, field.type) for values, field in zip(zip(*rows, strict=True), FOLDED_SCHEMA, strict=True)]
+    arrays = [
+        pa.array(values, field.type) for values, field in zip(zip(*rows, strict=True), FOLDED_SCHEMA, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=FOLDED_SCHEMA)
 
 

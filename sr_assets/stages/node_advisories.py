@@ -42,7 +42,9 @@ def publish_outbox(site: Site, stream: StreamSettings, report: StreamReport) -> 
             site.changed()
             sent += len(published)
         if len(published) < len(rows):
-            report.undeliverable = f"{cluster.settings.label} refuses advisories: {cluster.last_refusal}; they are kept and sent again"
+            report.undeliverable = (
+                f"{cluster.settings.label} refuses advisories: {cluster.last_refusal}; they are kept and sent again"
+            )
             break
     report.published += sent
     return sent > 0
@@ -60,9 +62,14 @@ def _sample(advisory: AdvisorySettings) -> str:
     return advisory_subject(advisory.subject, Event.NEW.value, "node")
 
 
-def _send(cluster: Cluster, stream: StreamSettings, advisory: AdvisorySettings, rows: list[dict[str, Any]], *, reliable: bool) -> list[str]:
+def _send(
+    cluster: Cluster, stream: StreamSettings, advisory: AdvisorySettings, rows: list[dict[str, Any]], *, reliable: bool
+) -> list[str]:
     """Publish rows of the outbox; returns the ids of those that are delivered."""
-    items = [(advisory_subject(advisory.subject, row["event"], row["node"]), _body(stream, row), row["event_id"]) for row in rows]
+    items = [
+        (advisory_subject(advisory.subject, row["event"], row["node"]), _body(stream, row), row["event_id"])
+        for row in rows
+    ]
     if not reliable:
         cluster.publish_core([(subject, body) for subject, body, _ in items])
         return [row["event_id"] for row in rows]

@@ -50,7 +50,9 @@ def sweep_due(site: Site, stream: StreamSettings, report: StreamReport) -> bool:
     return True
 
 
-def add_transitions(site: Site, stream: StreamSettings, state: StreamState, folded: pa.Table, report: StreamReport) -> None:
+def add_transitions(
+    site: Site, stream: StreamSettings, state: StreamState, folded: pa.Table, report: StreamReport
+) -> None:
     """Write the transitions among folded rows, with their ids; `late` and `detected_at` are fixed here. Inside a transaction."""
     policy = stream.policy
     rows: list[dict[str, Any]] = []
@@ -58,7 +60,9 @@ def add_transitions(site: Site, stream: StreamSettings, state: StreamState, fold
         report.events[row["event"]] += 1
         rows.append(
             {
-                "event_id": event_id(stream.replicator, stream.name, stream.stream, row["sender"], row["event"], row["event_ns"]),
+                "event_id": event_id(
+                    stream.replicator, stream.name, stream.stream, row["sender"], row["event"], row["event_ns"]
+                ),
                 "stream": stream.stream,
                 "node": row["sender"],
                 "event": row["event"],

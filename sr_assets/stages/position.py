@@ -33,7 +33,9 @@ def load_position(site: Site, stream: StreamSettings, source: StreamInfo) -> Str
     state = site.state.load_stream(stream.stream)
     if state is None:
         _refuse_lost_state(site, stream)
-        state = StreamState(stream.stream, source.created_ns, first_sequence(site.cluster(stream.source), stream.start, source))
+        state = StreamState(
+            stream.stream, source.created_ns, first_sequence(site.cluster(stream.source), stream.start, source)
+        )
         state.started = os.environ.get(START_VARIABLE)
     elif state.created_ns != source.created_ns:
         _move_to_new_source(stream, state, source)
@@ -63,7 +65,9 @@ def _move_to_new_source(stream: StreamSettings, state: StreamState, source: Stre
             state.next_sequence = source.last_sequence + 1
     state.created_ns = source.created_ns
     state.last_stored_ns = None
-    logger.warning("%s: the source was made again; going on at %d (%s)", stream.label, state.next_sequence, stream.on_source_reset)
+    logger.warning(
+        "%s: the source was made again; going on at %d (%s)", stream.label, state.next_sequence, stream.on_source_reset
+    )
 
 
 def first_sequence(cluster: Cluster, start: Start, source: StreamInfo) -> int:
@@ -78,7 +82,9 @@ def first_sequence(cluster: Cluster, start: Start, source: StreamInfo) -> int:
             return _sequence_at(cluster, source, start.value)
         case "delta":
             if source.ts_ns is None:
-                raise RunError(f"start_delta needs the server's clock, which {source.stream}'s server (before 2.10) does not tell; use start_time")
+                raise RunError(
+                    f"start_delta needs the server's clock, which {source.stream}'s server (before 2.10) does not tell; use start_time"
+                )
             return _sequence_at(cluster, source, source.ts_ns - start.value)
         case _:
             return earliest
@@ -102,7 +108,9 @@ def _sequence_at(cluster: Cluster, source: StreamInfo, time_ns: int) -> int:
 
 def open_wire(settings: ClusterSettings, name: str) -> wire.Connection:
     """Return a bulk connection to a cluster, to be entered with `with`."""
-    return wire.Connection(settings.servers, settings.user, settings.password, settings.token, settings.connect_timeout_seconds, name)
+    return wire.Connection(
+        settings.servers, settings.user, settings.password, settings.token, settings.connect_timeout_seconds, name
+    )
 
 
 def _refuse_lost_state(site: Site, stream: StreamSettings) -> None:
@@ -118,7 +126,11 @@ def _refuse_lost_state(site: Site, stream: StreamSettings) -> None:
         for messages in wire.read_headers(connection, stream.target_stream, tail):
             for message in messages:
                 origin = last_origin(message.headers)
-                if origin and (origin.stream, origin.replicator, origin.name) == (stream.stream, stream.replicator, stream.name):
+                if origin and (origin.stream, origin.replicator, origin.name) == (
+                    stream.stream,
+                    stream.replicator,
+                    stream.name,
+                ):
                     raise RunError(
                         f"there is no state for {stream.label}, but target stream {stream.target_stream} already holds copies of it ({origin.sequence} at "
                         f"{message.sequence}); run `sr-assets recover --stream {stream.label}`"

@@ -94,7 +94,9 @@ def _write_intent(site: Site, stream: StreamSettings, source: StreamInfo, covere
     return intent
 
 
-def _note_level(site: Site, stream: StreamSettings, state: StreamState, source: StreamInfo, report: StreamReport) -> None:
+def _note_level(
+    site: Site, stream: StreamSettings, state: StreamState, source: StreamInfo, report: StreamReport
+) -> None:
     """Nothing to copy: time has passed all the same. It is committed when a node is due, else with the end of the run."""
     level = source.last_sequence < state.next_sequence
     _advance(stream, state, source, level=level)
@@ -128,7 +130,9 @@ def _advance(stream: StreamSettings, state: StreamState, source: StreamInfo, *, 
 class _Batch:
     """One batch, from its intent to its commit."""
 
-    def __init__(self, site: Site, stream: StreamSettings, source: StreamInfo, state: StreamState, intent: Intent) -> None:
+    def __init__(
+        self, site: Site, stream: StreamSettings, source: StreamInfo, state: StreamState, intent: Intent
+    ) -> None:
         self._site, self._stream, self._source, self._state, self._intent = site, stream, source, state, intent
         self._covered = SequenceRange(intent.first, intent.next)
         self._present = SequenceRange(min(max(intent.first, source.first_sequence), intent.next), intent.next)
@@ -155,7 +159,15 @@ class _Batch:
         seen = len(self._present) - sum(map(len, absent))
         decided = seen - receipt.too_old
         reasons = {Reason.ALL.value: decided, Reason.TOO_OLD.value: receipt.too_old}
-        self._commit(report, receipt, absent, reasons, receipt.last_stored_ns, pa.table({"sender": []}), FOLDED_SCHEMA.empty_table())
+        self._commit(
+            report,
+            receipt,
+            absent,
+            reasons,
+            receipt.last_stored_ns,
+            pa.table({"sender": []}),
+            FOLDED_SCHEMA.empty_table(),
+        )
         return seen
 
     def _run_tracked(self, report: StreamReport) -> int:
@@ -175,7 +187,9 @@ class _Batch:
     def _read_sightings(self) -> pa.Table:
         """Return one row per message in sequence order: sequence, stored_ns, sender, payload_bytes, forced."""
         if not len(self._present):
-            return pa.table({"sequence": pa.array([], pa.int64()), "stored_ns": [], "sender": [], "payload_bytes": [], "forced": []})
+            return pa.table(
+                {"sequence": pa.array([], pa.int64()), "stored_ns": [], "sender": [], "payload_bytes": [], "forced": []}
+            )
         stream = self._stream
         assert stream.finder is not None  # a tracked stream has one: settings see to it
         options = {
@@ -205,7 +219,9 @@ class _Batch:
         decided = folded.filter(pc.is_valid(folded["reason"]))
         tracked = pa.table({"sequence": decided["decided"], "node": decided["sender"], "reason": decided["reason"]})
         strangers = sightings.filter(pc.is_null(sightings["sender"]))
-        reasons = [untracked(ns, self._intent.cutoff_ns, NO_SENDER).reason.value for ns in strangers["stored_ns"].to_pylist()]
+        reasons = [
+            untracked(ns, self._intent.cutoff_ns, NO_SENDER).reason.value for ns in strangers["stored_ns"].to_pylist()
+        ]
         nodes = pa.nulls(strangers.num_rows, pa.string())
         others = pa.table({"sequence": strangers["sequence"], "node": nodes, "reason": pa.array(reasons, pa.string())})
         return pa.concat_tables([tracked, others.cast(tracked.schema)])
@@ -333,12 +349,22 @@ class _Batch:
         """Return the rows for what the range did not hold: what retention took first, then the holes; many of them as one row."""
         rows = []
         if self._present.first > self._covered.first:
-            rows.append(self._gap(self._covered.first, self._present.first, self._present.first - self._covered.first, "overtaken"))
+            rows.append(
+                self._gap(
+                    self._covered.first, self._present.first, self._present.first - self._covered.first, "overtaken"
+                )
+            )
         holes = [hole for hole in absent if len(hole)]
         total = sum(map(len, holes))
         if not holes:
             return rows
-        reason = "filtered" if self._stream.filter_subject else "per_subject_limit" if self._source.max_msgs_per_subject > 0 else "deleted"
+        reason = (
+            "filtered"
+            if self._stream.filter_subject
+            else "per_subject_limit"
+            if self._source.max_msgs_per_subject > 0
+            else "deleted"
+        )
         if reason != "deleted" or len(holes) > _MAX_GAP_ROWS:
             return [*rows, self._gap(holes[0].first, holes[-1].next, total, reason)]
         return [*rows, *(self._gap(hole.first, hole.next, len(hole), reason) for hole in holes)]
@@ -353,7 +379,9 @@ class _Batch:
             "noticed_ns": self._site.now_ns(),
         }
 
-    def _report(self, report: StreamReport, receipt: Receipt, reasons: dict[str, int], gaps: list[dict[str, Any]]) -> None:
+    def _report(
+        self, report: StreamReport, receipt: Receipt, reasons: dict[str, int], gaps: list[dict[str, Any]]
+    ) -> None:
         report.state = self._state
         report.first = self._intent.first if report.first is None else report.first
         report.next = self._intent.next
@@ -374,7 +402,16 @@ def _log_progress(
     report.seconds += seconds
     left = max(0, source.last_sequence + 1 - intent.next)
     rate = messages / max(seconds, 1e-9)
-    logger.info("%s: [%d, %d) %d messages, %.0f/s, %d copied, %d left", stream.label, intent.first, intent.next, messages, rate, report.copied, left)
+    logger.info(
+        "%s: [%d, %d) %d messages, %.0f/s, %d copied, %d left",
+        stream.label,
+        intent.first,
+        intent.next,
+        messages,
+        rate,
+        report.copied,
+        left,
+    )
 
 
 _OUR_ERRORS = re.compile(r"(?:sr_assets\.[\w.]*)?(?:WireError|RunError|ApiError): ([^\n]+)")

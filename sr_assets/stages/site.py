@@ -119,7 +119,9 @@ class Site:
 
     def connection_file(self, settings: ClusterSettings) -> str:
         """Return the path of the file that tells Spark's tasks how to reach a cluster."""
-        names = sorted({stream.source for stream in self.streams} | {stream.target for stream in self.streams}, key=repr)
+        names = sorted(
+            {stream.source for stream in self.streams} | {stream.target for stream in self.streams}, key=repr
+        )
         return str(write_connection(self.folder / "connections" / f"{names.index(settings)}.json", settings).resolve())
 
     def spark(self) -> SparkSession:
@@ -153,7 +155,13 @@ class Site:
         started = time.monotonic()
         streams = [PublishedStream(one.stream, one.target_stream, one.tracked) for one in self.streams]
         lineage = publish_site(
-            self.settings.home, self.name, self.state, streams, sites=list(self.settings.sites), run_id=self.run_id, as_of_ns=self.now_ns()
+            self.settings.home,
+            self.name,
+            self.state,
+            streams,
+            sites=list(self.settings.sites),
+            run_id=self.run_id,
+            as_of_ns=self.now_ns(),
         )
         self._changed = False
         self._publish_after = time.monotonic() + (time.monotonic() - started) / _PUBLISHING_SHARE
@@ -162,7 +170,15 @@ class Site:
     def write_status(self, lineage: str | None = None) -> None:
         """Write what the sensor and the command line go by."""
         states = {stream.stream: self.state.load_stream(stream.stream) for stream in self.streams}
-        shown = ("created_ns", "next_sequence", "watermark_ns", "source_last_sequence", "lag_messages", "last_error", "last_error_since_ns")
+        shown = (
+            "created_ns",
+            "next_sequence",
+            "watermark_ns",
+            "source_last_sequence",
+            "lag_messages",
+            "last_error",
+            "last_error_since_ns",
+        )
         streams: dict[str, Any] = {
             stream: {
                 **{key: getattr(state, key) for key in shown},
@@ -173,7 +189,9 @@ class Site:
             if state is not None
         }
         lineage = lineage or read_status(self.folder).get("lineage")
-        write_status(self.folder, {"site": self.name, "streams": streams, "lineage": lineage, "committed_at_ns": self.now_ns()})
+        write_status(
+            self.folder, {"site": self.name, "streams": streams, "lineage": lineage, "committed_at_ns": self.now_ns()}
+        )
 
 
 def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_only: bool) -> dict[str, StreamReport]:
@@ -211,7 +229,9 @@ def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_onl
     return reports
 
 
-def _go_round(site: Site, stream: StreamSettings, stages: frozenset[Stage], report: StreamReport, ends: dict[str, int] | None) -> bool:
+def _go_round(
+    site: Site, stream: StreamSettings, stages: frozenset[Stage], report: StreamReport, ends: dict[str, int] | None
+) -> bool:
     """Run a stream's stages once; returns whether there was anything to do. What fails is noted in the report."""
     from sr_assets.stages import node_advisories, node_snapshots, node_state, replica
 

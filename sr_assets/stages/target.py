@@ -27,7 +27,9 @@ def check_source(stream: StreamSettings, source: StreamInfo) -> None:
             "(a mirror of it, say)"
         )
     if stream.advisory is not None and stream.advisory.cluster == "source":
-        taken = [pattern for pattern in source.subjects if overlaps(pattern, _advisory_pattern(stream.advisory.subject))]
+        taken = [
+            pattern for pattern in source.subjects if overlaps(pattern, _advisory_pattern(stream.advisory.subject))
+        ]
         if taken:
             raise ConfigurationError(
                 f"stream {stream.label}: advisory.subject {stream.advisory.subject!r} is taken by the source stream itself (subject {taken[0]}); choose another"
@@ -43,15 +45,27 @@ def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) 
     """Return the target's info, creating it when it is missing and that is allowed; raises RunError when it must not be used."""
     if not target.stream_exists(stream.target_stream):
         if not stream.create_target:
-            raise RunError(f"target stream {stream.target_stream} does not exist on {stream.target.label} and no_target_create is set: create it")
+            raise RunError(
+                f"target stream {stream.target_stream} does not exist on {stream.target.label} and no_target_create is set: create it"
+            )
         config = target_config(source, stream, target.server_version, target.cluster_size)
         info = target.create_stream(config)
         shown = ", ".join(f"{key} {value}" for key, value in config.items() if key != "name")
-        logger.info("%s: created target stream %s on %s: %s", stream.label, stream.target_stream, stream.target.label, shown)
+        logger.info(
+            "%s: created target stream %s on %s: %s", stream.label, stream.target_stream, stream.target.label, shown
+        )
         return info
     info = target.stream_info(stream.target_stream)
+    check_target(stream, source, info)
+    return info
+
+
+def check_target(stream: StreamSettings, source: StreamInfo, info: StreamInfo) -> None:
+    """Refuse an existing target that cannot store, or cannot confirm, what would be copied into it."""
     if info.no_ack:
-        raise RunError(f"target stream {stream.target_stream} has no_ack: nothing written to it can be confirmed; turn no_ack off")
+        raise RunError(
+            f"target stream {stream.target_stream} has no_ack: nothing written to it can be confirmed; turn no_ack off"
+        )
     if info.sealed:
         raise RunError(f"target stream {stream.target_stream} is sealed: nothing can be written to it")
     if info.mirror:
@@ -65,4 +79,3 @@ def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) 
             f"target stream {stream.target_stream} takes {', '.join(info.subjects)}, but the copies' subject is {', '.join(rewritten)}: add that to its subjects, or "
             "change target_subject_prefix or target_subject_remove"
         )
-    return info

@@ -1,0 +1,66 @@
+"""The shared tables of `fleet.duckdb` as assets: what is published, recorded with its row counts.
+
+Here: their specs and the step that records them. Not here: the publishing, which every run of a site does itself as it ends (`stages.site`), so that a
+stream that failed unpublishes nobody.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import dagster as dg
+
+from sr_assets.adapters.fleet import count_rows
+from sr_assets.assets.streams import OWNERS, stream_key
+from sr_assets.domain.errors import SrAssetsError
+from sr_assets.settings import StreamSettings
+
+#: table → (the stage whose rows it shows, one row per what)
+TABLES = {
+    "last_seen_nodes": ("node_state", "tracked node that is not retired"),
+    "retired_nodes": ("node_state", "retired node"),
+    "node_availability": ("node_state", "node ever tracked"),
+    "node_advisories": ("node_advisories", "transition"),
+    "node_snapshots": ("node_snapshots", "node: its newest copied message"),
+    "replication": ("replica", "stream"),
+    "gaps": ("replica", "hole in a source"),
+    "parked_messages": ("replica", "message that a target cannot take"),
+    "site_summary": ("node_state", "site and stream"),
+    "snapshot_info": ("replica", "publication: there is only the last one"),
+}
+
+
+def table_key(table: str) -> dg.AssetKey:
+    """Return the key `["fleet", table]`."""
+    return dg.AssetKey(["fleet", table])
+
+
+def build_fleet_assets(streams: Sequence[StreamSettings]) -> dg.AssetsDefinition:
+    """Return the shared tables; needs the resource `platform`."""
+
+    def spec(table: str, stage: str, row: str) -> dg.AssetSpec:
+        sources = [stream_key(stream, stage) for stream in streams if stage == "replica" or stream.tracked]
+        return dg.AssetSpec(
+            table_key(table),
+            deps=sources,
+            description=f"Table {table} of fleet.duckdb: one row per {row}.",
+            group_name="fleet",
+            kinds={"duckdb"},
+            owners=OWNERS,
+            skippable=True,
+        )
+
+    @dg.multi_asset(
+        name="fleet_tables",
+        specs=[spec(table, stage, row) for table, (stage, row) in TABLES.items()],
+        can_subset=True,
+        required_resource_keys={"platform"},
+    )
+    def fleet_tables(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
+        try:
+            counts = count_rows(context.resources.platform.settings.home)
+        except SrAssetsError as error:
+            raise dg.Failure(str(error), allow_retries=False) from None
+        for table in TABLES:
+            if table_key(table) in context.selected_asset_keys:
+                yield dg.MaterializeResult(table_key(table), metadata={"dagster/row_count": counts[table]})
+
+    return fleet_tables

@@ -1,0 +1,43 @@
+"""The table of contents: settings → resources → each stream in flow order → fleet tables → automation.
+
+`build` assembles the platform from settings, with any resource replaced by another; `defs` is what Dagster loads, from the configured file.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from sr_assets.assets.fleet import build_fleet_assets
+from sr_assets.assets.sites import build_site_assets
+from sr_assets.assets.streams import source_spec
+from sr_assets.automation import build_lag_sensor, build_retention_schedule, build_site_job, retention
+from sr_assets.resources import Platform
+from sr_assets.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sr_assets.settings import Settings
+
+
+def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.Definitions:
+    """Return everything Dagster knows of the platform; `resources` replace those of the same name."""
+    sources = [source_spec(stream) for stream in settings.streams]
+    sites = [build_site_assets(name, streams) for name, streams in settings.sites.items()]
+    jobs = {name: build_site_job(name) for name in settings.sites}
+    return dg.Definitions(
+        assets=[*sources, *sites, build_fleet_assets(settings.streams)],
+        jobs=[*jobs.values(), retention],
+        sensors=[build_lag_sensor(settings, name, job) for name, job in jobs.items()],
+        schedules=[build_retention_schedule()],
+        resources={"platform": Platform(settings), **(resources or {})},
+        executor=dg.in_process_executor,
+    )
+
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    """Return the platform of the configured file (`SR_ASSETS_CONFIG`, else `conf/replication.yaml`)."""
+    return build(load_settings())

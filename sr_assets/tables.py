@@ -1,0 +1,136 @@
+"""How rows are shown: a table for people, JSON and CSV for programs; one way for every command.
+
+JSON is one array of objects, or one object a line; CSV has a header. Times are ISO 8601 in UTC in both. To a pipe goes no
+colour and no cut-off cell. Not here: which rows.
+"""
+
+import base64
+import csv
+import io
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, Final, Literal
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+Format = Literal["table", "json", "csv"]
+FORMATS: Final = ("table", "json", "csv")
+_STYLES: Final = {
+    "up": "green",
+    "new": "green",
+    "recover": "green",
+    "ok": "green",
+    "timeout": "yellow",
+    "expire": "red",
+    "failed": "red",
+    "retired": "dim",
+}
+_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
+
+
+def console() -> Console:
+    """Stdout as rich writes it; as wide as it takes when nobody watches."""
+    return Console() if sys.stdout.isatty() else Console(width=100_000)
+
+
+def show(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: Format, *, title: str | None = None) -> None:
+    """Print rows in the chosen form; the title is for people only."""
+    if form == "json":
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    elif form == "csv":
+        sys.stdout.write(csv_lines([columns, *rows]))
+    else:
+        console().print(_table(columns, list(rows), title))
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON, an array with one element a line."""
+    if isinstance(value, list) and value:
+        sys.stdout.write("[\n" + ",\n".join(json_line(element) for element in value) + "\n]\n")
+    else:
+        sys.stdout.write(json_line(value) + "\n")
+
+
+def json_line(value: Any) -> str:
+    """Return a value as JSON on one line."""
+    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
+
+
+def csv_lines(rows: Iterable[Sequence[Any]]) -> str:
+    """Return rows as CSV: None is empty, lists and objects are JSON."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows:
+        writer.writerow([_cell(value) for value in map(_plain, row)])
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else value
+
+
+def _plain(value: Any) -> Any:
+    """Reduce a value to what JSON has: times become ISO text, bytes base64, what is no finite number null."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, (float, Decimal)):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if isinstance(value, (datetime, date, time)):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, (bytes, bytearray)):
+        return base64.b64encode(value).decode()
+    return str(value)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    for place, column in enumerate(columns):
+        numbers = any(isinstance(row[place], (int, float)) and not isinstance(row[place], bool) for row in rows)
+        header = column.removesuffix("_seconds").replace("_", " ")
+        table.add_column(header, justify="right" if numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(text(column, value) for column, value in zip(columns, row, strict=True)))
+    return table
+
+
+def text(column: str, value: Any) -> Text:
+    """Return a value as people read it: seconds as a duration, times to the second, nothing that could steer a terminal."""
+    if value is None:
+        return Text("-", style="dim")
+    if column.endswith("_seconds") and isinstance(value, (int, float)):
+        return Text(duration(value))
+    if isinstance(value, datetime):
+        return Text(value.strftime("%Y-%m-%d %H:%M:%S"))
+    shown = str(_cell(_plain(value)))
+    if not shown.isprintable():
+        shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in shown)
+    return Text(shown, style=_STYLES.get(shown, ""))
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in their two largest units: 1h30m, 42s, 0.250s."""
+    if abs(seconds) < 10 and seconds != int(seconds):
+        return f"{seconds:.3f}s"
+    left, parts = int(abs(seconds)), []
+    for length, unit in _UNITS:
+        count, left = divmod(left, length)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count}{unit}")
+    return ("-" if seconds < 0 else "") + "".join(parts[:2])
