@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import logging
 import os
 import signal
 import socket
@@ -27,7 +28,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
-from sr_assets.stages.position import START_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,14 +36,28 @@ if TYPE_CHECKING:
 
     from sr_assets.settings import Settings, StreamSettings
 
-#: The run tag that says how far a run goes: `once` stops where the sources were when it began, `follow` lingers.
-MODE_TAG: Final = "sr_assets/mode"
 _MODULE: Final = "sr_assets.definitions"
 _LOOPBACK: Final = "127.0.0.1"
 _START_SECONDS: Final = 180.0
 _STOP_SECONDS: Final = 60.0
 _REMOTE_DISKS: Final = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "glusterfs", "lustre", "gpfs", "beegfs", "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs"}
+    {
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "ncpfs",
+        "afs",
+        "ceph",
+        "glusterfs",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "fuse.sshfs",
+        "fuse.glusterfs",
+        "fuse.s3fs",
+    }
 )
 _LOG_LEVELS: Final = {"debug": "debug", "info": "info", "warn": "warning", "error": "error"}
 
@@ -58,10 +72,14 @@ def check_home(home: Path) -> None:
     """
     folder = next(folder for folder in (home, *home.parents) if folder.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigurationError(f"{home}: {folder} cannot be written; name another folder with SR_ASSETS_HOME or state_store")
+        raise ConfigurationError(
+            f"{home}: {folder} cannot be written; name another folder with SR_ASSETS_HOME or state_store"
+        )
     kind = _disk_kind(folder.resolve())
     if kind in _REMOTE_DISKS:
-        raise ConfigurationError(f"{home} lies on a network disk ({kind}), where locks cannot be trusted; name a local one with SR_ASSETS_HOME or state_store")
+        raise ConfigurationError(
+            f"{home} lies on a network disk ({kind}), where locks cannot be trusted; name a local one with SR_ASSETS_HOME or state_store"
+        )
 
 
 def _disk_kind(folder: Path) -> str:
@@ -90,7 +108,9 @@ def prepare_instance(settings: Settings) -> Path:
             with tempfile.TemporaryFile(dir=place):
                 pass
         except OSError as error:
-            raise ConfigurationError(f"{place} cannot be written: {error.strerror}; name another with SR_ASSETS_HOME or state_store") from None
+            raise ConfigurationError(
+                f"{place} cannot be written: {error.strerror}; name another with SR_ASSETS_HOME or state_store"
+            ) from None
     os.environ["DAGSTER_HOME"] = str(folder)
     if not (folder / "dagster.yaml").exists():
         draft = folder / f".dagster.yaml.{os.getpid()}"
@@ -155,15 +175,32 @@ class Services:
     def _start(self, folder: Path) -> None:
         level = _LOG_LEVELS[self._settings.loglevel]
         code_port = _free_port()
-        self._launch("code server", "dagster", "code-server", "start", "-m", _MODULE, "-h", _LOOPBACK, "-p", str(code_port), "--log-level", level)
+        self._launch(
+            "code server",
+            "dagster",
+            "code-server",
+            "start",
+            "-m",
+            _MODULE,
+            "-h",
+            _LOOPBACK,
+            "-p",
+            str(code_port),
+            "--log-level",
+            level,
+        )
         # The name is the one that a workspace of the module has: the state of sensors and schedules hangs on it.
         workspace = folder / "workspace.yaml"
-        workspace.write_text(f"load_from:\n  - grpc_server: {{host: {_LOOPBACK}, port: {code_port}, location_name: {_MODULE}}}\n")
+        workspace.write_text(
+            f"load_from:\n  - grpc_server: {{host: {_LOOPBACK}, port: {code_port}, location_name: {_MODULE}}}\n"
+        )
         self._await_port("code server", code_port)
         self._launch("daemon", "dagster._daemon", "run", "-w", str(workspace), "--log-level", level)
         if self._ui:
             quiet = ("--log-level", "warning", "--dagster-log-level", level)
-            self._launch("webserver", "dagster_webserver", "-h", _LOOPBACK, "-p", str(self._port), "-w", str(workspace), *quiet)
+            self._launch(
+                "webserver", "dagster_webserver", "-h", _LOOPBACK, "-p", str(self._port), "-w", str(workspace), *quiet
+            )
             self._await_port("webserver", self._port)
 
     def _launch(self, name: str, module: str, *arguments: str) -> None:
@@ -226,7 +263,9 @@ def _refuse_used_port(port: int) -> None:
         try:
             probe.bind((_LOOPBACK, port))
         except OSError as error:
-            raise RunError(f"port {port} on {_LOOPBACK} cannot be used ({error.strerror}); choose another with --port") from None
+            raise RunError(
+                f"port {port} on {_LOOPBACK} cannot be used ({error.strerror}); choose another with --port"
+            ) from None
 
 
 def _free_port() -> int:
@@ -249,6 +288,13 @@ def interrupted_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _mark_start() -> None:
+    """Tell the processes to come that this is another start, after which ephemeral streams are copied again."""
+    from sr_assets.stages.position import START_VARIABLE
+
+    os.environ[START_VARIABLE] = uuid.uuid4().hex
+
+
 def serve(settings: Settings, port: int) -> int:
     """Run webserver and daemon until Ctrl-C or SIGTERM, then stop them and our Spark engine; returns the exit code.
 
@@ -257,15 +303,17 @@ def serve(settings: Settings, port: int) -> int:
     from sr_assets.adapters.spark_session import stop_engine
 
     prepare_instance(settings)
-    os.environ[START_VARIABLE] = uuid.uuid4().hex
+    _mark_start()
     with (settings.home / "up.lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunError(f"another `sr-assets up` works in {settings.home}; stop it, or name another home with SR_ASSETS_HOME") from None
+            raise RunError(
+                f"another `sr-assets up` works in {settings.home}; stop it, or name another home with SR_ASSETS_HOME"
+            ) from None
         try:
             with interrupted_by_sigterm(), Services(settings, port) as services:
-                print(f"Dagster: {services.url}  (Ctrl-C stops it)", flush=True)  # noqa: T201  the one line to see
+                _say(f"Dagster: {services.url}  (Ctrl-C stops it)")
                 while True:
                     services.check()
                     time.sleep(0.5)
@@ -285,12 +333,15 @@ def run_sites(settings: Settings, streams: Sequence[StreamSettings], *, once: bo
     end the sites in order: their batches under way are done again by the next run.
     """
     folder = prepare_instance(settings)
-    os.environ[START_VARIABLE] = uuid.uuid4().hex
+    _mark_start()
     _prepare_storage(folder)
     sites = list(dict.fromkeys(stream.name for stream in streams))
     chosen = {site: [stream.label for stream in streams if stream.name == site] for site in sites}
     crew = _Crew()
-    with interrupted_by_sigterm(), ThreadPoolExecutor(len(sites) if not once else min(len(sites), os.cpu_count() or 1)) as pool:
+    with (
+        interrupted_by_sigterm(),
+        ThreadPoolExecutor(len(sites) if not once else min(len(sites), os.cpu_count() or 1)) as pool,
+    ):
         working = [pool.submit(crew.work, site, chosen[site], once) for site in sites]
         try:
             codes = [future.result() for future in working]
@@ -315,7 +366,16 @@ class _Crew:
 
     def work(self, site: str, labels: Sequence[str], once: bool) -> int:
         """Let a child work a site and return its exit code; after a dismissal nobody begins."""
-        command = [sys.executable, "-m", "sr_assets.operate", site, "--mode", "once" if once else "follow"]
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "sr_assets.operate",
+            site,
+            "--mode",
+            "once" if once else "follow",
+        ]
         for label in labels:
             command += ["--stream", label]
         with self._guard:
@@ -336,57 +396,83 @@ class _Crew:
             stop_group(child)
 
 
-def run_site(settings: Settings, site: str, labels: Sequence[str], *, once: bool, dismissed: threading.Event) -> int:
+def run_site(settings: Settings, site: str, labels: Sequence[str], *, once: bool) -> int:
     """Execute a site's job here, recorded in the Dagster instance, and say what came of it; returns the exit code.
 
-    One line for each stream on stdout, one for each that failed on stderr. Without `once` the job is repeated until
-    `dismissed`, after `sensor.interval` when the last run left nothing to do.
+    One line for each stream on stdout, one for each that failed on stderr. Without `once` the job is repeated until an
+    interrupt, whenever the site's sensor would ask for a run.
     """
+    from sr_assets.automation import site_job_name
     from sr_assets.definitions import build
-    from sr_assets.settings import asset_name
 
     streams = [stream for stream in settings.sites[site] if stream.label in labels]
-    job = build(settings).resolve_job_def(f"{asset_name(site)}_replication")
+    job = build(settings).resolve_job_def(site_job_name(site))
     while True:
         with _instance() as instance:
             result = _execute(job, instance, streams, whole=len(streams) == len(settings.sites[site]), once=once)
-        code = _report(settings, streams, result, quiet=dismissed.is_set())
-        if once or dismissed.is_set():
-            return 0 if dismissed.is_set() else code
-        level = all(row["lag_messages"] == 0 for row in _published(settings, streams).values())
-        if (code or level) and dismissed.wait(settings.sensor.interval_ns / 1e9):
+        code = _report(settings, streams, result)
+        if once:
             return code
+        while not _has_work(settings, site):
+            time.sleep(settings.sensor.interval_ns / 1e9)
 
 
-def _execute(job: JobDefinition, instance: DagsterInstance, streams: Sequence[StreamSettings], *, whole: bool, once: bool) -> ExecuteInProcessResult:
+def _has_work(settings: Settings, site: str) -> bool:
+    from sr_assets.automation import find_work
+
+    try:
+        return find_work(settings, site)[0] is not None
+    except SrAssetsError as error:
+        _complain(str(error))
+        return False
+
+
+def _execute(
+    job: JobDefinition, instance: DagsterInstance, streams: Sequence[StreamSettings], *, whole: bool, once: bool
+) -> ExecuteInProcessResult:
+    from sr_assets.resources import LINGER, MODE_TAG
+
     prefixes = [stream.asset_prefix for stream in streams]
-    keys = [key for key in job.asset_layer.executable_asset_keys if list(key.path[:2]) in prefixes or key.path[0] == "fleet"]
+    keys = job.asset_layer.executable_asset_keys
     return job.execute_in_process(
         instance=instance,
-        asset_selection=None if whole else keys,
-        tags={MODE_TAG: "once" if once else "follow"},
+        asset_selection=None
+        if whole
+        else [key for key in keys if key.path[0] == "fleet" or list(key.path[:2]) in prefixes],
+        tags={MODE_TAG: "once" if once else LINGER},
         # The event log has it all; the console is for our lines.
         run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
         raise_on_error=False,
     )
 
 
-def _report(settings: Settings, streams: Sequence[StreamSettings], result: ExecuteInProcessResult, *, quiet: bool) -> int:
-    published = _published(settings, streams)
+def _report(settings: Settings, streams: Sequence[StreamSettings], result: ExecuteInProcessResult) -> int:
+    published = _published(settings)
     for stream in streams:
         row = published.get((stream.name, stream.stream))
         if row is not None:
-            print("{label}: copied {copied_messages}, skipped {skipped_messages}, lag {lag_messages}".format(label=stream.label, **row), flush=True)  # noqa: T201
+            _say(
+                "{}: copied {copied_messages}, skipped {skipped_messages}, lag {lag_messages}".format(
+                    stream.label, **row
+                )
+            )
     if result.success:
         return 0
-    if not quiet:
-        for line in failures(result.all_events):
-            print(f"error: {line}", file=sys.stderr, flush=True)  # noqa: T201
+    for line in failures(result.all_events):
+        _complain(line)
     return 1
 
 
-def _published(settings: Settings, streams: Sequence[StreamSettings]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the streams' rows of the table `replication`."""
+def _say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201  what `run` and `up` have to say
+
+
+def _complain(line: str) -> None:
+    print(f"error: {line}", file=sys.stderr, flush=True)  # noqa: T201  as above
+
+
+def _published(settings: Settings) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the table `replication` by name and stream; empty when nothing is published."""
     from sr_assets.adapters.fleet import open_fleet, read_rows
 
     try:
@@ -395,8 +481,7 @@ def _published(settings: Settings, streams: Sequence[StreamSettings]) -> dict[tu
     except SrAssetsError:
         return {}
     found = [dict(zip(rows.columns, values, strict=True)) for values in rows.values]
-    wanted = {(stream.name, stream.stream) for stream in streams}
-    return {(row["name"], row["stream"]): row for row in found if (row["name"], row["stream"]) in wanted}
+    return {(row["name"], row["stream"]): row for row in found}
 
 
 def failures(events: Sequence[DagsterEvent]) -> list[str]:
@@ -411,7 +496,9 @@ def failures(events: Sequence[DagsterEvent]) -> list[str]:
                 lines.append(_innermost(data.error))
     if not lines:
         ends = [event for event in events if event.is_job_event and getattr(event.event_specific_data, "error", None)]
-        lines = [_innermost(event.event_specific_data.error) for event in ends] or ["the run failed; the Dagster UI shows its log"]  # type: ignore[union-attr]
+        lines = [_innermost(event.event_specific_data.error) for event in ends] or [
+            "the run failed; the Dagster UI shows its log"
+        ]  # type: ignore[union-attr]
     return list(dict.fromkeys(line for line in lines if line.strip()))
 
 
@@ -424,7 +511,7 @@ def _innermost(error: Any) -> str:
 
 def _main() -> int:
     """Work one site: the child process of `run_sites`."""
-    from sr_assets.logs import configure_logging
+    from sr_assets.resources import configure_logging
     from sr_assets.settings import load_settings
 
     parser = argparse.ArgumentParser(prog="sr_assets.operate")
@@ -432,17 +519,24 @@ def _main() -> int:
     parser.add_argument("--mode", choices=("once", "follow"), default="once")
     parser.add_argument("--stream", action="append", default=[])
     given = parser.parse_args()
-    dismissed = threading.Event()
     try:
         settings = load_settings()
         configure_logging(settings)
+        _leave_errors_to_the_report()
         with interrupted_by_sigterm():
-            return run_site(settings, given.site, given.stream, once=given.mode == "once", dismissed=dismissed)
+            return run_site(settings, given.site, given.stream, once=given.mode == "once")
     except SrAssetsError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        _complain(str(error))
         return 2 if isinstance(error, ConfigurationError) else 1
     except KeyboardInterrupt:
-        return 130
+        return 130 if given.mode == "once" else 0
+
+
+def _leave_errors_to_the_report() -> None:
+    """Keep errors off the log on stderr: a stream's failure is said there once, as a line of its own, at the end."""
+    for handler in logging.getLogger("sr_assets").handlers:
+        if not isinstance(handler, logging.FileHandler):
+            handler.addFilter(lambda record: record.levelno < logging.ERROR)
 
 
 if __name__ == "__main__":

@@ -134,3 +134,24 @@ def duration(seconds: float) -> str:
         if count or (unit == "s" and not parts):
             parts.append(f"{count}{unit}")
     return ("-" if seconds < 0 else "") + "".join(parts[:2])
+
+
+def print_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: Format, *, header: bool) -> None:
+    """Print rows as they come, one a line, at once: JSON objects, CSV (its header once), or plain words."""
+    if form == "json":
+        lines = "".join(json_line(dict(zip(columns, row, strict=True))) + "\n" for row in rows)
+    elif form == "csv":
+        lines = csv_lines([columns, *rows] if header else rows)
+    else:
+        lines = "".join(
+            "  ".join(text(column, value).plain for column, value in zip(columns, row, strict=True)) + "\n"
+            for row in rows
+        )
+    sys.stdout.write(lines)
+    sys.stdout.flush()
+
+
+def print_document(value: Any) -> None:
+    """Print a JSON document for people, indented."""
+    if value is not None:
+        sys.stdout.write(json.dumps(_plain(value), indent=2) + "\n")

@@ -455,9 +455,7 @@ class _Staging:
 
     def add(self, messages: Iterable[Message], nodes: Mapping[int, str | None]) -> None:
         """Add one row per message: node, sequence, stored_at, subject, payload_bytes, payload, payload_raw, metadata."""
-        from pyarrow import parquet
-
-        from sr_assets.adapters.snapshots import snapshot_rows
+        from sr_assets.adapters.snapshots import open_writer, snapshot_rows
 
         by_date: dict[str, list[Message]] = defaultdict(list)
         for message in messages:
@@ -467,5 +465,5 @@ class _Staging:
             if date not in self._writers:
                 folder = self._folder / f"date={quote(date)}"
                 folder.mkdir(parents=True, exist_ok=True)
-                self._writers[date] = parquet.ParquetWriter(folder / f".{self._name}", table.schema, compression="zstd")
+                self._writers[date] = open_writer(folder / f".{self._name}")
             self._writers[date].write_table(table)

@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 _DIRECT_BATCH_VERSION = (2, 11, 0)
 _MAX_GAP_ROWS = 1_000
+#: A sampled stream's batch may read this many times the bytes it is expected to copy.
+_SAMPLED_SHARE = 10
 _COPIED = frozenset({Reason.NEW, Reason.FORCED, Reason.SIZE, Reason.INTERVAL, Reason.NO_SENDER, Reason.ALL})
 
 
@@ -77,9 +79,13 @@ def copy_batch(site: Site, stream: StreamSettings, report: StreamReport, ends: d
 
 
 def _next_range(stream: StreamSettings, state: StreamState, source: StreamInfo, end: int) -> SequenceRange | None:
-    """Plan the next range: from the position, as far as there is something, bounded by messages and by bytes at the source's average size."""
+    """Plan the next range: from the position, as far as there is something, bounded by messages and by bytes at the source's average size.
+
+    What bounds the bytes is what is copied, for nothing else is ever held: of a sampled stream, about a tenth.
+    """
     average_bytes = max(1, source.bytes // max(1, source.messages))
-    count = min(stream.batch_messages, max(1, stream.batch_bytes // average_bytes))
+    batch_bytes = stream.batch_bytes * (_SAMPLED_SHARE if stream.tracked else 1)
+    count = min(stream.batch_messages, max(1, batch_bytes // average_bytes))
     after = min(end + 1, max(state.next_sequence, source.first_sequence) + count)
     return SequenceRange(state.next_sequence, after) if after > state.next_sequence else None
 
