@@ -14,12 +14,14 @@ RINGS = (
     "domain",
     "settings",
     "adapters",
-    "resources",
     "stages",
+    "resources",
     "assets",
     "automation",
     "definitions",
+    "operate",
     "embedded",
+    "tables",
     "cli",
     "__main__",
 )
@@ -44,7 +46,9 @@ LIBRARIES = {
     "embedded": {"nats", "psutil", "rich"},
     "embedded.demo": {"dagster", "nats", "psutil", "rich"},
     "embedded.bench": {"nats", "psutil", "rich"},
-    "cli": {"click", "dagster", "rich"},
+    "operate": {"dagster"},
+    "tables": {"rich"},
+    "cli": {"click"},
 }
 
 MODULES = {
