@@ -1,11 +1,14 @@
-"""What every test may ask for: real servers on loopback, and names nobody else uses. No fakes, no settings."""
+"""What every test may ask for: real servers on loopback, one warm Spark engine, and names nobody else uses. No fakes."""
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from sr_assets.adapters.spark_session import stop_engine
 from sr_assets.embedded.nats_server import NatsServer
+from sr_assets_tests.rig import Rig
 
 _numbers = itertools.count(1)
 
@@ -32,3 +35,17 @@ def unique() -> Callable[[str], str]:
         return f"{stem}_{next(_numbers)}"
 
     return name
+
+
+@pytest.fixture(scope="session")
+def engine_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A home whose Spark engine starts with the first run in it and is stopped with the last test."""
+    home = tmp_path_factory.mktemp("home").resolve()
+    yield home
+    stop_engine(home)
+
+
+@pytest.fixture
+def rig(engine_home: Path, nats_pair: tuple[NatsServer, NatsServer], unique: Callable[[str], str]) -> Rig:
+    """A fresh site between two servers: `rig.make` a stream, `rig.add` it to the configuration, `rig.run`."""
+    return Rig(engine_home, *nats_pair, unique)

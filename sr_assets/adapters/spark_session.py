@@ -292,6 +292,8 @@ def _launch(folder: Path, home: Path, config: Mapping[str, str], fingerprint: st
     engine = Engine(port, process.pid, token, fingerprint, time.time())
     if _wait_until(lambda: process.poll() is not None or engine.alive, _START_SECONDS) and process.poll() is None:
         logger.info("started the Spark engine: pid %d, port %d", process.pid, port)
+        # It is to outlive us, so Python must not warn that nobody waits for it.
+        process.returncode = 0
         return engine
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -321,6 +323,16 @@ def open_session(settings: SparkSettings, home: Path, site: str) -> SparkSession
     return _prepared(_classic(mode if mode.startswith("spark://") else "local[*,3]", _config(settings, home)))
 
 
+def leave_session(session: SparkSession) -> None:
+    """Close the connection to a session without ending the session: the next run of the site joins it.
+
+    Without this the client cleans up when the process exits, and waits ten minutes for a server that has gone by then. A classic session is
+    the process's own and ends with it.
+    """
+    if hasattr(session, "client"):
+        session.client.close()
+
+
 def _join(engine: Engine, home: Path, site: str) -> SparkSession:
     os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"] = engine.token
     # A session that the server closed (idle for a day, say) can never be joined again: the next generation's id can.
@@ -330,6 +342,7 @@ def _join(engine: Engine, home: Path, site: str) -> SparkSession:
         try:
             session.conf.get("spark.sql.session.timeZone")
         except Exception as error:
+            leave_session(session)
             if "SESSION_CLOSED" not in str(error):
                 raise
         else:

@@ -1,0 +1,176 @@
+"""A site between two real servers, for tests: streams are made, messages published byte for byte, runs done in this process.
+
+Here: what several tests need to set up a history and to look at what came of it. Not here: what is expected of it (the tests), the rules
+told a second time (`reference`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from sr_assets.adapters.fleet import open_fleet
+from sr_assets.adapters.jetstream import Cluster, StreamInfo
+from sr_assets.adapters.wire import Connection, Outgoing, Publisher, read_range
+from sr_assets.domain.positions import SequenceRange
+from sr_assets.settings import ClusterSettings, Settings, load_settings
+from sr_assets.stages.site import Site, Stage, StreamReport, run_site
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from sr_assets.domain.messages import Message
+    from sr_assets.embedded.nats_server import NatsServer
+
+SITE = "LONDON"
+#: What lies in a home besides the Spark engine: a fresh home is one without it.
+_OWN = ("sites", "snapshots", "fleet.duckdb", "fleet.json", "fleet.lock", ".fleet.duckdb.new")
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message to publish: subject (the stream's name is put in front), header block, payload."""
+
+    payload: bytes = b""
+    subject: str = "m"
+    headers: bytes = b""
+
+
+@dataclass(slots=True)
+class Rig:
+    """A home and two servers. The home is the same for all tests of a session, emptied for each: what stays is its Spark session."""
+
+    home: Path
+    source: NatsServer
+    target: NatsServer
+    unique: Callable[[str], str]
+    entries: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Empty the home."""
+        for name in _OWN:
+            path = self.home / name
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------------------------------------ the servers
+
+    def make(self, stem: str = "S", server: NatsServer | None = None, **config: Any) -> str:
+        """Create a stream with a name of its own that takes `<name>.>`; returns the name."""
+        name = self.unique(stem)
+        self.create(name, server, **config)
+        return name
+
+    def create(self, name: str, server: NatsServer | None = None, **config: Any) -> None:
+        """Create a stream on the source, or on another server."""
+        with cluster(server or self.source) as opened:
+            opened.create_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True, **config})
+
+    def api(self, request: str, body: dict[str, Any] | None = None, server: NatsServer | None = None) -> dict[str, Any]:
+        """Ask JetStream, `STREAM.DELETE.X` say; returns its answer, errors included."""
+        with connection(server or self.source) as opened:
+            return opened.request(f"$JS.API.{request}", body or {})
+
+    def info(self, stream: str, server: NatsServer | None = None) -> StreamInfo:
+        """Return what a server, the source by default, says about a stream."""
+        with cluster(server or self.source) as opened:
+            return opened.stream_info(stream)
+
+    def publish(self, stream: str, messages: Iterable[Sent], server: NatsServer | None = None) -> None:
+        """Publish messages in order, and see each stored."""
+        items = [Outgoing(n, f"{stream}.{one.subject}", one.headers, one.payload) for n, one in enumerate(messages, 1)]
+        with connection(server or self.source) as opened:
+            acks = list(Publisher(opened).publish_all(items))
+        assert [ack.error for ack in acks] == [None] * len(items)
+
+    def stored(self, stream: str, server: NatsServer | None = None) -> list[Message]:
+        """Return everything a stream holds, in order: of the source by default."""
+        last = self.info(stream, server).last_sequence
+        with connection(server or self.source) as opened:
+            return list(chain.from_iterable(read_range(opened, stream, SequenceRange(1, last + 1), direct=False)))
+
+    def copies(self, stream: str) -> list[Message]:
+        """Return everything a target stream holds, in order."""
+        return self.stored(stream, self.target)
+
+    # --------------------------------------------------------------------------------------------------- the runs
+
+    def add(self, stream: str, **entry: Any) -> dict[str, Any]:
+        """Configure a stream, source to target with nothing else unless said; returns the entry, which may be changed."""
+        entry = {"stream": stream, "source_url": self.source.url, "target_url": self.target.url, **entry}
+        self.entries.append(entry)
+        return entry
+
+    def settings(self, **top: Any) -> Settings:
+        """Read the configuration made of the entries."""
+        file = self.home / "replication.yaml"
+        file.write_text(yaml.safe_dump({"name": SITE, "state_store": str(self.home), "streams": self.entries, **top}))
+        return load_settings(file, {})
+
+    @contextmanager
+    def open(self, site: str = SITE, **top: Any) -> Iterator[Site]:
+        """Hold a site as a run does."""
+        with Site(self.settings(**top), site, owner="test", run_id="test", wait_seconds=0) as opened:
+            yield opened
+
+    def run(
+        self, site: str = SITE, stages: Iterable[Stage] = tuple(Stage), *, drain_only: bool = True, **top: Any
+    ) -> dict[str, StreamReport]:
+        """Run a site as Dagster's job does; returns the reports by stream, failures included."""
+        with self.open(site, **top) as opened:
+            selection = {one.stream: frozenset(stages) for one in opened.streams}
+            return run_site(opened, selection, drain_only=drain_only)
+
+    def drain(self, site: str = SITE, **top: Any) -> dict[str, StreamReport]:
+        """Run a site and see that no stream failed."""
+        reports = self.run(site, **top)
+        assert {stream: report.failure for stream, report in reports.items() if report.failure} == {}
+        return reports
+
+    def failure(self, site: str = SITE, **top: Any) -> str:
+        """Run a site whose only stream fails; returns why, which is one line without secrets or traces."""
+        (report,) = self.run(site, **top).values()
+        assert report.failure is not None
+        assert "\n" not in report.failure
+        assert "Traceback" not in report.failure
+        return report.failure
+
+    # ------------------------------------------------------------------------------------------- what was published
+
+    def rows(self, query: str) -> list[dict[str, Any]]:
+        """Ask the published tables; `query` is SQL, or just a table's name."""
+        with open_fleet(self.home) as opened:
+            found = opened.execute(query if " " in query else f"SELECT * FROM {query}")
+            names = [column[0] for column in found.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+    def row(self, query: str) -> dict[str, Any]:
+        """Ask for the one row there is."""
+        (found,) = self.rows(query)
+        return found
+
+
+def address(server: NatsServer) -> ClusterSettings:
+    """Return how to reach a server, as the configuration would say it."""
+    return ClusterSettings((server.address,))
+
+
+def cluster(server: NatsServer) -> Cluster:
+    """Return a server's JetStream, to be entered with `with`."""
+    return Cluster(address(server), "test")
+
+
+def connection(server: NatsServer) -> Connection:
+    """Return a bulk connection, to be entered with `with`."""
+    return Connection([server.address], name="test")
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment for a child that is to behave like it."""
+    return dict(os.environ)
