@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sr_assets.settings import StreamSettings
     from sr_assets.stages.site import Site, StreamReport
 
-_NODE_SCHEMA = pa.schema(
+NODE_SCHEMA = pa.schema(
     [
         ("node", pa.string()),
         *((name, pa.string() if name == "status" else pa.int64()) for name in NODE_COLUMNS),
@@ -41,9 +41,9 @@ def sweep_due(site: Site, stream: StreamSettings, report: StreamReport) -> bool:
         swept, transitions = sweep(policy, state_of(values), state.watermark_ns)
         nodes.append((node, *state_values(swept), deadline_ns(policy, swept)))
         rows += [transition_row(node, transition) for transition in transitions]
-    arrays = [pa.array(column, kind.type) for column, kind in zip(zip(*nodes, strict=True), _NODE_SCHEMA, strict=True)]
+    arrays = [pa.array(column, kind.type) for column, kind in zip(zip(*nodes, strict=True), NODE_SCHEMA, strict=True)]
     with site.state.transaction():
-        site.state.merge_nodes(stream.stream, pa.Table.from_arrays(arrays, schema=_NODE_SCHEMA))
+        site.state.merge_nodes(stream.stream, pa.Table.from_arrays(arrays, schema=NODE_SCHEMA))
         add_transitions(site, stream, state, folded_table(rows), report)
     report.swept += len(due)
     site.changed()
@@ -51,9 +51,18 @@ def sweep_due(site: Site, stream: StreamSettings, report: StreamReport) -> bool:
 
 
 def add_transitions(
-    site: Site, stream: StreamSettings, state: StreamState, folded: pa.Table, report: StreamReport
+    site: Site,
+    stream: StreamSettings,
+    state: StreamState,
+    folded: pa.Table,
+    report: StreamReport,
+    *,
+    history: bool = False,
 ) -> None:
-    """Write the transitions among folded rows, with their ids; `late` and `detected_at` are fixed here. Inside a transaction."""
+    """Write the transitions among folded rows, with their ids; `late` and `detected_at` are fixed here. Inside a transaction.
+
+    `history` is for what is only recorded: it is late and never published.
+    """
     policy = stream.policy
     rows: list[dict[str, Any]] = []
     for row in folded.filter(pa.compute.is_valid(folded["event"])).to_pylist():
@@ -73,11 +82,13 @@ def add_transitions(
                 "sequence": row["event_sequence"],
                 "previous": row["event_previous"],
                 "transition": row["event_transition"],
-                "late": policy is not None and is_late(state.planned_ns, row["event_ns"], policy.interval_ns),
+                "late": history
+                or policy is not None
+                and is_late(state.planned_ns, row["event_ns"], policy.interval_ns),
                 "returned": row["event_returned"],
                 "outage_ns": row["event_outage_ns"],
                 "published_ns": None,
-                "outbox": stream.advisory is not None,
+                "outbox": stream.advisory is not None and not history,
             }
         )
     if rows:
