@@ -231,9 +231,9 @@ class Services:
             if child.poll() is not None:
                 raise RunError(f"the Dagster {name} ended with exit code {child.returncode}; its last lines say why")
 
-    def stop(self) -> None:
-        """Stop what runs, the daemon first; what does not end within a minute is killed."""
-        for name in ("daemon", "code server", "webserver"):
+    def stop(self, *names: str) -> None:
+        """Stop the named ones, by default all, the daemon first; what does not end within a minute is killed."""
+        for name in names or ("daemon", "code server", "webserver"):
             child = self._children.pop(name, None)
             if child is not None:
                 stop_group(child)

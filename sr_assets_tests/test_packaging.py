@@ -15,6 +15,10 @@ def test_the_dagster_yaml_of_the_package_is_the_one_at_the_root() -> None:
     assert (ROOT / "dagster.yaml").read_bytes() == (ROOT / "sr_assets" / "dagster.yaml").read_bytes()
 
 
+def test_the_demo_configuration_of_the_package_is_the_one_in_conf() -> None:
+    assert (ROOT / "conf" / "demo.yaml").read_bytes() == (ROOT / "sr_assets" / "embedded" / "demo.yaml").read_bytes()
+
+
 def test_dagster_accepts_the_instance_settings(tmp_path: Path) -> None:
     (tmp_path / "dagster.yaml").write_bytes((ROOT / "dagster.yaml").read_bytes())
     with DagsterInstance.from_config(str(tmp_path)) as instance:

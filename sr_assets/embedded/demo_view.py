@@ -1,0 +1,86 @@
+"""What the demo shows while it runs: the steps of its start, then each site and the newest events as published.
+
+Not here: what runs (`demo`), what a cell looks like (`tables`).
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+
+from sr_assets.adapters.fleet import Rows, open_fleet, read_rows
+from sr_assets.domain.errors import SrAssetsError
+from sr_assets.tables import text
+
+_SITES = """
+    SELECT name, site_summary.up, site_summary.timeout, site_summary.retired, copied_messages AS copied,
+        skipped_messages AS skipped, lag_messages AS lag, replication.as_of AS as_of
+    FROM replication LEFT JOIN site_summary USING (name, stream) ORDER BY name
+"""
+_EVENTS = """
+    SELECT event_time, name, node, event, age_seconds FROM node_advisories
+    ORDER BY event_time DESC, node LIMIT 8
+"""
+_NUMBERS = frozenset({"up", "timeout", "retired", "copied", "skipped", "lag", "age_seconds"})
+_PLAIN_SECONDS = 10.0
+
+
+@contextmanager
+def step(console: Console, title: str) -> Iterator[None]:
+    """Show that something is under way and, when it went well, how long it took."""
+    began = time.monotonic()
+    with console.status(f"{title} ...", spinner="line"):
+        yield
+    console.print(f"[green]ok[/]  {title} [dim]({time.monotonic() - began:.1f} s)[/]", highlight=False)
+
+
+class Summary:
+    """The live summary, from `with` to its end; where nobody watches it is a line for each site every 10 seconds."""
+
+    def __init__(self, console: Console, home: Path) -> None:
+        self._console = console
+        self._home = home
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._next_lines = 0.0
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def refresh(self) -> None:
+        """Show what is published now; between two publications nothing changes."""
+        now = time.monotonic()
+        if not self._console.is_terminal and now < self._next_lines:
+            return
+        self._next_lines = now + _PLAIN_SECONDS
+        try:
+            with open_fleet(self._home) as connection:
+                sites, events = read_rows(connection, _SITES), read_rows(connection, _EVENTS)
+        except SrAssetsError:
+            return
+        if self._console.is_terminal:
+            self._live.update(Group(_table(sites), _table(events)), refresh=True)
+        else:
+            for row in sites.values:
+                shown = zip(sites.columns[:-1], row, strict=False)
+                self._console.print("  ".join(f"{column} {value}" for column, value in shown), highlight=False)
+
+
+def _table(rows: Rows) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in rows.columns:
+        header = column.removesuffix("_seconds").replace("_", " ")
+        table.add_column(header, justify="right" if column in _NUMBERS else "left", no_wrap=True)
+    for row in rows.values:
+        table.add_row(*(text(column, value) for column, value in zip(rows.columns, row, strict=True)))
+    return table
