@@ -1,1 +1,1 @@
-"""Copy streams between NATS JetStream clusters, sample and track who sends, advise, and answer questions about the fleet."""
+"""Copy streams between JetStream clusters, sample and track who sends, advise, answer questions about the fleet."""

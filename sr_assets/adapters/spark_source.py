@@ -1,8 +1,8 @@
 """The Spark data source `jetstream`: a range of a stream → partitions → Arrow record batches; and the door to its sink.
 
-Here: the options, the two shapes of rows, the reader. Not here: the writer (`spark_sink`), the protocol (`wire`), which range to
-read and what to do about sequences that are not there (the stages). Every import of the readers' work is inside the methods: they
-run in Spark's Python workers, which must start quickly and hold nothing between tasks.
+Here: the options, the two shapes of rows, the reader. Not here: the writer (`spark_sink`), the protocol (`wire`), which
+range to read and what to do about sequences that are not there (the stages). Every import of the readers' work is
+inside the methods: they run in Spark's Python workers, which must start quickly and hold nothing between tasks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ SIGHTING_SCHEMA = "sequence long, stored_ns long, sender string, payload_bytes l
 
 
 def write_connection(file: Path, cluster: ClusterSettings) -> Path:
-    """Write how to reach a cluster, with its credentials, to a file only we can read; its path is the option `connection`.
+    """Write how to reach a cluster, with its credentials, to a file only we can read; its path is the option
+    `connection`.
 
     Options of a data source are part of Spark's plans and logs: a path may stand there, a password may not.
     """
@@ -84,14 +85,16 @@ class JetStreamDataSource(DataSource):
     - `connection`: path of a file made by `write_connection`
     - `stream`: the stream's name
     - `first`, `next`: the half-open range of sequences
-    - `direct`: `true` to read by batched direct get (nats-server 2.11+, stream with `allow_direct`), else a pull consumer is used
+    - `direct`: `true` to read by batched direct get (nats-server 2.11+, stream with `allow_direct`), else a pull
+      consumer is used
     - `filter`: a subject filter; without one every subject
     - `partitions`: into how many equal ranges to cut, 1 by default; rows are in sequence order within each
     - `batch_bytes`: about how many bytes one request asks for, 8 MiB by default
-    - `inspect`: made by `encode_finder`; then the rows are `SIGHTING_SCHEMA` and no payload leaves the reader, else `MESSAGE_SCHEMA`
+    - `inspect`: made by `encode_finder`; then the rows are `SIGHTING_SCHEMA` and no payload leaves the reader, else
+      `MESSAGE_SCHEMA`
 
-    Options to write are described at `spark_sink.JetStreamWriter`. Nothing but what the server holds of the range is returned: a
-    sequence that is not there is no error here.
+    Options to write are described at `spark_sink.JetStreamWriter`. Nothing but what the server holds of the range is
+    returned: a sequence that is not there is no error here.
     """
 
     @classmethod
@@ -107,7 +110,7 @@ class JetStreamDataSource(DataSource):
         """Return the batch reader."""
         return JetStreamReader(self.options)
 
-    def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:  # type: ignore[override]  # noqa: ARG002, FBT001
+    def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:  # noqa: ARG002
         """Return the batch writer."""
         from sr_assets.adapters.spark_sink import JetStreamWriter
 
@@ -129,7 +132,7 @@ class JetStreamReader(DataSourceReader):
         """Keep the options; nothing is opened before a task runs."""
         self._options = dict(options)
 
-    def partitions(self) -> list[RangePartition]:  # type: ignore[override]
+    def partitions(self) -> list[RangePartition]:
         """Cut the range into its tasks."""
         from sr_assets.domain.positions import SequenceRange
 
@@ -156,7 +159,10 @@ class JetStreamReader(DataSourceReader):
 
 
 def printable(subject: str) -> str:
-    """Return a subject as Arrow text: bytes that are not UTF-8, which `Message` keeps as lone surrogates, show as `\ufffd`."""
+    """Return a subject as Arrow text.
+
+    Bytes that are not UTF-8, which `Message` keeps as lone surrogates, show as `\ufffd`.
+    """
     return subject.encode(errors="surrogateescape").decode(errors="replace")
 
 

@@ -1,10 +1,12 @@
 """A site's private state: its lock, `state.duckdb` with one transaction per batch, and `status.json` beside it.
 
-Here: the schema and every statement on it. Not here: the rules that make the rows (`domain.tracking`), what is published of them (`fleet`).
+Here: the schema and every statement on it. Not here: the rules that make the rows (`domain.tracking`), what is
+published of them (`fleet`).
 
-`state.duckdb` is opened only by the process that holds the site's lock. Everything a batch changes — position, node states, transitions, gaps,
-parked messages, counters — is one transaction, and the intent it was done for goes with it. Times are unix nanoseconds. Hot tables have no keys
-or indexes: rows are found by scanning a column, which is fast, and are never updated in place through an index.
+`state.duckdb` is opened only by the process that holds the site's lock. Everything a batch changes — position, node
+states, transitions, gaps, parked messages, counters — is one transaction, and the intent it was done for goes with it.
+Times are unix nanoseconds. Hot tables have no keys or indexes: rows are found by scanning a column, which is fast, and
+are never updated in place through an index.
 """
 
 from __future__ import annotations
@@ -55,23 +57,28 @@ COUNTERS: Final = (
 _SCHEMA: Final = f"""
 CREATE TABLE IF NOT EXISTS about (schema_version INTEGER);
 CREATE TABLE IF NOT EXISTS streams (
-    stream VARCHAR, created_ns BIGINT, next_sequence BIGINT, watermark_ns BIGINT, planned_ns BIGINT, last_stored_ns BIGINT,
-    source_last_sequence BIGINT, lag_messages BIGINT, lag_ns BIGINT, target_created_ns BIGINT, target_sequence BIGINT, target_holds BIGINT, started VARCHAR, starts BIGINT,
+    stream VARCHAR, created_ns BIGINT, next_sequence BIGINT, watermark_ns BIGINT, planned_ns BIGINT,
+    last_stored_ns BIGINT,
+    source_last_sequence BIGINT, lag_messages BIGINT, lag_ns BIGINT, target_created_ns BIGINT,
+    target_sequence BIGINT, target_holds BIGINT, started VARCHAR, starts BIGINT,
     {", ".join(f"{counter} BIGINT DEFAULT 0" for counter in COUNTERS)},
     last_error VARCHAR, last_error_since_ns BIGINT, as_of_ns BIGINT);
 CREATE TABLE IF NOT EXISTS intents (
     stream VARCHAR, batch VARCHAR, first BIGINT, next BIGINT, planned_ns BIGINT, cutoff_ns BIGINT, created_ns BIGINT,
     target_created_ns BIGINT, target_sequence BIGINT);
 CREATE TABLE IF NOT EXISTS nodes (
-    stream VARCHAR, node VARCHAR, first_seen_ns BIGINT, seen_ns BIGINT, sequence BIGINT, copied_ns BIGINT, copied_bytes BIGINT,
-    status VARCHAR, status_since_ns BIGINT, retired_at_ns BIGINT, times_retired BIGINT, transition BIGINT, deadline_ns BIGINT);
+    stream VARCHAR, node VARCHAR, first_seen_ns BIGINT, seen_ns BIGINT, sequence BIGINT, copied_ns BIGINT,
+    copied_bytes BIGINT, status VARCHAR, status_since_ns BIGINT, retired_at_ns BIGINT, times_retired BIGINT,
+    transition BIGINT, deadline_ns BIGINT);
 CREATE TABLE IF NOT EXISTS transitions (
-    event_id VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_ns BIGINT, detected_ns BIGINT, seen_ns BIGINT, age_ns BIGINT,
-    sequence BIGINT, previous VARCHAR, transition BIGINT, late BOOLEAN, returned BOOLEAN, outage_ns BIGINT, published_ns BIGINT, outbox BOOLEAN);
+    event_id VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_ns BIGINT, detected_ns BIGINT, seen_ns BIGINT,
+    age_ns BIGINT, sequence BIGINT, previous VARCHAR, transition BIGINT, late BOOLEAN, returned BOOLEAN,
+    outage_ns BIGINT, published_ns BIGINT, outbox BOOLEAN);
 CREATE TABLE IF NOT EXISTS gaps (
     stream VARCHAR, first_sequence BIGINT, last_sequence BIGINT, messages BIGINT, reason VARCHAR, noticed_ns BIGINT);
 CREATE TABLE IF NOT EXISTS parked (
-    stream VARCHAR, sequence BIGINT, stored_ns BIGINT, subject VARCHAR, payload_bytes BIGINT, reason VARCHAR, parked_ns BIGINT);
+    stream VARCHAR, sequence BIGINT, stored_ns BIGINT, subject VARCHAR, payload_bytes BIGINT, reason VARCHAR,
+    parked_ns BIGINT);
 CREATE TABLE IF NOT EXISTS snapshots (stream VARCHAR, node VARCHAR, sequence BIGINT, file VARCHAR);
 CREATE TABLE IF NOT EXISTS staged (stream VARCHAR, first BIGINT, next BIGINT);
 """
@@ -136,7 +143,10 @@ def lock_owner(folder: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What a batch is about to do, committed before it does anything; done again after a crash, with the very same numbers."""
+    """What a batch is about to do, committed before it does anything.
+
+    Done again after a crash, with the very same numbers.
+    """
 
     stream: str
     batch: str
@@ -199,13 +209,15 @@ class SiteState:
             versions = self._connection.execute("SELECT schema_version FROM about").fetchall()
         except duckdb.Error as error:
             raise RunError(
-                f"the state {file} cannot be read ({str(error).splitlines()[0]}); set it aside and run `sr-assets recover` for each stream of the site"
+                f"the state {file} cannot be read ({str(error).splitlines()[0]}); set it aside and run `sr-assets"
+                " recover` for each stream of the site"
             ) from None
         if not versions:
             self._connection.execute("INSERT INTO about VALUES (?)", [SCHEMA_VERSION])
         elif versions[0][0] != SCHEMA_VERSION:
             raise RunError(
-                f"the state {file} has schema {versions[0][0]}, this version of sr-assets knows {SCHEMA_VERSION}; use the version that wrote it"
+                f"the state {file} has schema {versions[0][0]}, this version of sr-assets knows {SCHEMA_VERSION}; use"
+                " the version that wrote it"
             )
         return self
 
@@ -263,19 +275,20 @@ class SiteState:
         self._connection.execute("DELETE FROM intents WHERE stream = ?", [stream])
 
     def fold_input(self, stream: str, sightings: pa.Table) -> pa.Table:
-        """Return what the fold needs: one row per sighting with a sender, and one per known node among them, with `turn` 0.
+        """Return what the fold needs: one row per sighting with a sender, and one per known node among them, with
+        `turn` 0.
 
-        Columns: sender, turn (the sighting's sequence), stored_ns, payload_bytes, forced, then those of `NODE_COLUMNS` (null for sightings).
+        Columns: sender, turn (the sighting's sequence), stored_ns, payload_bytes, forced, then those of `NODE_COLUMNS`
+        (null for sightings).
         """
         self._connection.register("sightings", sightings)
         try:
             return self._connection.execute(
                 f"""
-                SELECT node AS sender, 0::BIGINT AS turn, 0::BIGINT AS stored_ns, 0::BIGINT AS payload_bytes, false AS forced,
-                    {", ".join(NODE_COLUMNS)}
-                FROM nodes WHERE stream = ? AND node IN (SELECT sender FROM sightings)
-                UNION ALL BY NAME
-                SELECT sender, sequence AS turn, stored_ns, payload_bytes, forced FROM sightings WHERE sender IS NOT NULL
+                SELECT node AS sender, 0::BIGINT AS turn, 0::BIGINT AS stored_ns, 0::BIGINT AS payload_bytes, false AS
+                forced, {", ".join(NODE_COLUMNS)} FROM nodes WHERE stream = ? AND node IN (SELECT sender FROM sightings)
+                UNION ALL BY NAME SELECT sender, sequence AS turn, stored_ns, payload_bytes, forced FROM sightings WHERE
+                sender IS NOT NULL
                 """,
                 [stream],
             ).to_arrow_table()
@@ -285,7 +298,8 @@ class SiteState:
     def due_nodes(self, stream: str, watermark_ns: int) -> list[tuple[Any, ...]]:
         """Return the nodes whose deadline lies before the watermark: node, then `NODE_COLUMNS`; by deadline."""
         return self._connection.execute(
-            f"SELECT node, {', '.join(NODE_COLUMNS)} FROM nodes WHERE stream = ? AND deadline_ns < ? ORDER BY deadline_ns, node",
+            f"SELECT node, {', '.join(NODE_COLUMNS)} FROM nodes WHERE stream = ? AND deadline_ns < ? ORDER BY"
+            " deadline_ns, node",
             [stream, watermark_ns],
         ).fetchall()
 
@@ -296,9 +310,9 @@ class SiteState:
         try:
             self._connection.execute(
                 f"""
-                MERGE INTO nodes USING merged ON nodes.stream = ? AND nodes.node = merged.node
-                WHEN MATCHED THEN UPDATE SET {", ".join(f"{column} = merged.{column}" for column in columns[1:])}
-                WHEN NOT MATCHED THEN INSERT (stream, {", ".join(columns)}) VALUES (?, {", ".join(f"merged.{column}" for column in columns)})
+                MERGE INTO nodes USING merged ON nodes.stream = ? AND nodes.node = merged.node WHEN MATCHED THEN UPDATE
+                SET {", ".join(f"{column} = merged.{column}" for column in columns[1:])} WHEN NOT MATCHED THEN INSERT
+                (stream, {", ".join(columns)}) VALUES (?, {", ".join(f"merged.{column}" for column in columns)})
                 """,
                 [stream, stream],
             )
@@ -327,7 +341,8 @@ class SiteState:
     def outbox(self, stream: str, limit: int) -> list[dict[str, Any]]:
         """Return the next transitions to publish, in the order in which they happened (per node: of `transition`)."""
         cursor = self._connection.execute(
-            "SELECT * FROM transitions WHERE stream = ? AND outbox AND published_ns IS NULL ORDER BY event_ns, node, transition LIMIT ?",
+            "SELECT * FROM transitions WHERE stream = ? AND outbox AND published_ns IS NULL ORDER BY event_ns, node,"
+            " transition LIMIT ?",
             [stream, limit],
         )
         names = [column[0] for column in cursor.description or ()]
@@ -364,12 +379,11 @@ class SiteState:
             if files:
                 self._connection.execute(
                     """
-                    MERGE INTO snapshots USING (
-                        SELECT node, max(sequence) AS sequence, arg_max(filename, sequence) AS file
-                        FROM read_parquet(?, filename = true, hive_partitioning = false) GROUP BY node
-                    ) AS fresh ON snapshots.stream = ? AND snapshots.node = fresh.node
-                    WHEN MATCHED THEN UPDATE SET sequence = fresh.sequence, file = fresh.file
-                    WHEN NOT MATCHED THEN INSERT (stream, node, sequence, file) VALUES (?, fresh.node, fresh.sequence, fresh.file)
+                    MERGE INTO snapshots USING ( SELECT node, max(sequence) AS sequence, arg_max(filename, sequence) AS
+                    file FROM read_parquet(?, filename = true, hive_partitioning = false) GROUP BY node ) AS fresh ON
+                    snapshots.stream = ? AND snapshots.node = fresh.node WHEN MATCHED THEN UPDATE SET sequence =
+                    fresh.sequence, file = fresh.file WHEN NOT MATCHED THEN INSERT (stream, node, sequence, file) VALUES
+                    (?, fresh.node, fresh.sequence, fresh.file)
                     """,
                     [[str(file) for file in files], stream, stream],
                 )

@@ -31,7 +31,10 @@ def replica_check_specs(stream: StreamSettings) -> list[dg.AssetCheckSpec]:
         dg.AssetCheckSpec(
             "no_loss",
             asset=key,
-            description="Seen = copied + skipped + too old + parked, and the last copy acknowledged is the one that stands in the target.",
+            description=(
+                "Seen = copied + skipped + too old + parked, and the last copy acknowledged is the one that stands in"
+                " the target."
+            ),
         ),
     ]
     if stream.tracked:
@@ -96,7 +99,10 @@ def _check_loss(site: Site, report: StreamReport) -> dg.AssetCheckResult:
 
 
 def _tail_problem(site: Site, report: StreamReport) -> str:
-    """Return what is wrong with our last copy in the target; it may have been purged or expired since, but not be another."""
+    """Return what is wrong with our last copy in the target.
+
+    It may have been purged or expired since, but not be another.
+    """
     state, stream = report.state, report.stream
     if state is None or state.target_sequence == 0:
         return ""

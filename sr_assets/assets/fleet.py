@@ -1,7 +1,7 @@
 """The shared tables of `fleet.duckdb` as assets: what is published, recorded with its row counts.
 
-Here: their specs and the step that records them. Not here: the publishing, which every run of a site does itself as it ends (`stages.site`), so that a
-stream that failed unpublishes nobody.
+Here: their specs and the step that records them. Not here: the publishing, which every run of a site does itself as it
+ends (`stages.site`), so that a stream that failed unpublishes nobody.
 """
 
 from collections.abc import Iterator, Sequence

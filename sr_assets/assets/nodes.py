@@ -1,6 +1,7 @@
 """Assets about nodes: `node_snapshots`, their newest copied message, and `node_state`, who is up, silent or retired.
 
-Here: their specs and what is recorded of them. Not here: how they are made (`stages.node_snapshots`, `stages.node_state`).
+Here: their specs and what is recorded of them. Not here: how they are made (`stages.node_snapshots`,
+`stages.node_state`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ def node_state_spec(stream: StreamSettings) -> dg.AssetSpec:
     return dg.AssetSpec(
         stream_key(stream, "node_state"),
         deps=[stream_key(stream, "replica")],
-        description="When each node was seen first and last, and whether it is up, silent or retired, by the source's own clock.",
+        description=(
+            "When each node was seen first and last, and whether it is up, silent or retired, by the source's own"
+            " clock."
+        ),
         group_name=group_name(stream),
         kinds={"duckdb"},
         owners=OWNERS,

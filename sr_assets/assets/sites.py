@@ -1,9 +1,11 @@
-"""A site's assets as one computation: the stages of all its streams, which one run materialises together or in any part.
+"""A site's assets as one computation: the stages of all its streams, which one run materialises together or in any
+part.
 
-Here: which assets a site has, and turning a run's reports into results. Not here: each asset's words (`streams`, `nodes`, `advisories`, `checks`), the
-run itself (`stages.site`).
+Here: which assets a site has, and turning a run's reports into results. Not here: each asset's words (`streams`,
+`nodes`, `advisories`, `checks`), the run itself (`stages.site`).
 
-They are one computation because a run lingers: it takes batch after batch through all stages of all streams, and is recorded once.
+They are one computation because a run lingers: it takes batch after batch through all stages of all streams, and is
+recorded once.
 """
 
 from collections import defaultdict
@@ -77,7 +79,10 @@ def _selection(
 def _results(
     site: Site, report: StreamReport, context: dg.AssetExecutionContext
 ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
-    """Yield the results of what was selected of one stream. A stream that failed is not materialised; its checks are told all the same."""
+    """Yield the results of what was selected of one stream. A stream that failed is not materialised.
+
+    Its checks are told all the same.
+    """
     stream, keys, checks = report.stream, context.selected_asset_keys, context.selected_asset_check_keys
     recorded = [
         (Stage.REPLICA, replica_metadata(report)),

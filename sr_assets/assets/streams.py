@@ -47,14 +47,18 @@ def replica_spec(stream: StreamSettings) -> dg.AssetSpec:
     return dg.AssetSpec(
         stream_key(stream, "replica"),
         deps=[stream_key(stream, "source")],
-        description=f"Stream {stream.target_stream} on {stream.target.label}: {how}, exactly once, {stream.order} order.",
+        description=(
+            f"Stream {stream.target_stream} on {stream.target.label}: {how}, exactly once, {stream.order} order."
+        ),
         group_name=group_name(stream),
         kinds={"nats", "spark"},
         owners=OWNERS,
         # A fleet that reports is never quiet for an hour: overdue means that nothing arrived or nothing ran.
-        freshness_policy=dg.FreshnessPolicy.time_window(fail_window=timedelta(days=1), warn_window=timedelta(hours=1))
-        if stream.tracked
-        else None,
+        freshness_policy=(
+            dg.FreshnessPolicy.time_window(fail_window=timedelta(days=1), warn_window=timedelta(hours=1))
+            if stream.tracked
+            else None
+        ),
     )
 
 

@@ -1,6 +1,8 @@
-"""`make bench`: what a site's run costs, measured on real servers on this machine; prints a table and, last, one JSON object.
+"""`make bench`: what a site's run costs, measured on real servers on this machine; prints a table and, last, one JSON
+object.
 
-Here: the workloads and their measurements. Not here: any assertion: machines are shared and noisy, so figures are read as ratios within one run.
+Here: the workloads and their measurements. Not here: any assertion: machines are shared and noisy, so figures are read
+as ratios within one run.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from sr_assets.adapters.jetstream import Cluster
 from sr_assets.adapters.spark_session import engine_status, stop_engine
 from sr_assets.embedded.fleet import FleetPlan
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets.settings import ClusterSettings, Settings, StreamSettings, load_settings
+from sr_assets.settings import ClusterSettings, Settings, load_settings
 from sr_assets.stages.site import Site, Stage, StreamReport, run_site
 
 _SITE = "bench"
@@ -146,7 +148,10 @@ def _mirror_seconds(bench: Bench, stream: str, messages: int) -> float:
 
 
 def _one_at_a_time(bench: Bench, stream: str, messages: int) -> float:
-    """Copy like a replicator that asks for the next message once the last is acknowledged; returns messages per second."""
+    """Copy like a replicator that asks for the next message once the last is acknowledged.
+
+    Returns messages per second.
+    """
     with Cluster(_cluster(bench.target)) as cluster:
         cluster.create_stream({"name": f"{stream}_ONE", "subjects": ["one.>"], "storage": "file"})
     with _wire(bench.source) as source, _wire(bench.target) as target:
@@ -192,7 +197,10 @@ def measure_sampled(bench: Bench, name: str, messages: int, senders: int, payloa
 
 
 def measure_idle(bench: Bench, streams: list[str]) -> dict[str, Any]:
-    """Measure a run of a site with these streams and nothing to do, engine warm: alone, and through Dagster in a process of its own."""
+    """Measure a run of a site with these streams and nothing to do, engine warm.
+
+    Alone, and through Dagster in a process of its own.
+    """
     settings = bench.settings(
         [{"stream": stream, "target_subject_prefix": "idle", "target_stream": f"{stream}_IDLE"} for stream in streams]
     )

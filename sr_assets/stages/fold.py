@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
     from sr_assets.domain.tracking import Transition
 
-#: What `fold_batch` returns, one of three kinds a row. A decision: sender, sequence, reason. A node's state after its last sighting: sender and the
-#: columns of a node, `deadline_ns` among them. A transition: sender, `event` and the columns that follow it.
+#: What `fold_batch` returns, one of three kinds a row. A decision: sender, sequence, reason. A node's state after its
+#: last sighting: sender and the columns of a node, `deadline_ns` among them. A transition: sender, `event` and the
+#: columns that follow it.
 FOLDED_SCHEMA: Final = pa.schema(
     [
         ("sender", pa.string()),
@@ -60,8 +61,8 @@ def state_of(values: Iterable[Any]) -> NodeState:
 def fold_batch(spark: SparkSession, rows: pa.Table, policy: Policy, cutoff_ns: int | None) -> pa.Table:
     """Fold a batch's sightings into decisions, states and transitions.
 
-    `rows` come from `SiteState.fold_input`: one per sighting and one per known node, columns sender, turn, stored_ns, payload_bytes, forced and
-    `NODE_COLUMNS`. Returns `FOLDED_SCHEMA`, in no order.
+    `rows` come from `SiteState.fold_input`: one per sighting and one per known node, columns sender, turn, stored_ns,
+    payload_bytes, forced and `NODE_COLUMNS`. Returns `FOLDED_SCHEMA`, in no order.
     """
     if rows.num_rows == 0:
         return FOLDED_SCHEMA.empty_table()

@@ -1,7 +1,7 @@
 """How far each stream is behind, asked of the servers now.
 
-Here: a position from `status.json` against the source's own word. Not here: what to do about it (`automation`), the lag as of
-the last run (table `replication`).
+Here: a position from `status.json` against the source's own word. Not here: what to do about it (`automation`), the lag
+as of the last run (table `replication`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _LINKS = 16
 class Lag:
     """Where one stream stands now; `position` is the last sequence that is done, None before the first run.
 
-    `messages` is None when only a run can tell where it would begin. `problem` says why nothing could be asked, or why a run
-    would stop.
+    `messages` is None when only a run can tell where it would begin. `problem` says why nothing could be asked, or why
+    a run would stop.
     """
 
     name: str

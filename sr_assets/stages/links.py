@@ -1,7 +1,8 @@
 """What `sr-assets check --connect` tries: every link of a stream, each permission by its subject, and nothing changed.
 
-A permission to create or to publish is proven by a request that cannot succeed: a stream whose name contradicts its subject, a
-message that expects an impossible last sequence. Not here: what a run demands of source and target (`target`).
+A permission to create or to publish is proven by a request that cannot succeed: a stream whose name contradicts its
+subject, a message that expects an impossible last sequence. Not here: what a run demands of source and target
+(`target`).
 """
 
 from __future__ import annotations
@@ -186,7 +187,8 @@ def _try_creating(trials: _Trials, source_info: StreamInfo, target: Cluster) -> 
         for subject in subjects:
             if others := target.stream_names(subject):
                 raise RunError(
-                    f"subject {subject} of the copies is taken by stream {others[0]}; set another target_subject_prefix or target_stream: {others[0]}"
+                    f"subject {subject} of the copies is taken by stream {others[0]}; set another target_subject_prefix"
+                    f" or target_stream: {others[0]}"
                 )
         return subjects
 

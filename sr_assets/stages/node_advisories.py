@@ -22,8 +22,9 @@ _CHUNK = 2_000
 def publish_outbox(site: Site, stream: StreamSettings, report: StreamReport) -> bool:
     """Publish what waits; returns whether anything went out.
 
-    Reliable advisories wait in the outbox until a stream has acknowledged them, however long that takes: without a stream for the subject nothing is
-    published and the report says so. Unreliable ones are sent to whoever listens, and flushed.
+    Reliable advisories wait in the outbox until a stream has acknowledged them, however long that takes: without a
+    stream for the subject nothing is published and the report says so. Unreliable ones are sent to whoever listens, and
+    flushed.
     """
     advisory = stream.advisory
     if advisory is None or site.state.outbox_size(stream.stream) == 0:
@@ -31,7 +32,10 @@ def publish_outbox(site: Site, stream: StreamSettings, report: StreamReport) -> 
     cluster = site.cluster(stream.source if advisory.cluster == "source" else stream.target)
     reliable = _is_reliable(cluster, advisory)
     if reliable and not _taken(cluster, advisory):
-        report.undeliverable = f"no stream on {cluster.settings.label} takes {_sample(advisory)}: {site.state.outbox_size(stream.stream)} advisories wait for one"
+        report.undeliverable = (
+            f"no stream on {cluster.settings.label} takes {_sample(advisory)}: {site.state.outbox_size(stream.stream)}"
+            " advisories wait for one"
+        )
         return False
     report.undeliverable = None
     sent = 0

@@ -1,6 +1,7 @@
 """Stage `node_state`: let time pass. Nodes whose deadline lies before the committed watermark time out and expire.
 
-It asks nobody: the watermark was committed by `replica`. Not here: what a sighting does (`fold`), who is told (`node_advisories`).
+It asks nobody: the watermark was committed by `replica`. Not here: what a sighting does (`fold`), who is told
+(`node_advisories`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ NODE_SCHEMA = pa.schema(
 
 
 def sweep_due(site: Site, stream: StreamSettings, report: StreamReport) -> bool:
-    """Sweep the nodes that are due, commit their states and transitions in one transaction; returns whether there were any."""
+    """Sweep the nodes that are due, commit their states and transitions in one transaction.
+
+    Returns whether there were any.
+    """
     state, policy = site.state.load_stream(stream.stream), stream.policy
     if state is None or state.watermark_ns is None or policy is None:
         return False
@@ -59,7 +63,8 @@ def add_transitions(
     *,
     history: bool = False,
 ) -> None:
-    """Write the transitions among folded rows, with their ids; `late` and `detected_at` are fixed here. Inside a transaction.
+    """Write the transitions among folded rows, with their ids; `late` and `detected_at` are fixed here. Inside a
+    transaction.
 
     `history` is for what is only recorded: it is late and never published.
     """
@@ -82,9 +87,9 @@ def add_transitions(
                 "sequence": row["event_sequence"],
                 "previous": row["event_previous"],
                 "transition": row["event_transition"],
-                "late": history
-                or policy is not None
-                and is_late(state.planned_ns, row["event_ns"], policy.interval_ns),
+                "late": (
+                    history or (policy is not None and is_late(state.planned_ns, row["event_ns"], policy.interval_ns))
+                ),
                 "returned": row["event_returned"],
                 "outage_ns": row["event_outage_ns"],
                 "published_ns": None,

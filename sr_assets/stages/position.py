@@ -1,4 +1,5 @@
-"""Where a stream stands before a batch: its position, where a new one begins, and what a source that was made again means.
+"""Where a stream stands before a batch: its position, where a new one begins, and what a source that was made again
+means.
 
 Not here: which range comes next (`replica`), rebuilding a lost position (`recover`).
 """
@@ -56,8 +57,8 @@ def _move_to_new_source(stream: StreamSettings, state: StreamState, source: Stre
     match stream.on_source_reset:
         case "stop":
             raise RunError(
-                f"source stream {stream.stream} was deleted and made again: its sequences mean other messages now; set on_source_reset: recopy (copy the new one "
-                "from its start) or skip_to_now (from now on)"
+                f"source stream {stream.stream} was deleted and made again: its sequences mean other messages now; set"
+                " on_source_reset: recopy (copy the new one from its start) or skip_to_now (from now on)"
             )
         case "recopy":
             state.next_sequence = max(1, source.first_sequence)
@@ -83,7 +84,8 @@ def first_sequence(cluster: Cluster, start: Start, source: StreamInfo) -> int:
         case "delta":
             if source.ts_ns is None:
                 raise RunError(
-                    f"start_delta needs the server's clock, which {source.stream}'s server (before 2.10) does not tell; use start_time"
+                    f"start_delta needs the server's clock, which {source.stream}'s server (before 2.10) does not tell;"
+                    " use start_time"
                 )
             return _sequence_at(cluster, source, source.ts_ns - start.value)
         case _:
@@ -132,6 +134,7 @@ def _refuse_lost_state(site: Site, stream: StreamSettings) -> None:
                     stream.name,
                 ):
                     raise RunError(
-                        f"there is no state for {stream.label}, but target stream {stream.target_stream} already holds copies of it ({origin.sequence} at "
-                        f"{message.sequence}); run `sr-assets recover --stream {stream.label}`"
+                        f"there is no state for {stream.label}, but target stream {stream.target_stream} already holds"
+                        f" copies of it ({origin.sequence} at {message.sequence}); run `sr-assets recover --stream"
+                        f" {stream.label}`"
                     )

@@ -1,8 +1,11 @@
-"""Rebuild a stream's lost position and nodes from what is left: the copies in the target and the messages the source still holds.
+"""Rebuild a stream's lost position and nodes from what is left: the copies in the target and the messages the source
+still holds.
 
-Also the way to take over from the Go replicator: its copies carry the same `Choria-SR-Source` header. Not here: what a run does from there on (`replica`).
+Also the way to take over from the Go replicator: its copies carry the same `Choria-SR-Source` header. Not here: what a
+run does from there on (`replica`).
 
-Nothing is published for what happened before the recovered position: those transitions are recorded as late and stay unpublished.
+Nothing is published for what happened before the recovered position: those transitions are recorded as late and stay
+unpublished.
 """
 
 from __future__ import annotations
@@ -40,7 +43,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy of ours found in the target: its place there, the time its original was stored, its size, its sender if it says so."""
+    """A copy of ours found in the target.
+
+    Its place there, the time its original was stored, its size, its sender if it says so.
+    """
 
     target_sequence: int
     stored_ns: int
@@ -60,22 +66,24 @@ class Rebuilt:
 def recover_stream(settings: Settings, stream: StreamSettings) -> str:
     """Rebuild a stream's state and return what was done and what could not be known, in lines.
 
-    Raises RunError when there is a readable state already, when the target holds nothing of ours, or when the source's message is another than the one
-    that was copied.
+    Raises RunError when there is a readable state already, when the target holds nothing of ours, or when the source's
+    message is another than the one that was copied.
     """
     folder = settings.home / "sites" / stream.name
     said = _set_broken_state_aside(settings, stream)
     with Site(settings, stream.name, owner="recover", run_id="recover") as site:
         if site.state.load_stream(stream.stream) is not None:
             raise RunError(
-                f"{stream.label} has a readable state in {folder}: nothing to recover; to begin anew remove that folder first"
+                f"{stream.label} has a readable state in {folder}: nothing to recover; to begin anew remove that folder"
+                " first"
             )
         source = site.cluster(stream.source).stream_info(stream.stream)
         site.set_clock(source.ts_ns)
         copies = _find_copies(site, stream)
         if not copies:
             raise RunError(
-                f"target stream {stream.target_stream} holds no copy of {stream.label}: nothing to recover from; a run begins it anew"
+                f"target stream {stream.target_stream} holds no copy of {stream.label}: nothing to recover from; a run"
+                " begins it anew"
             )
         last = max(copies)
         rebuilt = Rebuilt()
@@ -88,8 +96,14 @@ def recover_stream(settings: Settings, stream: StreamSettings) -> str:
         site.publish()
     lines = [
         *said,
-        f"{stream.label}: goes on at {last + 1}; {len(copies)} copies found in {stream.target_stream}, the last one of {last}",
-        f"{len(rebuilt.nodes)} nodes rebuilt, {len(rebuilt.transitions)} transitions recorded as late and not published, {files} snapshot files kept",
+        (
+            f"{stream.label}: goes on at {last + 1}; {len(copies)} copies found in {stream.target_stream}, the last one"
+            f" of {last}"
+        ),
+        (
+            f"{len(rebuilt.nodes)} nodes rebuilt, {len(rebuilt.transitions)} transitions recorded as late and not"
+            f" published, {files} snapshot files kept"
+        ),
         *(f"not known: {line}" for line in rebuilt.unknown),
         "not known: counters before today; they begin with the copies that were found",
     ]
@@ -158,20 +172,25 @@ def _check_original(
     if original is None:
         if last > source.last_sequence:
             raise RunError(
-                f"source stream {stream.stream} ends at {source.last_sequence}, before {last}, which was copied: it was made again; remove the copies, or rename"
+                f"source stream {stream.stream} ends at {source.last_sequence}, before {last}, which was copied: it was"
+                " made again; remove the copies, or rename"
             )
         rebuilt.unknown.append(f"whether the source is the same stream: its message {last} is gone")
     elif original.stored_ns // 1_000_000 != copy.stored_ns // 1_000_000:
         raise RunError(
-            f"source stream {stream.stream} holds another message {last} (stored {format_rfc3339_ns(original.stored_ns)}) than the one that was copied "
-            f"(stored {format_rfc3339_ns(copy.stored_ns)}): it was made again"
+            f"source stream {stream.stream} holds another message {last} (stored"
+            f" {format_rfc3339_ns(original.stored_ns)}) than the one that was copied (stored"
+            f" {format_rfc3339_ns(copy.stored_ns)}): it was made again"
         )
 
 
 def _rebuild_nodes(
     stream: StreamSettings, policy: Policy, source: StreamInfo, copies: dict[int, Copy], last: int, rebuilt: Rebuilt
 ) -> None:
-    """Fold the copies whose originals are gone, then the source's own messages up to the position; what was copied is known, not decided."""
+    """Fold the copies whose originals are gone, then the source's own messages up to the position.
+
+    What was copied is known, not decided.
+    """
     gone = [(sequence, copy) for sequence, copy in sorted(copies.items()) if sequence < source.first_sequence]
     for sequence, copy in gone:
         if copy.sender is not None:

@@ -1,10 +1,12 @@
 """Stage `replica`: one batch after the other from source to target, each done exactly once.
 
-Here: the order of a batch — plan, intent, read, fold, publish, commit — and what is committed. Not here: where a range begins (`position`), the rules
-(`domain.tracking`), the writing and its repair (`spark_sink`), the target itself (`target`).
+Here: the order of a batch — plan, intent, read, fold, publish, commit — and what is committed. Not here: where a range
+begins (`position`), the rules (`domain.tracking`), the writing and its repair (`spark_sink`), the target itself
+(`target`).
 
-An intent is committed on its own before anything is done. After a crash the very same range is done again with the very same cut-off: the fold gives the
-same decisions, the writers find in the target what is there already, and only the rest is sent.
+An intent is committed on its own before anything is done. After a crash the very same range is done again with the very
+same cut-off: the fold gives the same decisions, the writers find in the target what is there already, and only the rest
+is sent.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ _COPIED = frozenset({Reason.NEW, Reason.FORCED, Reason.SIZE, Reason.INTERVAL, Re
 def copy_batch(site: Site, stream: StreamSettings, report: StreamReport, ends: dict[str, int] | None) -> bool:
     """Copy the next batch, or finish the one that a crash left open; returns whether there was one.
 
-    `ends` holds, when the run is to stop there, each source's last sequence as first seen by this run. Raises RunError or ConfigurationError with one line.
+    `ends` holds, when the run is to stop there, each source's last sequence as first seen by this run. Raises RunError
+    or ConfigurationError with one line.
     """
     source = site.cluster(stream.source).stream_info(stream.stream)
     site.set_clock(source.ts_ns)
@@ -79,7 +82,8 @@ def copy_batch(site: Site, stream: StreamSettings, report: StreamReport, ends: d
 
 
 def _next_range(stream: StreamSettings, state: StreamState, source: StreamInfo, end: int) -> SequenceRange | None:
-    """Plan the next range: from the position, as far as there is something, bounded by messages and by bytes at the source's average size.
+    """Plan the next range: from the position, as far as there is something, bounded by messages and by bytes at the
+    source's average size.
 
     What bounds the bytes is what is copied, for nothing else is ever held: of a sampled stream, about a tenth.
     """
@@ -103,7 +107,10 @@ def _write_intent(site: Site, stream: StreamSettings, source: StreamInfo, covere
 def _note_level(
     site: Site, stream: StreamSettings, state: StreamState, source: StreamInfo, report: StreamReport
 ) -> None:
-    """Nothing to copy: time has passed all the same. It is committed when a node is due, else with the end of the run."""
+    """Nothing to copy: time has passed all the same.
+
+    It is committed when a node is due, else with the end of the run.
+    """
     level = source.last_sequence < state.next_sequence
     _advance(stream, state, source, level=level)
     report.state, report.lag_messages = state, state.lag_messages
@@ -250,7 +257,10 @@ class _Batch:
         return {**options, "filter": self._stream.filter_subject} if self._stream.filter_subject else options
 
     def _write(self, rows: DataFrame) -> Receipt:
-        """Let Spark's writers copy what the rows name; returns their receipt. Raises RunError when the target refuses: the intent stays open."""
+        """Let Spark's writers copy what the rows name; returns their receipt.
+
+        Raises RunError when the target refuses: the intent stays open.
+        """
         stream, intent = self._stream, self._intent
         target = prepare_target(stream, self._source, self._site.cluster(stream.target))
         since = intent.target_sequence if target.created_ns == intent.target_created_ns else 0
@@ -352,7 +362,10 @@ class _Batch:
         return {"stream": self._stream.stream, **row, "parked_ns": self._site.now_ns()}
 
     def _gaps(self, absent: list[SequenceRange]) -> list[dict[str, Any]]:
-        """Return the rows for what the range did not hold: what retention took first, then the holes; many of them as one row."""
+        """Return the rows for what the range did not hold: what retention took first, then the holes.
+
+        Many of them as one row.
+        """
         rows = []
         if self._present.first > self._covered.first:
             rows.append(

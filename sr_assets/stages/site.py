@@ -1,7 +1,7 @@
 """One run of a site: its lock, its open state, its connections, its Spark session, and the cycles of its stages.
 
-Here: what all stages of a site share, in what order and how long they go round. Not here: what a stage does (`replica`, `node_state`,
-`node_advisories`, `node_snapshots`), what Dagster is told about it (`assets`).
+Here: what all stages of a site share, in what order and how long they go round. Not here: what a stage does (`replica`,
+`node_state`, `node_advisories`, `node_snapshots`), what Dagster is told about it (`assets`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ class Stage(StrEnum):
 
 @dataclass(slots=True)
 class StreamReport:
-    """What a run did for one stream; `first` and `next` are the sequences it went through, `failure` one line or None."""
+    """What a run did for one stream.
+
+    `first` and `next` are the sequences it went through, `failure` one line or None.
+    """
 
     stream: StreamSettings
     first: int | None = None
@@ -150,7 +153,10 @@ class Site:
         self._changed = True
 
     def publish(self, *, now: bool = True) -> None:
-        """Publish what was committed; with `now` false only if something was and publishing does not take too large a share of the time."""
+        """Publish what was committed.
+
+        With `now` false only if something was and publishing does not take too large a share of the time.
+        """
         if not now and (not self._changed or time.monotonic() < self._publish_after):
             return
         started = time.monotonic()
@@ -198,9 +204,10 @@ class Site:
 def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_only: bool) -> dict[str, StreamReport]:
     """Go round the chosen stages of a site's streams until they are level; returns a report by stream.
 
-    Then the run lingers: it looks at the sources every second and takes what comes, until nothing came for `linger` or `run_budget` is used up. With
-    `drain_only` it stops where the sources were when it began. A stream that fails is left out from then on; the others go on. What was committed is
-    published in any case, and a failed stream says why in its report and in `replication.last_error`.
+    Then the run lingers: it looks at the sources every second and takes what comes, until nothing came for `linger` or
+    `run_budget` is used up. With `drain_only` it stops where the sources were when it began. A stream that fails is
+    left out from then on; the others go on. What was committed is published in any case, and a failed stream says why
+    in its report and in `replication.last_error`.
     """
     streams = [stream for stream in site.streams if stream.stream in selection]
     reports = {stream.stream: StreamReport(stream) for stream in streams}
@@ -279,6 +286,6 @@ def _note_end(site: Site, reports: Mapping[str, StreamReport]) -> None:
 
 
 def needs_publishing(home: Path, folder: Path) -> bool:
-    """Tell whether a site's rows are missing from the published file, because that file was deleted or made from nothing since."""
+    """Tell whether the published file lacks a site's rows: it was deleted, or made from nothing, since."""
     status = read_status(folder)
     return bool(status) and status.get("lineage") != read_lineage(home)

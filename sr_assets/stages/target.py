@@ -23,8 +23,8 @@ def check_source(stream: StreamSettings, source: StreamInfo) -> None:
     """Refuse a source that cannot be read by sequence without changing it, or whose subjects do not survive the rewriting."""
     if source.retention != "limits":
         raise RunError(
-            f"source stream {stream.stream} has retention {source.retention}: reading it would compete with its consumers; copy a stream with limits retention "
-            "(a mirror of it, say)"
+            f"source stream {stream.stream} has retention {source.retention}: reading it would compete with its"
+            " consumers; copy a stream with limits retention (a mirror of it, say)"
         )
     if stream.advisory is not None and stream.advisory.cluster == "source":
         taken = [
@@ -32,7 +32,8 @@ def check_source(stream: StreamSettings, source: StreamInfo) -> None:
         ]
         if taken:
             raise ConfigurationError(
-                f"stream {stream.label}: advisory.subject {stream.advisory.subject!r} is taken by the source stream itself (subject {taken[0]}); choose another"
+                f"stream {stream.label}: advisory.subject {stream.advisory.subject!r} is taken by the source stream"
+                f" itself (subject {taken[0]}); choose another"
             )
 
 
@@ -42,11 +43,15 @@ def _advisory_pattern(template: str) -> str:
 
 
 def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) -> StreamInfo:
-    """Return the target's info, creating it when it is missing and that is allowed; raises RunError when it must not be used."""
+    """Return the target's info, creating it when it is missing and that is allowed.
+
+    Raises RunError when it must not be used.
+    """
     if not target.stream_exists(stream.target_stream):
         if not stream.create_target:
             raise RunError(
-                f"target stream {stream.target_stream} does not exist on {stream.target.label} and no_target_create is set: create it"
+                f"target stream {stream.target_stream} does not exist on {stream.target.label} and no_target_create is"
+                " set: create it"
             )
         config = target_config(source, stream, target.server_version, target.cluster_size)
         info = target.create_stream(config)
@@ -76,6 +81,7 @@ def check_target(stream: StreamSettings, source: StreamInfo, info: StreamInfo) -
     rewritten = [stream.target_pattern(pattern) for pattern in patterns]
     if rewritten and not any(overlaps(theirs, ours) for ours in rewritten for theirs in info.subjects):
         raise RunError(
-            f"target stream {stream.target_stream} takes {', '.join(info.subjects)}, but the copies' subject is {', '.join(rewritten)}: add that to its subjects, or "
-            "change target_subject_prefix or target_subject_remove"
+            f"target stream {stream.target_stream} takes {', '.join(info.subjects)}, but the copies' subject is"
+            f" {', '.join(rewritten)}: add that to its subjects, or change target_subject_prefix or"
+            " target_subject_remove"
         )
