@@ -276,7 +276,7 @@ def spark() -> None:
 @_configured
 def spark_start(settings: "Settings") -> None:
     """Start the engine, so that the first run finds it warm."""
-    from sr_assets.adapters.spark_session import start_engine
+    from sr_assets.adapters.spark_engine import start_engine
 
     if settings.spark.mode != "connect-local":
         raise ConfigurationError(
@@ -290,7 +290,7 @@ def spark_start(settings: "Settings") -> None:
 @_configured
 def spark_status(settings: "Settings") -> int:
     """Say whether the engine runs; exit code 1 when it does not."""
-    from sr_assets.adapters.spark_session import engine_status
+    from sr_assets.adapters.spark_engine import engine_status
     from sr_assets.tables import duration
 
     engine = engine_status(settings.home.resolve())
@@ -306,7 +306,7 @@ def spark_status(settings: "Settings") -> int:
 @_configured
 def spark_stop(settings: "Settings") -> None:
     """Stop the engine; the next run starts another."""
-    from sr_assets.adapters.spark_session import stop_engine
+    from sr_assets.adapters.spark_engine import stop_engine
 
     click.echo("stopped" if stop_engine(settings.home.resolve()) else "was not running")
 

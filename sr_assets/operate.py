@@ -278,17 +278,22 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end what is inside as Ctrl-C does, so that everything is stopped in order."""
+def interrupted_in_order() -> Iterator[None]:
+    """Let SIGTERM end what is inside as Ctrl-C does, so that everything is stopped in order.
+
+    SIGINT gets a handler too: a shell's `&` has it ignored, our children would inherit that, and Dagster takes what it finds
+    there for SIGTERM as well.
+    """
 
     def interrupt(_signal: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {one: signal.signal(one, interrupt) for one in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def _mark_start() -> None:
@@ -303,7 +308,7 @@ def serve(settings: Settings, port: int) -> int:
 
     Raises RunError when the port is in use, another `up` has this home, or a process ends by itself.
     """
-    from sr_assets.adapters.spark_session import stop_engine
+    from sr_assets.adapters.spark_engine import stop_engine
 
     prepare_instance(settings)
     _mark_start()
@@ -315,7 +320,7 @@ def serve(settings: Settings, port: int) -> int:
                 f"another `sr-assets up` works in {settings.home}; stop it, or name another home with SR_ASSETS_HOME"
             ) from None
         try:
-            with interrupted_by_sigterm(), Services(settings, port) as services:
+            with interrupted_in_order(), Services(settings, port) as services:
                 _say(f"Dagster: {services.url}  (Ctrl-C stops it)")
                 while True:
                     services.check()
@@ -342,7 +347,7 @@ def run_sites(settings: Settings, streams: Sequence[StreamSettings], *, once: bo
     chosen = {site: [stream.label for stream in streams if stream.name == site] for site in sites}
     crew = _Crew()
     with (
-        interrupted_by_sigterm(),
+        interrupted_in_order(),
         ThreadPoolExecutor(len(sites) if not once else min(len(sites), os.cpu_count() or 1)) as pool,
     ):
         working = [pool.submit(crew.work, site, chosen[site], once) for site in sites]
@@ -459,9 +464,8 @@ def _report(
     """Say what a run did for each stream: what its counters gained, which begin anew with a new state."""
     published = _published(settings)
     for stream in streams:
-        row = published.get((stream.name, stream.stream))
-        if row is not None:
-            old = before.get((stream.name, stream.stream), {})
+        row, old = published.get((stream.name, stream.stream)), before.get((stream.name, stream.stream), {})
+        if row is not None and row["as_of"] != old.get("as_of"):
             copied, skipped = (
                 row[column] - old[column] if old and row[column] >= old[column] else row[column]
                 for column in ("copied_messages", "skipped_messages")
@@ -504,7 +508,9 @@ def failures(events: Sequence[DagsterEvent]) -> list[str]:
             lines += said.description.splitlines()
         elif (error := getattr(data, "error", None)) is not None and (event.is_step_failure or not lines):
             lines.append(_innermost(error))
-    return list(dict.fromkeys(line for line in lines if line.strip())) or ["the run failed; its log is in the Dagster UI"]
+    return list(dict.fromkeys(line for line in lines if line.strip())) or [
+        "the run failed; its log is in the Dagster UI"
+    ]
 
 
 def _innermost(error: Any) -> str:
@@ -528,7 +534,7 @@ def _main() -> int:
         settings = load_settings()
         configure_logging(settings)
         _leave_errors_to_the_report()
-        with interrupted_by_sigterm():
+        with interrupted_in_order():
             return run_site(settings, given.site, given.stream, once=given.mode == "once")
     except SrAssetsError as error:
         _complain(str(error))
