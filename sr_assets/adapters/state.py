@@ -283,14 +283,14 @@ class SiteState:
         """
         self._connection.register("sightings", sightings)
         try:
-            return self._connection.execute(
+            return self._connection.sql(
                 f"""
                 SELECT node AS sender, 0::BIGINT AS turn, 0::BIGINT AS stored_ns, 0::BIGINT AS payload_bytes, false AS
                 forced, {", ".join(NODE_COLUMNS)} FROM nodes WHERE stream = ? AND node IN (SELECT sender FROM sightings)
                 UNION ALL BY NAME SELECT sender, sequence AS turn, stored_ns, payload_bytes, forced FROM sightings WHERE
                 sender IS NOT NULL
                 """,
-                [stream],
+                params=[stream],
             ).to_arrow_table()
         finally:
             self._connection.unregister("sightings")
