@@ -352,7 +352,8 @@ def _described(stream: "StreamSettings") -> tuple[str | None, ...]:
     start = stream.start.kind if stream.start.kind in ("all", "end") else f"{stream.start.kind} {stream.start.value}"
     sampling = None
     if stream.policy is not None and stream.finder is not None:
-        sampling = f"by {stream.finder.text} every {duration(stream.policy.interval_ns / 1e9)}, silent after {duration(stream.policy.warning_ns / 1e9)}"
+        interval, silent = duration(stream.policy.interval_ns / 1e9), duration(stream.policy.warning_ns / 1e9)
+        sampling = f"by {stream.finder.text} every {interval}, silent after {silent}"
     return (
         stream.name,
         stream.stream,
@@ -474,7 +475,8 @@ def node(settings: "Settings", name: str, form: str) -> None:
 
 _NODE_STATE = """
     SELECT a.name, a.stream, a.status, greatest(0, (epoch_us(r.watermark) - epoch_us(a.last_seen)) / 1e6) AS age_seconds,
-        a.last_seen, a.status_since, a.first_seen, l.last_copied, l.copied_bytes, l.last_sequence, gone.retired_at, gone.times_retired
+        a.last_seen, a.status_since, a.first_seen, l.last_copied, l.copied_bytes, l.last_sequence,
+        gone.retired_at, gone.times_retired
     FROM node_availability AS a
     JOIN (SELECT name, stream, watermark FROM replication) AS r USING (name, stream)
     LEFT JOIN last_seen_nodes AS l USING (name, stream, node)

@@ -78,7 +78,8 @@ def check_home(home: Path) -> None:
     kind = _disk_kind(folder.resolve())
     if kind in _REMOTE_DISKS:
         raise ConfigurationError(
-            f"{home} lies on a network disk ({kind}), where locks cannot be trusted; name a local one with SR_ASSETS_HOME or state_store"
+            f"{home} lies on a network disk ({kind}), where locks cannot be trusted; "
+            "name a local one with SR_ASSETS_HOME or state_store"
         )
 
 
@@ -439,7 +440,7 @@ def _has_work(settings: Settings, site: str) -> bool:
 def _execute(
     job: JobDefinition, instance: DagsterInstance, streams: Sequence[StreamSettings], *, whole: bool, once: bool
 ) -> ExecuteInProcessResult:
-    from sr_assets.resources import LINGER, MODE_TAG
+    from sr_assets.resources import LINGER, MODE_TAG, ONCE
 
     prefixes = [stream.asset_prefix for stream in streams]
     keys = job.asset_layer.executable_asset_keys
@@ -448,7 +449,7 @@ def _execute(
         asset_selection=None
         if whole
         else [key for key in keys if key.path[0] == "fleet" or list(key.path[:2]) in prefixes],
-        tags={MODE_TAG: "once" if once else LINGER},
+        tags={MODE_TAG: ONCE if once else LINGER},
         # The event log has it all; the console is for our lines.
         run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
         raise_on_error=False,

@@ -11,14 +11,17 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sr_assets.adapters.spark_engine import KEEP_ONCE_SECONDS, KEEP_SECONDS
 from sr_assets.stages.site import Site
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
 
-#: Tag of a run: `linger` (the sensors' runs wait for more until their budget is used), or nothing: drain and end.
+#: Tag of a run: `linger` (the sensors' runs wait for more until their budget is used), `once` (a single run of the
+#: command line) or nothing: drain and end.
 MODE_TAG = "sr_assets/mode"
 LINGER = "linger"
+ONCE = "once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +30,14 @@ class Platform:
 
     settings: Settings
 
-    def open_site(self, name: str, run_id: str) -> Site:
-        """Return a site to be entered with `with`: its lock, state and connections last until the end of that."""
+    def open_site(self, name: str, run_id: str, mode: str | None) -> Site:
+        """Return a site to be entered with `with`: its lock, state and connections last until the end of that.
+
+        `mode` is the run's `MODE_TAG`: after a single run of the command line the engine is soon not wanted any more.
+        """
         configure_logging(self.settings)
-        return Site(self.settings, name, owner=f"run {run_id}", run_id=run_id)
+        keep_seconds = KEEP_ONCE_SECONDS if mode == ONCE else KEEP_SECONDS
+        return Site(self.settings, name, owner=f"run {run_id}", run_id=run_id, keep_engine_seconds=keep_seconds)
 
 
 def configure_logging(settings: Settings) -> None:

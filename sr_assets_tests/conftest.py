@@ -1,4 +1,4 @@
-"""What every test may ask for: real servers on loopback, one warm Spark engine, and names nobody else uses. No fakes."""
+"""What every test may ask for: real servers, one warm Spark engine, and names nobody else uses. No fakes."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.spark_session import stop_engine
+from sr_assets.adapters.spark_engine import stop_engine
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.rig import Rig
 

@@ -49,10 +49,10 @@ def build_site_assets(name: str, streams: Sequence[StreamSettings]) -> dg.Assets
         required_resource_keys={"platform"},
     )
     def site_assets(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
-        linger = context.run.tags.get(MODE_TAG) == LINGER
+        mode = context.run.tags.get(MODE_TAG)
         try:
-            with context.resources.platform.open_site(name, context.run_id) as site:
-                reports = run_site(site, _selection(streams, context.selected_asset_keys), drain_only=not linger)
+            with context.resources.platform.open_site(name, context.run_id, mode) as site:
+                reports = run_site(site, _selection(streams, context.selected_asset_keys), drain_only=mode != LINGER)
                 results = [result for report in reports.values() for result in _results(site, report, context)]
         except SrAssetsError as error:
             raise dg.Failure(str(error), allow_retries=False) from None

@@ -97,7 +97,7 @@ def inspect(
     if force_path is None:
         return finder.find(subject, headers, payload), False
     document = _parse_object(payload)
-    if isinstance(finder, JsonField):
+    if isinstance(finder, JsonField):  # noqa: SIM108  a ternary would not fit a line
         sender = _sender_at(finder.path, document)
     else:
         sender = finder.find(subject, headers, payload)

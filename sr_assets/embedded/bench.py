@@ -27,7 +27,7 @@ from rich.table import Table
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.jetstream import Cluster
-from sr_assets.adapters.spark_session import engine_status, stop_engine
+from sr_assets.adapters.spark_engine import engine_status, stop_engine
 from sr_assets.embedded.fleet import FleetPlan
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings, Settings, load_settings

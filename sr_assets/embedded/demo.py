@@ -26,7 +26,7 @@ from rich.console import Console
 
 from sr_assets.adapters.fleet import count_rows
 from sr_assets.adapters.jetstream import Cluster
-from sr_assets.adapters.spark_session import Engine, start_engine, stop_engine
+from sr_assets.adapters.spark_engine import Engine, start_engine, stop_engine
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.embedded.demo_verdict import judge
 from sr_assets.embedded.demo_view import Summary, step

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sr_assets.adapters.fleet import PublishedStream, publish_site, read_lineage
 from sr_assets.adapters.jetstream import Cluster
+from sr_assets.adapters.spark_engine import KEEP_SECONDS, use_engine
 from sr_assets.adapters.spark_source import write_connection
 from sr_assets.adapters.state import SiteLock, SiteState, read_status, write_status
 from sr_assets.domain.errors import SrAssetsError
@@ -83,10 +84,20 @@ class StreamReport:
 class Site:
     """The right to work on one site and everything needed for it, from `with` to its end.
 
-    Raises SiteBusyError when another run holds the site for `wait_seconds` on. `folder` is `<home>/sites/<name>`.
+    Raises SiteBusyError when another run holds the site for `wait_seconds` on. `folder` is `<home>/sites/<name>`. The
+    Spark engine stays warm for `keep_engine_seconds` after its last use.
     """
 
-    def __init__(self, settings: Settings, name: str, *, owner: str, run_id: str, wait_seconds: float = 60.0) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        name: str,
+        *,
+        owner: str,
+        run_id: str,
+        wait_seconds: float = 60.0,
+        keep_engine_seconds: float = KEEP_SECONDS,
+    ) -> None:
         """Name the site and who works on it."""
         self.settings = settings
         self.name = name
@@ -95,6 +106,7 @@ class Site:
         self.run_id = run_id
         self._owner = owner
         self._wait_seconds = wait_seconds
+        self._keep_engine_seconds = keep_engine_seconds
         self._stack = contextlib.ExitStack()
         self._clusters: dict[ClusterSettings, Cluster] = {}
         self._spark: SparkSession | None = None
@@ -122,14 +134,14 @@ class Site:
 
     def connection_file(self, settings: ClusterSettings) -> str:
         """Return the path of the file that tells Spark's tasks how to reach a cluster."""
-        names = sorted(
-            {stream.source for stream in self.streams} | {stream.target for stream in self.streams}, key=repr
-        )
-        return str(write_connection(self.folder / "connections" / f"{names.index(settings)}.json", settings).resolve())
+        clusters = list(dict.fromkeys(one for stream in self.streams for one in (stream.source, stream.target)))
+        file = self.folder / "connections" / f"{clusters.index(settings)}.json"
+        return str(write_connection(file, settings).resolve())
 
     def spark(self) -> SparkSession:
         """Return this site's Spark session; the first call of a run joins it."""
         if self._spark is None:
+            self._stack.enter_context(use_engine(self.settings.home, self._keep_engine_seconds))
             from sr_assets.adapters.spark_session import leave_session, open_session
 
             self._spark = open_session(self.settings.spark, self.settings.home.resolve(), self.name)

@@ -1,0 +1,47 @@
+"""The process that watches over the local Spark server: `python -m sr_assets.adapters.spark_watch FOLDER COMMAND…`.
+
+It starts the command and ends with it; and ends it when the time in `FOLDER/keep` (unix seconds) has passed while nobody
+held the lock `FOLDER/users`, or when the folder is gone, so that no engine is left behind by a run that nothing follows. Standard library only, and little of it:
+it lives as long as the server.
+"""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+_LOOK_SECONDS = 5.0
+
+
+def main(folder: str, command: list[str]) -> int:
+    """Run the command until it ends or is no longer wanted; returns its exit code."""
+    process = subprocess.Popen(command)
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    while True:
+        try:
+            return process.wait(_LOOK_SECONDS)
+        except subprocess.TimeoutExpired:
+            if not _wanted(Path(folder)):
+                # The whole group: the server's Python workers belong to it.
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                os.killpg(0, signal.SIGTERM)
+
+
+def _wanted(folder: Path) -> bool:
+    try:
+        if time.time() <= float((folder / "keep").read_text()):
+            return True
+        with (folder / "users").open("a") as users:
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
