@@ -1,7 +1,7 @@
-"""A site between two real servers, for tests: streams are made, messages published byte for byte, runs done in this process.
+"""A site between two real servers, for tests: streams are made, messages published, runs done in this process.
 
-Here: what several tests need to set up a history and to look at what came of it. Not here: what is expected of it (the tests), the rules
-told a second time (`reference`).
+Here: what several tests need to set up a history and to look at what came of it. Not here: what is expected of it
+(the tests), the rules told a second time (`reference`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Sent:
 
 @dataclass(slots=True)
 class Rig:
-    """A home and two servers. The home is the same for all tests of a session, emptied for each: what stays is its Spark session."""
+    """A home and two servers. All tests of a session have one home, emptied for each: its Spark session stays warm."""
 
     home: Path
     source: NatsServer
@@ -87,7 +87,9 @@ class Rig:
         items = [Outgoing(n, f"{stream}.{one.subject}", one.headers, one.payload) for n, one in enumerate(messages, 1)]
         with connection(server or self.source) as opened:
             acks = list(Publisher(opened).publish_all(items))
-        assert [ack.error for ack in acks] == [None] * len(items)
+        refused = [ack for ack in acks if ack.error]
+        assert not refused, refused
+        assert len(acks) == len(items), f"{len(acks)} of {len(items)}"
 
     def stored(self, stream: str, server: NatsServer | None = None) -> list[Message]:
         """Return everything a stream holds, in order: of the source by default."""
@@ -102,7 +104,7 @@ class Rig:
     # --------------------------------------------------------------------------------------------------- the runs
 
     def add(self, stream: str, **entry: Any) -> dict[str, Any]:
-        """Configure a stream, source to target with nothing else unless said; returns the entry, which may be changed."""
+        """Configure a stream, with nothing but source and target unless said; returns the entry, which may be changed."""
         entry = {"stream": stream, "source_url": self.source.url, "target_url": self.target.url, **entry}
         self.entries.append(entry)
         return entry
@@ -130,15 +132,16 @@ class Rig:
     def drain(self, site: str = SITE, **top: Any) -> dict[str, StreamReport]:
         """Run a site and see that no stream failed."""
         reports = self.run(site, **top)
-        assert {stream: report.failure for stream, report in reports.items() if report.failure} == {}
+        failures = [report.failure for report in reports.values() if report.failure]
+        assert not failures, failures
         return reports
 
     def failure(self, site: str = SITE, **top: Any) -> str:
         """Run a site whose only stream fails; returns why, which is one line without secrets or traces."""
         (report,) = self.run(site, **top).values()
-        assert report.failure is not None
-        assert "\n" not in report.failure
-        assert "Traceback" not in report.failure
+        assert report.failure is not None, report
+        assert "\n" not in report.failure, report.failure
+        assert "Traceback" not in report.failure, report.failure
         return report.failure
 
     # ------------------------------------------------------------------------------------------- what was published

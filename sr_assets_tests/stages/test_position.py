@@ -1,0 +1,167 @@
+"""Where a stream begins, and what happens when the source, the target or the state is not what it was."""
+
+import shutil
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from sr_assets.domain.positions import format_rfc3339_ns
+from sr_assets.stages.position import START_VARIABLE
+from sr_assets_tests.rig import SITE, Rig, Sent
+
+
+def numbered(rig: Rig, count: int, *, first: int = 1) -> list[Sent]:
+    return [Sent(b"%d" % n) for n in range(first, first + count)]
+
+
+def payloads(rig: Rig, stream: str) -> list[int]:
+    return [int(copy.payload) for copy in rig.copies(stream)]
+
+
+@pytest.mark.parametrize(
+    ("entry", "first"),
+    (
+        ({}, 1),
+        ({"start_sequence": 4}, 4),
+        ({"start_sequence": 99}, None),
+        ({"start_at_end": True}, None),
+        ({"start_at_end": True, "start_sequence": 3}, None),
+        ({"start_sequence": 3, "start_delta": "1h"}, 3),
+        ({"start_delta": "1h"}, 1),
+    ),
+)
+def test_a_new_stream_begins_where_the_first_option_that_is_set_says(
+    rig: Rig, entry: dict[str, Any], first: int | None
+) -> None:
+    stream = rig.make()
+    rig.create(stream, rig.target)
+    rig.publish(stream, numbered(rig, 6))
+    rig.add(stream, **entry)
+    rig.drain()
+    assert payloads(rig, stream) == ([] if first is None else list(range(first, 7)))
+    rig.entries[0] |= {"start_sequence": 1}
+    rig.publish(stream, numbered(rig, 1, first=7))
+    rig.drain()
+    later = [7] if entry.get("start_sequence") != 99 else []
+    assert payloads(rig, stream) == ([] if first is None else list(range(first, 7))) + later
+    assert not rig.rows("gaps")
+
+
+def test_start_time_begins_with_the_first_message_stored_at_or_after_it(rig: Rig) -> None:
+    stream = rig.make()
+    for n in range(6):
+        rig.publish(stream, numbered(rig, 1, first=n + 1))
+    rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": 3})
+    stored = rig.stored(stream)
+    assert all(a.stored_ns < b.stored_ns for a, b in pairwise(stored))
+    for at_ns, expected in (
+        (stored[3].stored_ns, [5, 6]),
+        (stored[2].stored_ns + 1, [5, 6]),
+        (stored[1].stored_ns + 1, [4, 5, 6]),
+        (stored[0].stored_ns - 1, [1, 2, 4, 5, 6]),
+    ):
+        target = rig.unique("T")
+        rig.entries.clear()
+        rig.__post_init__()
+        rig.add(stream, start_time=format_rfc3339_ns(at_ns), target_stream=target, target_subject_prefix=target)
+        rig.drain()
+        assert payloads(rig, target) == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"), (("stop", [1, 2, 3]), ("recopy", [1, 2, 3, 11, 12, 13, 14]), ("skip_to_now", [1, 2, 3, 14]))
+)
+def test_a_source_that_was_made_again_is_treated_as_on_source_reset_says(
+    rig: Rig, policy: str, expected: list[int]
+) -> None:
+    stream = rig.make()
+    rig.add(stream, on_source_reset=policy)
+    rig.publish(stream, numbered(rig, 3))
+    rig.drain()
+    rig.api(f"STREAM.DELETE.{stream}")
+    rig.create(stream)
+    rig.publish(stream, numbered(rig, 3, first=11))
+    if policy == "stop":
+        assert "on_source_reset" in rig.failure()
+        assert "on_source_reset" in rig.row("replication")["last_error"]
+    else:
+        rig.drain()
+    rig.publish(stream, numbered(rig, 1, first=14))
+    rig.run()
+    assert payloads(rig, stream) == expected
+    if policy != "stop":
+        assert rig.row("replication")["next_sequence"] == 5
+        assert len({copy.headers for copy in rig.copies(stream)}) == len(expected)
+
+
+def test_a_lost_state_stops_a_stream_whose_target_has_our_copies(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream)
+    rig.publish(stream, numbered(rig, 3))
+    rig.drain()
+    shutil.rmtree(rig.home / "sites")
+    assert f"sr-assets recover --stream {SITE}/{stream}" in rig.failure()
+    assert payloads(rig, stream) == [1, 2, 3]
+
+
+def test_strangers_in_the_target_do_not_stop_a_new_stream(rig: Rig) -> None:
+    """Nor do copies under another name, another replicator or of another stream."""
+    stream = rig.make()
+    rig.create(stream, rig.target)
+    origins = (f"{stream} 1 {SITE} PARIS 7", f"{stream} 1 PARIS {SITE} 7", f"OTHER 1 {SITE} {SITE} 7", "nonsense")
+    foreign = [Sent(b"0", headers=f"NATS/1.0\r\nChoria-SR-Source: {value}\r\n\r\n".encode()) for value in origins]
+    rig.publish(stream, [*foreign, Sent(b"0")], rig.target)
+    rig.publish(stream, numbered(rig, 2))
+    rig.add(stream)
+    rig.drain()
+    assert payloads(rig, stream) == [0, 0, 0, 0, 0, 1, 2]
+
+
+def test_an_ephemeral_stream_is_copied_again_once_per_start(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = rig.make()
+    rig.add(stream, ephemeral=True)
+    rig.publish(stream, numbered(rig, 2))
+    monkeypatch.setenv(START_VARIABLE, "first")
+    rig.drain()
+    rig.drain()
+    assert payloads(rig, stream) == [1, 2]
+    monkeypatch.setenv(START_VARIABLE, "second")
+    rig.drain()
+    rig.drain()
+    assert payloads(rig, stream) == [1, 2, 1, 2]
+    monkeypatch.setenv(START_VARIABLE, "third")
+    rig.drain()
+    assert payloads(rig, stream) == [1, 2] * 3
+
+
+def test_two_sites_with_the_same_stream_name_share_a_target_without_a_loss(rig: Rig) -> None:
+    """Their positions and what they look for in the target are each site's own."""
+    stream = rig.make()
+    rig.create(stream, rig.target)
+    rig.publish(stream, numbered(rig, 3))
+    rig.add(stream)
+    rig.add(stream, name="PARIS")
+    for site in (SITE, "PARIS", SITE, "PARIS"):
+        rig.drain(site)
+    rig.publish(stream, numbered(rig, 2, first=4))
+    for site in ("PARIS", SITE):
+        rig.drain(site)
+    assert sorted(payloads(rig, stream)) == sorted([1, 2, 3, 4, 5] * 2)
+    assert {row["name"]: row["copied_messages"] for row in rig.rows("replication")} == {SITE: 5, "PARIS": 5}
+
+
+def test_a_target_that_was_made_again_goes_on_with_what_is_new_or_stops(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream)
+    rig.publish(stream, numbered(rig, 2))
+    rig.drain()
+    rig.api(f"STREAM.DELETE.{stream}", server=rig.target)
+    rig.publish(stream, numbered(rig, 2, first=3))
+    rig.drain()
+    assert payloads(rig, stream) == [3, 4]
+    rig.entries[0] |= {"on_target_reset": "stop"}
+    rig.drain()
+    rig.api(f"STREAM.DELETE.{stream}", server=rig.target)
+    rig.publish(stream, numbered(rig, 1, first=5))
+    assert "on_target_reset" in rig.failure()
