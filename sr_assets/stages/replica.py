@@ -31,7 +31,7 @@ from sr_assets.stages.fold import FOLDED_SCHEMA, fold_batch
 from sr_assets.stages.node_snapshots import staging_folder
 from sr_assets.stages.node_state import add_transitions
 from sr_assets.stages.position import load_position
-from sr_assets.stages.target import check_source, prepare_target
+from sr_assets.stages.target import check_source, prepare_target, refuse_new_target
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +65,8 @@ def copy_batch(site: Site, stream: StreamSettings, report: StreamReport, ends: d
     end = source.last_sequence if ends is None else ends.setdefault(stream.stream, source.last_sequence)
     state = load_position(site, stream, source)
     intent = site.state.open_intent(stream.stream)
+    if stream.on_target_reset == "stop" and state.target_created_ns:
+        refuse_new_target(stream, state.target_created_ns, site.cluster(stream.target))
     if intent is None:
         covered = _next_range(stream, state, source, end)
         if covered is None:

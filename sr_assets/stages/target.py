@@ -65,6 +65,16 @@ def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) 
     return info
 
 
+def refuse_new_target(stream: StreamSettings, created_ns: int, target: Cluster) -> None:
+    """Refuse a target that is not the one copied into so far, which was created at `created_ns`: `on_target_reset: stop`."""
+    there = target.stream_exists(stream.target_stream)
+    if not there or target.stream_info(stream.target_stream).created_ns != created_ns:
+        raise RunError(
+            f"target stream {stream.target_stream} was deleted{' and made again' if there else ''}: what was copied "
+            "before is not in it; set on_target_reset: continue to go on with what is new"
+        )
+
+
 def check_target(stream: StreamSettings, source: StreamInfo, info: StreamInfo) -> None:
     """Refuse an existing target that cannot store, or cannot confirm, what would be copied into it."""
     if info.no_ack:
