@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from dagster import DagsterEvent, DagsterInstance, ExecuteInProcessResult, JobDefinition
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _MODULE: Final = "sr_assets.definitions"
 _LOOPBACK: Final = "127.0.0.1"
+_INTERRUPTED: Final = 130
 _START_SECONDS: Final = 180.0
 _STOP_SECONDS: Final = 60.0
 _REMOTE_DISKS: Final = frozenset(
@@ -240,19 +241,25 @@ class Services:
         for name in names or ("daemon", "code server", "webserver"):
             child = self._children.pop(name, None)
             if child is not None:
-                stop_group(child)
+                stop_groups([child])
 
 
-def stop_group(child: subprocess.Popen[bytes]) -> None:
-    """Ask a child that leads a process group to end, with all that it started, and wait; after a minute it is killed."""
+def stop_groups(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ask children that lead process groups to end, with all that they started, and wait; after a minute they are killed."""
+    for child in children:
+        _signal_group(child, signal.SIGTERM)
+    deadline = time.monotonic() + _STOP_SECONDS
+    for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(max(0.0, deadline - time.monotonic()))
+        # The leader is gone or hangs; what is left of its group ends now.
+        _signal_group(child, signal.SIGKILL)
+        child.wait()
+
+
+def _signal_group(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(_STOP_SECONDS)
-    # The leader is gone or hangs; what is left of its group ends now.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+        os.killpg(child.pid, number)
 
 
 def _listens(port: int) -> bool:
@@ -356,8 +363,7 @@ def run_sites(settings: Settings, streams: Sequence[StreamSettings], *, once: bo
             codes = [future.result() for future in working]
         except KeyboardInterrupt:
             crew.dismiss()
-            codes = [future.result() for future in working]
-            return 130 if once else _worst(codes)
+            return _INTERRUPTED if once else 0
     return _worst(codes)
 
 
@@ -398,11 +404,7 @@ class _Crew:
         """Stop all children and let no other begin."""
         with self._guard:
             self._dismissed = True
-        for child in self._children:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGTERM)
-        for child in self._children:
-            stop_group(child)
+        stop_groups(self._children)
 
 
 def run_site(settings: Settings, site: str, labels: Sequence[str], *, once: bool) -> int:
@@ -416,15 +418,40 @@ def run_site(settings: Settings, site: str, labels: Sequence[str], *, once: bool
 
     streams = [stream for stream in settings.sites[site] if stream.label in labels]
     job = build(settings).resolve_job_def(site_job_name(site))
-    while True:
-        before = _published(settings)
-        with _instance() as instance:
-            result = _execute(job, instance, streams, whole=len(streams) == len(settings.sites[site]), once=once)
-        code = _report(settings, streams, result, before)
-        if once:
-            return code
-        while not _has_work(settings, site):
-            time.sleep(settings.sensor.interval_ns / 1e9)
+    with _noticed_signals() as interrupted:
+        while True:
+            before = _published(settings)
+            with _instance() as instance:
+                result = _execute(job, instance, streams, whole=len(streams) == len(settings.sites[site]), once=once)
+            if interrupted():
+                raise KeyboardInterrupt
+            code = _report(settings, streams, result, before)
+            if once:
+                return code
+            while not _has_work(settings, site):
+                time.sleep(settings.sensor.interval_ns / 1e9)
+
+
+@contextlib.contextmanager
+def _noticed_signals() -> Iterator[Callable[[], bool]]:
+    """Tell whether SIGTERM or SIGINT arrived meanwhile: Dagster, while it executes, has their handlers and ends but the run."""
+    reader, writer = os.pipe()
+    for end in (reader, writer):
+        os.set_blocking(end, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def arrived() -> bool:
+        try:
+            return not {signal.SIGTERM, signal.SIGINT}.isdisjoint(os.read(reader, 4096))
+        except BlockingIOError:
+            return False
+
+    try:
+        yield arrived
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)
 
 
 def _has_work(settings: Settings, site: str) -> bool:
@@ -532,16 +559,16 @@ def _main() -> int:
     parser.add_argument("--stream", action="append", default=[])
     given = parser.parse_args()
     try:
-        settings = load_settings()
-        configure_logging(settings)
-        _leave_errors_to_the_report()
         with interrupted_in_order():
+            settings = load_settings()
+            configure_logging(settings)
+            _leave_errors_to_the_report()
             return run_site(settings, given.site, given.stream, once=given.mode == "once")
     except SrAssetsError as error:
         _complain(str(error))
         return 2 if isinstance(error, ConfigurationError) else 1
     except KeyboardInterrupt:
-        return 130 if given.mode == "once" else 0
+        return _INTERRUPTED
 
 
 def _leave_errors_to_the_report() -> None:

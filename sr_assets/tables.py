@@ -131,7 +131,8 @@ def duration(seconds: float) -> str:
     """Return seconds in their two largest units: 1h30m, 42s, 0.250s."""
     if abs(seconds) < 10 and seconds != int(seconds):
         return f"{seconds:.3f}s"
-    left, parts = int(abs(seconds)), []
+    left = int(abs(seconds))
+    parts: list[str] = []
     for length, unit in _UNITS:
         count, left = divmod(left, length)
         if count or (unit == "s" and not parts):

@@ -77,7 +77,8 @@ def _compare(
     if begin is None:
         return Lag(stream.name, stream.stream, position, info.last_sequence, problem=problem)
     begin = max(begin, info.first_sequence)
-    messages, seconds = max(0, info.last_sequence + 1 - begin), 0.0
+    messages = max(0, info.last_sequence + 1 - begin)
+    seconds: float | None = 0.0
     if messages and (unread := cluster.next_message(stream.stream, begin, stream.filter_subject or ">")) is not None:
         # A server before 2.10 does not tell its time.
         seconds = None if info.ts_ns is None else max(0.0, round((info.ts_ns - unread.stored_ns) / 1e9, 3))
