@@ -1,0 +1,85 @@
+"""The demo as a process of its own, as a user starts it: for its tests, the browser's and the picture in `docs`.
+
+Everything it starts inherits a mark in its environment, by which it is found again, whoever its parent is by then.
+"""
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+_MARK = "SR_ASSETS_TEST_DEMO"
+_STOP_SECONDS = 120.0
+
+
+class DemoProcess:
+    """`sr-assets demo` with these arguments, from `with` to its end; `said` is what it wrote to stderr so far."""
+
+    def __init__(self, folder: Path, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
+        self._mark = uuid.uuid4().hex
+        self._arguments = arguments
+        self._environ = {**(os.environ if environ is None else environ), _MARK: self._mark, "TMPDIR": str(folder)}
+        self._out, self._err = folder / "stdout", folder / "stderr"
+
+    def __enter__(self) -> Self:
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "sr_assets", "demo", *self._arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=self._environ,
+                start_new_session=True,
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(_STOP_SECONDS)
+        finally:
+            for process in self.left():
+                process.kill()
+
+    @property
+    def written(self) -> str:
+        """What it wrote to stdout so far."""
+        return self._out.read_text()
+
+    @property
+    def said(self) -> str:
+        """What it wrote to stderr so far."""
+        return self._err.read_text()
+
+    def await_words(self, words: str, seconds: float) -> None:
+        """Wait until it has said something, on stdout or stderr."""
+        self.await_truth(lambda: words in self.written + self.said, seconds, words)
+
+    def await_truth(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
+        """Wait for a condition while the demo runs."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, f"the demo ended: {self.written}{self.said}"
+            assert time.monotonic() < deadline, f"no {what!r} within {seconds} s: {self.written}{self.said}"
+            time.sleep(0.1)
+
+    def left(self) -> list[psutil.Process]:
+        """Return every process that came of this demo and is still there; one that only waits to be reaped is not."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                ours = process.environ().get(_MARK) == self._mark
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found

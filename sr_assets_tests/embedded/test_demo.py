@@ -1,0 +1,91 @@
+"""The demo as a user runs it: with nothing but Python around, judged by its last line; and stopped at any time."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from sr_assets.domain.errors import ConfigurationError
+from sr_assets.embedded.demo import CITIES, configuration, run_demo
+from sr_assets.settings import load_settings
+from sr_assets_tests.demo_process import DemoProcess
+
+NODES = 40
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine without Java: a HOME, and a PATH with everything else."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for program in [*Path("/bin").iterdir(), *Path("/usr/bin").iterdir()]:
+        if not program.name.startswith("java") and not (programs / program.name).is_symlink():
+            (programs / program.name).symlink_to(program)
+    return {"HOME": str(tmp_path), "PATH": str(programs)}
+
+
+@pytest.mark.timeout(600)
+def test_a_headless_demo_keeps_its_promises_without_java_and_leaves_nothing(
+    tmp_path: Path, bare: dict[str, str]
+) -> None:
+    arguments = ("--no-ui", "--for", "45", "--json", "--nodes", str(NODES))
+    with DemoProcess(tmp_path, *arguments, environ=bare) as demo:
+        code = demo.process.wait(500)
+        assert demo.left() == []
+    verdict = json.loads(demo.written)
+    assert verdict["failed"] == [], demo.said
+    assert code == 0
+    assert verdict["seconds"] == 45
+    assert set(verdict["streams"]) == {"london/CHORIA_REGISTRATION", "paris/CHORIA_REGISTRATION"}
+    for stream in verdict["streams"].values():
+        assert stream["lag_messages"] == 0
+        assert stream["position"] == stream["source_messages"] == stream["copied"] + stream["skipped"]
+        assert stream["copied"] < stream["skipped"]
+    assert set(verdict["advisories"]) == {"new", "timeout", "recover", "expire"}
+    assert all(verdict["advisories"].values())
+    tables = verdict["tables"]
+    assert tables["node_availability"] == tables["node_snapshots"] == 2 * NODES
+    assert tables["last_seen_nodes"] + tables["retired_nodes"] == 2 * NODES
+    assert tables["node_advisories"] == sum(verdict["advisories"].values())
+    assert not list(tmp_path.glob("sr-assets-demo-*")), "its home is gone"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+def test_a_demo_stopped_while_it_starts_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    with DemoProcess(tmp_path, "--no-ui", "--nodes", "4") as demo:
+        demo.await_words("NATS servers", 60)
+        # Dagster and Spark are on their way now.
+        demo.await_truth(lambda: len(demo.left()) > 4, 60, "more than the servers")
+        demo.process.send_signal(number)
+        assert demo.process.wait(120) == 0, demo.said
+        assert demo.left() == []
+    assert "Traceback" not in demo.said
+    assert not list(tmp_path.glob("sr-assets-demo-*"))
+
+
+@pytest.mark.parametrize("count", (1, 2, 3, len(CITIES)))
+def test_any_number_of_cities_is_configured_alike(tmp_path: Path, count: int) -> None:
+    cities = CITIES[:count]
+    urls = {name: f"nats://127.0.0.1:{port}" for port, name in enumerate((*cities, "centre"), 1)}
+    file = tmp_path / 'a "demo" of ours.yaml'
+    file.write_text(configuration(cities, file.with_suffix(""), urls))
+    settings = load_settings(file, {})
+    assert settings.home == file.with_suffix("")
+    assert tuple(settings.sites) == cities
+    for number, stream in enumerate(settings.streams, 1):
+        assert stream.source.servers == (f"127.0.0.1:{number}",)
+        assert stream.target.servers == (f"127.0.0.1:{count + 1}",)
+        assert stream.target_stream == f"{stream.name.upper()}_REGISTRATION"
+        assert stream.prefix == stream.name
+        assert stream.policy == settings.streams[0].policy
+        assert stream.advisory is not None
+        assert stream.advisory.subject == f"choria.stream.advisories.{stream.name}.%s.%v"
+
+
+def test_a_home_that_holds_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "diary.txt").write_text("mine")
+    with pytest.raises(ConfigurationError, match="holds something that is no demo"):
+        run_demo(home=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["diary.txt"]
