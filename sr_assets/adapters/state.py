@@ -241,10 +241,15 @@ class SiteState:
             raise
         self._connection.execute("COMMIT")
 
+    def _row(self, query: str, values: Sequence[Any]) -> tuple[Any, ...] | None:
+        # Fetched to the end: DuckDB 2 lets nothing be registered while a result is unfinished.
+        rows = self._connection.execute(query, values).fetchall()
+        return rows[0] if rows else None
+
     def load_stream(self, stream: str) -> StreamState | None:
         """Return where a stream stands; None before its first run."""
         names = ", ".join(StreamState.__dataclass_fields__)
-        row = self._connection.execute(f"SELECT {names} FROM streams WHERE stream = ?", [stream]).fetchone()
+        row = self._row(f"SELECT {names} FROM streams WHERE stream = ?", [stream])
         return StreamState(*row) if row else None
 
     def save_stream(self, state: StreamState) -> None:
@@ -257,7 +262,7 @@ class SiteState:
     def open_intent(self, stream: str) -> Intent | None:
         """Return the intent whose batch was not committed; None when there is none."""
         names = ", ".join(Intent.__dataclass_fields__)
-        row = self._connection.execute(f"SELECT {names} FROM intents WHERE stream = ?", [stream]).fetchone()
+        row = self._row(f"SELECT {names} FROM intents WHERE stream = ?", [stream])
         return Intent(*row) if row else None
 
     def write_intent(self, intent: Intent) -> None:
@@ -335,7 +340,7 @@ class SiteState:
 
     def next_deadline(self, stream: str) -> int | None:
         """Return the earliest deadline of a stream's nodes in unix ns; None when none is waiting."""
-        row = self._connection.execute("SELECT min(deadline_ns) FROM nodes WHERE stream = ?", [stream]).fetchone()
+        row = self._row("SELECT min(deadline_ns) FROM nodes WHERE stream = ?", [stream])
         return None if row is None else row[0]
 
     def outbox(self, stream: str, limit: int) -> list[dict[str, Any]]:
@@ -350,9 +355,9 @@ class SiteState:
 
     def outbox_size(self, stream: str) -> int:
         """Return how many transitions wait to be published."""
-        row = self._connection.execute(
+        row = self._row(
             "SELECT count(*) FROM transitions WHERE stream = ? AND outbox AND published_ns IS NULL", [stream]
-        ).fetchone()
+        )
         return int(row[0]) if row else 0
 
     def mark_published(self, event_ids: Sequence[str], at_ns: int) -> None:
