@@ -199,9 +199,9 @@ def write(rig: Rig, stream: str, tmp_path: Path) -> Write:
     }
     (tmp_path / "batch").write_text("b1")
 
-    def task(sequences: Iterable[int] = range(1, 7), **more: str) -> Receipt:
-        rows = pa.RecordBatch.from_pydict({"sequence": list(sequences)})
-        return JetStreamWriter({**options, **more}).write(iter([rows])).receipt
+    def task(sequences: Iterable[int] = range(1, 7), nodes: Iterable[str | None] | None = None, **more: str) -> Receipt:
+        columns = {"sequence": list(sequences), **({} if nodes is None else {"node": list(nodes)})}
+        return JetStreamWriter({**options, **more}).write(iter([pa.RecordBatch.from_pydict(columns)])).receipt
 
     return task
 
@@ -332,14 +332,9 @@ def test_subjects_the_target_does_not_take_are_parked(rig: Rig, stream: str, wri
 def test_what_is_copied_is_staged_as_parquet_also_by_the_task_that_repairs(
     rig: Rig, stream: str, write: Write, tmp_path: Path
 ) -> None:
-    writer = JetStreamWriter
-    rows = pa.RecordBatch.from_pydict({"sequence": [1, 2, 4], "node": ["a", None, "b"]})
-    write((1,), next="2")
-    options = write.__closure__  # the options are the fixture's own
-    assert options is not None
-    found = next(cell.cell_contents for cell in options if isinstance(cell.cell_contents, dict))
     staging = tmp_path / "staging"
-    writer({**found, "staging": str(staging)}).write(iter([rows]))
+    write((1,))
+    write((1, 2, 4), ("a", None, "b"), staging=str(staging))
     (file,) = staging.glob("date=*/0.parquet")
     table = parquet.read_table(file, partitioning=None)
     assert table.select(["node", "sequence"]).to_pylist() == [
