@@ -32,15 +32,13 @@ def main(folder: str, command: list[str]) -> int:
 
 def _wanted(folder: Path) -> bool:
     try:
-        if time.time() <= float((folder / "keep").read_text()):
-            return True
         with (folder / "users").open("a") as users:
             fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return time.time() <= float((folder / "keep").read_text())
     except BlockingIOError:
         return True
     except (OSError, ValueError):
         return False
-    return False
 
 
 if __name__ == "__main__":

@@ -1,0 +1,208 @@
+"""The lag sensor over several ticks, on real servers and a real instance: when it asks for a run, and why it does not."""
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import dagster as dg
+import pytest
+
+from sr_assets.adapters.state import SiteLock
+from sr_assets.automation import delete_old_runs, find_work, retention, site_job_name
+from sr_assets.definitions import build
+from sr_assets.domain.errors import RunError
+from sr_assets.settings import Settings
+from sr_assets.stages.site import Stage
+from sr_assets_tests.rig import SITE, Rig, Sent, cluster
+
+TRACKED = {"inspect_field": "sender", "inspect_duration": "10s", "warn_duration": "1s"}
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as ephemeral:
+        yield ephemeral
+
+
+def tick(settings: Settings, instance: dg.DagsterInstance, cursor: str | None = None) -> dg.SensorResult:
+    """Evaluate the site's sensor once, as the daemon does."""
+    sensor = build(settings).resolve_sensor_def(f"{SITE}_lag")
+    with dg.build_sensor_context(instance=instance, cursor=cursor, definitions=build(settings)) as context:
+        result = sensor(context)
+    assert isinstance(result, dg.SensorResult)
+    return result
+
+
+def reason(result: dg.SensorResult) -> str | None:
+    """Return why a tick asked for a run."""
+    return result.run_requests[0].tags["sr_assets/reason"] if result.run_requests else None
+
+
+def test_a_site_is_run_at_first_then_when_its_source_is_ahead_and_not_when_it_is_level(
+    rig: Rig, instance: dg.DagsterInstance
+) -> None:
+    stream = rig.make()
+    rig.add(stream, target_subject_prefix="c")
+    settings = rig.settings()
+    assert reason(tick(settings, instance)) == "first run"
+    rig.drain()
+    level = tick(settings, instance)
+    assert reason(level) is None
+    assert "level" in str(level.skip_reason)
+    rig.publish(stream, [Sent(), Sent()])
+    assert reason(tick(settings, instance)) == f"{SITE}/{stream}: 2 messages behind"
+    # Level-triggered: a run that was asked for and never came is asked for again.
+    assert reason(tick(settings, instance)) == f"{SITE}/{stream}: 2 messages behind"
+
+
+def test_a_run_is_asked_for_when_a_deadline_has_passed_although_nothing_arrives(
+    rig: Rig, instance: dg.DagsterInstance
+) -> None:
+    stream = rig.make()
+    rig.add(stream, target_subject_prefix="c", **TRACKED)
+    rig.publish(stream, [Sent(b'{"sender": "web1"}')])
+    # Only copied, so that however slow this machine is the deadline passes unnoticed.
+    rig.run(stages=[Stage.REPLICA])
+    settings = rig.settings()
+    deadline = time.monotonic() + 20
+    while (found := find_work(settings, SITE)[0]) is None:
+        assert time.monotonic() < deadline, "the deadline was never noticed"
+        time.sleep(0.1)
+    assert found == f"{SITE}/{stream}: a node's deadline has passed"
+    rig.drain()
+    assert [row["event"] for row in rig.rows("SELECT event FROM node_advisories ORDER BY transition")][:2] == [
+        "new",
+        "timeout",
+    ]
+
+
+def test_no_run_is_asked_for_while_one_holds_the_site(rig: Rig, instance: dg.DagsterInstance) -> None:
+    rig.add(rig.make(), target_subject_prefix="c")
+    settings = rig.settings()
+    with SiteLock(settings.home / "sites" / SITE, "somebody", 0):
+        held = tick(settings, instance)
+    assert not held.run_requests
+    assert "somebody" in str(held.skip_reason)
+    assert reason(tick(settings, instance)) == "first run"
+
+
+def test_no_run_is_asked_for_while_one_is_starting_and_one_without_a_process_is_failed(
+    rig: Rig, instance: dg.DagsterInstance
+) -> None:
+    rig.add(rig.make(), target_subject_prefix="c")
+    settings = rig.settings()
+    job = build(settings).resolve_job_def(site_job_name(SITE))
+    run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTING)
+    assert "starting" in str(tick(settings, instance).skip_reason)
+    instance.handle_new_event(_started(run))
+    first = tick(settings, instance)
+    assert "started" in str(first.skip_reason)
+    # The cursor says since when it has been without its lock; a minute later nobody believes it any more.
+    aged = first.cursor.replace(first.cursor.split(": ")[1].rstrip("}"), str(time.time() - 61)) if first.cursor else ""
+    assert reason(tick(settings, instance, aged)) == "first run"
+    failed = instance.get_run_by_id(run.run_id)
+    assert failed is not None
+    assert failed.status is dg.DagsterRunStatus.FAILURE
+
+
+def _started(run: dg.DagsterRun) -> object:
+    from dagster._core.events import DagsterEvent, DagsterEventType
+    from dagster._core.events.log import EventLogEntry
+
+    event = DagsterEvent(DagsterEventType.RUN_START.value, run.job_name)
+    return EventLogEntry(
+        error_info=None, level=20, user_message="", run_id=run.run_id, timestamp=time.time(), dagster_event=event
+    )
+
+
+def test_a_deleted_fleet_file_is_mended_by_the_next_run(rig: Rig, instance: dg.DagsterInstance) -> None:
+    rig.add(rig.make(), target_subject_prefix="c")
+    rig.drain()
+    settings = rig.settings()
+    assert find_work(settings, SITE)[0] is None
+    (settings.home / "fleet.duckdb").unlink()
+    assert find_work(settings, SITE)[0] == "fleet.duckdb lacks this site"
+    rig.drain()
+    assert find_work(settings, SITE)[0] is None
+    assert rig.row("SELECT count(*) AS n FROM replication")["n"] == 1
+
+
+def test_advisories_that_nobody_took_are_tried_again_once_a_stream_takes_them(
+    rig: Rig, instance: dg.DagsterInstance
+) -> None:
+    stream, feed = rig.make(), rig.unique("FEED")
+    advisory = {"subject": f"{feed}.%s.%v", "reliable": True}
+    rig.add(stream, target_subject_prefix="c", inspect_field="sender", inspect_duration="1h", advisory=advisory)
+    rig.publish(stream, [Sent(b'{"sender": "web1"}')])
+    rig.drain()
+    settings = rig.settings()
+    assert find_work(settings, SITE)[0] is None
+    rig.create(feed)
+    assert find_work(settings, SITE)[0] == f"{SITE}/{stream}: 1 advisories can be delivered"
+    rig.drain()
+    assert find_work(settings, SITE)[0] is None
+    with cluster(rig.source) as opened:
+        assert opened.stream_info(feed).messages == 1
+
+
+def test_lag_is_tolerated_as_configured(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream, target_subject_prefix="c")
+    rig.drain()
+    patient = rig.settings(sensor={"lag_messages": 3})
+    rig.publish(stream, [Sent(), Sent()])
+    assert find_work(patient, SITE)[0] is None
+    rig.publish(stream, [Sent()])
+    assert find_work(patient, SITE)[0] == f"{SITE}/{stream}: 3 messages behind"
+
+
+def test_a_tick_fails_when_no_source_can_be_asked_and_not_when_one_can(rig: Rig) -> None:
+    good, gone = rig.make(), rig.unique("GONE")
+    rig.add(good, target_subject_prefix="c")
+    rig.drain()
+    rig.add(gone, target_subject_prefix="c")
+    assert "does not exist" in find_work(rig.settings(), SITE)[1]
+    rig.entries.pop(0)
+    with pytest.raises(RunError, match="does not exist"):
+        find_work(rig.settings(), SITE)
+
+
+def test_a_failing_stream_is_tried_again_ever_more_patiently(rig: Rig) -> None:
+    stream, target = rig.make(), rig.unique("T")
+    rig.add(stream, target_subject_prefix="c", target_stream=target, no_target_create=True)
+    rig.publish(stream, [Sent()])
+    assert "no_target_create" in rig.failure()
+    work, words = find_work(rig.settings(), SITE)
+    assert work is None
+    assert "tried again in" in words
+
+
+def test_old_runs_are_deleted_at_night_and_younger_ones_kept(instance: dg.DagsterInstance) -> None:
+    @dg.job
+    def nothing() -> None:
+        """Do nothing."""
+
+    now = datetime.now(UTC)
+    ages = {"old": 8, "young": 6}
+    runs = {}
+    for name, days in ages.items():
+        runs[name] = instance.create_run_for_job(nothing, status=dg.DagsterRunStatus.SUCCESS)
+        _backdate(instance, runs[name].run_id, now - timedelta(days=days))
+    failed = instance.create_run_for_job(nothing, status=dg.DagsterRunStatus.FAILURE)
+    _backdate(instance, failed.run_id, now - timedelta(days=29))
+    with dg.build_op_context(instance=instance) as context:
+        delete_old_runs(context)
+    assert instance.get_run_by_id(runs["old"].run_id) is None
+    assert instance.get_run_by_id(runs["young"].run_id) is not None
+    assert instance.get_run_by_id(failed.run_id) is not None
+    assert retention.name == "retention"
+
+
+def _backdate(instance: dg.DagsterInstance, run_id: str, at: datetime) -> None:
+    """Make a run look as old as `at`: its storage is the only place that knows."""
+    from dagster._core.storage.runs.schema import RunsTable
+
+    storage = instance.run_storage
+    with storage.connect() as connection:  # type: ignore[attr-defined]
+        table = RunsTable
+        connection.execute(table.update().where(table.c.run_id == run_id).values(create_timestamp=at.replace(tzinfo=None)))
