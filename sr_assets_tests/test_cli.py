@@ -1,0 +1,636 @@
+"""The `sr-assets` command over tables that a site's state published: each command, each format, each way to fail."""
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from sr_assets.adapters import fleet, snapshots
+from sr_assets.adapters.jetstream import Cluster
+from sr_assets.adapters.state import SiteState, StreamState
+from sr_assets.cli import run_command
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.settings import parse_cluster
+from sr_assets.tables import duration
+
+SECOND_NS = 1_000_000_000
+#: The source's clock in all these tables: 2026-01-31T12:00:00Z.
+NOW_NS = 1_769_860_800 * SECOND_NS
+MINUTE_NS = 60 * SECOND_NS
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def configuration(home: Path, source: str = "nats://127.0.0.1:1", target: str = "nats://127.0.0.1:2") -> str:
+    return f"""
+name: US-EAST
+state_store: {home}
+streams:
+  - name: london
+    stream: REG
+    source_url: {source}
+    target_url: {target}
+    target_stream: LONDON_REG
+    target_subject_prefix: london
+    inspect_field: sender
+    inspect_duration: 1h
+    advisory: {{subject: adv.%s.%v, reliable: true}}
+  - name: paris
+    stream: PLAIN
+    source_url: {source}
+    target_url: {target}
+    target_subject_prefix: paris
+"""
+
+
+def write_configuration(folder: Path, text: str) -> Path:
+    file = folder / "replication.yaml"
+    file.write_text(text)
+    return file
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run the command in this process: exit code, stdout, stderr."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = run_command(arguments)
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configured home with nothing in it."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(write_configuration(tmp_path, configuration(home))))
+    monkeypatch.delenv("SR_ASSETS_HOME", raising=False)
+    monkeypatch.setenv("COLUMNS", "250")
+    return home
+
+
+def node_row(node: str, status: str, silent_ns: int) -> dict[str, Any]:
+    seen_ns, retired = NOW_NS - silent_ns, status == "retired"
+    return {
+        "node": node,
+        "first_seen_ns": NOW_NS - 90 * MINUTE_NS,
+        "seen_ns": seen_ns,
+        "sequence": 7,
+        "copied_ns": None if retired else seen_ns,
+        "copied_bytes": None if retired else 900,
+        "status": status,
+        "status_since_ns": seen_ns,
+        "retired_at_ns": seen_ns + 60 * MINUTE_NS if retired else None,
+        "times_retired": int(retired),
+        "transition": 1,
+        "deadline_ns": None,
+    }
+
+
+def transition_row(node: str, event: str, event_ns: int, number: int) -> dict[str, Any]:
+    return {
+        "event_id": f"{node}-{number}",
+        "stream": "REG",
+        "node": node,
+        "event": event,
+        "event_ns": event_ns,
+        "detected_ns": event_ns + SECOND_NS,
+        "seen_ns": event_ns,
+        "age_ns": 0,
+        "sequence": 7,
+        "previous": None,
+        "transition": number,
+        "late": False,
+        "returned": False,
+        "outage_ns": None,
+        "published_ns": None,
+        "outbox": True,
+    }
+
+
+def publish(
+    home: Path, nodes: list[dict[str, Any]], transitions: list[dict[str, Any]], files: tuple[Path, ...] = ()
+) -> None:
+    with SiteState(home / "sites" / "london") as state:
+        with state.transaction():
+            state.save_stream(StreamState("REG", 1, 8, watermark_ns=NOW_NS, copied_messages=3, as_of_ns=NOW_NS))
+            state.merge_nodes("REG", pa.Table.from_pylist(nodes))
+            if transitions:
+                state.add_rows("transitions", pa.Table.from_pylist(transitions))
+        if files:
+            state.adopt_snapshots("REG", 1, 8, files)
+        streams = [fleet.PublishedStream("REG", "LONDON_REG", tracked=True)]
+        fleet.publish_site(home, "london", state, streams, sites=["london", "paris"], run_id="run", as_of_ns=NOW_NS)
+
+
+@pytest.fixture
+def published(home: Path) -> Path:
+    """Four nodes: two up, one timed out, one retired; three transitions; one message."""
+    day = snapshots.stream_folder(home, "london", "REG") / "date=2026-01-31"
+    day.mkdir(parents=True)
+    message = {
+        "node": "web1.example.net",
+        "sequence": 7,
+        "stored_at": datetime(2026, 1, 31, 11, 59, tzinfo=UTC),
+        "subject": "reg.web1.example.net",
+        "payload_bytes": 900,
+        "payload": '{"sender":"web1.example.net"}',
+        "metadata": '{"facts":{"os":"debian"}}',
+    }
+    parquet.write_table(pa.Table.from_pylist([message], schema=snapshots.SCHEMA), day / "1-8.parquet")
+    nodes = [
+        node_row("web1.example.net", "up", MINUTE_NS),
+        node_row("web2.example.net", "timeout", 40 * MINUTE_NS),
+        node_row("db1.example.net", "up", 0),
+        node_row("old1.example.net", "retired", 80 * MINUTE_NS),
+    ]
+    transitions = [
+        transition_row("web1.example.net", "new", NOW_NS - 90 * MINUTE_NS, 1),
+        transition_row("web2.example.net", "timeout", NOW_NS - 10 * MINUTE_NS, 2),
+        transition_row("web1.example.net", "recover", NOW_NS - MINUTE_NS, 3),
+    ]
+    publish(home, nodes, transitions, (day / "1-8.parquet",))
+    return home
+
+
+def names(output: str) -> list[str]:
+    return [row["node"] for row in json.loads(output)]
+
+
+# ---------------------------------------------------------------------------------------------------------- the shell
+
+
+def test_help_comes_at_once_and_names_every_command() -> None:
+    shown = subprocess.run([sys.executable, "-m", "sr_assets", "--help"], capture_output=True, text=True, check=True)
+    for name in (
+        "demo",
+        "up",
+        "run",
+        "check",
+        "nodes",
+        "node",
+        "advisories",
+        "lag",
+        "recover",
+        "export",
+        "query",
+        "emulate",
+        "spark",
+    ):
+        assert re.search(rf"^  {name} ", shown.stdout, re.MULTILINE)
+    heavy = "import sys, sr_assets.cli; print(*{'dagster', 'pyspark', 'duckdb', 'pydantic', 'nats'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True).stdout == "\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    (
+        ("nonsense",),
+        ("nodes", "--status", "dead"),
+        ("nodes", "--silent-for", "soon"),
+        ("nodes", "--site", "lundon"),
+        ("nodes", "--stream", "NOPE"),
+        ("run", "--once", "--follow"),
+        ("run", "--stream", "NOPE"),
+        ("recover", "--stream", "NOPE"),
+        ("emulate", "--url", "nats://127.0.0.1:1", "--nodes", "1", "--churn", "much"),
+        ("query", "SELEC 1"),
+        ("up", "--port", "0"),
+    ),
+)
+def test_a_mistake_of_the_user_is_one_line_and_exit_code_2(
+    published: Path, command: Command, arguments: tuple[str, ...]
+) -> None:
+    code, output, errors = command(*arguments)
+    assert code == 2
+    assert not output
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+
+
+def test_a_broken_configuration_is_exit_code_2_for_a_real_process(tmp_path: Path) -> None:
+    file = write_configuration(
+        tmp_path, "name: A\nstreams: [{stream: S, source_url: 'nats://u:secret@h', nonsense: 1}]\n"
+    )
+    environ = {**os.environ, "SR_ASSETS_CONFIG": str(file)}
+    ended = subprocess.run(
+        [sys.executable, "-m", "sr_assets", "run", "--once"], capture_output=True, text=True, env=environ, check=False
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"error: {file}: stream 'S': unknown key 'nonsense'")
+    assert ended.stderr.count("\n") == 1
+    assert "secret" not in ended.stdout + ended.stderr
+
+
+def test_the_option_config_wins_over_the_environment(tmp_path: Path, home: Path, command: Command) -> None:
+    code, _, errors = command("--config", str(tmp_path / "other.yaml"), "check")
+    assert code == 2
+    assert "other.yaml: cannot be read" in errors
+
+
+@pytest.mark.parametrize(
+    "arguments", (("nodes",), ("node", "a"), ("advisories",), ("query", "SELECT 1"), ("export", "x.duckdb"))
+)
+def test_before_the_first_run_every_reader_says_so(home: Path, command: Command, arguments: tuple[str, ...]) -> None:
+    code, _, errors = command(*arguments)
+    assert code == 1
+    assert errors.startswith("error: nothing is published yet")
+
+
+def test_a_file_that_is_no_database_is_one_line(home: Path, command: Command) -> None:
+    home.mkdir()
+    (home / "fleet.duckdb").write_text("not a database " * 1000)
+    code, _, errors = command("nodes")
+    assert code == 1
+    assert errors.count("\n") == 1
+    assert "cannot be opened" in errors
+
+
+# ---------------------------------------------------------------------------------------------------------- the nodes
+
+
+def test_nodes_shows_all_with_their_age_against_the_watermark(published: Path, command: Command) -> None:
+    code, output, _ = command("nodes", "--format", "json")
+    assert code == 0
+    rows = {row["node"]: row for row in json.loads(output)}
+    assert list(rows) == sorted(rows)
+    assert {node: row["status"] for node, row in rows.items()} == {
+        "web1.example.net": "up",
+        "web2.example.net": "timeout",
+        "db1.example.net": "up",
+        "old1.example.net": "retired",
+    }
+    web = rows["web1.example.net"]
+    assert (web["name"], web["stream"], web["age_seconds"], web["last_seen"]) == (
+        "london",
+        "REG",
+        60.0,
+        "2026-01-31T11:59:00Z",
+    )
+    assert rows["old1.example.net"]["last_copied"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    (
+        (("--status", "timeout"), ["web2.example.net"]),
+        (("--silent-for", "30m"), ["old1.example.net", "web2.example.net"]),
+        (("--silent-for", "60"), ["old1.example.net", "web1.example.net", "web2.example.net"]),
+        (("--like", "web*"), ["web1.example.net", "web2.example.net"]),
+        (("--site", "paris"), []),
+        (("--site", "london", "--stream", "REG", "--like", "db*"), ["db1.example.net"]),
+        (("--stream", "london/REG", "--status", "retired"), ["old1.example.net"]),
+        (("--like", "' OR 1=1"), []),
+    ),
+)
+def test_nodes_can_be_narrowed(
+    published: Path, command: Command, options: tuple[str, ...], expected: list[str]
+) -> None:
+    assert names(command("nodes", "--format", "json", *options)[1]) == expected
+
+
+def test_nodes_as_csv_has_a_header_and_as_a_table_is_never_cut_off_in_a_pipe(published: Path, command: Command) -> None:
+    rows = list(csv.DictReader(io.StringIO(command("nodes", "--format", "csv")[1])))
+    assert [row["node"] for row in rows][:1] == ["db1.example.net"]
+    assert rows[0]["last_seen"] == "2026-01-31T12:00:00Z"
+    table = command("nodes")[1]
+    assert "\x1b" not in table
+    line = next(line for line in table.splitlines() if "web2.example.net" in line)
+    assert "timeout" in line
+    assert "40m" in line
+
+
+def test_a_name_that_would_steer_the_terminal_is_shown_escaped(home: Path, command: Command) -> None:
+    publish(home, [node_row("evil\x1b[2J[red]\n", "up", 0)], [])
+    table = command("nodes")[1]
+    assert "\x1b" not in table
+    assert r"evil\x1b[2J[red]\n" in table
+    assert names(command("nodes", "--format", "json")[1]) == ["evil\x1b[2J[red]\n"]
+
+
+def test_node_shows_state_history_and_metadata(published: Path, command: Command) -> None:
+    code, output, _ = command("node", "web1.example.net", "--format", "json")
+    (found,) = json.loads(output)
+    assert code == 0
+    assert (found["name"], found["status"], found["age_seconds"]) == ("london", "up", 60.0)
+    assert [event["event"] for event in found["history"]] == ["new", "recover"]
+    assert found["metadata"] == {"facts": {"os": "debian"}}
+    table = command("node", "web1.example.net")[1]
+    assert "recover" in table
+    assert '"os": "debian"' in table
+
+
+def test_an_unknown_node_is_exit_code_1_with_names_like_it(published: Path, command: Command) -> None:
+    code, output, errors = command("node", "web1.exmaple.net")
+    assert (code, output) == (1, "")
+    assert errors.startswith("error: no node 'web1.exmaple.net' is known; did you mean 'web1.example.net'")
+    assert command("node", "zzz")[2] == "error: no node 'zzz' is known\n"
+
+
+def test_a_node_whose_parquet_is_gone_is_shown_without_metadata(published: Path, command: Command) -> None:
+    next(published.rglob("1-8.parquet")).unlink()
+    code, output, errors = command("node", "web1.example.net", "--format", "json")
+    assert code == 0
+    assert json.loads(output)[0]["metadata"] is None
+    assert errors.startswith("warning: no metadata")
+
+
+# ----------------------------------------------------------------------------------------------------- the advisories
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    (
+        ((), ["new", "timeout", "recover"]),
+        (("--since", "1h"), ["timeout", "recover"]),
+        (("--node", "web2.example.net"), ["timeout"]),
+        (("--event", "recover"), ["recover"]),
+    ),
+)
+def test_advisories_come_in_order_of_time(
+    published: Path, command: Command, options: tuple[str, ...], expected: list[str]
+) -> None:
+    code, output, _ = command("advisories", "--format", "json", *options)
+    assert code == 0
+    assert [row["event"] for row in json.loads(output)] == expected
+
+
+def test_follow_prints_each_row_once_as_json_lines_while_the_file_is_replaced(published: Path) -> None:
+    following = subprocess.Popen(
+        [sys.executable, "-m", "sr_assets", "advisories", "--follow", "--format", "json"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert following.stdout is not None
+        first = [json.loads(following.stdout.readline())["event_id"] for _ in range(3)]
+        assert first == ["web1.example.net-1", "web2.example.net-2", "web1.example.net-3"]
+        publish(published, [node_row("new1", "up", 0)], [transition_row("new1", "new", NOW_NS, 4)])
+        assert json.loads(following.stdout.readline())["event_id"] == "new1-4"
+    finally:
+        following.kill()
+        following.communicate()
+
+
+# ----------------------------------------------------------------------------------------------------------------- SQL
+
+
+def test_query_answers_in_each_format_with_decoded_json(published: Path, command: Command) -> None:
+    sql = "SELECT node, metadata, stored_at, payload_bytes FROM node_snapshots"
+    (row,) = json.loads(command("query", sql, "--format", "json")[1])
+    assert row == {
+        "node": "web1.example.net",
+        "metadata": {"facts": {"os": "debian"}},
+        "stored_at": "2026-01-31T11:59:00Z",
+        "payload_bytes": 900,
+    }
+    assert command("query", "SELECT 1 AS a, NULL AS b, true AS c", "--format", "csv")[1] == "a,b,c\n1,,true\n"
+    assert "last_seen_nodes" in command("query", "SHOW TABLES")[1]
+    assert json.loads(command("query", "SELECT 1 AS a, 2 AS a", "--format", "json")[1]) == [{"a": 1, "a_1": 2}]
+    plain = "SELECT 'NaN'::DOUBLE AS n, 'x'::BLOB AS b, 1.5::DECIMAL(4, 2) AS d, [DATE '2026-01-31'] AS l"
+    assert json.loads(command("query", plain, "--format", "json")[1]) == [
+        {"n": None, "b": "eA==", "d": 1.5, "l": ["2026-01-31"]}
+    ]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    (
+        "COPY (SELECT 1) TO '{home}/snapshots/x.csv'",
+        "EXPLAIN ANALYZE COPY (SELECT 1) TO '{home}/snapshots/x.csv'",
+        "COPY (PIVOT gaps ON reason USING count(*)) TO '{home}/snapshots/x.csv'",
+        "EXPORT DATABASE '{home}/snapshots/x'",
+        "ATTACH '{home}/snapshots/x.duckdb'",
+        "ATTACH '{home}/sites/london/state.duckdb'",
+        "SELECT * FROM read_text('{home}/snapshots/../sites/london/lock')",
+        "SELECT * FROM read_text('/etc/passwd')",
+        "SELECT * FROM glob('/etc/*')",
+        "SELECT * FROM read_csv('http://127.0.0.1:1/x')",
+        "SELECT 1; SELECT 2",
+        "SET memory_limit = '1GB'",
+        "CREATE TEMP TABLE x AS SELECT 1",
+        "DELETE FROM gaps",
+        "INSTALL httpfs",
+        "SELECT * FROM settings",
+        "",
+    ),
+)
+def test_query_reads_the_published_tables_and_touches_nothing_else(published: Path, command: Command, sql: str) -> None:
+    files = sorted(published.rglob("*"))
+    code, output, errors = command("query", sql.format(home=published))
+    assert (code, output) == (2, "")
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+    assert sorted(published.rglob("*")) == files
+
+
+def test_query_works_through_a_symbolic_link_to_the_home(
+    published: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(published)
+    monkeypatch.setenv("SR_ASSETS_HOME", str(tmp_path / "link"))
+    assert json.loads(command("query", "SELECT count(*) AS n FROM node_snapshots", "--format", "json")[1]) == [{"n": 1}]
+
+
+def test_export_is_self_contained_and_overwrites_nothing(published: Path, command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "copy.duckdb"
+    assert command("export", str(file))[0] == 0
+    next(published.rglob("1-8.parquet")).unlink()
+    with duckdb.connect(str(file), read_only=True) as connection:
+        assert connection.execute("SELECT count(*) FROM node_snapshots").fetchone() == (1,)
+        assert connection.execute("SELECT count(*) FROM node_availability").fetchone() == (4,)
+    again = command("export", str(file))
+    assert again[0] == 1
+    assert "exists" in again[2]
+    assert command("export", str(tmp_path / "none" / "copy.duckdb"))[0] == 1
+    assert [found.name for found in tmp_path.glob("*copy*")] == ["copy.duckdb"]
+
+
+# --------------------------------------------------------------------------------------------------------- the servers
+
+
+@pytest.fixture
+def connected(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nats_pair: tuple[NatsServer, NatsServer],
+    unique: Callable[[str], str],
+) -> Iterator[tuple[str, Cluster, Cluster]]:
+    """A configuration between two real servers, its source stream with two messages; (stream, source, target)."""
+    source, target = nats_pair
+    stream = unique("REG")
+    text = (
+        configuration(tmp_path / "home", source.url, target.url).replace("REG", stream).replace("adv.", f"adv{stream}.")
+    )
+    text = text[: text.index("  - name: paris")]
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(write_configuration(tmp_path, text)))
+    monkeypatch.delenv("SR_ASSETS_HOME", raising=False)
+    with Cluster(parse_cluster(source.url)) as here, Cluster(parse_cluster(target.url)) as there:
+        here.create_stream({"name": stream, "subjects": [f"{stream}.>"], "allow_direct": True})
+        here.publish_many([(f"{stream}.a", b"{}", "1"), (f"{stream}.b", b"{}", "2")])
+        yield stream, here, there
+
+
+def test_check_prints_what_would_run(home: Path, command: Command) -> None:
+    code, output, _ = command("check", "--format", "json")
+    assert code == 0
+    london, paris = json.loads(output)
+    assert london["to"] == "127.0.0.1:2 LONDON_REG"
+    assert london["sampling"] == "by sender every 1h, silent after 30m"
+    assert paris["sampling"] is None
+    assert not home.exists()
+
+
+def test_check_connect_tries_every_link_and_changes_nothing(
+    connected: tuple[str, Cluster, Cluster], command: Command
+) -> None:
+    stream, source, target = connected
+    source.create_stream({"name": f"ADV_{stream}", "subjects": [f"adv{stream}.>"]})
+    before = source.stream_info(stream)
+    code, output, errors = command("check", "--connect", "--format", "json")
+    trials = json.loads(output)
+    assert (code, errors) == (0, "")
+    assert {trial["result"] for trial in trials} == {"ok"}
+    tried = " ".join(trial["tried"] for trial in trials)
+    for permission in (
+        "STREAM.INFO",
+        "MSG.GET",
+        "DIRECT.GET",
+        "CONSUMER.CREATE",
+        "STREAM.CREATE",
+        "STREAM.NAMES",
+        f"publish adv{stream}",
+    ):
+        assert permission in tried
+    assert not target.stream_exists(f"LONDON_{stream}")
+    after = source.stream_info(stream)
+    assert (after.config, after.messages, after.last_sequence) == (before.config, before.messages, before.last_sequence)
+    assert source.stream_info(f"ADV_{stream}").messages == 0
+    target.create_stream({"name": f"LONDON_{stream}", "subjects": [f"london.{stream}.>"]})
+    assert command("check", "--connect")[0] == 0
+    assert target.stream_info(f"LONDON_{stream}").messages == 0
+
+
+def test_check_connect_says_what_does_not_work(connected: tuple[str, Cluster, Cluster], command: Command) -> None:
+    stream, _, target = connected
+    target.create_stream({"name": f"LONDON_{stream}", "subjects": [f"elsewhere.{stream}.>"]})
+    code, _, errors = command("check", "--connect")
+    assert code == 1
+    assert f"target stream LONDON_{stream} takes elsewhere.{stream}.>" in errors
+    assert f"no stream takes adv{stream}.new.sr-assets-check" in errors
+    assert all(line.startswith(f"error: london/{stream}: ") for line in errors.splitlines())
+
+
+def test_check_connect_names_a_missing_permission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    permissions = '{publish: {deny: ["$JS.API.CONSUMER.>", "london.>"]}}'
+    users = f"{{user: u, password: secret, permissions: {permissions}}}, {{user: a, password: a}}"
+    denied = f"authorization {{ users = [{users}] }}"
+    with NatsServer(tmp_path / "nats", "guarded", config=denied) as server:
+        with Cluster(parse_cluster(f"nats://a:a@{server.address}")) as cluster:
+            cluster.create_stream({"name": "REG", "subjects": ["reg.>"], "allow_direct": True})
+            cluster.create_stream({"name": "LONDON_REG", "subjects": ["london.reg.>"], "allow_direct": True})
+            cluster.create_stream({"name": "ADV", "subjects": ["adv.>"]})
+        url = f"nats://u:secret@{server.address}"
+        text = configuration(tmp_path / "home", url, url)
+        file = write_configuration(tmp_path, text[: text.index("  - name: paris")])
+        monkeypatch.setenv("SR_ASSETS_CONFIG", str(file))
+        code, output, errors = command("check", "--connect", "--format", "json")
+    failed = [trial["tried"] for trial in json.loads(output) if trial["result"] == "failed"]
+    assert code == 1
+    assert failed == [
+        "$JS.API.CONSUMER.CREATE.REG",
+        "$JS.API.CONSUMER.CREATE.LONDON_REG",
+        "publish london.reg.sr-assets-check",
+    ]
+    assert "ermission" in errors
+    assert "secret" not in output + errors
+
+
+def test_lag_asks_the_servers_now(connected: tuple[str, Cluster, Cluster], command: Command, tmp_path: Path) -> None:
+    stream, source, _ = connected
+    (row,) = json.loads(command("lag", "--format", "json")[1])
+    assert (row["position"], row["source_last_sequence"], row["lag_messages"]) == (None, 2, 2)
+    assert row["lag_seconds"] >= 0
+    folder = tmp_path / "home" / "sites" / "london"
+    folder.mkdir(parents=True)
+    status = {"created_ns": source.stream_info(stream).created_ns, "next_sequence": 3, "last_error": None}
+    (folder / "status.json").write_text(json.dumps({"streams": {stream: status}}))
+    (row,) = json.loads(command("lag", "--format", "json")[1])
+    assert (row["position"], row["lag_messages"], row["lag_seconds"], row["problem"]) == (2, 0, 0.0, None)
+    source.publish_many([(f"{stream}.c", b"{}", "3")])
+    (row,) = json.loads(command("lag", "--format", "json")[1])
+    assert row["lag_messages"] == 1
+    (folder / "status.json").write_text(json.dumps({"streams": {stream: {**status, "created_ns": 1}}}))
+    (row,) = json.loads(command("lag", "--format", "json")[1])
+    assert "made again" in row["problem"]
+
+
+def test_lag_of_a_server_that_is_away_is_exit_code_1_and_one_line_a_stream(home: Path, command: Command) -> None:
+    code, output, errors = command("lag", "--format", "json")
+    assert code == 1
+    assert [row["lag_messages"] for row in json.loads(output)] == [None, None]
+    assert len(errors.splitlines()) == 2
+    assert errors.startswith("error: london/REG: cannot connect to NATS: 127.0.0.1:1: ")
+
+
+def test_emulate_publishes_a_fleet(
+    connected: tuple[str, Cluster, Cluster], command: Command, nats_server: NatsServer
+) -> None:
+    stream, source, _ = connected
+    options = (
+        "--url",
+        nats_server.url,
+        "--subject",
+        f"{stream}.%s",
+        "--nodes",
+        "5",
+        "--interval",
+        "200ms",
+        "--for",
+        "1s",
+    )
+    code, _, errors = command("emulate", *options, "--churn", "0.5,1s,2s")
+    sent = source.stream_info(stream).messages - 2
+    assert code == 0
+    assert sent > 5
+    assert f"published {sent} messages of 5 nodes" in errors
+
+
+# ------------------------------------------------------------------------------------------------------------ the rest
+
+
+def test_spark_status_says_that_no_engine_runs(home: Path, command: Command) -> None:
+    assert command("spark", "status")[:2] == (1, "not running\n")
+    assert command("spark", "stop")[:2] == (0, "was not running\n")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    (
+        (0, "0s"),
+        (0.25, "0.250s"),
+        (42, "42s"),
+        (90, "1m30s"),
+        (3600, "1h"),
+        (5400.7, "1h30m"),
+        (200_000, "2d7h"),
+        (86_461, "1d1m"),
+    ),
+)
+def test_durations_have_two_units(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
