@@ -6,8 +6,8 @@ Here: what several tests need to set up a history and to look at what came of it
 
 from __future__ import annotations
 
-import os
 import shutil
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -91,6 +91,23 @@ class Rig:
         assert not refused, refused
         assert len(acks) == len(items), f"{len(acks)} of {len(items)}"
 
+    @contextmanager
+    def beating(self, stream: str, message: Sent) -> Iterator[None]:
+        """Publish a message every tenth of a second, from a thread, until the end of `with`."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(0.1):
+                self.publish(stream, [message])
+
+        heart = threading.Thread(target=beat)
+        heart.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            heart.join()
+
     def stored(self, stream: str, server: NatsServer | None = None) -> list[Message]:
         """Return everything a stream holds, in order: of the source by default."""
         last = self.info(stream, server).last_sequence
@@ -172,8 +189,3 @@ def cluster(server: NatsServer) -> Cluster:
 def connection(server: NatsServer) -> Connection:
     """Return a bulk connection, to be entered with `with`."""
     return Connection([server.address], name="test")
-
-
-def environment() -> dict[str, str]:
-    """Return this process's environment for a child that is to behave like it."""
-    return dict(os.environ)

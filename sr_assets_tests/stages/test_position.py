@@ -105,19 +105,6 @@ def test_a_lost_state_stops_a_stream_whose_target_has_our_copies(rig: Rig) -> No
     assert payloads(rig, stream) == [1, 2, 3]
 
 
-def test_strangers_in_the_target_do_not_stop_a_new_stream(rig: Rig) -> None:
-    """Nor do copies under another name, another replicator or of another stream."""
-    stream = rig.make()
-    rig.create(stream, rig.target)
-    origins = (f"{stream} 1 {SITE} PARIS 7", f"{stream} 1 PARIS {SITE} 7", f"OTHER 1 {SITE} {SITE} 7", "nonsense")
-    foreign = [Sent(b"0", headers=f"NATS/1.0\r\nChoria-SR-Source: {value}\r\n\r\n".encode()) for value in origins]
-    rig.publish(stream, [*foreign, Sent(b"0")], rig.target)
-    rig.publish(stream, numbered(rig, 2))
-    rig.add(stream)
-    rig.drain()
-    assert payloads(rig, stream) == [0, 0, 0, 0, 0, 1, 2]
-
-
 def test_an_ephemeral_stream_is_copied_again_once_per_start(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = rig.make()
     rig.add(stream, ephemeral=True)
@@ -133,22 +120,6 @@ def test_an_ephemeral_stream_is_copied_again_once_per_start(rig: Rig, monkeypatc
     monkeypatch.setenv(START_VARIABLE, "third")
     rig.drain()
     assert payloads(rig, stream) == [1, 2] * 3
-
-
-def test_two_sites_with_the_same_stream_name_share_a_target_without_a_loss(rig: Rig) -> None:
-    """Their positions and what they look for in the target are each site's own."""
-    stream = rig.make()
-    rig.create(stream, rig.target)
-    rig.publish(stream, numbered(rig, 3))
-    rig.add(stream)
-    rig.add(stream, name="PARIS")
-    for site in (SITE, "PARIS", SITE, "PARIS"):
-        rig.drain(site)
-    rig.publish(stream, numbered(rig, 2, first=4))
-    for site in ("PARIS", SITE):
-        rig.drain(site)
-    assert sorted(payloads(rig, stream)) == sorted([1, 2, 3, 4, 5] * 2)
-    assert {row["name"]: row["copied_messages"] for row in rig.rows("replication")} == {SITE: 5, "PARIS": 5}
 
 
 def test_a_target_that_was_made_again_goes_on_with_what_is_new_or_stops(rig: Rig) -> None:
