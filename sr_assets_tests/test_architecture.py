@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "sr_assets"
 RINGS = (
     "domain",
     "settings",
+    "tables",
     "adapters",
     "stages",
     "resources",
@@ -21,7 +22,6 @@ RINGS = (
     "definitions",
     "operate",
     "embedded",
-    "tables",
     "cli",
     "__main__",
 )
