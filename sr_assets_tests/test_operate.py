@@ -20,8 +20,8 @@ import yaml
 from sr_assets import operate
 from sr_assets.adapters.fleet import open_fleet, read_rows
 from sr_assets.adapters.jetstream import Cluster
-from sr_assets.adapters.state import SiteBusyError, SiteLock
-from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.adapters.state import SiteLock, lock_owner
+from sr_assets.domain.errors import ConfigurationError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import Settings, load_settings, parse_cluster
 
@@ -155,15 +155,11 @@ def test_the_words_of_a_busy_site_and_of_a_failure_reach_the_user(tmp_path: Path
 
     with dg.DagsterInstance.ephemeral() as instance:
         lines = operate.failures(both.execute_in_process(instance=instance, raise_on_error=False).all_events)
-    assert sorted(lines[:2]) == ["london/A: gone", "london/B: gone too"] or sorted(lines[1:]) == [
-        "london/A: gone",
-        "london/B: gone too",
-    ]
+    assert {"london/A: gone", "london/B: gone too"} < set(lines)
     assert any(
         re.fullmatch(rf"site {tmp_path.name} is under way: run 1 \(pid {os.getpid()}\) since \S+", line)
         for line in lines
     )
-    assert SiteBusyError.__mro__[1] is RunError
 
 
 def test_follow_goes_on_until_it_is_told_to_stop(platform: Settings) -> None:
@@ -175,7 +171,7 @@ def test_follow_goes_on_until_it_is_told_to_stop(platform: Settings) -> None:
     )
     try:
         wait_for(
-            lambda: (platform.home / "sites" / "london" / "status.json").exists() or following.poll() is not None, 120
+            lambda: lock_owner(platform.home / "sites" / "london") is not None or following.poll() is not None, 120
         )
         following.send_signal(signal.SIGINT)
         _, errors = following.communicate(timeout=100)
