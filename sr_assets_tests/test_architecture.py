@@ -32,6 +32,7 @@ LIBRARIES = {
     "settings": {"pydantic", "yaml"},
     "adapters.wire": set(),
     "adapters.jetstream": {"nats"},
+    "adapters.copier": set(),
     "adapters.spark_source": {"pyspark", "pyarrow"},
     "adapters.spark_sink": {"pyspark", "pyarrow"},
     "adapters.spark_session": {"pyspark"},

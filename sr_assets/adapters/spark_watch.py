@@ -1,8 +1,8 @@
 """The process that watches over the local Spark server: `python -m sr_assets.adapters.spark_watch FOLDER COMMAND…`.
 
 It starts the command and ends with it; and ends it when the time in `FOLDER/keep` (unix seconds) has passed while nobody
-held the lock `FOLDER/users`, or when the folder is gone, so that no engine is left behind by a run that nothing follows. Standard library only, and little of it:
-it lives as long as the server.
+held the lock `FOLDER/users`, or when the folder is gone, so that no engine is left behind by a run that nothing
+follows. Standard library only, and little of it: it lives as long as the server.
 """
 
 import fcntl

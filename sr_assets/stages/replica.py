@@ -11,7 +11,6 @@ is sent.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
@@ -21,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sr_assets.adapters.spark_sink import Receipt, read_receipt
+from sr_assets.adapters.copier import CopyPlan, Receipt
+from sr_assets.adapters.spark_sink import await_writers
 from sr_assets.adapters.spark_source import FORMAT, encode_finder
 from sr_assets.adapters.state import NODE_COLUMNS, Intent
 from sr_assets.domain.errors import RunError
@@ -162,6 +162,7 @@ class _Batch:
         draft = batch_file.with_name(".batch")
         draft.write_text(self._intent.batch)
         draft.replace(batch_file)
+        await_writers(self._writers)
         return self._run_tracked(report) if self._stream.tracked else self._run_plain(report)
 
     def _run_plain(self, report: StreamReport) -> int:
@@ -208,7 +209,10 @@ class _Batch:
         stream = self._stream
         assert stream.finder is not None  # a tracked stream has one: settings see to it
         options = {
-            **self._source_options("connection", "stream"),
+            "connection": self._site.connection_file(stream.source),
+            "stream": stream.stream,
+            "direct": str(self._direct).lower(),
+            **({"filter": stream.filter_subject} if stream.filter_subject else {}),
             "first": str(self._present.first),
             "next": str(self._present.next),
             "partitions": str(2 if len(self._present) > _MAX_GAP_ROWS else 1),
@@ -249,14 +253,9 @@ class _Batch:
             return frame.coalesce(1)
         return frame.repartition(workers, "node") if self._stream.order == "sender" else frame.repartition(workers)
 
-    def _source_options(self, connection: str, stream: str) -> dict[str, str]:
-        source = self._source
-        options = {
-            connection: self._site.connection_file(self._stream.source),
-            stream: source.stream,
-            "direct": str(source.allow_direct and source.server_version >= _DIRECT_BATCH_VERSION).lower(),
-        }
-        return {**options, "filter": self._stream.filter_subject} if self._stream.filter_subject else options
+    @property
+    def _direct(self) -> bool:
+        return self._source.allow_direct and self._source.server_version >= _DIRECT_BATCH_VERSION
 
     def _write(self, rows: DataFrame) -> Receipt:
         """Let Spark's writers copy what the rows name; returns their receipt.
@@ -266,35 +265,37 @@ class _Batch:
         stream, intent = self._stream, self._intent
         target = prepare_target(stream, self._source, self._site.cluster(stream.target))
         since = intent.target_sequence if target.created_ns == intent.target_created_ns else 0
-        options = {
-            **self._source_options("source_connection", "source_stream"),
-            "connection": self._site.connection_file(stream.target),
-            "stream": stream.target_stream,
-            "subjects": json.dumps(target.subjects),
-            "replicator": stream.replicator,
-            "name": stream.name,
-            "created_ns": str(intent.created_ns),
-            "resend": str(self._state.starts),
-            "prefix": stream.prefix,
-            "remove": stream.remove,
-            "first": str(intent.first),
-            "next": str(intent.next),
-            "since": str(since),
-            "on_poison": stream.on_poison,
-            "folder": str(self._writers),
-            "batch": intent.batch,
-            "receipt": str(self._receipt_file),
-        }
-        if stream.tracked:
-            options["staging"] = str(staging_folder(self._site, stream, self._covered))
-        elif intent.cutoff_ns is not None:
-            options["cutoff_ns"] = str(intent.cutoff_ns)
+        plan = CopyPlan(
+            connection=self._site.connection_file(stream.target),
+            stream=stream.target_stream,
+            subjects=target.subjects,
+            source_connection=self._site.connection_file(stream.source),
+            source_stream=stream.stream,
+            direct=self._direct,
+            filter=stream.filter_subject,
+            replicator=stream.replicator,
+            name=stream.name,
+            created_ns=intent.created_ns,
+            resend=self._state.starts,
+            prefix=stream.prefix,
+            remove=stream.remove,
+            first=intent.first,
+            next=intent.next,
+            since=since,
+            # A tracked stream's messages were weighed by the fold: what is too old is not among the rows.
+            cutoff_ns=None if stream.tracked else intent.cutoff_ns,
+            on_poison=stream.on_poison,
+            folder=str(self._writers),
+            batch=intent.batch,
+            receipt=str(self._receipt_file),
+            staging=str(staging_folder(self._site, stream, self._covered)) if stream.tracked else None,
+        )
         self._receipt_file.unlink(missing_ok=True)
         try:
-            rows.write.format(FORMAT).mode("append").options(**options).save()
+            rows.write.format(FORMAT).mode("append").options(**plan.encode()).save()
         except Exception as error:
             raise RunError(one_line(error)) from error
-        receipt = read_receipt(self._receipt_file)
+        receipt = Receipt.read(self._receipt_file)
         if receipt.failure:
             raise RunError(receipt.failure)
         return receipt

@@ -16,8 +16,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from sr_assets.adapters import spark_sink
-from sr_assets.adapters.spark_sink import JetStreamWriter, Receipt
+from sr_assets.adapters import copier, spark_sink
+from sr_assets.adapters.copier import Receipt
+from sr_assets.adapters.spark_sink import JetStreamWriter
 from sr_assets.adapters.spark_source import write_connection
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import MESSAGE_ID_HEADER, header_values
@@ -254,7 +255,7 @@ def test_copies_of_an_earlier_source_of_the_same_name_are_not_taken_for_ours(
 def test_a_full_target_is_tried_again_and_then_the_batch_is_left_open(
     rig: Rig, stream: str, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spark_sink, "_REFUSAL_SECONDS", 0.3)
+    monkeypatch.setattr(copier, "_REFUSAL_SECONDS", 0.3)
     limited = {"name": stream, "subjects": [f"{stream}.>"], "discard": "new", "max_msgs": 4, "allow_direct": True}
     rig.api(f"STREAM.UPDATE.{stream}", limited, rig.target)
     receipt = write()
