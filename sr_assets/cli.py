@@ -194,8 +194,10 @@ def recover(settings: "Settings", name: str) -> None:
 
     For a lost state, and to take over from the Go replicator.
     """
+    from sr_assets.resources import configure_logging
     from sr_assets.stages.recover import recover_stream
 
+    configure_logging(settings)
     found = settings.find(name)
     if len(found) > 1:
         raise ConfigurationError(
