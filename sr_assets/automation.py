@@ -143,7 +143,7 @@ def _work_of(
     settings: Settings, stream: StreamSettings, position: dict[str, Any] | None, cluster: Cluster
 ) -> str | None:
     source = cluster.stream_info(stream.stream)
-    if position is None:
+    if position is None or not position["created_ns"]:
         return "first run"
     if position["created_ns"] != source.created_ns:
         return "the source was made again"

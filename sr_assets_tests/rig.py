@@ -20,7 +20,8 @@ from sr_assets.adapters.jetstream import Cluster, StreamInfo
 from sr_assets.adapters.wire import Connection, Outgoing, Publisher, read_range
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.settings import ClusterSettings, Settings, load_settings
-from sr_assets.stages.site import Site, Stage, StreamReport, run_site
+from sr_assets.stages.run import run_site
+from sr_assets.stages.site import Site, Stage, StreamReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -146,9 +147,9 @@ class Rig:
             selection = {one.stream: frozenset(stages) for one in opened.streams}
             return run_site(opened, selection, drain_only=drain_only)
 
-    def drain(self, site: str = SITE, **top: Any) -> dict[str, StreamReport]:
+    def drain(self, site: str = SITE, stages: Iterable[Stage] = tuple(Stage), **top: Any) -> dict[str, StreamReport]:
         """Run a site and see that no stream failed."""
-        reports = self.run(site, **top)
+        reports = self.run(site, stages, **top)
         failures = [report.failure for report in reports.values() if report.failure]
         assert not failures, failures
         return reports

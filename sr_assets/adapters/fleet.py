@@ -90,7 +90,7 @@ TABLES: Final[dict[str, tuple[str, str]]] = {
             " TIMESTAMPTZ, next_deadline TIMESTAMPTZ, last_error VARCHAR, as_of TIMESTAMPTZ"
         ),
         (
-            f"SELECT $name, stream, stream, {_at('created_ns')}, configured.target_stream, next_sequence,"
+            f"SELECT $name, stream, stream, {_at('nullif(created_ns, 0)')}, configured.target_stream, next_sequence,"
             " source_last_sequence, lag_messages, round(lag_ns / 1e9, 3), seen_messages, copied_messages,"
             " copied_bytes, skipped_messages, too_old_messages, no_sender_messages, gap_messages, parked_messages,"
             f" late_sightings, {_at('watermark_ns')},"

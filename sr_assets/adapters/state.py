@@ -190,6 +190,16 @@ class StreamState:
     last_error_since_ns: int | None = None
     as_of_ns: int | None = None
 
+    @classmethod
+    def not_begun(cls, stream: str) -> Self:
+        """Return the row of a stream that could not even begin: it has no source yet, only an error."""
+        return cls(stream, 0, 0)
+
+    @property
+    def begun(self) -> bool:
+        """Tell whether there is a position."""
+        return self.created_ns != 0
+
 
 class SiteState:
     """The open `state.duckdb` of one site. Used inside the site's lock, by `with`; closed also on an exception."""

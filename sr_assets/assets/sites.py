@@ -21,7 +21,7 @@ from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.positions import format_rfc3339_ns
 from sr_assets.resources import LINGER, MODE_TAG
 from sr_assets.settings import StreamSettings
-from sr_assets.stages.site import Site, Stage, StreamReport, run_site
+from sr_assets.stages.site import Site, Stage, StreamReport
 
 _NEWEST = 10
 
@@ -49,6 +49,9 @@ def build_site_assets(name: str, streams: Sequence[StreamSettings]) -> dg.Assets
         required_resource_keys={"platform"},
     )
     def site_assets(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
+        # Spark's client is loaded by the run, so that loading the definitions stays quick.
+        from sr_assets.stages.run import run_site
+
         mode = context.run.tags.get(MODE_TAG)
         try:
             with context.resources.platform.open_site(name, context.run_id, mode) as site:

@@ -31,7 +31,8 @@ from sr_assets.adapters.spark_engine import engine_status, stop_engine
 from sr_assets.embedded.fleet import FleetPlan
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings, Settings, load_settings
-from sr_assets.stages.site import Site, Stage, StreamReport, run_site
+from sr_assets.stages.run import run_site
+from sr_assets.stages.site import Site, Stage, StreamReport
 
 _SITE = "bench"
 _ONE_AT_A_TIME = 2_000

@@ -32,7 +32,7 @@ START_VARIABLE = "SR_ASSETS_START"
 def load_position(site: Site, stream: StreamSettings, source: StreamInfo) -> StreamState:
     """Return where the stream stands, beginning it when it is new. Raises RunError when it must not go on by itself."""
     state = site.state.load_stream(stream.stream)
-    if state is None:
+    if state is None or not state.begun:
         _refuse_lost_state(site, stream)
         state = StreamState(
             stream.stream, source.created_ns, first_sequence(site.cluster(stream.source), stream.start, source)

@@ -72,7 +72,8 @@ def recover_stream(settings: Settings, stream: StreamSettings) -> str:
     folder = settings.home / "sites" / stream.name
     said = _set_broken_state_aside(settings, stream)
     with Site(settings, stream.name, owner="recover", run_id="recover") as site:
-        if site.state.load_stream(stream.stream) is not None:
+        known = site.state.load_stream(stream.stream)
+        if known is not None and known.begun:
             raise RunError(
                 f"{stream.label} has a readable state in {folder}: nothing to recover; to begin anew remove that folder"
                 " first"

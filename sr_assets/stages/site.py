@@ -1,7 +1,6 @@
-"""One run of a site: its lock, its open state, its connections, its Spark session, and the cycles of its stages.
+"""A site at work: its lock, its open state, its connections, its Spark session, and what a run says it did.
 
-Here: what all stages of a site share, in what order and how long they go round. Not here: what a stage does (`replica`,
-`node_state`, `node_advisories`, `node_snapshots`), what Dagster is told about it (`assets`).
+Here: what all stages of a site share. Not here: their order and their cycles (`run`), what each of them does.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ from sr_assets.adapters.jetstream import Cluster
 from sr_assets.adapters.spark_engine import KEEP_SECONDS, use_engine
 from sr_assets.adapters.spark_source import write_connection
 from sr_assets.adapters.state import SiteLock, SiteState, read_status, write_status
-from sr_assets.domain.errors import SrAssetsError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_POLL_SECONDS = 1.0
 #: Publishing may take this share of a run's time, so its cost stays bounded however many nodes there are.
 _PUBLISHING_SHARE = 0.1
 
@@ -211,90 +207,6 @@ class Site:
         write_status(
             self.folder, {"site": self.name, "streams": streams, "lineage": lineage, "committed_at_ns": self.now_ns()}
         )
-
-
-def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_only: bool) -> dict[str, StreamReport]:
-    """Go round the chosen stages of a site's streams until they are level; returns a report by stream.
-
-    Then the run lingers: it looks at the sources every second and takes what comes, until nothing came for `linger` or
-    `run_budget` is used up. With `drain_only` it stops where the sources were when it began. A stream that fails is
-    left out from then on; the others go on. What was committed is published in any case, and a failed stream says why
-    in its report and in `replication.last_error`.
-    """
-    streams = [stream for stream in site.streams if stream.stream in selection]
-    reports = {stream.stream: StreamReport(stream) for stream in streams}
-    began = active = time.monotonic()
-    budget_seconds, linger_seconds = site.settings.run_budget_ns / 1e9, site.settings.linger_ns / 1e9
-    ends: dict[str, int] = {}
-    try:
-        while True:
-            busy = False
-            for stream in streams:
-                report = reports[stream.stream]
-                if report.failure is None:
-                    busy |= _go_round(site, stream, selection[stream.stream], report, ends if drain_only else None)
-            site.publish(now=False)
-            now = time.monotonic()
-            if busy:
-                active = now
-            if all(report.failure for report in reports.values()) or (not drain_only and now - began > budget_seconds):
-                break
-            if not busy and (drain_only or now - active > linger_seconds):
-                break
-            if not busy:
-                time.sleep(_POLL_SECONDS)
-    finally:
-        _note_end(site, reports)
-        site.publish()
-    return reports
-
-
-def _go_round(
-    site: Site, stream: StreamSettings, stages: frozenset[Stage], report: StreamReport, ends: dict[str, int] | None
-) -> bool:
-    """Run a stream's stages once; returns whether there was anything to do. What fails is noted in the report."""
-    from sr_assets.stages import node_advisories, node_snapshots, node_state, replica
-
-    busy = False
-    try:
-        if Stage.REPLICA in stages:
-            busy = replica.copy_batch(site, stream, report, ends)
-        if Stage.NODE_SNAPSHOTS in stages:
-            busy |= node_snapshots.adopt(site, stream, report)
-        if Stage.NODE_STATE in stages:
-            busy |= node_state.sweep_due(site, stream, report)
-        if Stage.NODE_ADVISORIES in stages:
-            busy |= node_advisories.publish_outbox(site, stream, report)
-    except SrAssetsError as error:
-        report.failure = f"{stream.label}: {error}"
-        logger.error("%s", report.failure)  # noqa: TRY400 - one line for the user; the trace says nothing more
-    return busy
-
-
-def _note_end(site: Site, reports: Mapping[str, StreamReport]) -> None:
-    """Write down how the run ended for each stream."""
-    for name, report in reports.items():
-        state = site.state.load_stream(name)
-        if state is None:
-            continue
-        if report.failure is None:
-            state.last_error = state.last_error_since_ns = None
-        elif state.last_error is None:
-            state.last_error, state.last_error_since_ns = report.failure, site.now_ns()
-        else:
-            state.last_error = report.failure
-        if report.state is not None:
-            state.watermark_ns, state.planned_ns = report.state.watermark_ns, report.state.planned_ns
-            state.source_last_sequence = report.state.source_last_sequence
-            state.lag_messages, state.lag_ns = report.state.lag_messages, report.state.lag_ns
-        state.as_of_ns = site.now_ns()
-        retention_ns = report.stream.retired_retention_ns
-        with site.state.transaction():
-            site.state.save_stream(state)
-            if retention_ns is not None and state.watermark_ns is not None:
-                site.state.drop_retired(name, state.watermark_ns - retention_ns)
-        report.state = state
-        report.waiting = site.state.outbox_size(name)
 
 
 def needs_publishing(home: Path, folder: Path) -> bool:

@@ -1,0 +1,118 @@
+"""One run of a site: the cycles of its stages, how long they go round, and what is written down as they end.
+
+Not here: what a stage does (`replica`, `node_state`, `node_advisories`, `node_snapshots`), what they share (`site`), what
+Dagster is told about it (`assets`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from sr_assets.adapters.state import StreamState
+from sr_assets.domain.errors import SrAssetsError
+from sr_assets.stages import node_advisories, node_snapshots, node_state, replica
+from sr_assets.stages.site import Stage, StreamReport
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sr_assets.settings import StreamSettings
+    from sr_assets.stages.site import Site
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 1.0
+
+
+def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_only: bool) -> dict[str, StreamReport]:
+    """Go round the chosen stages of a site's streams until they are level; returns a report by stream.
+
+    Then the run lingers: it looks at the sources every second and takes what comes, until nothing came for `linger` or
+    `run_budget` is used up. With `drain_only` it stops where the sources were when it began. A stream that fails is
+    left out from then on; the others go on. What was committed is published in any case, and a failed stream says why
+    in its report and in `replication.last_error`.
+    """
+    streams = [stream for stream in site.streams if stream.stream in selection]
+    reports = {stream.stream: StreamReport(stream) for stream in streams}
+    began = active = time.monotonic()
+    budget_seconds, linger_seconds = site.settings.run_budget_ns / 1e9, site.settings.linger_ns / 1e9
+    ends: dict[str, int] = {}
+    try:
+        while True:
+            busy = False
+            for stream in streams:
+                report = reports[stream.stream]
+                if report.failure is None:
+                    busy |= _go_round(site, stream, selection[stream.stream], report, ends if drain_only else None)
+            site.publish(now=False)
+            now = time.monotonic()
+            if busy:
+                active = now
+            if all(report.failure for report in reports.values()) or (not drain_only and now - began > budget_seconds):
+                break
+            if not busy and (drain_only or now - active > linger_seconds):
+                break
+            if not busy:
+                time.sleep(_POLL_SECONDS)
+        for stream in streams:
+            if Stage.NODE_SNAPSHOTS in selection[stream.stream]:
+                node_snapshots.tidy(site, stream)
+    finally:
+        for report in reports.values():
+            _note_end(site, report)
+        site.publish()
+    return reports
+
+
+def _go_round(
+    site: Site, stream: StreamSettings, stages: frozenset[Stage], report: StreamReport, ends: dict[str, int] | None
+) -> bool:
+    """Run a stream's stages once; returns whether there was anything to do. What fails is noted in the report."""
+    busy = False
+    try:
+        if Stage.REPLICA in stages:
+            busy = replica.copy_batch(site, stream, report, ends)
+        if Stage.NODE_SNAPSHOTS in stages:
+            busy |= node_snapshots.adopt(site, stream, report)
+        if Stage.NODE_STATE in stages:
+            busy |= node_state.sweep_due(site, stream, report)
+        if Stage.NODE_ADVISORIES in stages:
+            busy |= node_advisories.publish_outbox(site, stream, report)
+    except SrAssetsError as error:
+        report.failure = f"{stream.label}: {error}"
+        logger.error("%s", report.failure)  # noqa: TRY400 - one line for the user; the trace says nothing more
+    return busy
+
+
+def _note_end(site: Site, report: StreamReport) -> None:
+    """Write down how the run ended for a stream; also for one that never began, whose row then has no more than that."""
+    name, retention_ns = report.stream.stream, report.stream.retired_retention_ns
+    state = site.state.load_stream(name) or StreamState.not_begun(name)
+    if report.failure is None:
+        state.last_error = state.last_error_since_ns = None
+    else:
+        state.last_error_since_ns = state.last_error_since_ns or site.now_ns()
+        state.last_error = report.failure
+    if report.state is not None:
+        state.watermark_ns, state.planned_ns = report.state.watermark_ns, report.state.planned_ns
+        state.source_last_sequence = report.state.source_last_sequence
+        state.lag_messages, state.lag_ns = report.state.lag_messages, _lag_ns(site, report)
+    state.as_of_ns = site.now_ns()
+    with site.state.transaction():
+        site.state.save_stream(state)
+        if retention_ns is not None and state.watermark_ns is not None:
+            site.state.drop_retired(name, state.watermark_ns - retention_ns)
+    if state.begun:
+        report.state = state
+    report.waiting = site.state.outbox_size(name)
+
+
+def _lag_ns(site: Site, report: StreamReport) -> int:
+    """Return how long the first unread message has been waiting; 0 when there is none, or nobody to ask."""
+    state, stream = report.state, report.stream
+    if state is None or state.lag_messages == 0 or report.failure is not None:
+        return 0
+    unread = site.cluster(stream.source).next_message(stream.stream, state.next_sequence, stream.filter_subject or ">")
+    return max(0, site.now_ns() - unread.stored_ns) if unread else 0
