@@ -503,7 +503,7 @@ def _report(
         return 0
     for line in failures(result.all_events):
         _complain(line)
-    return 1
+    return 2 if _misconfigured(result.all_events) else 1
 
 
 def _say(line: str) -> None:
@@ -539,6 +539,15 @@ def failures(events: Sequence[DagsterEvent]) -> list[str]:
     return list(dict.fromkeys(line for line in lines if line.strip())) or [
         "the run failed; its log is in the Dagster UI"
     ]
+
+
+def _misconfigured(events: Sequence[DagsterEvent]) -> bool:
+    """Tell whether a step said that its configuration is wrong."""
+    from sr_assets.resources import MISCONFIGURED
+
+    said = (getattr(event.event_specific_data, "user_failure_data", None) for event in events)
+    marks = (failure.metadata.get(MISCONFIGURED) for failure in said if failure is not None)
+    return any(mark is not None and mark.value for mark in marks)
 
 
 def _innermost(error: Any) -> str:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 MODE_TAG = "sr_assets/mode"
 LINGER = "linger"
 ONCE = "once"
+#: Metadata of a failure: true when another run cannot help, only another configuration.
+MISCONFIGURED = "misconfigured"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from sr_assets.assets.advisories import node_advisories_metadata, node_advisorie
 from sr_assets.assets.checks import advisories_check_spec, check_advisories, check_replica, replica_check_specs
 from sr_assets.assets.nodes import node_snapshots_metadata, node_snapshots_spec, node_state_metadata, node_state_spec
 from sr_assets.assets.streams import replica_metadata, replica_spec, stream_key
-from sr_assets.domain.errors import SrAssetsError
+from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 from sr_assets.domain.positions import format_rfc3339_ns
-from sr_assets.resources import LINGER, MODE_TAG
+from sr_assets.resources import LINGER, MISCONFIGURED, MODE_TAG
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.site import Site, Stage, StreamReport
 
@@ -58,13 +58,18 @@ def build_site_assets(name: str, streams: Sequence[StreamSettings]) -> dg.Assets
                 reports = run_site(site, _selection(streams, context.selected_asset_keys), drain_only=mode != LINGER)
                 results = [result for report in reports.values() for result in _results(site, report, context)]
         except SrAssetsError as error:
-            raise dg.Failure(str(error), allow_retries=False) from None
+            raise _failure([str(error)], misconfigured=isinstance(error, ConfigurationError)) from None
         yield from results
         failures = [report.failure for report in reports.values() if report.failure]
         if failures:
-            raise dg.Failure("\n".join(failures), allow_retries=False)
+            raise _failure(failures, misconfigured=any(report.misconfigured for report in reports.values()))
 
     return site_assets
+
+
+def _failure(lines: Sequence[str], *, misconfigured: bool) -> dg.Failure:
+    """Return how a run fails: a line for each stream, and whether it is the configuration that has to change."""
+    return dg.Failure("\n".join(lines), metadata={MISCONFIGURED: misconfigured}, allow_retries=False)
 
 
 def _selection(

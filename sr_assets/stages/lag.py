@@ -57,7 +57,7 @@ def _ask_source(settings: Settings, source: ClusterSettings) -> list[Lag]:
 
 def _measure(settings: Settings, cluster: Cluster, stream: StreamSettings) -> Lag:
     status = read_status(settings.home / "sites" / stream.name).get("streams", {}).get(stream.stream, {})
-    position = status["next_sequence"] - 1 if status else None
+    position = status["next_sequence"] - 1 if status.get("created_ns") else None
     try:
         return _compare(cluster, stream, cluster.stream_info(stream.stream), status, position)
     except SrAssetsError as error:
@@ -67,7 +67,7 @@ def _measure(settings: Settings, cluster: Cluster, stream: StreamSettings) -> La
 def _compare(
     cluster: Cluster, stream: StreamSettings, info: StreamInfo, status: dict[str, Any], position: int | None
 ) -> Lag:
-    renewed = bool(status) and status["created_ns"] != info.created_ns
+    renewed = position is not None and status["created_ns"] != info.created_ns
     problem = (
         f"the source was deleted and made again (on_source_reset: {stream.on_source_reset})"
         if renewed

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from sr_assets.adapters.state import StreamState
-from sr_assets.domain.errors import SrAssetsError
+from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 from sr_assets.stages import node_advisories, node_snapshots, node_state, replica
 from sr_assets.stages.site import Stage, StreamReport
 
@@ -81,7 +81,8 @@ def _go_round(
         if Stage.NODE_ADVISORIES in stages:
             busy |= node_advisories.publish_outbox(site, stream, report)
     except SrAssetsError as error:
-        report.failure = f"{stream.label}: {error}"
+        report.failure = str(error) if stream.label in str(error) else f"{stream.label}: {error}"
+        report.misconfigured = isinstance(error, ConfigurationError)
         logger.error("%s", report.failure)  # noqa: TRY400 - one line for the user; the trace says nothing more
     return busy
 

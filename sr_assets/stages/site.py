@@ -69,6 +69,7 @@ class StreamReport:
     lag_messages: int = 0
     undeliverable: str | None = None
     failure: str | None = None
+    misconfigured: bool = False
     state: StreamState | None = None
 
     @property
