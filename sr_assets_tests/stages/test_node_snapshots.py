@@ -37,7 +37,7 @@ ODD = (
 
 def registration(content: dict[str, object]) -> bytes:
     zipped = base64.b64encode(gzip.compress(json.dumps(content).encode())).decode()
-    inner = {"protocol": "choria:registration:inventory_content:1", "zcontent": zipped}
+    inner = {"protocol": "choria:registration:inventorycontent:1", "zcontent": zipped}
     outer = {"protocol": "choria:adapters:natsstream:output:1", "sender": "x", "time": "2026-01-01T00:00:00Z"}
     return json.dumps({**outer, "data": json.dumps(inner)}).encode()
 
