@@ -52,8 +52,13 @@ def leave_session(session: SparkSession) -> None:
     Without this the client cleans up when the process exits, and waits ten minutes for a server that has gone by then.
     A classic session is the process's own and ends with it.
     """
-    if hasattr(session, "client"):
+    if _is_remote(session):
         session.client.close()
+
+
+def _is_remote(session: SparkSession) -> bool:
+    # Not by its attributes: those that a classic session lacks raise something of Spark's own.
+    return type(session).__module__.startswith("pyspark.sql.connect")
 
 
 def _join(engine: Engine, home: Path, site: str) -> SparkSession:
@@ -88,6 +93,8 @@ def _connect(url: str, identity: uuid.UUID) -> SparkSession:
 def _classic(master: str, config: Mapping[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(master).appName("sr-assets")
     for key, value in config.items():
         builder = builder.config(key, value)
@@ -98,7 +105,7 @@ def _prepared(session: SparkSession) -> SparkSession:
     from sr_assets.adapters.spark_source import JetStreamDataSource
 
     # What an earlier run of this site left running must not go on beside this one.
-    if hasattr(session, "client"):
+    if _is_remote(session):
         session.interruptAll()
     session.dataSource.register(JetStreamDataSource)
     return session

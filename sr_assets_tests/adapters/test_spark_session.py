@@ -1,0 +1,74 @@
+"""A site's session: the same one for every run, another when the server closed it, and the same code without a server."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+from sr_assets.adapters.spark_engine import engine_config, engine_status, start_engine
+from sr_assets.adapters.spark_session import leave_session, open_session
+from sr_assets.settings import SparkSettings
+from sr_assets_tests.rig import SITE, Rig, Sent
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from sr_assets.settings import load_settings
+from sr_assets.stages.run import run_site
+from sr_assets.stages.site import Site, Stage
+
+with Site(load_settings(Path(sys.argv[1]), {}), "LONDON", owner="test", run_id="test") as site:
+    reports = run_site(site, {one.stream: frozenset(Stage) for one in site.streams}, drain_only=True)
+print([report.failure for report in reports.values()])
+"""
+
+
+def test_every_run_of_a_site_joins_the_same_session_of_the_same_engine(rig: Rig) -> None:
+    seen = set()
+    for _ in range(2):
+        session = open_session(SparkSettings(), rig.home, SITE)
+        engine = engine_status(rig.home)
+        assert engine is not None
+        seen.add((engine.pid, session.session_id))
+        leave_session(session)
+    assert len(seen) == 1
+    other = open_session(SparkSettings(), rig.home, "PARIS")
+    assert other.session_id not in {session_id for _, session_id in seen}
+    leave_session(other)
+
+
+def test_a_session_the_server_closed_is_followed_by_another(rig: Rig) -> None:
+    session = open_session(SparkSettings(), rig.home, "CLOSED")
+    session.client.release_session()
+    leave_session(session)
+    again = open_session(SparkSettings(), rig.home, "CLOSED")
+    assert again.session_id != session.session_id
+    assert again.range(3).count() == 3
+    again.client.release_session()
+    leave_session(again)
+
+
+def test_other_settings_and_other_code_mean_another_engine(rig: Rig) -> None:
+    engine = start_engine(SparkSettings(), rig.home)
+    assert start_engine(SparkSettings(), rig.home) == engine
+    assert engine_config(SparkSettings(), rig.home) != engine_config(
+        SparkSettings(config={"spark.driver.memory": "1g"}), rig.home
+    )
+    # Whoever finds an engine that was started with something else stops it: here only the record says so.
+    assert replace(engine, fingerprint="other") != engine
+    assert engine.alive
+    assert (rig.home / "spark" / "engine.json").stat().st_mode & 0o077 == 0
+
+
+def test_the_same_code_runs_in_classic_spark_and_its_process_ends(rig: Rig) -> None:
+    stream = rig.make()
+    rig.publish(stream, [Sent(json.dumps({"sender": f"n{n % 3}"}).encode()) for n in range(9)])
+    rig.add(stream, inspect_field="sender", inspect_duration="10m", workers=2)
+    rig.settings(spark={"mode": "classic"})
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("SPARK_")}
+    command = [sys.executable, "-c", SCRIPT, str(rig.home / "replication.yaml")]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=180)
+    assert done.stdout.strip() == "[None]", done.stderr
+    assert len(rig.copies(stream)) == 3
+    assert rig.row("replication")["skipped_messages"] == 6
