@@ -1,0 +1,65 @@
+"""What someone sees who opens the demo's page: the graph, an asset with its numbers, its checks, the sensors at work."""
+
+import re
+import socket
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from sr_assets_tests.browser import find_chromium, open_page
+from sr_assets_tests.demo_process import DemoProcess
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+_PATIENCE_MS = 180_000
+
+
+@pytest.fixture(scope="module")
+def demo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The page of a demo that has published its first tables."""
+    if find_chromium() is None:
+        pytest.skip("NO BROWSER TEST: chromium is not installed (Debian: apt-get install chromium)")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with DemoProcess(tmp_path_factory.mktemp("demo"), "--port", str(port), "--nodes", "20") as demo:
+        demo.await_words("first rows", 300)
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def page(demo_url: str) -> Iterator[Page]:
+    """A page of Chromium."""
+    chromium = find_chromium()
+    assert chromium is not None
+    with open_page(chromium) as page:
+        yield page
+
+
+def test_the_graph_shows_the_sites_and_an_asset_opens_with_its_metadata(demo_url: str, page: Page) -> None:
+    page.goto(f"{demo_url}/asset-groups")
+    for group in ("london", "paris", "fleet"):
+        expect(page.get_by_text(group, exact=True).first).to_be_visible(timeout=_PATIENCE_MS)
+    page.goto(f"{demo_url}/asset-groups?expanded=global@global:london")
+    for noun in ("source", "replica", "node_snapshots", "node_state", "node_advisories"):
+        expect(page.get_by_text(noun, exact=True).first).to_be_visible(timeout=_PATIENCE_MS)
+    page.get_by_text("replica", exact=True).first.click()
+    page.get_by_role("link", name="View in Asset Catalog").click()
+    expect(page).to_have_url(re.compile("/assets/london/CHORIA_REGISTRATION/replica"), timeout=_PATIENCE_MS)
+    # A run records what it did when it ends.
+    for key in ("copied_messages", "lag_messages", "next_sequence", "settings_digest"):
+        expect(page.get_by_text(key, exact=True).first).to_be_visible(timeout=_PATIENCE_MS)
+
+
+def test_an_asset_shows_its_checks(demo_url: str, page: Page) -> None:
+    page.goto(f"{demo_url}/assets/london/CHORIA_REGISTRATION/replica?view=checks")
+    for check in ("no_gap", "in_order", "no_loss", "senders_found"):
+        expect(page.get_by_text(check, exact=True).first).to_be_visible(timeout=_PATIENCE_MS)
+
+
+def test_the_sensors_are_on(demo_url: str, page: Page) -> None:
+    page.goto(f"{demo_url}/automation")
+    for automation in ("london_lag", "paris_lag", "nightly_retention"):
+        expect(page.get_by_text(automation, exact=True).first).to_be_visible(timeout=_PATIENCE_MS)
+    # Each has a box to select it and a switch.
+    expect(page.locator("input[type=checkbox]:checked")).to_have_count(3, timeout=_PATIENCE_MS)
