@@ -1,0 +1,45 @@
+"""The configuration: one YAML file and the environment → frozen, validated Settings; the only reader of either.
+
+The file is the Stream Replicator's own, with a few keys more. The way through the modules:
+`document` (YAML and environment → a tree) → `shape` (its keys) with `values`, `names` and `clusters` (what one key may
+hold) and `contradictions` (what keys may not say together) → `loading` → `records` (what everything else works with).
+Not here: anything that needs a connection. What only a server can tell (does the source exist, what are its subjects)
+is asked by `check --connect` and by a run.
+"""
+
+from sr_assets.settings.clusters import parse_cluster
+from sr_assets.settings.loading import DEFAULT_CONFIG, load_settings
+from sr_assets.settings.records import (
+    AdvisorySettings,
+    ClusterSettings,
+    OnPoison,
+    OnSourceReset,
+    OnTargetReset,
+    Order,
+    SensorSettings,
+    Settings,
+    SparkSettings,
+    Start,
+    StreamSettings,
+    asset_name,
+)
+from sr_assets.settings.values import parse_duration
+
+__all__ = [
+    "DEFAULT_CONFIG",
+    "AdvisorySettings",
+    "ClusterSettings",
+    "OnPoison",
+    "OnSourceReset",
+    "OnTargetReset",
+    "Order",
+    "SensorSettings",
+    "Settings",
+    "SparkSettings",
+    "Start",
+    "StreamSettings",
+    "asset_name",
+    "load_settings",
+    "parse_cluster",
+    "parse_duration",
+]

@@ -1,0 +1,125 @@
+"""From the file and the environment to Settings: read, check, complete; the only reader of either."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from sr_assets.domain.tracking import Policy
+from sr_assets.settings.document import read_tree, refuse, with_environment
+from sr_assets.settings.records import AdvisorySettings, SensorSettings, Settings, SparkSettings, Start, StreamSettings
+from sr_assets.settings.shape import RawAdvisory, RawFile, RawStream
+
+DEFAULT_CONFIG = Path("conf/replication.yaml")
+
+
+def load_settings(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read, check and complete the configuration: `path`, else SR_ASSETS_CONFIG, else `conf/replication.yaml`.
+
+    Raises ConfigurationError, one line that names the file, the stream, the key and what is allowed; when several
+    things are wrong it tells the first and how many more. No URL and no value from one is ever shown.
+    """
+    path = path or Path(environ.get("SR_ASSETS_CONFIG") or DEFAULT_CONFIG)
+    tree = read_tree(path)
+    try:
+        raw = RawFile.model_validate(
+            with_environment(tree, environ, lambda loc, problem: refuse(path, tree, loc, problem))
+        )
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        refuse(path, tree, problems[0]["loc"], _problem(problems[0]) + more)
+    return _settings(raw, environ)
+
+
+def _problem(error: Mapping[str, Any]) -> str:
+    """Say in our words what pydantic found; our own validators' words are used as they are."""
+    match error["type"]:
+        case "value_error":
+            return str(error["ctx"]["error"])
+        case "missing":
+            return "is required"
+        case "list_type":
+            return "must be a list, each entry beginning with '- '"
+    return str(error["msg"])
+
+
+def _settings(raw: RawFile, environ: Mapping[str, str]) -> Settings:
+    home = environ.get("SR_ASSETS_HOME") or raw.state_store or ".sr_assets"
+    return Settings(
+        replicator=raw.name,
+        home=Path.cwd() / Path(home).expanduser(),
+        streams=tuple(_stream(entry, raw.name) for entry in raw.streams),
+        spark=SparkSettings(raw.spark.mode, raw.spark.config),
+        sensor=SensorSettings(raw.sensor.interval, raw.sensor.lag_messages, raw.sensor.lag_seconds),
+        run_budget_ns=raw.run_budget,
+        linger_ns=2 * raw.sensor.interval if raw.linger is None else raw.linger,
+        snapshots_retention_ns=raw.snapshots.retention,
+        loglevel=raw.loglevel,
+        logfile=raw.logfile,
+        warnings=_warnings(raw),
+    )
+
+
+def _stream(raw: RawStream, replicator: str) -> StreamSettings:
+    return StreamSettings(
+        replicator=replicator,
+        name=raw.name or replicator,
+        stream=raw.stream,
+        source=raw.source_url,
+        target=raw.target_url,
+        target_stream=raw.target_stream or raw.stream,
+        prefix=raw.target_subject_prefix,
+        remove=raw.target_subject_remove,
+        filter_subject=raw.filter_subject,
+        start=_start(raw),
+        max_age_ns=raw.max_age,
+        finder=raw.finder,
+        force_path=raw.inspect_force_field,
+        policy=_policy(raw),
+        advisory=_advisory(raw.advisory),
+        workers=raw.workers,
+        order=raw.effective_order,
+        on_source_reset=raw.on_source_reset,
+        on_target_reset=raw.on_target_reset,
+        on_poison=raw.on_poison,
+        batch_messages=raw.batch_messages,
+        batch_bytes=raw.batch_bytes,
+        create_target=not raw.no_target_create if raw.create_target is None else raw.create_target,
+        ephemeral=raw.ephemeral,
+        retired_retention_ns=raw.retired_retention,
+    )
+
+
+def _advisory(raw: RawAdvisory | None) -> AdvisorySettings | None:
+    return None if raw is None else AdvisorySettings(raw.subject, raw.reliable, raw.cluster)
+
+
+def _start(raw: RawStream) -> Start:
+    """Choose where to begin; the first option that is set wins, in the forerunner's order."""
+    if raw.start_at_end:
+        return Start("end")
+    if raw.start_sequence:
+        return Start("sequence", raw.start_sequence)
+    if raw.start_delta is not None:
+        return Start("delta", raw.start_delta)
+    return Start("all") if raw.start_time is None else Start("time", raw.start_time)
+
+
+def _policy(raw: RawStream) -> Policy | None:
+    if raw.inspect_duration is None:
+        return None
+    warning_ns = raw.inspect_duration // 2 if raw.warn_duration is None else raw.warn_duration
+    return Policy(raw.inspect_duration, warning_ns, raw.size_trigger or 0)
+
+
+def _warnings(raw: RawFile) -> tuple[str, ...]:
+    patient = [entry.stream for entry in raw.streams if entry.target_initiated]
+    notes = (
+        (raw.monitor_port, "monitor_port has no effect in this version: there is no metrics port"),
+        (raw.profiling, "profiling has no effect: there is no profiler"),
+        (patient, f"target_initiated has no effect ({', '.join(patient)}): copying is always latency-tolerant"),
+    )
+    return tuple(note for condition, note in notes if condition)

@@ -1,0 +1,133 @@
+"""Values that name something: a site, a stream, a subject, a header, a field of a message, where Spark runs.
+
+Each reader returns what Settings hold, or raises ValueError with what is wrong and what is allowed, as in `values`.
+"""
+
+import re
+
+from sr_assets.domain import subjects
+from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken, parse_path
+from sr_assets.settings.values import read_text, shown
+
+
+def read_site_name(value: object) -> str:
+    """Check a name that becomes a folder, a part of a header value and a part of message ids."""
+    name = read_text(value)
+    if name.startswith(".") or re.search(r"[\s/\\*>]", name) or len(name.encode()) > 200:
+        raise ValueError(
+            f"{shown(name)} cannot be a name: no spaces, '/', '\\', '*', '>' or leading dot, at most 200 bytes, "
+            "because it names a folder"
+        )
+    return name
+
+
+def read_stream_name(value: object) -> str:
+    """Read a stream's name, as the server takes it."""
+    name = read_text(value)
+    if re.search(r"[\s.*>/\\]", name) or len(name) > 255:
+        raise ValueError(
+            f"{shown(name)} cannot name a stream: no spaces, '.', '*', '>', '/' or '\\', at most 255 characters"
+        )
+    return name
+
+
+def read_filter(value: object) -> str:
+    """Read a subject with wildcards."""
+    text = read_text(value)
+    if not subjects.is_valid_filter(text):
+        raise ValueError(
+            f"{shown(text)} is not a subject filter: tokens separated by single dots, '*' for one token, "
+            "'>' at the end for the rest, no spaces"
+        )
+    return text
+
+
+def read_prefix(value: object) -> str:
+    """Read the beginning of a subject, with or without its last dot."""
+    text = read_text(value)
+    if not subjects.is_valid_filter(text.removesuffix(".")) or re.search(r"[*>]", text):
+        raise ValueError(f"{shown(text)} cannot begin a subject: tokens separated by single dots, no wildcards")
+    return text
+
+
+def read_remove(value: object) -> str:
+    """Read a part of subjects, any run of characters of them."""
+    text = read_text(value)
+    if re.search(r"[\s*>]", text):
+        raise ValueError(f"{shown(text)} occurs in no subject: it is taken literally, without spaces or wildcards")
+    return text
+
+
+def rewritten(pattern: str, prefix: str, remove: str) -> str:
+    """Rewrite a subject, wildcards allowed, as messages are; raises ValueError when the result is no subject."""
+    result = subjects.target_subject(pattern, prefix, remove)
+    if not subjects.is_valid_filter(result):
+        key, value = ("target_subject_remove", remove) if remove else ("target_subject_prefix", prefix)
+        raise ValueError(
+            f"{key}: {shown(value)} makes {shown(pattern)} into {shown(result)}: no subject may begin or end with "
+            "a dot or have an empty token; take a neighbouring dot out as well"
+        )
+    return result
+
+
+def read_advisory_template(value: object) -> str:
+    """Read a subject in which `%s` stands for the event and `%v` for the sender."""
+    text = read_text(value)
+    if re.search(r"%(?![sv])", text):
+        raise ValueError(f"{shown(text)}: only %s (the event) and %v (the sender) are filled in")
+    plain = re.sub(r"%[sv]", "x", text)
+    if not subjects.is_valid_filter(plain) or re.search(r"[*>]", plain):
+        raise ValueError(f"{shown(text)} is not a subject: tokens separated by single dots, no spaces or wildcards")
+    return text
+
+
+def read_json_path(value: object) -> tuple[str, ...]:
+    """Read the path of a field in a JSON payload."""
+    text = read_text(value)
+    try:
+        return parse_path(text)
+    except ValueError:
+        raise ValueError(
+            f"{shown(text)} has an empty segment: write a.b for b inside a, a\\.b for a key with a dot, a.0 for the "
+            "first element"
+        ) from None
+
+
+def read_json_field(value: object) -> JsonField:
+    """Read the path of the field that names the sender."""
+    read_json_path(value)
+    return JsonField(read_text(value))
+
+
+def read_header_name(value: object) -> HeaderName:
+    """Read the name of the header that names the sender."""
+    name = read_text(value)
+    if not re.fullmatch(r"[!-9;-~]+", name):
+        raise ValueError(f"{shown(name)} is not a header name: printable ASCII without spaces and colons")
+    return HeaderName(name)
+
+
+def read_subject_token(value: object) -> SubjectToken | None:
+    """Read a token number; 0 is the forerunner's way to say none."""
+    number = int(value) if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,4}", value) else value
+    if not isinstance(number, int) or isinstance(number, bool) or number < -1:
+        raise ValueError(f"{shown(value)} is not a token: 1 is the first, -1 the whole subject")
+    return SubjectToken(number) if number else None
+
+
+def read_spark_mode(value: object) -> str:
+    """Read where Spark runs; an address may hold a token, so the error does not show it."""
+    text = read_text(value)
+    if text not in ("connect-local", "classic") and not re.match(r"(sc|spark)://[^/;]", text):
+        raise ValueError("must be connect-local, classic, sc://host:port or spark://host:port")
+    return text
+
+
+def read_spark_config(value: object) -> dict[str, str]:
+    """Read Spark's configuration; what YAML takes for numbers and flags is text to Spark."""
+    if not isinstance(value, dict):
+        raise ValueError("must be a mapping of Spark's configuration keys")  # noqa: TRY004  as in read_text
+    for key, item in value.items():
+        if not (isinstance(key, str) and isinstance(item, (str, int, float))):
+            raise ValueError(f"{shown(key)} must be text with one value")  # noqa: TRY004  as in read_text
+    return {key: str(item).lower() if isinstance(item, bool) else str(item) for key, item in value.items()}

@@ -1,0 +1,213 @@
+"""What the configuration says, as frozen records: the shape everything else works with.
+
+Here: the records and what can be told from one of them alone. Not here: how the file is read (`loading`) and what it
+may say (`shape`, `contradictions`).
+"""
+
+import difflib
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.positions import SECOND_NS
+from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
+from sr_assets.domain.tracking import Policy
+from sr_assets.settings.names import rewritten
+from sr_assets.settings.values import MEBIBYTE, MINUTE_NS, shown
+
+Order = Literal["stream", "sender", "none"]
+OnSourceReset = Literal["stop", "recopy", "skip_to_now"]
+OnTargetReset = Literal["continue", "stop"]
+OnPoison = Literal["park", "stop"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """How to reach one cluster: `servers` are `host:port` (IPv6 in brackets) without credentials."""
+
+    servers: tuple[str, ...]
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    connect_timeout_seconds: float = 5.0
+
+    @property
+    def label(self) -> str:
+        """The servers, as messages and logs may show them."""
+        return ",".join(self.servers)
+
+    def same_as(self, other: "ClusterSettings") -> bool:
+        """Tell whether both name a common server with the same credentials; another account is another place."""
+        ours, theirs = ({_canonical(server) for server in cluster.servers} for cluster in (self, other))
+        credentials = (self.user, self.password, self.token)
+        return not ours.isdisjoint(theirs) and credentials == (other.user, other.password, other.token)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where an entry without a position begins; `value` is a sequence, a time in unix ns, a delta in ns, or 0."""
+
+    kind: Literal["all", "end", "sequence", "time", "delta"]
+    value: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AdvisorySettings:
+    """Where transitions are announced; `reliable` None means: JetStream when a stream takes the subject."""
+
+    subject: str
+    reliable: bool | None
+    cluster: Literal["source", "target"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """One configured entry: what is copied from where to where, and how its senders are sampled and tracked."""
+
+    replicator: str
+    name: str
+    stream: str
+    source: ClusterSettings
+    target: ClusterSettings
+    target_stream: str
+    prefix: str = ""
+    remove: str = ""
+    filter_subject: str | None = None
+    start: Start = Start("all")
+    max_age_ns: int | None = None
+    finder: JsonField | HeaderName | SubjectToken | None = None
+    force_path: tuple[str, ...] | None = None
+    policy: Policy | None = None
+    advisory: AdvisorySettings | None = None
+    workers: int = 1
+    order: Order = "stream"
+    on_source_reset: OnSourceReset = "stop"
+    on_target_reset: OnTargetReset = "continue"
+    on_poison: OnPoison = "park"
+    batch_messages: int = 50_000
+    batch_bytes: int = 64 * MEBIBYTE
+    create_target: bool = True
+    ephemeral: bool = False
+    retired_retention_ns: int | None = None
+
+    @property
+    def asset_prefix(self) -> list[str]:
+        """The first two parts of this entry's asset keys."""
+        return [asset_name(self.name), asset_name(self.stream)]
+
+    @property
+    def tracked(self) -> bool:
+        """Tell whether senders are sampled and their availability followed."""
+        return self.policy is not None
+
+    @property
+    def label(self) -> str:
+        """`name/stream`, the pair that is unique in a configuration."""
+        return f"{self.name}/{self.stream}"
+
+    def target_pattern(self, pattern: str) -> str:
+        """Rewrite one of the source's subjects, wildcards allowed, as its messages will be rewritten.
+
+        Raises ConfigurationError when the result is no subject: for streams without a filter only the source's own
+        subjects can tell, so whoever knows them asks here before anything is copied.
+        """
+        try:
+            return rewritten(pattern, self.prefix, self.remove)
+        except ValueError as error:
+            raise ConfigurationError(f"stream {self.stream!r} (name {self.name!r}): {error}") from None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SparkSettings:
+    """Where Spark runs (`connect-local`, `classic`, `sc://…`, `spark://…`) and its extra configuration."""
+
+    mode: str = "connect-local"
+    config: dict[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def public(self) -> dict[str, Any]:
+        """What may be shown: the mode without its parameters, and no value whose key sounds secret."""
+        secret = re.compile(r"secret|password|token|credential|key", re.IGNORECASE)
+        shown = {key: value for key, value in self.config.items() if not secret.search(key)}
+        return {"mode": self.mode.partition(";")[0].rpartition("@")[2], "config": shown}
+
+    def __repr__(self) -> str:
+        return f"SparkSettings({self.public})"
+
+
+@dataclass(frozen=True, slots=True)
+class SensorSettings:
+    """How often a site's sensor looks, and how far the source must be ahead before it asks for a run."""
+
+    interval_ns: int = 30 * SECOND_NS
+    lag_messages: int = 1
+    lag_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything a deployment is configured with; `warnings` name what was accepted but has no effect."""
+
+    replicator: str
+    home: Path
+    streams: tuple[StreamSettings, ...]
+    spark: SparkSettings = field(default_factory=SparkSettings)
+    sensor: SensorSettings = SensorSettings()
+    run_budget_ns: int = 5 * MINUTE_NS
+    linger_ns: int = 60 * SECOND_NS
+    snapshots_retention_ns: int | None = None
+    loglevel: Literal["debug", "info", "warn", "error"] = "info"
+    logfile: Path | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def sites(self) -> dict[str, tuple[StreamSettings, ...]]:
+        """The entries of each site, sites and entries in the order of the file."""
+        names = dict.fromkeys(stream.name for stream in self.streams)
+        return {name: tuple(stream for stream in self.streams if stream.name == name) for name in names}
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of what takes effect, secrets left out: equal digests, equal behaviour."""
+        effective = {key: value for key, value in _plain(self).items() if key not in ("home", "logfile", "warnings")}
+        return hashlib.sha256(json.dumps(effective, sort_keys=True).encode()).hexdigest()
+
+    def find(self, name: str) -> tuple[StreamSettings, ...]:
+        """Return the entries called `name`: a stream, of every site that has it, or `name/stream`, which is one.
+
+        Raises ConfigurationError when there is none.
+        """
+        found = tuple(stream for stream in self.streams if name in (stream.stream, stream.label))
+        if not found:
+            labels = [stream.label for stream in self.streams]
+            near = difflib.get_close_matches(name, labels + [stream.stream for stream in self.streams], n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ConfigurationError(f"no stream {shown(name)} is configured; {hint}configured: {', '.join(labels)}")
+        return found
+
+
+def asset_name(text: str) -> str:
+    """Make a name fit for asset keys, groups, jobs and sensors: everything outside `A-Za-z0-9_` becomes `_`."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", text)
+
+
+def _canonical(server: str) -> str:
+    """Give this machine's loopback names one spelling, so that they compare equal."""
+    host, _, port = server.rpartition(":")
+    return f"localhost:{port}" if host in ("127.0.0.1", "[::1]") else server
+
+
+def _plain(value: Any) -> Any:
+    """Reduce records to JSON, without the fields that their repr hides."""
+    if isinstance(value, SparkSettings):
+        return value.public
+    if is_dataclass(value):
+        shown = {item.name: _plain(getattr(value, item.name)) for item in fields(value) if item.repr}
+        return {"is": type(value).__name__, **shown}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,170 @@
+"""The value of one key, whatever it belongs to: durations, sizes, numbers, flags, times, paths.
+
+Each reader returns what Settings hold, or raises ValueError with what is wrong and what is allowed; the key is put in
+front by whoever reads the file. Not here: values that name a site, a stream or a subject (`names`), URLs (`clusters`).
+"""
+
+import math
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.positions import SECOND_NS, parse_rfc3339_ns
+
+MINUTE_NS = 60 * SECOND_NS
+HOUR_NS = 60 * MINUTE_NS
+MEBIBYTE = 1 << 20
+
+# A month and a year are the forerunner's: 30 and 365 days.
+_UNIT_NS = {
+    "ms": SECOND_NS // 1000,
+    "s": SECOND_NS,
+    "m": MINUTE_NS,
+    "h": HOUR_NS,
+    "d": 24 * HOUR_NS,
+    "D": 24 * HOUR_NS,
+    "w": 7 * 24 * HOUR_NS,
+    "W": 7 * 24 * HOUR_NS,
+    "M": 30 * 24 * HOUR_NS,
+    "y": 365 * 24 * HOUR_NS,
+    "Y": 365 * 24 * HOUR_NS,
+}
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|[smhdDwWMyY])")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMG]i?B?|B)?", re.IGNORECASE)
+_LONGEST_NS = (1 << 63) - 1
+
+
+def parse_duration(text: str) -> int:
+    """Read a duration such as `90s`, `12m`, `1.5d`, `1M` or a sum such as `1h30m`, in nanoseconds.
+
+    Raises ConfigurationError for anything else, a bare number and a negative one included.
+    """
+    try:
+        return read_span(text)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def shown(value: object) -> str:
+    """Show a value on one line, shortened; a URL in the wrong place keeps its login to itself."""
+    text = re.sub(r"//.*@", "//***@", repr(value))
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def read_span(value: object) -> int:
+    """Read a duration, of zero too, in nanoseconds."""
+    allowed = "write a number and a unit (ms s m h d w M y), as in 90s, 12m, 1.5d, 1M, or a sum such as 1h30m"
+    text = value.strip() if isinstance(value, str) else ""
+    parts = _DURATION_PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"{shown(value)} is not a duration: {allowed}")
+    total = int(sum(Fraction(number.rstrip(".")) * _UNIT_NS[unit] for number, unit in parts))
+    if total > _LONGEST_NS:
+        raise ValueError(f"{shown(value)} is too long: the longest is 292 years")
+    return total
+
+
+def read_duration(value: object) -> int:
+    """Read a duration longer than zero, in nanoseconds."""
+    total = read_span(value)
+    if total == 0:
+        raise ValueError(f"{shown(value)} must be longer than zero")
+    return total
+
+
+def read_seconds(value: object) -> int:
+    """Read plain seconds, or a duration, in nanoseconds."""
+    plain = re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", str(value))
+    return int(Fraction(plain[0]) * SECOND_NS) if plain else read_span(value)
+
+
+def read_text(value: object) -> str:
+    """Read text that fits on one line."""
+    if not isinstance(value, str):
+        raise ValueError(f"{shown(value)} is not text: put it in quotes")  # noqa: TRY004  pydantic takes ValueError
+    if not value.isprintable():
+        raise ValueError(f"{shown(value)} has control characters")
+    return value
+
+
+def read_flag(value: object) -> bool:
+    """Read true or false; a flag from the environment arrives as text."""
+    words = {"true": True, "false": False}
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in words:
+        return words[value.lower()]
+    raise ValueError(f"{shown(value)} is neither true nor false")
+
+
+def whole_number(smallest: int) -> Callable[[object], int]:
+    """Return the reader of a whole number, `smallest` or more; one from the environment arrives as text."""
+
+    def whole(value: object) -> int:
+        number = value
+        if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}", value):
+            number = int(value)
+        if not isinstance(number, int) or isinstance(number, bool) or not smallest <= number < 1 << 64:
+            raise ValueError(f"{shown(value)} is not a whole number, {smallest} or more")
+        return number
+
+    return whole
+
+
+def size_in_bytes(smallest: int) -> Callable[[object], int]:
+    """Return the reader of a size, `smallest` bytes or more: a plain number, or one with KiB, MB and the like."""
+
+    def size(value: object) -> int:
+        found = None if isinstance(value, bool) else _SIZE.fullmatch(str(value).strip())
+        if found is None:
+            raise ValueError(f"{shown(value)} is not a size: write bytes, or a number with KiB, MiB or GiB")
+        unit = (found[2] or "B").upper()
+        step = 1024 if "I" in unit else 1000
+        factor: int = step ** "BKMG".index(unit[0])
+        total = math.ceil(Fraction(found[1]) * factor)
+        if total < smallest:
+            raise ValueError(f"{shown(value)} must be {smallest} byte or more")
+        return total
+
+    return size
+
+
+def one_of(*allowed: str) -> Callable[[object], str]:
+    """Return the reader of one of a few words, in any case."""
+
+    def choice(value: object) -> str:
+        if not isinstance(value, str) or value.lower() not in allowed:
+            raise ValueError(f"{shown(value)} is not one of {', '.join(allowed)}")
+        return value.lower()
+
+    return choice
+
+
+def unsupported(remedy: str) -> Callable[[object], None]:
+    """Return the reader of what only the forerunner can do: accepted when it says nothing, else refused."""
+
+    def refuse(value: object) -> None:
+        if value not in ({}, [], False):
+            raise ValueError(f"is not supported in this version: {remedy}")
+
+    return refuse
+
+
+def read_time(value: object) -> int:
+    """Read an RFC 3339 time, in nanoseconds since 1970."""
+    text = read_text(value)
+    try:
+        return parse_rfc3339_ns(text)
+    except ValueError:
+        raise ValueError(f"{shown(text)} is not a time: write RFC 3339, as in 2026-01-31T12:00:00Z") from None
+
+
+def read_path(value: object) -> Path:
+    """Read a path; `~` is a user's home."""
+    text = read_text(value)
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{shown(text)}: no such user's home") from None
