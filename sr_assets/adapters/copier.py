@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from sr_assets.adapters import wire
+from sr_assets.adapters.faults import Point, reach
 from sr_assets.adapters.snapshots import StagedFiles
 from sr_assets.adapters.spark_source import open_connection, printable
 from sr_assets.domain.errors import RunError
@@ -335,6 +336,7 @@ class Copier:
                     self._settle_duplicate(ack)
                 else:
                     self._settle(ack.sequence, ack.target_sequence or 0)
+                    reach(Point.PUBLISHING)
                     deadline, pause_seconds = None, 0.1
             if not refused and not self._window:
                 return

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 
+from sr_assets.adapters.faults import Point, reach
 from sr_assets.domain.errors import ConfigurationError, RunError
 
 if TYPE_CHECKING:
@@ -187,6 +188,7 @@ def publish_site(
             _create_snapshot_view(connection)
         finally:
             connection.execute("DETACH fleet")
+        reach(Point.PUBLISHING_TABLES)
         draft.replace(file)
         marker = home / ".fleet.json.new"
         marker.write_text(json.dumps({"lineage": lineage}))

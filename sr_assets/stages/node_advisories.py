@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sr_assets.adapters.faults import Point, reach
 from sr_assets.domain.advisories import encode
 from sr_assets.domain.subjects import advisory_subject
 from sr_assets.domain.tracking import Event, Status, Transition
@@ -41,6 +42,7 @@ def publish_outbox(site: Site, stream: StreamSettings, report: StreamReport) -> 
     sent = 0
     while rows := site.state.outbox(stream.stream, _CHUNK):
         published = _send(cluster, stream, advisory, rows, reliable=reliable)
+        reach(Point.PUBLISHING_OUTBOX)
         if published:
             site.state.mark_published(published, site.now_ns())
             site.changed()

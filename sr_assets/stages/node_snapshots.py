@@ -9,6 +9,7 @@ import shutil
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from sr_assets.adapters.faults import Point, reach
 from sr_assets.adapters.snapshots import compact_day, place_staged, remove_before, remove_covered, stream_folder
 from sr_assets.domain.positions import SequenceRange
 
@@ -34,6 +35,7 @@ def adopt(site: Site, stream: StreamSettings, report: StreamReport) -> bool:
     for first, after in batches:
         covered = SequenceRange(first, after)
         files = place_staged(staging_folder(site, stream, covered), folder, covered)
+        reach(Point.PLACING_SNAPSHOTS)
         site.state.adopt_snapshots(stream.stream, first, after, files)
         report.snapshots += 1
         site.changed()

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sr_assets.adapters.copier import CopyPlan, Receipt
+from sr_assets.adapters.faults import Point, reach
 from sr_assets.adapters.spark_sink import await_writers
 from sr_assets.adapters.spark_source import FORMAT, encode_finder
 from sr_assets.adapters.state import NODE_COLUMNS, Intent
@@ -103,6 +104,7 @@ def _write_intent(site: Site, stream: StreamSettings, source: StreamInfo, covere
     numbers = (source.ts_ns, cutoff_ns, source.created_ns, target.created_ns, target.last_sequence)
     intent = Intent(stream.stream, batch, covered.first, covered.next, *numbers)
     site.state.write_intent(intent)
+    reach(Point.PLANNED)
     return intent
 
 
@@ -189,6 +191,7 @@ class _Batch:
     def _run_tracked(self, report: StreamReport) -> int:
         """Read who was seen, fold per sender, copy what is due."""
         sightings = self._read_sightings()
+        reach(Point.READ)
         folded = self._fold(sightings)
         decisions = self._decisions(sightings, folded)
         due = decisions.filter(pc.is_in(decisions["reason"], pa.array([reason.value for reason in _COPIED])))
@@ -296,6 +299,7 @@ class _Batch:
         except Exception as error:
             raise RunError(one_line(error)) from error
         receipt = Receipt.read(self._receipt_file)
+        reach(Point.PUBLISHED)
         if receipt.failure:
             raise RunError(receipt.failure)
         return receipt
@@ -345,6 +349,7 @@ class _Batch:
             if stream.tracked:
                 site.state.stage(stream.stream, intent.first, intent.next)
             site.state.clear_intent(stream.stream)
+        reach(Point.COMMITTED)
         site.changed()
         self._report(report, receipt, reasons, gaps)
 
