@@ -19,7 +19,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from sr_assets.adapters.frames import encode_json, stored_message
+from sr_assets.adapters.wire.frames import encode_json, stored_message
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import parse_rfc3339_ns

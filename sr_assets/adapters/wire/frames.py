@@ -1,6 +1,6 @@
 """The NATS client protocol as bytes in, bytes out: frames to send, frames received, what JetStream wraps around.
 
-Pure functions and one parser that keeps an incomplete frame. Not here: sockets, waiting, requests (`wire`).
+Pure functions and one parser that keeps an incomplete frame. Not here: sockets, waiting, requests (`connection`).
 """
 
 import base64
@@ -16,6 +16,8 @@ from sr_assets.domain.positions import parse_rfc3339_ns
 CRLF: Final = b"\r\n"
 EMPTY_BLOCK: Final = b"NATS/1.0\r\n\r\n"
 MAX_LINE_BYTES: Final = 1 << 20
+# The status that comes back from a subject nobody listens on.
+NO_RESPONDERS: Final = 503
 
 _NO_SUBJECT: Final = re.compile(rb"[\x00-\x20]")
 _DIRECT_BLOCK: Final = re.compile(

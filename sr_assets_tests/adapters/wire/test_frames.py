@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.adapters.frames import (
+from sr_assets.adapters.wire.frames import (
     Frame,
     FrameParser,
     delivered_message,

@@ -1,0 +1,52 @@
+"""Bulk traffic with a NATS server over our own socket: read ranges and single messages, publish with acknowledgements.
+
+Synchronous, one connection for one task, headers and payloads as bytes from end to end. `frames` has the protocol's
+bytes, `connection` the socket, `reading` (by `direct`, `consumer`, `single`) and `publishing` what is asked of a stream.
+What is read, sent again or given up is decided by the callers; administration is in `jetstream`.
+"""
+
+from sr_assets.adapters.wire.connection import Connection, WireError
+from sr_assets.adapters.wire.publishing import (
+    HEADERS_TOO_LARGE,
+    INVALID_SUBJECT,
+    MESSAGE_TOO_LARGE,
+    NO_STREAM,
+    STREAM_FULL,
+    WRONG_LAST_SEQUENCE,
+    Ack,
+    Outgoing,
+    Publisher,
+    parse_ack,
+)
+from sr_assets.adapters.wire.reading import (
+    BATCH_BYTES,
+    BATCH_MESSAGES,
+    read_confirmed,
+    read_headers,
+    read_range,
+    read_sequences,
+)
+from sr_assets.adapters.wire.single import next_message, stored_message
+
+__all__ = [
+    "BATCH_BYTES",
+    "BATCH_MESSAGES",
+    "HEADERS_TOO_LARGE",
+    "INVALID_SUBJECT",
+    "MESSAGE_TOO_LARGE",
+    "NO_STREAM",
+    "STREAM_FULL",
+    "WRONG_LAST_SEQUENCE",
+    "Ack",
+    "Connection",
+    "Outgoing",
+    "Publisher",
+    "WireError",
+    "next_message",
+    "parse_ack",
+    "read_confirmed",
+    "read_headers",
+    "read_range",
+    "read_sequences",
+    "stored_message",
+]

@@ -1,0 +1,62 @@
+"""A range read by batched direct gets (2.11+, `allow_direct`), which any replica may answer."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from sr_assets.adapters.wire import frames as f
+from sr_assets.adapters.wire.answers import refused
+from sr_assets.adapters.wire.connection import Connection
+from sr_assets.adapters.wire.single import stored_message
+from sr_assets.domain.messages import Message
+from sr_assets.domain.positions import SequenceRange
+
+
+def read_direct(
+    connection: Connection,
+    stream: str,
+    wanted: SequenceRange,
+    filter_subject: str | None,
+    batch_messages: int,
+    max_bytes: int,
+) -> Iterator[list[Message]]:
+    """Ask for batch after batch until the range is passed or nothing follows; messages behind it may come too."""
+    cursor = max(wanted.first, 1)
+    while cursor < wanted.next:
+        count = min(batch_messages, wanted.next - cursor)
+        request: dict[str, Any] = {"seq": cursor, "batch": count, "max_bytes": max_bytes}
+        if filter_subject:
+            request["next_by_subj"] = filter_subject
+        messages, pending = _direct_batch(connection, stream, request)
+        if messages:
+            yield messages
+        if not pending:
+            return
+        cursor = messages[-1].sequence + 1
+
+
+def _direct_batch(connection: Connection, stream: str, request: dict[str, Any]) -> tuple[list[Message], int]:
+    """One batched direct get: its messages and how many follow (404: none, and no end marker comes)."""
+    inbox = connection.new_inbox()
+    connection.send(f.encode_pub(f"$JS.API.DIRECT.GET.{stream}", inbox, b"", f.encode_json(request)))
+    messages: list[Message] = []
+    damaged: list[int] = []
+    pending: int | None = 0
+    for frame in connection.answers(f"a direct get from {stream}"):
+        if frame.subject != inbox:
+            continue
+        found = f.direct_get_message(frame)
+        if found is None:
+            if frame.status not in (204, 404):
+                raise refused(connection, stream, frame)
+            break
+        message, pending = found
+        if not f.has_whole_headers(message):
+            damaged.append(len(messages))
+        messages.append(message)
+        if pending is None:
+            # A server before 2.11 knows no batches: it answers with one message and no end marker.
+            pending = 1
+            break
+    for at in damaged:
+        messages[at] = stored_message(connection, stream, messages[at].sequence) or messages[at]
+    return messages, pending or 0

@@ -1,0 +1,20 @@
+"""A connection to a real server, and a stream of its own for each test."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from sr_assets.adapters.wire import Connection
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets_tests.adapters.wire.rig import Names, made
+
+
+@pytest.fixture
+def connection(nats_server: NatsServer) -> Iterator[Connection]:
+    with Connection([nats_server.address]) as opened:
+        yield opened
+
+
+@pytest.fixture
+def stream(connection: Connection, unique: Names) -> str:
+    return made(connection, unique("WIRE"))

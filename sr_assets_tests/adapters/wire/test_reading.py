@@ -1,0 +1,123 @@
+"""Reading from real servers: all bytes come back as they were sent, in order, whichever way they are read."""
+
+from typing import Any
+
+import pytest
+
+from sr_assets.adapters.wire import (
+    Connection,
+    Outgoing,
+    WireError,
+    read_headers,
+    read_range,
+    read_sequences,
+    stored_message,
+)
+from sr_assets.domain.positions import SequenceRange
+from sr_assets_tests.adapters.wire.rig import ODD, Names, consumers, delete, flat, made, outgoing, publish
+
+
+@pytest.mark.parametrize("direct", (True, False))
+def test_odd_headers_and_payloads_come_back_byte_for_byte(connection: Connection, stream: str, direct: bool) -> None:
+    payloads = (b"", bytes(range(256)), b"\r\nPING\r\n", b"{}", b"x" * 900_000, b"\0", b"last")
+    sent = [Outgoing(n, f"{stream}.x", h, p) for n, (h, p) in enumerate(zip(ODD, payloads, strict=True), 1)]
+    assert [ack.target_sequence for ack in publish(connection, sent)] == list(range(1, 8))
+    read = flat(read_range(connection, stream, SequenceRange(1, 8), direct=direct))
+    assert [(m.headers, m.payload) for m in read] == [(item.headers, item.payload) for item in sent]
+    singles = flat(read_sequences(connection, stream, range(7, 0, -1), direct=direct))
+    assert singles == read
+    assert stored_message(connection, stream, 7) == read[6]
+
+
+def test_both_ways_of_reading_agree_to_the_nanosecond(connection: Connection, stream: str) -> None:
+    publish(connection, outgoing(stream, 300))
+    both = [flat(read_range(connection, stream, SequenceRange(0, 301), direct=direct)) for direct in (True, False)]
+    assert both[0] == both[1]
+    assert [message.sequence for message in both[0]] == list(range(1, 301))
+
+
+@pytest.mark.parametrize("direct", (True, False))
+@pytest.mark.parametrize("limits", ({}, {"batch_messages": 7}, {"max_bytes": 3000}, {"batch_messages": 1}))
+def test_a_range_with_holes_is_read_in_order_and_nothing_outside_it(
+    connection: Connection, stream: str, direct: bool, limits: dict[str, Any]
+) -> None:
+    publish(connection, outgoing(stream, 120))
+    delete(connection, stream, 10, 40, *range(60, 80), 119, 120)
+    read = flat(read_range(connection, stream, SequenceRange(10, 90), direct=direct, **limits))
+    assert [m.sequence for m in read] == [s for s in range(11, 90) if s != 40 and not 60 <= s < 80]
+    assert flat(read_range(connection, stream, SequenceRange(60, 70), direct=direct, **limits)) == []
+    assert flat(read_range(connection, stream, SequenceRange(118, 999), direct=direct, **limits))[-1].sequence == 118
+    assert flat(read_range(connection, stream, SequenceRange(500, 999), direct=direct, **limits)) == []
+    assert flat(read_range(connection, stream, SequenceRange(5, 5), direct=direct, **limits)) == []
+
+
+@pytest.mark.parametrize("direct", (True, False))
+def test_a_filter_is_applied_by_the_server(connection: Connection, stream: str, direct: bool) -> None:
+    publish(connection, outgoing(stream, 100))
+    read = flat(
+        read_range(
+            connection,
+            stream,
+            SequenceRange(20, 60),
+            filter_subject=f"{stream}.3",
+            batch_messages=4,
+            direct=direct,
+        )
+    )
+    assert [m.sequence for m in read] == [24, 31, 38, 45, 52, 59]
+
+
+@pytest.mark.parametrize("direct", (True, False))
+def test_one_message_larger_than_a_batch_does_not_stop_the_reading(
+    connection: Connection, stream: str, direct: bool
+) -> None:
+    publish(connection, [Outgoing(n, f"{stream}.x", b"", b"x" * (50_000 if n == 3 else 10)) for n in range(1, 6)])
+    read = flat(read_range(connection, stream, SequenceRange(1, 6), max_bytes=1000, direct=direct))
+    assert [m.sequence for m in read] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("direct", (True, False))
+def test_scattered_messages_and_runs_are_read_in_order_and_missing_ones_left_out(
+    connection: Connection, stream: str, direct: bool
+) -> None:
+    publish(connection, outgoing(stream, 400))
+    delete(connection, stream, 3, 150)
+    asked = [1, 3, 5, *range(100, 200), 399, 400, 401, 9999]
+    read = flat(read_sequences(connection, stream, asked, direct=direct, max_bytes=2000))
+    assert [m.sequence for m in read] == [s for s in asked if s <= 400 and s not in (3, 150)]
+    assert flat(read_sequences(connection, stream, [], direct=direct)) == []
+
+
+def test_headers_are_read_without_payloads(connection: Connection, stream: str) -> None:
+    publish(connection, [Outgoing(n, f"{stream}.x", h, b"payload") for n, h in enumerate(ODD[:5], 1)])
+    read = flat(read_headers(connection, stream, SequenceRange(2, 5)))
+    assert [(m.sequence, m.headers, m.payload) for m in read] == [(n + 1, ODD[n], b"") for n in (1, 2, 3)]
+
+
+def test_a_reader_that_is_dropped_leaves_no_consumer_and_a_usable_connection(
+    connection: Connection, stream: str
+) -> None:
+    publish(connection, outgoing(stream, 50))
+    reading = read_range(connection, stream, SequenceRange(1, 51), batch_messages=10, direct=False)
+    assert len(next(reading)) == 10
+    assert consumers(connection, stream) == 1
+    reading.close()  # type: ignore[attr-defined]
+    assert consumers(connection, stream) == 0
+    direct = read_range(connection, stream, SequenceRange(1, 51), batch_messages=10, direct=True)
+    next(direct)
+    assert len(flat(read_range(connection, stream, SequenceRange(1, 51), direct=True))) == 50
+
+
+@pytest.mark.parametrize("direct", (True, False))
+def test_a_missing_stream_is_one_clear_line(connection: Connection, direct: bool) -> None:
+    with pytest.raises(WireError, match="NO_SUCH") as caught:
+        flat(read_range(connection, "NO_SUCH", SequenceRange(1, 5), direct=direct))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_stream_without_direct_get_says_so(connection: Connection, unique: Names) -> None:
+    stream = made(connection, unique("INDIRECT"), allow_direct=False)
+    publish(connection, outgoing(stream, 3))
+    with pytest.raises(WireError, match="allow_direct"):
+        flat(read_range(connection, stream, SequenceRange(1, 4), direct=True))
+    assert len(flat(read_sequences(connection, stream, [1, 3], direct=False))) == 2
