@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from sr_assets.adapters.faults import HOLD_VARIABLE, Point
-from sr_assets.adapters.spark_engine import stop_engine
+from sr_assets.adapters.spark_engine import engine_status, stop_engine
 from sr_assets.domain.messages import last_origin
 from sr_assets_tests.rig import Rig, Sent
 
@@ -49,13 +49,18 @@ def finish(process: subprocess.Popen[bytes]) -> None:
     assert process.returncode == 0, said.decode()
 
 
-def kill_when_held(process: subprocess.Popen[bytes], marker: Path) -> None:
-    """Kill the whole run once it stands at its point; the engine, in a session of its own, lives on."""
+def await_marker(process: subprocess.Popen[bytes], marker: Path) -> None:
+    """Wait until a run stands at its point."""
     deadline = time.monotonic() + _SECONDS
     while not marker.exists():
         assert process.poll() is None, process.communicate()[1].decode()
         assert time.monotonic() < deadline, f"{marker.name} was never reached"
         time.sleep(0.02)
+
+
+def kill_when_held(process: subprocess.Popen[bytes], marker: Path) -> None:
+    """Kill the whole run once it stands at its point; the engine, in a session of its own, lives on."""
+    await_marker(process, marker)
     for child in psutil.Process(process.pid).children(recursive=True):
         child.kill()
     process.kill()
@@ -124,3 +129,24 @@ def test_a_run_killed_at_a_point_is_mended_by_the_next(
     assert len(with_ids) == len(rig.stored(feed)) == 40, "every advisory once within the dedupe window"
     if point is Point.PUBLISHING:
         stop_engine(rig.home)
+
+
+def test_a_run_whose_engine_is_killed_fails_in_one_line_and_the_next_one_starts_another(
+    rig: Rig, tmp_path: Path
+) -> None:
+    stream, feed = prepare(rig)
+    configure(rig, stream, feed, rig.unique("CUT"))
+    marker = tmp_path / Point.READ
+    process = command(rig, f"{Point.READ}:{marker}")
+    await_marker(process, marker)
+    engine = engine_status(rig.home)
+    assert engine is not None
+    for one in (*psutil.Process(engine.pid).children(recursive=True), psutil.Process(engine.pid)):
+        one.kill()
+    marker.unlink()
+    _, said = process.communicate(timeout=_SECONDS)
+    assert process.returncode == 1
+    assert b"the Spark engine does not answer" in said
+    assert b"Traceback" not in said
+    finish(command(rig))
+    assert len(rig.copies(rig.entries[0]["target_stream"])) == 41

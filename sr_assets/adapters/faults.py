@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-#: `POINT:FILE`: at that point write FILE, which says that the process may be killed now, and wait for it for ever.
+#: `POINT:FILE`: at that point write FILE, which says that the process may be killed now, and wait until it is removed.
 HOLD_VARIABLE: Final = "SR_ASSETS_HOLD"
 
 
@@ -34,5 +34,5 @@ def reach(point: Point) -> None:
     if name != point or Path(file).exists():
         return
     Path(file).write_text(str(os.getpid()))
-    while True:
-        time.sleep(1)
+    while Path(file).exists():
+        time.sleep(0.1)

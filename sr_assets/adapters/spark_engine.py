@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 _SERVER_CLASS: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _START_SECONDS: Final = 120.0
+_UNUSED_SECONDS: Final = 30.0
 _SCRUBBED: Final = (
     "PYSPARK_SUBMIT_ARGS",
     "SPARK_HOME",
@@ -189,7 +190,8 @@ def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 def start_engine(settings: SparkSettings, home: Path) -> Engine:
     """Return the warm local server, starting it when there is none or when it was started with something else.
 
-    Raises RunError with the server's log when it does not come up within two minutes.
+    Raises RunError with the server's log when it does not come up within two minutes, and when the one that would have to
+    be replaced is still used by a run after half a minute.
     """
     config = engine_config(settings, home)
     fingerprint = _fingerprint(config)
@@ -198,6 +200,8 @@ def start_engine(settings: SparkSettings, home: Path) -> Engine:
         engine = _recorded(folder)
         if engine is not None and engine.fingerprint == fingerprint and engine.alive:
             return engine
+        if engine is not None and engine.alive:
+            _await_unused(folder, engine)
         _stop(folder)
         engine = _launch(folder, home, config, fingerprint)
         draft = folder / ".engine.json"
@@ -205,6 +209,21 @@ def start_engine(settings: SparkSettings, home: Path) -> Engine:
         draft.write_text(json.dumps(asdict(engine)))
         draft.replace(folder / "engine.json")
         return engine
+
+
+def _await_unused(folder: Path, engine: Engine) -> None:
+    """Wait until no run uses the server: to stop it would leave that run without an answer."""
+
+    def unused() -> bool:
+        with (folder / "users").open("a") as users:
+            try:
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+    if not _wait_until(unused, _UNUSED_SECONDS):
+        raise RunError(f"the Spark engine (pid {engine.pid}) has other settings or another version and is in use")
 
 
 @contextlib.contextmanager

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_RETRIES = 6
+_LONGEST_PAUSE_MS = 2_000
+
 
 def open_session(settings: SparkSettings, home: Path, site: str) -> SparkSession:
     """Join this site's Spark session, on the engine that `spark.mode` names, and stop what an earlier run left running
@@ -81,12 +84,15 @@ def _join(engine: Engine, home: Path, site: str) -> SparkSession:
 
 
 def _connect(url: str, identity: uuid.UUID) -> SparkSession:
+    from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     # uuid5 with the version bits of uuid4, which is what the client insists on.
     session_id = str(uuid.UUID(int=identity.int, version=4))
     separator = "" if url.rstrip().endswith(";") else "/;" if url.count("/") < 3 else ";"
     session = ConnectSession.builder.remote(f"{url}{separator}session_id={session_id}").create()
+    # The client's own patience, ten minutes, is for servers that move; one that is gone is started anew by the next run.
+    session.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES, max_backoff=_LONGEST_PAUSE_MS)])
     return cast("SparkSession", session)
 
 

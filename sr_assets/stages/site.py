@@ -138,11 +138,11 @@ class Site:
     def spark(self) -> SparkSession:
         """Return this site's Spark session; the first call of a run joins it."""
         if self._spark is None:
-            self._stack.enter_context(use_engine(self.settings.home, self._keep_engine_seconds))
             from sr_assets.adapters.spark_session import leave_session, open_session
 
             self._spark = open_session(self.settings.spark, self.settings.home.resolve(), self.name)
             self._stack.callback(leave_session, self._spark)
+            self._stack.enter_context(use_engine(self.settings.home, self._keep_engine_seconds))
         return self._spark
 
     def set_clock(self, ts_ns: int | None) -> None:

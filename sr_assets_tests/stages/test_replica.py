@@ -1,13 +1,17 @@
 """What is copied, byte for byte, and what is counted: one batch after the other from a real source to a real target."""
 
 import json
+import time
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sr_assets.domain.messages import last_origin
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.stages.replica import _Batch
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10m"}
@@ -304,3 +308,83 @@ def test_a_subject_of_bytes_that_are_no_text_is_copied_as_it_is(rig: Rig) -> Non
     rig.drain()
     assert [copy.subject for copy in rig.copies(stream)] == [f"{stream}.größe.☃", f"{stream}.\udcff\udcfe"]
     assert [row["node"] for row in rig.rows("last_seen_nodes")] == ["☃"]
+
+
+def test_a_batch_that_is_done_again_keeps_its_cut_off(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = rig.make()
+    rig.publish(stream, [Sent(sender("a"))])
+    rig.add(stream, max_age="3s", **TRACKED)
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_Batch, "run", crash)
+        with pytest.raises(KeyboardInterrupt):
+            rig.run()
+    time.sleep(3)
+    rig.publish(stream, [Sent(sender("b"))])
+    rig.drain()
+    counted = rig.row("replication")
+    assert (counted["too_old_messages"], counted["copied_messages"]) == (0, 2)
+    assert [row["event"] for row in rig.rows("node_advisories")] == ["new", "new"]
+
+
+def test_a_mirror_as_a_source_is_dated_by_its_last_message(rig: Rig) -> None:
+    origin, mirror = rig.make(), rig.unique("MIRROR")
+    rig.publish(origin, [Sent(sender("a")), Sent(sender("b"))])
+    answer = rig.api(f"STREAM.CREATE.{mirror}", {"name": mirror, "mirror": {"name": origin}, "allow_direct": True})
+    assert "error" not in answer
+    while rig.info(mirror).last_sequence < 2:
+        time.sleep(0.01)
+    entry = rig.add(mirror, **TRACKED)
+    assert "filter_subject" in rig.failure()
+    entry["filter_subject"] = f"{origin}.>"
+    rig.drain()
+    last_ns = rig.stored(mirror)[-1].stored_ns
+    assert len(rig.copies(mirror)) == 2
+    assert rig.row("SELECT epoch_us(watermark) AS us FROM replication") == {"us": last_ns // 1000}
+    rig.drain()
+    assert rig.row("SELECT epoch_us(watermark) AS us FROM replication") == {"us": last_ns // 1000}
+
+
+def test_source_and_target_may_be_one_cluster(rig: Rig) -> None:
+    stream, target = rig.make(), rig.unique("T")
+    rig.publish(stream, [Sent(sender("a")), Sent(b"x")])
+    rig.add(
+        stream,
+        target_url=rig.source.url,
+        target_stream=target,
+        target_subject_prefix="copy",
+        filter_subject=f"{stream}.>",
+    )
+    rig.drain()
+    rig.drain()
+    assert [copy.subject for copy in rig.stored(target)] == [f"copy.{stream}.m"] * 2
+    assert rig.info(stream).last_sequence == 2
+
+
+def test_a_message_stored_before_the_committed_watermark_is_counted_and_not_lost(rig: Rig) -> None:
+    """As after a server's clock went back: only the state can be made to say so here."""
+    stream = rig.make()
+    rig.add(stream, **TRACKED)
+    rig.publish(stream, [Sent(sender("a"))])
+    rig.drain()
+    with rig.open() as site, site.state.transaction():
+        state = site.state.load_stream(stream)
+        assert state is not None
+        assert state.watermark_ns is not None
+        ahead_ns = state.watermark_ns = state.watermark_ns + 3600 * 10**9
+        site.state.save_stream(state)
+    rig.publish(stream, [Sent(sender("a")), Sent(sender("b"))])
+    rig.drain()
+    counted = rig.row("SELECT *, epoch_us(watermark) AS us FROM replication")
+    assert counted["late_sightings"] == 2
+    assert counted["us"] == ahead_ns // 1000
+    assert sorted(json.loads(copy.payload)["sender"] for copy in rig.copies(stream))[:2] == ["a", "b"]
+
+
+def test_a_server_without_jetstream_is_one_line(rig: Rig, tmp_path: Path) -> None:
+    with NatsServer(tmp_path, "plain", jetstream=False) as plain:
+        rig.add("ANY", source_url=plain.url)
+        assert plain.address in rig.failure()
