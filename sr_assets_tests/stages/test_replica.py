@@ -323,11 +323,10 @@ def test_a_batch_that_is_done_again_keeps_its_cut_off(rig: Rig, monkeypatch: pyt
         with pytest.raises(KeyboardInterrupt):
             rig.run()
     time.sleep(3)
-    rig.publish(stream, [Sent(sender("b"))])
     rig.drain()
     counted = rig.row("replication")
-    assert (counted["too_old_messages"], counted["copied_messages"]) == (0, 2)
-    assert [row["event"] for row in rig.rows("node_advisories")] == ["new", "new"]
+    assert (counted["too_old_messages"], counted["copied_messages"]) == (0, 1)
+    assert len(rig.copies(stream)) == 1
 
 
 def test_a_mirror_as_a_source_is_dated_by_its_last_message(rig: Rig) -> None:
