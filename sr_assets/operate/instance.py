@@ -1,0 +1,120 @@
+"""The Dagster instance: where it lives, on what disk, and that it is ready before several processes use it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import uuid
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sr_assets.domain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance
+
+    from sr_assets.settings import Settings
+
+_REMOTE_DISKS: Final = frozenset(
+    {
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "ncpfs",
+        "afs",
+        "ceph",
+        "glusterfs",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "fuse.sshfs",
+        "fuse.glusterfs",
+        "fuse.s3fs",
+    }
+)
+
+
+def check_home(home: Path) -> None:
+    """Refuse a home that cannot be written or lies on a network disk, whose locks and memory maps are no good.
+
+    Raises ConfigurationError; nothing is made: of a home that does not exist the folder it would be made in is looked at.
+    """
+    folder = next(folder for folder in (home, *home.parents) if folder.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigurationError(
+            f"{home}: {folder} cannot be written; name another folder with SR_ASSETS_HOME or state_store"
+        )
+    kind = _disk_kind(folder.resolve())
+    if kind in _REMOTE_DISKS:
+        raise ConfigurationError(
+            f"{home} lies on a network disk ({kind}), where locks cannot be trusted; "
+            "name a local one with SR_ASSETS_HOME or state_store"
+        )
+
+
+def _disk_kind(folder: Path) -> str:
+    """Return the kind of file system a folder lies on; empty when the system does not tell."""
+    try:
+        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    except OSError:
+        return ""
+    # Blanks in a mount point are written \040; the innermost mount counts, of two on one point the later.
+    points = [(mount[1].replace("\\040", " "), mount[2]) for mount in mounts]
+    around = [(len(point), place, kind) for place, (point, kind) in enumerate(points) if folder.is_relative_to(point)]
+    return max(around)[2] if around else ""
+
+
+def prepare_instance(settings: Settings) -> Path:
+    """Make the home and the Dagster instance's folder ready, set DAGSTER_HOME for us and our children, and return it.
+
+    `DAGSTER_HOME` if it is set, else `<home>/dagster`; the package's dagster.yaml is written there when it has none. Raises
+    ConfigurationError when a folder is unusable.
+    """
+    folder = Path(os.environ.get("DAGSTER_HOME") or settings.home / "dagster").expanduser().absolute()
+    for place in (settings.home, folder):
+        check_home(place)
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=place):
+                pass
+        except OSError as error:
+            raise ConfigurationError(
+                f"{place} cannot be written: {error.strerror}; name another with SR_ASSETS_HOME or state_store"
+            ) from None
+    os.environ["DAGSTER_HOME"] = str(folder)
+    if not (folder / "dagster.yaml").exists():
+        draft = folder / f".dagster.yaml.{os.getpid()}"
+        draft.write_bytes(files("sr_assets").joinpath("dagster.yaml").read_bytes())
+        draft.replace(folder / "dagster.yaml")
+    return folder
+
+
+def prepare_storage(folder: Path) -> None:
+    """Let one process make the storage's tables before several use it: made side by side they collide."""
+    with (folder / ".storage.lock").open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # Where SQLite keeps the runs by default; elsewhere, and the first time, opening the storage makes what is missing.
+        if (folder / "history" / "runs.db").exists():
+            return
+        with open_instance() as instance:
+            instance.get_runs_count()
+            instance.all_asset_keys()
+            instance.all_instigator_state()
+
+
+def open_instance() -> DagsterInstance:
+    """The instance in DAGSTER_HOME; a context manager."""
+    from dagster import DagsterInstance
+
+    return DagsterInstance.get()
+
+
+def mark_start() -> None:
+    """Tell the processes to come that this is another start, after which ephemeral streams are copied again."""
+    from sr_assets.stages.position import START_VARIABLE
+
+    os.environ[START_VARIABLE] = uuid.uuid4().hex

@@ -1,0 +1,179 @@
+"""The services of `sr-assets up`: code server, daemon and webserver, until they are told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Final, Self
+
+from sr_assets.domain.errors import RunError
+from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
+from sr_assets.operate.processes import interrupted_in_order, stop_groups
+from sr_assets.operate.report import say
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sr_assets.settings import Settings
+
+_MODULE: Final = "sr_assets.definitions"
+_LOOPBACK: Final = "127.0.0.1"
+_START_SECONDS: Final = 180.0
+_LOG_LEVELS: Final = {"debug": "debug", "info": "info", "warn": "warning", "error": "error"}
+
+
+class Services:
+    """The code server, the daemon and the webserver as child processes, from `with` to its end.
+
+    Each leads a process group of its own, so Ctrl-C in a terminal reaches their owner only, who stops them in order: first who
+    starts runs, then the runs, then who shows them. Raises RunError when one does not come up.
+    """
+
+    def __init__(self, settings: Settings, port: int, *, ui: bool = True) -> None:
+        self._settings = settings
+        self._port = port
+        self._ui = ui
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def url(self) -> str:
+        """Where the UI is."""
+        return f"http://{_LOOPBACK}:{self._port}"
+
+    def __enter__(self) -> Self:
+        """Start the processes and wait until the UI answers."""
+        folder = prepare_instance(self._settings)
+        if self._ui:
+            _refuse_used_port(self._port)
+        prepare_storage(folder)
+        try:
+            self._start(folder)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _start(self, folder: Path) -> None:
+        level = _LOG_LEVELS[self._settings.loglevel]
+        code_port = _free_port()
+        self._launch(
+            "code server",
+            "dagster",
+            "code-server",
+            "start",
+            "-m",
+            _MODULE,
+            "-h",
+            _LOOPBACK,
+            "-p",
+            str(code_port),
+            "--log-level",
+            level,
+        )
+        # The name is the one that a workspace of the module has: the state of sensors and schedules hangs on it.
+        workspace = folder / "workspace.yaml"
+        workspace.write_text(
+            f"load_from:\n  - grpc_server: {{host: {_LOOPBACK}, port: {code_port}, location_name: {_MODULE}}}\n"
+        )
+        self._await_port("code server", code_port)
+        self._launch("daemon", "dagster._daemon", "run", "-w", str(workspace), "--log-level", level)
+        if self._ui:
+            quiet = ("--log-level", "warning", "--dagster-log-level", level)
+            self._launch(
+                "webserver", "dagster_webserver", "-h", _LOOPBACK, "-p", str(self._port), "-w", str(workspace), *quiet
+            )
+            self._await_port("webserver", self._port)
+
+    def _launch(self, name: str, module: str, *arguments: str) -> None:
+        with contextlib.ExitStack() as stack:
+            logfile = self._settings.logfile
+            output = stack.enter_context(logfile.open("ab")) if logfile else None
+            self._children[name] = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output or sys.stderr.fileno(),
+                stderr=output,
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+
+    def _await_port(self, name: str, port: int) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline:
+            self.check()
+            if _listens(port):
+                return
+            time.sleep(0.1)
+        raise RunError(f"the Dagster {name} did not answer within {_START_SECONDS:.0f} s")
+
+    def check(self) -> None:
+        """Raise RunError when one of the processes has ended."""
+        for name, child in self._children.items():
+            if child.poll() is not None:
+                raise RunError(f"the Dagster {name} ended with exit code {child.returncode}; its last lines say why")
+
+    def stop(self, *names: str) -> None:
+        """Stop the named ones, by default all, the daemon first; what does not end within a minute is killed."""
+        for name in names or ("daemon", "code server", "webserver"):
+            child = self._children.pop(name, None)
+            if child is not None:
+                stop_groups([child])
+
+
+def serve(settings: Settings, port: int) -> int:
+    """Run webserver and daemon until Ctrl-C or SIGTERM, then stop them and our Spark engine; returns the exit code.
+
+    Raises RunError when the port is in use, another `up` has this home, or a process ends by itself.
+    """
+    from sr_assets.adapters.spark_engine import stop_engine
+
+    prepare_instance(settings)
+    mark_start()
+    with (settings.home / "up.lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(
+                f"another `sr-assets up` works in {settings.home}; stop it, or name another home with SR_ASSETS_HOME"
+            ) from None
+        try:
+            with interrupted_in_order(), Services(settings, port) as services:
+                say(f"Dagster: {services.url}  (Ctrl-C stops it)")
+                while True:
+                    services.check()
+                    time.sleep(0.5)
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            stop_engine(settings.home.resolve())
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((_LOOPBACK, port)) == 0
+
+
+def _refuse_used_port(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_LOOPBACK, port))
+        except OSError as error:
+            raise RunError(
+                f"port {port} on {_LOOPBACK} cannot be used ({error.strerror}); choose another with --port"
+            ) from None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_LOOPBACK, 0))
+        return int(probe.getsockname()[1])

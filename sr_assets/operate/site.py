@@ -1,0 +1,72 @@
+"""One site's job, executed in this process and recorded in the Dagster instance that `up` uses too."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from sr_assets.domain.errors import SrAssetsError
+from sr_assets.operate.instance import open_instance
+from sr_assets.operate.processes import noticed_signals
+from sr_assets.operate.report import complain, published, report_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dagster import DagsterInstance, ExecuteInProcessResult, JobDefinition
+
+    from sr_assets.settings import Settings, StreamSettings
+
+
+def run_site(settings: Settings, site: str, labels: Sequence[str], *, once: bool) -> int:
+    """Execute a site's job here, recorded in the Dagster instance, and say what came of it; returns the exit code.
+
+    One line for each stream on stdout, one for each that failed on stderr. Without `once` the job is repeated until an
+    interrupt, whenever the site's sensor would ask for a run.
+    """
+    from sr_assets.automation import site_job_name
+    from sr_assets.definitions import build
+
+    streams = [stream for stream in settings.sites[site] if stream.label in labels]
+    job = build(settings).resolve_job_def(site_job_name(site))
+    with noticed_signals() as interrupted:
+        while True:
+            before = published(settings)
+            with open_instance() as instance:
+                result = _execute(job, instance, streams, whole=len(streams) == len(settings.sites[site]), once=once)
+            if interrupted():
+                raise KeyboardInterrupt
+            code = report_run(settings, streams, result, before)
+            if once:
+                return code
+            while not _has_work(settings, site):
+                time.sleep(settings.sensor.interval_ns / 1e9)
+
+
+def _has_work(settings: Settings, site: str) -> bool:
+    from sr_assets.automation import find_work
+
+    try:
+        return find_work(settings, site)[0] is not None
+    except SrAssetsError as error:
+        complain(str(error))
+        return False
+
+
+def _execute(
+    job: JobDefinition, instance: DagsterInstance, streams: Sequence[StreamSettings], *, whole: bool, once: bool
+) -> ExecuteInProcessResult:
+    from sr_assets.resources import LINGER, MODE_TAG, ONCE
+
+    prefixes = [stream.asset_prefix for stream in streams]
+    keys = job.asset_layer.executable_asset_keys
+    return job.execute_in_process(
+        instance=instance,
+        asset_selection=None
+        if whole
+        else [key for key in keys if key.path[0] == "fleet" or list(key.path[:2]) in prefixes],
+        tags={MODE_TAG: ONCE if once else LINGER},
+        # The event log has it all; the console is for our lines.
+        run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+        raise_on_error=False,
+    )

@@ -1,0 +1,31 @@
+"""Two real sites for what runs them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sr_assets.adapters.jetstream import Cluster
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.settings import Settings, parse_cluster
+from sr_assets_tests.operate.rig import configure
+
+
+@pytest.fixture
+def platform(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nats_pair: tuple[NatsServer, NatsServer],
+    unique: Callable[[str], str],
+) -> Settings:
+    """Two sites with one empty source stream each, so that no run needs Spark."""
+    source, target = nats_pair
+    streams = [unique("EMPTY"), unique("EMPTY")]
+    with Cluster(parse_cluster(source.url)) as cluster:
+        for stream in streams:
+            cluster.create_stream({"name": stream, "subjects": [f"{stream}.>"], "allow_direct": True})
+    entries = [
+        {"name": site, "stream": stream, "source_url": source.url, "target_url": target.url}
+        for site, stream in zip(("london", "paris"), streams, strict=True)
+    ]
+    return configure(tmp_path, monkeypatch, entries)

@@ -1,0 +1,69 @@
+"""The runs of `sr-assets run`, in real processes."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import yaml
+
+from sr_assets.adapters.fleet import open_fleet, read_rows
+from sr_assets.adapters.state import lock_owner
+from sr_assets.settings import Settings
+from sr_assets_tests.operate.rig import configure, run, wait_for
+
+
+def test_run_once_works_every_site_and_records_it_in_dagster(platform: Settings) -> None:
+    ended = run("--once")
+    assert (ended.returncode, "Traceback" in ended.stderr) == (0, False)
+    assert sorted(ended.stdout.splitlines()) == [
+        f"{stream.label}: copied 0, skipped 0, lag 0" for stream in platform.streams
+    ]
+    with open_fleet(platform.home) as connection:
+        assert sorted(read_rows(connection, "SELECT name FROM replication").values) == [("london",), ("paris",)]
+    with dg.DagsterInstance.from_config(str(platform.home / "dagster")) as instance:
+        runs = instance.get_runs()
+    assert {(run.job_name, run.status) for run in runs} == {
+        (f"{site}_replication", dg.DagsterRunStatus.SUCCESS) for site in ("london", "paris")
+    }
+
+
+def test_run_works_only_the_streams_it_is_given(platform: Settings) -> None:
+    ended = run("--once", "--stream", platform.streams[1].stream)
+    assert (ended.returncode, ended.stdout) == (0, f"{platform.streams[1].label}: copied 0, skipped 0, lag 0\n")
+
+
+def test_a_stream_that_fails_is_one_line_and_exit_code_1_and_the_others_run(
+    platform: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = yaml.safe_load((tmp_path / "replication.yaml").read_text())["streams"][0]
+    away = {**good, "stream": "AWAY", "source_url": "nats://user:secret@127.0.0.1:1"}
+    configure(tmp_path, monkeypatch, [away, {**good, "stream": "MISSING"}, good])
+    ended = run("--once")
+    assert ended.returncode == 1
+    assert ended.stdout == f"london/{good['stream']}: copied 0, skipped 0, lag 0\n"
+    errors = ended.stderr.splitlines()
+    assert len(errors) == 2
+    assert errors[0].startswith("error: london/AWAY: cannot connect to NATS: 127.0.0.1:1: ")
+    assert errors[1].startswith("error: london/MISSING: stream MISSING does not exist on ")
+    assert "secret" not in ended.stderr
+
+
+def test_follow_goes_on_until_it_is_told_to_stop(platform: Settings) -> None:
+    following = subprocess.Popen(
+        [sys.executable, "-m", "sr_assets", "run", "--follow", "--stream", "london/" + platform.streams[0].stream],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for(
+            lambda: lock_owner(platform.home / "sites" / "london") is not None or following.poll() is not None, 120
+        )
+        following.send_signal(signal.SIGINT)
+        _, errors = following.communicate(timeout=100)
+    finally:
+        following.kill()
+    assert (following.returncode, errors) == (0, "")
