@@ -205,4 +205,6 @@ def _backdate(instance: dg.DagsterInstance, run_id: str, at: datetime) -> None:
     storage = instance.run_storage
     with storage.connect() as connection:  # type: ignore[attr-defined]
         table = RunsTable
-        connection.execute(table.update().where(table.c.run_id == run_id).values(create_timestamp=at.replace(tzinfo=None)))
+        connection.execute(
+            table.update().where(table.c.run_id == run_id).values(create_timestamp=at.replace(tzinfo=None))
+        )
