@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from sr_assets.adapters import wire
+from sr_assets.adapters.connections import open_connection
 from sr_assets.adapters.faults import Point, reach
 from sr_assets.adapters.snapshots import StagedFiles
-from sr_assets.adapters.spark_source import open_connection, printable
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import (
     MESSAGE_ID_HEADER,
@@ -31,7 +31,7 @@ from sr_assets.domain.messages import (
     parse_message_id,
 )
 from sr_assets.domain.positions import SequenceRange, merge_ranges
-from sr_assets.domain.subjects import matches, target_subject
+from sr_assets.domain.subjects import matches, printable, target_subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

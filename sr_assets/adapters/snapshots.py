@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from sr_assets.domain.registration import decode_metadata, is_json
+from sr_assets.domain.subjects import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -53,7 +54,7 @@ def snapshot_rows(messages: Sequence[Message], nodes: Mapping[int, str | None]) 
         [nodes[message.sequence] for message in messages],
         [message.sequence for message in messages],
         [message.stored_ns // 1000 for message in messages],
-        [message.subject.encode(errors="surrogateescape").decode(errors="replace") for message in messages],
+        [printable(message.subject) for message in messages],
         [len(message.payload) for message in messages],
         texts,
         [message.payload if text is None else None for message, text in zip(messages, texts, strict=True)],

@@ -7,16 +7,14 @@ inside the methods: they run in Spark's Python workers, which must start quickly
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, InputPartition
 
-from sr_assets.adapters.wire import Connection
+from sr_assets.adapters.connections import open_connection
+from sr_assets.domain.subjects import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,34 +23,12 @@ if TYPE_CHECKING:
 
     from sr_assets.domain.messages import Message
     from sr_assets.domain.senders import Finder
-    from sr_assets.settings import ClusterSettings
 
 FORMAT = "jetstream"
 #: One row per message: source sequence, stored time in unix ns, subject, header block as it is on the wire, payload.
 MESSAGE_SCHEMA = "sequence long, stored_ns long, subject string, headers binary, payload binary"
 #: One row per message, reduced to what the rules look at; `sender` is null when there is none.
 SIGHTING_SCHEMA = "sequence long, stored_ns long, sender string, payload_bytes long, forced boolean"
-
-
-def write_connection(file: Path, cluster: ClusterSettings) -> Path:
-    """Write how to reach a cluster, with its credentials, to a file only we can read; its path is the option
-    `connection`.
-
-    Options of a data source are part of Spark's plans and logs: a path may stand there, a password may not.
-    """
-    text = json.dumps(asdict(cluster))
-    if not file.exists() or file.read_text() != text:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(f".{file.name}.{os.getpid()}")
-        with contextlib.closing(os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w")) as output:
-            output.write(text)
-        draft.replace(file)
-    return file
-
-
-def open_connection(file: str, name: str) -> Connection:
-    """Return a connection, to be entered with `with`, to the cluster described in `file`."""
-    return Connection(**json.loads(Path(file).read_text()), name=name)
 
 
 def encode_finder(finder: Finder, force_path: tuple[str, ...] | None) -> str:
@@ -156,14 +132,6 @@ class JetStreamReader(DataSourceReader):
                 direct=options.get("direct") == "true",
             ):
                 yield to_batch(messages)
-
-
-def printable(subject: str) -> str:
-    """Return a subject as Arrow text.
-
-    Bytes that are not UTF-8, which `Message` keeps as lone surrogates, show as `\ufffd`.
-    """
-    return subject.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _messages(messages: list[Message]) -> pa.RecordBatch:

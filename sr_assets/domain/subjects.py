@@ -71,6 +71,11 @@ def target_subject(subject: str, prefix: str = "", remove: str = "") -> str:
     return subject
 
 
+def printable(subject: str) -> str:
+    """Return a subject as text for tables: bytes that are not UTF-8, kept as lone surrogates, show as `\ufffd`."""
+    return subject.encode(errors="surrogateescape").decode(errors="replace")
+
+
 def advisory_subject(template: str, event: str, sender: str) -> str:
     """Fill `%s` with the event and `%v` with the sender, made safe: a name can neither break nor inject protocol.
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
+from sr_assets.adapters.connections import write_connection
 from sr_assets.adapters.fleet import PublishedStream, publish_site, read_lineage
 from sr_assets.adapters.jetstream import Cluster
 from sr_assets.adapters.spark_engine import KEEP_SECONDS, use_engine
-from sr_assets.adapters.spark_source import write_connection
 from sr_assets.adapters.state import SiteLock, SiteState, read_status, write_status
 
 if TYPE_CHECKING:

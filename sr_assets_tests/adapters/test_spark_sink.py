@@ -17,9 +17,9 @@ import pytest
 from pyarrow import parquet
 
 from sr_assets.adapters import copier, spark_sink
+from sr_assets.adapters.connections import write_connection
 from sr_assets.adapters.copier import Receipt
 from sr_assets.adapters.spark_sink import JetStreamWriter
-from sr_assets.adapters.spark_source import write_connection
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import MESSAGE_ID_HEADER, header_values
 from sr_assets.embedded.nats_server import NatsServer

@@ -1,0 +1,37 @@
+"""How Spark's tasks learn to reach a cluster: a file only we can read, whose path may stand in a plan or a log.
+
+Not here: the connection itself (`wire`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sr_assets.adapters.wire import Connection
+
+if TYPE_CHECKING:
+    from sr_assets.settings import ClusterSettings
+
+
+def write_connection(file: Path, cluster: ClusterSettings) -> Path:
+    """Write how to reach a cluster, with its credentials; returns the file, which is an option `connection` of Spark's.
+
+    Options of a data source are part of Spark's plans and logs: a path may stand there, a password may not.
+    """
+    text = json.dumps(asdict(cluster))
+    if not file.exists() or file.read_text() != text:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_name(f".{file.name}.{os.getpid()}")
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as output:
+            output.write(text)
+        draft.replace(file)
+    return file
+
+
+def open_connection(file: str, name: str) -> Connection:
+    """Return a connection, to be entered with `with`, to the cluster described in `file`."""
+    return Connection(**json.loads(Path(file).read_text()), name=name)
