@@ -95,6 +95,9 @@ def test_a_size_triggered_copy_whose_target_was_down_is_made_after_healing(rig: 
         rig.publish(stream, [from_sender("a", fill_bytes=500), from_sender("a", fill_bytes=510)])
         mortal.stop()
         assert mortal.address in rig.failure()
+        behind = rig.row("replication")
+        assert (behind["lag_messages"], behind["source_last_sequence"]) == (2, 3)
+        assert behind["lag_seconds"] > 0
         mortal.start()
         rig.drain()
         assert [len(json.loads(copy.payload)["fill"]) for copy in rig.stored(stream, mortal)] == [0, 500]

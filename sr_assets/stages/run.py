@@ -6,6 +6,7 @@ Dagster is told about it (`assets`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from typing import TYPE_CHECKING
@@ -99,7 +100,9 @@ def _note_end(site: Site, report: StreamReport) -> None:
     if report.state is not None:
         state.watermark_ns, state.planned_ns = report.state.watermark_ns, report.state.planned_ns
         state.source_last_sequence = report.state.source_last_sequence
-        state.lag_messages, state.lag_ns = report.state.lag_messages, _lag_ns(site, report)
+        state.lag_messages = report.state.lag_messages
+    if state.begun:
+        _note_lag(site, report, state)
     state.as_of_ns = site.now_ns()
     with site.state.transaction():
         site.state.save_stream(state)
@@ -110,10 +113,18 @@ def _note_end(site: Site, report: StreamReport) -> None:
     report.waiting = site.state.outbox_size(name)
 
 
-def _lag_ns(site: Site, report: StreamReport) -> int:
-    """Return how long the first unread message has been waiting; 0 when there is none, or nobody to ask."""
-    state, stream = report.state, report.stream
-    if state is None or state.lag_messages == 0 or report.failure is not None:
-        return 0
-    unread = site.cluster(stream.source).next_message(stream.stream, state.next_sequence, stream.filter_subject or ">")
-    return max(0, site.now_ns() - unread.stored_ns) if unread else 0
+def _note_lag(site: Site, report: StreamReport, state: StreamState) -> None:
+    """Note how far the stream is behind; a failed one is asked about anew, and stays as it was when nobody answers."""
+    stream = report.stream
+    with contextlib.suppress(SrAssetsError):
+        cluster = site.cluster(stream.source)
+        if report.failure is not None:
+            source = cluster.stream_info(stream.stream)
+            if source.created_ns != state.created_ns:
+                return
+            state.source_last_sequence = max(source.last_sequence, state.next_sequence - 1)
+            state.lag_messages = max(0, source.last_sequence + 1 - max(state.next_sequence, source.first_sequence))
+        state.lag_ns = 0
+        if state.lag_messages:
+            unread = cluster.next_message(stream.stream, state.next_sequence, stream.filter_subject or ">")
+            state.lag_ns = max(0, site.now_ns() - unread.stored_ns) if unread else 0

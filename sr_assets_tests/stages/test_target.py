@@ -150,4 +150,4 @@ def test_advisories_into_the_tracked_stream_itself_are_refused(rig: Rig) -> None
     rig.add(stream, inspect_field="sender", inspect_duration="1h", advisory={"subject": f"{stream}.adv.%s.%v"})
     assert "advisory.subject" in rig.failure()
     assert rig.info(stream).last_sequence == 1
-    assert not rig.rows("replication")
+    assert "advisory.subject" in rig.row("replication")["last_error"]
