@@ -142,7 +142,7 @@ def test_a_run_that_is_killed_while_it_writes_is_taken_over(rig: Rig) -> None:
     rig.settings()
     script = (
         "import sys; from pathlib import Path; from sr_assets.settings import load_settings;"
-        "from sr_assets.stages.site import Site, Stage, run_site; settings = load_settings(Path(sys.argv[1]), {});"
+        "from sr_assets.stages.run import run_site; from sr_assets.stages.site import Site, Stage; settings = load_settings(Path(sys.argv[1]), {});"
         "site = Site(settings, 'LONDON', owner='victim', run_id='v').__enter__();"
         "run_site(site, {one.stream: frozenset(Stage) for one in site.streams}, drain_only=True)"
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sr_assets.adapters.connections import write_connection
 from sr_assets.adapters.spark_session import leave_session, open_session
 from sr_assets.adapters.spark_source import (
     FORMAT,
@@ -18,7 +19,6 @@ from sr_assets.adapters.spark_source import (
     decode_finder,
     encode_finder,
     open_connection,
-    write_connection,
 )
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.senders import Finder, HeaderName, JsonField, SubjectToken
