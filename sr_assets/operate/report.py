@@ -35,7 +35,8 @@ def report_run(
     after = published(settings)
     for stream in streams:
         row, old = after.get((stream.name, stream.stream)), before.get((stream.name, stream.stream), {})
-        if row is not None and row["as_of"] != old.get("as_of"):
+        begun = row is not None and row["source_created"] is not None
+        if row is not None and begun and row["as_of"] != old.get("as_of"):
             copied, skipped = (
                 row[column] - old[column] if old and row[column] >= old[column] else row[column]
                 for column in ("copied_messages", "skipped_messages")
