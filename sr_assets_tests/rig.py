@@ -7,6 +7,8 @@ Here: what several tests need to set up a history and to look at what came of it
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +35,17 @@ if TYPE_CHECKING:
 SITE = "LONDON"
 #: What lies in a home besides the Spark engine: a fresh home is one without it.
 _OWN = ("sites", "snapshots", "fleet.duckdb", "fleet.json", "fleet.lock", ".fleet.duckdb.new")
+_RUN = f"""
+import json, sys
+from pathlib import Path
+from sr_assets.settings import load_settings
+from sr_assets.stages.run import run_site
+from sr_assets.stages.site import Site, Stage
+
+with Site(load_settings(Path(sys.argv[1]), {{}}), {SITE!r}, owner="child", run_id="child") as site:
+    reports = run_site(site, {{one.stream: frozenset(Stage) for one in site.streams}}, drain_only=True)
+print(json.dumps([report.failure for report in reports.values() if report.failure]))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +159,12 @@ class Rig:
         with self.open(site, **top) as opened:
             selection = {one.stream: frozenset(stages) for one in opened.streams}
             return run_site(opened, selection, drain_only=drain_only)
+
+    def start(self, **top: Any) -> subprocess.Popen[str]:
+        """Start a run of the site in a process of its own, which may be killed; it prints the failures as JSON."""
+        self.settings(**top)
+        command = [sys.executable, "-c", _RUN, str(self.home / "replication.yaml")]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def drain(self, site: str = SITE, stages: Iterable[Stage] = tuple(Stage), **top: Any) -> dict[str, StreamReport]:
         """Run a site and see that no stream failed."""

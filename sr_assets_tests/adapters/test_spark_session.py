@@ -1,27 +1,12 @@
 """A site's session: the same one for every run, another when the server closed it, and the same code without a server."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 from sr_assets.adapters.spark_engine import engine_config, engine_status, start_engine
 from sr_assets.adapters.spark_session import leave_session, open_session
 from sr_assets.settings import SparkSettings
 from sr_assets_tests.rig import SITE, Rig, Sent
-
-SCRIPT = """
-import sys
-from pathlib import Path
-from sr_assets.settings import load_settings
-from sr_assets.stages.run import run_site
-from sr_assets.stages.site import Site, Stage
-
-with Site(load_settings(Path(sys.argv[1]), {}), "LONDON", owner="test", run_id="test") as site:
-    reports = run_site(site, {one.stream: frozenset(Stage) for one in site.streams}, drain_only=True)
-print([report.failure for report in reports.values()])
-"""
 
 
 def test_every_run_of_a_site_joins_the_same_session_of_the_same_engine(rig: Rig) -> None:
@@ -65,10 +50,8 @@ def test_the_same_code_runs_in_classic_spark_and_its_process_ends(rig: Rig) -> N
     stream = rig.make()
     rig.publish(stream, [Sent(json.dumps({"sender": f"n{n % 3}"}).encode()) for n in range(9)])
     rig.add(stream, inspect_field="sender", inspect_duration="10m", workers=2)
-    rig.settings(spark={"mode": "classic"})
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("SPARK_")}
-    command = [sys.executable, "-c", SCRIPT, str(rig.home / "replication.yaml")]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=180)
-    assert done.stdout.strip() == "[None]", done.stderr
+    with rig.start(spark={"mode": "classic"}) as child:
+        printed, said = child.communicate(timeout=180)
+    assert printed.strip() == "[]", said
     assert len(rig.copies(stream)) == 3
     assert rig.row("replication")["skipped_messages"] == 6

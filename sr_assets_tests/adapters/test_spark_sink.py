@@ -2,10 +2,7 @@
 
 import fcntl
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +21,7 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import MESSAGE_ID_HEADER, header_values
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings
-from sr_assets.stages.replica import _Batch
+from sr_assets.stages.batch import Batch
 from sr_assets_tests.rig import SITE, Rig, Sent, cluster
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10m", "inspect_force_field": "force"}
@@ -64,7 +61,7 @@ def test_a_batch_that_a_crash_left_open_is_finished_as_it_was_meant(
     rig.drain()
     rig.publish(stream, numbered(40, first=11))
     with monkeypatch.context() as patched:
-        patched.setattr(_Batch, step, crash)
+        patched.setattr(Batch, step, crash)
         with pytest.raises(CrashError):
             rig.run()
         with pytest.raises(CrashError):
@@ -93,7 +90,7 @@ def test_messages_found_after_a_crash_are_filled_up_not_continued_from_the_highe
     rig.add(stream)
     rig.publish(stream, numbered(30))
     with monkeypatch.context() as patched:
-        patched.setattr(_Batch, "_commit", crash)
+        patched.setattr(Batch, "_commit", crash)
         with pytest.raises(CrashError):
             rig.run()
     for sequence in (1, 7, 8, 20):
@@ -139,18 +136,11 @@ def test_a_run_that_is_killed_while_it_writes_is_taken_over(rig: Rig) -> None:
     rig.publish(stream, numbered(30_000, size_bytes=200))
     rig.create(stream, rig.target)
     rig.add(stream)
-    rig.settings()
-    script = (
-        "import sys; from pathlib import Path; from sr_assets.settings import load_settings;"
-        "from sr_assets.stages.run import run_site; from sr_assets.stages.site import Site, Stage; settings = load_settings(Path(sys.argv[1]), {});"
-        "site = Site(settings, 'LONDON', owner='victim', run_id='v').__enter__();"
-        "run_site(site, {one.stream: frozenset(Stage) for one in site.streams}, drain_only=True)"
-    )
-    with subprocess.Popen([sys.executable, "-c", script, str(rig.home / "replication.yaml")]) as victim:
+    with rig.start() as victim:
         with cluster(rig.target) as asked:
             while victim.poll() is None and asked.stream_info(stream).last_sequence < 2_000:
                 time.sleep(0.001)
-        os.kill(victim.pid, signal.SIGKILL)
+        victim.kill()
     assert victim.returncode == -signal.SIGKILL
     rig.drain()
     assert numbers(rig, stream) == list(range(1, 30_001))
