@@ -15,7 +15,7 @@ import yaml
 from sr_assets.adapters.state import read_status
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets.stages.replica import _Batch
+from sr_assets.stages.batch import Batch
 from sr_assets_tests.rig import SITE, Rig, Sent, cluster
 
 SAMPLED = {"inspect_field": "sender", "inspect_duration": "10m"}
@@ -234,7 +234,7 @@ def test_a_stop_under_load_is_gone_on_from_at_once_and_without_duplicates(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(_Batch, "_commit", stop)
+        patched.setattr(Batch, "_commit", stop)
         with pytest.raises(KeyboardInterrupt):
             rig.run()
     rig.drain()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -115,3 +116,18 @@ def _prepared(session: SparkSession) -> SparkSession:
         session.interruptAll()
     session.dataSource.register(JetStreamDataSource)
     return session
+
+
+_OUR_ERRORS = re.compile(r"(?:sr_assets\.[\w.]*)?(?:WireError|RunError|ApiError): ([^\n]+)")
+
+
+def one_line(error: Exception) -> str:
+    """Return what a failed Spark job was about in one line: our own message from the task when there is one."""
+    text = str(error)
+    ours = _OUR_ERRORS.findall(text)
+    if ours:
+        return str(ours[-1]).strip()
+    if "StatusCode.UNAVAILABLE" in text:
+        return "the Spark engine does not answer any more; the next run starts another"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return f"Spark: {lines[0] if lines else type(error).__name__}"[:500]

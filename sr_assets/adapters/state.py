@@ -64,7 +64,7 @@ CREATE TABLE IF NOT EXISTS streams (
     {", ".join(f"{counter} BIGINT DEFAULT 0" for counter in COUNTERS)},
     last_error VARCHAR, last_error_since_ns BIGINT, as_of_ns BIGINT);
 CREATE TABLE IF NOT EXISTS intents (
-    stream VARCHAR, batch VARCHAR, first BIGINT, next BIGINT, planned_ns BIGINT, cutoff_ns BIGINT, created_ns BIGINT,
+    stream VARCHAR, first BIGINT, available BIGINT, next BIGINT, planned_ns BIGINT, cutoff_ns BIGINT, created_ns BIGINT,
     target_created_ns BIGINT, target_sequence BIGINT);
 CREATE TABLE IF NOT EXISTS nodes (
     stream VARCHAR, node VARCHAR, first_seen_ns BIGINT, seen_ns BIGINT, sequence BIGINT, copied_ns BIGINT,
@@ -145,12 +145,13 @@ def lock_owner(folder: Path) -> str | None:
 class Intent:
     """What a batch is about to do, committed before it does anything.
 
-    Done again after a crash, with the very same numbers.
+    Done again after a crash, with the very same numbers. `available` is the first sequence of the range that the source
+    still held: what lies before it was overtaken.
     """
 
     stream: str
-    batch: str
     first: int
+    available: int
     next: int
     planned_ns: int | None
     cutoff_ns: int | None

@@ -14,7 +14,7 @@ from sr_assets.adapters import wire
 from sr_assets.adapters.state import StreamState
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import last_origin
-from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.positions import SequenceRange, watermark
 
 if TYPE_CHECKING:
     from sr_assets.adapters.jetstream import Cluster, StreamInfo
@@ -138,3 +138,23 @@ def _refuse_lost_state(site: Site, stream: StreamSettings) -> None:
                         f" copies of it ({origin.sequence} at {message.sequence}); run `sr-assets recover --stream"
                         f" {stream.label}`"
                     )
+
+
+def advance(stream: StreamSettings, state: StreamState, source: StreamInfo, *, level: bool) -> None:
+    """Move the watermark and the lag to what this stream info says."""
+    state.watermark_ns = watermark(
+        source.ts_ns,
+        state.last_stored_ns,
+        replicas=source.replicas,
+        warning_ns=stream.policy.warning_ns if stream.policy else None,
+        level=level,
+        mirror=source.mirror,
+        previous_ns=state.watermark_ns,
+    )
+    state.planned_ns = source.ts_ns
+    state.source_last_sequence = max(source.last_sequence, state.next_sequence - 1)
+    state.lag_messages = max(0, source.last_sequence + 1 - max(state.next_sequence, source.first_sequence))
+    if state.lag_messages == 0 or source.ts_ns is None or state.last_stored_ns is None:
+        state.lag_ns = 0
+    else:
+        state.lag_ns = max(0, source.ts_ns - state.last_stored_ns)

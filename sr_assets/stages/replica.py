@@ -1,8 +1,7 @@
 """Stage `replica`: one batch after the other from source to target, each done exactly once.
 
-Here: the order of a batch — plan, intent, read, fold, publish, commit — and what is committed. Not here: where a range
-begins (`position`), the rules (`domain.tracking`), the writing and its repair (`spark_sink`), the target itself
-(`target`).
+Here: which range comes next, and its intent. Not here: where a stream begins (`position`), what is done for the range
+(`batch`), the target itself (`target`).
 
 An intent is committed on its own before anything is done. After a crash the very same range is done again with the very
 same cut-off: the fold gives the same decisions, the writers find in the target what is there already, and only the rest
@@ -12,33 +11,17 @@ is sent.
 from __future__ import annotations
 
 import logging
-import re
 import time
-import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from sr_assets.adapters.copier import CopyPlan, Receipt
 from sr_assets.adapters.faults import Point, reach
-from sr_assets.adapters.spark_sink import await_writers
-from sr_assets.adapters.spark_source import FORMAT, encode_finder
-from sr_assets.adapters.state import NODE_COLUMNS, Intent
-from sr_assets.domain.errors import RunError
-from sr_assets.domain.positions import SequenceRange, merge_ranges, missing, watermark
-from sr_assets.domain.tracking import NO_SENDER, Reason, untracked
-from sr_assets.stages.fold import FOLDED_SCHEMA, fold_batch
-from sr_assets.stages.node_snapshots import staging_folder
-from sr_assets.stages.node_state import add_transitions
-from sr_assets.stages.position import load_position
+from sr_assets.adapters.state import Intent
+from sr_assets.domain.positions import SequenceRange
+from sr_assets.stages.batch import Batch
+from sr_assets.stages.position import advance, load_position
 from sr_assets.stages.target import check_source, prepare_target, refuse_new_target
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame
-
     from sr_assets.adapters.jetstream import StreamInfo
     from sr_assets.adapters.state import StreamState
     from sr_assets.settings import StreamSettings
@@ -46,11 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_DIRECT_BATCH_VERSION = (2, 11, 0)
-_MAX_GAP_ROWS = 1_000
 #: A sampled stream's batch may read this many times the bytes it is expected to copy.
 _SAMPLED_SHARE = 10
-_COPIED = frozenset({Reason.NEW, Reason.FORCED, Reason.SIZE, Reason.INTERVAL, Reason.NO_SENDER, Reason.ALL})
 
 
 def copy_batch(site: Site, stream: StreamSettings, report: StreamReport, ends: dict[str, int] | None) -> bool:
@@ -78,7 +58,7 @@ def copy_batch(site: Site, stream: StreamSettings, report: StreamReport, ends: d
         site.state.clear_intent(stream.stream)
         return True
     started = time.monotonic()
-    batch = _Batch(site, stream, source, state, intent)
+    batch = Batch(site, stream, source, state, intent)
     messages = batch.run(report)
     _log_progress(stream, intent, messages, time.monotonic() - started, source, report)
     return True
@@ -100,9 +80,9 @@ def _next_range(stream: StreamSettings, state: StreamState, source: StreamInfo, 
 def _write_intent(site: Site, stream: StreamSettings, source: StreamInfo, covered: SequenceRange) -> Intent:
     target = prepare_target(stream, source, site.cluster(stream.target))
     cutoff_ns = source.ts_ns - stream.max_age_ns if stream.max_age_ns is not None and source.ts_ns is not None else None
-    batch = uuid.uuid4().hex
+    available = min(max(covered.first, source.first_sequence), covered.next)
     numbers = (source.ts_ns, cutoff_ns, source.created_ns, target.created_ns, target.last_sequence)
-    intent = Intent(stream.stream, batch, covered.first, covered.next, *numbers)
+    intent = Intent(stream.stream, covered.first, available, covered.next, *numbers)
     site.state.write_intent(intent)
     reach(Point.PLANNED)
     return intent
@@ -116,311 +96,12 @@ def _note_level(
     It is committed when a node is due, else with the end of the run.
     """
     level = source.last_sequence < state.next_sequence
-    _advance(stream, state, source, level=level)
+    advance(stream, state, source, level=level)
     report.state, report.lag_messages = state, state.lag_messages
     deadline_ns = site.state.next_deadline(stream.stream)
     if deadline_ns is not None and state.watermark_ns is not None and deadline_ns < state.watermark_ns:
         with site.state.transaction():
             site.state.save_stream(state)
-
-
-def _advance(stream: StreamSettings, state: StreamState, source: StreamInfo, *, level: bool) -> None:
-    """Move the watermark and the lag to what this stream info says."""
-    state.watermark_ns = watermark(
-        source.ts_ns,
-        state.last_stored_ns,
-        replicas=source.replicas,
-        warning_ns=stream.policy.warning_ns if stream.policy else None,
-        level=level,
-        mirror=source.mirror,
-        previous_ns=state.watermark_ns,
-    )
-    state.planned_ns = source.ts_ns
-    state.source_last_sequence = max(source.last_sequence, state.next_sequence - 1)
-    state.lag_messages = max(0, source.last_sequence + 1 - max(state.next_sequence, source.first_sequence))
-    if state.lag_messages == 0 or source.ts_ns is None or state.last_stored_ns is None:
-        state.lag_ns = 0
-    else:
-        state.lag_ns = max(0, source.ts_ns - state.last_stored_ns)
-
-
-class _Batch:
-    """One batch, from its intent to its commit."""
-
-    def __init__(
-        self, site: Site, stream: StreamSettings, source: StreamInfo, state: StreamState, intent: Intent
-    ) -> None:
-        self._site, self._stream, self._source, self._state, self._intent = site, stream, source, state, intent
-        self._covered = SequenceRange(intent.first, intent.next)
-        self._present = SequenceRange(min(max(intent.first, source.first_sequence), intent.next), intent.next)
-        self._writers = (site.folder / "writers" / stream.asset_prefix[1]).resolve()
-        self._receipt_file: Path = self._writers / "receipt.json"
-
-    def run(self, report: StreamReport) -> int:
-        """Read, decide, publish and commit; returns the number of messages."""
-        # From here on, whatever an earlier run left running may not write any more.
-        self._writers.mkdir(parents=True, exist_ok=True)
-        batch_file = self._writers / "batch"
-        draft = batch_file.with_name(".batch")
-        draft.write_text(self._intent.batch)
-        draft.replace(batch_file)
-        await_writers(self._writers)
-        return self._run_tracked(report) if self._stream.tracked else self._run_plain(report)
-
-    def _run_plain(self, report: StreamReport) -> int:
-        """Copy everything in the range: nothing to decide, so it is read once, by the writers."""
-        receipt = Receipt()
-        if len(self._present):
-            rows = self._site.spark().range(self._present.first, self._present.next, 1, self._stream.workers)
-            receipt = self._write(rows.withColumnRenamed("id", "sequence"))
-        absent = [SequenceRange(first, after) for first, after in receipt.missing]
-        seen = len(self._present) - sum(map(len, absent))
-        decided = seen - receipt.too_old
-        reasons = {Reason.ALL.value: decided, Reason.TOO_OLD.value: receipt.too_old}
-        self._commit(
-            report,
-            receipt,
-            absent,
-            reasons,
-            receipt.last_stored_ns,
-            pa.table({"sender": []}),
-            FOLDED_SCHEMA.empty_table(),
-        )
-        return seen
-
-    def _run_tracked(self, report: StreamReport) -> int:
-        """Read who was seen, fold per sender, copy what is due."""
-        sightings = self._read_sightings()
-        reach(Point.READ)
-        folded = self._fold(sightings)
-        decisions = self._decisions(sightings, folded)
-        due = decisions.filter(pc.is_in(decisions["reason"], pa.array([reason.value for reason in _COPIED])))
-        receipt = self._write(self._copies(due)) if due.num_rows else Receipt()
-        absent = missing(self._present, sightings["sequence"].to_pylist())
-        gone = [SequenceRange(first, after) for first, after in receipt.missing]
-        reasons = {row["values"]: row["counts"] for row in pc.value_counts(decisions["reason"]).to_pylist()}
-        last_ns = sightings["stored_ns"][-1].as_py() if sightings.num_rows else None
-        self._commit(report, receipt, merge_ranges([*absent, *gone]), reasons, last_ns, sightings, folded)
-        return sightings.num_rows
-
-    def _read_sightings(self) -> pa.Table:
-        """Return one row per message in sequence order: sequence, stored_ns, sender, payload_bytes, forced."""
-        if not len(self._present):
-            return pa.table(
-                {"sequence": pa.array([], pa.int64()), "stored_ns": [], "sender": [], "payload_bytes": [], "forced": []}
-            )
-        stream = self._stream
-        assert stream.finder is not None  # a tracked stream has one: settings see to it
-        options = {
-            "connection": self._site.connection_file(stream.source),
-            "stream": stream.stream,
-            "direct": str(self._direct).lower(),
-            **({"filter": stream.filter_subject} if stream.filter_subject else {}),
-            "first": str(self._present.first),
-            "next": str(self._present.next),
-            "partitions": str(2 if len(self._present) > _MAX_GAP_ROWS else 1),
-            "inspect": encode_finder(stream.finder, stream.force_path),
-        }
-        try:
-            table = self._site.spark().read.format(FORMAT).options(**options).load().toArrow()
-        except Exception as error:
-            raise RunError(one_line(error)) from error
-        return table.sort_by("sequence")
-
-    def _fold(self, sightings: pa.Table) -> pa.Table:
-        policy = self._stream.policy
-        assert policy is not None
-        rows = self._site.state.fold_input(self._stream.stream, sightings)
-        try:
-            return fold_batch(self._site.spark(), rows, policy, self._intent.cutoff_ns)
-        except Exception as error:
-            raise RunError(one_line(error)) from error
-
-    def _decisions(self, sightings: pa.Table, folded: pa.Table) -> pa.Table:
-        """Return one row per message: sequence, node (null when there is no sender), reason."""
-        decided = folded.filter(pc.is_valid(folded["reason"]))
-        tracked = pa.table({"sequence": decided["decided"], "node": decided["sender"], "reason": decided["reason"]})
-        strangers = sightings.filter(pc.is_null(sightings["sender"]))
-        reasons = [
-            untracked(ns, self._intent.cutoff_ns, NO_SENDER).reason.value for ns in strangers["stored_ns"].to_pylist()
-        ]
-        nodes = pa.nulls(strangers.num_rows, pa.string())
-        others = pa.table({"sequence": strangers["sequence"], "node": nodes, "reason": pa.array(reasons, pa.string())})
-        return pa.concat_tables([tracked, others.cast(tracked.schema)])
-
-    def _copies(self, due: pa.Table) -> DataFrame:
-        """Return the rows for the writers, spread so that each keeps what `order` promises."""
-        frame = self._site.spark().createDataFrame(due.select(["sequence", "node"]).sort_by("sequence"))
-        workers = self._stream.workers
-        if workers == 1:
-            return frame.coalesce(1)
-        return frame.repartition(workers, "node") if self._stream.order == "sender" else frame.repartition(workers)
-
-    @property
-    def _direct(self) -> bool:
-        return self._source.allow_direct and self._source.server_version >= _DIRECT_BATCH_VERSION
-
-    def _write(self, rows: DataFrame) -> Receipt:
-        """Let Spark's writers copy what the rows name; returns their receipt.
-
-        Raises RunError when the target refuses: the intent stays open.
-        """
-        stream, intent = self._stream, self._intent
-        target = prepare_target(stream, self._source, self._site.cluster(stream.target))
-        since = intent.target_sequence if target.created_ns == intent.target_created_ns else 0
-        plan = CopyPlan(
-            connection=self._site.connection_file(stream.target),
-            stream=stream.target_stream,
-            subjects=target.subjects,
-            source_connection=self._site.connection_file(stream.source),
-            source_stream=stream.stream,
-            direct=self._direct,
-            filter=stream.filter_subject,
-            replicator=stream.replicator,
-            name=stream.name,
-            created_ns=intent.created_ns,
-            resend=self._state.starts,
-            prefix=stream.prefix,
-            remove=stream.remove,
-            first=intent.first,
-            next=intent.next,
-            since=since,
-            # A tracked stream's messages were weighed by the fold: what is too old is not among the rows.
-            cutoff_ns=None if stream.tracked else intent.cutoff_ns,
-            on_poison=stream.on_poison,
-            folder=str(self._writers),
-            batch=intent.batch,
-            receipt=str(self._receipt_file),
-            staging=str(staging_folder(self._site, stream, self._covered)) if stream.tracked else None,
-        )
-        self._receipt_file.unlink(missing_ok=True)
-        try:
-            rows.write.format(FORMAT).mode("append").options(**plan.encode()).save()
-        except Exception as error:
-            raise RunError(one_line(error)) from error
-        receipt = Receipt.read(self._receipt_file)
-        reach(Point.PUBLISHED)
-        if receipt.failure:
-            raise RunError(receipt.failure)
-        return receipt
-
-    def _commit(
-        self,
-        report: StreamReport,
-        receipt: Receipt,
-        absent: list[SequenceRange],
-        reasons: dict[str, int],
-        last_stored_ns: int | None,
-        sightings: pa.Table,
-        folded: pa.Table,
-    ) -> None:
-        """Commit everything the batch changed, in one transaction, with the position that says so."""
-        site, stream, state, intent = self._site, self._stream, self._state, self._intent
-        late = 0
-        if stream.tracked and state.watermark_ns is not None and sightings.num_rows:
-            late = pc.sum(pc.less(sightings["stored_ns"], state.watermark_ns)).as_py() or 0
-        lost = sum(after - first for first, after in receipt.missing) if stream.tracked else 0
-        gaps = self._gaps(absent)
-        state.created_ns = intent.created_ns
-        state.next_sequence = intent.next
-        state.seen_messages += sum(reasons.values()) - lost
-        state.copied_messages += receipt.copied
-        state.copied_bytes += receipt.copied_bytes
-        state.skipped_messages += reasons.get(Reason.SAMPLED.value, 0)
-        state.too_old_messages += reasons.get(Reason.TOO_OLD.value, 0)
-        state.no_sender_messages += reasons.get(Reason.NO_SENDER.value, 0)
-        state.parked_messages += len(receipt.parked)
-        state.gap_messages += sum(gap["messages"] for gap in gaps)
-        state.late_sightings += late
-        if last_stored_ns is not None:
-            state.last_stored_ns = max(last_stored_ns, state.last_stored_ns or 0)
-        if receipt.target_sequence:
-            state.target_sequence, state.target_holds = receipt.target_sequence, receipt.target_holds
-            state.target_created_ns = site.cluster(stream.target).stream_info(stream.target_stream).created_ns
-        _advance(stream, state, self._source, level=intent.next > self._source.last_sequence)
-        # What a transition calls late is measured from the info that planned the batch, also when it is done again.
-        state.planned_ns = intent.planned_ns
-        state.as_of_ns = site.now_ns()
-        with site.state.transaction():
-            site.state.save_stream(state)
-            self._commit_nodes(folded, report)
-            self._commit_rows("gaps", gaps)
-            self._commit_rows("parked", [self._parked_row(parked) for parked in receipt.parked])
-            if stream.tracked:
-                site.state.stage(stream.stream, intent.first, intent.next)
-            site.state.clear_intent(stream.stream)
-        reach(Point.COMMITTED)
-        site.changed()
-        self._report(report, receipt, reasons, gaps)
-
-    def _commit_nodes(self, folded: pa.Table, report: StreamReport) -> None:
-        if not folded.num_rows:
-            return
-        states = folded.filter(pc.is_valid(folded["seen_ns"])).select(["sender", *NODE_COLUMNS, "deadline_ns"])
-        self._site.state.merge_nodes(self._stream.stream, states.rename_columns(["node", *NODE_COLUMNS, "deadline_ns"]))
-        add_transitions(self._site, self._stream, self._state, folded, report)
-
-    def _commit_rows(self, table: str, rows: list[dict[str, Any]]) -> None:
-        if rows:
-            self._site.state.add_rows(table, pa.Table.from_pylist(rows))
-
-    def _parked_row(self, parked: Any) -> dict[str, Any]:
-        fields = ("sequence", "stored_ns", "subject", "payload_bytes", "reason")
-        row = {field: getattr(parked, field) for field in fields}
-        return {"stream": self._stream.stream, **row, "parked_ns": self._site.now_ns()}
-
-    def _gaps(self, absent: list[SequenceRange]) -> list[dict[str, Any]]:
-        """Return the rows for what the range did not hold: what retention took first, then the holes.
-
-        Many of them as one row.
-        """
-        rows = []
-        if self._present.first > self._covered.first:
-            rows.append(
-                self._gap(
-                    self._covered.first, self._present.first, self._present.first - self._covered.first, "overtaken"
-                )
-            )
-        holes = [hole for hole in absent if len(hole)]
-        total = sum(map(len, holes))
-        if not holes:
-            return rows
-        reason = (
-            "filtered"
-            if self._stream.filter_subject
-            else "per_subject_limit"
-            if self._source.max_msgs_per_subject > 0
-            else "deleted"
-        )
-        if reason != "deleted" or len(holes) > _MAX_GAP_ROWS:
-            return [*rows, self._gap(holes[0].first, holes[-1].next, total, reason)]
-        return [*rows, *(self._gap(hole.first, hole.next, len(hole), reason) for hole in holes)]
-
-    def _gap(self, first: int, after: int, messages: int, reason: str) -> dict[str, Any]:
-        return {
-            "stream": self._stream.stream,
-            "first_sequence": first,
-            "last_sequence": after - 1,
-            "messages": messages,
-            "reason": reason,
-            "noticed_ns": self._site.now_ns(),
-        }
-
-    def _report(
-        self, report: StreamReport, receipt: Receipt, reasons: dict[str, int], gaps: list[dict[str, Any]]
-    ) -> None:
-        report.state = self._state
-        report.first = self._intent.first if report.first is None else report.first
-        report.next = self._intent.next
-        report.batches += 1
-        report.reasons.update(reasons)
-        report.copied += receipt.copied
-        report.copied_bytes += receipt.copied_bytes
-        report.found += receipt.found
-        report.parked += len(receipt.parked)
-        report.disordered += receipt.disordered
-        report.gap_messages += sum(gap["messages"] for gap in gaps if gap["reason"] != "filtered")
-        report.lag_messages = self._state.lag_messages
 
 
 def _log_progress(
@@ -439,18 +120,3 @@ def _log_progress(
         report.copied,
         left,
     )
-
-
-_OUR_ERRORS = re.compile(r"(?:sr_assets\.[\w.]*)?(?:WireError|RunError|ApiError): ([^\n]+)")
-
-
-def one_line(error: Exception) -> str:
-    """Return what a failed Spark job was about in one line: our own message from the task when there is one."""
-    text = str(error)
-    ours = _OUR_ERRORS.findall(text)
-    if ours:
-        return str(ours[-1]).strip()
-    if "StatusCode.UNAVAILABLE" in text:
-        return "the Spark engine does not answer any more; the next run starts another"
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return f"Spark: {lines[0] if lines else type(error).__name__}"[:500]

@@ -21,7 +21,7 @@ from sr_assets.adapters.state import (
 )
 from sr_assets.domain.errors import RunError
 
-INTENT = Intent("S", "b1", 1, 11, 5, None, 7, 8, 9)
+INTENT = Intent("S", 1, 1, 11, 5, None, 7, 8, 9)
 
 
 @pytest.fixture
@@ -70,9 +70,9 @@ def test_a_transaction_that_fails_changes_nothing(state: SiteState) -> None:
 def test_an_intent_is_committed_on_its_own_and_survives_the_process(tmp_path: Path) -> None:
     with SiteState(tmp_path) as state:
         state.write_intent(INTENT)
-        state.write_intent(Intent("S", "b2", 1, 11, 5, 6, 7, 8, 9))
+        state.write_intent(Intent("S", 1, 2, 11, 5, 6, 7, 8, 9))
     with SiteState(tmp_path) as state:
-        assert state.open_intent("S") == Intent("S", "b2", 1, 11, 5, 6, 7, 8, 9)
+        assert state.open_intent("S") == Intent("S", 1, 2, 11, 5, 6, 7, 8, 9)
         assert state.open_intent("T") is None
 
 

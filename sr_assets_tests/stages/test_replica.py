@@ -11,7 +11,7 @@ import pytest
 
 from sr_assets.domain.messages import last_origin
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets.stages.replica import _Batch
+from sr_assets.stages.batch import Batch
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10m"}
@@ -319,7 +319,7 @@ def test_a_batch_that_is_done_again_keeps_its_cut_off(rig: Rig, monkeypatch: pyt
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(_Batch, "run", crash)
+        patched.setattr(Batch, "run", crash)
         with pytest.raises(KeyboardInterrupt):
             rig.run()
     time.sleep(3)

@@ -9,7 +9,7 @@ import duckdb
 import pytest
 
 from sr_assets.adapters.state import SiteBusyError, lock_owner, read_status
-from sr_assets.stages.replica import _Batch
+from sr_assets.stages.batch import Batch
 from sr_assets.stages.site import Site, Stage, needs_publishing
 from sr_assets_tests.rig import SITE, Rig, Sent
 
@@ -64,14 +64,14 @@ def test_a_run_that_ends_with_an_exception_publishes_what_it_committed_and_close
         rig.publish(stream, from_sender("a"))
     rig.add(first, **SAMPLED)
     rig.add(second)
-    run = _Batch.run
+    run = Batch.run
 
-    def fail_for_second(batch: _Batch, *arguments: object) -> int:
+    def fail_for_second(batch: Batch, *arguments: object) -> int:
         if batch._stream.stream == second:
             raise MemoryError
         return run(batch, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_Batch, "run", fail_for_second)
+    monkeypatch.setattr(Batch, "run", fail_for_second)
     with pytest.raises(MemoryError):
         rig.run()
     assert lock_owner(folder(rig)) is None
@@ -127,14 +127,14 @@ def test_a_run_that_stops_before_the_end_dates_its_watermark_by_the_last_message
     stream = rig.make()
     rig.publish(stream, from_sender(*"abcdef"))
     rig.add(stream, batch_messages=4, **SAMPLED)
-    commit, stored = _Batch._commit, rig.stored(stream)
+    commit, stored = Batch._commit, rig.stored(stream)
 
-    def commit_once(batch: _Batch, *arguments: object) -> None:
+    def commit_once(batch: Batch, *arguments: object) -> None:
         if batch._intent.first > 1:
             raise KeyboardInterrupt
         commit(batch, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_Batch, "_commit", commit_once)
+    monkeypatch.setattr(Batch, "_commit", commit_once)
     with pytest.raises(KeyboardInterrupt):
         rig.run()
     shown = read_status(folder(rig))["streams"][stream]
