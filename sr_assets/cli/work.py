@@ -1,0 +1,206 @@
+"""Commands that do something: demo, up, run, recover, emulate, spark.
+
+Not here: what they do (`embedded`, `operate`, `stages`); everything heavy is imported by the command that needs it.
+"""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sr_assets.cli.base import SECONDS, cli, configured, warn
+from sr_assets.domain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sr_assets.settings import Settings
+
+
+@cli.command()
+@click.option(
+    "--sites", type=click.IntRange(1, 20), default=2, show_default=True, help="How many sites report to the centre."
+)
+@click.option("--nodes", type=click.IntRange(1), default=100, show_default=True, help="How many nodes each site has.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=3000, show_default=True, help="Where the UI listens, on loopback."
+)
+@click.option(
+    "--home",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where everything is kept; default: a folder that is removed at the end.",
+)
+@click.option("--no-ui", is_flag=True, help="Without the web UI.")
+@click.option(
+    "--for", "for_seconds", type=SECONDS, help="Stop so long after the first published table, with a last drain."
+)
+@click.option("--json", "as_json", is_flag=True, help="The last line is one JSON object.")
+def demo(
+    sites: int, nodes: int, port: int, home: Path | None, no_ui: bool, for_seconds: float | None, as_json: bool
+) -> int:
+    """Show the platform on this machine: sites, a centre, an emulated fleet."""
+    from sr_assets.embedded.demo import run_demo
+
+    return run_demo(
+        sites=sites, nodes=nodes, port=port, home=home, ui=not no_ui, for_seconds=for_seconds, as_json=as_json
+    )
+
+
+@cli.command()
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=3000, show_default=True, help="Where the UI listens, on loopback."
+)
+@configured
+def up(settings: "Settings", port: int) -> int:
+    """Run Dagster's webserver and daemon for the configuration, until Ctrl-C."""
+    from sr_assets.operate import serve
+
+    warn(settings)
+    return serve(settings, port)
+
+
+@cli.command()
+@click.option(
+    "--stream", "names", multiple=True, metavar="NAME", help="Only this stream, or name/stream; may be repeated."
+)
+@click.option("--once", is_flag=True, help="Drain to where the sources are now, publish and end; the default.")
+@click.option("--follow", is_flag=True, help="Go on until Ctrl-C.")
+@configured
+def run(settings: "Settings", names: tuple[str, ...], once: bool, follow: bool) -> int:
+    """Do what the sensors' runs do without the UI, recorded in the same Dagster instance.
+
+    Sites work side by side, as many as there are cores. Exit code 1: a stream failed, the others ran.
+    """
+    from sr_assets.operate import run_sites
+
+    if once and follow:
+        raise click.UsageError("--once and --follow exclude each other")
+    warn(settings)
+    chosen = {stream.label: stream for name in names for stream in settings.find(name)}
+    return run_sites(settings, list(chosen.values()) or settings.streams, once=not follow)
+
+
+@cli.command()
+@click.option("--stream", "name", required=True, metavar="NAME", help="The stream, or name/stream.")
+@configured
+def recover(settings: "Settings", name: str) -> None:
+    """Rebuild a stream's position and nodes from its target and source.
+
+    For a lost state, and to take over from the Go replicator.
+    """
+    from sr_assets.resources import configure_logging
+    from sr_assets.stages.recover import recover_stream
+
+    configure_logging(settings)
+    found = settings.find(name)
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"--stream {name}: there are several, name one: {', '.join(stream.label for stream in found)}"
+        )
+    click.echo(recover_stream(settings, found[0]))
+
+
+@cli.command()
+@click.option("--url", required=True, help="The server: nats://[user:password@]host:port.")
+@click.option(
+    "--subject",
+    default="choria.stream.input.registration.%s",
+    show_default=True,
+    help="Where nodes publish; %s is the node.",
+)
+@click.option("--nodes", type=click.IntRange(1), required=True, help="How many nodes.")
+@click.option("--interval", type=SECONDS, default="300s", show_default=True, help="How often each node publishes.")
+@click.option("--for", "for_seconds", type=SECONDS, help="Stop after so long; default: Ctrl-C.")
+@click.option(
+    "--bytes",
+    "payload_bytes",
+    type=int,
+    default=7000,
+    show_default=True,
+    help="The typical size; nodes send from a third to 3.5 times of it.",
+)
+@click.option(
+    "--churn",
+    metavar="SHARE[,SHORT,LONG]",
+    help="The share of nodes that come and go, and how long they are silent; default 4 and 13 intervals.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed tells the same story.")
+def emulate(
+    url: str,
+    subject: str,
+    nodes: int,
+    interval: float,
+    for_seconds: float | None,
+    payload_bytes: int,
+    churn: str | None,
+    seed: int,
+) -> None:
+    """Be a fleet of nodes that publish Choria registration messages."""
+    from sr_assets.embedded.fleet import Fleet, FleetPlan
+
+    plan = FleetPlan(nodes, interval, seed, _churn(churn, interval), payload_bytes)
+    fleet = Fleet(plan, url, subject, for_seconds=for_seconds)
+    try:
+        fleet.run()
+    finally:
+        click.echo(f"published {fleet.published} messages of {nodes} nodes", err=True)
+
+
+def _churn(text: str | None, interval: float) -> Any:
+    from sr_assets.embedded.fleet import Churn
+
+    if text is None:
+        return None
+    share, *silences = text.replace(":", ",").split(",")
+    try:
+        times = [SECONDS.convert(silence, None, None) for silence in silences] or [4 * interval, 13 * interval]
+        if len(times) == 2 and 0 <= float(share) <= 1:
+            return Churn(float(share), *times)
+    except ValueError:
+        pass
+    raise click.UsageError(
+        f"--churn {text!r}: write a share from 0 to 1, or a share and two durations, as in 0.2,12m,1h"
+    )
+
+
+@cli.group()
+def spark() -> None:
+    """The warm Spark engine of this home."""
+
+
+@spark.command("start")
+@configured
+def spark_start(settings: "Settings") -> None:
+    """Start the engine, so that the first run finds it warm."""
+    from sr_assets.adapters.spark_engine import start_engine
+
+    if settings.spark.mode != "connect-local":
+        raise ConfigurationError(
+            f"spark.mode is {settings.spark.mode.partition(':')[0]}: only connect-local has an engine of ours"
+        )
+    engine = start_engine(settings.spark, settings.home.resolve())
+    click.echo(f"running: pid {engine.pid}, port {engine.port}")
+
+
+@spark.command("status")
+@configured
+def spark_status(settings: "Settings") -> int:
+    """Say whether the engine runs; exit code 1 when it does not."""
+    from sr_assets.adapters.spark_engine import engine_status
+    from sr_assets.tables import duration
+
+    engine = engine_status(settings.home.resolve())
+    click.echo(
+        f"running: pid {engine.pid}, port {engine.port}, for {duration(int(time.time() - engine.started_at))}"
+        if engine
+        else "not running"
+    )
+    return 0 if engine else 1
+
+
+@spark.command("stop")
+@configured
+def spark_stop(settings: "Settings") -> None:
+    """Stop the engine; the next run starts another."""
+    from sr_assets.adapters.spark_engine import stop_engine
+
+    click.echo("stopped" if stop_engine(settings.home.resolve()) else "was not running")
