@@ -127,7 +127,7 @@ def one_line(error: Exception) -> str:
     ours = _OUR_ERRORS.findall(text)
     if ours:
         return str(ours[-1]).strip()
-    if "StatusCode.UNAVAILABLE" in text:
+    if "StatusCode.UNAVAILABLE" in text or "RETRIES_EXCEEDED" in text:
         return "the Spark engine does not answer any more; the next run starts another"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f"Spark: {lines[0] if lines else type(error).__name__}"[:500]
