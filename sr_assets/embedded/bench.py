@@ -154,7 +154,7 @@ def _one_at_a_time(bench: Bench, stream: str, messages: int) -> float:
     Returns messages per second.
     """
     with Cluster(_cluster(bench.target)) as cluster:
-        cluster.create_stream({"name": f"{stream}_ONE", "subjects": ["one.>"], "storage": "file"})
+        cluster.create_stream({"name": f"{stream}_ONE", "subjects": [f"{stream}_ONE.>"], "storage": "file"})
     with _wire(bench.source) as source, _wire(bench.target) as target:
         publisher = wire.Publisher(target)
         started = time.perf_counter()
@@ -163,7 +163,7 @@ def _one_at_a_time(bench: Bench, stream: str, messages: int) -> float:
             assert message is not None
             list(
                 publisher.publish_all(
-                    [wire.Outgoing(sequence, f"one.{message.subject}", message.headers, message.payload)]
+                    [wire.Outgoing(sequence, f"{stream}_ONE.{message.subject}", message.headers, message.payload)]
                 )
             )
         return messages / (time.perf_counter() - started)
