@@ -61,6 +61,8 @@ _DEFAULTS: Final = {
     "spark.sql.adaptive.enabled": "false",
     "spark.driver.memory": "768m",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",
+    # Larger relations would be cached in the session, which is never left: a batch's rows travel in the plan instead.
+    "spark.sql.session.localRelationCacheThreshold": str(64 * 1024 * 1024),
     "spark.sql.artifact.isolation.enabled": "false",
     "spark.connect.session.manager.defaultSessionTimeout": "24h",
     "spark.connect.grpc.maxInboundMessageSize": str(256 * 1024 * 1024),
