@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How far back the target is searched for copies of ours before a stream without a state may begin.
-_TAIL_MESSAGES = 50_000
 #: Set by `sr-assets up` and `sr-assets run`: an ephemeral stream is copied again once for each of them.
 START_VARIABLE = "SR_ASSETS_START"
 
@@ -121,11 +119,12 @@ def _refuse_lost_state(site: Site, stream: StreamSettings) -> None:
     if stream.ephemeral or not target.stream_exists(stream.target_stream):
         return
     info = target.stream_info(stream.target_stream)
-    tail = SequenceRange(max(1, info.first_sequence, info.last_sequence + 1 - _TAIL_MESSAGES), info.last_sequence + 1)
-    if not len(tail):
+    # All of it, once in a stream's life: on a shared target ours may lie far behind what others wrote since.
+    held = SequenceRange(min(max(1, info.first_sequence), info.last_sequence + 1), info.last_sequence + 1)
+    if not len(held):
         return
     with open_wire(stream.target, "sr-assets tail") as connection:
-        for messages in wire.read_headers(connection, stream.target_stream, tail):
+        for messages in wire.read_headers(connection, stream.target_stream, held):
             for message in messages:
                 origin = last_origin(message.headers)
                 if origin and (origin.stream, origin.replicator, origin.name) == (

@@ -54,9 +54,6 @@ def copy_batch(site: Site, stream: StreamSettings, report: StreamReport, ends: d
             _note_level(site, stream, state, source, report)
             return False
         intent = _write_intent(site, stream, source, covered)
-    elif intent.created_ns != source.created_ns:
-        site.state.clear_intent(stream.stream)
-        return True
     started = time.monotonic()
     batch = Batch(site, stream, source, state, intent)
     messages = batch.run(report)
