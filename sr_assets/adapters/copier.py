@@ -42,6 +42,29 @@ _REFUSAL_SECONDS: Final = 30.0
 _MAX_PARKED: Final = 1000
 
 
+#: Source stream, replicator, name: whose copies they are.
+Identity = tuple[str, str, str]
+
+
+def is_ours(origin: Origin, headers: bytes, identity: Identity, created_ns: int) -> bool:
+    """Tell whether a message in a target is this entry's copy, of the source that was created then if it says so."""
+    if (origin.stream, origin.replicator, origin.name) != identity:
+        return False
+    ids = header_values(headers, MESSAGE_ID_HEADER)
+    known = parse_message_id(ids[-1]) if ids else None
+    return known is None or known[0] == created_ns
+
+
+def other_writer(target_stream: str, identity: Identity, sequence: int) -> str:
+    """Return what to say of a copy of ours in the target that no intent of this state explains."""
+    stream, replicator, name = identity
+    return (
+        f"target stream {target_stream} holds a copy of {stream} {sequence} that no batch of this site made: another"
+        f" replicator called {replicator}/{name} writes there, or this state is an old one; stop it, or run `sr-assets"
+        f" recover --stream {name}/{stream}`"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
     """What a batch's writers are told, each field an option of the sink.
@@ -83,6 +106,11 @@ class CopyPlan:
     on_poison: str = "park"
     staging: str | None = None
 
+    @property
+    def identity(self) -> Identity:
+        """Whose copies these are, as their origin says it."""
+        return self.source_stream, self.replicator, self.name
+
     def encode(self) -> dict[str, str]:
         """Return the options that say this plan: text as it is, everything else as JSON."""
         values = asdict(self)
@@ -113,7 +141,8 @@ class Receipt:
     """What one batch's writers did, added up: the only thing a commit is based on.
 
     `target_sequence` is the highest sequence in the target that was acknowledged or found, `target_holds` the source
-    sequence that stands there, `disordered` how many copies stand behind one of a later source sequence. `missing` are
+    sequence that stands there, `disordered` how many copies stand behind one of a later source sequence; `places` are
+    runs of copies: (place in the target, source sequence, how many follow one another in both). `missing` are
     ranges the source does not hold (any more); `found` of the copied ones were in the target already (an earlier
     attempt's); `failure` is one line when the target refuses to go on: then the intent stays open.
     """
@@ -126,6 +155,7 @@ class Receipt:
     target_sequence: int = 0
     target_holds: int = 0
     disordered: int = 0
+    places: list[tuple[int, int, int]] = field(default_factory=list)
     parked: list[Parked] = field(default_factory=list)
     missing: list[tuple[int, int]] = field(default_factory=list)
     failure: str | None = None
@@ -141,6 +171,7 @@ class Receipt:
         if other.target_sequence > self.target_sequence:
             self.target_sequence, self.target_holds = other.target_sequence, other.target_holds
         self.disordered += other.disordered
+        self.places += other.places
         self.parked += other.parked
         self.missing += other.missing
         self.failure = self.failure or other.failure
@@ -156,7 +187,8 @@ class Receipt:
         """Read what `write` left."""
         raw = json.loads(file.read_text())
         parked = [Parked(**one) for one in raw["parked"]]
-        return cls(**{**raw, "parked": parked, "missing": [tuple(one) for one in raw["missing"]]})
+        runs = {key: [tuple(one) for one in raw[key]] for key in ("places", "missing")}
+        return cls(**{**raw, **runs, "parked": parked})
 
 
 @dataclass(slots=True)
@@ -218,29 +250,13 @@ class Copier:
         found: set[int] = set()
         for message in itertools.chain.from_iterable(wire.read_headers(self._target, plan.stream, behind)):
             origin = last_origin(message.headers)
-            if origin and self._is_ours(origin, message.headers):
+            if origin and is_ours(origin, message.headers, plan.identity, plan.created_ns):
                 found.add(origin.sequence)
                 self._stands_at(message.sequence, origin.sequence)
         outside = [sequence for sequence in found if not plan.first <= sequence < plan.next]
         if outside:
-            raise RunError(self._other_writer(min(outside)))
+            raise RunError(other_writer(plan.stream, plan.identity, min(outside)))
         return found
-
-    def _is_ours(self, origin: Origin, headers: bytes) -> bool:
-        plan = self._plan
-        if (origin.stream, origin.replicator, origin.name) != (plan.source_stream, plan.replicator, plan.name):
-            return False
-        ids = header_values(headers, MESSAGE_ID_HEADER)
-        known = parse_message_id(ids[-1]) if ids else None
-        return known is None or known[0] == plan.created_ns
-
-    def _other_writer(self, sequence: int) -> str:
-        plan = self._plan
-        return (
-            f"target stream {plan.stream} holds a copy of {plan.source_stream} {sequence} that no batch of this site made: "
-            f"another replicator called {plan.replicator}/{plan.name} writes there, or this state is an old one; stop it,"
-            f" or run `sr-assets recover --stream {plan.name}/{plan.source_stream}`"
-        )
 
     # ---------------------------------------------------------------------------------------- what is to be copied
 
@@ -370,6 +386,11 @@ class Copier:
 
     def _stands_at(self, target_sequence: int, sequence: int) -> None:
         receipt = self._receipt
+        at, first, length = receipt.places[-1] if receipt.places else (0, 0, 0)
+        if target_sequence == at + length and sequence == first + length:
+            receipt.places[-1] = (at, first, length + 1)
+        else:
+            receipt.places.append((target_sequence, sequence, 1))
         if target_sequence > receipt.target_sequence:
             receipt.disordered += sequence < receipt.target_holds
             receipt.target_sequence, receipt.target_holds = target_sequence, sequence
@@ -383,9 +404,11 @@ class Copier:
         at = ack.target_sequence or 0
         stored = wire.stored_message(self._target, self._plan.stream, at)
         origin = last_origin(stored.headers) if stored else None
-        if stored and origin and origin.sequence == ack.sequence and self._is_ours(origin, stored.headers):
-            if at <= self._plan.since:
-                raise _StopError(self._other_writer(ack.sequence))
+        plan = self._plan
+        ours = stored and origin and is_ours(origin, stored.headers, plan.identity, plan.created_ns)
+        if ours and origin and origin.sequence == ack.sequence:
+            if at <= plan.since:
+                raise _StopError(other_writer(plan.stream, plan.identity, ack.sequence))
             self._settle(ack.sequence, at)
         else:
             self._window[ack.sequence].resend += 1

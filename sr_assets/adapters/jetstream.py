@@ -20,7 +20,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from sr_assets.adapters.wire.frames import encode_json, stored_message
-from sr_assets.domain.errors import RunError
+from sr_assets.domain.errors import PassingError, RunError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import parse_rfc3339_ns
 from sr_assets.domain.subjects import covers
@@ -30,6 +30,8 @@ REQUEST_SECONDS: Final = 10.0
 PUBLISH_WINDOW: Final = 256
 MIN_DUPLICATE_WINDOW_NS: Final = 120 * 1_000_000_000
 
+#: What a server without a leader, or one that is just starting, answers.
+UNAVAILABLE: Final = 503
 STREAM_NOT_FOUND: Final = 10059
 MESSAGE_NOT_FOUND: Final = 10037
 # A cluster too small for the replicas, and a server without a cluster.
@@ -228,15 +230,18 @@ class Cluster:
             raise
         return parse_stream_info(answer, self.server_version, self.cluster_size)
 
-    def stream_exists(self, stream: str) -> bool:
-        """Tell whether there is such a stream."""
+    def find_stream(self, stream: str) -> StreamInfo | None:
+        """Return what the leader says now; None when there is no such stream."""
         try:
-            self.stream_info(stream)
+            return self.stream_info(stream)
         except ApiError as error:
             if error.code == STREAM_NOT_FOUND:
-                return False
+                return None
             raise
-        return True
+
+    def stream_exists(self, stream: str) -> bool:
+        """Tell whether there is such a stream."""
+        return self.find_stream(stream) is not None
 
     def stream_names(self, subject: str = ">") -> list[str]:
         """Return the streams whose subjects overlap the given one."""
@@ -310,6 +315,8 @@ class Cluster:
         error = answer.get("error")
         if error:
             said = f"{self.settings.label}: {subject}: {error.get('description')} ({error.get('err_code')})"
+            if error.get("code") == UNAVAILABLE:
+                raise PassingError(said)
             raise ApiError(said, int(error.get("err_code") or error.get("code") or 0))
         return answer
 
@@ -325,9 +332,11 @@ class Cluster:
                 raise RunError(f"{self.settings.label}: {subject}: {self._complaint}")
             return await asking
         except nats.errors.NoRespondersError:
-            raise ApiError(f"{self.settings.label}: {subject}: nobody answers (is JetStream enabled?)", 503) from None
+            raise ApiError(
+                f"{self.settings.label}: {subject}: nobody answers (is JetStream enabled?)", UNAVAILABLE
+            ) from None
         except nats.errors.TimeoutError:
-            raise RunError(f"{self.settings.label}: {subject}: no answer in {REQUEST_SECONDS:.0f} s") from None
+            raise PassingError(f"{self.settings.label}: {subject}: no answer in {REQUEST_SECONDS:.0f} s") from None
         finally:
             asking.cancel()
             complaining.cancel()
@@ -413,7 +422,7 @@ class Cluster:
                 problems.append(f"{server}: {self._complaint or _words(error)}")
             else:
                 return client
-        raise RunError(f"cannot connect to NATS: {'; '.join(problems)}")
+        raise PassingError(f"cannot connect to NATS: {'; '.join(problems)}")
 
     async def _connect_to(self, client: Client, server: str) -> None:
         async def on_error(error: Exception) -> None:
@@ -451,7 +460,7 @@ class Cluster:
             # The work has its own deadline; this one only guards against a thread that hangs.
             return future.result(timeout_seconds + 2 * REQUEST_SECONDS)
         except (OSError, TimeoutError, nats.errors.Error) as error:
-            raise RunError(f"{self.settings.label}: {self._complaint or _words(error)}") from None
+            raise PassingError(f"{self.settings.label}: {self._complaint or _words(error)}") from None
 
     def _started(self) -> asyncio.AbstractEventLoop:
         """The loop of the connection's thread, which is started by the first call."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import quote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import parquet
 
 from sr_assets.domain.registration import decode_metadata, is_json
@@ -123,6 +124,16 @@ class StagedFiles:
 def stream_folder(home: Path, name: str, stream: str) -> Path:
     """Return the folder of one stream's history."""
     return home / "snapshots" / f"name={quote(name, safe='')}" / f"stream={quote(stream, safe='')}"
+
+
+def copied_sequences(folder: Path, since_ns: int) -> list[int]:
+    """Return the source sequences in a stream's history, ascending, of messages stored since a time (unix ns)."""
+    since = pa.scalar(since_ns // 1000, pa.timestamp("us", tz="UTC"))
+    found: set[int] = set()
+    for file in folder.glob("date=*/[0-9]*.parquet"):
+        rows = parquet.read_table(file, columns=["sequence", "stored_at"], partitioning=None)
+        found.update(rows.filter(pc.greater_equal(rows["stored_at"], since))["sequence"].to_pylist())
+    return sorted(found)
 
 
 def place_staged(staging: Path, folder: Path, covered: SequenceRange) -> list[Path]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from sr_assets.adapters.spark_engine import Engine, child_environment, engine_config, start_engine
-from sr_assets.domain.errors import RunError
+from sr_assets.domain.errors import PassingError, RunError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,16 +118,19 @@ def _prepared(session: SparkSession) -> SparkSession:
     return session
 
 
-_OUR_ERRORS = re.compile(r"(?:sr_assets\.[\w.]*)?(?:WireError|RunError|ApiError): ([^\n]+)")
+_OUR_ERRORS = re.compile(r"(?:sr_assets\.[\w.]*)?(WireError|PassingError|RunError|ApiError): ([^\n]+)")
 
 
-def one_line(error: Exception) -> str:
-    """Return what a failed Spark job was about in one line: our own message from the task when there is one."""
+def spark_error(error: Exception) -> RunError:
+    """Return what a failed Spark job was about, in one line: our own message from the task when there is one."""
+    if isinstance(error, RunError):
+        return error
     text = str(error)
     ours = _OUR_ERRORS.findall(text)
     if ours:
-        return str(ours[-1]).strip()
+        kind, said = ours[-1]
+        return (PassingError if kind in ("WireError", "PassingError") else RunError)(said.strip())
     if "StatusCode.UNAVAILABLE" in text or "RETRIES_EXCEEDED" in text:
-        return "the Spark engine does not answer any more; the next run starts another"
+        return PassingError("the Spark engine does not answer any more; another is started")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return f"Spark: {lines[0] if lines else type(error).__name__}"[:500]
+    return RunError(f"Spark: {lines[0] if lines else type(error).__name__}"[:500])

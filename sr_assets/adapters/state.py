@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import duckdb
 
+from sr_assets.adapters import ledger
+from sr_assets.adapters.ledger import Ledger
 from sr_assets.domain.errors import RunError
 
 if TYPE_CHECKING:
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-SCHEMA_VERSION: Final = 1
+    from sr_assets.domain.positions import SequenceRange
+
+SCHEMA_VERSION: Final = 2
 #: What is remembered of a node, in the order of `domain.tracking.NodeState`.
 NODE_COLUMNS: Final = (
     "first_seen_ns",
@@ -60,12 +64,12 @@ CREATE TABLE IF NOT EXISTS streams (
     stream VARCHAR, created_ns BIGINT, next_sequence BIGINT, watermark_ns BIGINT, planned_ns BIGINT,
     last_stored_ns BIGINT,
     source_last_sequence BIGINT, lag_messages BIGINT, lag_ns BIGINT, target_created_ns BIGINT,
-    target_sequence BIGINT, target_holds BIGINT, started VARCHAR, starts BIGINT,
+    target_sequence BIGINT, target_holds BIGINT, target_checked BIGINT, progress_ns BIGINT, started VARCHAR, starts BIGINT,
     {", ".join(f"{counter} BIGINT DEFAULT 0" for counter in COUNTERS)},
     last_error VARCHAR, last_error_since_ns BIGINT, as_of_ns BIGINT);
 CREATE TABLE IF NOT EXISTS intents (
     stream VARCHAR, first BIGINT, available BIGINT, next BIGINT, planned_ns BIGINT, cutoff_ns BIGINT, created_ns BIGINT,
-    target_created_ns BIGINT, target_sequence BIGINT);
+    target_created_ns BIGINT, target_sequence BIGINT, resend BOOLEAN, waits BOOLEAN);
 CREATE TABLE IF NOT EXISTS nodes (
     stream VARCHAR, node VARCHAR, first_seen_ns BIGINT, seen_ns BIGINT, sequence BIGINT, copied_ns BIGINT,
     copied_bytes BIGINT, status VARCHAR, status_since_ns BIGINT, retired_at_ns BIGINT, times_retired BIGINT,
@@ -81,7 +85,18 @@ CREATE TABLE IF NOT EXISTS parked (
     parked_ns BIGINT);
 CREATE TABLE IF NOT EXISTS snapshots (stream VARCHAR, node VARCHAR, sequence BIGINT, file VARCHAR);
 CREATE TABLE IF NOT EXISTS staged (stream VARCHAR, first BIGINT, next BIGINT);
+{ledger.SCHEMA}
 """
+#: What brings a state of an earlier schema up to this one.
+_MIGRATIONS: Final = {
+    1: """
+    ALTER TABLE streams ADD COLUMN target_checked BIGINT DEFAULT 0;
+    ALTER TABLE streams ADD COLUMN progress_ns BIGINT;
+    UPDATE streams SET target_checked = target_sequence;
+    ALTER TABLE intents ADD COLUMN resend BOOLEAN DEFAULT false;
+    ALTER TABLE intents ADD COLUMN waits BOOLEAN DEFAULT false;
+    """
+}
 
 
 class SiteBusyError(RunError):
@@ -146,7 +161,8 @@ class Intent:
     """What a batch is about to do, committed before it does anything.
 
     Done again after a crash, with the very same numbers. `available` is the first sequence of the range that the source
-    still held: what lies before it was overtaken.
+    still held: what lies before it was overtaken. `resend`: what the target lost of the range is sent again, nothing is
+    read anew; `waits`: it was open when that was found out, and comes after.
     """
 
     stream: str
@@ -158,11 +174,18 @@ class Intent:
     created_ns: int
     target_created_ns: int
     target_sequence: int
+    resend: bool = False
+    waits: bool = False
 
 
 @dataclass(slots=True)
 class StreamState:
-    """Where a stream stands: one row of `streams`."""
+    """Where a stream stands: one row of `streams`.
+
+    `target_sequence` is our last acknowledged copy's place in the target, `target_holds` the source sequence that stands
+    there, `target_checked` how far it is known who wrote what there. `progress_ns` is when the position last moved, or
+    was level.
+    """
 
     stream: str
     created_ns: int
@@ -176,6 +199,8 @@ class StreamState:
     target_created_ns: int = 0
     target_sequence: int = 0
     target_holds: int = 0
+    target_checked: int = 0
+    progress_ns: int | None = None
     started: str | None = None
     starts: int = 0
     seen_messages: int = 0
@@ -216,20 +241,27 @@ class SiteState:
         try:
             self._connection = duckdb.connect(str(file), config={"threads": 2, "memory_limit": "1GB"})
             self._connection.execute("SET TimeZone = 'UTC'")
-            self._connection.execute(_SCHEMA)
-            versions = self._connection.execute("SELECT schema_version FROM about").fetchall()
+            known = self._connection.execute(
+                "SELECT table_name FROM duckdb_tables() WHERE table_name = 'about'"
+            ).fetchall()
+            versions = self._connection.execute("SELECT schema_version FROM about").fetchall() if known else []
         except duckdb.Error as error:
             raise RunError(
                 f"the state {file} cannot be read ({str(error).splitlines()[0]}); set it aside and run `sr-assets"
                 " recover` for each stream of the site"
             ) from None
-        if not versions:
-            self._connection.execute("INSERT INTO about VALUES (?)", [SCHEMA_VERSION])
-        elif versions[0][0] != SCHEMA_VERSION:
+        version = versions[0][0] if versions else SCHEMA_VERSION
+        if version not in (SCHEMA_VERSION, *_MIGRATIONS):
+            self._connection.close()
             raise RunError(
-                f"the state {file} has schema {versions[0][0]}, this version of sr-assets knows {SCHEMA_VERSION}; use"
-                " the version that wrote it"
+                f"the state {file} has schema {version}, this version of sr-assets knows {SCHEMA_VERSION}; use the version"
+                " that wrote it"
             )
+        with self.transaction():
+            self._connection.execute(_MIGRATIONS.get(version, ""))
+            self._connection.execute(_SCHEMA)
+            self._connection.execute("DELETE FROM about")
+            self._connection.execute("INSERT INTO about VALUES (?)", [SCHEMA_VERSION])
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -270,25 +302,26 @@ class SiteState:
         marks = ", ".join("?" * len(values))
         self._connection.execute(f"INSERT INTO streams ({', '.join(values)}) VALUES ({marks})", list(values.values()))
 
-    def open_intent(self, stream: str) -> Intent | None:
-        """Return the intent whose batch was not committed; None when there is none."""
+    def open_intent(self, stream: str, *, resend: bool = False) -> Intent | None:
+        """Return the intent, of a batch or of sending again, that was not committed; None when there is none."""
         names = ", ".join(Intent.__dataclass_fields__)
-        row = self._row(f"SELECT {names} FROM intents WHERE stream = ?", [stream])
+        row = self._row(f"SELECT {names} FROM intents WHERE stream = ? AND resend = ?", [stream, resend])
         return Intent(*row) if row else None
 
-    def write_intent(self, intent: Intent) -> None:
-        """Commit an intent, on its own."""
+    def save_intent(self, intent: Intent) -> None:
+        """Write an intent in the place of the one before; to be called inside a transaction."""
+        self.clear_intent(intent.stream, resend=intent.resend)
         values = asdict(intent)
-        with self.transaction():
-            self.clear_intent(intent.stream)
-            marks = ", ".join("?" * len(values))
-            self._connection.execute(
-                f"INSERT INTO intents ({', '.join(values)}) VALUES ({marks})", list(values.values())
-            )
+        marks = ", ".join("?" * len(values))
+        self._connection.execute(f"INSERT INTO intents ({', '.join(values)}) VALUES ({marks})", list(values.values()))
 
-    def clear_intent(self, stream: str) -> None:
-        """Drop the intent of a stream; to be called in the transaction that commits its batch."""
-        self._connection.execute("DELETE FROM intents WHERE stream = ?", [stream])
+    def clear_intent(self, stream: str, *, resend: bool = False) -> None:
+        """Drop an intent of a stream; to be called in the transaction that commits its batch."""
+        self._connection.execute("DELETE FROM intents WHERE stream = ? AND resend = ?", [stream, resend])
+
+    def ledger(self, stream: str) -> Ledger:
+        """Return a stream's ledger of copies."""
+        return Ledger(self._connection, stream)
 
     def fold_input(self, stream: str, sightings: pa.Table) -> pa.Table:
         """Return what the fold needs: one row per sighting with a sender, and one per known node among them, with
@@ -431,6 +464,12 @@ class SiteState:
                 "DELETE FROM snapshots WHERE stream = ? AND file IN (SELECT unnest(?::VARCHAR[]))",
                 [stream, list(files)],
             )
+
+
+def gap_row(stream: str, hole: SequenceRange, messages: int, reason: str, noticed_ns: int) -> dict[str, Any]:
+    """Return a row of table `gaps`: `messages` are missing in a range of source sequences, noticed at a time in ns."""
+    row = {"stream": stream, "first_sequence": hole.first, "last_sequence": hole.next - 1}
+    return {**row, "messages": messages, "reason": reason, "noticed_ns": noticed_ns}
 
 
 def write_status(folder: Path, status: dict[str, Any]) -> None:

@@ -12,6 +12,11 @@ import dagster as dg
 from sr_assets.assets.streams import stream_key
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import last_origin
+from sr_assets.domain.positions import format_rfc3339_ns
+
+#: Sensor intervals without progress, while the source is ahead, after which the check warns, and after which it fails.
+_STALLED_INTERVALS = 2
+_LOST_INTERVALS = 10
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +42,11 @@ def replica_check_specs(stream: StreamSettings) -> list[dg.AssetCheckSpec]:
             ),
         ),
     ]
+    specs.append(
+        dg.AssetCheckSpec(
+            "progressing", asset=key, description="The position moves as long as the source is ahead of it."
+        )
+    )
     if stream.tracked:
         specs.append(dg.AssetCheckSpec("senders_found", asset=key, description="Every message said who sent it."))
     return specs
@@ -70,6 +80,7 @@ def check_replica(site: Site, report: StreamReport) -> Iterator[dg.AssetCheckRes
         metadata={"messages": report.disordered, "order": stream.order},
     )
     yield _check_loss(site, report)
+    yield check_progress(site, report)
     if stream.tracked:
         unknown = report.reasons.get("no_sender", 0)
         yield dg.AssetCheckResult(
@@ -79,6 +90,30 @@ def check_replica(site: Site, report: StreamReport) -> Iterator[dg.AssetCheckRes
             severity=warn,
             metadata={"messages": unknown},
         )
+
+
+def check_progress(site: Site, report: StreamReport) -> dg.AssetCheckResult:
+    """Return whether a stream that is behind moves on; a warning after 2 sensor intervals without, an error after 10.
+
+    Told of a stream that failed, too: with what keeps it, and since when.
+    """
+    key, state = stream_key(report.stream, "replica"), report.state
+    behind = state is not None and state.progress_ns is not None and state.lag_messages > 0
+    stalled_ns = site.now_ns() - state.progress_ns if state and state.progress_ns and behind else 0
+    intervals = stalled_ns / site.settings.sensor.interval_ns
+    since_ns = state.last_error_since_ns if state else None
+    error = f"{state.last_error} (since {format_rfc3339_ns(since_ns)})" if state and since_ns is not None else None
+    return dg.AssetCheckResult(
+        asset_key=key,
+        check_name="progressing",
+        passed=intervals <= _STALLED_INTERVALS,
+        severity=dg.AssetCheckSeverity.ERROR if intervals > _LOST_INTERVALS else dg.AssetCheckSeverity.WARN,
+        description=error,
+        metadata={
+            "stalled_seconds": round(stalled_ns / 1e9, 3),
+            "lag_messages": state.lag_messages if state else report.lag_messages,
+        },
+    )
 
 
 def _check_loss(site: Site, report: StreamReport) -> dg.AssetCheckResult:

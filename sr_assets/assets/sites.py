@@ -14,7 +14,13 @@ from collections.abc import Iterator, Sequence
 import dagster as dg
 
 from sr_assets.assets.advisories import node_advisories_metadata, node_advisories_spec
-from sr_assets.assets.checks import advisories_check_spec, check_advisories, check_replica, replica_check_specs
+from sr_assets.assets.checks import (
+    advisories_check_spec,
+    check_advisories,
+    check_progress,
+    check_replica,
+    replica_check_specs,
+)
 from sr_assets.assets.nodes import node_snapshots_metadata, node_snapshots_spec, node_state_metadata, node_state_spec
 from sr_assets.assets.streams import replica_metadata, replica_spec, stream_key
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
@@ -102,7 +108,7 @@ def _results(
         key = stream_key(stream, stage.value)
         if report.failure is None and key in keys:
             yield dg.MaterializeResult(key, metadata={**metadata, "settings_digest": site.settings.digest[:12]})
-    verdicts = list(check_replica(site, report)) if report.failure is None else []
+    verdicts = list(check_replica(site, report)) if report.failure is None else [check_progress(site, report)]
     if stream.tracked:
         verdicts.append(check_advisories(report))
     yield from (

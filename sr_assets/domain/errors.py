@@ -11,3 +11,7 @@ class ConfigurationError(SrAssetsError):
 
 class RunError(SrAssetsError):
     """A stream could not go on; what is committed stays, the next run tries again. The command line exits with 1."""
+
+
+class PassingError(RunError):
+    """A RunError that may pass by itself, such as a lost connection: a run tries again as long as its budget lasts."""

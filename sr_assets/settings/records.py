@@ -21,7 +21,7 @@ from sr_assets.settings.values import MEBIBYTE, MINUTE_NS, shown
 
 Order = Literal["stream", "sender", "none"]
 OnSourceReset = Literal["stop", "recopy", "skip_to_now"]
-OnTargetReset = Literal["continue", "stop"]
+OnTargetReset = Literal["continue", "recopy", "stop"]
 OnPoison = Literal["park", "stop"]
 
 

@@ -157,7 +157,7 @@ class RawStream(Raw):
     workers: Annotated[int, BeforeValidator(whole_number(1))] = 1
     order: Annotated[Order, BeforeValidator(one_of("stream", "sender", "none"))] | None = None
     on_source_reset: Annotated[OnSourceReset, BeforeValidator(one_of("stop", "recopy", "skip_to_now"))] = "stop"
-    on_target_reset: Annotated[OnTargetReset, BeforeValidator(one_of("continue", "stop"))] = "continue"
+    on_target_reset: Annotated[OnTargetReset, BeforeValidator(one_of("continue", "recopy", "stop"))] = "continue"
     on_poison: Annotated[OnPoison, BeforeValidator(one_of("park", "stop"))] = "park"
     batch_messages: Annotated[int, BeforeValidator(whole_number(1))] = 50_000
     batch_bytes: Annotated[int, BeforeValidator(size_in_bytes(1))] = 64 * MEBIBYTE

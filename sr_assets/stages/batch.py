@@ -7,18 +7,19 @@ Here: what is done for a range once its intent is committed, and everything the 
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sr_assets.adapters.copier import CopyPlan, Receipt
+from sr_assets.adapters.copier import CopyPlan, Parked, Receipt
 from sr_assets.adapters.faults import Point, reach
-from sr_assets.adapters.spark_session import one_line
+from sr_assets.adapters.spark_session import spark_error
 from sr_assets.adapters.spark_sink import await_writers
 from sr_assets.adapters.spark_source import FORMAT, encode_finder
-from sr_assets.adapters.state import NODE_COLUMNS
-from sr_assets.domain.errors import RunError
+from sr_assets.adapters.state import NODE_COLUMNS, gap_row
+from sr_assets.domain.errors import PassingError, RunError
 from sr_assets.domain.positions import SequenceRange, merge_ranges, missing
 from sr_assets.domain.tracking import NO_SENDER, Reason, untracked
 from sr_assets.stages.fold import FOLDED_SCHEMA, fold_batch
@@ -65,7 +66,22 @@ class Batch:
         draft.write_text(self._attempt)
         draft.replace(batch_file)
         await_writers(self._writers)
+        if self._intent.resend:
+            return self._run_resend(report)
         return self._run_tracked(report) if self._stream.tracked else self._run_plain(report)
+
+    def _run_resend(self, report: StreamReport) -> int:
+        """Send again what the target has lost; what the source does not have any more either is a gap."""
+        resends = self._site.state.ledger(self._stream.stream).resends(until=self._intent.next)
+        sequences = [sequence for one in resends for sequence in range(one.covered.first, one.covered.next)]
+        receipt = self._write(self._site.spark().createDataFrame(pa.table({"sequence": sequences})).coalesce(1))
+        stood = {sequence for one in resends if one.stood for sequence in range(one.covered.first, one.covered.next)}
+        lost = [SequenceRange(one, one + 1) for first, after in receipt.missing for one in range(first, after)]
+        gaps = [self._gap(one, "lost") for one in merge_ranges(one for one in lost if one.first in stood)]
+        self._commit_resend(receipt, gaps, [parked for parked in receipt.parked if parked.sequence in stood])
+        report.resent += receipt.copied - receipt.found
+        report.gap_messages += sum(gap["messages"] for gap in gaps)
+        return len(sequences)
 
     def _run_plain(self, report: StreamReport) -> int:
         """Copy everything in the range: nothing to decide, so it is read once, by the writers."""
@@ -124,7 +140,7 @@ class Batch:
         try:
             table = self._site.spark().read.format(FORMAT).options(**options).load().toArrow()
         except Exception as error:
-            raise RunError(one_line(error)) from error
+            raise spark_error(error) from error
         return table.sort_by("sequence")
 
     def _fold(self, sightings: pa.Table) -> pa.Table:
@@ -134,7 +150,7 @@ class Batch:
         try:
             return fold_batch(self._site.spark(), rows, policy, self._intent.cutoff_ns)
         except Exception as error:
-            raise RunError(one_line(error)) from error
+            raise spark_error(error) from error
 
     def _decisions(self, sightings: pa.Table, folded: pa.Table) -> pa.Table:
         """Return one row per message: sequence, node (null when there is no sender), reason."""
@@ -167,7 +183,8 @@ class Batch:
         """
         stream, intent = self._stream, self._intent
         target = prepare_target(stream, self._source, self._site.cluster(stream.target))
-        since = intent.target_sequence if target.created_ns == intent.target_created_ns else 0
+        if target.created_ns != intent.target_created_ns:
+            raise PassingError(f"target stream {stream.target_stream} was made again while a batch was under way")
         plan = CopyPlan(
             connection=self._site.connection_file(stream.target),
             stream=stream.target_stream,
@@ -184,20 +201,22 @@ class Batch:
             remove=stream.remove,
             first=intent.first,
             next=intent.next,
-            since=since,
+            since=intent.target_sequence,
             # A tracked stream's messages were weighed by the fold: what is too old is not among the rows.
-            cutoff_ns=None if stream.tracked else intent.cutoff_ns,
+            cutoff_ns=None if stream.tracked or intent.resend else intent.cutoff_ns,
             on_poison=stream.on_poison,
             folder=str(self._writers),
             batch=self._attempt,
             receipt=str(self._receipt_file),
-            staging=str(staging_folder(self._site, stream, self._covered)) if stream.tracked else None,
+            staging=str(staging_folder(self._site, stream, self._covered))
+            if stream.tracked and not intent.resend
+            else None,
         )
         self._receipt_file.unlink(missing_ok=True)
         try:
             rows.write.format(FORMAT).mode("append").options(**plan.encode()).save()
         except Exception as error:
-            raise RunError(one_line(error)) from error
+            raise spark_error(error) from error
         receipt = Receipt.read(self._receipt_file)
         reach(Point.PUBLISHED)
         if receipt.failure:
@@ -234,15 +253,14 @@ class Batch:
         state.late_sightings += late
         if last_stored_ns is not None:
             state.last_stored_ns = max(last_stored_ns, state.last_stored_ns or 0)
-        if receipt.target_sequence:
-            state.target_sequence, state.target_holds = receipt.target_sequence, receipt.target_holds
-            state.target_created_ns = site.cluster(stream.target).stream_info(stream.target_stream).created_ns
+        self._note_places(receipt)
         advance(stream, state, self._source, level=intent.next > self._source.last_sequence)
         # What a transition calls late is measured from the info that planned the batch, also when it is done again.
         state.planned_ns = intent.planned_ns
         state.as_of_ns = site.now_ns()
         with site.state.transaction():
             site.state.save_stream(state)
+            site.state.ledger(stream.stream).add(receipt.places, site.now_ns())
             self._commit_nodes(folded, report)
             self._commit_rows("gaps", gaps)
             self._commit_rows("parked", [self._parked_row(parked) for parked in receipt.parked])
@@ -252,6 +270,33 @@ class Batch:
         reach(Point.COMMITTED)
         site.changed()
         self._report(report, receipt, reasons, gaps)
+
+    def _commit_resend(self, receipt: Receipt, gaps: list[dict[str, Any]], parked: list[Parked]) -> None:
+        """Commit what was sent again: no position moves, and nothing is counted a second time."""
+        site, stream, state = self._site, self._stream, self._state
+        self._note_places(receipt)
+        state.gap_messages += sum(gap["messages"] for gap in gaps)
+        state.as_of_ns = site.now_ns()
+        ledger = site.state.ledger(stream.stream)
+        with site.state.transaction():
+            site.state.save_stream(state)
+            ledger.add(receipt.places, site.now_ns())
+            ledger.settle_resends(self._intent.next)
+            self._commit_rows("gaps", gaps)
+            self._commit_rows("parked", [self._parked_row(one) for one in parked])
+            site.state.clear_intent(stream.stream, resend=True)
+            waiting = site.state.open_intent(stream.stream)
+            if waiting is not None and waiting.waits:
+                since = max(waiting.target_sequence, receipt.target_sequence)
+                more = bool(ledger.resends(1))
+                site.state.save_intent(replace(waiting, target_sequence=since, waits=more))
+        site.changed()
+
+    def _note_places(self, receipt: Receipt) -> None:
+        """Remember the last copy and where it stands."""
+        if receipt.target_sequence:
+            self._state.target_sequence, self._state.target_holds = receipt.target_sequence, receipt.target_holds
+            self._state.target_created_ns = self._intent.target_created_ns
 
     def _commit_nodes(self, folded: pa.Table, report: StreamReport) -> None:
         if not folded.num_rows:
@@ -264,7 +309,7 @@ class Batch:
         if rows:
             self._site.state.add_rows(table, pa.Table.from_pylist(rows))
 
-    def _parked_row(self, parked: Any) -> dict[str, Any]:
+    def _parked_row(self, parked: Parked) -> dict[str, Any]:
         fields = ("sequence", "stored_ns", "subject", "payload_bytes", "reason")
         row = {field: getattr(parked, field) for field in fields}
         return {"stream": self._stream.stream, **row, "parked_ns": self._site.now_ns()}
@@ -276,11 +321,7 @@ class Batch:
         """
         rows = []
         if self._present.first > self._covered.first:
-            rows.append(
-                self._gap(
-                    self._covered.first, self._present.first, self._present.first - self._covered.first, "overtaken"
-                )
-            )
+            rows.append(self._gap(SequenceRange(self._covered.first, self._present.first), "overtaken"))
         holes = [hole for hole in absent if len(hole)]
         total = sum(map(len, holes))
         if not holes:
@@ -293,18 +334,13 @@ class Batch:
             else "deleted"
         )
         if reason != "deleted" or len(holes) > _MAX_GAP_ROWS:
-            return [*rows, self._gap(holes[0].first, holes[-1].next, total, reason)]
-        return [*rows, *(self._gap(hole.first, hole.next, len(hole), reason) for hole in holes)]
+            return [*rows, self._gap(SequenceRange(holes[0].first, holes[-1].next), reason, total)]
+        return [*rows, *(self._gap(hole, reason) for hole in holes)]
 
-    def _gap(self, first: int, after: int, messages: int, reason: str) -> dict[str, Any]:
-        return {
-            "stream": self._stream.stream,
-            "first_sequence": first,
-            "last_sequence": after - 1,
-            "messages": messages,
-            "reason": reason,
-            "noticed_ns": self._site.now_ns(),
-        }
+    def _gap(self, hole: SequenceRange, reason: str, messages: int | None = None) -> dict[str, Any]:
+        return gap_row(
+            self._stream.stream, hole, len(hole) if messages is None else messages, reason, self._site.now_ns()
+        )
 
     def _report(
         self, report: StreamReport, receipt: Receipt, reasons: dict[str, int], gaps: list[dict[str, Any]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from typing import TYPE_CHECKING
 
 from sr_assets.adapters import wire
@@ -25,10 +26,14 @@ logger = logging.getLogger(__name__)
 
 #: Set by `sr-assets up` and `sr-assets run`: an ephemeral stream is copied again once for each of them.
 START_VARIABLE = "SR_ASSETS_START"
+_OLD_ANSWERS_SECONDS = 5.0
 
 
 def load_position(site: Site, stream: StreamSettings, source: StreamInfo) -> StreamState:
-    """Return where the stream stands, beginning it when it is new. Raises RunError when it must not go on by itself."""
+    """Return where the stream stands, beginning it when it is new.
+
+    Raises RunError when it must not go on by itself, PassingError when the source's last word may be an old one.
+    """
     state = site.state.load_stream(stream.stream)
     if state is None or not state.begun:
         _refuse_lost_state(site, stream)
@@ -36,27 +41,48 @@ def load_position(site: Site, stream: StreamSettings, source: StreamInfo) -> Str
             stream.stream, source.created_ns, first_sequence(site.cluster(stream.source), stream.start, source)
         )
         state.started = os.environ.get(START_VARIABLE)
+        state.progress_ns = source.ts_ns
     elif state.created_ns != source.created_ns:
-        _move_to_new_source(stream, state, source)
+        _move_to_new_source(stream, state, source, f"source stream {stream.stream} was deleted and made again")
+    elif state.next_sequence > source.last_sequence + 1 and _went_back(site, stream, state):
+        went = (
+            f"source stream {stream.stream} ends at {source.last_sequence}, before {state.next_sequence - 1}, which was"
+        )
+        _move_to_new_source(stream, state, source, f"{went} read: it went back, or the state was edited")
     elif stream.ephemeral and state.started != os.environ.get(START_VARIABLE):
         state.started = os.environ.get(START_VARIABLE)
         state.starts += 1
         state.next_sequence = first_sequence(site.cluster(stream.source), stream.start, source)
     else:
         return state
+    # What an attempt that is given up left in the target is not taken for another writer's.
+    target = site.cluster(stream.target).find_stream(stream.target_stream)
+    state.target_checked = target.last_sequence if target else 0
     with site.state.transaction():
         site.state.save_stream(state)
-        site.state.clear_intent(stream.stream)
+        for resend in (False, True):
+            site.state.clear_intent(stream.stream, resend=resend)
+        site.state.ledger(stream.stream).clear()
     return state
 
 
-def _move_to_new_source(stream: StreamSettings, state: StreamState, source: StreamInfo) -> None:
-    """Apply `on_source_reset`: another created time is another stream."""
+def _went_back(site: Site, stream: StreamSettings, state: StreamState) -> bool:
+    """Tell whether a source ends before the position for good: a new leader may answer once with an old state."""
+    cluster, deadline = site.cluster(stream.source), time.monotonic() + _OLD_ANSWERS_SECONDS
+    while cluster.stream_info(stream.stream).last_sequence + 1 < state.next_sequence:
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def _move_to_new_source(stream: StreamSettings, state: StreamState, source: StreamInfo, what: str) -> None:
+    """Apply `on_source_reset`: its sequences mean other messages than those that were copied."""
     match stream.on_source_reset:
         case "stop":
             raise RunError(
-                f"source stream {stream.stream} was deleted and made again: its sequences mean other messages now; set"
-                " on_source_reset: recopy (copy the new one from its start) or skip_to_now (from now on)"
+                f"{what}: its sequences mean other messages now; set on_source_reset: recopy (copy what it holds now from"
+                " its start) or skip_to_now (from now on)"
             )
         case "recopy":
             state.next_sequence = max(1, source.first_sequence)
@@ -64,9 +90,7 @@ def _move_to_new_source(stream: StreamSettings, state: StreamState, source: Stre
             state.next_sequence = source.last_sequence + 1
     state.created_ns = source.created_ns
     state.last_stored_ns = None
-    logger.warning(
-        "%s: the source was made again; going on at %d (%s)", stream.label, state.next_sequence, stream.on_source_reset
-    )
+    logger.warning("%s: %s; going on at %d (%s)", stream.label, what, state.next_sequence, stream.on_source_reset)
 
 
 def first_sequence(cluster: Cluster, start: Start, source: StreamInfo) -> int:
@@ -151,6 +175,7 @@ def advance(stream: StreamSettings, state: StreamState, source: StreamInfo, *, l
         previous_ns=state.watermark_ns,
     )
     state.planned_ns = source.ts_ns
+    state.progress_ns = source.ts_ns or state.last_stored_ns
     state.source_last_sequence = max(source.last_sequence, state.next_sequence - 1)
     state.lag_messages = max(0, source.last_sequence + 1 - max(state.next_sequence, source.first_sequence))
     if state.lag_messages == 0 or source.ts_ns is None or state.last_stored_ns is None:

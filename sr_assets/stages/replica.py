@@ -19,7 +19,8 @@ from sr_assets.adapters.state import Intent
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.batch import Batch
 from sr_assets.stages.position import advance, load_position
-from sr_assets.stages.target import check_source, prepare_target, refuse_new_target
+from sr_assets.stages.target import check_source, prepare_target
+from sr_assets.stages.target_history import refuse_other_writer, review_target
 
 if TYPE_CHECKING:
     from sr_assets.adapters.jetstream import StreamInfo
@@ -45,20 +46,48 @@ def copy_batch(site: Site, stream: StreamSettings, report: StreamReport, ends: d
         check_source(stream, source)
     end = source.last_sequence if ends is None else ends.setdefault(stream.stream, source.last_sequence)
     state = load_position(site, stream, source)
-    intent = site.state.open_intent(stream.stream)
-    if stream.on_target_reset == "stop" and state.target_created_ns:
-        refuse_new_target(stream, state.target_created_ns, site.cluster(stream.target))
+    # Once a run, and again when something is about to be written: a look each second is not worth what it costs.
+    if report.state is None:
+        review_target(site, stream, source, state)
+        report.reached = True
+    intent = _open_intent(site, stream)
     if intent is None:
-        covered = _next_range(stream, state, source, end)
+        resend = bool(site.state.ledger(stream.stream).resends(1))
+        covered = _resend_range(site, stream) if resend else _next_range(stream, state, source, end)
         if covered is None:
             _note_level(site, stream, state, source, report)
             return False
-        intent = _write_intent(site, stream, source, covered)
+        if _changed_target(site, stream, state):
+            review_target(site, stream, source, state)
+            return True
+        intent = _write_intent(site, stream, source, state, covered, resend=resend)
     started = time.monotonic()
     batch = Batch(site, stream, source, state, intent)
     messages = batch.run(report)
     _log_progress(stream, intent, messages, time.monotonic() - started, source, report)
     return True
+
+
+def _open_intent(site: Site, stream: StreamSettings) -> Intent | None:
+    """Return what a crash left open: sending again what the target lost goes first, unless a batch had begun by then."""
+    resending, batch = (site.state.open_intent(stream.stream, resend=resend) for resend in (True, False))
+    return resending or (None if batch is not None and batch.waits else batch)
+
+
+def _changed_target(site: Site, stream: StreamSettings, state: StreamState) -> bool:
+    """Tell whether a target that was written to has gone, was made again, or ends before our last copy."""
+    if not state.target_created_ns:
+        return False
+    target = site.cluster(stream.target).find_stream(stream.target_stream)
+    return (
+        target is None or target.created_ns != state.target_created_ns or target.last_sequence < state.target_sequence
+    )
+
+
+def _resend_range(site: Site, stream: StreamSettings) -> SequenceRange:
+    """Plan what is sent again next: it lies in a range, without filling it."""
+    resends = site.state.ledger(stream.stream).resends(stream.batch_messages)
+    return SequenceRange(resends[0].covered.first, resends[-1].covered.next)
 
 
 def _next_range(stream: StreamSettings, state: StreamState, source: StreamInfo, end: int) -> SequenceRange | None:
@@ -74,13 +103,19 @@ def _next_range(stream: StreamSettings, state: StreamState, source: StreamInfo, 
     return SequenceRange(state.next_sequence, after) if after > state.next_sequence else None
 
 
-def _write_intent(site: Site, stream: StreamSettings, source: StreamInfo, covered: SequenceRange) -> Intent:
+def _write_intent(
+    site: Site, stream: StreamSettings, source: StreamInfo, state: StreamState, covered: SequenceRange, *, resend: bool
+) -> Intent:
     target = prepare_target(stream, source, site.cluster(stream.target))
+    refuse_other_writer(stream, state, target)
+    state.target_checked = target.last_sequence
     cutoff_ns = source.ts_ns - stream.max_age_ns if stream.max_age_ns is not None and source.ts_ns is not None else None
     available = min(max(covered.first, source.first_sequence), covered.next)
     numbers = (source.ts_ns, cutoff_ns, source.created_ns, target.created_ns, target.last_sequence)
-    intent = Intent(stream.stream, covered.first, available, covered.next, *numbers)
-    site.state.write_intent(intent)
+    intent = Intent(stream.stream, covered.first, available, covered.next, *numbers, resend=resend)
+    with site.state.transaction():
+        site.state.save_stream(state)
+        site.state.save_intent(intent)
     reach(Point.PLANNED)
     return intent
 

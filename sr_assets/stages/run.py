@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import time
 from typing import TYPE_CHECKING
 
 from sr_assets.adapters.state import StreamState
-from sr_assets.domain.errors import ConfigurationError, SrAssetsError
+from sr_assets.domain.errors import ConfigurationError, PassingError, SrAssetsError
 from sr_assets.stages import node_advisories, node_snapshots, node_state, replica
 from sr_assets.stages.site import Stage, StreamReport
 
@@ -25,35 +26,46 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 30.0
 
 
 def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_only: bool) -> dict[str, StreamReport]:
     """Go round the chosen stages of a site's streams until they are level; returns a report by stream.
 
     Then the run lingers: it looks at the sources every second and takes what comes, until nothing came for `linger` or
-    `run_budget` is used up. With `drain_only` it stops where the sources were when it began. A stream that fails is
-    left out from then on; the others go on. What was committed is published in any case, and a failed stream says why
-    in its report and in `replication.last_error`.
+    `run_budget` is used up. With `drain_only` it stops where the sources were when it began. What may pass by itself, a
+    lost connection say, is tried again within `run_budget`, ever more slowly; with `drain_only` only where the link was
+    there before in this run, so that a wrong address is told at once. A stream that fails is left out from then on; the
+    others go on. What was committed is published in any case, and a failed stream says why in its report and in
+    `replication.last_error`.
     """
     streams = [stream for stream in site.streams if stream.stream in selection]
     reports = {stream.stream: StreamReport(stream) for stream in streams}
     began = active = time.monotonic()
-    budget_seconds, linger_seconds = site.settings.run_budget_ns / 1e9, site.settings.linger_ns / 1e9
+    budget_ends = began + site.settings.run_budget_ns / 1e9
+    linger_seconds = site.settings.linger_ns / 1e9
     ends: dict[str, int] = {}
     try:
         while True:
             busy = False
             for stream in streams:
                 report = reports[stream.stream]
-                if report.failure is None:
+                if report.failure is None and time.monotonic() >= report.retry_at:
                     busy |= _go_round(site, stream, selection[stream.stream], report, ends if drain_only else None)
+                    _weigh_trouble(
+                        site, report, final=time.monotonic() > budget_ends or (drain_only and not report.reached)
+                    )
             site.publish(now=False)
             now = time.monotonic()
             if busy:
                 active = now
-            if all(report.failure for report in reports.values()) or (not drain_only and now - began > budget_seconds):
+            trying = any(report.trouble and not report.failure for report in reports.values())
+            if all(report.failure for report in reports.values()) or (
+                not drain_only and not trying and now > budget_ends
+            ):
                 break
-            if not busy and (drain_only or now - active > linger_seconds):
+            if not busy and not trying and (drain_only or now - active > linger_seconds):
                 break
             if not busy:
                 time.sleep(_POLL_SECONDS)
@@ -70,8 +82,8 @@ def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_onl
 def _go_round(
     site: Site, stream: StreamSettings, stages: frozenset[Stage], report: StreamReport, ends: dict[str, int] | None
 ) -> bool:
-    """Run a stream's stages once; returns whether there was anything to do. What fails is noted in the report."""
-    busy = False
+    """Run a stream's stages once; returns whether there was anything to do. What goes wrong is noted in the report."""
+    busy, report.trouble = False, None
     try:
         if Stage.REPLICA in stages:
             busy = replica.copy_batch(site, stream, report, ends)
@@ -81,24 +93,63 @@ def _go_round(
             busy |= node_state.sweep_due(site, stream, report)
         if Stage.NODE_ADVISORIES in stages:
             busy |= node_advisories.publish_outbox(site, stream, report)
+    except PassingError as error:
+        report.trouble = _words(stream, error)
     except SrAssetsError as error:
-        report.failure = str(error) if stream.label in str(error) else f"{stream.label}: {error}"
+        report.failure = _words(stream, error)
         report.misconfigured = isinstance(error, ConfigurationError)
         logger.error("%s", report.failure)  # noqa: TRY400 - one line for the user; the trace says nothing more
     return busy
+
+
+def _words(stream: StreamSettings, error: SrAssetsError) -> str:
+    return str(error) if stream.label in str(error) else f"{stream.label}: {error}"
+
+
+def _weigh_trouble(site: Site, report: StreamReport, *, final: bool) -> None:
+    """Decide after a round what its trouble means: `final` trouble is a failure, any other is tried again, later."""
+    if report.trouble is None:
+        if report.retries:
+            logger.info("%s: goes on after %d attempts", report.stream.label, report.retries)
+            _note_error(site, report.stream.stream, None)
+        report.retries = 0
+        return
+    if final:
+        report.failure = report.trouble
+        logger.error("%s", report.failure)
+        return
+    pause_seconds = min(_FIRST_PAUSE_SECONDS * 2.0**report.retries, _LONGEST_PAUSE_SECONDS)
+    report.retries += 1
+    report.retry_at = time.monotonic() + pause_seconds * random.uniform(0.5, 1.0)  # noqa: S311  jitter, not a secret
+    logger.warning("%s; attempt %d in %.1f s", report.trouble, report.retries + 1, report.retry_at - time.monotonic())
+    # A connection that a server has forgotten may look alive: none is trusted any more.
+    site.disconnect()
+    if report.retries == 1:
+        _note_error(site, report.stream.stream, report.trouble)
+
+
+def _note_error(site: Site, name: str, error: str | None) -> None:
+    """Show what keeps a stream from going on, and since when, while the run goes on trying."""
+    state = site.state.load_stream(name) or StreamState.not_begun(name)
+    _set_error(site, state, error)
+    with site.state.transaction():
+        site.state.save_stream(state)
+    site.changed()
+
+
+def _set_error(site: Site, state: StreamState, error: str | None) -> None:
+    state.last_error_since_ns = (state.last_error_since_ns or site.now_ns()) if error else None
+    state.last_error = error
 
 
 def _note_end(site: Site, report: StreamReport) -> None:
     """Write down how the run ended for a stream; also for one that never began, whose row then has no more than that."""
     name, retention_ns = report.stream.stream, report.stream.retired_retention_ns
     state = site.state.load_stream(name) or StreamState.not_begun(name)
-    if report.failure is None:
-        state.last_error = state.last_error_since_ns = None
-    else:
-        state.last_error_since_ns = state.last_error_since_ns or site.now_ns()
-        state.last_error = report.failure
+    _set_error(site, state, report.failure)
     if report.state is not None:
         state.watermark_ns, state.planned_ns = report.state.watermark_ns, report.state.planned_ns
+        state.progress_ns = report.state.progress_ns
         state.source_last_sequence = report.state.source_last_sequence
         state.lag_messages = report.state.lag_messages
     if state.begun:

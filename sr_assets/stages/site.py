@@ -46,7 +46,8 @@ class Stage(StrEnum):
 class StreamReport:
     """What a run did for one stream.
 
-    `first` and `next` are the sequences it went through, `failure` one line or None.
+    `first` and `next` are the sequences it went through, `failure` one line or None. `reached`: source and target have
+    both answered. `trouble` is what is tried again at `retry_at` (monotonic seconds), for the `retries`-th time in a row.
     """
 
     stream: StreamSettings
@@ -61,6 +62,7 @@ class StreamReport:
     parked: int = 0
     gap_messages: int = 0
     disordered: int = 0
+    resent: int = 0
     swept: int = 0
     events: Counter[str] = field(default_factory=Counter)
     published: int = 0
@@ -68,6 +70,10 @@ class StreamReport:
     snapshots: int = 0
     lag_messages: int = 0
     undeliverable: str | None = None
+    reached: bool = False
+    retries: int = 0
+    trouble: str | None = None
+    retry_at: float = 0.0
     failure: str | None = None
     misconfigured: bool = False
     state: StreamState | None = None
@@ -106,6 +112,7 @@ class Site:
         self._keep_engine_seconds = keep_engine_seconds
         self._stack = contextlib.ExitStack()
         self._clusters: dict[ClusterSettings, Cluster] = {}
+        self._connections = contextlib.ExitStack()
         self._spark: SparkSession | None = None
         self._clock: tuple[int, float] | None = None
         self._publish_after = 0.0
@@ -116,6 +123,7 @@ class Site:
         with contextlib.ExitStack() as stack:
             stack.enter_context(SiteLock(self.folder, self._owner, self._wait_seconds))
             self.state = stack.enter_context(SiteState(self.folder))
+            stack.callback(self.disconnect)
             self._stack = stack.pop_all()
         return self
 
@@ -126,8 +134,14 @@ class Site:
     def cluster(self, settings: ClusterSettings) -> Cluster:
         """Return the open connection to a cluster; one for each in a run."""
         if settings not in self._clusters:
-            self._clusters[settings] = self._stack.enter_context(Cluster(settings, f"sr-assets {self.name}"))
+            self._clusters[settings] = self._connections.enter_context(Cluster(settings, f"sr-assets {self.name}"))
         return self._clusters[settings]
+
+    def disconnect(self) -> None:
+        """Close the connections to the clusters and to Spark; the next use of one makes it anew."""
+        self._clusters.clear()
+        self._spark = None
+        self._connections.close()
 
     def connection_file(self, settings: ClusterSettings) -> str:
         """Return the path of the file that tells Spark's tasks how to reach a cluster."""
@@ -141,8 +155,8 @@ class Site:
             from sr_assets.adapters.spark_session import leave_session, open_session
 
             self._spark = open_session(self.settings.spark, self.settings.home.resolve(), self.name)
-            self._stack.callback(leave_session, self._spark)
-            self._stack.enter_context(use_engine(self.settings.home, self._keep_engine_seconds))
+            self._connections.callback(leave_session, self._spark)
+            self._connections.enter_context(use_engine(self.settings.home, self._keep_engine_seconds))
         return self._spark
 
     def set_clock(self, ts_ns: int | None) -> None:

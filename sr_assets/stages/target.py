@@ -47,7 +47,8 @@ def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) 
 
     Raises RunError when it must not be used.
     """
-    if not target.stream_exists(stream.target_stream):
+    info = target.find_stream(stream.target_stream)
+    if info is None:
         if not stream.create_target:
             raise RunError(
                 f"target stream {stream.target_stream} does not exist on {stream.target.label} and no_target_create is"
@@ -60,19 +61,8 @@ def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) 
             "%s: created target stream %s on %s: %s", stream.label, stream.target_stream, stream.target.label, shown
         )
         return info
-    info = target.stream_info(stream.target_stream)
     check_target(stream, source, info)
     return info
-
-
-def refuse_new_target(stream: StreamSettings, created_ns: int, target: Cluster) -> None:
-    """Refuse a target that is not the one copied into so far, which was created at `created_ns`: `on_target_reset: stop`."""
-    there = target.stream_exists(stream.target_stream)
-    if not there or target.stream_info(stream.target_stream).created_ns != created_ns:
-        raise RunError(
-            f"target stream {stream.target_stream} was deleted{' and made again' if there else ''}: what was copied "
-            "before is not in it; set on_target_reset: continue to go on with what is new"
-        )
 
 
 def check_target(stream: StreamSettings, source: StreamInfo, info: StreamInfo) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from sr_assets.adapters.state import (
     NODE_COLUMNS,
+    SCHEMA_VERSION,
     Intent,
     SiteBusyError,
     SiteLock,
@@ -59,7 +60,7 @@ def test_a_transaction_that_fails_changes_nothing(state: SiteState) -> None:
             state.clear_intent("S")
             raise KeyboardInterrupt
 
-    state.write_intent(INTENT)
+    state.save_intent(INTENT)
     with pytest.raises(KeyboardInterrupt):
         fail()
     assert state.load_stream("S") is None
@@ -67,13 +68,19 @@ def test_a_transaction_that_fails_changes_nothing(state: SiteState) -> None:
     assert state.open_intent("S") == INTENT
 
 
-def test_an_intent_is_committed_on_its_own_and_survives_the_process(tmp_path: Path) -> None:
+def test_an_intent_takes_the_place_of_the_one_before_of_its_kind(tmp_path: Path) -> None:
+    batch = Intent("S", 1, 2, 11, 5, 6, 7, 8, 9, waits=True)
+    resend = Intent("S", 1, 1, 3, 5, None, 7, 8, 9, resend=True)
     with SiteState(tmp_path) as state:
-        state.write_intent(INTENT)
-        state.write_intent(Intent("S", 1, 2, 11, 5, 6, 7, 8, 9))
+        for intent in (INTENT, batch, resend):
+            state.save_intent(intent)
     with SiteState(tmp_path) as state:
-        assert state.open_intent("S") == Intent("S", 1, 2, 11, 5, 6, 7, 8, 9)
+        assert state.open_intent("S") == batch
+        assert state.open_intent("S", resend=True) == resend
         assert state.open_intent("T") is None
+        state.clear_intent("S", resend=True)
+        assert state.open_intent("S") == batch
+        assert state.open_intent("S", resend=True) is None
 
 
 def test_the_fold_gets_the_sightings_with_a_sender_and_the_nodes_among_them(state: SiteState) -> None:
@@ -148,12 +155,31 @@ def test_a_file_that_is_no_state_is_named_with_what_to_do(tmp_path: Path) -> Non
 def test_a_state_of_another_version_is_refused_and_closed(tmp_path: Path) -> None:
     with SiteState(tmp_path) as state:
         state.connection.execute("UPDATE about SET schema_version = 99")
+        state.connection.execute("DROP TABLE nodes")
     with pytest.raises(RunError, match="schema 99"), SiteState(tmp_path):
         pass
     with duckdb.connect(str(tmp_path / "state.duckdb")) as opened:
-        opened.execute("UPDATE about SET schema_version = 1")
+        assert ("nodes",) not in opened.execute("SELECT table_name FROM duckdb_tables()").fetchall()
+        opened.execute(f"UPDATE about SET schema_version = {SCHEMA_VERSION}")
     with SiteState(tmp_path):
         pass
+
+
+def test_a_state_of_the_first_schema_is_brought_up_to_date_once(tmp_path: Path) -> None:
+    with SiteState(tmp_path) as state:
+        state.save_stream(StreamState("S", 7, 11, target_sequence=5))
+        for column in ("target_checked", "progress_ns"):
+            state.connection.execute(f"ALTER TABLE streams DROP COLUMN {column}")
+        for column in ("resend", "waits"):
+            state.connection.execute(f"ALTER TABLE intents DROP COLUMN {column}")
+        for table in ("copies", "resends"):
+            state.connection.execute(f"DROP TABLE {table}")
+        state.connection.execute("UPDATE about SET schema_version = 1")
+    for _ in range(2):
+        with SiteState(tmp_path) as state:
+            assert state.load_stream("S") == StreamState("S", 7, 11, target_sequence=5, target_checked=5)
+            assert state.open_intent("S") is None
+            assert state.ledger("S").copies() == []
 
 
 def test_a_lock_is_one_owners_and_free_when_it_ends(tmp_path: Path) -> None:

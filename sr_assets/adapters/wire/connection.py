@@ -15,13 +15,13 @@ from typing import Any, Final, Self
 
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.frames import Frame
-from sr_assets.domain.errors import RunError
+from sr_assets.domain.errors import PassingError
 
 REQUEST_SECONDS: Final = 30.0
 RECEIVE_BYTES: Final = 1 << 20
 
 
-class WireError(RunError):
+class WireError(PassingError):
     """The connection cannot go on: refused, closed, out of time, or not the NATS protocol. Never contains a secret."""
 
 
