@@ -88,7 +88,7 @@ def test_the_fold_gets_the_sightings_with_a_sender_and_the_nodes_among_them(stat
     state.merge_nodes("T", nodes(node("a", deadline_ns=5)))
     # Whatever was asked before, and not read to the end, is in nobody's way.
     assert state.open_intent("S") is None
-    state.write_intent(INTENT)
+    state.save_intent(INTENT)
     assert state.open_intent("S") == INTENT
     sightings = pa.table(
         {
