@@ -67,7 +67,12 @@ def load_position(site: Site, stream: StreamSettings, source: StreamInfo) -> Str
 
 
 def _went_back(site: Site, stream: StreamSettings, state: StreamState) -> bool:
-    """Tell whether a source ends before the position for good: a new leader may answer once with an old state."""
+    """Tell whether a source ends before what was read of it, for good: a new leader may answer once with an old state.
+
+    A position that `start_sequence` put there has read nothing yet: the source will come to it.
+    """
+    if not state.seen_messages and not state.gap_messages:
+        return False
     cluster, deadline = site.cluster(stream.source), time.monotonic() + _OLD_ANSWERS_SECONDS
     while cluster.stream_info(stream.stream).last_sequence + 1 < state.next_sequence:
         if time.monotonic() > deadline:

@@ -4,6 +4,7 @@ import shutil
 from itertools import pairwise
 from typing import Any
 
+import duckdb
 import pytest
 
 from sr_assets.domain.positions import format_rfc3339_ns
@@ -136,3 +137,25 @@ def test_a_target_that_was_made_again_goes_on_with_what_is_new_or_stops(rig: Rig
     rig.api(f"STREAM.DELETE.{stream}", server=rig.target)
     rig.publish(stream, numbered(rig, 1, first=5))
     assert "on_target_reset" in rig.failure()
+
+
+@pytest.mark.parametrize(("policy", "expected"), (("stop", [1, 2, 3]), ("skip_to_now", [1, 2, 3, 14])))
+def test_a_source_that_went_back_behind_the_position_is_treated_as_one_that_was_made_again(
+    rig: Rig, policy: str, expected: list[int]
+) -> None:
+    stream = rig.make()
+    rig.add(stream, on_source_reset=policy)
+    rig.publish(stream, numbered(rig, 3))
+    rig.drain()
+    # As after a source was restored from a backup, or by a hand that edited the state.
+    with duckdb.connect(str(rig.home / "sites" / SITE / "state.duckdb")) as state:
+        state.execute("UPDATE streams SET next_sequence = 40")
+    if policy == "stop":
+        assert "ends at 3, before 39" in rig.failure()
+        with duckdb.connect(str(rig.home / "sites" / SITE / "state.duckdb")) as state:
+            assert state.execute("SELECT next_sequence FROM streams").fetchall() == [(40,)]
+    else:
+        rig.drain()
+    rig.publish(stream, numbered(rig, 1, first=14))
+    rig.run()
+    assert payloads(rig, stream) == expected
