@@ -1,6 +1,8 @@
-"""What a transition looks like to those who listen: its id, its JSON (Choria's version 2 and more), whether it is late.
+"""What a transition looks like to those who listen: its id, its JSON (Choria's version 2 and more), whether it is late;
+and the word by which a site says that it watches at all.
 
-Not here: when a transition happens (`tracking`), the subject it leaves on (`subjects.advisory_subject`), the outbox.
+Not here: when a transition happens (`tracking`), the subject it leaves on (`subjects.advisory_subject`), the outbox, what
+a reader makes of it (`availability`).
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from sr_assets.domain.positions import SECOND_NS, format_rfc3339_ns
 from sr_assets.domain.tracking import Transition
 
 PROTOCOL: Final = "io.choria.sr.v2.age_advisory"
+#: The word by which a site says that it watches; no event of a node.
+OBSERVER_EVENT: Final = "observer_alive"
+OBSERVER_PROTOCOL: Final = "io.choria.sr_assets.v1.observer_alive"
 
 
 def event_id(replicator: str, name: str, stream: str, sender: str, event: str, event_ns: int) -> str:
@@ -76,4 +81,39 @@ def encode(
         inspect_field=inspect_field,
         late=late,
     )
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def observer_alive(
+    *,
+    replicator: str,
+    name: str,
+    stream: str,
+    ts_ns: int,
+    watermark_ns: int | None,
+    position: int,
+    lag_messages: int,
+    lag_ns: int,
+    nodes: int,
+    next_within_ns: int | None,
+) -> bytes:
+    """Return the body in which a site says that it watches: how far it is, and how many nodes are not retired.
+
+    `next_within_ns` is the promise how soon it speaks again, None when nothing may happen for ever.
+    """
+    body = {
+        "protocol": OBSERVER_PROTOCOL,
+        "event": OBSERVER_EVENT,
+        "replicator": replicator,
+        "name": name,
+        "stream": stream,
+        "timestamp": ts_ns // SECOND_NS,
+        "event_time": format_rfc3339_ns(ts_ns),
+        "watermark": None if watermark_ns is None else format_rfc3339_ns(watermark_ns),
+        "position": position,
+        "lag_messages": lag_messages,
+        "lag_seconds": seconds(lag_ns),
+        "nodes": nodes,
+        "next_within_seconds": None if next_within_ns is None else seconds(next_within_ns),
+    }
     return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()

@@ -86,6 +86,17 @@ def advisory_subject(template: str, event: str, sender: str) -> str:
     return _TEMPLATE_FIELD.sub(lambda found: values[found[0]], template)
 
 
+def observer_subject(template: str | None, replicator: str, name: str, stream: str) -> str:
+    """Return where a site says that it watches: `%s` is `observer_alive`, `%v` the entry's name.
+
+    Without a template the subject has a root of its own, so that nobody hears it who listens to advisories, however wide:
+    `sr_assets.observer_alive.<replicator>.<name>.<stream>`, made safe like an advisory's.
+    """
+    if template is not None:
+        return advisory_subject(template, "observer_alive", name)
+    return ".".join(("sr_assets.observer_alive", _encode(replicator), _encode(name), _encode(stream)))
+
+
 def _encode(value: str) -> str:
     return ".".join(
         _UNSAFE.sub(lambda byte: b"%" + byte[0].hex().upper().encode(), part.encode()).decode() or "%"

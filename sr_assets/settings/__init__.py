@@ -12,6 +12,8 @@ from sr_assets.settings.loading import DEFAULT_CONFIG, load_settings
 from sr_assets.settings.records import (
     AdvisorySettings,
     ClusterSettings,
+    Entry,
+    FeedSettings,
     OnPoison,
     OnSourceReset,
     OnTargetReset,
@@ -29,6 +31,8 @@ __all__ = [
     "DEFAULT_CONFIG",
     "AdvisorySettings",
     "ClusterSettings",
+    "Entry",
+    "FeedSettings",
     "OnPoison",
     "OnSourceReset",
     "OnTargetReset",

@@ -34,7 +34,7 @@ def refuse_contradiction(entry: "RawStream") -> None:
 def refuse_same_names(pairs: Sequence[tuple[str, str]]) -> None:
     """Refuse no entries at all, and entries whose (name, stream) pairs are, or become somewhere, the same."""
     if not pairs:
-        raise ValueError("streams: is empty; at least one stream is needed")
+        raise ValueError("streams: is empty; at least one stream, or one feed, is needed")
     for place, (name, stream) in enumerate(pairs):
         if (name, stream) in pairs[:place]:
             raise ValueError(f"stream {stream!r} (name {name!r}): is there twice; give one entry another name")
@@ -91,15 +91,17 @@ def _refuse_loop(entry: "RawStream", pattern: str) -> None:
 def _refuse_advisory_into_source(entry: "RawStream") -> None:
     if entry.advisory is None or entry.advisory.cluster == "target" or entry.filter_subject in (None, ">"):
         return
-    # A sender may be several tokens, so from its token on anything can follow.
-    head, sender, _ = entry.advisory.subject.partition("%v")
-    tokens = [*head.split(".")[:-1], ">"] if sender else head.split(".")
-    pattern = ".".join("*" if "%s" in token else token for token in tokens)
-    if subjects.overlaps(pattern, entry.filter_subject or ""):
-        raise ValueError(
-            f"advisory.subject: {shown(entry.advisory.subject)} is taken by the tracked source stream itself "
-            f"(filter_subject {shown(entry.filter_subject)}); use another subject"
-        )
+    templates = {"subject": entry.advisory.subject, "observer_subject": entry.advisory.observer_subject}
+    for key, template in templates.items():
+        # A sender may be several tokens, so from its token on anything can follow.
+        head, sender, _ = (template or "").partition("%v")
+        tokens = [*head.split(".")[:-1], ">"] if sender else head.split(".")
+        pattern = ".".join("*" if "%s" in token else token for token in tokens)
+        if template and subjects.overlaps(pattern, entry.filter_subject or ""):
+            raise ValueError(
+                f"advisory.{key}: {shown(template)} is taken by the tracked source stream itself "
+                f"(filter_subject {shown(entry.filter_subject)}); use another subject"
+            )
 
 
 def _folder(name: str) -> str:

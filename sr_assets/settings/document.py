@@ -87,12 +87,12 @@ def with_environment(
 
 
 def refuse(path: Path, tree: Any, loc: Location, problem: str) -> NoReturn:
-    """Raise the error about `loc`, with a stream called by its name instead of its place in the list."""
+    """Raise the error about `loc`, with a stream or feed called by its name instead of its place in the list."""
     place, keys = [str(path)], loc
-    if len(loc) > 1 and str(loc[0]).lower() == "streams":
-        entry = _get(_get(tree, "streams"), loc[1])
+    if len(loc) > 1 and (kind := str(loc[0]).lower()) in ("streams", "feeds"):
+        entry = _get(_get(tree, kind), loc[1])
         stream, name = _get(entry, "stream"), _get(entry, "name")
-        called = f"stream {shown(stream)}" if isinstance(stream, str) else f"streams entry {int(loc[1]) + 1}"
+        called = f"{kind[:-1]} {shown(stream)}" if isinstance(stream, str) else f"{kind} entry {int(loc[1]) + 1}"
         place.append(called + (f" (name {shown(name)})" if isinstance(name, str) else ""))
         keys = loc[2:]
     place.append(".".join(str(key) for key in keys))

@@ -7,10 +7,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from sr_assets.domain.subjects import observer_subject
 from sr_assets.domain.tracking import Policy
 from sr_assets.settings.document import read_tree, refuse, with_environment
-from sr_assets.settings.records import AdvisorySettings, SensorSettings, Settings, SparkSettings, Start, StreamSettings
-from sr_assets.settings.shape import RawAdvisory, RawFile, RawStream
+from sr_assets.settings.records import (
+    AdvisorySettings,
+    FeedSettings,
+    SensorSettings,
+    Settings,
+    SparkSettings,
+    Start,
+    StreamSettings,
+)
+from sr_assets.settings.shape import RawFeed, RawFile, RawStream
 
 DEFAULT_CONFIG = Path("conf/replication.yaml")
 
@@ -52,11 +61,13 @@ def _settings(raw: RawFile, environ: Mapping[str, str]) -> Settings:
         replicator=raw.name,
         home=Path.cwd() / Path(home).expanduser(),
         streams=tuple(_stream(entry, raw.name) for entry in raw.streams),
+        feeds=tuple(_feed(feed, raw.name) for feed in raw.feeds),
         spark=SparkSettings(raw.spark.mode, raw.spark.config),
         sensor=SensorSettings(raw.sensor.interval, raw.sensor.lag_messages, raw.sensor.lag_seconds),
         run_budget_ns=raw.run_budget,
         linger_ns=2 * raw.sensor.interval if raw.linger is None else raw.linger,
         snapshots_retention_ns=raw.snapshots.retention,
+        advisories_retention_ns=raw.advisories.retention,
         loglevel=raw.loglevel,
         logfile=raw.logfile,
         warnings=_warnings(raw),
@@ -79,7 +90,7 @@ def _stream(raw: RawStream, replicator: str) -> StreamSettings:
         finder=raw.finder,
         force_path=raw.inspect_force_field,
         policy=_policy(raw),
-        advisory=_advisory(raw.advisory),
+        advisory=_advisory(raw, replicator),
         workers=raw.workers,
         order=raw.effective_order,
         on_source_reset=raw.on_source_reset,
@@ -93,11 +104,29 @@ def _stream(raw: RawStream, replicator: str) -> StreamSettings:
     )
 
 
-def _advisory(raw: RawAdvisory | None) -> AdvisorySettings | None:
-    return None if raw is None else AdvisorySettings(raw.subject, raw.reliable, raw.cluster)
+def _feed(raw: RawFeed, replicator: str) -> FeedSettings:
+    return FeedSettings(
+        name=raw.name or replicator,
+        stream=raw.stream,
+        source=raw.url,
+        filter_subject=raw.filter_subject,
+        start=_start(raw),
+        on_source_reset=raw.on_source_reset,
+        batch_messages=raw.batch_messages,
+        batch_bytes=raw.batch_bytes,
+    )
 
 
-def _start(raw: RawStream) -> Start:
+def _advisory(raw: RawStream, replicator: str) -> AdvisorySettings | None:
+    said = raw.advisory
+    if said is None:
+        return None
+    name = raw.name or replicator
+    observer = observer_subject(said.observer_subject, replicator, name, raw.stream)
+    return AdvisorySettings(said.subject, said.reliable, said.cluster, observer)
+
+
+def _start(raw: RawStream | RawFeed) -> Start:
     """Choose where to begin; the first option that is set wins, in the forerunner's order."""
     if raw.start_at_end:
         return Start("end")

@@ -10,14 +10,14 @@ import json
 import re
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
 from sr_assets.domain.tracking import Policy
 from sr_assets.settings.names import rewritten
-from sr_assets.settings.values import MEBIBYTE, MINUTE_NS, shown
+from sr_assets.settings.values import DAY_NS, MEBIBYTE, MINUTE_NS, shown
 
 Order = Literal["stream", "sender", "none"]
 OnSourceReset = Literal["stop", "recopy", "skip_to_now"]
@@ -62,6 +62,8 @@ class AdvisorySettings:
     subject: str
     reliable: bool | None
     cluster: Literal["source", "target"]
+    observer_subject: str
+    """Where the site says that it watches: no subject of the feed of transitions, unless the file says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,39 @@ class StreamSettings:
             raise ConfigurationError(f"stream {self.stream!r} (name {self.name!r}): {error}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class FeedSettings:
+    """One configured feed: an advisory stream that is folded into the global view of its site, which is often a centre."""
+
+    name: str
+    stream: str
+    source: ClusterSettings
+    filter_subject: str | None = None
+    start: Start = Start("all")
+    on_source_reset: OnSourceReset = "stop"
+    batch_messages: int = 200_000
+    batch_bytes: int = 64 * MEBIBYTE
+
+    #: What an entry may have besides; a feed tracks and announces nothing itself.
+    policy: ClassVar[None] = None
+    advisory: ClassVar[None] = None
+    tracked: ClassVar[bool] = False
+
+    @property
+    def asset_prefix(self) -> list[str]:
+        """The first two parts of this feed's asset keys."""
+        return [asset_name(self.name), asset_name(self.stream)]
+
+    @property
+    def label(self) -> str:
+        """`name/stream`, the pair that is unique in a configuration, among entries and feeds."""
+        return f"{self.name}/{self.stream}"
+
+
+#: What a site works on: what it copies, and what it folds.
+Entry = StreamSettings | FeedSettings
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class SparkSettings:
     """Where Spark runs (`connect-local`, `classic`, `sc://…`, `spark://…`) and its extra configuration."""
@@ -155,20 +190,27 @@ class Settings:
     replicator: str
     home: Path
     streams: tuple[StreamSettings, ...]
+    feeds: tuple[FeedSettings, ...] = ()
     spark: SparkSettings = field(default_factory=SparkSettings)
     sensor: SensorSettings = SensorSettings()
     run_budget_ns: int = 5 * MINUTE_NS
     linger_ns: int = 60 * SECOND_NS
     snapshots_retention_ns: int | None = None
+    advisories_retention_ns: int = 90 * DAY_NS
     loglevel: Literal["debug", "info", "warn", "error"] = "info"
     logfile: Path | None = None
     warnings: tuple[str, ...] = ()
 
     @property
-    def sites(self) -> dict[str, tuple[StreamSettings, ...]]:
-        """The entries of each site, sites and entries in the order of the file."""
-        names = dict.fromkeys(stream.name for stream in self.streams)
-        return {name: tuple(stream for stream in self.streams if stream.name == name) for name in names}
+    def entries(self) -> tuple[Entry, ...]:
+        """The streams and the feeds, in the order of the file."""
+        return (*self.streams, *self.feeds)
+
+    @property
+    def sites(self) -> dict[str, tuple[Entry, ...]]:
+        """The streams and feeds of each site, sites and entries in the order of the file."""
+        names = dict.fromkeys(entry.name for entry in self.entries)
+        return {name: tuple(entry for entry in self.entries if entry.name == name) for name in names}
 
     @property
     def digest(self) -> str:
@@ -176,15 +218,15 @@ class Settings:
         effective = {key: value for key, value in _plain(self).items() if key not in ("home", "logfile", "warnings")}
         return hashlib.sha256(json.dumps(effective, sort_keys=True).encode()).hexdigest()
 
-    def find(self, name: str) -> tuple[StreamSettings, ...]:
+    def find(self, name: str) -> tuple[Entry, ...]:
         """Return the entries called `name`: a stream, of every site that has it, or `name/stream`, which is one.
 
         Raises ConfigurationError when there is none.
         """
-        found = tuple(stream for stream in self.streams if name in (stream.stream, stream.label))
+        found = tuple(entry for entry in self.entries if name in (entry.stream, entry.label))
         if not found:
-            labels = [stream.label for stream in self.streams]
-            near = difflib.get_close_matches(name, labels + [stream.stream for stream in self.streams], n=1)
+            labels = [entry.label for entry in self.entries]
+            near = difflib.get_close_matches(name, labels + [entry.stream for entry in self.entries], n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ConfigurationError(f"no stream {shown(name)} is configured; {hint}configured: {', '.join(labels)}")
         return found

@@ -29,6 +29,7 @@ from sr_assets.settings.names import (
 )
 from sr_assets.settings.records import ClusterSettings, OnPoison, OnSourceReset, OnTargetReset, Order
 from sr_assets.settings.values import (
+    DAY_NS,
     MEBIBYTE,
     MINUTE_NS,
     one_of,
@@ -64,7 +65,6 @@ NoElection = Annotated[
 NoHeartbeats = Annotated[
     None, BeforeValidator(unsupported("take the block out; heartbeats have to be sent by another program"))
 ]
-NoFeeds = Annotated[None, BeforeValidator(unsupported("take the list out"))]
 
 
 class Raw(BaseModel):
@@ -94,6 +94,7 @@ class RawAdvisory(Raw):
     """`advisory` of a stream."""
 
     subject: Annotated[str, BeforeValidator(read_advisory_template)]
+    observer_subject: Annotated[str, BeforeValidator(read_advisory_template)] | None = None
     reliable: Flag | None = None
     cluster: Annotated[Literal["source", "target"], BeforeValidator(one_of("source", "target"))] = "source"
 
@@ -123,6 +124,12 @@ class RawSnapshots(Raw):
     """`snapshots`."""
 
     retention: Duration | None = None
+
+
+class RawAdvisories(Raw):
+    """`advisories`."""
+
+    retention: Duration = 90 * DAY_NS
 
 
 class RawStream(Raw):
@@ -185,11 +192,30 @@ class RawStream(Raw):
         return self
 
 
+class RawFeed(Raw):
+    """One of `feeds`, by the keys of the file."""
+
+    stream: StreamName
+    name: SiteName | None = None
+    url: Url
+    filter_subject: Annotated[str, BeforeValidator(read_filter)] | None = None
+    start_sequence: Annotated[int, BeforeValidator(whole_number(0))] = 0
+    start_time: Annotated[int, BeforeValidator(read_time)] | None = None
+    start_delta: Duration | None = None
+    start_at_end: Flag = False
+    on_source_reset: Annotated[OnSourceReset, BeforeValidator(one_of("stop", "recopy", "skip_to_now"))] = "stop"
+    batch_messages: Annotated[int, BeforeValidator(whole_number(1))] = 200_000
+    batch_bytes: Annotated[int, BeforeValidator(size_in_bytes(1))] = 64 * MEBIBYTE
+    tls: NoTls = None
+    choria: NoChoria = None
+
+
 class RawFile(Raw):
     """The whole file."""
 
     name: SiteName
-    streams: list[RawStream]
+    streams: list[RawStream] = []
+    feeds: list[RawFeed] = []
     state_store: File | None = None
     logfile: File | None = None
     loglevel: Annotated[
@@ -202,12 +228,14 @@ class RawFile(Raw):
     run_budget: Duration = 5 * MINUTE_NS
     linger: Span | None = None
     snapshots: RawSnapshots = RawSnapshots()
+    advisories: RawAdvisories = RawAdvisories()
     tls: NoTls = None
     choria: NoChoria = None
     heartbeats: NoHeartbeats = None
-    feeds: NoFeeds = None
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
-        refuse_same_names([(entry.name or self.name, entry.stream) for entry in self.streams])
+        if "streams" not in self.model_fields_set and not self.feeds:
+            raise ValueError("streams: is required")
+        refuse_same_names([(entry.name or self.name, entry.stream) for entry in (*self.streams, *self.feeds)])
         return self

@@ -15,6 +15,7 @@ from sr_assets.domain.positions import SECOND_NS, parse_rfc3339_ns
 
 MINUTE_NS = 60 * SECOND_NS
 HOUR_NS = 60 * MINUTE_NS
+DAY_NS = 24 * HOUR_NS
 MEBIBYTE = 1 << 20
 
 # A month and a year are the forerunner's: 30 and 365 days.
@@ -23,13 +24,13 @@ _UNIT_NS = {
     "s": SECOND_NS,
     "m": MINUTE_NS,
     "h": HOUR_NS,
-    "d": 24 * HOUR_NS,
-    "D": 24 * HOUR_NS,
-    "w": 7 * 24 * HOUR_NS,
-    "W": 7 * 24 * HOUR_NS,
-    "M": 30 * 24 * HOUR_NS,
-    "y": 365 * 24 * HOUR_NS,
-    "Y": 365 * 24 * HOUR_NS,
+    "d": DAY_NS,
+    "D": DAY_NS,
+    "w": 7 * DAY_NS,
+    "W": 7 * DAY_NS,
+    "M": 30 * DAY_NS,
+    "y": 365 * DAY_NS,
+    "Y": 365 * DAY_NS,
 }
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|[smhdDwWMyY])")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMG]i?B?|B)?", re.IGNORECASE)
