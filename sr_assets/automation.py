@@ -22,7 +22,7 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import watermark
 from sr_assets.domain.subjects import advisory_subject
 from sr_assets.resources import LINGER, MODE_TAG
-from sr_assets.settings import Settings, StreamSettings, asset_name
+from sr_assets.settings import Entry, FeedSettings, Settings, StreamSettings, asset_name
 from sr_assets.stages.site import needs_publishing
 
 _UNDER_WAY = [
@@ -139,9 +139,7 @@ def find_work(settings: Settings, site: str) -> tuple[str | None, str]:
     return None, "; ".join([*notes, *problems]) or "level"
 
 
-def _work_of(
-    settings: Settings, stream: StreamSettings, position: dict[str, Any] | None, cluster: Cluster
-) -> str | None:
+def _work_of(settings: Settings, stream: Entry, position: dict[str, Any] | None, cluster: Cluster) -> str | None:
     source = cluster.stream_info(stream.stream)
     if position is None or not position["created_ns"]:
         return "first run"
@@ -155,20 +153,21 @@ def _work_of(
     if (deadline_ns := position["next_deadline_ns"]) is not None and deadline_ns < (
         _watermark(stream, position, source) or 0
     ):
-        return "a node's deadline has passed"
+        feed = isinstance(stream, FeedSettings)
+        return "a site has been silent for longer than it said" if feed else "a node's deadline has passed"
     if position["unpublished"] and stream.advisory is not None and _deliverable(stream):
         return f"{position['unpublished']} advisories can be delivered"
     return None
 
 
 def _waits_longer(
-    settings: Settings, stream: StreamSettings, position: dict[str, Any], source: StreamInfo, cluster: Cluster
+    settings: Settings, stream: Entry, position: dict[str, Any], source: StreamInfo, cluster: Cluster
 ) -> bool:
     unread = cluster.next_message(stream.stream, position["next_sequence"], stream.filter_subject or ">")
     return unread is not None and source.ts_ns is not None and source.ts_ns - unread.stored_ns >= settings.sensor.lag_ns
 
 
-def _watermark(stream: StreamSettings, position: dict[str, Any], source: StreamInfo) -> int | None:
+def _watermark(stream: Entry, position: dict[str, Any], source: StreamInfo) -> int | None:
     """Return what a run that began now would commit."""
     return watermark(
         source.ts_ns,
@@ -188,7 +187,7 @@ def _deliverable(stream: StreamSettings) -> bool:
         return bool(cluster.stream_names(advisory_subject(stream.advisory.subject, "new", "node")))
 
 
-def _pause_after_error(settings: Settings, status: dict[str, Any], stream: StreamSettings) -> str | None:
+def _pause_after_error(settings: Settings, status: dict[str, Any], stream: Entry) -> str | None:
     """Return why not to try again yet: after an error as long as it has lasted already, at most five minutes."""
     position = status["streams"].get(stream.stream)
     if position is None or position["last_error"] is None:

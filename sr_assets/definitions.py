@@ -1,4 +1,4 @@
-"""The table of contents: settings → resources → each stream in flow order → fleet tables → automation.
+"""The table of contents: settings → resources → each stream in flow order, the feeds → fleet tables → automation.
 
 `build` assembles the platform from settings, with any resource replaced by another; `defs` is what Dagster loads, from
 the configured file.
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from sr_assets.assets.feeds import feed_source_specs
 from sr_assets.assets.fleet import build_fleet_assets
 from sr_assets.assets.sites import build_site_assets
 from sr_assets.assets.streams import source_spec
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
 def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.Definitions:
     """Return everything Dagster knows of the platform; `resources` replace those of the same name."""
     sources = [source_spec(stream) for stream in settings.streams]
-    sites = [build_site_assets(name, streams) for name, streams in settings.sites.items()]
+    sources += [spec for feed in settings.feeds for spec in feed_source_specs(feed, settings.streams)]
+    sites = [build_site_assets(settings, name) for name in settings.sites]
     jobs = {name: build_site_job(name) for name in settings.sites}
     return dg.Definitions(
-        assets=[*sources, *sites, build_fleet_assets(settings.streams)],
+        assets=[*sources, *sites, build_fleet_assets(settings.streams, settings.feeds)],
         jobs=[*jobs.values(), retention],
         sensors=[build_lag_sensor(settings, name, job) for name, job in jobs.items()],
         schedules=[build_retention_schedule()],

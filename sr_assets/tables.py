@@ -10,7 +10,7 @@ import io
 import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final, Literal
@@ -30,6 +30,8 @@ _STYLES: Final = {
     "timeout": "yellow",
     "expire": "red",
     "failed": "red",
+    "blind": "red",
+    "unwatched": "dim",
     "retired": "dim",
 }
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
@@ -40,14 +42,21 @@ def console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=100_000)
 
 
-def show(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: Format, *, title: str | None = None) -> None:
-    """Print rows in the chosen form; the title is for people only."""
+def show(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    form: Format,
+    *,
+    title: str | None = None,
+    alarmed: Callable[[Sequence[Any]], bool] = lambda _: False,
+) -> None:
+    """Print rows in the chosen form; the title, and the red of rows that are `alarmed`, are for people only."""
     if form == "json":
         print_json([dict(zip(columns, row, strict=True)) for row in rows])
     elif form == "csv":
         sys.stdout.write(csv_lines([columns, *rows]))
     else:
-        console().print(_table(columns, list(rows), title))
+        console().print(_table(columns, list(rows), title, alarmed))
 
 
 def print_json(value: Any) -> None:
@@ -99,14 +108,20 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None) -> Table:
+def _table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    title: str | None,
+    alarmed: Callable[[Sequence[Any]], bool],
+) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     for place, column in enumerate(columns):
         numbers = any(isinstance(row[place], (int, float)) and not isinstance(row[place], bool) for row in rows)
         header = column.removesuffix("_seconds").replace("_", " ")
         table.add_column(header, justify="right" if numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(text(column, value) for column, value in zip(columns, row, strict=True)))
+        cells = (text(column, value) for column, value in zip(columns, row, strict=True))
+        table.add_row(*cells, style="red" if alarmed(row) else None)
     return table
 
 

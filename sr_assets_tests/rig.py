@@ -43,7 +43,7 @@ from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site, Stage
 
 with Site(load_settings(Path(sys.argv[1]), {{}}), {SITE!r}, owner="child", run_id="child") as site:
-    reports = run_site(site, {{one.stream: frozenset(Stage) for one in site.streams}}, drain_only=True)
+    reports = run_site(site, {{one.stream: frozenset(Stage) for one in site.entries}}, drain_only=True)
 print(json.dumps([report.failure for report in reports.values() if report.failure]))
 """
 
@@ -66,6 +66,7 @@ class Rig:
     target: NatsServer
     unique: Callable[[str], str]
     entries: list[dict[str, Any]] = field(default_factory=list)
+    feeds: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Empty the home."""
@@ -140,10 +141,17 @@ class Rig:
         self.entries.append(entry)
         return entry
 
+    def add_feed(self, stream: str, **entry: Any) -> dict[str, Any]:
+        """Configure a feed that reads a stream of the target; returns its entry, which may be changed."""
+        entry = {"stream": stream, "url": self.target.url, **entry}
+        self.feeds.append(entry)
+        return entry
+
     def settings(self, **top: Any) -> Settings:
-        """Read the configuration made of the entries."""
+        """Read the configuration made of the entries and feeds."""
         file = self.home / "replication.yaml"
-        file.write_text(yaml.safe_dump({"name": SITE, "state_store": str(self.home), "streams": self.entries, **top}))
+        told = {"name": SITE, "state_store": str(self.home), "streams": self.entries, "feeds": self.feeds, **top}
+        file.write_text(yaml.safe_dump(told))
         return load_settings(file, {})
 
     @contextmanager
@@ -157,7 +165,7 @@ class Rig:
     ) -> dict[str, StreamReport]:
         """Run a site as Dagster's job does; returns the reports by stream, failures included."""
         with self.open(site, **top) as opened:
-            selection = {one.stream: frozenset(stages) for one in opened.streams}
+            selection = {one.stream: frozenset(stages) for one in opened.entries}
             return run_site(opened, selection, drain_only=drain_only)
 
     def start(self, **top: Any) -> subprocess.Popen[str]:

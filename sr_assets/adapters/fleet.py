@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 
+from sr_assets.adapters import global_tables
 from sr_assets.adapters.faults import Point, reach
 from sr_assets.domain.errors import ConfigurationError, RunError
 
@@ -37,8 +38,8 @@ def _at(column: str) -> str:
     return f"make_timestamptz({column} // 1000)"
 
 
-#: table → (columns, query over the state's tables; `$name` is the site). Rows of streams that are no longer configured
-#: are left out.
+#: table → (columns, query over the state's tables; `$name` is the site). Rows of streams, and of feeds, that are no longer
+#: configured are left out.
 TABLES: Final[dict[str, tuple[str, str]]] = {
     "last_seen_nodes": (
         (
@@ -137,6 +138,7 @@ TABLES: Final[dict[str, tuple[str, str]]] = {
         "name VARCHAR, stream VARCHAR, node VARCHAR, sequence BIGINT, file VARCHAR",
         "SELECT $name, stream, node, sequence, file FROM snapshots WHERE true",
     ),
+    **global_tables.PUBLISHED,
 }
 _NO_SNAPSHOTS: Final = (
     "SELECT NULL::VARCHAR AS name, NULL::VARCHAR AS stream, NULL::VARCHAR AS node, NULL::BIGINT AS sequence,"
@@ -147,10 +149,10 @@ _NO_SNAPSHOTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PublishedStream:
-    """A configured stream, as far as the published tables say it."""
+    """A configured stream, or feed, as far as the published tables say it."""
 
     stream: str
-    target_stream: str
+    target_stream: str | None
     tracked: bool
 
 
@@ -186,6 +188,8 @@ def publish_site(
                 [as_of_ns, run_id, SCHEMA_VERSION, lineage],
             )
             _create_snapshot_view(connection)
+            for view, query in global_tables.VIEWS.items():
+                connection.execute(f"CREATE VIEW fleet.{view} AS {query}")
         finally:
             connection.execute("DETACH fleet")
         reach(Point.PUBLISHING_TABLES)
@@ -219,7 +223,8 @@ def _carry_over(connection: duckdb.DuckDBPyConnection, file: Path, name: str, si
             return uuid.uuid4().hex
         for table in TABLES:
             connection.execute(
-                f"INSERT INTO fleet.{table} SELECT * FROM published.{table} WHERE list_contains(?::VARCHAR[], name)",
+                f"INSERT INTO fleet.{table} SELECT * FROM published.{table} WHERE list_contains(?::VARCHAR[],"
+                f" {_site_of(table)})",
                 [others],
             )
         return str(info[1])
@@ -231,6 +236,11 @@ def _carry_over(connection: duckdb.DuckDBPyConnection, file: Path, name: str, si
         connection.execute("DETACH published")
 
 
+def _site_of(table: str) -> str:
+    """Return how a row of a published table tells which site published it; of a global one `name` is another's."""
+    return "split_part(feed, '/', 1)" if table in global_tables.PUBLISHED else "name"
+
+
 def _insert_site(connection: duckdb.DuckDBPyConnection, name: str, streams: Sequence[PublishedStream]) -> None:
     connection.execute(
         "CREATE OR REPLACE TEMP TABLE configured (stream VARCHAR, target_stream VARCHAR, tracked BOOLEAN)"
@@ -239,8 +249,9 @@ def _insert_site(connection: duckdb.DuckDBPyConnection, name: str, streams: Sequ
         "INSERT INTO configured VALUES (?, ?, ?)", [(one.stream, one.target_stream, one.tracked) for one in streams]
     )
     for table, (_, query) in TABLES.items():
+        ours = "feed" if table in global_tables.PUBLISHED else "stream"
         connection.execute(
-            f"INSERT INTO fleet.{table} {query} AND stream IN (SELECT stream FROM configured)",
+            f"INSERT INTO fleet.{table} {query} AND {ours} IN (SELECT stream FROM configured)",
             {"name": name} if "$name" in query else None,
         )
 
@@ -358,7 +369,7 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def export_fleet(home: Path, file: Path) -> None:
-    """Write a self-contained copy: every table, with `node_snapshots` as a table and no view over files.
+    """Write a self-contained copy: every table, the views as tables too.
 
     Raises RunError when `file` exists or cannot be written; nothing is left of it then.
     """
@@ -371,7 +382,7 @@ def export_fleet(home: Path, file: Path) -> None:
             connection.execute(
                 f"ATTACH '{_quoted(draft)}' AS exported (READ_WRITE, STORAGE_VERSION '{_STORAGE_VERSION}')"
             )
-            for table in (*TABLES, "snapshot_info", "node_snapshots"):
+            for table in (*TABLES, "snapshot_info", "node_snapshots", *global_tables.VIEWS):
                 if table != "latest_snapshots":
                     connection.execute(f"CREATE TABLE exported.{table} AS SELECT * FROM {table}")
             connection.execute("DETACH exported")

@@ -1,6 +1,6 @@
 """The Spark data source `jetstream`: a range of a stream → partitions → Arrow record batches; and the door to its sink.
 
-Here: the options, the two shapes of rows, the reader. Not here: the writer (`spark_sink`), the protocol (`wire`), which
+Here: the options, the three shapes of rows, the reader. Not here: the writer (`spark_sink`), the protocol (`wire`), which
 range to read and what to do about sequences that are not there (the stages). Every import of the readers' work is
 inside the methods: they run in Spark's Python workers, which must start quickly and hold nothing between tasks.
 """
@@ -29,6 +29,16 @@ FORMAT = "jetstream"
 MESSAGE_SCHEMA = "sequence long, stored_ns long, subject string, headers binary, payload binary"
 #: One row per message, reduced to what the rules look at; `sender` is null when there is none.
 SIGHTING_SCHEMA = "sequence long, stored_ns long, sender string, payload_bytes long, forced boolean"
+#: One row per message of an advisory stream: an `advisory` with the columns of `domain.availability.Advisory`, an
+#: `observation` or `nothing`. `reason`, `field`, `subject` and `excerpt` (of an observation: all of it) are told of what is
+#: kept apart.
+ADVISORY_SCHEMA = (
+    "sequence long, stored_ns long, kind string, payload_bytes long, replicator string, name string, stream string,"
+    " node string, transition long, event_ns long, cycle byte, seen_ns long, origin string, event_id string,"
+    " age_seconds double, previous string, late boolean, returned boolean, outage_seconds double, reason string, field"
+    " string, subject string, excerpt string"
+)
+_EXCERPT_LETTERS = 200
 
 
 def encode_finder(finder: Finder, force_path: tuple[str, ...] | None) -> str:
@@ -66,8 +76,9 @@ class JetStreamDataSource(DataSource):
     - `filter`: a subject filter; without one every subject
     - `partitions`: into how many equal ranges to cut, 1 by default; rows are in sequence order within each
     - `batch_bytes`: about how many bytes one request asks for, 8 MiB by default
-    - `inspect`: made by `encode_finder`; then the rows are `SIGHTING_SCHEMA` and no payload leaves the reader, else
-      `MESSAGE_SCHEMA`
+    - `inspect`: made by `encode_finder`; then the rows are `SIGHTING_SCHEMA` and no payload leaves the reader
+    - `advisories`: `true` to read each message as an advisory; then the rows are `ADVISORY_SCHEMA`. Without either they
+      are `MESSAGE_SCHEMA`
 
     Options to write are described at `spark_sink.JetStreamWriter`. Nothing but what the server holds of the range is
     returned: a sequence that is not there is no error here.
@@ -79,7 +90,9 @@ class JetStreamDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        """Return the shape of the rows, which depends on the option `inspect`."""
+        """Return the shape of the rows, which depends on the options `inspect` and `advisories`."""
+        if "advisories" in self.options:
+            return ADVISORY_SCHEMA
         return SIGHTING_SCHEMA if "inspect" in self.options else MESSAGE_SCHEMA
 
     def reader(self, schema: Any) -> DataSourceReader:  # noqa: ARG002
@@ -121,7 +134,11 @@ class JetStreamReader(DataSourceReader):
         from sr_assets.domain.positions import SequenceRange
 
         options = self._options
-        to_batch = _sightings(options["inspect"]) if "inspect" in options else _messages
+        to_batch = _messages
+        if "advisories" in options:
+            to_batch = _advisories
+        elif "inspect" in options:
+            to_batch = _sightings(options["inspect"])
         with open_connection(options["connection"], "sr-assets reader") as connection:
             for messages in read_confirmed(
                 connection,
@@ -170,3 +187,48 @@ def _sightings(option: str) -> Any:
         )
 
     return to_batch
+
+
+def advisory_schema() -> pa.Schema:
+    """Return `ADVISORY_SCHEMA` as Arrow says it."""
+    import pyarrow as pa
+
+    types = {
+        "long": pa.int64(),
+        "string": pa.string(),
+        "byte": pa.int8(),
+        "double": pa.float64(),
+        "boolean": pa.bool_(),
+    }
+    columns = [column.split() for column in ADVISORY_SCHEMA.split(",")]
+    return pa.schema([(name, types[kind]) for name, kind in columns])
+
+
+def _advisories(messages: list[Message]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    from sr_assets.domain.availability import Advisory, Observation, read_message
+
+    told = len(Advisory._fields) - 1
+    rows = []
+    for m in messages:
+        found = read_message(m.payload, m.stored_ns)
+        if isinstance(found, Advisory):
+            head, body = ("advisory", len(m.payload)), found[:told]
+            apart = _apart(m, found.doubt, "event_time") if found.doubt else (None,) * 4
+        elif isinstance(found, Observation):
+            head, body = ("observation", len(m.payload)), (None,) * told
+            apart = (None, None, None, m.payload.decode())
+        else:
+            head, body = ("nothing", len(m.payload)), (None,) * told
+            apart = _apart(m, found.reason, found.what or None)
+        rows.append((m.sequence, m.stored_ns, *head, *body, *apart))
+    schema = advisory_schema()
+    arrays = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _apart(message: Message, reason: str, field: str | None) -> tuple[str | None, ...]:
+    """Return what is told of a message that is kept apart: reason, field, subject, how it begins."""
+    begins = message.payload[: 4 * _EXCERPT_LETTERS].decode(errors="replace")[:_EXCERPT_LETTERS]
+    return str(reason), field, printable(message.subject), begins

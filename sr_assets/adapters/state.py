@@ -1,7 +1,7 @@
 """A site's private state: its lock, `state.duckdb` with one transaction per batch, and `status.json` beside it.
 
-Here: the schema and every statement on it. Not here: the rules that make the rows (`domain.tracking`), what is
-published of them (`fleet`).
+Here: the schema and every statement on it, but for the tables of the global view (`global_tables`). Not here: the rules
+that make the rows (`domain.tracking`), what is published of them (`fleet`).
 
 `state.duckdb` is opened only by the process that holds the site's lock. Everything a batch changes — position, node
 states, transitions, gaps, parked messages, counters — is one transaction, and the intent it was done for goes with it.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import duckdb
 
-from sr_assets.adapters import ledger
+from sr_assets.adapters import global_tables, ledger
 from sr_assets.adapters.ledger import Ledger
 from sr_assets.domain.errors import RunError
 
@@ -86,6 +86,7 @@ CREATE TABLE IF NOT EXISTS parked (
 CREATE TABLE IF NOT EXISTS snapshots (stream VARCHAR, node VARCHAR, sequence BIGINT, file VARCHAR);
 CREATE TABLE IF NOT EXISTS staged (stream VARCHAR, first BIGINT, next BIGINT);
 {ledger.SCHEMA}
+{global_tables.SCHEMA}
 """
 #: What brings a state of an earlier schema up to this one.
 _MIGRATIONS: Final = {
@@ -273,6 +274,11 @@ class SiteState:
         """The connection, for publishing what is in here."""
         return self._connection
 
+    @property
+    def global_tables(self) -> global_tables.GlobalTables:
+        """The tables of the global view, which the site's feeds fold into."""
+        return global_tables.GlobalTables(self._connection)
+
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit everything done inside, or nothing."""
@@ -386,6 +392,11 @@ class SiteState:
         """Return the earliest deadline of a stream's nodes in unix ns; None when none is waiting."""
         row = self._row("SELECT min(deadline_ns) FROM nodes WHERE stream = ?", [stream])
         return None if row is None else row[0]
+
+    def count_nodes(self, stream: str) -> int:
+        """Return how many nodes of a stream are not retired."""
+        row = self._row("SELECT count(*) FROM nodes WHERE stream = ? AND status <> 'retired'", [stream])
+        return int(row[0]) if row else 0
 
     def outbox(self, stream: str, limit: int) -> list[dict[str, Any]]:
         """Return the next transitions to publish, in the order in which they happened (per node: of `transition`)."""

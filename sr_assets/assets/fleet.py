@@ -11,7 +11,7 @@ import dagster as dg
 from sr_assets.adapters.fleet import count_rows
 from sr_assets.assets.streams import OWNERS, stream_key
 from sr_assets.domain.errors import SrAssetsError
-from sr_assets.settings import StreamSettings
+from sr_assets.settings import FeedSettings, StreamSettings
 
 #: table → (the stage whose rows it shows, one row per what)
 TABLES = {
@@ -26,6 +26,13 @@ TABLES = {
     "site_summary": ("node_state", "site and stream"),
     "snapshot_info": ("replica", "publication: there is only the last one"),
 }
+#: The same for what the feeds fold: there are such assets only where there is a feed.
+GLOBAL_TABLES = {
+    "global_availability": "node ever told of, at each site",
+    "global_advisories": "advisory of any site",
+    "global_summary": "site and stream, with what became of its observer",
+    "global_rejects": "message of a feed that is no advisory",
+}
 
 
 def table_key(table: str) -> dg.AssetKey:
@@ -33,11 +40,13 @@ def table_key(table: str) -> dg.AssetKey:
     return dg.AssetKey(["fleet", table])
 
 
-def build_fleet_assets(streams: Sequence[StreamSettings]) -> dg.AssetsDefinition:
+def build_fleet_assets(streams: Sequence[StreamSettings], feeds: Sequence[FeedSettings] = ()) -> dg.AssetsDefinition:
     """Return the shared tables; needs the resource `platform`."""
 
-    def spec(table: str, stage: str, row: str) -> dg.AssetSpec:
-        sources = [stream_key(stream, stage) for stream in streams if stage == "replica" or stream.tracked]
+    def told(stage: str) -> list[dg.AssetKey]:
+        return [stream_key(stream, stage) for stream in streams if stage == "replica" or stream.tracked]
+
+    def spec(table: str, row: str, sources: list[dg.AssetKey]) -> dg.AssetSpec:
         return dg.AssetSpec(
             table_key(table),
             deps=sources,
@@ -48,9 +57,14 @@ def build_fleet_assets(streams: Sequence[StreamSettings]) -> dg.AssetsDefinition
             skippable=True,
         )
 
+    specs = {table: spec(table, row, told(stage)) for table, (stage, row) in TABLES.items()}
+    if feeds:
+        sources = [stream_key(feed, "advisory_feed") for feed in feeds]
+        specs |= {table: spec(table, row, sources) for table, row in GLOBAL_TABLES.items()}
+
     @dg.multi_asset(
         name="fleet_tables",
-        specs=[spec(table, stage, row) for table, (stage, row) in TABLES.items()],
+        specs=list(specs.values()),
         can_subset=True,
         required_resource_keys={"platform"},
     )
@@ -59,7 +73,7 @@ def build_fleet_assets(streams: Sequence[StreamSettings]) -> dg.AssetsDefinition
             counts = count_rows(context.resources.platform.settings.home)
         except SrAssetsError as error:
             raise dg.Failure(str(error), allow_retries=False) from None
-        for table in TABLES:
+        for table in specs:
             if table_key(table) in context.selected_asset_keys:
                 yield dg.MaterializeResult(table_key(table), metadata={"dagster/row_count": counts[table]})
 

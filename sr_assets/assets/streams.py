@@ -13,18 +13,18 @@ import dagster as dg
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sr_assets.settings import StreamSettings
+    from sr_assets.settings import Entry, StreamSettings
     from sr_assets.stages.site import StreamReport
 
 OWNERS = ["team:fleet-platform"]
 
 
-def stream_key(stream: StreamSettings, noun: str) -> dg.AssetKey:
+def stream_key(stream: Entry, noun: str) -> dg.AssetKey:
     """Return the key `[name, stream, noun]`."""
     return dg.AssetKey([*stream.asset_prefix, noun])
 
 
-def group_name(stream: StreamSettings) -> str:
+def group_name(stream: Entry) -> str:
     """Return the group of a stream's assets: its site."""
     return stream.asset_prefix[0]
 

@@ -4,7 +4,7 @@ Here: options, which query or stage a command is, what is printed, exit codes. N
 the work itself.
 """
 
-from sr_assets.cli import look, work  # noqa: F401  the commands register themselves
+from sr_assets.cli import central, look, work  # noqa: F401  the commands register themselves
 from sr_assets.cli.base import main, run_command
 
 __all__ = ["main", "run_command"]

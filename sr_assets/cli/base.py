@@ -96,11 +96,18 @@ def _settings() -> "Settings":
     return load_settings()
 
 
-def print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], form: Any, title: str | None = None) -> None:
-    """Print rows in the form that was asked for."""
+def print_rows(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    form: Any,
+    title: str | None = None,
+    *,
+    alarmed: Callable[[Sequence[Any]], bool] = lambda _: False,
+) -> None:
+    """Print rows in the form that was asked for; people see those in red that are `alarmed`."""
     from sr_assets import tables
 
-    tables.show(columns, rows, form, title=title)
+    tables.show(columns, rows, form, title=title, alarmed=alarmed)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sr_assets.cli.base import SECONDS, ask, cli, configured, fail, form_option, print_rows, warn
+from sr_assets.cli.central import NODE_HISTORY, NODE_STATE, follow_advisories, show_advisories, show_nodes
 from sr_assets.domain.errors import ConfigurationError, RunError
 
 if TYPE_CHECKING:
     from sr_assets.adapters.fleet import Rows
-    from sr_assets.settings import Settings, StreamSettings
+    from sr_assets.settings import Entry, Settings
 
 
 _FOLLOW_SECONDS = 0.5
@@ -37,7 +38,7 @@ def check(settings: "Settings", connect: bool, form: Any) -> int:
         columns = ("name", "stream", "from", "to", "filter", "start", "sampling", "advisories")
         print_rows(
             columns,
-            [_described(stream) for stream in settings.streams],
+            [_described(entry) for entry in settings.entries],
             form,
             f"replicator {settings.replicator}, home {settings.home}, Spark {settings.spark.public['mode']}",
         )
@@ -55,10 +56,14 @@ def check(settings: "Settings", connect: bool, form: Any) -> int:
     return int(bool(failed))
 
 
-def _described(stream: "StreamSettings") -> tuple[str | None, ...]:
+def _described(stream: "Entry") -> tuple[str | None, ...]:
+    from sr_assets.settings import FeedSettings
     from sr_assets.tables import duration
 
     start = stream.start.kind if stream.start.kind in ("all", "end") else f"{stream.start.kind} {stream.start.value}"
+    if isinstance(stream, FeedSettings):
+        view = "the global view"
+        return stream.name, stream.stream, stream.source.label, view, stream.filter_subject, start, None, None
     sampling = None
     if stream.policy is not None and stream.finder is not None:
         interval, silent = duration(stream.policy.interval_ns / 1e9), duration(stream.policy.warning_ns / 1e9)
@@ -81,6 +86,7 @@ def _described(stream: "StreamSettings") -> tuple[str | None, ...]:
 @click.option("--status", type=click.Choice(("up", "timeout", "retired")), help="Only nodes of this status.")
 @click.option("--silent-for", type=SECONDS, help="Only nodes not heard of for so long.")
 @click.option("--like", metavar="PATTERN", help="Only nodes whose name matches, as in 'web*'.")
+@click.option("--global", "everywhere", is_flag=True, help="The nodes of all sites, as the feeds tell of them.")
 @form_option
 @configured
 def nodes(
@@ -90,9 +96,14 @@ def nodes(
     status: str | None,
     silent_for: float | None,
     like: str | None,
+    everywhere: bool,
     form: Any,
 ) -> None:
     """Show which nodes there are; ages are against the table's watermark."""
+    if everywhere:
+        told = {"site": site, "stream": stream, "status": status, "silent_for": silent_for, "like": like}
+        show_nodes(settings, told, form)
+        return
     query = """
         SELECT a.name, a.stream, a.node, a.status, age_seconds, a.last_seen, a.status_since, a.first_seen,
             l.last_copied, l.copied_bytes, l.last_sequence
@@ -133,19 +144,23 @@ def _labels(settings: "Settings", site: str | None, stream: str | None) -> list[
 )
 @configured
 def node(settings: "Settings", name: str, form: str) -> None:
-    """Show one node: its state, its history of transitions, its latest metadata."""
-    states = ask(settings, _NODE_STATE, {"node": name})
-    if not states.values:
+    """Show one node, at every site that knows it: its state, its history of transitions, its latest metadata.
+
+    What this installation tracks itself comes first, then what the feeds tell of all sites.
+    """
+    states, told = ask(settings, _NODE_STATE, {"node": name}), ask(settings, NODE_STATE, {"node": name})
+    if not states.values and not told.values:
         raise RunError(f"no node {name!r} is known{_similar(settings, name)}")
-    history = ask(settings, _NODE_HISTORY, {"node": name})
+    history, told_history = ask(settings, _NODE_HISTORY, {"node": name}), ask(settings, NODE_HISTORY, {"node": name})
     snapshots = _latest(settings, name)
     if form == "json":
-        _print_node_json(states, history, snapshots)
+        _print_node_json(states, history, snapshots, told, told_history)
         return
     from sr_assets import tables
 
-    print_rows(states.columns, states.values, "table", name)
-    print_rows(history.columns, history.values, "table", "history")
+    for title, rows in ((name, states), ("history", history), (f"{name}, at all sites", told), ("told", told_history)):
+        if rows.values or (rows in (states, history) and not told.values):
+            print_rows(rows.columns, rows.values, "table", title)
     for site, stream, stored_at, subject, payload_bytes, payload, metadata in snapshots.values:
         shown = tables.text(
             "", f"{site}/{stream}: {payload_bytes} bytes on {subject}, stored {stored_at:%Y-%m-%d %H:%M:%S}"
@@ -185,29 +200,32 @@ def _latest(settings: "Settings", name: str) -> "Rows":
         return Rows((), [])
 
 
-def _print_node_json(states: "Rows", history: "Rows", snapshots: "Rows") -> None:
+def _print_node_json(states: "Rows", history: "Rows", snapshots: "Rows", told: "Rows", told_history: "Rows") -> None:
     from sr_assets.tables import print_json
 
     latest = {tuple(row[:2]): dict(zip(snapshots.columns[2:], row[2:], strict=True)) for row in snapshots.values}
-    print_json(
-        [
-            dict(zip(states.columns, state, strict=True))
-            | {
-                "history": [
-                    dict(zip(history.columns[2:], row[2:], strict=True))
-                    for row in history.values
-                    if row[:2] == state[:2]
-                ]
-            }
-            | {"metadata": latest.get(state[:2], {}).get("metadata"), "snapshot": latest.get(state[:2])}
-            for state in states.values
+    ours = [
+        one | {"metadata": latest.get(key, {}).get("metadata"), "snapshot": latest.get(key)}
+        for key, one in _with_history(states, history, 2)
+    ]
+    print_json([*ours, *(one for _, one in _with_history(told, told_history, 3))])
+
+
+def _with_history(states: "Rows", history: "Rows", key: int) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Yield each state with its history, and the columns they share, so many, that say whose it is."""
+    for state in states.values:
+        told = [
+            dict(zip(history.columns[key:], row[key:], strict=True))
+            for row in history.values
+            if row[:key] == state[:key]
         ]
-    )
+        yield state[:key], dict(zip(states.columns, state, strict=True)) | {"history": told}
 
 
 def _similar(settings: "Settings", name: str) -> str:
     query = """
-        SELECT DISTINCT node, jaro_winkler_similarity(lower(node), lower($node)) AS likeness FROM node_availability
+        SELECT DISTINCT node, jaro_winkler_similarity(lower(node), lower($node)) AS likeness
+        FROM (SELECT node FROM node_availability UNION SELECT node FROM global_availability)
         WHERE likeness > 0.8 OR contains(lower(node), lower($node)) ORDER BY likeness DESC, node LIMIT 3
     """
     found = [row[0] for row in ask(settings, query, {"node": name}).values]
@@ -221,12 +239,27 @@ def _similar(settings: "Settings", name: str) -> str:
 @click.option(
     "--follow", is_flag=True, help="Go on with what is published from now on; JSON is then one object a line."
 )
+@click.option(
+    "--global",
+    "everywhere",
+    is_flag=True,
+    help="The advisories of all sites, as the feeds tell; with --follow straight from their streams.",
+)
 @form_option
 @configured
 def advisories(
-    settings: "Settings", since: float | None, node: str | None, event: str | None, follow: bool, form: Any
+    settings: "Settings",
+    since: float | None,
+    node: str | None,
+    event: str | None,
+    follow: bool,
+    everywhere: bool,
+    form: Any,
 ) -> None:
     """Show the feed: which nodes appeared, fell silent, came back, retired."""
+    if everywhere:
+        (follow_advisories if follow else show_advisories)(settings, since, node, event, form)
+        return
     query = """
         SELECT a.event_time, a.name, a.stream, a.node, a.event, a.age_seconds, a.previous, a.outage_seconds, a.late, a.returned,
             a.seen, a.detected_at, a.transition, a.published_at, a.event_id

@@ -76,7 +76,7 @@ def run(settings: "Settings", names: tuple[str, ...], once: bool, follow: bool) 
         raise click.UsageError("--once and --follow exclude each other")
     warn(settings)
     chosen = {stream.label: stream for name in names for stream in settings.find(name)}
-    return run_sites(settings, list(chosen.values()) or settings.streams, once=not follow)
+    return run_sites(settings, list(chosen.values()) or settings.entries, once=not follow)
 
 
 @cli.command()
@@ -88,6 +88,7 @@ def recover(settings: "Settings", name: str) -> None:
     For a lost state, and to take over from the Go replicator.
     """
     from sr_assets.resources import configure_logging
+    from sr_assets.settings import StreamSettings
     from sr_assets.stages.recover import recover_stream
 
     configure_logging(settings)
@@ -95,6 +96,10 @@ def recover(settings: "Settings", name: str) -> None:
     if len(found) > 1:
         raise ConfigurationError(
             f"--stream {name}: there are several, name one: {', '.join(stream.label for stream in found)}"
+        )
+    if not isinstance(found[0], StreamSettings):
+        raise ConfigurationError(
+            f"--stream {name}: a feed has nothing to recover: without a state it folds its stream again from the start"
         )
     click.echo(recover_stream(settings, found[0]))
 

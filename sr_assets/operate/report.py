@@ -6,13 +6,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from sr_assets.domain.errors import SrAssetsError
+from sr_assets.settings import FeedSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dagster import DagsterEvent, ExecuteInProcessResult
 
-    from sr_assets.settings import Settings, StreamSettings
+    from sr_assets.settings import Entry, Settings
 
 
 def say(line: str) -> None:
@@ -27,7 +28,7 @@ def complain(line: str) -> None:
 
 def report_run(
     settings: Settings,
-    streams: Sequence[StreamSettings],
+    streams: Sequence[Entry],
     result: ExecuteInProcessResult,
     before: Mapping[tuple[str, str], Mapping[str, Any]],
 ) -> int:
@@ -37,11 +38,13 @@ def report_run(
         row, old = after.get((stream.name, stream.stream)), before.get((stream.name, stream.stream), {})
         begun = row is not None and row["source_created"] is not None
         if row is not None and begun and row["as_of"] != old.get("as_of"):
-            copied, skipped = (
-                row[column] - old[column] if old and row[column] >= old[column] else row[column]
-                for column in ("copied_messages", "skipped_messages")
+            feed = isinstance(stream, FeedSettings)
+            counters = ("copied_messages", "parked_messages" if feed else "skipped_messages")
+            taken, left = (
+                row[column] - old[column] if old and row[column] >= old[column] else row[column] for column in counters
             )
-            say(f"{stream.label}: copied {copied}, skipped {skipped}, lag {row['lag_messages']}")
+            did = f"folded {taken}, kept apart {left}" if feed else f"copied {taken}, skipped {left}"
+            say(f"{stream.label}: {did}, lag {row['lag_messages']}")
     if result.success:
         return 0
     for line in failures(result.all_events):

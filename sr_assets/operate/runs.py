@@ -18,10 +18,10 @@ from sr_assets.operate.processes import INTERRUPTED, interrupted_in_order, stop_
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sr_assets.settings import Settings, StreamSettings
+    from sr_assets.settings import Entry, Settings
 
 
-def run_sites(settings: Settings, streams: Sequence[StreamSettings], *, once: bool) -> int:
+def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> int:
     """Run each site that has one of the streams, in processes side by side, as many as there are cores; returns the exit code.
 
     0; 1 when a stream failed, the others ran all the same; 2 when a site found its configuration wrong. Ctrl-C and SIGTERM

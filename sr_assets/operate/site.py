@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from dagster import DagsterInstance, ExecuteInProcessResult, JobDefinition
 
-    from sr_assets.settings import Settings, StreamSettings
+    from sr_assets.settings import Entry, Settings
 
 
 def run_site(settings: Settings, site: str, labels: Sequence[str], *, once: bool) -> int:
@@ -54,7 +54,7 @@ def _has_work(settings: Settings, site: str) -> bool:
 
 
 def _execute(
-    job: JobDefinition, instance: DagsterInstance, streams: Sequence[StreamSettings], *, whole: bool, once: bool
+    job: JobDefinition, instance: DagsterInstance, streams: Sequence[Entry], *, whole: bool, once: bool
 ) -> ExecuteInProcessResult:
     from sr_assets.resources import LINGER, MODE_TAG, ONCE
 

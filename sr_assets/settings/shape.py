@@ -237,5 +237,6 @@ class RawFile(Raw):
     def _distinct(self) -> Self:
         if "streams" not in self.model_fields_set and not self.feeds:
             raise ValueError("streams: is required")
-        refuse_same_names([(entry.name or self.name, entry.stream) for entry in (*self.streams, *self.feeds)])
+        entries: list[RawStream | RawFeed] = [*self.streams, *self.feeds]
+        refuse_same_names([(entry.name or self.name, entry.stream) for entry in entries])
         return self

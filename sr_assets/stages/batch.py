@@ -26,6 +26,7 @@ from sr_assets.stages.fold import FOLDED_SCHEMA, fold_batch
 from sr_assets.stages.node_snapshots import staging_folder
 from sr_assets.stages.node_state import add_transitions
 from sr_assets.stages.position import advance
+from sr_assets.stages.reading import gap_rows, read_with_spark, reads_direct
 from sr_assets.stages.target import prepare_target
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from sr_assets.settings import StreamSettings
     from sr_assets.stages.site import Site, StreamReport
 
-_DIRECT_BATCH_VERSION = (2, 11, 0)
-_MAX_GAP_ROWS = 1_000
 _COPIED = frozenset({Reason.NEW, Reason.FORCED, Reason.SIZE, Reason.INTERVAL, Reason.NO_SENDER, Reason.ALL})
 
 
@@ -77,7 +76,9 @@ class Batch:
         receipt = self._write(self._site.spark().createDataFrame(pa.table({"sequence": sequences})).coalesce(1))
         stood = {sequence for one in resends if one.stood for sequence in range(one.covered.first, one.covered.next)}
         lost = [SequenceRange(one, one + 1) for first, after in receipt.missing for one in range(first, after)]
-        gaps = [self._gap(one, "lost") for one in merge_ranges(one for one in lost if one.first in stood)]
+        now_ns = self._site.now_ns()
+        merged = merge_ranges(one for one in lost if one.first in stood)
+        gaps = [gap_row(self._stream.stream, one, len(one), "lost", now_ns) for one in merged]
         self._commit_resend(receipt, gaps, [parked for parked in receipt.parked if parked.sequence in stood])
         report.resent += receipt.copied - receipt.found
         report.gap_messages += sum(gap["messages"] for gap in gaps)
@@ -127,21 +128,8 @@ class Batch:
             )
         stream = self._stream
         assert stream.finder is not None  # a tracked stream has one: settings see to it
-        options = {
-            "connection": self._site.connection_file(stream.source),
-            "stream": stream.stream,
-            "direct": str(self._direct).lower(),
-            **({"filter": stream.filter_subject} if stream.filter_subject else {}),
-            "first": str(self._present.first),
-            "next": str(self._present.next),
-            "partitions": str(2 if len(self._present) > _MAX_GAP_ROWS else 1),
-            "inspect": encode_finder(stream.finder, stream.force_path),
-        }
-        try:
-            table = self._site.spark().read.format(FORMAT).options(**options).load().toArrow()
-        except Exception as error:
-            raise spark_error(error) from error
-        return table.sort_by("sequence")
+        inspect = encode_finder(stream.finder, stream.force_path)
+        return read_with_spark(self._site, stream, self._source, self._present, inspect=inspect)
 
     def _fold(self, sightings: pa.Table) -> pa.Table:
         policy = self._stream.policy
@@ -172,10 +160,6 @@ class Batch:
             return frame.coalesce(1)
         return frame.repartition(workers, "node") if self._stream.order == "sender" else frame.repartition(workers)
 
-    @property
-    def _direct(self) -> bool:
-        return self._source.allow_direct and self._source.server_version >= _DIRECT_BATCH_VERSION
-
     def _write(self, rows: DataFrame) -> Receipt:
         """Let Spark's writers copy what the rows name; returns their receipt.
 
@@ -191,7 +175,7 @@ class Batch:
             subjects=target.subjects,
             source_connection=self._site.connection_file(stream.source),
             source_stream=stream.stream,
-            direct=self._direct,
+            direct=reads_direct(self._source),
             filter=stream.filter_subject,
             replicator=stream.replicator,
             name=stream.name,
@@ -239,7 +223,7 @@ class Batch:
         if stream.tracked and state.watermark_ns is not None and sightings.num_rows:
             late = pc.sum(pc.less(sightings["stored_ns"], state.watermark_ns)).as_py() or 0
         lost = sum(after - first for first, after in receipt.missing) if stream.tracked else 0
-        gaps = self._gaps(absent)
+        gaps = gap_rows(site, stream, self._source, self._covered, self._present.first, absent)
         state.created_ns = intent.created_ns
         state.next_sequence = intent.next
         state.seen_messages += sum(reasons.values()) - lost
@@ -313,34 +297,6 @@ class Batch:
         fields = ("sequence", "stored_ns", "subject", "payload_bytes", "reason")
         row = {field: getattr(parked, field) for field in fields}
         return {"stream": self._stream.stream, **row, "parked_ns": self._site.now_ns()}
-
-    def _gaps(self, absent: list[SequenceRange]) -> list[dict[str, Any]]:
-        """Return the rows for what the range did not hold: what retention took first, then the holes.
-
-        Many of them as one row.
-        """
-        rows = []
-        if self._present.first > self._covered.first:
-            rows.append(self._gap(SequenceRange(self._covered.first, self._present.first), "overtaken"))
-        holes = [hole for hole in absent if len(hole)]
-        total = sum(map(len, holes))
-        if not holes:
-            return rows
-        reason = (
-            "filtered"
-            if self._stream.filter_subject
-            else "per_subject_limit"
-            if self._source.max_msgs_per_subject > 0
-            else "deleted"
-        )
-        if reason != "deleted" or len(holes) > _MAX_GAP_ROWS:
-            return [*rows, self._gap(SequenceRange(holes[0].first, holes[-1].next), reason, total)]
-        return [*rows, *(self._gap(hole, reason) for hole in holes)]
-
-    def _gap(self, hole: SequenceRange, reason: str, messages: int | None = None) -> dict[str, Any]:
-        return gap_row(
-            self._stream.stream, hole, len(hole) if messages is None else messages, reason, self._site.now_ns()
-        )
 
     def _report(
         self, report: StreamReport, receipt: Receipt, reasons: dict[str, int], gaps: list[dict[str, Any]]

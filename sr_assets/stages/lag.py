@@ -16,7 +16,7 @@ from sr_assets.domain.errors import SrAssetsError
 
 if TYPE_CHECKING:
     from sr_assets.adapters.jetstream import StreamInfo
-    from sr_assets.settings import ClusterSettings, Settings, StreamSettings
+    from sr_assets.settings import ClusterSettings, Entry, Settings
 
 _LINKS = 16
 
@@ -40,22 +40,22 @@ class Lag:
 
 def measure_lag(settings: Settings) -> list[Lag]:
     """Ask every source, each over one connection and all at once; returns the streams in the order of the file."""
-    sources = dict.fromkeys(stream.source for stream in settings.streams)
+    sources = dict.fromkeys(stream.source for stream in settings.entries)
     with ThreadPoolExecutor(min(_LINKS, len(sources))) as pool:
         asked = pool.map(lambda source: _ask_source(settings, source), sources)
     found = {(lag.name, lag.stream): lag for lags in asked for lag in lags}
-    return [found[stream.name, stream.stream] for stream in settings.streams]
+    return [found[stream.name, stream.stream] for stream in settings.entries]
 
 
 def _ask_source(settings: Settings, source: ClusterSettings) -> list[Lag]:
     cluster = Cluster(source, "sr-assets lag")
     try:
-        return [_measure(settings, cluster, stream) for stream in settings.streams if stream.source == source]
+        return [_measure(settings, cluster, stream) for stream in settings.entries if stream.source == source]
     finally:
         cluster.close()
 
 
-def _measure(settings: Settings, cluster: Cluster, stream: StreamSettings) -> Lag:
+def _measure(settings: Settings, cluster: Cluster, stream: Entry) -> Lag:
     status = read_status(settings.home / "sites" / stream.name).get("streams", {}).get(stream.stream, {})
     position = status["next_sequence"] - 1 if status.get("created_ns") else None
     try:
@@ -64,9 +64,7 @@ def _measure(settings: Settings, cluster: Cluster, stream: StreamSettings) -> La
         return Lag(stream.name, stream.stream, position, problem=str(error))
 
 
-def _compare(
-    cluster: Cluster, stream: StreamSettings, info: StreamInfo, status: dict[str, Any], position: int | None
-) -> Lag:
+def _compare(cluster: Cluster, stream: Entry, info: StreamInfo, status: dict[str, Any], position: int | None) -> Lag:
     renewed = position is not None and status["created_ns"] != info.created_ns
     problem = (
         f"the source was deleted and made again (on_source_reset: {stream.on_source_reset})"
@@ -85,7 +83,7 @@ def _compare(
     return Lag(stream.name, stream.stream, position, info.last_sequence, messages, seconds, problem)
 
 
-def _begin(stream: StreamSettings, info: StreamInfo) -> int | None:
+def _begin(stream: Entry, info: StreamInfo) -> int | None:
     """Return where a first run would begin, as far as the stream info tells."""
     known = {"all": 1, "end": info.last_sequence + 1, "sequence": stream.start.value}
     return known.get(stream.start.kind)

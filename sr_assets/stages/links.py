@@ -18,6 +18,7 @@ from sr_assets.domain.errors import RunError, SrAssetsError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.subjects import advisory_subject
 from sr_assets.domain.tracking import Event
+from sr_assets.settings import FeedSettings
 from sr_assets.stages.position import open_wire
 from sr_assets.stages.target import check_source, check_target
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sr_assets.adapters.jetstream import StreamInfo
-    from sr_assets.settings import AdvisorySettings, Settings, StreamSettings
+    from sr_assets.settings import AdvisorySettings, Entry, Settings, StreamSettings
 
 T = TypeVar("T")
 
@@ -50,8 +51,19 @@ class Trial:
 
 def try_links(settings: Settings) -> list[Trial]:
     """Try every link of every stream, streams side by side; returns the trials in the order of the file."""
-    with ThreadPoolExecutor(min(_LINKS, len(settings.streams))) as pool:
-        return [trial for trials in pool.map(_try_stream, settings.streams) for trial in trials]
+    with ThreadPoolExecutor(min(_LINKS, len(settings.entries))) as pool:
+        return [trial for trials in pool.map(_try_entry, settings.entries) for trial in trials]
+
+
+def _try_entry(entry: Entry) -> list[Trial]:
+    return _try_feed(entry) if isinstance(entry, FeedSettings) else _try_stream(entry)
+
+
+def _try_feed(feed: FeedSettings) -> list[Trial]:
+    with closing(Cluster(feed.source, "sr-assets check")) as source:
+        trials = _Trials(feed)
+        _try_source(trials, source)
+        return trials.made
 
 
 def _try_stream(stream: StreamSettings) -> list[Trial]:
@@ -61,7 +73,7 @@ def _try_stream(stream: StreamSettings) -> list[Trial]:
     ):
         trials = _Trials(stream)
         info = _try_source(trials, source)
-        reached = _try_target(trials, source, info, target)
+        reached = _try_target(trials, stream, source, info, target)
         advisory = stream.advisory
         if advisory is not None and (reached if advisory.cluster == "target" else info is not None):
             _try_advisories(trials, advisory, target if advisory.cluster == "target" else source)
@@ -71,7 +83,7 @@ def _try_stream(stream: StreamSettings) -> list[Trial]:
 class _Trials:
     """The trials of one stream, as they are made."""
 
-    def __init__(self, stream: StreamSettings) -> None:
+    def __init__(self, stream: Entry) -> None:
         self.stream = stream
         self.made: list[Trial] = []
 
@@ -134,9 +146,10 @@ def _try_reading(trials: _Trials, cluster: Cluster, info: StreamInfo) -> None:
     trials.attempt(cluster, f"$JS.API.CONSUMER.CREATE.{info.stream}", lambda: read(direct=False), told)
 
 
-def _try_target(trials: _Trials, source: Cluster, source_info: StreamInfo | None, target: Cluster) -> bool:
+def _try_target(
+    trials: _Trials, stream: StreamSettings, source: Cluster, source_info: StreamInfo | None, target: Cluster
+) -> bool:
     """Try what a run does with the target; returns whether its cluster answers."""
-    stream = trials.stream
     if not _try_connecting(trials, target):
         return False
     asked = f"$JS.API.STREAM.INFO.{stream.target_stream}"
@@ -167,7 +180,7 @@ def _try_target(trials: _Trials, source: Cluster, source_info: StreamInfo | None
             learned=f"{stream.target_stream} does not exist and no_target_create is set: create it",
         )
     elif source_info is not None:
-        _try_creating(trials, source_info, target)
+        _try_creating(trials, stream, source_info, target)
     if exists and source_info is not None:
         subject = _subject(stream, source, source_info)
         if subject is not None:
@@ -175,8 +188,7 @@ def _try_target(trials: _Trials, source: Cluster, source_info: StreamInfo | None
     return True
 
 
-def _try_creating(trials: _Trials, source_info: StreamInfo, target: Cluster) -> None:
-    stream = trials.stream
+def _try_creating(trials: _Trials, stream: StreamSettings, source_info: StreamInfo, target: Cluster) -> None:
     asked = f"$JS.API.STREAM.CREATE.{stream.target_stream}"
     trials.attempt(
         target, asked, lambda: _refused_creation(target, stream.target_stream), lambda _: "allowed; nothing was created"
@@ -239,6 +251,16 @@ def _try_advisories(trials: _Trials, advisory: AdvisorySettings, cluster: Cluste
         lambda: cluster.stream_names(subject),
         lambda found: f"{subject}: {', '.join(found) or 'no stream'}",
     )
+    observers = trials.attempt(
+        cluster,
+        "$JS.API.STREAM.NAMES",
+        lambda: cluster.stream_names(advisory.observer_subject),
+        lambda found: (
+            f"{advisory.observer_subject}: {', '.join(found) or 'no stream, so only whoever listens hears it'}"
+        ),
+    )
+    if observers and advisory.reliable is not False:
+        _try_publishing(trials, cluster, advisory.observer_subject)
     if names and advisory.reliable is not False:
         _try_publishing(trials, cluster, subject)
     elif names is not None and advisory.reliable:

@@ -16,10 +16,11 @@ from sr_assets.adapters.state import StreamState
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import last_origin
 from sr_assets.domain.positions import SequenceRange, watermark
+from sr_assets.settings import StreamSettings
 
 if TYPE_CHECKING:
     from sr_assets.adapters.jetstream import Cluster, StreamInfo
-    from sr_assets.settings import ClusterSettings, Start, StreamSettings
+    from sr_assets.settings import ClusterSettings, Entry, Start
     from sr_assets.stages.site import Site
 
 logger = logging.getLogger(__name__)
@@ -29,14 +30,15 @@ START_VARIABLE = "SR_ASSETS_START"
 _OLD_ANSWERS_SECONDS = 5.0
 
 
-def load_position(site: Site, stream: StreamSettings, source: StreamInfo) -> StreamState:
+def load_position(site: Site, stream: Entry, source: StreamInfo) -> StreamState:
     """Return where the stream stands, beginning it when it is new.
 
     Raises RunError when it must not go on by itself, PassingError when the source's last word may be an old one.
     """
     state = site.state.load_stream(stream.stream)
     if state is None or not state.begun:
-        _refuse_lost_state(site, stream)
+        if isinstance(stream, StreamSettings):
+            _refuse_lost_state(site, stream)
         state = StreamState(
             stream.stream, source.created_ns, first_sequence(site.cluster(stream.source), stream.start, source)
         )
@@ -49,15 +51,16 @@ def load_position(site: Site, stream: StreamSettings, source: StreamInfo) -> Str
             f"source stream {stream.stream} ends at {source.last_sequence}, before {state.next_sequence - 1}, which was"
         )
         _move_to_new_source(stream, state, source, f"{went} read: it went back, or the state was edited")
-    elif stream.ephemeral and state.started != os.environ.get(START_VARIABLE):
+    elif isinstance(stream, StreamSettings) and stream.ephemeral and state.started != os.environ.get(START_VARIABLE):
         state.started = os.environ.get(START_VARIABLE)
         state.starts += 1
         state.next_sequence = first_sequence(site.cluster(stream.source), stream.start, source)
     else:
         return state
-    # What an attempt that is given up left in the target is not taken for another writer's.
-    target = site.cluster(stream.target).find_stream(stream.target_stream)
-    state.target_checked = target.last_sequence if target else 0
+    if isinstance(stream, StreamSettings):
+        # What an attempt that is given up left in the target is not taken for another writer's.
+        target = site.cluster(stream.target).find_stream(stream.target_stream)
+        state.target_checked = target.last_sequence if target else 0
     with site.state.transaction():
         site.state.save_stream(state)
         for resend in (False, True):
@@ -66,7 +69,7 @@ def load_position(site: Site, stream: StreamSettings, source: StreamInfo) -> Str
     return state
 
 
-def _went_back(site: Site, stream: StreamSettings, state: StreamState) -> bool:
+def _went_back(site: Site, stream: Entry, state: StreamState) -> bool:
     """Tell whether a source ends before what was read of it, for good: a new leader may answer once with an old state.
 
     A position that `start_sequence` put there has read nothing yet: the source will come to it.
@@ -81,7 +84,7 @@ def _went_back(site: Site, stream: StreamSettings, state: StreamState) -> bool:
     return False
 
 
-def _move_to_new_source(stream: StreamSettings, state: StreamState, source: StreamInfo, what: str) -> None:
+def _move_to_new_source(stream: Entry, state: StreamState, source: StreamInfo, what: str) -> None:
     """Apply `on_source_reset`: its sequences mean other messages than those that were copied."""
     match stream.on_source_reset:
         case "stop":
@@ -168,7 +171,7 @@ def _refuse_lost_state(site: Site, stream: StreamSettings) -> None:
                     )
 
 
-def advance(stream: StreamSettings, state: StreamState, source: StreamInfo, *, level: bool) -> None:
+def advance(stream: Entry, state: StreamState, source: StreamInfo, *, level: bool) -> None:
     """Move the watermark and the lag to what this stream info says."""
     state.watermark_ns = watermark(
         source.ts_ns,

@@ -1,6 +1,6 @@
 """Stage `replica`: one batch after the other from source to target, each done exactly once.
 
-Here: which range comes next, and its intent. Not here: where a stream begins (`position`), what is done for the range
+Here: whether there is a next range, and its intent. Not here: where a stream begins (`position`), what is done for the range
 (`batch`), the target itself (`target`).
 
 An intent is committed on its own before anything is done. After a crash the very same range is done again with the very
@@ -19,6 +19,7 @@ from sr_assets.adapters.state import Intent
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.batch import Batch
 from sr_assets.stages.position import advance, load_position
+from sr_assets.stages.reading import next_range
 from sr_assets.stages.target import check_source, prepare_target
 from sr_assets.stages.target_history import refuse_other_writer, review_target
 
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from sr_assets.stages.site import Site, StreamReport
 
 logger = logging.getLogger(__name__)
-
-#: A sampled stream's batch may read this many times the bytes it is expected to copy.
-_SAMPLED_SHARE = 10
 
 
 def copy_batch(site: Site, stream: StreamSettings, report: StreamReport, ends: dict[str, int] | None) -> bool:
@@ -53,7 +51,9 @@ def copy_batch(site: Site, stream: StreamSettings, report: StreamReport, ends: d
     intent = _open_intent(site, stream)
     if intent is None:
         resend = bool(site.state.ledger(stream.stream).resends(1))
-        covered = _resend_range(site, stream) if resend else _next_range(stream, state, source, end)
+        covered = (
+            _resend_range(site, stream) if resend else next_range(stream, state, source, end, narrow=stream.tracked)
+        )
         if covered is None:
             _note_level(site, stream, state, source, report)
             return False
@@ -88,19 +88,6 @@ def _resend_range(site: Site, stream: StreamSettings) -> SequenceRange:
     """Plan what is sent again next: it lies in a range, without filling it."""
     resends = site.state.ledger(stream.stream).resends(stream.batch_messages)
     return SequenceRange(resends[0].covered.first, resends[-1].covered.next)
-
-
-def _next_range(stream: StreamSettings, state: StreamState, source: StreamInfo, end: int) -> SequenceRange | None:
-    """Plan the next range: from the position, as far as there is something, bounded by messages and by bytes at the
-    source's average size.
-
-    What bounds the bytes is what is copied, for nothing else is ever held: of a sampled stream, about a tenth.
-    """
-    average_bytes = max(1, source.bytes // max(1, source.messages))
-    batch_bytes = stream.batch_bytes * (_SAMPLED_SHARE if stream.tracked else 1)
-    count = min(stream.batch_messages, max(1, batch_bytes // average_bytes))
-    after = min(end + 1, max(state.next_sequence, source.first_sequence) + count)
-    return SequenceRange(state.next_sequence, after) if after > state.next_sequence else None
 
 
 def _write_intent(

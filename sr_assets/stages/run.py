@@ -1,7 +1,7 @@
 """One run of a site: the cycles of its stages, how long they go round, and what is written down as they end.
 
-Not here: what a stage does (`replica`, `node_state`, `node_advisories`, `node_snapshots`), what they share (`site`), what
-Dagster is told about it (`assets`).
+Not here: what a stage does (`replica`, `node_state`, `node_advisories`, `node_snapshots`, `advisory_feed`), what a site
+says of itself (`observer`), what they share (`site`), what Dagster is told about it (`assets`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 from sr_assets.adapters.state import StreamState
 from sr_assets.domain.errors import ConfigurationError, PassingError, SrAssetsError
-from sr_assets.stages import node_advisories, node_snapshots, node_state, replica
+from sr_assets.settings import FeedSettings
+from sr_assets.stages import advisory_feed, node_advisories, node_snapshots, node_state, observer, replica
 from sr_assets.stages.site import Stage, StreamReport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sr_assets.settings import StreamSettings
+    from sr_assets.settings import Entry
     from sr_assets.stages.site import Site
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ _LONGEST_PAUSE_SECONDS = 30.0
 
 
 def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_only: bool) -> dict[str, StreamReport]:
-    """Go round the chosen stages of a site's streams until they are level; returns a report by stream.
+    """Go round the chosen stages of a site's streams and feeds until they are level; returns a report by stream.
 
     Then the run lingers: it looks at the sources every second and takes what comes, until nothing came for `linger` or
     `run_budget` is used up. With `drain_only` it stops where the sources were when it began. What may pass by itself, a
@@ -40,7 +41,7 @@ def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_onl
     others go on. What was committed is published in any case, and a failed stream says why in its report and in
     `replication.last_error`.
     """
-    streams = [stream for stream in site.streams if stream.stream in selection]
+    streams = [entry for entry in site.entries if entry.stream in selection]
     reports = {stream.stream: StreamReport(stream) for stream in streams}
     began = active = time.monotonic()
     budget_ends = began + site.settings.run_budget_ns / 1e9
@@ -70,6 +71,10 @@ def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_onl
             if not busy:
                 time.sleep(_POLL_SECONDS)
         for stream in streams:
+            if isinstance(stream, FeedSettings):
+                continue
+            if Stage.NODE_ADVISORIES in selection[stream.stream] and reports[stream.stream].failure is None:
+                observer.say_alive(site, stream, reports[stream.stream])
             if Stage.NODE_SNAPSHOTS in selection[stream.stream]:
                 node_snapshots.tidy(site, stream)
     finally:
@@ -80,11 +85,13 @@ def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_onl
 
 
 def _go_round(
-    site: Site, stream: StreamSettings, stages: frozenset[Stage], report: StreamReport, ends: dict[str, int] | None
+    site: Site, stream: Entry, stages: frozenset[Stage], report: StreamReport, ends: dict[str, int] | None
 ) -> bool:
     """Run a stream's stages once; returns whether there was anything to do. What goes wrong is noted in the report."""
     busy, report.trouble = False, None
     try:
+        if isinstance(stream, FeedSettings):
+            return Stage.ADVISORY_FEED in stages and advisory_feed.fold_feed(site, stream, report, ends)
         if Stage.REPLICA in stages:
             busy = replica.copy_batch(site, stream, report, ends)
         if Stage.NODE_SNAPSHOTS in stages:
@@ -93,6 +100,7 @@ def _go_round(
             busy |= node_state.sweep_due(site, stream, report)
         if Stage.NODE_ADVISORIES in stages:
             busy |= node_advisories.publish_outbox(site, stream, report)
+            observer.say_alive(site, stream, report, busy=busy)
     except PassingError as error:
         report.trouble = _words(stream, error)
     except SrAssetsError as error:
@@ -102,7 +110,7 @@ def _go_round(
     return busy
 
 
-def _words(stream: StreamSettings, error: SrAssetsError) -> str:
+def _words(stream: Entry, error: SrAssetsError) -> str:
     return str(error) if stream.label in str(error) else f"{stream.label}: {error}"
 
 
@@ -144,7 +152,7 @@ def _set_error(site: Site, state: StreamState, error: str | None) -> None:
 
 def _note_end(site: Site, report: StreamReport) -> None:
     """Write down how the run ended for a stream; also for one that never began, whose row then has no more than that."""
-    name, retention_ns = report.stream.stream, report.stream.retired_retention_ns
+    name = report.stream.stream
     state = site.state.load_stream(name) or StreamState.not_begun(name)
     _set_error(site, state, report.failure)
     if report.state is not None:
@@ -157,8 +165,10 @@ def _note_end(site: Site, report: StreamReport) -> None:
     state.as_of_ns = site.now_ns()
     with site.state.transaction():
         site.state.save_stream(state)
-        if retention_ns is not None and state.watermark_ns is not None:
-            site.state.drop_retired(name, state.watermark_ns - retention_ns)
+        if isinstance(report.stream, FeedSettings):
+            advisory_feed.forget_old(site, report.stream)
+        elif report.stream.retired_retention_ns is not None and state.watermark_ns is not None:
+            site.state.drop_retired(name, state.watermark_ns - report.stream.retired_retention_ns)
     if state.begun:
         report.state = state
     report.waiting = site.state.outbox_size(name)

@@ -18,6 +18,7 @@ from sr_assets.adapters.fleet import PublishedStream, publish_site, read_lineage
 from sr_assets.adapters.jetstream import Cluster
 from sr_assets.adapters.spark_engine import KEEP_SECONDS, use_engine
 from sr_assets.adapters.state import SiteLock, SiteState, read_status, write_status
+from sr_assets.settings import FeedSettings, StreamSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sr_assets.adapters.state import StreamState
-    from sr_assets.settings import ClusterSettings, Settings, StreamSettings
+    from sr_assets.settings import ClusterSettings, Entry, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -34,23 +35,26 @@ _PUBLISHING_SHARE = 0.1
 
 
 class Stage(StrEnum):
-    """What can be materialised of a stream, in the order of the flow."""
+    """What can be materialised of a stream, in the order of the flow; of a feed `advisory_feed` alone."""
 
     REPLICA = "replica"
     NODE_SNAPSHOTS = "node_snapshots"
     NODE_STATE = "node_state"
     NODE_ADVISORIES = "node_advisories"
+    ADVISORY_FEED = "advisory_feed"
 
 
 @dataclass(slots=True)
 class StreamReport:
-    """What a run did for one stream.
+    """What a run did for one stream or feed.
 
     `first` and `next` are the sequences it went through, `failure` one line or None. `reached`: source and target have
     both answered. `trouble` is what is tried again at `retry_at` (monotonic seconds), for the `retries`-th time in a row.
+    Of a feed `copied` counts what was folded, `parked` what is kept apart. `alive_at` is when the stream last said that it
+    watches, `began_at` when the run began (monotonic seconds).
     """
 
-    stream: StreamSettings
+    stream: Entry
     first: int | None = None
     next: int | None = None
     batches: int = 0
@@ -69,6 +73,8 @@ class StreamReport:
     waiting: int = 0
     snapshots: int = 0
     lag_messages: int = 0
+    began_at: float = field(default_factory=time.monotonic)
+    alive_at: float | None = None
     undeliverable: str | None = None
     reached: bool = False
     retries: int = 0
@@ -104,7 +110,9 @@ class Site:
         """Name the site and who works on it."""
         self.settings = settings
         self.name = name
-        self.streams = settings.sites[name]
+        self.entries = settings.sites[name]
+        self.streams = tuple(entry for entry in self.entries if isinstance(entry, StreamSettings))
+        self.feeds = tuple(entry for entry in self.entries if isinstance(entry, FeedSettings))
         self.folder: Path = settings.home / "sites" / name
         self.run_id = run_id
         self._owner = owner
@@ -145,7 +153,8 @@ class Site:
 
     def connection_file(self, settings: ClusterSettings) -> str:
         """Return the path of the file that tells Spark's tasks how to reach a cluster."""
-        clusters = list(dict.fromkeys(one for stream in self.streams for one in (stream.source, stream.target)))
+        ends = [one for stream in self.streams for one in (stream.source, stream.target)]
+        clusters = list(dict.fromkeys([*ends, *(feed.source for feed in self.feeds)]))
         file = self.folder / "connections" / f"{clusters.index(settings)}.json"
         return str(write_connection(file, settings).resolve())
 
@@ -184,6 +193,7 @@ class Site:
             return
         started = time.monotonic()
         streams = [PublishedStream(one.stream, one.target_stream, one.tracked) for one in self.streams]
+        streams += [PublishedStream(feed.stream, None, feed.tracked) for feed in self.feeds]
         lineage = publish_site(
             self.settings.home,
             self.name,
@@ -199,7 +209,8 @@ class Site:
 
     def write_status(self, lineage: str | None = None) -> None:
         """Write what the sensor and the command line go by."""
-        states = {stream.stream: self.state.load_stream(stream.stream) for stream in self.streams}
+        states = {entry.stream: self.state.load_stream(entry.stream) for entry in self.entries}
+        feeds = {feed.stream for feed in self.feeds}
         shown = (
             "created_ns",
             "next_sequence",
@@ -212,7 +223,11 @@ class Site:
         streams: dict[str, Any] = {
             stream: {
                 **{key: getattr(state, key) for key in shown},
-                "next_deadline_ns": self.state.next_deadline(stream),
+                "next_deadline_ns": (
+                    self.state.global_tables.next_silence(stream, state.watermark_ns)
+                    if stream in feeds
+                    else self.state.next_deadline(stream)
+                ),
                 "unpublished": self.state.outbox_size(stream),
             }
             for stream, state in states.items()

@@ -14,12 +14,12 @@ from sr_assets.domain.subjects import overlaps
 
 if TYPE_CHECKING:
     from sr_assets.adapters.jetstream import Cluster, StreamInfo
-    from sr_assets.settings import StreamSettings
+    from sr_assets.settings import Entry, StreamSettings
 
 logger = logging.getLogger(__name__)
 
 
-def check_source(stream: StreamSettings, source: StreamInfo) -> None:
+def check_source(stream: Entry, source: StreamInfo) -> None:
     """Refuse a source that cannot be read by sequence without changing it, or whose subjects do not survive the rewriting."""
     if source.retention != "limits":
         raise RunError(
@@ -27,14 +27,16 @@ def check_source(stream: StreamSettings, source: StreamInfo) -> None:
             " consumers; copy a stream with limits retention (a mirror of it, say)"
         )
     if stream.advisory is not None and stream.advisory.cluster == "source":
-        taken = [
-            pattern for pattern in source.subjects if overlaps(pattern, _advisory_pattern(stream.advisory.subject))
-        ]
-        if taken:
-            raise ConfigurationError(
-                f"stream {stream.label}: advisory.subject {stream.advisory.subject!r} is taken by the source stream"
-                f" itself (subject {taken[0]}); choose another"
-            )
+        for key, subject in (
+            ("subject", stream.advisory.subject),
+            ("observer_subject", stream.advisory.observer_subject),
+        ):
+            taken = [pattern for pattern in source.subjects if overlaps(pattern, _advisory_pattern(subject))]
+            if taken:
+                raise ConfigurationError(
+                    f"stream {stream.label}: advisory.{key} {subject!r} is taken by the source stream"
+                    f" itself (subject {taken[0]}); choose another"
+                )
 
 
 def _advisory_pattern(template: str) -> str:
