@@ -150,3 +150,24 @@ def test_a_run_whose_engine_is_killed_fails_in_one_line_and_the_next_one_starts_
     assert b"Traceback" not in said
     finish(command(rig))
     assert len(rig.copies(rig.entries[0]["target_stream"])) == 41
+
+
+def test_a_run_killed_in_mid_feed_folds_nothing_twice_and_leaves_nothing_out(rig: Rig, tmp_path: Path) -> None:
+    feed = rig.make("FEED", rig.target)
+    told = [
+        {"protocol": "io.choria.sr.v2.age_advisory", "event_id": f"{event}{n}", "replicator": "EAST", "value": f"n{n}"}
+        | {"timestamp": 1_700_000_000 + place, "event": event}
+        for place, event in enumerate(("new", "timeout"))
+        for n in range(50)
+    ]
+    rig.publish(feed, [*(Sent(json.dumps(one).encode()) for one in told), Sent(b"nothing")], rig.target)
+    rig.add_feed(feed, batch_messages=40)
+    rig.settings()
+    for point in (Point.READ, Point.COMMITTED):
+        kill_when_held(command(rig, f"{point}:{tmp_path / point}"), tmp_path / point)
+    finish(command(rig))
+    assert rig.row("SELECT count(*) AS n, count(DISTINCT event_id) AS ids FROM global_advisories") == {"n": 100, "ids": 100}
+    assert rig.row("SELECT count(*) AS n FROM global_availability WHERE status = 'timeout'")["n"] == 50
+    assert len(rig.rows("global_rejects")) == 1
+    row = rig.row("replication")
+    assert (row["seen_messages"], row["copied_messages"], row["parked_messages"]) == (101, 100, 1)

@@ -272,7 +272,7 @@ def _launch(folder: Path, home: Path, config: Mapping[str, str], fingerprint: st
     log = folder / "engine.log"
     spark_home = Path(pyspark.__file__).parent
     environ = {**child_environment(home), "SPARK_HOME": str(spark_home), "SPARK_CONNECT_AUTHENTICATE_TOKEN": token}
-    keep_engine(home, KEEP_ONCE_SECONDS)
+    keep_engine(home, _START_SECONDS)
     command = [
         sys.executable,
         "-m",
@@ -299,6 +299,8 @@ def _launch(folder: Path, home: Path, config: Mapping[str, str], fingerprint: st
         )
     engine = Engine(port, process.pid, token, fingerprint, time.time())
     if _wait_until(lambda: process.poll() is not None or engine.alive, _START_SECONDS) and process.poll() is None:
+        # On a busy machine the start has used up what it was kept for, and nobody has joined yet.
+        keep_engine(home, KEEP_ONCE_SECONDS)
         logger.info("started the Spark engine: pid %d, port %d", process.pid, port)
         # It is to outlive us, so Python must not warn that nobody waits for it.
         process.returncode = 0
