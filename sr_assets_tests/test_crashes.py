@@ -166,7 +166,10 @@ def test_a_run_killed_in_mid_feed_folds_nothing_twice_and_leaves_nothing_out(rig
     for point in (Point.READ, Point.COMMITTED):
         kill_when_held(command(rig, f"{point}:{tmp_path / point}"), tmp_path / point)
     finish(command(rig))
-    assert rig.row("SELECT count(*) AS n, count(DISTINCT event_id) AS ids FROM global_advisories") == {"n": 100, "ids": 100}
+    assert rig.row("SELECT count(*) AS n, count(DISTINCT event_id) AS ids FROM global_advisories") == {
+        "n": 100,
+        "ids": 100,
+    }
     assert rig.row("SELECT count(*) AS n FROM global_availability WHERE status = 'timeout'")["n"] == 50
     assert len(rig.rows("global_rejects")) == 1
     row = rig.row("replication")

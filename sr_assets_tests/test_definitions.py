@@ -77,6 +77,27 @@ def test_every_site_has_one_sensor_and_one_job_over_its_assets_and_the_tables(de
     assert {key.path[0] for key in keys} == {"london_city", "fleet"}
 
 
+def test_a_feed_is_an_asset_of_its_site_between_what_fills_its_stream_and_the_global_tables(tmp_path: Path) -> None:
+    file = tmp_path / "replication.yaml"
+    feeds = "feeds:\n  - {name: centre, stream: PARIS, url: b:1}\n  - {name: centre, stream: OTHER, url: b:1}\n"
+    file.write_text(TRACKED + feeds)
+    definitions = build(load_settings(file, {"SR_ASSETS_HOME": str(tmp_path)}))
+    graph = definitions.resolve_asset_graph()
+
+    def parents(*key: str) -> set[str]:
+        return {"/".join(parent.path) for parent in graph.get(dg.AssetKey(key)).parent_keys}
+
+    assert parents("centre", "PARIS", "advisory_feed") == {"paris/NODES/replica"}
+    assert parents("centre", "OTHER", "advisory_feed") == {"centre/OTHER/source"}
+    for table in ("global_availability", "global_advisories", "global_summary", "global_rejects"):
+        assert parents("fleet", table) == {"centre/PARIS/advisory_feed", "centre/OTHER/advisory_feed"}
+    checks = {key.name for key in graph.asset_check_keys if key.asset_key.path[:2] == ["centre", "PARIS"]}
+    assert checks == {"no_gap", "advisories_understood"}
+    keys = definitions.resolve_job_def("centre_replication").asset_layer.executable_asset_keys
+    assert {key.path[0] for key in keys} == {"centre", "fleet"}
+    assert "centre_lag" in {sensor.name for sensor in definitions.get_repository_def().sensor_defs}
+
+
 def test_the_configured_file_is_what_dagster_loads(tmp_path: Path) -> None:
     file = tmp_path / "replication.yaml"
     file.write_text(TRACKED)

@@ -16,6 +16,7 @@ from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
 from sr_assets.domain.tracking import Policy
 from sr_assets.settings import (
     ClusterSettings,
+    FeedSettings,
     Settings,
     SparkSettings,
     Start,
@@ -574,7 +575,7 @@ def test_two_spellings_of_one_key_are_refused(stream_refusal: Refusal) -> None:
     assert "key 'Max_Age' is there twice" in stream_refusal("max_age: 1h, Max_Age: 2h")
 
 
-@pytest.mark.parametrize("key", ("tls: {ca: a}", "choria: {seed_file: a}", "heartbeats: {url: a}", "feeds: [{url: a}]"))
+@pytest.mark.parametrize("key", ("tls: {ca: a}", "choria: {seed_file: a}", "heartbeats: {url: a}"))
 def test_what_is_not_supported_yet_is_refused_above_the_streams(key: str, refusal: Refusal) -> None:
     line = refusal(f"{TOP}{key}\n" + STREAM % "")
     assert line.startswith(f"{key.partition(':')[0]}: is not supported in this version: ")
@@ -854,6 +855,81 @@ def test_entries_that_would_share_a_place_are_refused(
         for stream, name in (one, other)
     ]
     assert says in refusal(yaml.safe_dump({"name": "EAST", "streams": entries}))
+
+
+# ------------------------------------------------------------------------------------------------------------- feeds
+
+
+def test_a_feed_needs_no_stream_and_has_the_documented_defaults(load: Load) -> None:
+    settings = load(TOP + "feeds: [{stream: ADVISORIES, url: 'nats://me:hunter2@centre'}]")
+    (feed,) = settings.feeds
+    assert feed == FeedSettings(
+        name="EAST", stream="ADVISORIES", source=ClusterSettings(("centre:4222",), "me", "hunter2", None)
+    )
+    assert (feed.batch_messages, feed.on_source_reset, feed.start) == (200_000, "stop", Start("all"))
+    assert (settings.streams, settings.entries, settings.sites) == ((), (feed,), {"EAST": (feed,)})
+    assert settings.advisories_retention_ns == 90 * 24 * HOUR_NS
+    assert settings.find("EAST/ADVISORIES") == (feed,)
+    assert "hunter2" not in repr(settings)
+
+
+def test_every_key_of_a_feed_arrives_where_it_belongs(load: Load) -> None:
+    feed = "Name: centre, stream: ADV, url: 'a,b', filter_subject: adv.>, start_delta: 1h, on_source_reset: recopy"
+    feed += ", batch_messages: 7, batch_bytes: 1KiB"
+    settings = load(TOP + "advisories: {retention: 7d}\nfeeds: [{" + feed + "}]\n" + STREAM % "")
+    assert settings.feeds == (
+        FeedSettings(
+            "centre",
+            "ADV",
+            ClusterSettings(("a:4222", "b:4222")),
+            "adv.>",
+            Start("delta", HOUR_NS),
+            "recopy",
+            batch_messages=7,
+            batch_bytes=1024,
+        ),
+    )
+    assert settings.advisories_retention_ns == 7 * 24 * HOUR_NS
+    assert list(settings.sites) == ["EAST", "centre"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    (
+        ("feeds: [{url: a}]", "feeds entry 1: stream: is required"),
+        ("feeds: [{stream: A}]", "feed 'A': url: is required"),
+        ("feeds: [{stream: A, name: x, url: 'nats://me:hunter2@'}]", "feed 'A' (name 'x'): url: a server must be host"),
+        (
+            "feeds: [{stream: A, url: a, target_url: b}]",
+            "feed 'A': unknown key 'target_url'; allowed: stream, name, url",
+        ),
+        ("feeds: [{stream: A, url: a, filter_subject: 'a..b'}]", "feed 'A': filter_subject: "),
+        ("feeds: {stream: A}", "feeds: must be a list"),
+        ("feeds: [{stream: A, url: a}, {stream: A, url: b}]", "stream 'A' (name 'EAST'): is there twice"),
+        ("feeds: [{stream: REG, url: a}]", "stream 'REG' (name 'EAST'): is there twice"),
+        ("feeds: [{stream: A_B, url: a}, {stream: A-B, url: b}]", "get the same asset keys"),
+        ("advisories: {retention: 0s}", "advisories.retention: "),
+        ("advisories: {keep: 1d}", "advisories: unknown key 'keep'"),
+    ),
+)
+def test_a_feed_that_cannot_be_is_refused(keys: str, says: str, refusal: Refusal) -> None:
+    line = refusal(f"{TOP}{keys}\n" + STREAM % "")
+    assert says in line
+    assert "hunter2" not in line
+
+
+def test_a_site_says_that_it_watches_on_a_subject_that_no_listener_of_advisories_hears(load: Load) -> None:
+    def subject(advisory: str, name: str = "london.city") -> str:
+        found = load(TOP + STREAM % f", {SAMPLED}, name: '{name}', advisory: {{subject: adv.%s.%v{advisory}}}").streams[
+            0
+        ]
+        assert found.advisory is not None
+        return found.advisory.observer_subject
+
+    assert subject("") == "sr_assets.observer_alive.EAST.london.city.REG"
+    assert subject("", "Z\u00fcrich") == "sr_assets.observer_alive.EAST.Z%C3%BCrich.REG"
+    assert subject(", observer_subject: watch.us") == "watch.us"
+    assert subject(", observer_subject: watch.%s.%v") == "watch.observer_alive.london.city"
 
 
 @pytest.mark.parametrize(

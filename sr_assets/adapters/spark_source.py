@@ -136,7 +136,7 @@ class JetStreamReader(DataSourceReader):
         options = self._options
         to_batch = _messages
         if "advisories" in options:
-            to_batch = _advisories
+            to_batch = read_advisories
         elif "inspect" in options:
             to_batch = _sightings(options["inspect"])
         with open_connection(options["connection"], "sr-assets reader") as connection:
@@ -204,7 +204,8 @@ def advisory_schema() -> pa.Schema:
     return pa.schema([(name, types[kind]) for name, kind in columns])
 
 
-def _advisories(messages: list[Message]) -> pa.RecordBatch:
+def read_advisories(messages: list[Message]) -> pa.RecordBatch:
+    """Return what messages tell, one row each, as `ADVISORY_SCHEMA` says."""
     import pyarrow as pa
 
     from sr_assets.domain.availability import Advisory, Observation, read_message

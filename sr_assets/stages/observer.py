@@ -25,8 +25,9 @@ _START_NS = 30_000_000_000
 def say_alive(site: Site, stream: StreamSettings, report: StreamReport, *, busy: bool = False) -> None:
     """Say once more that the stream is watched, unless that was less than a minute ago.
 
-    A run that is `busy` waits a minute with its first word too: it would tell the lag of its beginning. Into JetStream where a stream takes the subject, else to whoever listens. A word that does not get through is no
-    failure of the stream: the next one tells as much.
+    A run that is `busy` waits a minute with its first word too: it would tell the lag of its beginning. The word goes into
+    JetStream where a stream takes the subject, else to whoever listens. One that does not get through is no failure of the
+    stream: the next one tells as much.
     """
     advisory, state = stream.advisory, report.state
     before = report.alive_at or (report.began_at if busy else None)

@@ -17,6 +17,7 @@ from sr_assets.adapters.fleet import (
     read_lineage,
     read_rows,
 )
+from sr_assets.adapters.global_tables import VIEWS
 from sr_assets.adapters.state import SiteState, StreamState
 from sr_assets.domain.errors import ConfigurationError, RunError
 
@@ -37,6 +38,12 @@ CONTRACT = {
     "parked_messages": "name stream sequence stored_at subject payload_bytes reason parked_at",
     "site_summary": "name stream nodes up timeout retired new_24h as_of",
     "snapshot_info": "as_of run_id schema_version",
+    "global_availability": "replicator name stream node status status_since last_seen event_time received_at source",
+    "global_advisories": "event_id replicator name stream node event event_time received_at seen age_seconds previous "
+    "transition late returned outage_seconds source",
+    "global_summary": "replicator name stream nodes up timeout retired new_24h last_advisory_at blind observer_alive_at "
+    "watermark position lag_messages tracked_nodes as_of",
+    "global_rejects": "feed sequence received_at subject payload_bytes reason field excerpt",
 }
 
 
@@ -183,7 +190,7 @@ def test_an_export_is_one_file_that_needs_no_other(tmp_path: Path, state: SiteSt
     export_fleet(tmp_path, tmp_path / "copy.duckdb")
     with duckdb.connect(str(tmp_path / "copy.duckdb"), read_only=True) as copy:
         tables = {row[0] for row in copy.execute("SHOW TABLES").fetchall()}
-        assert tables == CONTRACT.keys()
+        assert tables == CONTRACT.keys() | VIEWS.keys()
         assert copy.execute("SELECT count(*) FROM duckdb_views() WHERE NOT internal").fetchall() == [(0,)]
     with pytest.raises(RunError, match="exists"):
         export_fleet(tmp_path, tmp_path / "copy.duckdb")

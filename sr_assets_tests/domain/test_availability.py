@@ -186,24 +186,22 @@ def test_no_message_of_any_kind_raises(content: object) -> None:
 
 times = st.integers(1, 6)
 told = st.builds(
-    lambda transition, at, cycle, node, name, seen, origin: (
-        Advisory(
-            "EAST",
-            name,
-            "S",
-            node,
-            transition,
-            at,
-            cycle,
-            seen,
-            "ours" if transition else origin,
-            "",
-            None,
-            None,
-            late=False,
-            returned=False,
-            outage_seconds=None,
-        )
+    lambda transition, at, cycle, node, name, seen, origin: Advisory(
+        "EAST",
+        name,
+        "S",
+        node,
+        transition,
+        at,
+        cycle,
+        seen,
+        "ours" if transition else origin,
+        "",
+        None,
+        None,
+        late=False,
+        returned=False,
+        outage_seconds=None,
     ),
     st.integers(0, 3),
     times,

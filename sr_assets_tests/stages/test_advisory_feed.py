@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -195,7 +196,9 @@ def test_of_what_is_kept_apart_ten_thousand_stay_and_all_are_counted(rig: Rig, f
 
 
 def test_a_node_at_two_sites_is_two_rows_and_is_shown_as_such_until_it_has_left_one(rig: Rig, feed: str) -> None:
-    publish(rig, feed, [ours("moves", "new", 1, 0), ours("moves", "new", 1, 1, name="paris"), ours("stays", "new", 1, 0)])
+    publish(
+        rig, feed, [ours("moves", "new", 1, 0), ours("moves", "new", 1, 1, name="paris"), ours("stays", "new", 1, 0)]
+    )
     rig.drain()
     assert len(rig.rows("SELECT * FROM global_availability WHERE node = 'moves'")) == 2
     several = rig.row("v_nodes_at_several_sites")
@@ -264,7 +267,13 @@ def test_a_site_says_that_it_watches_once_a_run_and_its_centre_hears_it(rig: Rig
     assert (told["event"], told["position"], told["lag_messages"], told["nodes"]) == ("observer_alive", 2, 0, 2)
     assert {json.loads(one.payload)["event"] for one in rig.stored(listened)} == {"new"}, "consumers hear nothing of it"
     row = rig.row("global_summary")
-    assert (row["replicator"], row["name"], row["stream"], row["nodes"], row["tracked_nodes"]) == (SITE, SITE, source, 2, 2)
+    assert (row["replicator"], row["name"], row["stream"], row["nodes"], row["tracked_nodes"]) == (
+        SITE,
+        SITE,
+        source,
+        2,
+        2,
+    )
     assert not row["blind"]
     assert row["observer_alive_at"] > row["last_advisory_at"]
 

@@ -1,0 +1,268 @@
+"""The global view on the command line: over tables that a feed's state published, and a live tail of real streams."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sr_assets.adapters import fleet
+from sr_assets.adapters.jetstream import Cluster
+from sr_assets.adapters.spark_source import read_advisories
+from sr_assets.adapters.state import SiteState, StreamState
+from sr_assets.cli import run_command
+from sr_assets.domain.advisories import PROTOCOL, observer_alive
+from sr_assets.domain.availability import Observation, read_message
+from sr_assets.domain.messages import Message
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.settings import parse_cluster
+
+SECOND_NS = 1_000_000_000
+#: The feed's clock in all these tables: 2026-01-31T12:00:00Z.
+NOW = 1_769_860_800
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def configuration(home: Path, *feeds: str, url: str = "nats://127.0.0.1:1") -> str:
+    listed = "".join(f"  - {{name: centre, stream: {feed}, url: '{url}'}}\n" for feed in feeds)
+    return f"name: CENTRE\nstate_store: {home}\nfeeds:\n{listed}"
+
+
+def advisory(node: str, event: str, transition: int, ago: int, name: str = "london") -> bytes:
+    told = {"protocol": PROTOCOL, "event_id": f"{name}-{node}-{transition}", "replicator": "EAST", "name": name}
+    told |= {"stream": "NODES", "value": node, "event": event, "transition": transition, "timestamp": NOW - ago}
+    return json.dumps(told | {"seen": NOW - ago - 60, "age_seconds": 60.0}).encode()
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = run_command(arguments)
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configured home whose feed was told of three sites: london, blind by now, paris, and one of the forerunner."""
+    home = tmp_path / "home"
+    file = tmp_path / "replication.yaml"
+    file.write_text(configuration(home, "ADVISORIES"))
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(file))
+    monkeypatch.delenv("SR_ASSETS_HOME", raising=False)
+    monkeypatch.setenv("COLUMNS", "250")
+    go = {
+        "protocol": PROTOCOL,
+        "event_id": "go",
+        "replicator": "GO",
+        "value": "db1",
+        "event": "new",
+        "timestamp": NOW - 9,
+    }
+    told = [
+        advisory("web1", "new", 1, 7200),
+        advisory("web1", "new", 1, 7200),
+        advisory("web1", "timeout", 2, 600),
+        advisory("web1", "new", 1, 60, "paris"),
+        advisory("web2", "new", 1, 30, "paris"),
+        json.dumps(go).encode(),
+        b"nonsense",
+    ]
+    publish(home, told)
+    return home
+
+
+def publish(home: Path, told: list[bytes]) -> None:
+    """Fold messages of the feed, and what two sites say of themselves, and publish what came of it."""
+    messages = [
+        Message(place, (NOW - 3_000 + place) * SECOND_NS, "adv.x", b"", body) for place, body in enumerate(told)
+    ]
+    with SiteState(home / "sites" / "centre") as state:
+        with state.transaction():
+            watermark_ns = NOW * SECOND_NS
+            state.save_stream(StreamState("ADVISORIES", 1, 8, watermark_ns=watermark_ns, as_of_ns=watermark_ns))
+            state.global_tables.fold("ADVISORIES", read_advisories(messages))
+            for name, ago in (("london", 500), ("paris", 5)):
+                words = {
+                    "replicator": "EAST",
+                    "name": name,
+                    "stream": "NODES",
+                    "position": 7,
+                    "lag_messages": 0,
+                    "nodes": 9,
+                }
+                body = observer_alive(**words, ts_ns=0, watermark_ns=None, lag_ns=0, next_within_ns=90 * SECOND_NS)
+                said = read_message(body, 0)
+                assert isinstance(said, Observation)
+                state.global_tables.observe("ADVISORIES", said, (NOW - ago) * SECOND_NS)
+        streams = [fleet.PublishedStream("ADVISORIES", None, tracked=False)]
+        fleet.publish_site(home, "centre", state, streams, sites=["centre"], run_id="r", as_of_ns=NOW * SECOND_NS)
+
+
+def rows(command: Command, *arguments: str) -> list[dict[str, Any]]:
+    code, output, complaint = command(*arguments, "--format", "json")
+    assert (code, complaint) == (0, "")
+    found: list[dict[str, Any]] = json.loads(output)
+    return found
+
+
+def test_nodes_of_all_sites_with_their_age_against_the_feeds_clock(home: Path, command: Command) -> None:
+    found = rows(command, "nodes", "--global")
+    assert [(row["replicator"], row["name"], row["node"], row["status"], row["blind"]) for row in found] == [
+        ("EAST", "london", "web1", "timeout", True),
+        ("EAST", "paris", "web1", "up", False),
+        ("EAST", "paris", "web2", "up", False),
+        ("GO", None, "db1", "up", False),
+    ]
+    assert [row["age_seconds"] for row in found] == [660.0, 60.0, 30.0, 9.0]
+    assert [row["source"] for row in found] == ["ours", "ours", "ours", "v2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nodes"),
+    (
+        (("--site", "paris"), ["web1", "web2"]),
+        (("--site", "GO"), ["db1"]),
+        (("--stream", "NODES", "--status", "timeout"), ["web1"]),
+        (("--silent-for", "40s"), ["web1", "web1"]),
+        (("--like", "*2"), ["web2"]),
+        (("--site", "nowhere"), []),
+    ),
+)
+def test_nodes_of_all_sites_can_be_narrowed(
+    home: Path, command: Command, arguments: tuple[str, ...], nodes: list[str]
+) -> None:
+    assert [row["node"] for row in rows(command, "nodes", "--global", *arguments)] == nodes
+
+
+def test_a_person_is_shown_the_first_thousand_and_told_so_a_program_gets_all(home: Path, command: Command) -> None:
+    publish(home, [advisory(f"n{number:04}", "new", 1, 0) for number in range(1_000)])
+    _, output, said = command("nodes", "--global")
+    assert "n0999" in output
+    assert "web1" not in output
+    assert said == "only the first 1000 are shown: narrow them, or take all with --format json or csv\n"
+    assert len(rows(command, "nodes", "--global")) == 1_004
+
+
+def test_node_shows_every_site_that_knows_it(home: Path, command: Command) -> None:
+    london, paris = rows(command, "node", "web1")
+    assert (london["name"], london["status"], paris["name"], paris["status"]) == ("london", "timeout", "paris", "up")
+    assert [(one["transition"], one["event"]) for one in london["history"]] == [(1, "new"), (2, "timeout")]
+    assert len(paris["history"]) == 1
+    code, output, _ = command("node", "web1")
+    assert code == 0
+    assert "web1, at all sites" in output
+    code, _, said = command("node", "web3")
+    assert (code, said) == (1, "error: no node 'web3' is known; did you mean 'web1' or 'web2'?\n")
+
+
+def test_advisories_of_all_sites_come_in_order_of_time_and_once(home: Path, command: Command) -> None:
+    found = rows(command, "advisories", "--global")
+    assert [row["event_id"] for row in found] == [
+        "london-web1-1",
+        "london-web1-2",
+        "paris-web1-1",
+        "paris-web2-1",
+        "go",
+    ]
+    assert [row["event_id"] for row in rows(command, "advisories", "--global", "--since", "5m", "--node", "web1")] == [
+        "paris-web1-1"
+    ]
+    code, output, _ = command("advisories", "--global", "--event", "timeout", "--format", "csv")
+    assert code == 0
+    assert [row["node"] for row in csv.DictReader(io.StringIO(output))] == ["web1"]
+
+
+def test_summary_is_one_screen_with_what_is_blind_named(home: Path, command: Command) -> None:
+    found = {row["name"]: row for row in rows(command, "summary")}
+    assert {name: row["observer"] for name, row in found.items()} == {
+        "london": "blind",
+        "paris": "ok",
+        None: "unwatched",
+    }
+    london = found["london"]
+    assert (london["up"], london["timeout"], london["retired"], london["new_24h"]) == (0, 1, 0, 1)
+    assert (london["advisories_1h"], london["advisories_24h"]) == (2, 2)
+    assert (london["observer_age_seconds"], london["last_advisory_age_seconds"]) == (500.0, 2998.0)
+    code, output, _ = command("summary")
+    assert code == 0
+    assert "3 sites (1 blind): 3 up, 1 silent, 0 retired, 4 new in 24 h" in output
+
+
+def test_without_a_feed_there_is_nothing_to_follow(home: Path, command: Command, tmp_path: Path) -> None:
+    stream = "streams: [{stream: A, source_url: a, target_url: b}]"
+    (tmp_path / "replication.yaml").write_text(f"name: A\nstate_store: {home}\n{stream}\n")
+    code, _, said = command("advisories", "--global", "--follow")
+    assert (code, said) == (2, "error: --global: no feed is configured; add one to feeds\n")
+
+
+def test_a_feed_is_checked_measured_and_has_nothing_to_recover(
+    nats_server: NatsServer, unique: Callable[[str], str], command: Command, home: Path, tmp_path: Path
+) -> None:
+    stream = unique("FEED")
+    (tmp_path / "replication.yaml").write_text(configuration(home, stream, "NOWHERE", url=nats_server.url))
+    with Cluster(parse_cluster(nats_server.url)) as cluster:
+        cluster.create_stream({"name": stream, "subjects": [f"{stream}.>"], "allow_direct": True})
+        cluster.publish_many([(f"{stream}.a", b"{}", "1")])
+    here, _ = rows(command, "check")
+    assert (here["name"], here["stream"], here["to"]) == ("centre", stream, "the global view")
+    code, output, said = command("check", "--connect", "--format", "json")
+    tried = [(one["stream"], one["result"]) for one in json.loads(output)]
+    assert code == 1
+    assert {result for one, result in tried if one == f"centre/{stream}"} == {"ok"}
+    assert tried[-1] == ("centre/NOWHERE", "failed")
+    assert "stream NOWHERE does not exist" in said
+    _, output, _ = command("lag", "--format", "json")
+    assert [(one["stream"], one["lag_messages"]) for one in json.loads(output)] == [(stream, 1), ("NOWHERE", None)]
+    code, _, said = command("recover", "--stream", stream)
+    assert code == 2
+    assert "a feed has nothing to recover" in said
+
+
+def test_follow_is_a_live_tail_of_the_streams_themselves(
+    nats_server: NatsServer, unique: Callable[[str], str], home: Path, tmp_path: Path
+) -> None:
+    feeds = [unique("FEED") for _ in range(2)]
+    (tmp_path / "replication.yaml").write_text(configuration(home, *feeds, url=nats_server.url))
+    with Cluster(parse_cluster(nats_server.url)) as cluster:
+
+        def tell(feed: str, *bodies: bytes) -> None:
+            cluster.publish_many([(f"{feed}.a", body, str(place)) for place, body in enumerate(bodies)])
+
+        for feed in feeds:
+            config = {"name": feed, "subjects": [f"{feed}.>"], "allow_direct": True, "duplicate_window": 100_000_000}
+            cluster.create_stream(config)
+        tell(feeds[0], advisory("web1", "new", 1, 0), b"nonsense", advisory("web1", "timeout", 2, 0))
+        following = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "sr_assets",
+                "advisories",
+                "--global",
+                "--follow",
+                "--since",
+                "1h",
+                "--format",
+                "json",
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert following.stdout is not None
+            lines = (json.loads(line) for line in following.stdout)
+            assert [next(lines)["event"] for _ in range(2)] == ["new", "timeout"]
+            tell(feeds[1], advisory("web2", "new", 1, 0, "paris"))
+            told = next(lines)
+            assert (told["name"], told["node"], told["transition"], told["source"]) == ("paris", "web2", 1, "ours")
+        finally:
+            following.kill()
+            following.communicate()
