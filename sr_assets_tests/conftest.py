@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from sr_assets.adapters.spark_engine import stop_engine
+from sr_assets.cli import run_command
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets_tests.rig import Rig
+from sr_assets_tests.rig import Command, Rig
 
 _numbers = itertools.count(1)
 
@@ -49,3 +50,14 @@ def engine_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def rig(engine_home: Path, nats_pair: tuple[NatsServer, NatsServer], unique: Callable[[str], str]) -> Rig:
     """A fresh site between two servers: `rig.make` a stream, `rig.add` it to the configuration, `rig.run`."""
     return Rig(engine_home, *nats_pair, unique)
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run the command in this process: exit code, stdout, stderr."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = run_command(arguments)
+        return (code, *capsys.readouterr())
+
+    return run

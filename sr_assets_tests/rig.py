@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -26,13 +27,15 @@ from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site, Stage, StreamReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from sr_assets.domain.messages import Message
     from sr_assets.embedded.nats_server import NatsServer
 
 SITE = "LONDON"
+#: Runs `sr-assets` in this process: exit code, stdout, stderr.
+Command = Callable[..., tuple[int, str, str]]
 #: What lies in a home besides the Spark engine: a fresh home is one without it.
 _OWN = ("sites", "snapshots", "fleet.duckdb", "fleet.json", "fleet.lock", ".fleet.duckdb.new")
 _RUN = f"""

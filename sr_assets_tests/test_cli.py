@@ -20,17 +20,15 @@ from pyarrow import parquet
 from sr_assets.adapters import fleet, snapshots
 from sr_assets.adapters.jetstream import Cluster
 from sr_assets.adapters.state import SiteState, StreamState
-from sr_assets.cli import run_command
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import parse_cluster
 from sr_assets.tables import duration
+from sr_assets_tests.rig import Command
 
 SECOND_NS = 1_000_000_000
 #: The source's clock in all these tables: 2026-01-31T12:00:00Z.
 NOW_NS = 1_769_860_800 * SECOND_NS
 MINUTE_NS = 60 * SECOND_NS
-
-Command = Callable[..., tuple[int, str, str]]
 
 
 def configuration(home: Path, source: str = "nats://127.0.0.1:1", target: str = "nats://127.0.0.1:2") -> str:
@@ -59,17 +57,6 @@ def write_configuration(folder: Path, text: str) -> Path:
     file = folder / "replication.yaml"
     file.write_text(text)
     return file
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run the command in this process: exit code, stdout, stderr."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = run_command(arguments)
-        return (code, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ import duckdb
 
 from sr_assets.adapters import global_tables
 from sr_assets.adapters.faults import Point, reach
+from sr_assets.adapters.global_tables import at
 from sr_assets.domain.errors import ConfigurationError, RunError
 
 if TYPE_CHECKING:
@@ -34,10 +35,6 @@ SCHEMA_VERSION: Final = 1
 _STORAGE_VERSION: Final = "v1.0.0"
 
 
-def _at(column: str) -> str:
-    return f"make_timestamptz({column} // 1000)"
-
-
 #: table → (columns, query over the state's tables; `$name` is the site). Rows of streams, and of feeds, that are no longer
 #: configured are left out.
 TABLES: Final[dict[str, tuple[str, str]]] = {
@@ -47,8 +44,8 @@ TABLES: Final[dict[str, tuple[str, str]]] = {
             " TIMESTAMPTZ, last_sequence BIGINT, copied_bytes BIGINT, status VARCHAR, status_since TIMESTAMPTZ"
         ),
         (
-            f"SELECT $name, stream, node, {_at('first_seen_ns')}, {_at('seen_ns')}, {_at('copied_ns')}, sequence,"
-            f" copied_bytes, status, {_at('status_since_ns')} FROM nodes WHERE status <> 'retired'"
+            f"SELECT $name, stream, node, {at('first_seen_ns')}, {at('seen_ns')}, {at('copied_ns')}, sequence,"
+            f" copied_bytes, status, {at('status_since_ns')} FROM nodes WHERE status <> 'retired'"
         ),
     ),
     "retired_nodes": (
@@ -57,7 +54,7 @@ TABLES: Final[dict[str, tuple[str, str]]] = {
             " TIMESTAMPTZ, times_retired BIGINT"
         ),
         (
-            f"SELECT $name, stream, node, {_at('first_seen_ns')}, {_at('seen_ns')}, {_at('retired_at_ns')},"
+            f"SELECT $name, stream, node, {at('first_seen_ns')}, {at('seen_ns')}, {at('retired_at_ns')},"
             " times_retired FROM nodes WHERE status = 'retired'"
         ),
     ),
@@ -67,7 +64,7 @@ TABLES: Final[dict[str, tuple[str, str]]] = {
             " TIMESTAMPTZ, last_seen TIMESTAMPTZ"
         ),
         (
-            f"SELECT $name, stream, node, status, {_at('status_since_ns')}, {_at('first_seen_ns')}, {_at('seen_ns')}"
+            f"SELECT $name, stream, node, status, {at('status_since_ns')}, {at('first_seen_ns')}, {at('seen_ns')}"
             " FROM nodes WHERE true"
         ),
     ),
@@ -78,9 +75,9 @@ TABLES: Final[dict[str, tuple[str, str]]] = {
             " BOOLEAN, returned BOOLEAN, outage_seconds DOUBLE, published_at TIMESTAMPTZ"
         ),
         (
-            f"SELECT event_id, $name, stream, node, event, {_at('event_ns')}, {_at('detected_ns')}, {_at('seen_ns')},"
+            f"SELECT event_id, $name, stream, node, event, {at('event_ns')}, {at('detected_ns')}, {at('seen_ns')},"
             " round(age_ns / 1e9, 3), previous, transition, late, returned, round(outage_ns / 1e9, 3),"
-            f" {_at('published_ns')} FROM transitions WHERE true"
+            f" {at('published_ns')} FROM transitions WHERE true"
         ),
     ),
     "replication": (
@@ -92,12 +89,12 @@ TABLES: Final[dict[str, tuple[str, str]]] = {
             " TIMESTAMPTZ, next_deadline TIMESTAMPTZ, last_error VARCHAR, as_of TIMESTAMPTZ"
         ),
         (
-            f"SELECT $name, stream, stream, {_at('nullif(created_ns, 0)')}, configured.target_stream, next_sequence,"
+            f"SELECT $name, stream, stream, {at('nullif(created_ns, 0)')}, configured.target_stream, next_sequence,"
             " source_last_sequence, lag_messages, round(lag_ns / 1e9, 3), seen_messages, copied_messages,"
             " copied_bytes, skipped_messages, too_old_messages, no_sender_messages, gap_messages, parked_messages,"
-            f" late_sightings, {_at('watermark_ns')},"
-            f" {_at('(SELECT min(deadline_ns) FROM nodes WHERE nodes.stream = streams.stream)')}, last_error,"
-            f" {_at('as_of_ns')} FROM streams JOIN configured USING (stream) WHERE true"
+            f" late_sightings, {at('watermark_ns')},"
+            f" {at('(SELECT min(deadline_ns) FROM nodes WHERE nodes.stream = streams.stream)')}, last_error,"
+            f" {at('as_of_ns')} FROM streams JOIN configured USING (stream) WHERE true"
         ),
     ),
     "gaps": (
@@ -106,7 +103,7 @@ TABLES: Final[dict[str, tuple[str, str]]] = {
             " VARCHAR, noticed_at TIMESTAMPTZ"
         ),
         (
-            f"SELECT $name, stream, first_sequence, last_sequence, messages, reason, {_at('noticed_ns')} FROM gaps"
+            f"SELECT $name, stream, first_sequence, last_sequence, messages, reason, {at('noticed_ns')} FROM gaps"
             " WHERE true"
         ),
     ),
@@ -116,7 +113,7 @@ TABLES: Final[dict[str, tuple[str, str]]] = {
             " BIGINT, reason VARCHAR, parked_at TIMESTAMPTZ"
         ),
         (
-            f"SELECT $name, stream, sequence, {_at('stored_ns')}, subject, payload_bytes, reason, {_at('parked_ns')}"
+            f"SELECT $name, stream, sequence, {at('stored_ns')}, subject, payload_bytes, reason, {at('parked_ns')}"
             " FROM parked WHERE true"
         ),
     ),
@@ -128,7 +125,7 @@ TABLES: Final[dict[str, tuple[str, str]]] = {
         (
             "SELECT $name, stream, counted.up + counted.timeout, counted.up, counted.timeout, counted.retired, (SELECT"
             " count(DISTINCT node) FROM transitions WHERE transitions.stream = streams.stream AND event = 'new' AND"
-            f" event_ns > streams.watermark_ns - 86400000000000), {_at('as_of_ns')} FROM streams JOIN configured USING"
+            f" event_ns > streams.watermark_ns - 86400000000000), {at('as_of_ns')} FROM streams JOIN configured USING"
             " (stream) JOIN (SELECT streams.stream AS stream, count(*) FILTER (status = 'up') AS up, count(*) FILTER"
             " (status = 'timeout') AS timeout, count(*) FILTER (status = 'retired') AS retired FROM streams LEFT JOIN"
             " nodes USING (stream) GROUP BY streams.stream) AS counted USING (stream) WHERE configured.tracked"

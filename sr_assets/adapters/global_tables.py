@@ -159,7 +159,8 @@ class GlobalTables:
         return None if row is None else row[0]
 
 
-def _at(column: str) -> str:
+def at(column: str) -> str:
+    """Return how a column of unix nanoseconds is published."""
     return f"make_timestamptz({column} // 1000)"
 
 
@@ -181,9 +182,9 @@ PUBLISHED: Final[dict[str, tuple[str, str]]] = {
             " last_seen TIMESTAMPTZ, event_time TIMESTAMPTZ, received_at TIMESTAMPTZ, source VARCHAR, feed VARCHAR"
         ),
         (
-            f"SELECT {_site('told')}, node, {_STATUS.format('told')}, {_at('event_ns')},"
-            f" {_at('CASE WHEN cycle IN (0, 2) THEN event_ns ELSE seen_ns END')}, {_at('event_ns')},"
-            f" {_at('received_ns')}, origin, {_FEED} FROM global_nodes AS told WHERE true"
+            f"SELECT {_site('told')}, node, {_STATUS.format('told')}, {at('event_ns')},"
+            f" {at('CASE WHEN cycle IN (0, 2) THEN event_ns ELSE seen_ns END')}, {at('event_ns')},"
+            f" {at('received_ns')}, origin, {_FEED} FROM global_nodes AS told WHERE true"
         ),
     ),
     "global_advisories": (
@@ -193,8 +194,8 @@ PUBLISHED: Final[dict[str, tuple[str, str]]] = {
             " BIGINT, late BOOLEAN, returned BOOLEAN, outage_seconds DOUBLE, source VARCHAR, feed VARCHAR"
         ),
         (
-            f"SELECT event_id, {_site('told')}, node, {_EVENT.format('told')}, {_at('event_ns')},"
-            f" {_at('received_ns')}, {_at('seen_ns')}, age_seconds, previous, nullif(transition, 0), late, returned,"
+            f"SELECT event_id, {_site('told')}, node, {_EVENT.format('told')}, {at('event_ns')},"
+            f" {at('received_ns')}, {at('seen_ns')}, age_seconds, previous, nullif(transition, 0), late, returned,"
             f" outage_seconds, origin, {_FEED} FROM global_history AS told WHERE true"
         ),
     ),
@@ -207,9 +208,9 @@ PUBLISHED: Final[dict[str, tuple[str, str]]] = {
         (
             f"SELECT {_site('site')}, coalesce(up, 0) + coalesce(timeout, 0), coalesce(up, 0), coalesce(timeout, 0),"
             " coalesce(retired, 0), coalesce(new_24h, 0),"
-            f" {_at('advised_ns')}, coalesce(observed_ns + next_within_ns < watermarks.now_ns, false),"
-            f" {_at('observed_ns')}, {_at('site.watermark_ns')}, position, lag_messages, site.nodes,"
-            f" {_at('watermarks.now_ns')}, {_FEED} FROM global_sites AS site"
+            f" {at('advised_ns')}, coalesce(observed_ns + next_within_ns < watermarks.now_ns, false),"
+            f" {at('observed_ns')}, {at('site.watermark_ns')}, position, lag_messages, site.nodes,"
+            f" {at('watermarks.now_ns')}, {_FEED} FROM global_sites AS site"
             " JOIN (SELECT stream AS feed, watermark_ns AS now_ns FROM streams) AS watermarks USING (feed) LEFT JOIN"
             " (SELECT replicator, name, stream, count(*) FILTER (cycle IN (0, 2)) AS up, count(*) FILTER (cycle = 1) AS"
             " timeout, count(*) FILTER (cycle = 3) AS retired FROM global_nodes GROUP BY ALL) AS counted ON"
@@ -225,7 +226,7 @@ PUBLISHED: Final[dict[str, tuple[str, str]]] = {
             " VARCHAR, field VARCHAR, excerpt VARCHAR"
         ),
         (
-            f"SELECT {_FEED}, sequence, {_at('received_ns')}, subject, payload_bytes, reason, field, excerpt FROM"
+            f"SELECT {_FEED}, sequence, {at('received_ns')}, subject, payload_bytes, reason, field, excerpt FROM"
             " global_rejects AS told WHERE true"
         ),
     ),
