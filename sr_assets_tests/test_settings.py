@@ -620,7 +620,7 @@ def test_what_is_not_supported_yet_is_refused_in_a_stream(key: str, stream_refus
         ("workers: true", "workers: True is not a whole number"),
         ("workers: 2, order: random", "order: 'random' is not one of stream, sender, none"),
         ("on_source_reset: explode", "on_source_reset: 'explode' is not one of stop, recopy, skip_to_now"),
-        ("on_target_reset: explode", "on_target_reset: 'explode' is not one of continue, stop"),
+        ("on_target_reset: explode", "on_target_reset: 'explode' is not one of continue, recopy, stop"),
         ("on_poison: explode", "on_poison: 'explode' is not one of park, stop"),
         ("batch_messages: 0", "batch_messages: 0 is not a whole number"),
         ("batch_bytes: 0", "batch_bytes: 0 must be 1 byte or more"),
