@@ -345,15 +345,19 @@ class Copier:
         while True:
             self._check_batch()
             refused: dict[int, wire.Ack] = {}
+            duplicates: list[wire.Ack] = []
             for ack in publisher.publish_all(map(self._outgoing, itertools.chain(again, items))):
                 if ack.error is not None:
                     refused[ack.sequence] = ack
                 elif ack.duplicate:
-                    self._settle_duplicate(ack)
+                    duplicates.append(ack)
                 else:
                     self._settle(ack.sequence, ack.target_sequence or 0)
                     reach(Point.PUBLISHING)
                     deadline, pause_seconds = None, 0.1
+            # Not before: who asks throws away what else arrives, and that would be acknowledgements.
+            for ack in duplicates:
+                self._settle_duplicate(ack)
             if not refused and not self._window:
                 return
             for sequence, ack in list(refused.items()):

@@ -217,6 +217,17 @@ def test_a_duplicate_that_was_purged_since_is_sent_again_under_another_id(rig: R
         assert all(len(one) == 1 and one[0].endswith(b"/r%d" % time_purged) for one in ids)
 
 
+def test_a_duplicate_is_looked_up_once_the_acknowledgements_of_what_follows_are_here(
+    rig: Rig, stream: str, write: Write
+) -> None:
+    rig.publish(stream, numbered(3000, first=7))
+    write((1, 2))
+    rig.api(f"STREAM.PURGE.{stream}", server=rig.target)
+    receipt = write(range(1, 3007), next="3007", since="2")
+    assert (receipt.failure, receipt.copied) == (None, 3006)
+    assert sorted(numbers(rig, stream)) == list(range(1, 3007))
+
+
 def test_a_duplicate_that_no_intent_explains_means_another_writer(rig: Rig, stream: str, write: Write) -> None:
     write()
     failure = write(since=str(rig.info(stream, rig.target).last_sequence)).failure
