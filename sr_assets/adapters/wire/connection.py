@@ -18,6 +18,7 @@ from sr_assets.adapters.wire.frames import Frame
 from sr_assets.domain.errors import PassingError
 
 REQUEST_SECONDS: Final = 30.0
+ASK_AGAIN_SECONDS: Final = 2.0
 RECEIVE_BYTES: Final = 1 << 20
 
 
@@ -131,16 +132,27 @@ class Connection:
             yield from received
 
     def request(self, subject: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Ask the JetStream API and return its JSON, `error` included; raises WireError when nobody listens there."""
-        inbox = self.new_inbox()
-        self.send(f.encode_pub(subject, inbox, b"", f.encode_json(body) if body else b""))
-        for frame in self.answers(subject):
-            if frame.subject == inbox:
-                if frame.status is not None:
-                    raise WireError(f"{self.address}: {subject} answered {frame.status_text} (is JetStream enabled?)")
-                answer: dict[str, Any] = json.loads(frame.payload)
-                return answer
-        raise AssertionError  # answers() never ends
+        """Ask the JetStream API and return its JSON, `error` included; raises WireError when nobody listens there.
+
+        Without an answer it is asked again every 2 s, for 30 s in all: a stream that has lost its leader is silent, and
+        has never heard the question once it has another. So only ask what may be asked twice.
+        """
+        inbox, deadline = self.new_inbox(), time.monotonic() + REQUEST_SECONDS
+        question = f.encode_pub(subject, inbox, b"", f.encode_json(body) if body else b"")
+        while time.monotonic() < deadline:
+            self.send(question)
+            again = time.monotonic() + ASK_AGAIN_SECONDS
+            while (left_seconds := again - time.monotonic()) > 0:
+                for frame in self.receive(left_seconds):
+                    if frame.subject == inbox:
+                        return self._answer(subject, frame)
+        raise WireError(f"{self.address}: no answer to {subject} within {REQUEST_SECONDS:.0f} s")
+
+    def _answer(self, subject: str, frame: Frame) -> dict[str, Any]:
+        if frame.status is not None:
+            raise WireError(f"{self.address}: {subject} answered {frame.status_text} (is JetStream enabled?)")
+        answer: dict[str, Any] = json.loads(frame.payload)
+        return answer
 
     def _open(self, server: str) -> None:
         self.address = server

@@ -3,7 +3,9 @@
 Not here: how it is done (`direct`, `consumer`, `single`), what a hole means and what is read again (the callers).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from sr_assets.adapters.wire.connection import Connection
@@ -35,7 +37,11 @@ def read_range(
     nothing is on its way, so a slow caller is no slow consumer.
     """
     read = read_direct if direct else read_consumer
-    for messages in read(connection, stream, wanted, filter_subject, batch_messages, max_bytes):
+    yield from _inside(wanted, read(connection, stream, wanted, filter_subject, batch_messages, max_bytes))
+
+
+def _inside(wanted: SequenceRange, lists: Iterator[list[Message]]) -> Iterator[list[Message]]:
+    for messages in lists:
         inside = messages if messages[-1].sequence < wanted.next else [m for m in messages if m.sequence in wanted]
         if inside:
             yield inside
@@ -55,29 +61,45 @@ def read_confirmed(
     Any replica may answer a direct get, and one that lags ends early: then the leader is asked for the next message,
     and the rest is read again from behind it.
     """
+    read = partial(read_range, connection, stream, filter_subject=filter_subject, max_bytes=max_bytes, direct=direct)
+    yield from _until_confirmed(wanted, read, partial(next_message, connection, stream, filter_subject=filter_subject))
+
+
+def read_headers(connection: Connection, stream: str, wanted: SequenceRange) -> Iterator[list[Message]]:
+    """Read a range without payloads like `read_confirmed`: for looking through a target. Uses a pull consumer."""
+
+    def read(rest: SequenceRange) -> Iterator[list[Message]]:
+        every = read_consumer(connection, stream, rest, None, BATCH_MESSAGES, BATCH_BYTES, headers_only=True)
+        return _inside(rest, every)
+
+    def following(sequence: int) -> Message | None:
+        found = next_message(connection, stream, sequence)
+        return found and replace(found, payload=b"")
+
+    yield from _until_confirmed(wanted, read, following)
+
+
+def _until_confirmed(
+    wanted: SequenceRange,
+    read: Callable[[SequenceRange], Iterator[list[Message]]],
+    following: Callable[[int], Message | None],
+) -> Iterator[list[Message]]:
+    """Read a range again from where it ended early, until the leader knows of nothing that follows inside it.
+
+    A consumer may live on a replica that lags, like the one that answers a direct get.
+    """
     first = wanted.first
     while first < wanted.next:
-        rest = SequenceRange(first, wanted.next)
-        for messages in read_range(
-            connection, stream, rest, filter_subject=filter_subject, max_bytes=max_bytes, direct=direct
-        ):
+        for messages in read(SequenceRange(first, wanted.next)):
             yield messages
             first = messages[-1].sequence + 1
         if first >= wanted.next:
             return
-        found = next_message(connection, stream, first, filter_subject)
+        found = following(first)
         if found is None or found.sequence >= wanted.next:
             return
         yield [found]
         first = found.sequence + 1
-
-
-def read_headers(connection: Connection, stream: str, wanted: SequenceRange) -> Iterator[list[Message]]:
-    """Read a range without payloads, in sequence order: for looking through a target. Uses a pull consumer."""
-    for messages in read_consumer(connection, stream, wanted, None, BATCH_MESSAGES, BATCH_BYTES, headers_only=True):
-        inside = [m for m in messages if m.sequence in wanted]
-        if inside:
-            yield inside
 
 
 def read_sequences(

@@ -3,14 +3,16 @@
 import socket
 import threading
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from sr_assets.adapters.wire import Ack, Connection, Outgoing, Publisher, WireError, read_headers
+from sr_assets.adapters.wire import connection as wire_connection
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets_tests.adapters.wire.rig import flat, made, outgoing, publish
+from sr_assets_tests.adapters.wire.rig import Names, flat, made, outgoing, publish
 
 
 def test_a_server_that_dies_ends_a_publish_with_one_line_and_the_target_tells_what_was_stored(tmp_path: Path) -> None:
@@ -48,6 +50,30 @@ def test_a_server_that_says_nothing_is_left_after_the_timeout() -> None:
         port = silent.getsockname()[1]
         with pytest.raises(WireError, match=r"no INFO within 0\.1 s"):
             Connection([f"127.0.0.1:{port}"], connect_timeout_seconds=0.1).open()
+
+
+def test_a_question_that_nobody_answered_is_asked_again(
+    nats_server: NatsServer, unique: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a stream without a leader: whoever leads it next has not heard the first."""
+    monkeypatch.setattr(wire_connection, "ASK_AGAIN_SECONDS", 0.1)
+    subject = unique("api")
+    with (
+        socket.create_connection(("127.0.0.1", nats_server.port)) as responder,
+        responder.makefile("rb") as lines,
+        Connection([nats_server.address]) as connection,
+    ):
+        responder.sendall(b'CONNECT {"verbose":false}\r\nSUB %b 1\r\nPING\r\n' % subject.encode())
+        assert any(line == b"PONG\r\n" for line in islice(lines, 3))
+
+        def answer_the_third() -> None:
+            replies = [line.split()[3] for line in islice(lines, 6) if line.startswith(b"MSG")]
+            responder.sendall(b'PUB %b 8\r\n{"ok":1}\r\n' % replies[-1])
+
+        thread = threading.Thread(target=answer_the_third)
+        thread.start()
+        assert connection.request(subject, {}) == {"ok": 1}
+        thread.join()
 
 
 def test_something_else_than_a_nats_server_is_recognised() -> None:
