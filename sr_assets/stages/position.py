@@ -70,11 +70,8 @@ def load_position(site: Site, stream: Entry, source: StreamInfo) -> StreamState:
 
 
 def _went_back(site: Site, stream: Entry, state: StreamState) -> bool:
-    """Tell whether a source ends before what was read of it, for good: a new leader may answer once with an old state.
-
-    A position that `start_sequence` put there has read nothing yet: the source will come to it.
-    """
-    if not state.seen_messages and not state.gap_messages:
+    """Tell whether a source ends before what was read of it, for good: a new leader may answer once with an old state."""
+    if not _has_read(state):
         return False
     cluster, deadline = site.cluster(stream.source), time.monotonic() + _OLD_ANSWERS_SECONDS
     while cluster.stream_info(stream.stream).last_sequence + 1 < state.next_sequence:
@@ -82,6 +79,11 @@ def _went_back(site: Site, stream: Entry, state: StreamState) -> bool:
             return True
         time.sleep(0.2)
     return False
+
+
+def _has_read(state: StreamState) -> bool:
+    """Tell whether the source once came to the position: one that `start_sequence` put there may lie ahead of it."""
+    return bool(state.seen_messages or state.gap_messages)
 
 
 def _move_to_new_source(stream: Entry, state: StreamState, source: StreamInfo, what: str) -> None:
@@ -98,6 +100,7 @@ def _move_to_new_source(stream: Entry, state: StreamState, source: StreamInfo, w
             state.next_sequence = source.last_sequence + 1
     state.created_ns = source.created_ns
     state.last_stored_ns = None
+    state.source_last_sequence = 0
     logger.warning("%s: %s; going on at %d (%s)", stream.label, what, state.next_sequence, stream.on_source_reset)
 
 
@@ -172,21 +175,36 @@ def _refuse_lost_state(site: Site, stream: StreamSettings) -> None:
 
 
 def advance(stream: Entry, state: StreamState, source: StreamInfo, *, level: bool) -> None:
-    """Move the watermark and the lag to what this stream info says."""
+    """Move the watermark and the lag to what this stream info says; none of it moves backwards.
+
+    An info that knows less than an earlier one comes from a server that fell behind: its clock then says nothing about
+    what was stored until now.
+    """
+    behind = source.last_sequence < _known_last(state)
     state.watermark_ns = watermark(
         source.ts_ns,
         state.last_stored_ns,
         replicas=source.replicas,
         warning_ns=stream.policy.warning_ns if stream.policy else None,
-        level=level,
+        level=level and not behind,
         mirror=source.mirror,
         previous_ns=state.watermark_ns,
     )
     state.planned_ns = source.ts_ns
     state.progress_ns = source.ts_ns or state.last_stored_ns
-    state.source_last_sequence = max(source.last_sequence, state.next_sequence - 1)
-    state.lag_messages = max(0, source.last_sequence + 1 - max(state.next_sequence, source.first_sequence))
+    note_source(state, source)
     if state.lag_messages == 0 or source.ts_ns is None or state.last_stored_ns is None:
         state.lag_ns = 0
     else:
         state.lag_ns = max(0, source.ts_ns - state.last_stored_ns)
+
+
+def note_source(state: StreamState, source: StreamInfo) -> None:
+    """Note the source's last sequence, never one below what is known of it already, and the lag in messages."""
+    state.source_last_sequence = max(source.last_sequence, _known_last(state))
+    unread = max(state.next_sequence, source.first_sequence)
+    state.lag_messages = max(0, state.source_last_sequence + 1 - unread)
+
+
+def _known_last(state: StreamState) -> int:
+    return max(state.source_last_sequence, state.next_sequence - 1 if _has_read(state) else 0)

@@ -16,6 +16,7 @@ from sr_assets.adapters.state import StreamState
 from sr_assets.domain.errors import ConfigurationError, PassingError, SrAssetsError
 from sr_assets.settings import FeedSettings
 from sr_assets.stages import advisory_feed, node_advisories, node_snapshots, node_state, observer, replica
+from sr_assets.stages.position import note_source
 from sr_assets.stages.site import Stage, StreamReport
 
 if TYPE_CHECKING:
@@ -183,8 +184,7 @@ def _note_lag(site: Site, report: StreamReport, state: StreamState) -> None:
             source = cluster.stream_info(stream.stream)
             if source.created_ns != state.created_ns:
                 return
-            state.source_last_sequence = max(source.last_sequence, state.next_sequence - 1)
-            state.lag_messages = max(0, source.last_sequence + 1 - max(state.next_sequence, source.first_sequence))
+            note_source(state, source)
         state.lag_ns = 0
         if state.lag_messages:
             unread = cluster.next_message(stream.stream, state.next_sequence, stream.filter_subject or ">")

@@ -1,14 +1,18 @@
 """Where a stream begins, and what happens when the source, the target or the state is not what it was."""
 
+import json
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import duckdb
 import pytest
 
+from sr_assets.adapters.jetstream import Cluster, StreamInfo
+from sr_assets.adapters.state import StreamState
 from sr_assets.domain.positions import format_rfc3339_ns
-from sr_assets.stages.position import START_VARIABLE
+from sr_assets.stages.position import START_VARIABLE, advance
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 
@@ -159,3 +163,56 @@ def test_a_source_that_went_back_behind_the_position_is_treated_as_one_that_was_
     rig.publish(stream, numbered(rig, 1, first=14))
     rig.run()
     assert payloads(rig, stream) == expected
+
+
+def test_stream_info_that_jumps_backwards_moves_nothing_backwards_and_lets_no_time_pass(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that fell behind says its clock with an old state: what it does not know of was not silent."""
+    stream, target = rig.make(), rig.unique("T")
+    rig.add(stream, target_stream=target, target_subject_prefix="to", inspect_field="sender", inspect_duration="10m")
+    rig.publish(stream, [Sent(json.dumps({"sender": f"n{n}"}).encode()) for n in range(10)])
+    rig.drain()
+    columns = "next_sequence, source_last_sequence, watermark, lag_messages, copied_messages"
+    before = rig.row(f"SELECT {columns} FROM replication")
+    assert (before["next_sequence"], before["source_last_sequence"], before["lag_messages"]) == (11, 10, 0)
+    asked, old = Cluster.stream_info, iter((4,))
+
+    def once_behind(self: Cluster, name: str, **options: Any) -> StreamInfo:
+        info = asked(self, name, **options)
+        last = next(old, info.last_sequence) if name == stream else info.last_sequence
+        return replace(info, last_sequence=last)
+
+    rig.publish(stream, [Sent(json.dumps({"sender": f"n{n}"}).encode()) for n in range(5)])
+    with monkeypatch.context() as patched:
+        patched.setattr(Cluster, "stream_info", once_behind)
+        rig.drain()
+    assert next(old, None) is None
+    assert rig.row(f"SELECT {columns} FROM replication") == before
+    rig.drain()
+    after = rig.row(f"SELECT {columns} FROM replication")
+    assert (after["next_sequence"], after["source_last_sequence"], after["copied_messages"]) == (16, 15, 10)
+    assert after["watermark"] > before["watermark"]
+
+
+def test_what_an_info_that_fell_behind_does_not_know_is_neither_read_nor_silent(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream)
+    rig.publish(stream, numbered(rig, 6))
+    known, (settings,) = rig.info(stream), rig.settings().streams
+    assert known.ts_ns is not None
+    stored_ns = known.ts_ns - 60_000_000_000
+    state = StreamState(stream, known.created_ns, next_sequence=5, last_stored_ns=stored_ns, seen_messages=4)
+    advance(settings, state, known, level=False)
+    assert (state.source_last_sequence, state.lag_messages, state.watermark_ns) == (6, 2, stored_ns)
+    # It ends where we stand: that looks level.
+    advance(settings, state, replace(known, last_sequence=4), level=True)
+    assert (state.source_last_sequence, state.lag_messages, state.watermark_ns) == (6, 2, stored_ns)
+    state.next_sequence = 7
+    advance(settings, state, known, level=True)
+    assert (state.lag_messages, state.watermark_ns) == (0, known.ts_ns - 1_000_000_000)
+    # A position that `start_sequence` put ahead of its source knows nothing of it.
+    ahead = StreamState(stream, known.created_ns, next_sequence=99)
+    advance(settings, ahead, known, level=True)
+    advance(settings, ahead, known, level=True)
+    assert (ahead.source_last_sequence, ahead.lag_messages, ahead.watermark_ns) == (6, 0, known.ts_ns - 1_000_000_000)
