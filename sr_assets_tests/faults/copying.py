@@ -1,0 +1,38 @@
+"""What the tests that copy in process tell a writer."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sr_assets.adapters.connections import write_connection
+from sr_assets.adapters.copier import CopyPlan
+from sr_assets.settings import ClusterSettings
+from sr_assets_tests.rig import SITE
+
+BATCH = "b1"
+
+
+def copy_plan(folder: Path, cluster: ClusterSettings, source: str, target: str, **changes: Any) -> CopyPlan:
+    """Plan to copy messages 1 to 20,000 of a stream into another of the same cluster, `to.` before their subjects."""
+    here = str(write_connection(folder / "connection", cluster))
+    (folder / "batch").write_text(BATCH)
+    plan = CopyPlan(
+        connection=here,
+        stream=target,
+        subjects=(f"to.{source}.>",),
+        source_connection=here,
+        source_stream=source,
+        direct=True,
+        replicator=SITE,
+        name=SITE,
+        created_ns=1_700_000_000_000_000_000,
+        prefix="to",
+        remove="",
+        first=1,
+        next=20_001,
+        since=0,
+        folder=str(folder),
+        batch=BATCH,
+        receipt=str(folder / "receipt"),
+    )
+    return replace(plan, **changes)

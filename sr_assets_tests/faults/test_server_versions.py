@@ -1,0 +1,438 @@
+"""One contract for every server a site may meet: reader, writer and administration, then a whole run on the oldest.
+
+Each version has one server, shared by its cases; its streams are kept in files and in memory, with direct get and
+without.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sr_assets.adapters import copier
+from sr_assets.adapters.copier import Copier, Receipt
+from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, ApiError, Cluster, target_config
+from sr_assets.adapters.wire import (
+    HEADERS_TOO_LARGE,
+    MESSAGE_TOO_LARGE,
+    STREAM_FULL,
+    WRONG_LAST_SEQUENCE,
+    Connection,
+    Outgoing,
+    next_message,
+    read_confirmed,
+    read_headers,
+    read_range,
+    read_sequences,
+    stored_message,
+)
+from sr_assets.domain.errors import RunError
+from sr_assets.domain.messages import MESSAGE_ID_HEADER, Message, header_values, last_origin
+from sr_assets.domain.positions import SequenceRange
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.settings import ClusterSettings, StreamSettings
+from sr_assets.stages.links import try_links
+from sr_assets_tests.adapters.wire.rig import ODD, Names, consumers, delete, flat, made, outgoing, publish
+from sr_assets_tests.faults.copying import copy_plan
+from sr_assets_tests.rig import SITE, Rig, Sent, address, cluster
+from sr_assets_tests.server_versions import MINORS, server_binary
+
+Write = Callable[..., Receipt]
+
+
+@pytest.fixture(scope="module", params=MINORS)
+def minor(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def server(minor: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    home = tmp_path_factory.mktemp("version") / minor
+    with NatsServer(home, "versioned", binary=server_binary(minor)) as started:
+        yield started
+
+
+@pytest.fixture
+def connection(server: NatsServer) -> Iterator[Connection]:
+    with Connection([server.address]) as opened:
+        yield opened
+
+
+@pytest.fixture
+def admin(server: NatsServer) -> Iterator[Cluster]:
+    with cluster(server) as opened:
+        yield opened
+
+
+@pytest.fixture(params=("file", "memory"))
+def storage(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=(True, False), ids=("direct", "no direct"))
+def direct(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def stream(connection: Connection, unique: Names, storage: str, direct: bool) -> str:
+    return made(connection, unique("V"), storage=storage, allow_direct=direct)
+
+
+def ways(direct: bool) -> tuple[bool, ...]:
+    """How a stream can be read: the consumer always, direct gets when it allows them."""
+    return (False, True) if direct else (False,)
+
+
+def test_the_server_is_of_the_version_that_was_asked_for(minor: str, admin: Cluster, connection: Connection) -> None:
+    assert f"{admin.server_version[0]}.{admin.server_version[1]}" == minor
+    assert connection.server_version.startswith(f"{minor}.")
+
+
+# ------------------------------------------------------------------------------------------------------------ reading
+
+
+def test_every_way_of_reading_brings_the_same_bytes_in_order(
+    connection: Connection, stream: str, direct: bool, minor: str
+) -> None:
+    payloads = (b"", bytes(range(256)), b"\r\nPING\r\n", b"{}", b"x" * 900_000, b"\0", b"last")
+    odd = [Outgoing(n, f"{stream}.x", h, p) for n, (h, p) in enumerate(zip(ODD, payloads, strict=True), 1)]
+    sent = [*odd, *outgoing(stream, 293, first=8)]
+    assert [ack.target_sequence for ack in publish(connection, sent)] == list(range(1, 301))
+    gone = {10, 40, *range(60, 120), 299}
+    delete(connection, stream, *gone)
+    there = [item for item in sent if item.sequence not in gone]
+    reads: list[list[Message]] = []
+    for way in ways(direct):
+        reads.append(flat(read_confirmed(connection, stream, SequenceRange(0, 301), direct=way)))
+        reads.append(flat(read_sequences(connection, stream, range(1, 400), direct=False)))
+        assert flat(read_confirmed(connection, stream, SequenceRange(60, 120), direct=way)) == []
+        assert flat(read_confirmed(connection, stream, SequenceRange(301, 999), direct=way)) == []
+        inside = flat(read_confirmed(connection, stream, SequenceRange(5, 130), direct=way, max_bytes=3000))
+        assert inside == reads[0][4:67]
+        # Before 2.11 a direct get knows no batches, and a hole is where its answer ends.
+        if minor != "2.10" or not way:
+            assert flat(read_range(connection, stream, SequenceRange(0, 301), batch_messages=7, direct=way)) == reads[0]
+    assert all(one == reads[0] for one in reads)
+    assert [(m.sequence, m.subject, m.headers, m.payload) for m in reads[0]] == [
+        (item.sequence, item.subject, item.headers, item.payload) for item in there
+    ]
+
+
+def test_a_filter_single_messages_and_what_follows_are_found(connection: Connection, stream: str, direct: bool) -> None:
+    sent = outgoing(stream, 200)
+    publish(connection, sent)
+    delete(connection, stream, 24, 150, 200)
+    scattered = [1, 24, 30, *range(100, 180), 199, 200, 5000]
+    for way in ways(direct):
+        filtered = read_confirmed(
+            connection, stream, SequenceRange(20, 60), filter_subject=f"{stream}.3", direct=way, max_bytes=60
+        )
+        assert [m.sequence for m in flat(filtered)] == [31, 38, 45, 52, 59]
+    runs = flat(read_sequences(connection, stream, [1, 24, 30, 199, 200, 5000], direct=direct))
+    assert [m.sequence for m in runs] == [1, 30, 199]
+    read = flat(read_sequences(connection, stream, scattered, direct=False))
+    assert [m.sequence for m in read] == [s for s in scattered if s < 200 and s not in (24, 150)]
+    found = [next_message(connection, stream, s, f) for s, f in ((24, None), (24, f"{stream}.3"), (200, None))]
+    assert [one and one.sequence for one in found] == [25, 31, None]
+    assert stored_message(connection, stream, 150) is None
+    assert stored_message(connection, stream, 30) == read[1]
+
+
+def test_headers_are_read_without_payloads(connection: Connection, stream: str) -> None:
+    publish(connection, [Outgoing(n, f"{stream}.x", h, b"payload") for n, h in enumerate(ODD[:5], 1)])
+    delete(connection, stream, 3)
+    read = flat(read_headers(connection, stream, SequenceRange(2, 6)))
+    assert [(m.sequence, m.headers, m.payload) for m in read] == [(n, ODD[n - 1], b"") for n in (2, 4, 5)]
+    assert consumers(connection, stream) == 0
+
+
+# ------------------------------------------------------------------------------------------------------------ writing
+
+
+@pytest.fixture
+def target(connection: Connection, stream: str, storage: str, direct: bool) -> str:
+    """The stream that the copies of `stream` go to, with `to.` before their subject."""
+    return made(connection, f"{stream}_T", subjects=[f"to.{stream}.>"], storage=storage, allow_direct=direct)
+
+
+@pytest.fixture
+def write(
+    server: NatsServer, stream: str, target: str, direct: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Write:
+    """Copy some sequences of `stream` into `target`, in this process."""
+    monkeypatch.setattr(copier, "_REFUSAL_SECONDS", 0.2)
+    plan = copy_plan(tmp_path, address(server), stream, target, direct=direct)
+
+    def task(sequences: Any, **changes: Any) -> Receipt:
+        return Copier(replace(plan, **changes), dict.fromkeys(sequences), 0).run()
+
+    return task
+
+
+def copies(connection: Connection, target: str) -> list[Message]:
+    return flat(read_confirmed(connection, target, SequenceRange(1, 10_000), direct=False))
+
+
+def origins(connection: Connection, target: str) -> list[int]:
+    """The source sequences of what stands in the target, in its order."""
+    return [origin.sequence for one in copies(connection, target) if (origin := last_origin(one.headers))]
+
+
+def last_sequence(connection: Connection, stream: str) -> int:
+    return int(connection.request(f"$JS.API.STREAM.INFO.{stream}", {})["state"]["last_seq"])
+
+
+def test_everything_is_copied_once_and_in_order_whoever_asks_again(
+    connection: Connection, stream: str, target: str, write: Write
+) -> None:
+    sent = outgoing(stream, 1000)
+    publish(connection, sent)
+    delete(connection, stream, 7, 500)
+    first, again = write(range(1, 1001)), write(range(1, 1001))
+    assert (first.copied, first.found, first.missing, first.failure) == (998, 0, [(7, 8), (500, 501)], None)
+    assert (again.copied, again.found, again.missing, again.failure) == (998, 998, [(7, 8), (500, 501)], None)
+    assert origins(connection, target) == [s for s in range(1, 1001) if s not in (7, 500)]
+    there = [item for item in sent if item.sequence not in (7, 500)]
+    assert [one.payload for one in copies(connection, target)] == [item.payload for item in there]
+    assert [one.subject for one in copies(connection, target)] == [f"to.{item.subject}" for item in there]
+
+
+def test_a_half_done_attempt_is_filled_up_by_the_set_that_is_there(
+    connection: Connection, stream: str, target: str, write: Write
+) -> None:
+    publish(connection, outgoing(stream, 300))
+    assert write([*range(1, 50), *range(60, 90), 250]).copied == 80
+    receipt = write(range(1, 301))
+    assert (receipt.copied, receipt.found, receipt.failure) == (300, 80, None)
+    assert sorted(origins(connection, target)) == list(range(1, 301))
+    sparse = write(range(1, 301, 3))
+    assert (sparse.copied, sparse.found) == (100, 100)
+    assert len(copies(connection, target)) == 300
+
+
+def test_a_duplicate_of_what_was_purged_is_no_proof(
+    connection: Connection, stream: str, target: str, write: Write
+) -> None:
+    publish(connection, outgoing(stream, 50))
+    write(range(1, 51))
+    for time_purged in (1, 2):
+        connection.request(f"$JS.API.STREAM.PURGE.{target}", {})
+        receipt = write(range(1, 51), since=last_sequence(connection, target))
+        assert (receipt.failure, receipt.copied, receipt.found) == (None, 50, 0)
+        assert origins(connection, target) == list(range(1, 51))
+        ids = [header_values(one.headers, MESSAGE_ID_HEADER)[-1] for one in copies(connection, target)]
+        assert all(one.endswith(b"/r%d" % time_purged) for one in ids)
+
+
+def test_a_duplicate_that_is_there_but_no_intent_explains_means_another_writer(
+    connection: Connection, stream: str, target: str, write: Write
+) -> None:
+    publish(connection, outgoing(stream, 5))
+    write(range(1, 6))
+    assert "another replicator" in (write(range(1, 6), since=5).failure or "")
+    with pytest.raises(RunError, match="another replicator"):
+        write(range(1, 3), next=3)
+    assert len(copies(connection, target)) == 5
+
+
+def test_what_belongs_to_one_message_parks_it_and_the_rest_goes_on(
+    connection: Connection, stream: str, unique: Names, storage: str, write: Write
+) -> None:
+    small = made(connection, unique("SMALL"), storage=storage, max_msg_size=60_000)
+    block = b"NATS/1.0\r\nA: " + b"x" * 65_500 + b"\r\n\r\n"
+    sent = outgoing(stream, 9)
+    sent[3] = Outgoing(4, f"{stream}.big", b"", b"x" * 70_000)
+    sent[5] = Outgoing(6, f"{stream}.a.b", b"", b"elsewhere")
+    assert not any(ack.error for ack in publish(connection, sent))
+    receipt = write(range(1, 10), stream=small, prefix=small, subjects=(f"{small}.{stream}.*",))
+    assert (receipt.copied, receipt.failure) == (7, None)
+    assert sorted(one.sequence for one in receipt.parked) == [4, 6]
+    reasons = {one.sequence: one.reason for one in receipt.parked}
+    assert f"({MESSAGE_TOO_LARGE})" in reasons[4]
+    assert "does not take subject" in reasons[6]
+    assert origins(connection, small) == [1, 2, 3, 5, 7, 8, 9]
+    large = [Outgoing(10, f"{stream}.x", block, b""), *outgoing(stream, 1, first=11)]
+    assert not any(ack.error for ack in publish(connection, large))
+    receipt = write((10, 11))
+    assert [one.sequence for one in receipt.parked] == [10]
+    assert f"({HEADERS_TOO_LARGE})" in receipt.parked[0].reason
+    assert "on_poison" in (write((10,), since=1, on_poison="stop").failure or "")
+
+
+@pytest.mark.parametrize("limit", ({"max_msgs": 4}, {"max_bytes": 1500}, {"max_msgs_per_subject": 1}), ids=str)
+def test_a_full_target_stops_the_batch_and_gets_the_rest_when_it_has_room(
+    connection: Connection, stream: str, target: str, storage: str, direct: bool, write: Write, limit: dict[str, int]
+) -> None:
+    per_subject = {"discard_new_per_subject": True} if "max_msgs_per_subject" in limit else {}
+    config = {"name": target, "subjects": [f"to.{stream}.>"], "storage": storage, "allow_direct": direct}
+    full = {**config, "discard": "new", **limit, **per_subject}
+    assert "error" not in connection.request(f"$JS.API.STREAM.UPDATE.{target}", full)
+    publish(connection, outgoing(stream, 30))
+    receipt = write(range(1, 31))
+    assert f"({STREAM_FULL})" in (receipt.failure or "")
+    there = origins(connection, target)
+    assert 0 < len(there) == receipt.copied < 30
+    assert "error" not in connection.request(f"$JS.API.STREAM.UPDATE.{target}", config)
+    receipt = write(range(1, 31))
+    assert (receipt.failure, receipt.copied, receipt.found) == (None, 30, len(there))
+    assert origins(connection, target) == list(range(1, 31))
+
+
+def test_a_chain_of_expectations_lets_no_second_writer_in(connection: Connection, stream: str) -> None:
+    assert [ack.error for ack in publish(connection, outgoing(stream, 20), expect_last=0)] == [None] * 20
+    refused = publish(connection, outgoing(stream, 20), expect_last=19)
+    assert [(ack.sequence, ack.error_code) for ack in refused] == [(1, WRONG_LAST_SEQUENCE)]
+    assert last_sequence(connection, stream) == 20
+
+
+def test_headers_that_steer_the_source_do_not_steer_the_target(
+    connection: Connection, unique: Names, storage: str, minor: str, write: Write, target: str, stream: str
+) -> None:
+    ours = {} if minor == "2.10" else {"allow_msg_ttl": True}
+    steering = made(connection, unique("STEER"), storage=storage, allow_rollup_hdrs=True, **ours)
+    lines = (b"Nats-TTL: 1h", b"Nats-Rollup: sub", b"Nats-Expected-Stream: " + steering.encode(), b"Nats-Msg-Id: mine")
+    sent = [
+        Outgoing(n, f"{steering}.{n}", b"NATS/1.0\r\n%b\r\nKeep: 1\r\n\r\n" % line, b"")
+        for n, line in enumerate(lines, 1)
+    ]
+    assert not any(ack.error for ack in publish(connection, sent))
+    receipt = write(range(1, 5), source_stream=steering, subjects=(f"to.{stream}.>",), prefix=f"to.{stream}")
+    assert (receipt.copied, receipt.parked, receipt.failure) == (4, [], None)
+    for one in copies(connection, target):
+        names = [line.partition(b":")[0] for line in one.headers.split(b"\r\n")[1:] if line]
+        assert names == [b"Keep", b"Choria-SR-Source", b"Nats-Msg-Id"]
+
+
+# ----------------------------------------------------------------------------------------------------- administration
+
+
+def test_stream_info_says_where_a_stream_stands(
+    admin: Cluster, connection: Connection, stream: str, storage: str
+) -> None:
+    empty = admin.stream_info(stream)
+    assert (empty.last_sequence, empty.messages, empty.last_stored_ns) == (0, 0, None)
+    publish(connection, outgoing(stream, 10))
+    delete(connection, stream, 2, 3, 5)
+    info = admin.stream_info(stream, deleted=True)
+    assert (info.first_sequence, info.last_sequence, info.messages, info.num_deleted) == (1, 10, 7, 3)
+    assert info.deleted == (2, 3, 5)
+    assert (info.storage, info.retention, info.subjects, info.replicas) == (storage, "limits", (f"{stream}.>",), 1)
+    assert info.created_ns == empty.created_ns
+    assert info.ts_ns is not None
+    assert info.last_stored_ns is not None
+    assert info.created_ns < info.last_stored_ns < info.ts_ns
+    assert admin.stream_names(f"{stream}.x") == [stream]
+    assert stream in admin.stream_names()
+    found = [admin.next_message(stream, 2), admin.next_message(stream, 11), admin.last_message(stream)]
+    assert [one and one.sequence for one in found] == [4, None, 10]
+    assert (admin.message(stream, 2), found[0]) == (None, admin.message(stream, 4))
+    with pytest.raises(ApiError) as caught:
+        admin.stream_info("NOT_HERE")
+    assert caught.value.code == STREAM_NOT_FOUND
+
+
+def test_advisories_are_acknowledged_and_the_right_to_publish_is_proven(admin: Cluster, stream: str) -> None:
+    assert admin.publish_refusal(f"{stream}.x")[0] == WRONG_LAST_SEQUENCE
+    assert admin.publish_many([(f"{stream}.x", b"", f"{stream}-{n}") for n in range(600)]) == [True] * 600
+    assert admin.publish_many([(f"{stream}.x", b"", f"{stream}-{n}") for n in range(2)]) == [True] * 2
+    assert admin.stream_info(stream).last_sequence == 600
+    assert admin.publish_many([(f"{stream}_NOBODY.x", b"", "n")]) == [False]
+
+
+#: What a stream may have that a target does not get, by the version that brought it.
+_LATER = {
+    "2.11": {"allow_msg_ttl": True, "subject_delete_marker_ttl": 60_000_000_000, "allow_rollup_hdrs": True},
+    "2.12": {"allow_atomic": True, "allow_msg_schedules": True},
+}
+
+
+def rich(name: str, storage: str, version: tuple[int, int, int]) -> dict[str, Any]:
+    """The configuration of a source that uses what its server's version has."""
+    config: dict[str, Any] = {"name": name, "subjects": [f"{name}.>"], "storage": storage, "max_age": 3_600_000_000_000}
+    config |= {"max_msgs": 1000, "max_msgs_per_subject": 5, "max_msg_size": 4000, "discard": "old", "compression": "s2"}
+    config |= {"metadata": {"owner": "x"}, "deny_delete": True, "consumer_limits": {"max_ack_pending": 5}}
+    config |= {"subject_transform": {"src": f"{name}.in.>", "dest": f"{name}.out.>"}}
+    for minor, keys in _LATER.items():
+        if version >= tuple(map(int, f"{minor}.0".split("."))):
+            config |= keys
+    return config
+
+
+@pytest.mark.parametrize("newest_first", (True, False), ids=("from the packaged", "to the packaged"))
+def test_a_target_is_made_from_a_source_of_another_version(
+    admin: Cluster, nats_server: NatsServer, unique: Names, storage: str, newest_first: bool
+) -> None:
+    name = unique("RICH")
+    with cluster(nats_server) as packed:
+        source, target = (packed, admin) if newest_first else (admin, packed)
+        info = source.create_stream(rich(name, storage, source.server_version))
+        here = ClusterSettings(("127.0.0.1:4222",))
+        entry = replace(StreamSettings(SITE, SITE, name, here, here, f"{name}_COPY"), prefix="copy")
+        config = target_config(replace(info, replicas=3), entry, target.server_version, 3)
+        copy = target.create_stream(config)
+    assert (copy.subjects, copy.storage, copy.replicas) == ((f"copy.{name}.>",), storage, 1)
+    assert (copy.allow_direct, copy.max_msg_size, copy.max_msgs_per_subject) == (True, 4000, 5)
+    given = (
+        "allow_msg_ttl",
+        "allow_atomic",
+        "allow_msg_schedules",
+        "subject_transform",
+        "deny_delete",
+        "allow_rollup_hdrs",
+    )
+    assert not any(copy.config.get(key) for key in given)
+
+
+def test_every_link_is_tried_and_works(server: NatsServer, tmp_path: Path, unique: Names, direct: bool) -> None:
+    rig = Rig(tmp_path, server, server, unique)
+    stream, there = rig.make(allow_direct=direct), rig.unique("T")
+    rig.publish(stream, [Sent(b"x")])
+    rig.create(there, allow_direct=direct)
+    rig.add(stream, target_stream=there, target_subject_prefix=there)
+    rig.add(stream, name="OTHER", target_stream=rig.unique("NEW"), target_subject_prefix="new")
+    trials = try_links(rig.settings())
+    assert [trial for trial in trials if not trial.works] == []
+    assert len(trials) > 12
+
+
+# -------------------------------------------------------------------------------------------------- the whole site run
+
+
+def test_a_whole_site_runs_on_the_oldest_server(engine_home: Path, unique: Names, tmp_path: Path, direct: bool) -> None:
+    with NatsServer(tmp_path, "oldest", binary=server_binary(MINORS[0])) as oldest:
+        rig = Rig(engine_home, oldest, oldest, unique)
+        plain, tracked, feed = rig.make(allow_direct=direct), rig.make(allow_direct=direct), rig.make("FEED")
+        rig.publish(plain, [Sent(b"%d" % n) for n in range(3000)])
+        rig.publish(tracked, [Sent(json.dumps({"sender": f"n{n % 40}", "n": n}).encode()) for n in range(400)])
+        rig.add(plain, target_stream=f"{plain}_T", target_subject_prefix="to")
+        rig.add(
+            tracked,
+            target_stream=f"{tracked}_T",
+            target_subject_prefix="to",
+            inspect_field="sender",
+            inspect_duration="10m",
+            advisory={"subject": f"{feed}.%s.%v", "reliable": True},
+        )
+        rig.drain()
+        assert [int(one.payload) for one in rig.copies(f"{plain}_T")] == list(range(3000))
+        assert [json.loads(one.payload)["n"] for one in rig.copies(f"{tracked}_T")] == list(range(40))
+        assert len({one.headers for one in rig.stored(feed)}) == len(rig.stored(feed)) == 40
+        rows = {row["stream"]: row for row in rig.rows("replication")}
+        assert (rows[plain]["copied_messages"], rows[plain]["lag_messages"]) == (3000, 0)
+        assert (rows[tracked]["seen_messages"], rows[tracked]["skipped_messages"]) == (400, 360)
+        assert rows[tracked]["watermark"] is not None
+        assert rig.row("SELECT count(*) AS n FROM last_seen_nodes")["n"] == 40
+        rig.publish(plain, [Sent(b"%d" % n) for n in range(3000, 3100)])
+        for sequence in (3010, 3011):
+            rig.api(f"STREAM.MSG.DELETE.{plain}", {"seq": sequence})
+        rig.drain()
+        assert len(rig.copies(f"{plain}_T")) == 3098
+        assert rig.row("SELECT first_sequence, last_sequence, reason FROM gaps") == {
+            "first_sequence": 3010,
+            "last_sequence": 3011,
+            "reason": "deleted",
+        }

@@ -1,0 +1,116 @@
+"""Three nats-servers on loopback that are one JetStream cluster, for the tests that kill or stop one of them.
+
+Not here: streams and what is done to them (the tests), a server by itself (`embedded.nats_server`).
+"""
+
+import json
+import socket
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sr_assets.adapters.wire import Connection, WireError
+from sr_assets.adapters.wire.frames import encode_json, encode_pub
+from sr_assets.embedded.nats_server import HOST, NatsServer
+
+SECONDS = 60.0
+
+
+class NatsCluster:
+    """A cluster of three servers, started by `with` and stopped at its end; returned once it takes a stream of three."""
+
+    def __init__(self, home: Path, name: str, *, binary: Path | None = None) -> None:
+        routes = _free_ports(3)
+        urls = ", ".join(f"nats://{HOST}:{port}" for port in routes)
+        self.servers = [
+            NatsServer(
+                home / f"{name}-{number}",
+                f"{name}-{number}",
+                binary=binary,
+                config=f"cluster {{ name: {name}, listen: {HOST}:{port}, routes: [{urls}] }}",
+            )
+            for number, port in enumerate(routes, 1)
+        ]
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for server in self.servers:
+                stack.enter_context(server)
+            self.await_quorum()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def url(self) -> str:
+        """All servers, as a configuration names them."""
+        return ",".join(server.url for server in self.servers)
+
+    def leader(self, stream: str) -> NatsServer:
+        """Return the server that leads a stream now."""
+        name = self._cluster_info(stream)["leader"]
+        return next(server for server in self.servers if server.name == name)
+
+    def followers(self, stream: str) -> list[NatsServer]:
+        """Return the servers that do not."""
+        leader = self.leader(stream)
+        return [server for server in self.servers if server is not leader]
+
+    def await_replicas(self, stream: str) -> None:
+        """Wait until a stream has a leader and its followers are level with it; raises AssertionError after a minute."""
+        deadline = time.monotonic() + SECONDS
+        while not all(one.get("current") for one in self._cluster_info(stream)["replicas"]):
+            assert time.monotonic() < deadline, f"the replicas of {stream} are not level"
+            time.sleep(0.05)
+
+    def await_quorum(self) -> None:
+        """Wait until the servers have found each other and can store a stream in three copies."""
+        deadline = time.monotonic() + SECONDS
+        trial = {"name": "TRIAL", "subjects": ["trial"], "num_replicas": 3}
+        while "config" not in _ask(self.servers[0], "STREAM.CREATE.TRIAL", trial):
+            assert time.monotonic() < deadline, "the cluster does not come together"
+            time.sleep(0.1)
+        while not _ask(self.servers[0], "STREAM.DELETE.TRIAL").get("success"):
+            assert time.monotonic() < deadline, "the cluster does not stay together"
+            time.sleep(0.1)
+
+    def _cluster_info(self, stream: str) -> dict[str, Any]:
+        """Return what the first server that knows says about a stream's leader and replicas."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            for server in self.servers:
+                found = _ask(server, f"STREAM.INFO.{stream}").get("cluster") or {}
+                if found.get("leader") and found.get("replicas"):
+                    return dict(found)
+            assert time.monotonic() < deadline, f"nobody leads {stream}"
+            time.sleep(0.05)
+
+
+def _ask(server: NatsServer, request: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Ask one server's JetStream; returns its answer, nothing when none comes soon: without a leader none ever does."""
+    if not server.running:
+        return {}
+    try:
+        with Connection([server.address], connect_timeout_seconds=1.0) as connection:
+            inbox = connection.new_inbox()
+            connection.send(encode_pub(f"$JS.API.{request}", inbox, b"", encode_json(body) if body else b""))
+            answers = [one for one in connection.receive(1.0) if one.status is None]
+            return dict(json.loads(answers[0].payload)) if answers else {}
+    except WireError:
+        return {}
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports nobody has now: a server has to know its neighbours' before any of them is started."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((HOST, 0))
+        return [one.getsockname()[1] for one in sockets]
