@@ -219,4 +219,4 @@ def cluster(server: NatsServer) -> Cluster:
 
 def connection(server: NatsServer) -> Connection:
     """Return a bulk connection, to be entered with `with`."""
-    return Connection([server.address], name="test")
+    return Connection(address(server), "test")

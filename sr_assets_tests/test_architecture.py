@@ -36,6 +36,7 @@ LIBRARIES = {
     "adapters.wire": set(),
     "adapters.jetstream": {"nats"},
     "adapters.connections": set(),
+    "adapters.security": {"nkeys"},
     "adapters.copier": set(),
     "adapters.faults": set(),
     "adapters.spark_source": {"pyspark", "pyarrow"},

@@ -9,18 +9,16 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sr_assets.adapters.wire import Connection
-
-if TYPE_CHECKING:
-    from sr_assets.settings import ClusterSettings
+from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 
 
 def write_connection(file: Path, cluster: ClusterSettings) -> Path:
-    """Write how to reach a cluster, with its credentials; returns the file, which is an option `connection` of Spark's.
+    """Write how to reach a cluster, with its password; returns the file, which is an option `connection` of Spark's.
 
-    Options of a data source are part of Spark's plans and logs: a path may stand there, a password may not.
+    Options of a data source are part of Spark's plans and logs: a path may stand there, a password may not. Of
+    certificates, keys and credential files their paths are written, nothing that is in them.
     """
     text = json.dumps(asdict(cluster))
     if not file.exists() or file.read_text() != text:
@@ -34,4 +32,6 @@ def write_connection(file: Path, cluster: ClusterSettings) -> Path:
 
 def open_connection(file: str, name: str) -> Connection:
     """Return a connection, to be entered with `with`, to the cluster described in `file`."""
-    return Connection(**json.loads(Path(file).read_text()), name=name)
+    said = json.loads(Path(file).read_text())
+    tls = TlsSettings(**said["tls"]) if said["tls"] else None
+    return Connection(ClusterSettings(**said | {"servers": tuple(said["servers"]), "tls": tls}), name)

@@ -6,7 +6,9 @@ cannot carry headers byte for byte. Not here: what to do about an answer.
 
 import asyncio
 import json
+import math
 import os
+import ssl
 import threading
 from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future
@@ -19,6 +21,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from sr_assets.adapters.security import NO_TLS, TLS_FIRST, read_login, tls_context, tls_words
 from sr_assets.adapters.wire.frames import encode_json, stored_message
 from sr_assets.domain.errors import PassingError, RunError
 from sr_assets.domain.messages import Message
@@ -311,7 +314,10 @@ class Cluster:
     async def _request(self, subject: str, body: dict[str, Any] | None) -> dict[str, Any]:
         payload = encode_json(body) if body else b""
         answered = await self._ask(f"$JS.API.{subject}", payload, None)
-        answer: dict[str, Any] = json.loads(answered.data)
+        try:
+            answer: dict[str, Any] = json.loads(answered.data)
+        except ValueError:
+            raise RunError(f"{self.settings.label}: {subject}: answered no JSON: {answered.data[:80]!r}") from None
         error = answer.get("error")
         if error:
             said = f"{self.settings.label}: {subject}: {error.get('description')} ({error.get('err_code')})"
@@ -413,28 +419,30 @@ class Cluster:
 
     async def _connect(self) -> Client:
         problems = []
+        options = _secure_options(self.settings)
         for server in self.settings.servers:
-            client, self._complaint = Client(), None
+            client, self._complaint = _SecuredClient(self.settings), None
             try:
-                await asyncio.wait_for(self._connect_to(client, server), self.settings.connect_timeout_seconds)
+                await asyncio.wait_for(self._connect_to(client, server, options), self.settings.connect_timeout_seconds)
             except (OSError, TimeoutError, nats.errors.Error) as error:
                 await client.close()
-                problems.append(f"{server}: {self._complaint or _words(error)}")
+                silent = isinstance(error, TimeoutError) and not self.settings.tls
+                hint = TLS_FIRST if silent else ""
+                problems.append(f"{server}: {self._complaint or _words(error)}{hint}")
             else:
                 return client
         raise PassingError(f"cannot connect to NATS: {'; '.join(problems)}")
 
-    async def _connect_to(self, client: Client, server: str) -> None:
+    async def _connect_to(self, client: Client, server: str, options: dict[str, Any]) -> None:
         async def on_error(error: Exception) -> None:
             self._complaint = _words(error)
             self._woken.set()
 
         await client.connect(
             servers=f"nats://{server}",
-            user=self.settings.user,
-            password=self.settings.password,
-            token=self.settings.token,
             name=self._name,
+            # Ours, around it, is exact.
+            connect_timeout=math.ceil(self.settings.connect_timeout_seconds) + 1,
             # Makes nats-py read the answer to CONNECT before it writes on: otherwise a reset may overtake the server's
             # words about wrong credentials.
             verbose=True,
@@ -444,6 +452,7 @@ class Cluster:
             max_reconnect_attempts=1,
             reconnect_time_wait=0,
             error_cb=on_error,
+            **options,
         )
 
     def _run(self, work: Coroutine[Any, Any, T], timeout_seconds: float = REQUEST_SECONDS) -> T:
@@ -474,8 +483,40 @@ class Cluster:
         return self._loop
 
 
+class _SecuredClient(Client):
+    """nats-py's client, which says nothing in the clear to a server when TLS was asked for."""
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        super().__init__()
+        self._tls = settings.tls
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        """Look at the greeting before anything is answered; nats-py goes by `tls_required` alone."""
+        if initial_connection and self._tls and not self._tls.handshake_first:
+            if not (info.get("tls_required") or info.get("tls_available")):
+                raise nats.errors.Error(NO_TLS)
+            info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
+
+
+def _secure_options(settings: ClusterSettings) -> dict[str, Any]:
+    """Return what nats-py is told about TLS and who we are; raises RunError naming a file that cannot be used."""
+    options: dict[str, Any] = {"user": settings.user, "password": settings.password, "token": settings.token}
+    jwt, seed = read_login(settings)
+    if jwt:
+        # nats-py would look for it in the file for ever, were it not there.
+        options["user_jwt_cb"] = jwt.encode
+    if settings.tls:
+        options |= {"tls": tls_context(settings.tls), "tls_handshake_first": settings.tls.handshake_first}
+    return options | {"nkeys_seed_str": seed}
+
+
 def _words(error: Exception) -> str:
     """What went wrong, without the library's decoration."""
+    if isinstance(error, ssl.SSLError):
+        return tls_words(error)
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     return str(error).removeprefix("nats: ").strip("'\"") or type(error).__name__

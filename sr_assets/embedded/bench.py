@@ -89,7 +89,7 @@ def _fill(address: str, stream: str, messages: int, senders: int, payload_bytes:
     plan = FleetPlan(senders, 300.0, payload_bytes=payload_bytes)
     events = enumerate(islice(plan.events(), messages), 1)
     items = (wire.Outgoing(number, f"{stream}.{event.sender}", b"", event.payload) for number, event in events)
-    with wire.Connection([address]) as connection:
+    with wire.Connection(ClusterSettings((address,))) as connection:
         refused = [ack.error for ack in wire.Publisher(connection).publish_all(items) if ack.error]
     if refused:
         raise SystemExit(refused[0])
@@ -100,7 +100,7 @@ def _cluster(server: NatsServer) -> ClusterSettings:
 
 
 def _wire(server: NatsServer) -> wire.Connection:
-    return wire.Connection([server.address])
+    return wire.Connection(_cluster(server))
 
 
 @contextmanager

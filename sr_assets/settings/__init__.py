@@ -7,11 +7,11 @@ Not here: anything that needs a connection. What only a server can tell (does th
 is asked by `check --connect` and by a run.
 """
 
+from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 from sr_assets.settings.clusters import parse_cluster
 from sr_assets.settings.loading import DEFAULT_CONFIG, load_settings
 from sr_assets.settings.records import (
     AdvisorySettings,
-    ClusterSettings,
     Entry,
     FeedSettings,
     OnPoison,
@@ -42,6 +42,7 @@ __all__ = [
     "SparkSettings",
     "Start",
     "StreamSettings",
+    "TlsSettings",
     "asset_name",
     "load_settings",
     "parse_cluster",

@@ -1,53 +1,92 @@
-"""The URL of a cluster → ClusterSettings; a URL that cannot be used is refused without showing any of it."""
+"""How to reach a cluster, as the file says it → ClusterSettings: the URL, and the `tls` block that counts for it.
+
+A URL that cannot be used is refused without showing any of it. The files it names are read when a link is opened.
+"""
 
 import ipaddress
 import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote
 
+from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 from sr_assets.domain.positions import SECOND_NS
-from sr_assets.settings.records import ClusterSettings
-from sr_assets.settings.values import read_duration
+from sr_assets.settings.values import read_duration, read_flag, read_path
 
-_Login = tuple[str | None, str | None, str | None]
+if TYPE_CHECKING:
+    from sr_assets.settings.shape import RawTls
 
 
 def parse_cluster(value: object) -> ClusterSettings:
-    """Read comma-separated servers: `[nats://][user:password@|token@]host[:port][?connect_timeout=5s]`.
+    """Read comma-separated servers: `[nats://|tls://][user:password@|token@]host[:port][?option=…&option=…]`.
 
-    User, password and token are percent-decoded. Raises ValueError, which never shows any part of the value: a
-    misplaced character would make a password look like a host.
+    Options: `connect_timeout=5s`, `credentials=FILE`, `jwt=FILE&nkey=FILE`, `nkey=FILE`, `tls_handshake_first=true`,
+    `insecure=true`. What one server says counts for all. User, password and token are percent-decoded. Raises
+    ValueError, which never shows any part of the value: a misplaced character would make a password look like a host.
     """
     if not isinstance(value, str):
         raise ValueError("must be text such as nats://host:4222")  # noqa: TRY004  as in read_text
-    parts = [_server(part.strip()) for part in value.split(",")]
-    credentials = {login for _, login, _ in parts if login != (None, None, None)} or {(None, None, None)}
-    timeouts = {timeout for _, _, timeout in parts if timeout is not None} or {5.0}
-    if len(credentials) > 1:
-        raise ValueError("all servers of one cluster must have the same user and password, or token")
-    if len(timeouts) > 1:
-        raise ValueError("connect_timeout differs between the servers")
-    (user, password, token), timeout = credentials.pop(), timeouts.pop()
-    return ClusterSettings(tuple(dict.fromkeys(server for server, _, _ in parts)), user, password, token, timeout)
+    servers: list[str] = []
+    options: dict[str, Any] = {}
+    for part in value.split(","):
+        server, said = _server(part.strip())
+        servers.append(server)
+        for key, item in said.items():
+            if options.setdefault(key, item) != item:
+                raise ValueError(f"{key} differs between the servers of one cluster")
+    user, password, token = options.pop("login", (None, None, None))
+    files = {key: options.get(key) for key in ("credentials", "jwt", "nkey")}
+    _refuse_two_logins(user, **files)
+    first, insecure = options.get("tls_handshake_first", False), options.get("insecure", False)
+    return ClusterSettings(
+        tuple(dict.fromkeys(servers)),
+        user,
+        password,
+        token,
+        options.get("connect_timeout", 5.0),
+        **files,
+        tls=TlsSettings(handshake_first=first, insecure=insecure) if options.get("tls") or first or insecure else None,
+    )
 
 
-def _server(text: str) -> tuple[str, _Login, float | None]:
-    """Split one server's URL into `host:port`, (user, password, token) and the connect timeout in seconds."""
+def with_tls(cluster: ClusterSettings, *blocks: "RawTls | None") -> ClusterSettings:
+    """Return the cluster with the first `tls` block that there is: a block is inherited as a whole or not at all.
+
+    An empty block asks for nothing: TLS is then what the URL and the server make of it.
+    """
+    block = next((block for block in blocks if block is not None), None)
+    if block is None or not (block.ca or block.cert):
+        return cluster
+    return replace(cluster, tls=replace(cluster.tls or TlsSettings(), ca=block.ca, cert=block.cert, key=block.key))
+
+
+def read_file_path(value: object) -> str:
+    """Read the path of a file that is read when it is needed; a relative one lies in the working directory."""
+    return str(Path.cwd() / read_path(value))
+
+
+def _server(text: str) -> tuple[str, dict[str, Any]]:
+    """Split one server's URL into `host:port` and what it says besides: login, TLS, options."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         scheme, rest = "nats", text
-    if scheme.lower() in ("tls", "ws", "wss"):
-        raise ValueError(f"{scheme.lower()}:// is not supported in this version: use nats:// over a protected network")
-    if scheme.lower() != "nats":
-        raise ValueError("the URL must begin with nats:// or be host:port")
+    if scheme.lower() in ("ws", "wss"):
+        raise ValueError(f"{scheme.lower()}:// is not supported: use nats:// or tls://")
+    if scheme.lower() not in ("nats", "tls"):
+        raise ValueError("the URL must begin with nats:// or tls://, or be host:port")
     # As in RFC 3986 the authority ends at the first of these, so a password must have them percent-encoded.
     authority, tail = re.fullmatch(r"([^/?#]*)(.*)", rest, re.DOTALL).groups()  # type: ignore[union-attr]
     path, _, query = tail.partition("?")
     if path not in ("", "/"):
         raise ValueError(
-            "nothing but ?connect_timeout=5s may follow host:port ('/', '?', '#' in a password: %2F %3F %23)"
+            "nothing but options such as ?connect_timeout=5s may follow host:port "
+            "('/', '?', '#' in a password: %2F %3F %23)"
         )
     login, _, address = authority.rpartition("@")
-    return _address(address), _login(login, "@" in authority), _connect_timeout(query)
+    said = _login(login, "@" in authority) | _options(query)
+    return _address(address), said | {"tls": True} if scheme.lower() == "tls" else said
 
 
 def _address(text: str) -> str:
@@ -65,26 +104,48 @@ def _address(text: str) -> str:
     return f"{host}:{port}"
 
 
-def _login(text: str, present: bool) -> _Login:
+def _login(text: str, present: bool) -> dict[str, Any]:
+    """Read `user:password` or a token as (user, password, token)."""
     user, separator, password = text.partition(":")
-    if present and not user:
+    if not present:
+        return {}
+    if not user:
         raise ValueError("there is no user or token before the @")
-    if separator:
-        return unquote(user), unquote(password), None
-    return None, None, unquote(user) or None
+    return {"login": (unquote(user), unquote(password), None) if separator else (None, None, unquote(user))}
 
 
-def _connect_timeout(query: str) -> float | None:
-    timeout = None
+def _timeout(text: str) -> float:
+    return read_duration(text) / SECOND_NS
+
+
+_OPTIONS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
+    "connect_timeout": (_timeout, "a duration such as 5s"),
+    "credentials": (read_file_path, "the path of a file"),
+    "jwt": (read_file_path, "the path of a file"),
+    "nkey": (read_file_path, "the path of a file"),
+    "tls_handshake_first": (read_flag, "true or false"),
+    "insecure": (read_flag, "true or false"),
+}
+
+
+def _options(query: str) -> dict[str, Any]:
+    said = {}
     for key, value in parse_qsl(query, keep_blank_values=True):
-        if key.lower() in ("credentials", "jwt", "nkey"):
-            raise ValueError(f"option {key} is not supported in this version: use user:password@ or token@")
-        if key.lower() in ("tls_handshake_first", "insecure"):
-            raise ValueError(f"option {key} is not supported in this version: TLS is not; take the option out")
-        if key.lower() != "connect_timeout":
-            raise ValueError("unknown option in the URL; allowed: connect_timeout")
+        name = key.lower()
+        if name not in _OPTIONS:
+            raise ValueError(f"unknown option in the URL; allowed: {', '.join(_OPTIONS)}")
+        read, what = _OPTIONS[name]
         try:
-            timeout = read_duration(value) / SECOND_NS
+            said[name] = read(value)
         except ValueError:
-            raise ValueError("connect_timeout in the URL is not a duration such as 5s") from None
-    return timeout
+            raise ValueError(f"{name} in the URL is not {what}") from None
+    return said
+
+
+def _refuse_two_logins(user: str | None, credentials: str | None, jwt: str | None, nkey: str | None) -> None:
+    if credentials and (jwt or nkey):
+        raise ValueError("credentials holds jwt and nkey already: use either the one or the other two")
+    if jwt and not nkey:
+        raise ValueError("jwt needs nkey, the file with the seed of the same user")
+    if user is not None and (credentials or nkey):
+        raise ValueError("user:password@ and a file to log in with cannot be used together: leave one out")

@@ -74,7 +74,7 @@ def _copying_contradictions(entry: "RawStream") -> Iterable[tuple[bool, str]]:
 
 def _refuse_loop(entry: "RawStream", pattern: str) -> None:
     """Refuse to copy a stream into itself, by way of the target's subjects too, as far as the keys alone can tell."""
-    if not entry.source_url.same_as(entry.target_url):
+    if not entry.source.same_as(entry.target):
         return
     where = f"is the cluster of source_url ({entry.source_url.label})"
     if (entry.target_stream or entry.stream) == entry.stream:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from sr_assets.domain.subjects import observer_subject
 from sr_assets.domain.tracking import Policy
+from sr_assets.settings.clusters import with_tls
 from sr_assets.settings.document import read_tree, refuse, with_environment
 from sr_assets.settings.records import (
     AdvisorySettings,
@@ -60,8 +61,8 @@ def _settings(raw: RawFile, environ: Mapping[str, str]) -> Settings:
     return Settings(
         replicator=raw.name,
         home=Path.cwd() / Path(home).expanduser(),
-        streams=tuple(_stream(entry, raw.name) for entry in raw.streams),
-        feeds=tuple(_feed(feed, raw.name) for feed in raw.feeds),
+        streams=tuple(_stream(entry, raw) for entry in raw.streams),
+        feeds=tuple(_feed(feed, raw) for feed in raw.feeds),
         spark=SparkSettings(raw.spark.mode, raw.spark.config),
         sensor=SensorSettings(raw.sensor.interval, raw.sensor.lag_messages, raw.sensor.lag_seconds),
         run_budget_ns=raw.run_budget,
@@ -74,13 +75,13 @@ def _settings(raw: RawFile, environ: Mapping[str, str]) -> Settings:
     )
 
 
-def _stream(raw: RawStream, replicator: str) -> StreamSettings:
+def _stream(raw: RawStream, top: RawFile) -> StreamSettings:
     return StreamSettings(
-        replicator=replicator,
-        name=raw.name or replicator,
+        replicator=top.name,
+        name=raw.name or top.name,
         stream=raw.stream,
-        source=raw.source_url,
-        target=raw.target_url,
+        source=with_tls(raw.source_url, raw.source_tls, raw.tls, top.tls),
+        target=with_tls(raw.target_url, raw.target_tls, raw.tls, top.tls),
         target_stream=raw.target_stream or raw.stream,
         prefix=raw.target_subject_prefix,
         remove=raw.target_subject_remove,
@@ -90,7 +91,7 @@ def _stream(raw: RawStream, replicator: str) -> StreamSettings:
         finder=raw.finder,
         force_path=raw.inspect_force_field,
         policy=_policy(raw),
-        advisory=_advisory(raw, replicator),
+        advisory=_advisory(raw, top.name),
         workers=raw.workers,
         order=raw.effective_order,
         on_source_reset=raw.on_source_reset,
@@ -104,11 +105,11 @@ def _stream(raw: RawStream, replicator: str) -> StreamSettings:
     )
 
 
-def _feed(raw: RawFeed, replicator: str) -> FeedSettings:
+def _feed(raw: RawFeed, top: RawFile) -> FeedSettings:
     return FeedSettings(
-        name=raw.name or replicator,
+        name=raw.name or top.name,
         stream=raw.stream,
-        source=raw.url,
+        source=with_tls(raw.url, raw.tls, top.tls),
         filter_subject=raw.filter_subject,
         start=_start(raw),
         on_source_reset=raw.on_source_reset,

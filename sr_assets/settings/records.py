@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
@@ -23,28 +24,6 @@ Order = Literal["stream", "sender", "none"]
 OnSourceReset = Literal["stop", "recopy", "skip_to_now"]
 OnTargetReset = Literal["continue", "recopy", "stop"]
 OnPoison = Literal["park", "stop"]
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterSettings:
-    """How to reach one cluster: `servers` are `host:port` (IPv6 in brackets) without credentials."""
-
-    servers: tuple[str, ...]
-    user: str | None = None
-    password: str | None = field(default=None, repr=False)
-    token: str | None = field(default=None, repr=False)
-    connect_timeout_seconds: float = 5.0
-
-    @property
-    def label(self) -> str:
-        """The servers, as messages and logs may show them."""
-        return ",".join(self.servers)
-
-    def same_as(self, other: "ClusterSettings") -> bool:
-        """Tell whether both name a common server with the same credentials; another account is another place."""
-        ours, theirs = ({_canonical(server) for server in cluster.servers} for cluster in (self, other))
-        credentials = (self.user, self.password, self.token)
-        return not ours.isdisjoint(theirs) and credentials == (other.user, other.password, other.token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,12 +214,6 @@ class Settings:
 def asset_name(text: str) -> str:
     """Make a name fit for asset keys, groups, jobs and sensors: everything outside `A-Za-z0-9_` becomes `_`."""
     return re.sub(r"[^A-Za-z0-9_]", "_", text)
-
-
-def _canonical(server: str) -> str:
-    """Give this machine's loopback names one spelling, so that they compare equal."""
-    host, _, port = server.rpartition(":")
-    return f"localhost:{port}" if host in ("127.0.0.1", "[::1]") else server
 
 
 def _plain(value: Any) -> Any:

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, InstanceOf, model_validator
 
+from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
-from sr_assets.settings.clusters import parse_cluster
+from sr_assets.settings.clusters import parse_cluster, read_file_path, with_tls
 from sr_assets.settings.contradictions import refuse_contradiction, refuse_same_names
 from sr_assets.settings.names import (
     read_advisory_template,
@@ -27,7 +28,7 @@ from sr_assets.settings.names import (
     read_stream_name,
     read_subject_token,
 )
-from sr_assets.settings.records import ClusterSettings, OnPoison, OnSourceReset, OnTargetReset, Order
+from sr_assets.settings.records import OnPoison, OnSourceReset, OnTargetReset, Order
 from sr_assets.settings.values import (
     DAY_NS,
     MEBIBYTE,
@@ -54,10 +55,12 @@ SiteName = Annotated[str, BeforeValidator(read_site_name)]
 StreamName = Annotated[str, BeforeValidator(read_stream_name)]
 Url = Annotated[InstanceOf[ClusterSettings], BeforeValidator(parse_cluster)]
 File = Annotated[Path, BeforeValidator(read_path)]
+PemFile = Annotated[str, BeforeValidator(read_file_path)]
 
-_TLS = "take the block out and connect with nats:// over a protected network"
-_CHORIA = "take the block out and put user:password@ or token@ into the URL"
-NoTls = Annotated[None, BeforeValidator(unsupported(_TLS))]
+_CHORIA = (
+    "take the block out and log in by the URL: user:password@, token@, ?credentials=FILE, ?jwt=FILE&nkey=FILE, or by a "
+    "certificate in tls"
+)
 NoChoria = Annotated[None, BeforeValidator(unsupported(_CHORIA))]
 NoElection = Annotated[
     None, BeforeValidator(unsupported("take it out and run one instance; a site's lock keeps a second run waiting"))
@@ -88,6 +91,20 @@ class Raw(BaseModel):
                 raise ValueError(f"key {shown(key)} is there twice (keys match in any case)")
             known[name] = value
         return {key: value for key, value in known.items() if value is not None and value != ""}
+
+
+class RawTls(Raw):
+    """`tls` of the file, of a stream or of one of its ends: PEM files."""
+
+    ca: PemFile | None = None
+    cert: PemFile | None = None
+    key: PemFile | None = None
+
+    @model_validator(mode="after")
+    def _whole_pair(self) -> Self:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("cert and key belong together: name both files or none")
+        return self
 
 
 class RawAdvisory(Raw):
@@ -168,13 +185,23 @@ class RawStream(Raw):
     on_poison: Annotated[OnPoison, BeforeValidator(one_of("park", "stop"))] = "park"
     batch_messages: Annotated[int, BeforeValidator(whole_number(1))] = 50_000
     batch_bytes: Annotated[int, BeforeValidator(size_in_bytes(1))] = 64 * MEBIBYTE
-    tls: NoTls = None
-    source_tls: NoTls = None
-    target_tls: NoTls = None
+    tls: RawTls | None = None
+    source_tls: RawTls | None = None
+    target_tls: RawTls | None = None
     choria: NoChoria = None
     source_choria: NoChoria = None
     target_choria: NoChoria = None
     leader_election_name: NoElection = None
+
+    @property
+    def source(self) -> ClusterSettings:
+        """The source as this entry alone says it, without what it inherits from the top."""
+        return with_tls(self.source_url, self.source_tls, self.tls)
+
+    @property
+    def target(self) -> ClusterSettings:
+        """The target as this entry alone says it, without what it inherits from the top."""
+        return with_tls(self.target_url, self.target_tls, self.tls)
 
     @property
     def finder(self) -> JsonField | HeaderName | SubjectToken | None:
@@ -206,7 +233,7 @@ class RawFeed(Raw):
     on_source_reset: Annotated[OnSourceReset, BeforeValidator(one_of("stop", "recopy", "skip_to_now"))] = "stop"
     batch_messages: Annotated[int, BeforeValidator(whole_number(1))] = 200_000
     batch_bytes: Annotated[int, BeforeValidator(size_in_bytes(1))] = 64 * MEBIBYTE
-    tls: NoTls = None
+    tls: RawTls | None = None
     choria: NoChoria = None
 
 
@@ -229,7 +256,7 @@ class RawFile(Raw):
     linger: Span | None = None
     snapshots: RawSnapshots = RawSnapshots()
     advisories: RawAdvisories = RawAdvisories()
-    tls: NoTls = None
+    tls: RawTls | None = None
     choria: NoChoria = None
     heartbeats: NoHeartbeats = None
 

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from sr_assets.adapters.jetstream import ApiError, Cluster, target_config
-from sr_assets.adapters.wire import read_range
+from sr_assets.adapters.wire import Connection, read_range
 from sr_assets.domain.errors import RunError, SrAssetsError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.subjects import advisory_subject
 from sr_assets.domain.tracking import Event
 from sr_assets.settings import FeedSettings
-from sr_assets.stages.position import open_wire
 from sr_assets.stages.target import check_source, check_target
 
 if TYPE_CHECKING:
@@ -131,7 +130,7 @@ def _try_reading(trials: _Trials, cluster: Cluster, info: StreamInfo) -> None:
     last = SequenceRange(max(1, info.last_sequence), max(1, info.last_sequence) + 1)
 
     def read(*, direct: bool) -> int:
-        with open_wire(cluster.settings, "sr-assets check") as connection:
+        with Connection(cluster.settings, "sr-assets check") as connection:
             return sum(map(len, read_range(connection, info.stream, last, direct=direct)))
 
     def told(messages: int) -> str:

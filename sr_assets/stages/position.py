@@ -20,7 +20,7 @@ from sr_assets.settings import StreamSettings
 
 if TYPE_CHECKING:
     from sr_assets.adapters.jetstream import Cluster, StreamInfo
-    from sr_assets.settings import ClusterSettings, Entry, Start
+    from sr_assets.settings import Entry, Start
     from sr_assets.stages.site import Site
 
 logger = logging.getLogger(__name__)
@@ -141,13 +141,6 @@ def _sequence_at(cluster: Cluster, source: StreamInfo, time_ns: int) -> int:
     return low
 
 
-def open_wire(settings: ClusterSettings, name: str) -> wire.Connection:
-    """Return a bulk connection to a cluster, to be entered with `with`."""
-    return wire.Connection(
-        settings.servers, settings.user, settings.password, settings.token, settings.connect_timeout_seconds, name
-    )
-
-
 def _refuse_lost_state(site: Site, stream: StreamSettings) -> None:
     """Stop when there is no state but the target holds copies of ours: to begin again would double them."""
     target = site.cluster(stream.target)
@@ -158,7 +151,7 @@ def _refuse_lost_state(site: Site, stream: StreamSettings) -> None:
     held = SequenceRange(min(max(1, info.first_sequence), info.last_sequence + 1), info.last_sequence + 1)
     if not len(held):
         return
-    with open_wire(stream.target, "sr-assets tail") as connection:
+    with wire.Connection(stream.target, "sr-assets tail") as connection:
         for messages in wire.read_headers(connection, stream.target_stream, held):
             for message in messages:
                 origin = last_origin(message.headers)

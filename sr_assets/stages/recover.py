@@ -27,7 +27,6 @@ from sr_assets.domain.senders import inspect
 from sr_assets.domain.tracking import Sighting, deadline_ns, sight, splay_ns
 from sr_assets.stages.fold import folded_table, state_values, transition_row
 from sr_assets.stages.node_state import NODE_SCHEMA, add_transitions
-from sr_assets.stages.position import open_wire
 from sr_assets.stages.site import Site, StreamReport
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ def _read(
     wanted = SequenceRange(
         max(1, info.first_sequence), max(1, info.first_sequence, (info.last_sequence if until is None else until) + 1)
     )
-    with open_wire(stream.target if target else stream.source, "sr-assets recover") as connection:
+    with wire.Connection(stream.target if target else stream.source, "sr-assets recover") as connection:
         for messages in wire.read_confirmed(
             connection, info.stream, wanted, filter_subject=None if target else stream.filter_subject, direct=False
         ):

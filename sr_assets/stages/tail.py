@@ -15,7 +15,7 @@ from sr_assets.adapters.wire import read_confirmed
 from sr_assets.domain.availability import Advisory, read_message
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.settings import Start
-from sr_assets.stages.position import first_sequence, open_wire
+from sr_assets.stages.position import first_sequence
 from sr_assets.stages.reading import reads_direct
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Tail:
         fresh = SequenceRange(self._next, max(self._next, source.last_sequence + 1))
         if not len(fresh):
             return []
-        with open_wire(self.feed.source, "sr-assets tail") as connection:
+        with Connection(self.feed.source, "sr-assets tail") as connection:
             lists = read_confirmed(
                 connection,
                 self.feed.stream,

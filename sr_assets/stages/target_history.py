@@ -23,7 +23,6 @@ from sr_assets.adapters.state import gap_row
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import last_origin
 from sr_assets.domain.positions import SequenceRange, merge_ranges
-from sr_assets.stages.position import open_wire
 
 if TYPE_CHECKING:
     from sr_assets.adapters.copier import Identity
@@ -69,7 +68,7 @@ def _identity(stream: StreamSettings) -> Identity:
 def _read_copies(stream: StreamSettings, state: StreamState, held: SequenceRange) -> dict[int, int]:
     """Return the source sequences of this entry's copies in a part of the target, by their places, in order."""
     found: dict[int, int] = {}
-    with open_wire(stream.target, "sr-assets review") as connection:
+    with wire.Connection(stream.target, "sr-assets review") as connection:
         for message in itertools.chain.from_iterable(wire.read_headers(connection, stream.target_stream, held)):
             origin = last_origin(message.headers)
             if origin and is_ours(origin, message.headers, _identity(stream), state.created_ns):

@@ -48,7 +48,7 @@ def cluster(shared: NatsCluster) -> Iterator[NatsCluster]:
 
 def replicated(cluster: NatsCluster, name: str, subjects: str, count: int = 0) -> str:
     """Make a stream in three copies, with some messages that all of them have."""
-    with Connection([cluster.servers[0].address]) as connection:
+    with Connection(address(cluster.servers[0])) as connection:
         made(connection, name, num_replicas=3, subjects=[subjects])
         acks = publish(connection, outgoing(name, count, size_bytes=300))
     assert [ack.target_sequence for ack in acks] == list(range(1, count + 1))
@@ -63,7 +63,7 @@ def first(leader: NatsServer, cluster: NatsCluster) -> tuple[str, ...]:
 
 def copied(server: NatsServer, target: str) -> list[Message]:
     """Everything a stream holds, in its order."""
-    with Connection([server.address]) as connection:
+    with Connection(address(server)) as connection:
         return attempts(lambda: flat(read_confirmed(connection, target, SequenceRange(1, 1 << 40), direct=True)))
 
 
@@ -73,7 +73,7 @@ def killing(victim: NatsServer, survivor: NatsServer, target: str) -> Iterator[N
 
     def kill() -> int:
         deadline, held = time.monotonic() + _SECONDS, 0
-        with Connection([survivor.address]) as connection:
+        with Connection(address(survivor)) as connection:
             while held < 2_000:
                 assert time.monotonic() < deadline, f"{target} holds {held}"
                 time.sleep(0.005)
@@ -130,9 +130,9 @@ def test_a_range_is_whole_although_the_follower_that_is_asked_lags(cluster: Nats
     leader, lagging = cluster.leader(name), cluster.followers(name)[0]
     whole = SequenceRange(1, 20_101)
     with (
-        Connection([leader.address]) as writing,
-        Connection([lagging.address]) as directly,
-        Connection([lagging.address]) as looking,
+        Connection(address(leader)) as writing,
+        Connection(address(lagging)) as directly,
+        Connection(address(lagging)) as looking,
         ThreadPoolExecutor(2) as pool,
     ):
         os.kill(lagging.pid, signal.SIGSTOP)

@@ -57,7 +57,7 @@ def server(minor: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nat
 
 @pytest.fixture
 def connection(server: NatsServer) -> Iterator[Connection]:
-    with Connection([server.address]) as opened:
+    with Connection(address(server)) as opened:
         yield opened
 
 

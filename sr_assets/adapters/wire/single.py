@@ -1,12 +1,11 @@
 """Messages read one by one, by their sequence: the leader's word, or many gets that overlap."""
 
-import json
 from collections.abc import Iterator
 from typing import Any, Final
 
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.answers import refused, succeeded
-from sr_assets.adapters.wire.connection import Connection
+from sr_assets.adapters.wire.connection import Connection, WireError
 from sr_assets.adapters.wire.frames import Frame
 from sr_assets.domain.messages import Message
 
@@ -31,7 +30,11 @@ def next_message(
 def _stored(connection: Connection, stream: str, answer: dict[str, Any]) -> Message | None:
     if (answer.get("error") or {}).get("err_code") == _NO_MESSAGE:
         return None
-    return f.stored_message(succeeded(connection, stream, answer))
+    stored = succeeded(connection, stream, answer)
+    try:
+        return f.stored_message(stored)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise WireError(f"{connection.address}: stream {stream} answered what is no message") from None
 
 
 def read_singles(
@@ -77,7 +80,7 @@ def _single(connection: Connection, stream: str, frame: Frame, direct: bool) -> 
     if frame.status == 404:
         return None
     if not direct and frame.status is None:
-        return _stored(connection, stream, json.loads(frame.payload))
+        return _stored(connection, stream, connection.decoded(frame.payload, f"stream {stream}"))
     found = f.direct_get_message(frame)
     if found is None:
         raise refused(connection, stream, frame)

@@ -7,11 +7,12 @@ import pytest
 from sr_assets.adapters.wire import Connection
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.adapters.wire.rig import Names, made
+from sr_assets_tests.rig import address
 
 
 @pytest.fixture
 def connection(nats_server: NatsServer) -> Iterator[Connection]:
-    with Connection([nats_server.address]) as opened:
+    with Connection(address(nats_server)) as opened:
         yield opened
 
 

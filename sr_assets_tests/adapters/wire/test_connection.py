@@ -12,12 +12,14 @@ from sr_assets.adapters.wire import Ack, Connection, Outgoing, Publisher, WireEr
 from sr_assets.adapters.wire import connection as wire_connection
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.settings import ClusterSettings
 from sr_assets_tests.adapters.wire.rig import Names, flat, made, outgoing, publish
+from sr_assets_tests.rig import address
 
 
 def test_a_server_that_dies_ends_a_publish_with_one_line_and_the_target_tells_what_was_stored(tmp_path: Path) -> None:
     with NatsServer(tmp_path, "mortal") as server:
-        with Connection([server.address]) as connection:
+        with Connection(address(server)) as connection:
             stream = made(connection, "MORTAL")
 
             def dying() -> Iterator[Outgoing]:
@@ -30,7 +32,7 @@ def test_a_server_that_dies_ends_a_publish_with_one_line_and_the_target_tells_wh
                 acks.extend(Publisher(connection, max_messages=100).publish_all(dying(), expect_last=0))
             assert "\n" not in str(caught.value)
         server.start()
-        with Connection([server.address]) as connection:
+        with Connection(address(server)) as connection:
             stored = flat(read_headers(connection, stream, SequenceRange(1, 30_000)))
             assert [m.sequence for m in stored] == list(range(1, len(stored) + 1))
 
@@ -39,17 +41,17 @@ def test_the_first_server_that_answers_is_taken(nats_server: NatsServer) -> None
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         nobody = f"127.0.0.1:{closed.getsockname()[1]}"
-        with Connection([nobody, nats_server.address]) as connection:
+        with Connection(ClusterSettings((nobody, nats_server.address))) as connection:
             assert connection.server_version.startswith("2.")
         with pytest.raises(WireError, match=f"{nobody}: Connection refused"):
-            Connection([nobody]).open()
+            Connection(ClusterSettings((nobody,))).open()
 
 
 def test_a_server_that_says_nothing_is_left_after_the_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(WireError, match=r"no INFO within 0\.1 s"):
-            Connection([f"127.0.0.1:{port}"], connect_timeout_seconds=0.1).open()
+            Connection(ClusterSettings((f"127.0.0.1:{port}",), connect_timeout_seconds=0.1)).open()
 
 
 def test_a_question_that_nobody_answered_is_asked_again(
@@ -61,7 +63,7 @@ def test_a_question_that_nobody_answered_is_asked_again(
     with (
         socket.create_connection(("127.0.0.1", nats_server.port)) as responder,
         responder.makefile("rb") as lines,
-        Connection([nats_server.address]) as connection,
+        Connection(address(nats_server)) as connection,
     ):
         responder.sendall(b'CONNECT {"verbose":false}\r\nSUB %b 1\r\nPING\r\n' % subject.encode())
         assert any(line == b"PONG\r\n" for line in islice(lines, 3))
@@ -86,7 +88,7 @@ def test_something_else_than_a_nats_server_is_recognised() -> None:
         thread = threading.Thread(target=greet)
         thread.start()
         with pytest.raises(WireError, match="not the NATS protocol"):
-            Connection([f"127.0.0.1:{server.getsockname()[1]}"]).open()
+            Connection(ClusterSettings((f"127.0.0.1:{server.getsockname()[1]}",))).open()
         thread.join()
 
 
@@ -95,27 +97,19 @@ def test_credentials_let_in_and_never_show(tmp_path: Path) -> None:
         'authorization { users: [ { user: "ada", password: "s3cret", permissions: { publish: { deny: "no.>" } } } ] }'
     )
     with NatsServer(tmp_path, "guarded", config=config) as server:
-        with Connection([server.address], user="ada", password="s3cret") as connection:
+        with Connection(ClusterSettings((server.address,), user="ada", password="s3cret")) as connection:
             made(connection, "GUARDED", subjects=["no.>"])
             with pytest.raises(WireError, match="Permissions Violation for Publish"):
                 publish(connection, [Outgoing(1, "no.x", b"", b"")])
         for password in ("wr0ng", None):
             with pytest.raises(WireError, match="Authorization Violation") as caught:
-                Connection([server.address], user="ada", password=password).open()
+                Connection(ClusterSettings((server.address,), user="ada", password=password)).open()
             assert "wr0ng" not in str(caught.value)
-
-
-def test_a_token_lets_in(tmp_path: Path) -> None:
-    with NatsServer(tmp_path, "token", config='authorization { token: "t0ken" }', jetstream=False) as server:
-        with Connection([server.address], token="t0ken") as connection, pytest.raises(WireError, match="JetStream"):
-            connection.request("$JS.API.INFO", {})
-        with pytest.raises(WireError, match="Authorization Violation"):
-            Connection([server.address]).open()
 
 
 def test_pings_are_answered_while_waiting_and_while_publishing(tmp_path: Path) -> None:
     config = 'ping_interval: "50ms"\nping_max: 1'
-    with NatsServer(tmp_path, "nervous", config=config) as server, Connection([server.address]) as connection:
+    with NatsServer(tmp_path, "nervous", config=config) as server, Connection(address(server)) as connection:
         stream = made(connection, "PINGED")
         for first in range(1, 8001, 2000):
             assert connection.receive(0.15) == []

@@ -23,6 +23,7 @@ from sr_assets.adapters.wire import (
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.adapters.wire.rig import ODD, Names, flat, made, outgoing, publish
+from sr_assets_tests.rig import address
 
 
 @pytest.mark.parametrize("expect_last", (0, None))
@@ -93,7 +94,7 @@ def test_a_full_stream_says_bytes_or_messages_per_subject(connection: Connection
 
 
 def test_what_the_server_would_close_the_connection_for_is_reported_and_not_sent(nats_server: NatsServer) -> None:
-    with Connection([nats_server.address]) as connection:
+    with Connection(address(nats_server)) as connection:
         stream = made(connection, "CLOSING")
         limit = connection.max_payload_bytes
         fits, over = (Outgoing(n, f"{stream}.x", ODD[1], b"x" * (limit - len(ODD[1]) + n)) for n in (0, 1))
@@ -135,7 +136,7 @@ def test_a_subject_no_stream_takes_is_an_error_and_not_a_wait(connection: Connec
 
 def test_the_answer_of_something_that_is_no_stream_is_an_error(nats_server: NatsServer, unique: Names) -> None:
     subject = unique("responder")
-    with socket.create_connection(("127.0.0.1", nats_server.port)) as responder, Connection([nats_server.address]) as c:
+    with socket.create_connection(("127.0.0.1", nats_server.port)) as responder, Connection(address(nats_server)) as c:
         responder.sendall(b'CONNECT {"verbose":false}\r\nSUB %b 1\r\nPING\r\n' % subject.encode())
         reader = responder.makefile("rb")
         assert any(line == b"PONG\r\n" for line in islice(reader, 3))

@@ -1,0 +1,118 @@
+"""What a link is secured with: the TLS context, the login, and plain words for what can be wrong with either.
+
+For both kinds of links, `wire` and `jetstream`. Files are read when a link is opened, so a renewed certificate or
+credential counts from then on. Not here: sockets; what the server thinks of a login.
+"""
+
+import base64
+import re
+import ssl
+from pathlib import Path
+from typing import Any, Final
+
+from sr_assets.domain.clusters import ClusterSettings, TlsSettings
+from sr_assets.domain.errors import RunError
+
+NO_TLS: Final = "the server has no TLS, which tls or tls:// asks for: give it a certificate or take that out"
+TLS_FIRST: Final = " (a server that begins with TLS needs ?tls_handshake_first=true)"
+
+# The third letter holds the end of what says that this is a user's.
+_SEED: Final = re.compile(r"\bSU[A-D][A-Z2-7]{55}\b")
+_JWT: Final = re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]+")
+# OpenSSL's numbers (X509_V_ERR_…) and what they mean to whoever runs the server.
+_CERTIFICATE: Final = {
+    9: "is not valid yet: look at its dates and at the clocks",
+    10: "has expired: it has to be renewed",
+    62: "is not for this name: connect by a name that is in it",
+    64: "is not for this address: connect by a name that is in it",
+}
+_UNKNOWN_CA: Final = frozenset({2, 18, 19, 20, 21})
+
+
+def tls_context(tls: TlsSettings) -> ssl.SSLContext:
+    """Return what a TLS link to a server is made with; raises RunError naming the file that cannot be used."""
+    for key, path in (("ca", tls.ca), ("cert", tls.cert), ("key", tls.key)):
+        if path:
+            # OpenSSL would not say which of them is not there.
+            _text(f"tls: {key}", path)
+    try:
+        context = ssl.create_default_context(cafile=tls.ca)
+    except ssl.SSLError:
+        raise RunError(f"tls: ca {tls.ca}: there is no PEM certificate in it") from None
+    if tls.cert:
+        try:
+            # Without a password of ours OpenSSL would ask for one on the terminal.
+            context.load_cert_chain(tls.cert, tls.key, password="")
+        except ssl.SSLError as error:
+            files = f"tls: cert {tls.cert}, key {tls.key}"
+            if error.reason == "KEY_VALUES_MISMATCH":
+                raise RunError(f"{files}: the key belongs to another certificate") from None
+            raise RunError(f"{files}: need a PEM certificate and its PEM key without a password") from None
+    if tls.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def tls_words(error: ssl.SSLError) -> str:
+    """Say in one line what is wrong with a TLS link and what to do."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in _UNKNOWN_CA:
+            return "the server's certificate is from a CA that is not trusted here: name the CA's file in tls: ca"
+        return f"the server's certificate {_CERTIFICATE.get(error.verify_code, f'is refused: {error.verify_message}')}"
+    reason = error.reason or str(error)
+    if "CERTIFICATE_REQUIRED" in reason:
+        return "the server asks for a client certificate: name cert and key in tls"
+    if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
+        return (
+            f"the server refuses our certificate ({_plain(reason)}): look at tls: cert, and at the CA the server trusts"
+        )
+    if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
+        return "the server does not begin with TLS: take tls_handshake_first out of the URL"
+    return f"TLS failed ({_plain(reason)})"
+
+
+def read_login(cluster: ClusterSettings) -> tuple[str | None, str | None]:
+    """Return the user's JWT and the user's seed from the files that hold them; raises RunError naming a bad one.
+
+    Any of the files may be decorated, as `nsc` writes them, or bare.
+    """
+    jwt_file = cluster.credentials or cluster.jwt
+    seed_file = cluster.credentials or cluster.nkey
+    jwt = _found(_JWT, "user's JWT", "credentials" if cluster.credentials else "jwt", jwt_file)
+    seed = _found(_SEED, "user's seed (SU…)", "credentials" if cluster.credentials else "nkey", seed_file)
+    return jwt, seed
+
+
+def login_options(cluster: ClusterSettings, nonce: str | None) -> dict[str, Any]:
+    """Return what CONNECT says about who we are; the nonce, if the server sent one, is signed with the user's seed."""
+    options = {"user": cluster.user, "pass": cluster.password, "auth_token": cluster.token}
+    jwt, seed = read_login(cluster)
+    if seed and nonce:
+        import nkeys
+
+        pair = nkeys.from_seed(bytearray(seed.encode()))
+        options["sig"] = base64.b64encode(pair.sign(nonce.encode())).decode()
+        options |= {"jwt": jwt} if jwt else {"nkey": pair.public_key.decode()}
+    return {key: value for key, value in options.items() if value}
+
+
+def _found(pattern: re.Pattern[str], what: str, key: str, file: str | None) -> str | None:
+    if file is None:
+        return None
+    found = pattern.search(_text(key, file))
+    if found is None:
+        raise RunError(f"{key} {file}: there is no {what} in it")
+    return found[0]
+
+
+def _text(key: str, file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="ascii", errors="replace")
+    except OSError as error:
+        raise RunError(f"{key} {file}: cannot be read: {error.strerror}") from None
+
+
+def _plain(reason: str) -> str:
+    """OpenSSL's TLSV1_ALERT_UNKNOWN_CA in words."""
+    return re.sub(r"^(TLSV\d+|SSLV\d+)_", "", reason).replace("_", " ").lower()
