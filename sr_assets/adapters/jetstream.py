@@ -5,6 +5,7 @@ cannot carry headers byte for byte. Not here: what to do about an answer.
 """
 
 import asyncio
+import contextlib
 import json
 import math
 import os
@@ -21,7 +22,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from sr_assets.adapters.security import NO_TLS, TLS_FIRST, read_login, tls_context, tls_words
+from sr_assets.adapters.security import NO_TLS, read_login, silence_words, tls_context, tls_words
 from sr_assets.adapters.wire.frames import encode_json, stored_message
 from sr_assets.domain.errors import PassingError, RunError
 from sr_assets.domain.messages import Message
@@ -30,6 +31,7 @@ from sr_assets.domain.subjects import covers
 from sr_assets.settings import ClusterSettings, StreamSettings
 
 REQUEST_SECONDS: Final = 10.0
+CLOSE_SECONDS: Final = 0.1
 PUBLISH_WINDOW: Final = 256
 MIN_DUPLICATE_WINDOW_NS: Final = 120 * 1_000_000_000
 
@@ -425,9 +427,10 @@ class Cluster:
             try:
                 await asyncio.wait_for(self._connect_to(client, server, options), self.settings.connect_timeout_seconds)
             except (OSError, TimeoutError, nats.errors.Error) as error:
-                await client.close()
-                silent = isinstance(error, TimeoutError) and not self.settings.tls
-                hint = TLS_FIRST if silent else ""
+                # nats-py has no end of waiting for a link on which TLS failed.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(client.close(), CLOSE_SECONDS)
+                hint = silence_words(self.settings) if isinstance(error, TimeoutError) else ""
                 problems.append(f"{server}: {self._complaint or _words(error)}{hint}")
             else:
                 return client

@@ -14,7 +14,6 @@ from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 from sr_assets.domain.errors import RunError
 
 NO_TLS: Final = "the server has no TLS, which tls or tls:// asks for: give it a certificate or take that out"
-TLS_FIRST: Final = " (a server that begins with TLS needs ?tls_handshake_first=true)"
 
 # The third letter holds the end of what says that this is a user's.
 _SEED: Final = re.compile(r"\bSU[A-D][A-Z2-7]{55}\b")
@@ -70,6 +69,13 @@ def tls_words(error: ssl.SSLError) -> str:
     if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
         return "the server does not begin with TLS: take tls_handshake_first out of the URL"
     return f"TLS failed ({_plain(reason)})"
+
+
+def silence_words(cluster: ClusterSettings) -> str:
+    """Say what a server's silence may mean, to be put behind the line that complains about it."""
+    if cluster.tls and cluster.tls.handshake_first:
+        return " (if the server does not begin with TLS, take tls_handshake_first out of the URL)"
+    return " (a server that begins with TLS needs ?tls_handshake_first=true)"
 
 
 def read_login(cluster: ClusterSettings) -> tuple[str | None, str | None]:

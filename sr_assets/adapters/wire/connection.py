@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
-from sr_assets.adapters.security import NO_TLS, TLS_FIRST, login_options, tls_context, tls_words
+from sr_assets.adapters.security import NO_TLS, login_options, silence_words, tls_context, tls_words
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.frames import Frame
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
@@ -228,7 +228,8 @@ class Connection:
                     events = select.POLLOUT
                 left_seconds = deadline - time.monotonic()
                 if left_seconds <= 0 or not self._wait(events, left_seconds):
-                    raise WireError(f"{self.address}: no TLS within {self._cluster.connect_timeout_seconds:g} s")
+                    seconds, hint = self._cluster.connect_timeout_seconds, silence_words(self._cluster)
+                    raise WireError(f"{self.address}: no TLS within {seconds:g} s{hint}")
         except OSError as error:
             raise WireError(f"{self.address}: {_words(error)}") from None
 
@@ -237,7 +238,7 @@ class Connection:
             for frame in self._read(controls=True):
                 if frame.verb == verb:
                     return frame
-        hint = TLS_FIRST if verb == b"INFO" and not self._cluster.tls else ""
+        hint = silence_words(self._cluster) if verb == b"INFO" else ""
         seconds = self._cluster.connect_timeout_seconds
         raise WireError(f"{self.address}: no {verb.decode()} within {seconds:g} s{hint}")
 
