@@ -21,6 +21,7 @@ from sr_assets.settings import (
     SparkSettings,
     Start,
     StreamSettings,
+    TlsSettings,
     load_settings,
     parse_cluster,
     parse_duration,
@@ -184,6 +185,34 @@ def test_a_login_without_a_colon_is_a_token() -> None:
     assert parse_cluster("s%3Acret@host").token == "s:cret"
 
 
+def test_files_to_log_in_with_are_named_in_the_url_and_count_for_all_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cluster = parse_cluster("nats://a,b?credentials=keys/me%2c.creds")
+    assert cluster == ClusterSettings(("a:4222", "b:4222"), credentials=str(tmp_path / "keys/me,.creds"))
+    assert parse_cluster("a?JWT=/j&nkey=/n") == ClusterSettings(("a:4222",), jwt="/j", nkey="/n")
+    assert parse_cluster("t0ken@a?nkey=/n") == ClusterSettings(("a:4222",), token="t0ken", nkey="/n")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert parse_cluster("a?credentials=~/me.creds").credentials == "/home/me/me.creds"
+
+
+@pytest.mark.parametrize(
+    ("url", "tls"),
+    (
+        ("nats://a", None),
+        ("nats://a?insecure=false&tls_handshake_first=false", None),
+        ("tls://a", TlsSettings()),
+        ("TLS://a,nats://b", TlsSettings()),
+        ("nats://a?tls_handshake_first=true", TlsSettings(handshake_first=True)),
+        ("tls://a?insecure=True", TlsSettings(insecure=True)),
+        ("a,b?tls_handshake_first=true&insecure=true", TlsSettings(handshake_first=True, insecure=True)),
+    ),
+)
+def test_the_url_says_whether_tls_is_wanted(url: str, tls: TlsSettings | None) -> None:
+    assert parse_cluster(url).tls == tls
+
+
 def test_connect_timeout_is_taken_from_the_url() -> None:
     assert parse_cluster("nats://a,b?connect_timeout=1500ms").connect_timeout_seconds == 1.5
 
@@ -191,14 +220,20 @@ def test_connect_timeout_is_taken_from_the_url() -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     (
-        ("tls://u:hunter2@host", "tls:// is not supported"),
         ("wss://u:hunter2@host", "wss:// is not supported"),
         ("http://u:hunter2@host", "must begin with nats://"),
-        ("nats://u:hunter2@host?credentials=/x/hunter2.creds", "credentials is not supported"),
-        ("nats://u:hunter2@host?jwt=/a&nkey=/b", "jwt is not supported"),
-        ("nats://u:hunter2@host?nkey=/b", "nkey is not supported"),
-        ("nats://u:hunter2@host?tls_handshake_first=true", "tls_handshake_first is not supported"),
-        ("nats://u:hunter2@host?insecure=true", "insecure is not supported"),
+        ("nats://u:hunter2@host?credentials=/x/hunter2.creds", "user:password@ and a file to log in with cannot"),
+        ("nats://u:hunter2@host?jwt=/a&nkey=/b", "user:password@ and a file to log in with cannot"),
+        ("nats://u:hunter2@host?nkey=/b", "user:password@ and a file to log in with cannot"),
+        ("nats://hunter2@host?credentials=/a&jwt=/b", "credentials holds jwt and nkey already"),
+        ("nats://hunter2@host?credentials=/a&nkey=/b", "credentials holds jwt and nkey already"),
+        ("nats://hunter2@host?jwt=/b", "jwt needs nkey"),
+        ("nats://host?credentials=", "credentials in the URL is not the path of a file"),
+        ("nats://host?nkey=~hunter2nobody/x", "nkey in the URL is not the path of a file"),
+        ("nats://u:hunter2@host?tls_handshake_first=hunter2", "tls_handshake_first in the URL is not true or false"),
+        ("nats://u:hunter2@host?insecure=1", "insecure in the URL is not true or false"),
+        ("nats://host?credentials=/hunter2,other?credentials=/b", "credentials differs between the servers"),
+        ("nats://a?insecure=true,b?insecure=false", "insecure differs between the servers"),
         ("nats://u:hunter2@host?hunter2=1", "unknown option"),
         ("nats://host?connect_timeout=hunter2", "connect_timeout in the URL is not a duration"),
         ("nats://u:hunter2/x@host", "may follow host:port"),
@@ -207,7 +242,7 @@ def test_connect_timeout_is_taken_from_the_url() -> None:
         ("nats://u:hunter2@host:x", "host:port"),
         ("nats://u:hunt,er2@host", "host:port"),
         ("nats://:hunter2@host", "no user or token"),
-        ("nats://u:hunter2@a,v:hunter2@b", "same user and password"),
+        ("nats://u:hunter2@a,v:hunter2@b", "login differs between the servers"),
         ("nats://a?connect_timeout=1s,b?connect_timeout=2s", "connect_timeout differs"),
         ("nats://::1:4222", "host:port"),
         ("nats://[::zz]", "host:port"),
@@ -226,6 +261,50 @@ def test_a_url_that_cannot_be_used_is_refused_without_showing_any_of_it(url: str
 @pytest.mark.parametrize("keys", ("target_stream: nats://me:hunter2@city", "nats://me:hunter2@city: 1"))
 def test_a_url_in_the_wrong_place_keeps_its_login_to_itself(keys: str, stream_refusal: Refusal) -> None:
     assert "hunter2" not in stream_refusal(keys)
+
+
+@pytest.mark.parametrize(
+    ("top", "keys", "source", "target"),
+    (
+        ("", "", None, None),
+        ("/top", "", "/top", "/top"),
+        ("/top", "tls: {ca: /own}", "/own", "/own"),
+        ("", "source_tls: {ca: /source}", "/source", None),
+        ("/top", "target_tls: {ca: /target}", "/top", "/target"),
+        ("/top", "tls: {ca: /own}, source_tls: {CA: /source}", "/source", "/own"),
+        ("/top", "tls: {ca: ''}", None, None),
+        ("/top", "source_tls: {}", None, "/top"),
+        ("/top", "tls: null", "/top", "/top"),
+    ),
+)
+def test_a_tls_block_is_inherited_as_a_whole_and_an_empty_one_asks_for_nothing(
+    top: str, keys: str, source: str | None, target: str | None, load: Load
+) -> None:
+    block = f"tls: {{ca: {top}, cert: /c, key: /k}}\n" if top else ""
+    entry = load(TOP + block + STREAM % (keys and f", {keys}")).streams[0]
+    for cluster, ca in ((entry.source, source), (entry.target, target)):
+        inherited = {"cert": "/c", "key": "/k"} if ca == "/top" else {}
+        assert cluster.tls == (TlsSettings(ca, **inherited) if ca else None)
+
+
+def test_a_tls_block_and_the_url_add_up(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = TOP + "tls: {cert: c.pem, key: c.key}\nstreams:\n- {stream: A, source_url: 'a?tls_handshake_first=true', "
+    entry = load(text + "target_url: 'tls://b?insecure=true'}").streams[0]
+    files = {"cert": str(tmp_path / "c.pem"), "key": str(tmp_path / "c.key")}
+    assert entry.source.tls == TlsSettings(**files, handshake_first=True)
+    assert entry.target.tls == TlsSettings(**files, insecure=True)
+
+
+def test_the_digest_follows_who_we_are_and_whom_we_trust(load: Load) -> None:
+    files = [
+        TOP + STREAM % more for more in ("", ", tls: {ca: /a}", ", tls: {ca: /b}", ", target_tls: {cert: /c, key: /k}")
+    ]
+    files += [
+        TOP + f"streams: [{{stream: REG, source_url: '{url}', target_url: 'centre:4222'}}]"
+        for url in ("tls://city", "city?credentials=/a", "city?nkey=/a", "city?jwt=/j&nkey=/a")
+    ]
+    assert len({load(text).digest for text in files}) == len(files)
 
 
 def test_no_secret_is_in_a_repr_or_in_the_digest(load: Load) -> None:
@@ -575,7 +654,7 @@ def test_two_spellings_of_one_key_are_refused(stream_refusal: Refusal) -> None:
     assert "key 'Max_Age' is there twice" in stream_refusal("max_age: 1h, Max_Age: 2h")
 
 
-@pytest.mark.parametrize("key", ("tls: {ca: a}", "choria: {seed_file: a}", "heartbeats: {url: a}"))
+@pytest.mark.parametrize("key", ("choria: {seed_file: a}", "heartbeats: {url: a}"))
 def test_what_is_not_supported_yet_is_refused_above_the_streams(key: str, refusal: Refusal) -> None:
     line = refusal(f"{TOP}{key}\n" + STREAM % "")
     assert line.startswith(f"{key.partition(':')[0]}: is not supported in this version: ")
@@ -584,9 +663,6 @@ def test_what_is_not_supported_yet_is_refused_above_the_streams(key: str, refusa
 @pytest.mark.parametrize(
     "key",
     (
-        "tls: {ca: a}",
-        "source_tls: {ca: a}",
-        "target_tls: {ca: a}",
         "choria: {jwt_file: a}",
         "source_choria: {jwt_file: a}",
         "target_choria: {jwt_file: a}",
@@ -651,6 +727,14 @@ def test_what_is_not_supported_yet_is_refused_in_a_stream(key: str, stream_refus
         (f"{SAMPLED}, advisory: {{subject: a..%s}}", "advisory.subject: 'a..%s' is not a subject"),
         (f"{SAMPLED}, advisory: {{subject: 'a.>'}}", "advisory.subject: 'a.>' is not a subject"),
         (f"{SAMPLED}, advisory: adv", "advisory: must be a mapping"),
+        ("tls: /ca.pem", "tls: must be a mapping"),
+        (
+            "source_tls: {ca_file: /ca.pem}",
+            "source_tls: unknown key 'ca_file'; allowed: ca, cert, key",
+        ),
+        ("target_tls: {cert: /c}", "target_tls: cert and key belong together"),
+        ("tls: {ca: /a, key: /k}", "tls: cert and key belong together"),
+        ("tls: {ca: 7}", "tls.ca: 7 is not text"),
     ),
 )
 def test_a_bad_value_is_named_with_its_key_and_what_is_allowed(keys: str, says: str, stream_refusal: Refusal) -> None:
@@ -776,6 +860,8 @@ def test_without_a_filter_the_sources_own_subjects_tell_whether_the_remove_strin
         ("a,b,c", "c,d", "", "'REG' would be copied into itself"),
         ("localhost", "127.0.0.1", "", "'REG' would be copied into itself"),
         ("u:p@a", "u:p@a", "target_subject_prefix: x", "'REG' would be copied into itself"),
+        ("a?nkey=/x", "tls://a?nkey=/x", "", "'REG' would be copied into itself"),
+        ("a", "a", "source_tls: {ca: /x}", "'REG' would be copied into itself"),
         ("a", "a", "target_stream: B", "the subjects of both streams overlap ('>')"),
         ("a", "a", "target_stream: B, filter_subject: x.>", "the subjects of both streams overlap ('x.>')"),
         ("a", "a", "target_stream: B, filter_subject: '*.x', target_subject_remove: .y", "overlap ('*.x')"),
@@ -796,6 +882,9 @@ def test_a_source_equal_to_its_target_with_overlapping_subjects_is_refused(
     (
         ("a:1", "a:2", ""),
         ("u:p@a", "v:q@a", ""),
+        ("a?credentials=/x", "a?credentials=/y", ""),
+        ("a?nkey=/x", "a", ""),
+        ("a", "a", "source_tls: {cert: /x, key: /k}, target_tls: {cert: /y, key: /k}"),
         ("a", "a", "target_stream: B, target_subject_prefix: x"),
         ("a", "a", "target_stream: B, target_subject_prefix: x, filter_subject: '>'"),
         ("a", "a", "target_stream: B, target_subject_prefix: x, filter_subject: y.>"),

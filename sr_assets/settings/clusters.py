@@ -135,10 +135,13 @@ def _options(query: str) -> dict[str, Any]:
         if name not in _OPTIONS:
             raise ValueError(f"unknown option in the URL; allowed: {', '.join(_OPTIONS)}")
         read, what = _OPTIONS[name]
+        refusal = ValueError(f"{name} in the URL is not {what}")
+        if not value:
+            raise refusal
         try:
             said[name] = read(value)
         except ValueError:
-            raise ValueError(f"{name} in the URL is not {what}") from None
+            raise refusal from None
     return said
 
 

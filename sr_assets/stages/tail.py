@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from sr_assets.adapters.jetstream import Cluster
-from sr_assets.adapters.wire import read_confirmed
+from sr_assets.adapters.wire import Connection, read_confirmed
 from sr_assets.domain.availability import Advisory, read_message
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.settings import Start
