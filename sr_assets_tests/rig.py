@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from sr_assets.adapters.fleet import open_fleet
 from sr_assets.adapters.jetstream import Cluster, StreamInfo
 from sr_assets.adapters.wire import Connection, Outgoing, Publisher, read_range
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.settings import ClusterSettings, Settings, load_settings
+from sr_assets.settings import ClusterSettings, Settings, TlsSettings, load_settings
 from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site, Stage, StreamReport
 
@@ -62,12 +62,16 @@ class Sent:
 
 @dataclass(slots=True)
 class Rig:
-    """A home and two servers. All tests of a session have one home, emptied for each: its Spark session stays warm."""
+    """A home and two servers. All tests of a session have one home, emptied for each: its Spark session stays warm.
+
+    `tls` is that block of the configuration, for servers that want it.
+    """
 
     home: Path
     source: NatsServer
     target: NatsServer
     unique: Callable[[str], str]
+    tls: dict[str, str] = field(default_factory=dict)
     entries: list[dict[str, Any]] = field(default_factory=list)
     feeds: list[dict[str, Any]] = field(default_factory=list)
 
@@ -87,23 +91,23 @@ class Rig:
 
     def create(self, name: str, server: NatsServer | None = None, **config: Any) -> None:
         """Create a stream on the source, or on another server."""
-        with cluster(server or self.source) as opened:
+        with Cluster(self._reach(server), "test") as opened:
             opened.create_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True, **config})
 
     def api(self, request: str, body: dict[str, Any] | None = None, server: NatsServer | None = None) -> dict[str, Any]:
         """Ask JetStream, `STREAM.DELETE.X` say; returns its answer, errors included."""
-        with connection(server or self.source) as opened:
+        with Connection(self._reach(server), "test") as opened:
             return opened.request(f"$JS.API.{request}", body or {})
 
     def info(self, stream: str, server: NatsServer | None = None) -> StreamInfo:
         """Return what a server, the source by default, says about a stream."""
-        with cluster(server or self.source) as opened:
+        with Cluster(self._reach(server), "test") as opened:
             return opened.stream_info(stream)
 
     def publish(self, stream: str, messages: Iterable[Sent], server: NatsServer | None = None) -> None:
         """Publish messages in order, and see each stored."""
         items = [Outgoing(n, f"{stream}.{one.subject}", one.headers, one.payload) for n, one in enumerate(messages, 1)]
-        with connection(server or self.source) as opened:
+        with Connection(self._reach(server), "test") as opened:
             acks = list(Publisher(opened).publish_all(items))
         refused = [ack for ack in acks if ack.error]
         assert not refused, refused
@@ -129,12 +133,16 @@ class Rig:
     def stored(self, stream: str, server: NatsServer | None = None) -> list[Message]:
         """Return everything a stream holds, in order: of the source by default."""
         last = self.info(stream, server).last_sequence
-        with connection(server or self.source) as opened:
+        with Connection(self._reach(server), "test") as opened:
             return list(chain.from_iterable(read_range(opened, stream, SequenceRange(1, last + 1), direct=False)))
 
     def copies(self, stream: str) -> list[Message]:
         """Return everything a target stream holds, in order."""
         return self.stored(stream, self.target)
+
+    def _reach(self, server: NatsServer | None) -> ClusterSettings:
+        """Return how to reach a server, the source by default, as the configuration says it."""
+        return replace(address(server or self.source), tls=TlsSettings(**self.tls) if self.tls else None)
 
     # --------------------------------------------------------------------------------------------------- the runs
 
@@ -153,8 +161,8 @@ class Rig:
     def settings(self, **top: Any) -> Settings:
         """Read the configuration made of the entries and feeds."""
         file = self.home / "replication.yaml"
-        told = {"name": SITE, "state_store": str(self.home), "streams": self.entries, "feeds": self.feeds, **top}
-        file.write_text(yaml.safe_dump(told))
+        told = {"name": SITE, "state_store": str(self.home), "tls": self.tls, "streams": self.entries}
+        file.write_text(yaml.safe_dump({**told, "feeds": self.feeds, **top}))
         return load_settings(file, {})
 
     @contextmanager

@@ -40,15 +40,19 @@ class WireError(PassingError):
 class Connection:
     """A connection to the first of a cluster's servers that answers; opened by `with`, closed at its end.
 
-    Used by one thread. Answers PING by itself; raises WireError as soon as the server complains.
+    Used by one thread. Answers PING by itself; raises WireError as soon as the server complains, or lets us wait longer
+    than `request_seconds` for an answer or for taking what is sent.
     """
 
-    def __init__(self, cluster: ClusterSettings, name: str = "sr-assets") -> None:
+    def __init__(
+        self, cluster: ClusterSettings, name: str = "sr-assets", *, request_seconds: float = REQUEST_SECONDS
+    ) -> None:
         self.max_payload_bytes = 1 << 20
         self.server_version = ""
         self.address = cluster.label
         self._cluster = cluster
         self._name = name
+        self._request_seconds = request_seconds
         self._socket: socket.socket | None = None
         self._poll = select.poll()
         self._polled = 0
@@ -110,8 +114,8 @@ class Connection:
             try:
                 view = view[self._open_socket().send(view) :]
             except _LATER:
-                if not self._wait(select.POLLIN | select.POLLOUT, REQUEST_SECONDS):
-                    raise WireError(f"{self.address}: took no bytes for {REQUEST_SECONDS:.0f} s") from None
+                if not self._wait(select.POLLIN | select.POLLOUT, self._request_seconds):
+                    raise WireError(f"{self.address}: took no bytes for {self._request_seconds:g} s") from None
                 self._kept += self._read()
             except OSError as error:
                 raise self._lost(error) from None
@@ -131,11 +135,11 @@ class Connection:
                 return []
 
     def answers(self, what: str) -> Iterator[Frame]:
-        """Return messages as they arrive, for ever; raises WireError when `what` was not answered for 30 s."""
+        """Return messages as they arrive, for ever; raises WireError when `what` was not answered in time."""
         while True:
-            received = self.receive(REQUEST_SECONDS)
+            received = self.receive(self._request_seconds)
             if not received:
-                raise WireError(f"{self.address}: no answer to {what} within {REQUEST_SECONDS:.0f} s")
+                raise WireError(f"{self.address}: no answer to {what} within {self._request_seconds:g} s")
             yield from received
 
     def request(self, subject: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -228,8 +232,7 @@ class Connection:
                     events = select.POLLOUT
                 left_seconds = deadline - time.monotonic()
                 if left_seconds <= 0 or not self._wait(events, left_seconds):
-                    seconds, hint = self._cluster.connect_timeout_seconds, silence_words(self._cluster)
-                    raise WireError(f"{self.address}: no TLS within {seconds:g} s{hint}")
+                    raise WireError(f"{self.address}: no TLS within {self._cluster.connect_timeout_seconds:g} s")
         except OSError as error:
             raise WireError(f"{self.address}: {_words(error)}") from None
 

@@ -16,6 +16,8 @@ from sr_assets.domain.positions import parse_rfc3339_ns
 CRLF: Final = b"\r\n"
 EMPTY_BLOCK: Final = b"NATS/1.0\r\n\r\n"
 MAX_LINE_BYTES: Final = 1 << 20
+# More than any server takes for a message; who announces it would only fill the memory.
+MAX_MESSAGE_BYTES: Final = 1 << 30
 # The status that comes back from a subject nobody listens on.
 NO_RESPONDERS: Final = 503
 
@@ -94,6 +96,8 @@ def _parse(buffer: bytes) -> tuple[list[Frame], int, int]:
             position = start
             continue
         if stop + 2 > size:
+            if stop - start > MAX_MESSAGE_BYTES:
+                raise ValueError(f"a message of an impossible size: {buffer[position:end][:80]!r}")
             return frames, position, stop + 2 - position
         if not start <= middle <= stop or buffer[stop : stop + 2] != CRLF:
             raise ValueError(f"a message whose lengths do not fit: {buffer[position:end][:80]!r}")
@@ -153,7 +157,10 @@ def direct_get_message(frame: Frame) -> tuple[Message, int | None] | None:
     if added is None:
         return None
     subject, sequence, second, fraction, pending = added.groups()
-    stored_ns = _second_ns(second) + (int(fraction.ljust(9, b"0")) if fraction else 0)
+    try:
+        stored_ns = _second_ns(second) + (int(fraction.ljust(9, b"0")) if fraction else 0)
+    except ValueError:
+        return None
     own = b"" if at == 10 and headers.startswith(b"NATS/1.0\r\n") else headers[:at] + CRLF
     text = subject.decode(errors="surrogateescape")
     return Message(int(sequence), stored_ns, text, own, frame.payload), None if pending is None else int(pending)
@@ -199,13 +206,13 @@ def without_message_size(headers: bytes) -> bytes:
 def stored_message(answer: dict[str, Any]) -> Message:
     """The message in the JSON answer of `STREAM.MSG.GET`, headers byte for byte."""
     stored = answer["message"]
-    headers = base64.b64decode(stored.get("hdrs") or "")
+    headers = base64.b64decode(stored.get("hdrs") or "", validate=True)
     return Message(
         sequence=int(stored["seq"]),
         stored_ns=parse_rfc3339_ns(stored["time"]),
         subject=stored["subject"],
         headers=b"" if headers == EMPTY_BLOCK else headers,
-        payload=base64.b64decode(stored.get("data") or ""),
+        payload=base64.b64decode(stored.get("data") or "", validate=True),
     )
 
 

@@ -1,6 +1,7 @@
 """The protocol as bytes: every cut parses alike, headers stay bytes, only the server's own lines are taken off."""
 
 import base64
+import contextlib
 import itertools
 
 import pytest
@@ -46,7 +47,7 @@ frames = st.one_of(
         lambda subject, reply, headers, payload: Frame(b"HMSG", subject, reply, headers, payload),
         tokens,
         st.just(b"") | tokens,
-        blocks,
+        blocks | st.binary(min_size=1, max_size=60),
         st.binary(max_size=300),
     ),
     st.sampled_from(
@@ -56,6 +57,7 @@ frames = st.one_of(
             Frame(b"+OK"),
             Frame(b"INFO", payload=b'{"a": 1}'),
             Frame(b"-ERR", payload=b"'x'"),
+            Frame(b"-ERR", payload=b"'Permissions Violation for Publish to \"a\\nb\"'"),
         ]
     ),
 )
@@ -80,6 +82,30 @@ def test_every_cut_of_the_byte_stream_gives_the_same_frames(sent: list[Frame], c
     assert received == sent
 
 
+@given(st.lists(st.integers(0, 3 << 20), max_size=40), st.integers(0, 5))
+def test_a_huge_message_comes_whole_from_any_pieces_with_what_is_around_it(cuts: list[int], between: int) -> None:
+    others = [Frame(b"INFO", payload=b"{}"), Frame(b"PING"), Frame(b"-ERR", payload=b"'x'"), Frame(b"+OK")][:between]
+    huge = Frame(b"HMSG", b"a", b"r", b"NATS/1.0\r\nA: \xff\r\n\r\n", b"MSG a 1 3\r\n" * (2 << 20 >> 4))
+    sent = [*others, huge, *others]
+    stream = b"".join(map(written, sent))
+    edges = [0, *sorted(cut for cut in cuts if cut < len(stream)), len(stream)]
+    parser = FrameParser()
+    assert [frame for at, to in itertools.pairwise(edges) for frame in parser.feed(stream[at:to])] == sent
+
+
+@given(st.lists(frames, min_size=1, max_size=5), st.data())
+def test_damaged_bytes_give_frames_of_what_is_there_or_an_error_and_nothing_else(
+    sent: list[Frame], data: st.DataObject
+) -> None:
+    stream = bytearray(b"".join(map(written, sent)))
+    at = data.draw(st.integers(0, len(stream) - 1))
+    stream[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
+    parser = FrameParser()
+    with contextlib.suppress(ValueError):
+        for frame in parser.feed(bytes(stream)):
+            assert frame.headers + frame.payload in bytes(stream)
+
+
 def test_one_byte_at_a_time_is_enough() -> None:
     stream = written(Frame(b"HMSG", b"a", b"r", b"NATS/1.0\r\nA: \xff\r\n\r\n", b"\r\nHMSG x\r\n")) + b"PING\r\n"
     parser = FrameParser()
@@ -95,6 +121,15 @@ def test_one_byte_at_a_time_is_enough() -> None:
         b"MSG a 1 x\r\n",
         b"MSG a 1 3\r\nabcdef\r\n",
         b"HMSG a 1 9 3\r\nabc\r\n",
+        b"HMSG a 1 -3 3\r\nabc\r\n",
+        b"HMSG a 1 3\r\nabc\r\n",
+        b"MSG a 1 -2\r\n\r\n",
+        b"MSG a 1 %d\r\n" % (1 << 40),
+        b"MSG a 1 99999999999999999999999999\r\n",
+        b"MSG a b c d 3\r\nabc\r\n",
+        b"msg a 1 3\r\nabc\r\n",
+        b"PINGPONG\r\n",
+        b"\x16\x03\x01\x02\x00\x01\r\n",
         b"\r\n",
     ),
 )
@@ -155,6 +190,11 @@ def test_a_status_is_never_a_message() -> None:
     end = Frame(b"HMSG", headers=b"NATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 12\r\n\r\n")
     assert (end.status, end.status_text, direct_get_message(end)) == (204, "204 EOB", None)
     assert Frame(b"HMSG", headers=b"NATS/1.0\r\nStatus: 204\r\n\r\n").status is None
+
+
+def test_an_impossible_time_is_no_message() -> None:
+    block = SERVER_BLOCK.replace(b"2026-03-15", b"2026-02-30")
+    assert direct_get_message(Frame(b"HMSG", headers=b"NATS/1.0\r\n" + block)) is None
 
 
 def test_a_block_the_server_damaged_is_noticed() -> None:

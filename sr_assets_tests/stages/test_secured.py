@@ -1,0 +1,100 @@
+"""A whole site over TLS with client certificates on both sides, and `check --connect` with credentials besides."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sr_assets.adapters.jetstream import Cluster
+from sr_assets.cli import run_command
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.settings import load_settings
+from sr_assets_tests.rig import Rig, Sent
+from sr_assets_tests.secured import Authority, Operator, creds, new_key
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture
+def secured(authority: Authority, engine_home: Path, tmp_path: Path, unique: Callable[[str], str]) -> Iterator[Rig]:
+    """A rig whose servers speak to nobody without a certificate."""
+    config = authority.block(**authority.certify("127.0.0.1"), verify=True)
+    with (
+        NatsServer(tmp_path / "source", "source", config=config) as source,
+        NatsServer(tmp_path / "target", "target", config=config) as target,
+    ):
+        yield Rig(
+            engine_home,
+            source,
+            target,
+            unique,
+            {"ca": str(authority.file), **authority.certify("replicator@example.net")},
+        )
+
+
+def test_a_site_runs_over_tls_with_client_certificates_on_both_sides(secured: Rig) -> None:
+    stream, advisories, plain = secured.make(), secured.make("ADV"), secured.make("PLAIN")
+    nodes = [f"web{n}" for n in range(20)]
+    secured.publish(stream, [Sent(json.dumps({"sender": node}).encode() + b" " * 20_000) for node in nodes * 2])
+    secured.publish(plain, [Sent(b"%d" % n) for n in range(100)])
+    advisory = {"subject": f"{advisories}.%s.%v", "reliable": True}
+    secured.add(stream, inspect_field="sender", inspect_duration="1h", advisory=advisory)
+    secured.add(plain)
+    secured.drain()
+    assert len(secured.copies(stream)) == len(nodes)
+    assert [message.payload for message in secured.copies(plain)] == [b"%d" % n for n in range(100)]
+    assert {row["node"] for row in secured.rows("last_seen_nodes")} == set(nodes)
+    assert len(secured.stored(advisories)) == len(nodes)
+    written = [path.read_text() for path in (secured.home / "sites").rglob("connections/*.json")]
+    assert written
+    assert not any("PRIVATE KEY" in text for text in written)
+
+
+def test_a_target_that_does_not_know_our_certificate_is_one_line_and_costs_nothing_at_the_source(
+    secured: Rig, tmp_path: Path
+) -> None:
+    stream = secured.make()
+    secured.publish(stream, [Sent(b"x")])
+    stranger = Authority(tmp_path / "stranger").certify("eve@example.net")
+    entry = secured.add(stream, target_tls={"ca": secured.tls["ca"], **stranger})
+    assert "the server refuses our certificate" in secured.failure()
+    entry["target_tls"] = {"ca": stranger["cert"]}
+    assert "name the CA's file in tls: ca" in secured.failure()
+    del entry["target_tls"]
+    secured.drain()
+    assert len(secured.copies(stream)) == 1
+
+
+def test_check_connect_works_with_credentials_over_tls(
+    authority: Authority,
+    tmp_path: Path,
+    unique: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    operator, user = Operator(), new_key()
+    (tmp_path / "me.creds").write_text(creds(operator.user_jwt(user), user.seed))
+    block = authority.block(**authority.certify("localhost"), verify=True, handshake_first=True)
+    with NatsServer(tmp_path / "server", "server", config=block + operator.config) as server:
+        url = f"localhost:{server.port}?credentials={tmp_path}/me.creds&tls_handshake_first=true"
+        stream, tls = unique("CHECKED"), {"ca": str(authority.file), **authority.certify("me@example.net")}
+        entry = {"stream": stream, "source_url": url, "target_url": url, "target_stream": f"{stream}_COPY"}
+        document = {"name": "EAST", "state_store": str(tmp_path), "tls": tls}
+        document["streams"] = [{**entry, "filter_subject": f"{stream}.>", "target_subject_prefix": "copy"}]
+        file = tmp_path / "replication.yaml"
+        monkeypatch.setenv("SR_ASSETS_CONFIG", str(file))
+        file.write_text(yaml.safe_dump(document))
+        with Cluster(load_settings(file, {}).streams[0].source) as cluster:
+            cluster.create_stream({"name": stream, "subjects": [f"{stream}.>"], "allow_direct": True})
+        assert run_command(("check", "--connect")) == 0
+        assert "failed" not in capsys.readouterr().out
+        (tmp_path / "me.creds").write_text(creds(operator.user_jwt(user), new_key().seed))
+        assert run_command(("check", "--connect")) == 1
+        said = capsys.readouterr()
+        assert "uthorization" in said.err
+        assert user.seed not in said.out + said.err
