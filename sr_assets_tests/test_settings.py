@@ -296,6 +296,13 @@ def test_a_tls_block_and_the_url_add_up(load: Load, tmp_path: Path, monkeypatch:
     assert entry.target.tls == TlsSettings(**files, insecure=True)
 
 
+def test_a_feed_has_a_tls_block_of_its_own_or_the_one_at_the_top(load: Load) -> None:
+    feeds = "feeds: [{stream: A, url: 'tls://a?nkey=/n'}, {stream: B, url: a, tls: {ca: /own}}]\n"
+    one, other = load(TOP + "tls: {ca: /top}\n" + feeds).feeds
+    assert one.source == ClusterSettings(("a:4222",), nkey="/n", tls=TlsSettings("/top"))
+    assert other.source.tls == TlsSettings("/own")
+
+
 def test_the_digest_follows_who_we_are_and_whom_we_trust(load: Load) -> None:
     files = [
         TOP + STREAM % more for more in ("", ", tls: {ca: /a}", ", tls: {ca: /b}", ", target_tls: {cert: /c, key: /k}")

@@ -7,6 +7,7 @@ cannot carry headers byte for byte. Not here: what to do about an answer.
 import asyncio
 import contextlib
 import json
+import logging
 import math
 import os
 import ssl
@@ -414,6 +415,7 @@ class Cluster:
 
     async def _serve(self, ready: Future[asyncio.AbstractEventLoop]) -> None:
         self._ended, self._woken = asyncio.Event(), asyncio.Event()
+        logging.getLogger("asyncio").addFilter(_worth_saying)
         ready.set_result(asyncio.get_running_loop())
         await self._ended.wait()
         if self._client is not None:
@@ -500,6 +502,11 @@ class _SecuredClient(Client):
                 raise nats.errors.Error(NO_TLS)
             info["tls_required"] = True
         await super()._process_info(info, initial_connection)
+
+
+def _worth_saying(record: logging.LogRecord) -> bool:
+    """Leave out what asyncio says at the end of each TLS link, because of how nats-py makes them; it means nothing."""
+    return "eof_received() has no effect" not in record.getMessage()
 
 
 def _secure_options(settings: ClusterSettings) -> dict[str, Any]:

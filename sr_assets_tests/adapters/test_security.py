@@ -215,9 +215,11 @@ def test_tls_is_spoken_as_the_server_wants_it(
     certified: bool,
     use: Callable[[ClusterSettings, str], None],
     unique: Callable[[str], str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     block = {"ca": str(world.ours.file)} | (world.client if certified else {})
     use(world.cluster(server, block, **url), unique("TLS"))
+    assert not caplog.records, "a link that ends well is not worth a word"
 
 
 def test_a_nkey_signs_over_tls_too(world: World, unique: Callable[[str], str]) -> None:
