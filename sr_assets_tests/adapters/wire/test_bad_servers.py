@@ -148,11 +148,11 @@ def said_by(work: Callable[[], object]) -> str:
     ("said", "stay", "says"),
     (
         (b"", False, "closed the connection"),
-        (b"", True, "no INFO within 0.1 s"),
+        (b"", True, "no INFO within 0.3 s"),
         (INFO[:-20], False, "closed the connection"),
-        (INFO[:-2], True, "no INFO within 0.1 s"),
+        (INFO[:-2], True, "no INFO within 0.3 s"),
         (INFO, False, "closed the connection"),
-        (INFO, True, "no PONG within 0.1 s"),
+        (INFO, True, "no PONG within 0.3 s"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", True, "not the NATS protocol"),
         (b"\x15\x03\x01\x00\x02\x02\x46\r\n", True, "not the NATS protocol"),
         (bytes(range(256)) * 10 + b"\r\n", True, "not the NATS protocol"),
@@ -167,18 +167,18 @@ def said_by(work: Callable[[], object]) -> str:
         (b'INFO {"headers":true,"version":"1","max_payload":"1"}\r\n', True, "neither max_payload nor version"),
         (INFO + b"-ERR 'maximum connections exceeded'\r\n", False, "maximum connections exceeded"),
         (INFO.replace(b"{", b'{"tls_required":true,', 1), False, ""),
-        (INFO.replace(b"{", b'{"tls_required":true,', 1) + b"PONG\r\n" * 9, True, "no TLS within 0.1 s"),
+        (INFO.replace(b"{", b'{"tls_required":true,', 1) + b"PONG\r\n" * 9, True, "no TLS within 0.3 s"),
     ),
 )
 def test_what_is_no_server_is_told_at_connecting(said: bytes, stay: bool, says: str) -> None:
-    with player(said, stay=stay, patience=0.1 if "within" in says else 10.0) as cluster:
+    with player(said, stay=stay, patience=0.3 if "within" in says else 10.0) as cluster:
         assert says in said_by(Connection(cluster).open)
 
 
 @pytest.mark.parametrize("noise", (b"PING\r\n", INFO, b"+OK\r\n", b"MSG a 1 0\r\n\r\n"))
 def test_noise_is_no_answer_to_the_login(noise: bytes) -> None:
-    with player(INFO, *[noise] * 20_000, patience=0.1) as cluster:
-        assert "no PONG within 0.1 s" in said_by(Connection(cluster).open)
+    with player(INFO, *[noise] * 20_000, patience=0.3) as cluster:
+        assert "no PONG within 0.3 s" in said_by(Connection(cluster).open)
 
 
 @pytest.mark.parametrize("complaint", COMPLAINTS)
