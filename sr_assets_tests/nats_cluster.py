@@ -14,6 +14,7 @@ from typing import Any, Self
 from sr_assets.adapters.wire import Connection, WireError
 from sr_assets.adapters.wire.frames import encode_json, encode_pub
 from sr_assets.embedded.nats_server import HOST, NatsServer
+from sr_assets.settings import ClusterSettings
 
 SECONDS = 60.0
 
@@ -98,7 +99,7 @@ def _ask(server: NatsServer, request: str, body: dict[str, Any] | None = None) -
     if not server.running:
         return {}
     try:
-        with Connection([server.address], connect_timeout_seconds=1.0) as connection:
+        with Connection(ClusterSettings((server.address,), connect_timeout_seconds=1.0)) as connection:
             inbox = connection.new_inbox()
             connection.send(encode_pub(f"$JS.API.{request}", inbox, b"", encode_json(body) if body else b""))
             answers = [one for one in connection.receive(1.0) if one.status is None]

@@ -25,7 +25,7 @@ from sr_assets.settings import ClusterSettings
 from sr_assets_tests.adapters.wire.rig import Names, flat, made, outgoing, publish
 from sr_assets_tests.faults.copying import copy_plan
 from sr_assets_tests.nats_cluster import NatsCluster
-from sr_assets_tests.rig import Rig, Sent
+from sr_assets_tests.rig import Rig, Sent, address
 
 T = TypeVar("T")
 _SECONDS = 240.0

@@ -145,19 +145,19 @@ class Connection:
     def request(self, subject: str, body: dict[str, Any]) -> dict[str, Any]:
         """Ask the JetStream API and return its JSON, `error` included; raises WireError when nobody listens there.
 
-        Without an answer it is asked again every 2 s, for 30 s in all: a stream that has lost its leader is silent, and
-        has never heard the question once it has another. So only ask what may be asked twice.
+        Without an answer it is asked again every 2 s until `request_seconds` are over: a stream that has lost its leader
+        is silent, and has never heard the question once it has another. So only ask what may be asked twice.
         """
-        inbox, deadline = self.new_inbox(), time.monotonic() + REQUEST_SECONDS
+        inbox, deadline = self.new_inbox(), time.monotonic() + self._request_seconds
         question = f.encode_pub(subject, inbox, b"", f.encode_json(body) if body else b"")
         while time.monotonic() < deadline:
             self.send(question)
-            again = time.monotonic() + ASK_AGAIN_SECONDS
+            again = min(deadline, time.monotonic() + ASK_AGAIN_SECONDS)
             while (left_seconds := again - time.monotonic()) > 0:
                 for frame in self.receive(left_seconds):
                     if frame.subject == inbox:
                         return self._answer(subject, frame)
-        raise WireError(f"{self.address}: no answer to {subject} within {REQUEST_SECONDS:.0f} s")
+        raise WireError(f"{self.address}: no answer to {subject} within {self._request_seconds:g} s")
 
     def _answer(self, subject: str, frame: Frame) -> dict[str, Any]:
         if frame.status is not None:
