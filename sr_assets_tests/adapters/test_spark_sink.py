@@ -111,9 +111,10 @@ def test_a_target_that_dies_in_the_middle_of_a_batch_gets_the_rest_when_it_is_ba
         rig.add(stream, target_url=mortal.url)
         killer = threading.Thread(target=kill_when_it_holds, args=(mortal, stream, 3_000))
         killer.start()
-        failure = rig.failure()
+        failure = rig.failure(run_budget="2s")
         killer.join()
         assert mortal.address in failure
+        assert rig.row("replication")["last_error"] == failure
         mortal.start()
         there = rig.info(stream, mortal).last_sequence
         assert 0 < there < 20_000
@@ -122,6 +123,28 @@ def test_a_target_that_dies_in_the_middle_of_a_batch_gets_the_rest_when_it_is_ba
         found = [json.loads(copy.payload)["n"] for copy in rig.stored(stream, mortal)]
         assert found == list(range(1, 20_001))
         assert rig.row("replication")["copied_messages"] == 20_000
+
+
+def test_a_run_outlives_a_target_that_is_away_for_a_while(rig: Rig, tmp_path: Path) -> None:
+    stream = rig.make()
+    rig.publish(stream, numbered(20_000, size_bytes=300))
+    with NatsServer(tmp_path, "mortal") as mortal:
+        rig.create(stream, mortal)
+        rig.add(stream, target_url=mortal.url)
+
+        def replace_it() -> None:
+            kill_when_it_holds(mortal, stream, 3_000)
+            mortal.start()
+
+        keeper = threading.Thread(target=replace_it)
+        keeper.start()
+        (report,) = rig.drain().values()
+        keeper.join()
+        assert report.retries == 0
+        assert 0 < report.found < 20_000
+        found = [json.loads(copy.payload)["n"] for copy in rig.stored(stream, mortal)]
+        assert found == list(range(1, 20_001))
+        assert rig.row("replication")["last_error"] is None
 
 
 def kill_when_it_holds(server: NatsServer, stream: str, messages: int) -> None:
