@@ -7,10 +7,14 @@ READY := .venv/ready
 demo: $(READY) ## two sites and a centre on this machine, with the Dagster UI; ARGS='--nodes 500'
 	$(BIN)/sr-assets demo $(ARGS)
 
-test: $(READY) ## the whole test suite; ARGS='-k tracking'
-	$(BIN)/python -m pytest $(ARGS)
+test: $(READY) ## the test suite without the faults; ARGS='-k tracking'
+	$(BIN)/python -m pytest --ignore=sr_assets_tests/faults $(ARGS)
 
-check: fmt-check lint types test ## what CI runs
+test-faults: $(READY) ## kill, stop and starve what there is, and see it mended; ARGS='-k outbox'
+	$(BIN)/python -m pytest sr_assets_tests/faults $(ARGS)
+
+check: fmt-check lint types ## what CI runs: order, lint, types, then all tests in one go, on one engine
+	$(BIN)/python -m pytest
 
 bench: $(READY) ## the figures of this machine, as a table and JSON
 	$(BIN)/python -m sr_assets.embedded.bench $(ARGS)
@@ -32,7 +36,7 @@ types: $(READY) ## mypy, strict
 	$(BIN)/mypy
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.* ## /\1\t/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.* ## /\1\t/p' Makefile
 
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 with venv found: install one, or name it with PYTHON=/path/to/python3"; exit 1; }
@@ -41,4 +45,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 .NOTPARALLEL:
-.PHONY: demo test check bench dev fmt fmt-check lint types help
+.PHONY: demo test test-faults check bench dev fmt fmt-check lint types help
