@@ -284,14 +284,20 @@ class Cluster:
         return self._message(stream, {"last_by_subj": subject})
 
     def publish_many(
-        self, items: Sequence[tuple[str, bytes, str]], timeout_seconds: float = REQUEST_SECONDS
+        self,
+        items: Sequence[tuple[str, bytes, str]],
+        senders: Sequence[str] | None = None,
+        timeout_seconds: float = REQUEST_SECONDS,
     ) -> list[bool]:
         """Publish (subject, payload, message id) in order into JetStream; tell which were acknowledged.
 
         Sending stops at the first refusal, whose reason is then in `last_refusal`; what comes later than the timeout
-        counts as not acknowledged: send it again with the same id.
+        after the acknowledgement before it, and what was under way when the connection was lost, counts as not
+        acknowledged: send it again with the same id. With `senders`, one for each item, a sender's next message waits
+        until the one before it was acknowledged: refused amid others and sent again it would stand behind its successor.
         """
-        return self._run(self._publish_many(items, timeout_seconds), timeout_seconds)
+        patience_seconds = timeout_seconds * max(1, len(items))
+        return self._run(self._publish_many(items, senders or range(len(items)), timeout_seconds), patience_seconds)
 
     def publish_core(self, items: Iterable[tuple[str, bytes]]) -> None:
         """Publish (subject, payload) to whoever listens now, and wait until the server has them."""
@@ -350,43 +356,49 @@ class Cluster:
             asking.cancel()
             complaining.cancel()
 
-    async def _publish_many(self, items: Sequence[tuple[str, bytes, str]], timeout_seconds: float) -> list[bool]:
+    async def _publish_many(
+        self, items: Sequence[tuple[str, bytes, str]], senders: Sequence[object], timeout_seconds: float
+    ) -> list[bool]:
         client, loop = self._opened(), asyncio.get_running_loop()
         acknowledged = [False] * len(items)
-        inbox, answered = client.new_inbox(), 0
+        under_way: dict[object, int] = {}
+        inbox, deadline = client.new_inbox(), loop.time() + timeout_seconds
         self.last_refusal = self._complaint = None
 
         async def on_answer(message: Msg) -> None:
-            nonlocal answered
-            answered += 1
+            nonlocal deadline
+            number = int(message.subject.rpartition(".")[2])
             refusal = _refusal(message)
-            acknowledged[int(message.subject.rpartition(".")[2])] = refusal is None
+            acknowledged[number] = refusal is None
             self.last_refusal = self.last_refusal or (refusal[1] if refusal else None)
+            under_way.pop(senders[number], None)
+            deadline = loop.time() + timeout_seconds
             self._woken.set()
 
-        deadline = loop.time() + timeout_seconds
-
-        async def until_unanswered(sent: int, most: int) -> None:
-            while sent - answered > most and not self._complaint:
-                self._woken.clear()
-                await asyncio.wait_for(self._woken.wait(), deadline - loop.time())
+        async def next_answer() -> None:
+            self._woken.clear()
+            await asyncio.wait_for(self._woken.wait(), deadline - loop.time())
 
         subscription = await client.subscribe(f"{inbox}.*", cb=on_answer)
-        sent = 0
         try:
-            for subject, payload, message_id in items:
-                await until_unanswered(sent, PUBLISH_WINDOW - 1)
+            for number, ((subject, payload, message_id), sender) in enumerate(zip(items, senders, strict=True)):
+                while (sender in under_way or len(under_way) >= PUBLISH_WINDOW) and not self._complaint:
+                    await next_answer()
                 if self.last_refusal or self._complaint:
                     break
-                await client.publish(subject, payload, reply=f"{inbox}.{sent}", headers={"Nats-Msg-Id": message_id})
-                sent += 1
-            await until_unanswered(sent, 0)
-            self.last_refusal = self.last_refusal or self._complaint
+                under_way[sender] = number
+                await client.publish(subject, payload, reply=f"{inbox}.{number}", headers={"Nats-Msg-Id": message_id})
+            while under_way and not self._complaint:
+                await next_answer()
         except TimeoutError:
             self.last_refusal = self.last_refusal or f"no acknowledgement within {timeout_seconds:g} s"
+        except (OSError, nats.errors.Error) as error:
+            # What was acknowledged until then counts all the same.
+            self._complaint = self._complaint or _words(error)
         finally:
             if not client.is_closed:
                 await subscription.unsubscribe()
+        self.last_refusal = self.last_refusal or self._complaint
         return acknowledged
 
     async def _publish_core(self, items: Iterable[tuple[str, bytes]]) -> None:
@@ -443,6 +455,11 @@ class Cluster:
             self._complaint = _words(error)
             self._woken.set()
 
+        async def on_closed() -> None:
+            if client is self._client:
+                self._complaint = self._complaint or "connection lost"
+                self._woken.set()
+
         await client.connect(
             servers=f"nats://{server}",
             name=self._name,
@@ -458,6 +475,7 @@ class Cluster:
             reconnect_time_wait=0,
             error_cb=on_error,
             **options,
+            closed_cb=on_closed,
         )
 
     def _run(self, work: Coroutine[Any, Any, T], timeout_seconds: float = REQUEST_SECONDS) -> T:

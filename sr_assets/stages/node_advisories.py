@@ -79,7 +79,7 @@ def _send(
     if not reliable:
         cluster.publish_core([(subject, body) for subject, body, _ in items])
         return [row["event_id"] for row in rows]
-    acknowledged = cluster.publish_many(items)
+    acknowledged = cluster.publish_many(items, [row["node"] for row in rows])
     return [row["event_id"] for row, done in zip(rows, acknowledged, strict=True) if done]
 
 

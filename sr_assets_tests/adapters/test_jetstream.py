@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from sr_assets.adapters.jetstream import ApiError, Cluster, StreamInfo, parse_st
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings, StreamSettings
+from sr_assets_tests import rig
 
 Names = Callable[[str], str]
 MINUTE_NS = 60 * 1_000_000_000
@@ -126,6 +128,62 @@ def test_a_stream_that_never_acknowledges_ends_at_the_timeout(cluster: Cluster, 
     made(cluster, name, no_ack=True)
     assert cluster.publish_many([(f"{name}.x", b"", "id")], timeout_seconds=0.2) == [False]
     assert cluster.last_refusal == "no acknowledgement within 0.2 s"
+
+
+def test_a_sender_that_is_refused_amid_others_keeps_its_order(
+    cluster: Cluster, nats_server: NatsServer, unique: Names
+) -> None:
+    """The stream is full again and again: between two of a window's messages there may be room for just the second."""
+    name, kept = unique("TIGHT"), unique("KEPT")
+    made(cluster, kept)
+    made(cluster, name, max_msgs=40, discard="new", republish={"src": f"{name}.>", "dest": f"{kept}.>"})
+    left = [(f"{name}.{n % 100}", b"%d" % n, f"{name}-{n}") for n in range(1500)]
+    ended = threading.Event()
+
+    def make_room() -> None:
+        with rig.cluster(nats_server) as other:
+            while not ended.wait(0.001):
+                other.request_api(f"STREAM.PURGE.{name}", {"keep": 20})
+
+    purging = threading.Thread(target=make_room)
+    purging.start()
+    refusals = 0
+    try:
+        while left:
+            done = cluster.publish_many(left, [subject for subject, _, _ in left])
+            refusals += done != sorted(done, reverse=True)
+            left = [item for item, stored in zip(left, done, strict=True) if not stored]
+    finally:
+        ended.set()
+        purging.join()
+    assert refusals, "nothing was refused amid what was stored: the test shows nothing"
+    stored = [cluster.message(kept, sequence) for sequence in range(1, 1501)]
+    told = defaultdict(list)
+    for message in stored:
+        assert message is not None
+        told[message.subject].append(int(message.payload))
+    assert told == {f"{kept}.{n}": list(range(n, 1500, 100)) for n in range(100)}
+
+
+def test_what_was_acknowledged_before_the_connection_was_lost_is_known(tmp_path: Path) -> None:
+    with NatsServer(tmp_path, "mortal") as mortal, rig.cluster(mortal) as cluster:
+        made(cluster, "FEED")
+        killer = threading.Thread(target=lambda: (_await_messages(mortal, "FEED", 500), mortal.kill()))
+        killer.start()
+        items = [(f"FEED.{n}", b"x" * 1000, str(n)) for n in range(50_000)]
+        done = cluster.publish_many(items, timeout_seconds=20)
+        killer.join()
+        assert cluster.last_refusal in ("connection lost", "unexpected EOF", "Connection reset by peer", "Broken pipe")
+        mortal.start()
+        stored = cluster.stream_info("FEED").messages
+        assert 500 <= sum(done) <= stored < len(items)
+        assert done == sorted(done, reverse=True)
+
+
+def _await_messages(server: NatsServer, stream: str, count: int) -> None:
+    with rig.cluster(server) as other:
+        while other.stream_info(stream).messages < count:
+            pass
 
 
 def test_core_messages_reach_who_listens(cluster: Cluster, nats_server: NatsServer, unique: Names) -> None:
