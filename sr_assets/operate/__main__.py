@@ -5,7 +5,7 @@ import logging
 import sys
 
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
-from sr_assets.operate.processes import INTERRUPTED, interrupted_in_order
+from sr_assets.operate.processes import INTERRUPTED, end_with_parent, interrupted_in_order
 from sr_assets.operate.report import complain
 from sr_assets.operate.site import run_site
 
@@ -20,6 +20,7 @@ def _main() -> int:
     parser.add_argument("--mode", choices=("once", "follow"), default="once")
     parser.add_argument("--stream", action="append", default=[])
     given = parser.parse_args()
+    end_with_parent()
     try:
         with interrupted_in_order():
             settings = load_settings()

@@ -1,4 +1,4 @@
-"""Signals and children: what Ctrl-C and SIGTERM do to us, and how what we started is ended."""
+"""Signals and children: what Ctrl-C and SIGTERM do to us, and how what we started is ended, also when we are killed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +16,24 @@ if TYPE_CHECKING:
 # The exit code of what a signal ended, as shells have it for Ctrl-C.
 INTERRUPTED: Final = 130
 _STOP_SECONDS: Final = 60.0
+
+
+def start_leashed(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a child that leads a process group and, if it calls `end_with_parent`, never outlives us."""
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+
+def end_with_parent() -> None:
+    """Kill this process and its group when its parent is gone: SIGKILL leaves nobody to stop the children.
+
+    The parent holds the other end of our stdin, and says nothing there; the kernel closes it however the parent ends.
+    """
+
+    def watch() -> None:
+        os.read(0, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="leash", daemon=True).start()
 
 
 def stop_groups(children: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -6,16 +6,16 @@ A child is `python -m sr_assets.operate SITE` and does what `site` says.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
-from sr_assets.operate.processes import INTERRUPTED, interrupted_in_order, stop_groups
+from sr_assets.operate.processes import INTERRUPTED, interrupted_in_order, start_leashed, stop_groups
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Sequence
 
     from sr_assets.settings import Entry, Settings
@@ -75,9 +75,10 @@ class _Crew:
         with self._guard:
             if self._dismissed:
                 return 0
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+            child = start_leashed(command)
             self._children.append(child)
-        return child.wait()
+        with child:
+            return child.wait()
 
     def dismiss(self) -> None:
         """Stop all children and let no other begin."""
