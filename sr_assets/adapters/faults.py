@@ -11,7 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-#: `POINT:FILE`: at that point write FILE, which says that the process may be killed now, and wait until it is removed.
+#: `POINT:FILE`: at that point write our process id to FILE, which says that we may be killed now, and wait until it says
+#: something else. A FILE that is there already holds nobody.
 HOLD_VARIABLE: Final = "SR_ASSETS_HOLD"
 
 
@@ -22,17 +23,21 @@ class Point(StrEnum):
     READ = "read"
     PUBLISHING = "publishing"
     PUBLISHED = "published"
+    COMMITTING = "committing"
     COMMITTED = "committed"
     PLACING_SNAPSHOTS = "placing_snapshots"
     PUBLISHING_OUTBOX = "publishing_outbox"
     PUBLISHING_TABLES = "publishing_tables"
+    PUBLISHED_TABLES = "published_tables"
 
 
 def reach(point: Point) -> None:
-    """Go on, unless this is the point at which this process is to be held; a file that is there holds nobody again."""
-    name, _, file = os.environ.get(HOLD_VARIABLE, "").partition(":")
-    if name != point or Path(file).exists():
+    """Go on, unless this is the point at which this process is to be held."""
+    name, _, path = os.environ.get(HOLD_VARIABLE, "").partition(":")
+    file = Path(path)
+    if name != point or file.exists():
         return
-    Path(file).write_text(str(os.getpid()))
-    while Path(file).exists():
+    ours = str(os.getpid())
+    file.write_text(ours)
+    while file.exists() and file.read_text() == ours:
         time.sleep(0.1)

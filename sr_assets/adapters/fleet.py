@@ -22,7 +22,7 @@ import duckdb
 from sr_assets.adapters import global_tables
 from sr_assets.adapters.faults import Point, reach
 from sr_assets.adapters.global_tables import at
-from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.domain.errors import ConfigurationError, RunError, cannot_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -166,7 +166,8 @@ def publish_site(
     """Put a site's rows in place of its old ones, in a new `fleet.duckdb` moved into place; returns the file's lineage.
 
     Rows of sites not among `sites` are dropped. A new lineage means that the file was made from nothing: every other
-    site has to publish again. Two sites publish one after the other (`fleet.lock`).
+    site has to publish again. Two sites publish one after the other (`fleet.lock`). Raises RunError when it cannot be
+    written: then the old one stays.
     """
     home.mkdir(parents=True, exist_ok=True)
     file, draft = home / "fleet.duckdb", home / ".fleet.duckdb.new"
@@ -176,8 +177,8 @@ def publish_site(
         draft.unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             draft.with_name(draft.name + ".wal").unlink()
-        connection.execute(f"ATTACH '{_quoted(draft)}' AS fleet (STORAGE_VERSION '{_STORAGE_VERSION}')")
         try:
+            connection.execute(f"ATTACH '{_quoted(draft)}' AS fleet (STORAGE_VERSION '{_STORAGE_VERSION}')")
             lineage = _carry_over(connection, file, name, sites)
             _insert_site(connection, name, streams)
             connection.execute(
@@ -187,10 +188,16 @@ def publish_site(
             _create_snapshot_view(connection)
             for view, query in global_tables.VIEWS.items():
                 connection.execute(f"CREATE VIEW fleet.{view} AS {query}")
-        finally:
             connection.execute("DETACH fleet")
+        except BaseException as error:
+            with contextlib.suppress(duckdb.Error):
+                connection.execute("DETACH fleet")
+            if not isinstance(error, duckdb.OperationalError):
+                raise
+            raise RunError(cannot_write(draft, OSError(str(error).splitlines()[0]))) from None
         reach(Point.PUBLISHING_TABLES)
         draft.replace(file)
+        reach(Point.PUBLISHED_TABLES)
         marker = home / ".fleet.json.new"
         marker.write_text(json.dumps({"lineage": lineage}))
         marker.replace(home / "fleet.json")

@@ -251,6 +251,7 @@ class Batch:
             if stream.tracked:
                 site.state.stage(stream.stream, intent.first, intent.next)
             site.state.clear_intent(stream.stream)
+            reach(Point.COMMITTING)
         reach(Point.COMMITTED)
         site.changed()
         self._report(report, receipt, reasons, gaps)

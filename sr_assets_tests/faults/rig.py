@@ -1,0 +1,116 @@
+"""`sr-assets run` in a process of its own: held at a point, killed there, and what it left, to be compared.
+
+Here: what several tests of faults need. Not here: the faults (the tests), the site between two servers
+(`sr_assets_tests.rig`).
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from sr_assets.adapters.faults import HOLD_VARIABLE
+from sr_assets.domain.messages import last_origin
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets_tests.rig import Rig, Sent
+
+SECONDS = 120.0
+#: What no fault may change; when something was noticed or published is another matter.
+TABLES = {
+    "last_seen_nodes": "node, first_seen, last_seen, last_copied, last_sequence, copied_bytes, status, status_since",
+    "retired_nodes": "node, first_seen, last_seen, retired_at, times_retired",
+    "node_availability": "node, status, status_since, first_seen, last_seen",
+    "node_advisories": "node, event, event_time, seen, age_seconds, previous, transition, returned, "
+    "published_at IS NULL AS waits",
+    "node_snapshots": "node, sequence, stored_at, payload_bytes, payload",
+    "replication": "next_sequence, seen_messages, copied_messages, copied_bytes, skipped_messages, too_old_messages, "
+    "gap_messages, parked_messages, no_sender_messages, lag_messages, last_error",
+    "gaps": "first_sequence, last_sequence, messages, reason",
+    "parked_messages": "sequence, reason",
+    "site_summary": "nodes, up, timeout, retired",
+}
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = SECONDS) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        time.sleep(0.02)
+
+
+def start_run(rig: Rig, hold: str = "") -> subprocess.Popen[bytes]:
+    """Start `sr-assets run --once`, to be held at a point, `POINT:FILE`, if one is named."""
+    environ = {**os.environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml"), HOLD_VARIABLE: hold}
+    for name in ("DAGSTER_HOME", "SR_ASSETS_HOME"):
+        environ.pop(name, None)
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "sr_assets", "run", "--once"],
+        env=environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+def finish(process: subprocess.Popen[bytes], code: int = 0) -> str:
+    """Wait for the end of a run; returns what it said on stderr, which is never a traceback."""
+    _, said = process.communicate(timeout=SECONDS)
+    assert process.returncode == code, said.decode()
+    assert b"Traceback" not in said, said.decode()
+    return said.decode()
+
+
+def await_marker(process: subprocess.Popen[Any], marker: Path) -> int:
+    """Wait until a run stands at its point; returns the process id of whoever is held there."""
+    wait_until(lambda: process.poll() is not None or (marker.exists() and bool(marker.read_text())), marker.name)
+    assert process.poll() is None, process.communicate()[1]
+    return int(marker.read_text())
+
+
+def kill_run(process: subprocess.Popen[Any]) -> None:
+    """Kill a run; what it started dies with it, but for the engine, which is in a session of its own."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    if process.stderr:
+        process.stderr.close()
+
+
+def outcome(rig: Rig, target: str, server: NatsServer | None = None) -> dict[str, Any]:
+    """Return what a run left: the copies in order, the advisories per node, and every table."""
+    stored = rig.stored(target, server or rig.target)
+    copies = [(getattr(last_origin(copy.headers), "sequence", None), copy.payload) for copy in stored]
+    tables = {table: rig.rows(f"SELECT {columns} FROM {table} ORDER BY ALL") for table, columns in TABLES.items()}
+    return {"copies": copies, **tables}
+
+
+def publish_rounds(rig: Rig, stream: str, senders: int, rounds: int, server: NatsServer | None = None) -> None:
+    """Publish rounds of messages, each with one of every sender, and a message without a sender at the end."""
+    bodies = [{"sender": f"n{n % senders}", "n": n, "fill": "x" * 200} for n in range(senders * rounds)]
+    rig.publish(stream, [*(Sent(json.dumps(body).encode()) for body in bodies), Sent(b"nobody")], server)
+
+
+def configure(rig: Rig, stream: str, feed: str, target: str, **entry: Any) -> None:
+    """Make one sampled stream with advisories the whole configuration."""
+    rig.entries.clear()
+    rig.add(
+        stream,
+        **{
+            "target_stream": target,
+            "target_subject_prefix": target,
+            "inspect_field": "sender",
+            "inspect_duration": "10h",
+            "batch_messages": 50,
+            "advisory": {"subject": f"{feed}.%s.%v", "reliable": True},
+            **entry,
+        },
+    )
+    rig.settings()

@@ -1,0 +1,102 @@
+"""Servers that die or fall silent in the middle of a batch: what is left is what a run leaves that nobody disturbed.
+
+The run may ride it out or fail with one line; the next ones mend it.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets_tests.faults.conftest import Hold
+from sr_assets_tests.faults.rig import configure, outcome, publish_rounds, wait_until
+from sr_assets_tests.rig import Rig
+
+_OUTAGE_SECONDS = 3.0
+#: Longer than a writer waits for an acknowledgement.
+_SILENCE_SECONDS = 32.0
+
+
+@pytest.fixture(scope="module")
+def mortals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, NatsServer]]:
+    """A source and a target that may die."""
+    home = tmp_path_factory.mktemp("mortals")
+    with NatsServer(home / "source", "source") as source, NatsServer(home / "target", "target") as target:
+        yield {"source": source, "target": target}
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, Any]:
+    """What a run leaves that nobody disturbed."""
+    return {}
+
+
+def crash(server: NatsServer) -> None:
+    server.kill()
+    time.sleep(_OUTAGE_SECONDS)  # the outage
+    server.start()
+
+
+def silence(server: NatsServer) -> None:
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        time.sleep(_SILENCE_SECONDS)  # the silence
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("victim", ("target", "source"))
+@pytest.mark.parametrize("fault", (crash, silence))
+def test_a_server_that_fails_amid_a_batch_costs_nothing_but_time(
+    rig: Rig,
+    hold: Hold,
+    mortals: dict[str, NatsServer],
+    undisturbed: dict[str, Any],
+    fault: Callable[[NatsServer], None],
+    victim: str,
+    tmp_path: Path,
+) -> None:
+    source, target = mortals["source"], mortals["target"]
+    where = {"source_url": source.url, "target_url": target.url, "batch_messages": 6_000}
+    if not undisturbed:
+        stream = rig.make("S", source)
+        # More than a window of messages, so that some are not even fetched when the fault comes.
+        publish_rounds(rig, stream, senders=9_000, rounds=2, server=source)
+        configure(rig, stream, rig.make("FEED", source), rig.unique("WHOLE"), **where)
+        rig.drain()
+        undisturbed.update(stream=stream, outcome=outcome(rig, rig.entries[0]["target_stream"], target))
+        assert len(undisturbed["outcome"]["copies"]) == 9_001
+        rig.__post_init__()
+        hold.marker.write_text("nobody")
+    feed, cut = rig.make("FEED", source), rig.unique("CUT")
+    configure(rig, undisturbed["stream"], feed, cut, **where)
+    reports: list[Any] = []
+    hold.arm()
+    run = threading.Thread(target=lambda: reports.append(rig.run()))
+    run.start()
+    hold.await_writer()
+    failing = threading.Thread(target=fault, args=(mortals[victim],))
+    failing.start()
+    wait_until(lambda: is_down(mortals[victim]), "the fault")
+    hold.release()
+    for thread in (failing, run):
+        thread.join()
+    failures = [report.failure for report in reports[0].values() if report.failure]
+    assert all("\n" not in failure and "Traceback" not in failure for failure in failures)
+    rig.drain()
+    assert outcome(rig, cut, target) == undisturbed["outcome"]
+    assert len({message.headers for message in rig.stored(feed, source)}) == len(rig.stored(feed, source)) == 9_000
+
+
+def is_down(server: NatsServer) -> bool:
+    """Tell whether a server's process is gone or stopped."""
+    try:
+        return Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except Exception:  # noqa: BLE001  no process, or one that is just going
+        return True
