@@ -188,6 +188,8 @@ def publish_site(
             _create_snapshot_view(connection)
             for view, query in global_tables.VIEWS.items():
                 connection.execute(f"CREATE VIEW fleet.{view} AS {query}")
+            # Detaching would do it too, but does not say why it could not.
+            connection.execute("CHECKPOINT fleet")
             connection.execute("DETACH fleet")
         except BaseException as error:
             with contextlib.suppress(duckdb.Error):

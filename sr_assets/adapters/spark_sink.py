@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from sr_assets.adapters.copier import Copier, CopyPlan, Receipt
-from sr_assets.domain.errors import RunError
+from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +47,7 @@ class JetStreamWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> ReceiptMessage:
         """Copy one partition's messages and return its receipt.
 
-        Raises WireError when a connection is lost: Spark tries again.
+        Raises WireError when a connection is lost, RunError when nothing can be staged: Spark tries again.
         """
         from pyspark import TaskContext
 
@@ -60,7 +60,11 @@ class JetStreamWriter(DataSourceArrowWriter):
         if not rows:
             return ReceiptMessage(Receipt())
         with _writer_lock(Path(self._plan.folder) / f"writer-{partition}.lock"):
-            return ReceiptMessage(Copier(self._plan, rows, partition).run())
+            try:
+                return ReceiptMessage(Copier(self._plan, rows, partition).run())
+            except OSError as error:
+                # Not of a connection, which has an error of its own: what is staged, or a file of ours.
+                raise RunError(cannot_write(self._plan.staging or self._plan.folder, error)) from None
 
     def commit(self, messages: list[ReceiptMessage | None]) -> None:  # type: ignore[override]
         """Write the receipt of all tasks, at once or not at all."""
@@ -68,7 +72,10 @@ class JetStreamWriter(DataSourceArrowWriter):
         for message in messages:
             if message is not None:
                 total.add(message.receipt)
-        total.write(Path(self._plan.receipt))
+        try:
+            total.write(Path(self._plan.receipt))
+        except OSError as error:
+            raise RunError(cannot_write(self._plan.receipt, error)) from None
 
 
 def await_writers(folder: Path) -> None:

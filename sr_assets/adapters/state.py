@@ -12,22 +12,24 @@ are never updated in place through an index.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
+import math
 import os
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import duckdb
 
 from sr_assets.adapters import global_tables, ledger
 from sr_assets.adapters.ledger import Ledger
-from sr_assets.domain.errors import RunError
+from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     import pyarrow as pa
 
@@ -98,10 +100,19 @@ _MIGRATIONS: Final = {
     ALTER TABLE intents ADD COLUMN waits BOOLEAN DEFAULT false;
     """
 }
+#: What DuckDB says of a file that may be in order all the same.
+_OUTER_TROUBLE: Final = (
+    "Could not set lock",
+    *map(os.strerror, (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE)),
+)
 
 
 class SiteBusyError(RunError):
     """Another run holds the site."""
+
+
+class BrokenStateError(RunError):
+    """A site's state is there but cannot be read any more."""
 
 
 class SiteLock:
@@ -236,34 +247,49 @@ class SiteState:
         self._folder = folder
 
     def __enter__(self) -> Self:
-        """Open the file, making it when it is missing. Raises RunError when it is no database of ours (any more)."""
+        """Open the file, making it when it is missing; an earlier schema is brought up to this one.
+
+        Raises BrokenStateError when it is no database of ours (any more), RunError when it cannot be had, or is another
+        version's.
+        """
         file = self._folder / "state.duckdb"
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._connection = duckdb.connect(str(file), config={"threads": 2, "memory_limit": "1GB"})
-            self._connection.execute("SET TimeZone = 'UTC'")
-            known = self._connection.execute(
-                "SELECT table_name FROM duckdb_tables() WHERE table_name = 'about'"
-            ).fetchall()
-            versions = self._connection.execute("SELECT schema_version FROM about").fetchall() if known else []
+            if not file.exists():
+                self._make(file)
+            self._connection = _connect(file)
         except duckdb.Error as error:
-            raise RunError(
-                f"the state {file} cannot be read ({str(error).splitlines()[0]}); set it aside and run `sr-assets"
-                " recover` for each stream of the site"
-            ) from None
-        version = versions[0][0] if versions else SCHEMA_VERSION
+            raise _complaint(file, error) from None
+        try:
+            versions = self._connection.execute("SELECT schema_version FROM about").fetchall()
+        except duckdb.Error as error:
+            self._connection.close()
+            raise _complaint(file, error) from None
+        version = versions[0][0] if versions else None
         if version not in (SCHEMA_VERSION, *_MIGRATIONS):
             self._connection.close()
             raise RunError(
                 f"the state {file} has schema {version}, this version of sr-assets knows {SCHEMA_VERSION}; use the version"
                 " that wrote it"
             )
-        with self.transaction():
-            self._connection.execute(_MIGRATIONS.get(version, ""))
-            self._connection.execute(_SCHEMA)
-            self._connection.execute("DELETE FROM about")
-            self._connection.execute("INSERT INTO about VALUES (?)", [SCHEMA_VERSION])
+        if version != SCHEMA_VERSION:
+            with self.transaction():
+                self._connection.execute(_MIGRATIONS[version])
+                self._connection.execute(_SCHEMA)
+                self._connection.execute("UPDATE about SET schema_version = ?", [SCHEMA_VERSION])
         return self
+
+    @staticmethod
+    def _make(file: Path) -> None:
+        """Make an empty state, at once or not at all: half a file would have to be recovered from."""
+        draft = file.with_name(f".{file.name}.new")
+        for left in (draft, draft.with_name(f"{draft.name}.wal"), file.with_name(f"{file.name}.wal")):
+            left.unlink(missing_ok=True)
+        with _connect(draft) as connection:
+            connection.execute(_SCHEMA)
+            connection.execute("INSERT INTO about VALUES (?)", [SCHEMA_VERSION])
+            connection.execute("CHECKPOINT")  # closing would do it too, but say nothing when there is no room
+        draft.replace(file)
 
     def __exit__(self, *_: object) -> None:
         """Close the file."""
@@ -281,14 +307,19 @@ class SiteState:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit everything done inside, or nothing."""
+        """Commit everything done inside, or nothing; raises RunError when it cannot be written."""
         self._connection.execute("BEGIN TRANSACTION")
         try:
             yield
         except BaseException:
             self._connection.execute("ROLLBACK")
             raise
-        self._connection.execute("COMMIT")
+        try:
+            self._connection.execute("COMMIT")
+        except duckdb.OperationalError as error:
+            raise RunError(
+                cannot_write(f"the state {self._folder / 'state.duckdb'}", OSError(_first_line(error)))
+            ) from None
 
     def _row(self, query: str, values: Sequence[Any]) -> tuple[Any, ...] | None:
         # Fetched to the end: DuckDB 2 lets nothing be registered while a result is unfinished.
@@ -483,11 +514,51 @@ def gap_row(stream: str, hole: SequenceRange, messages: int, reason: str, notice
     return {**row, "messages": messages, "reason": reason, "noticed_ns": noticed_ns}
 
 
+def _connect(file: Path) -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect(str(file), config={"threads": 2, "memory_limit": "1GB"})
+    connection.execute("SET TimeZone = 'UTC'")
+    return connection
+
+
+def _first_line(error: duckdb.Error) -> str:
+    return str(error).splitlines()[0]
+
+
+def _complaint(file: Path, error: duckdb.Error) -> RunError:
+    """Return what is wrong with a file: with itself, or just with how we get at it."""
+    said = _first_line(error)
+    if any(sign in said for sign in _OUTER_TROUBLE):
+        return RunError(f"the state {file} cannot be opened ({said}); nothing in it was changed")
+    return BrokenStateError(
+        f"the state {file} cannot be read ({said}); set it aside and run `sr-assets recover` for each stream of the site"
+    )
+
+
 def write_status(folder: Path, status: dict[str, Any]) -> None:
-    """Replace `status.json`, which the sensor and the command line read, at once."""
+    """Replace `status.json`, which the sensor and the command line read, at once.
+
+    `written_at` is put into it: seconds by the clock that nobody sets, and since which start of the machine it counts.
+    """
     draft = folder / ".status.json"
-    draft.write_text(json.dumps(status, indent=1))
+    draft.write_text(json.dumps({**status, "written_at": [time.monotonic(), _machine_start()]}, indent=1))
     draft.replace(folder / "status.json")
+
+
+def status_age_seconds(status: dict[str, Any]) -> float | None:
+    """Return how long ago a status was written, whatever became of the time of day since.
+
+    None when it was on another machine or before this one's last start.
+    """
+    seconds, start = status.get("written_at", (math.inf, ""))
+    age_seconds = time.monotonic() - seconds
+    return age_seconds if start == _machine_start() and age_seconds >= 0 else None
+
+
+def _machine_start() -> str:
+    """Return what tells this start of this machine from every other; empty where the system does not say."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
 
 
 def read_status(folder: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from sr_assets.assets.checks import (
 from sr_assets.assets.feeds import check_feed, feed_check_specs, feed_metadata, feed_spec
 from sr_assets.assets.nodes import node_snapshots_metadata, node_snapshots_spec, node_state_metadata, node_state_spec
 from sr_assets.assets.streams import replica_metadata, replica_spec, stream_key
-from sr_assets.domain.errors import ConfigurationError, SrAssetsError
+from sr_assets.domain.errors import ConfigurationError, SrAssetsError, cannot_write
 from sr_assets.domain.positions import format_rfc3339_ns
 from sr_assets.resources import LINGER, MISCONFIGURED, MODE_TAG
 from sr_assets.settings import Entry, FeedSettings, Settings, StreamSettings
@@ -69,6 +69,9 @@ def build_site_assets(settings: Settings, name: str) -> dg.AssetsDefinition:
                 results = [result for report in reports.values() for result in _results(site, report, context)]
         except SrAssetsError as error:
             raise _failure([str(error)], misconfigured=isinstance(error, ConfigurationError)) from None
+        except OSError as error:
+            home = context.resources.platform.settings.home
+            raise _failure([cannot_write(error.filename or home, error)], misconfigured=False) from None
         yield from results
         failures = [report.failure for report in reports.values() if report.failure]
         if failures:

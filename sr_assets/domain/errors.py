@@ -1,5 +1,7 @@
 """What can go wrong in words a user can act on: one line, what, which value, what to do. No traces, no secrets."""
 
+import os
+
 
 class SrAssetsError(Exception):
     """A problem to be shown to the user as one line; the message is complete on its own."""
@@ -15,3 +17,9 @@ class RunError(SrAssetsError):
 
 class PassingError(RunError):
     """A RunError that may pass by itself, such as a lost connection: a run tries again as long as its budget lasts."""
+
+
+def cannot_write(place: object, error: OSError) -> str:
+    """Return the line for a file or folder that cannot be written, a full disk say."""
+    said = os.strerror(error.errno) if error.errno else str(error)
+    return f"{place} cannot be written ({said}); make room, the next run goes on where this one stopped"

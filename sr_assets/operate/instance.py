@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import logging
 import os
 import tempfile
 import uuid
@@ -10,12 +12,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dagster import DagsterInstance
 
     from sr_assets.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 _REMOTE_DISKS: Final = frozenset(
     {
@@ -95,7 +101,7 @@ def prepare_instance(settings: Settings) -> Path:
 
 def prepare_storage(folder: Path) -> None:
     """Let one process make the storage's tables before several use it: made side by side they collide."""
-    with (folder / ".storage.lock").open("a+") as lock:
+    with storage_trouble(folder), (folder / ".storage.lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         # Where SQLite keeps the runs by default; elsewhere, and the first time, opening the storage makes what is missing.
         if (folder / "history" / "runs.db").exists():
@@ -104,6 +110,19 @@ def prepare_storage(folder: Path) -> None:
             instance.get_runs_count()
             instance.all_asset_keys()
             instance.all_instigator_state()
+
+
+@contextlib.contextmanager
+def storage_trouble(folder: Path) -> Iterator[None]:
+    """Turn what Dagster's storage raises, a full disk say, into a RunError of one line; the log has it all at `debug`."""
+    try:
+        yield
+    except SrAssetsError:
+        raise
+    except Exception as error:  # Dagster passes on whatever its database says
+        logger.debug("Dagster's storage", exc_info=True)
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RunError(f"Dagster's storage in {folder} cannot be used: {said}") from None
 
 
 def open_instance() -> DagsterInstance:

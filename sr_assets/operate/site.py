@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sr_assets.domain.errors import SrAssetsError
-from sr_assets.operate.instance import open_instance
+from sr_assets.operate.instance import open_instance, storage_trouble
 from sr_assets.operate.processes import noticed_signals
 from sr_assets.operate.report import complain, published, report_run
 
@@ -32,7 +34,7 @@ def run_site(settings: Settings, site: str, labels: Sequence[str], *, once: bool
     with noticed_signals() as interrupted:
         while True:
             before = published(settings)
-            with open_instance() as instance:
+            with storage_trouble(Path(os.environ["DAGSTER_HOME"])), open_instance() as instance:
                 result = _execute(job, instance, streams, whole=len(streams) == len(settings.sites[site]), once=once)
             if interrupted():
                 raise KeyboardInterrupt

@@ -50,7 +50,8 @@ def load_position(site: Site, stream: Entry, source: StreamInfo) -> StreamState:
         went = (
             f"source stream {stream.stream} ends at {source.last_sequence}, before {state.next_sequence - 1}, which was"
         )
-        _move_to_new_source(stream, state, source, f"{went} read: it went back, or the state was edited")
+        edited = f"or the state was edited (then set it aside and run `sr-assets recover --stream {stream.label}`)"
+        _move_to_new_source(stream, state, source, f"{went} read: it went back, {edited}")
     elif isinstance(stream, StreamSettings) and stream.ephemeral and state.started != os.environ.get(START_VARIABLE):
         state.started = os.environ.get(START_VARIABLE)
         state.starts += 1

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.snapshots import file_range, stream_folder
-from sr_assets.adapters.state import NODE_COLUMNS, StreamState
+from sr_assets.adapters.state import NODE_COLUMNS, BrokenStateError, StreamState
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import last_origin
 from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
@@ -119,11 +119,14 @@ def _set_broken_state_aside(settings: Settings, stream: StreamSettings) -> list[
     try:
         with Site(settings, stream.name, owner="recover", run_id="recover", wait_seconds=10.0):
             return []
-    except RunError as error:
-        if "cannot be read" not in str(error):
-            raise
+    except BrokenStateError:
+        pass
     aside = folder / f"state.duckdb.broken-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     file.rename(aside)
+    log = file.with_name(f"{file.name}.wal")
+    if log.exists():
+        # It belongs to the broken one; a new state would take it for its own.
+        log.rename(aside.with_name(f"{aside.name}.wal"))
     return [f"the unreadable state is kept as {aside}"]
 
 

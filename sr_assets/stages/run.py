@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from sr_assets.adapters.state import StreamState
-from sr_assets.domain.errors import ConfigurationError, PassingError, SrAssetsError
+from sr_assets.domain.errors import ConfigurationError, PassingError, SrAssetsError, cannot_write
 from sr_assets.settings import FeedSettings
 from sr_assets.stages import advisory_feed, node_advisories, node_snapshots, node_state, observer, replica
 from sr_assets.stages.position import note_source
@@ -104,6 +104,9 @@ def _go_round(
             observer.say_alive(site, stream, report, busy=busy)
     except PassingError as error:
         report.trouble = _words(stream, error)
+    except OSError as error:
+        report.failure = f"{stream.label}: {cannot_write(error.filename or site.folder, error)}"
+        logger.error("%s", report.failure)  # noqa: TRY400 - one line for the user
     except SrAssetsError as error:
         report.failure = _words(stream, error)
         report.misconfigured = isinstance(error, ConfigurationError)

@@ -1,0 +1,108 @@
+"""A full disk, by a limit on how large a file may grow: one clear line, nothing half done, mended when there is room."""
+
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from sr_assets.adapters.spark_engine import engine_status
+from sr_assets_tests.faults.rig import SECONDS, configure, outcome, publish_rounds
+from sr_assets_tests.rig import Rig
+
+_SENDERS = 2_000
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, Any]:
+    """What is left when there is room."""
+    return {}
+
+
+@pytest.fixture
+def prepared(rig: Rig, undisturbed: dict[str, Any]) -> dict[str, Any]:
+    """A site with a short history behind it and a batch before it that is larger than the limits; what is to come of it."""
+    first = 50
+    if not undisturbed:
+        stream = rig.make()
+        publish_rounds(rig, stream, senders=_SENDERS, rounds=1)
+        configure(rig, stream, rig.make("FEED"), rig.unique("WHOLE"), batch_messages=first)
+        rig.drain()
+        undisturbed.update(stream=stream, outcome=outcome(rig, rig.entries[0]["target_stream"]))
+        rig.__post_init__()
+    configure(rig, undisturbed["stream"], rig.make("FEED"), rig.unique("CUT"), batch_messages=2 * _SENDERS)
+    return undisturbed
+
+
+@contextmanager
+def limited_workers(rig: Rig, file_bytes: int) -> Iterator[None]:
+    """Let no file of the engine's Python workers, present and to come, grow beyond a size."""
+    engine = engine_status(rig.home)
+    assert engine is not None
+    living = [
+        one for one in psutil.Process(engine.pid).children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE
+    ]
+    daemons = [one.pid for one in living if "pyspark.daemon" in one.cmdline()]
+    assert daemons
+    before = resource.prlimit(daemons[0], resource.RLIMIT_FSIZE)
+
+    def limit(values: tuple[int, int]) -> None:
+        for pid in daemons:
+            if psutil.pid_exists(pid):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, values)
+
+    limit((file_bytes, before[1]))
+    try:
+        yield
+    finally:
+        limit(before)
+
+
+def run_limited(rig: Rig, file_bytes: int) -> subprocess.CompletedProcess[str]:
+    """Run `sr-assets run --once`, none of whose files may grow beyond a size."""
+    environ = {**os.environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml")}
+    environ.pop("DAGSTER_HOME", None)
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "sr_assets", "run", "--once"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY)),
+    )
+
+
+def test_parquet_that_cannot_be_staged_is_one_line_and_staged_when_there_is_room(
+    rig: Rig, prepared: dict[str, Any]
+) -> None:
+    with limited_workers(rig, 4_096):
+        failure = rig.failure()
+        assert re.search(r"/staging/\S+ cannot be written \(.*[Ff]ile too large\); make room", failure), failure
+        assert rig.row("replication")["last_error"] == failure
+        assert not list(Path(rig.home, "snapshots").rglob("*.parquet"))
+        assert not rig.rows("node_availability")
+    rig.drain()
+    assert outcome(rig, rig.entries[0]["target_stream"]) == prepared["outcome"]
+
+
+def test_a_state_that_cannot_be_written_is_one_line_and_written_when_there_is_room(
+    rig: Rig, prepared: dict[str, Any]
+) -> None:
+    """With less and less room: for the commit of a large batch, for the state at all, for anything."""
+    for file_bytes in (300_000, 20_000, 100):
+        done = run_limited(rig, file_bytes)
+        assert done.returncode == 1, done
+        assert "Traceback" not in done.stderr
+        (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert re.search(r"(?i)file too large|disk I/O error|is full", line), done.stderr
+        assert not (rig.home / "fleet.duckdb").exists() or not rig.rows("node_availability")
+    rig.drain()
+    assert outcome(rig, rig.entries[0]["target_stream"]) == prepared["outcome"]
