@@ -17,7 +17,7 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from sr_assets.adapters.jetstream import Cluster, StreamInfo
-from sr_assets.adapters.state import lock_owner, read_status
+from sr_assets.adapters.state import lock_owner, read_status, status_age_seconds
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import watermark
 from sr_assets.domain.subjects import advisory_subject
@@ -91,12 +91,13 @@ def _run_under_way(context: dg.SensorEvaluationContext, job: str, *, holds_lock:
     failed.
     """
     seen: dict[str, float] = json.loads(context.cursor) if context.cursor else {}
-    now, still, waiting = time.time(), {}, None
+    # Not the time of day: were that set forward, a run that is just starting would look as old.
+    now, still, waiting = time.monotonic(), {}, None
     for run in context.instance.get_runs(filters=dg.RunsFilter(job_name=job, statuses=_UNDER_WAY), limit=10):
         waiting = f"run {run.run_id} is {run.status.value.lower()}"
         if run.status is not dg.DagsterRunStatus.STARTED or holds_lock:
             continue
-        since = seen.get(run.run_id, now)
+        since = min(seen.get(run.run_id, now), now)
         if now - since > _WITHOUT_LOCK_SECONDS:
             context.instance.report_run_failed(run, "the run's process is gone: it does not hold its site's lock")
             waiting = None
@@ -146,6 +147,8 @@ def _work_of(settings: Settings, stream: Entry, position: dict[str, Any] | None,
     if position["created_ns"] != source.created_ns:
         return "the source was made again"
     behind = source.last_sequence + 1 - max(position["next_sequence"], source.first_sequence)
+    if position["next_sequence"] > source.last_sequence + 1:
+        return "the source ends before the position"
     if behind >= settings.sensor.lag_messages:
         return f"{behind} messages behind"
     if behind > 0 and settings.sensor.lag_ns and _waits_longer(settings, stream, position, source, cluster):
@@ -194,8 +197,10 @@ def _pause_after_error(settings: Settings, status: dict[str, Any], stream: Entry
         return None
     lasted = (status["committed_at_ns"] - position["last_error_since_ns"]) / 1e9
     pause = min(max(lasted, settings.sensor.interval_ns / 1e9), _LONGEST_PAUSE_SECONDS)
-    waited = time.time() - status["committed_at_ns"] / 1e9
-    return f"{position['last_error']} (tried again in {pause - waited:.0f} s)" if 0 <= waited < pause else None
+    waited = status_age_seconds(status)
+    if waited is None or waited >= pause:
+        return None
+    return f"{position['last_error']} (tried again in {pause - waited:.0f} s)"
 
 
 @dg.op(description="Deletes runs that ended a week ago (failed ones: a month ago), oldest first.")

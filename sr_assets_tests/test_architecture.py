@@ -108,6 +108,27 @@ def test_a_module_imports_only_inner_rings_and_its_own_libraries(module: str) ->
     assert not outward, f"sr_assets.{module} may not import {outward}"
 
 
+def test_our_own_time_of_day_is_asked_only_where_no_table_advisory_or_decision_hears_of_it() -> None:
+    """The servers' clocks are what counts; `monotonic`, which nobody sets, measures how long something took."""
+    asking = set()
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                name = ast.unparse(node.func)
+                if name in ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "date.today") or (
+                    name in ("time.gmtime", "time.localtime") and not node.args
+                ):
+                    asking.add((module, name))
+    assert {one for one in asking if not one[0].startswith("embedded.")} == {
+        ("adapters.spark_engine", "time.time"),  # since when the engine runs, as `spark status` shows it
+        ("adapters.state", "time.gmtime"),  # the words in a lock: since when
+        ("automation", "datetime.now"),  # Dagster's own old runs, by Dagster's own dates
+        ("cli.work", "time.time"),  # `spark status`
+        ("stages.recover", "time.gmtime"),  # the name of a broken state that is set aside
+        ("stages.site", "time.time_ns"),  # when a site's very first run finds no server to ask
+    }
+
+
 def test_an_outward_import_and_a_foreign_library_are_both_seen() -> None:
     tree = ast.parse("def f():\n    from sr_assets.adapters import wire\n    import nats.aio")
     assert list(imports("domain.errors", tree)) == ["sr_assets.adapters.wire", "nats.aio"]

@@ -98,7 +98,11 @@ def test_no_run_is_asked_for_while_one_is_starting_and_one_without_a_process_is_
     first = tick(settings, instance)
     assert "started" in str(first.skip_reason)
     # The cursor says since when it has been without its lock; a minute later nobody believes it any more.
-    aged = first.cursor.replace(first.cursor.split(": ")[1].rstrip("}"), str(time.time() - 61)) if first.cursor else ""
+    aged = (
+        first.cursor.replace(first.cursor.split(": ")[1].rstrip("}"), str(time.monotonic() - 61))
+        if first.cursor
+        else ""
+    )
     assert reason(tick(settings, instance, aged)) == "first run"
     failed = instance.get_run_by_id(run.run_id)
     assert failed is not None

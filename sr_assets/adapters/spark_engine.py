@@ -17,6 +17,7 @@ import hashlib
 import json
 import logging
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -111,6 +112,8 @@ def _fingerprint(config: Mapping[str, str]) -> str:
         version("pyspark"),
         _source_digest(),
         json.dumps(dict(config), sort_keys=True),
+        # What only a new process can have more of.
+        str(resource.getrlimit(resource.RLIMIT_FSIZE)[1]),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -248,9 +251,9 @@ def keep_engine(home: Path, seconds: float) -> None:
         until = float(file.read_text())
     except (OSError, ValueError):
         until = 0.0
-    if time.time() + seconds > until:
+    if time.monotonic() + seconds > until:
         draft = file.with_name(f".keep.{os.getpid()}")
-        draft.write_text(f"{time.time() + seconds:.0f}")
+        draft.write_text(f"{time.monotonic() + seconds:.0f}")
         draft.replace(file)
 
 
@@ -272,6 +275,8 @@ def _launch(folder: Path, home: Path, config: Mapping[str, str], fingerprint: st
     log = folder / "engine.log"
     spark_home = Path(pyspark.__file__).parent
     environ = {**child_environment(home), "SPARK_HOME": str(spark_home), "SPARK_CONNECT_AUTHENTICATE_TOKEN": token}
+    # What an earlier engine was asked for may be of before the machine's last start, whose clock went further.
+    (folder / "keep").unlink(missing_ok=True)
     keep_engine(home, _START_SECONDS)
     command = [
         sys.executable,

@@ -1,12 +1,13 @@
 """The process that watches over the local Spark server: `python -m sr_assets.adapters.spark_watch FOLDER COMMAND…`.
 
-It starts the command and ends with it; and ends it when the time in `FOLDER/keep` (unix seconds) has passed while nobody
-held the lock `FOLDER/users`, or when the folder is gone, so that no engine is left behind by a run that nothing
-follows. Standard library only, and little of it: it lives as long as the server.
+It starts the command and ends with it; and ends it when the time in `FOLDER/keep` (seconds of the monotonic clock, which
+nobody sets) has passed while nobody held the lock `FOLDER/users`, or when the folder is gone, so that no engine is left
+behind by a run that nothing follows. Standard library only, and little of it: it lives as long as the server.
 """
 
 import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,6 +19,9 @@ _LOOK_SECONDS = 5.0
 
 def main(folder: str, command: list[str]) -> int:
     """Run the command until it ends or is no longer wanted; returns its exit code."""
+    # The engine serves also runs that are not limited like the one which happens to start it.
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     process = subprocess.Popen(command)
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     while True:
@@ -34,7 +38,7 @@ def _wanted(folder: Path) -> bool:
     try:
         with (folder / "users").open("a") as users:
             fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return time.time() <= float((folder / "keep").read_text())
+        return time.monotonic() <= float((folder / "keep").read_text())
     except BlockingIOError:
         return True
     except (OSError, ValueError):

@@ -17,7 +17,7 @@ from sr_assets.adapters.connections import write_connection
 from sr_assets.adapters.fleet import PublishedStream, publish_site, read_lineage
 from sr_assets.adapters.jetstream import Cluster
 from sr_assets.adapters.spark_engine import KEEP_SECONDS, use_engine
-from sr_assets.adapters.state import SiteLock, SiteState, read_status, write_status
+from sr_assets.adapters.state import SiteLock, SiteState, read_status, status_age_seconds, write_status
 from sr_assets.settings import FeedSettings, StreamSettings
 
 if TYPE_CHECKING:
@@ -174,9 +174,13 @@ class Site:
             self._clock = (ts_ns, time.monotonic())
 
     def now_ns(self) -> int:
-        """Return the servers' time, as far as this run knows it."""
+        """Return the servers' time, as far as this run knows it: as long as none answered, by what the last run knew."""
         if self._clock is None:
-            return time.time_ns()
+            status = read_status(self.folder)
+            age_seconds = status_age_seconds(status)
+            if age_seconds is None:
+                return time.time_ns()
+            self._clock = (status["committed_at_ns"], time.monotonic() - age_seconds)
         ts_ns, at = self._clock
         return ts_ns + int((time.monotonic() - at) * 1e9)
 
