@@ -341,10 +341,11 @@ class Cluster:
         self._woken.clear()
         complaining = asyncio.ensure_future(self._woken.wait())
         try:
-            # A refused permission is said aside and never answered.
+            # A refused permission is said aside and never answered; after a lost connection nothing is.
             await asyncio.wait((asking, complaining), return_when=asyncio.FIRST_COMPLETED)
             if self._complaint and not asking.done():
-                raise RunError(f"{self.settings.label}: {subject}: {self._complaint}")
+                kind = RunError if "violation" in self._complaint.lower() else PassingError
+                raise kind(f"{self.settings.label}: {subject}: {self._complaint}")
             return await asking
         except nats.errors.NoRespondersError:
             raise ApiError(

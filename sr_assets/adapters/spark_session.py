@@ -5,6 +5,7 @@ Not here: the local server (`spark_engine`), what runs in a session (`spark_sour
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -58,6 +59,13 @@ def leave_session(session: SparkSession) -> None:
     """
     if _is_remote(session):
         session.client.close()
+
+
+def stop_work(session: SparkSession) -> None:
+    """Interrupt what still runs in a session that is given up in the middle of something."""
+    if _is_remote(session):
+        with contextlib.suppress(Exception):  # the engine may be why it is given up
+            session.interruptAll()
 
 
 def _is_remote(session: SparkSession) -> bool:

@@ -64,6 +64,8 @@ class Batch:
         draft = batch_file.with_name(".batch")
         draft.write_text(self._attempt)
         draft.replace(batch_file)
+        # To join the session interrupts it; what cannot be interrupted sees that its batch was given up.
+        self._site.spark()
         await_writers(self._writers)
         if self._intent.resend:
             return self._run_resend(report)

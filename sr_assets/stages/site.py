@@ -135,8 +135,12 @@ class Site:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Close the connections and the state, free the lock."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close the connections and the state, free the lock; an exception, a cancellation say, stops the engine's work."""
+        if kind is not None and self._spark is not None:
+            from sr_assets.adapters.spark_session import stop_work
+
+            stop_work(self._spark)
         self._stack.close()
 
     def cluster(self, settings: ClusterSettings) -> Cluster:

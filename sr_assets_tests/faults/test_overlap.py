@@ -1,0 +1,154 @@
+"""Two that want the same site: never two at work, nobody waits for ever, and nothing is doubled or lost."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import psutil
+import pytest
+
+from sr_assets.adapters.faults import HOLD_VARIABLE, Point
+from sr_assets.adapters.state import SiteBusyError, lock_owner
+from sr_assets.automation import site_job_name
+from sr_assets.operate import Services
+from sr_assets.stages.site import Site
+from sr_assets_tests.faults.conftest import Hold
+from sr_assets_tests.faults.rig import (
+    await_marker,
+    configure,
+    finish,
+    outcome,
+    publish_rounds,
+    start_run,
+    wait_until,
+)
+from sr_assets_tests.rig import SITE, Rig
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, Any]:
+    """What one run leaves."""
+    return {}
+
+
+@pytest.fixture
+def alone(rig: Rig, undisturbed: dict[str, Any]) -> dict[str, Any]:
+    """What one run of the site leaves that now is before us."""
+    if not undisturbed:
+        stream = rig.make()
+        publish_rounds(rig, stream, senders=40, rounds=2)
+        configure(rig, stream, rig.make("FEED"), rig.unique("WHOLE"))
+        rig.drain()
+        undisturbed.update(stream=stream, outcome=outcome(rig, rig.entries[0]["target_stream"]))
+        rig.__post_init__()
+    configure(rig, undisturbed["stream"], rig.make("FEED"), rig.unique("SHARED"))
+    return undisturbed
+
+
+def assert_alike(rig: Rig, alone: dict[str, Any]) -> None:
+    target, feed = rig.entries[0]["target_stream"], rig.entries[0]["advisory"]["subject"].partition(".")[0]
+    assert outcome(rig, target) == alone["outcome"]
+    assert len({message.headers for message in rig.stored(feed)}) == len(rig.stored(feed)) == 40
+
+
+def site_owner(rig: Rig) -> str | None:
+    return lock_owner(rig.home / "sites" / SITE)
+
+
+def test_of_two_runs_at_once_one_waits_for_the_other(rig: Rig, alone: dict[str, Any]) -> None:
+    runs = [start_run(rig), start_run(rig)]
+    for run in runs:
+        finish(run)
+    assert_alike(rig, alone)
+
+
+def test_a_stopped_owner_keeps_its_site_and_finishes_when_it_goes_on(
+    rig: Rig, alone: dict[str, Any], tmp_path: Path
+) -> None:
+    marker = tmp_path / "read"
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(HOLD_VARIABLE, f"{Point.READ}:{marker}")
+        owner = rig.start()
+    held = await_marker(owner, marker)
+    os.kill(held, signal.SIGSTOP)
+    try:
+        marker.write_text("released")
+        with (
+            pytest.raises(SiteBusyError, match=rf"{SITE} is under way: child \(pid {held}\) since \d{{4}}-"),
+            Site(rig.settings(), SITE, owner="second", run_id="2", wait_seconds=1.0),
+        ):
+            pass
+    finally:
+        os.kill(held, signal.SIGCONT)
+    said, _ = owner.communicate()
+    assert (owner.returncode, said) == (0, "[]\n")
+    assert_alike(rig, alone)
+
+
+def test_a_killed_run_leaves_no_site_running(rig: Rig) -> None:
+    stream = rig.make()
+    for name in (SITE, "PARIS"):
+        rig.add(stream, name=name, target_stream=rig.unique(name), target_subject_prefix=name)
+    rig.settings()
+    environ = {**os.environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml")}
+    environ.pop("DAGSTER_HOME", None)
+    following = subprocess.Popen([sys.executable, "-m", "sr_assets", "run", "--follow"], env=environ)
+    folders = [rig.home / "sites" / name for name in (SITE, "PARIS")]
+    try:
+        wait_until(lambda: all(lock_owner(folder) for folder in folders), "both sites at work")
+        children = psutil.Process(following.pid).children()
+    finally:
+        following.kill()
+        following.wait()
+    assert len(children) == 2
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    assert not any(lock_owner(folder) for folder in folders)
+
+
+def test_a_run_next_to_dagsters_waits_for_it_and_one_cancelled_there_is_mended(
+    rig: Rig, hold: Hold, alone: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The sensor asks for runs, the daemon launches them: what is held and cancelled are real ones of theirs."""
+    settings = rig.settings(sensor={"interval": "1s"}, linger="1s")
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(rig.home / "replication.yaml"))
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "dagster"))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    hold.arm()
+    with Services(settings, port, ui=False), dg.DagsterInstance.get() as instance:
+        worker = psutil.Process(hold.await_writer())
+        (cancelled,) = instance.get_runs(dg.RunsFilter(job_name=site_job_name(SITE)), limit=1)
+        assert cancelled.run_id in (site_owner(rig) or "")
+        beside = start_run(rig)
+        assert instance.run_launcher.terminate(cancelled.run_id)
+        wait_until(lambda: status_of(instance, cancelled.run_id).is_finished, "the end of the cancelled run")
+        assert status_of(instance, cancelled.run_id) is dg.DagsterRunStatus.CANCELED
+        # Its writer was interrupted with it, not only by the next run.
+        wait_until(lambda: not worker.is_running(), "the end of the writer", 30)
+        finish(beside)
+        wait_until(lambda: level(rig), "a run of the sensor's, or the one beside, to mend it")
+        wait_until(lambda: site_owner(rig) is None, "the end of all runs")
+    assert_alike(rig, alone)
+
+
+def status_of(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRunStatus:
+    run = instance.get_run_by_id(run_id)
+    assert run is not None
+    return run.status
+
+
+def level(rig: Rig) -> bool:
+    file = rig.home / "fleet.duckdb"
+    return file.exists() and rig.row(
+        "SELECT sum(lag_messages) AS lag, count(last_error) AS wrong FROM replication"
+    ) == {
+        "lag": 0,
+        "wrong": 0,
+    }
