@@ -147,7 +147,7 @@ def _work_of(settings: Settings, stream: Entry, position: dict[str, Any] | None,
     if position["created_ns"] != source.created_ns:
         return "the source was made again"
     behind = source.last_sequence + 1 - max(position["next_sequence"], source.first_sequence)
-    if position["next_sequence"] > source.last_sequence + 1:
+    if position["next_sequence"] > source.last_sequence + 1 and position.get("seen_messages"):
         return "the source ends before the position"
     if behind >= settings.sensor.lag_messages:
         return f"{behind} messages behind"

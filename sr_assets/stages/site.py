@@ -222,6 +222,7 @@ class Site:
         shown = (
             "created_ns",
             "next_sequence",
+            "seen_messages",
             "watermark_ns",
             "source_last_sequence",
             "lag_messages",
