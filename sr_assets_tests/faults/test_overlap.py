@@ -127,21 +127,26 @@ def test_a_run_next_to_dagsters_waits_for_it_and_one_cancelled_there_is_mended(
         (cancelled,) = instance.get_runs(dg.RunsFilter(job_name=site_job_name(SITE)), limit=1)
         assert cancelled.run_id in (site_owner(rig) or "")
         beside = start_run(rig)
-        assert instance.run_launcher.terminate(cancelled.run_id)
-        wait_until(lambda: status_of(instance, cancelled.run_id).is_finished, "the end of the cancelled run")
-        assert status_of(instance, cancelled.run_id) is dg.DagsterRunStatus.CANCELED
-        # Its writer was interrupted with it, not only by the next run.
-        wait_until(lambda: not worker.is_running(), "the end of the writer", 30)
-        finish(beside)
+        try:
+            # It has an instance of its own, where it is recorded as begun before it asks for the site.
+            wait_until(lambda: any((rig.home / "dagster").glob("history/runs/*-*.db")), "the run beside")
+            assert instance.run_launcher.terminate(cancelled.run_id)
+            wait_until(lambda: found_again(instance, cancelled).is_finished, "the end of the cancelled run")
+            assert found_again(instance, cancelled).status is dg.DagsterRunStatus.CANCELED
+            # Its writer was interrupted with it, not only by the next run.
+            wait_until(lambda: not worker.is_running(), "the end of the writer", 30)
+            finish(beside)
+        finally:
+            beside.kill()
         wait_until(lambda: level(rig), "a run of the sensor's, or the one beside, to mend it")
         wait_until(lambda: site_owner(rig) is None, "the end of all runs")
     assert_alike(rig, alone)
 
 
-def status_of(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRunStatus:
-    run = instance.get_run_by_id(run_id)
-    assert run is not None
-    return run.status
+def found_again(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRun:
+    found = instance.get_run_by_id(run.run_id)
+    assert found is not None
+    return found
 
 
 def level(rig: Rig) -> bool:
