@@ -6,6 +6,7 @@ stages), what a copy looks like (`domain.messages`), the protocol and its window
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import itertools
 import json
@@ -25,13 +26,12 @@ from sr_assets.domain.messages import (
     Message,
     Origin,
     header_values,
+    header_writer,
     last_origin,
-    message_id,
-    outgoing_headers,
     parse_message_id,
 )
 from sr_assets.domain.positions import SequenceRange, merge_ranges
-from sr_assets.domain.subjects import matches, printable, target_subject
+from sr_assets.domain.subjects import matcher, printable, target_subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -191,15 +191,6 @@ class Receipt:
         return cls(**{**raw, **runs, "parked": parked})
 
 
-@dataclass(slots=True)
-class _Sending:
-    """A message on its way: its subject in the target, and how often it had to be given another id."""
-
-    message: Message
-    subject: str
-    resend: int
-
-
 class _StopError(Exception):
     """The target refuses to go on; the text is the receipt's failure."""
 
@@ -217,7 +208,11 @@ class Copier:
         self._rows = dict(sorted(rows.items()))
         self._receipt = Receipt()
         self._staged = StagedFiles(Path(plan.staging), partition) if plan.staging else None
-        self._window: dict[int, _Sending] = {}
+        # What is on its way or waits to be sent again, by sequence; how often it had to be given another id.
+        self._window: dict[int, Message] = {}
+        self._resends: dict[int, int] = {}
+        self._takes = matcher(plan.subjects)
+        self._headers = header_writer(plan.replicator, plan.name, plan.source_stream, plan.created_ns)
 
     def run(self) -> Receipt:
         """Copy everything and return the receipt.
@@ -271,19 +266,19 @@ class Copier:
             )
         else:
             lists = wire.read_sequences(self._source, plan.source_stream, sequences, direct=plan.direct)
-        expected = iter(sequences)
-        absent: list[int] = []
+        at = 0
         for messages in lists:
             self._check_batch()
-            for message in messages:
-                absent += itertools.takewhile(message.sequence.__ne__, expected)
+            there = [message.sequence for message in messages]
+            after = bisect.bisect(sequences, there[-1], at)
+            absent = [] if after - at == len(there) else sorted(set(sequences[at:after]).difference(there))
+            at = after
             if absent and not contiguous:
                 yield sorted([*messages, *self._ask_leader(absent)], key=lambda message: message.sequence)
             else:
                 yield messages
             self._note_missing(absent)
-            absent = []
-        absent = list(expected)
+        absent = sequences[at:]
         yield [] if contiguous else self._ask_leader(absent)
         self._note_missing(absent)
 
@@ -295,6 +290,8 @@ class Copier:
         return [message for _, message in asked if message is not None]
 
     def _note_missing(self, absent: list[int]) -> None:
+        if not absent:
+            return
         copied = [sequence for sequence in absent if sequence in self._found]
         self._receipt.copied += len(copied)
         self._receipt.found += len(copied)
@@ -310,7 +307,7 @@ class Copier:
         if current != self._plan.batch:
             raise RunError(f"batch {self._plan.batch} was given up for {current}")
 
-    def _prepare(self, lists: Iterator[list[Message]]) -> Iterator[_Sending]:
+    def _prepare(self, lists: Iterator[list[Message]]) -> Iterator[wire.Outgoing]:
         """Yield what is to be published; stage it, and account for the rest."""
         plan, receipt = self._plan, self._receipt
         for messages in lists:
@@ -320,15 +317,17 @@ class Copier:
                 if plan.cutoff_ns is not None and message.stored_ns < plan.cutoff_ns:
                     receipt.too_old += 1
                     continue
-                subject = target_subject(message.subject, plan.prefix, plan.remove)
                 if message.sequence in self._found:
                     self._count(message)
                     receipt.found += 1
-                elif not any(matches(pattern, subject) for pattern in plan.subjects):
-                    self._park(message, f"target stream {plan.stream} does not take subject {printable(subject)}")
-                    continue
                 else:
-                    yield _Sending(message, subject, plan.resend)
+                    outgoing = self._outgoing(message)
+                    if not self._takes(outgoing.subject):
+                        subject = printable(outgoing.subject)
+                        self._park(message, f"target stream {plan.stream} does not take subject {subject}")
+                        continue
+                    self._window[message.sequence] = message
+                    yield outgoing
                 if self._rows[message.sequence] is not None:
                     staged.append(message)
             if self._staged and staged:
@@ -336,17 +335,17 @@ class Copier:
 
     # ------------------------------------------------------------------------------------------------ the publishing
 
-    def _publish(self, items: Iterator[_Sending]) -> None:
+    def _publish(self, items: Iterator[wire.Outgoing]) -> None:
         """Publish everything and wait for every ack; what the target refuses for now is tried again for a while."""
         publisher = wire.Publisher(self._target)
         deadline: float | None = None
         pause_seconds = 0.1
-        again: list[_Sending] = []
+        again: list[wire.Outgoing] = []
         while True:
             self._check_batch()
             refused: dict[int, wire.Ack] = {}
             duplicates: list[wire.Ack] = []
-            for ack in publisher.publish_all(map(self._outgoing, itertools.chain(again, items))):
+            for ack in publisher.publish_all(itertools.chain(again, items)):
                 if ack.error is not None:
                     refused[ack.sequence] = ack
                 elif ack.duplicate:
@@ -362,9 +361,9 @@ class Copier:
                 return
             for sequence, ack in list(refused.items()):
                 if ack.error_code in _ABOUT_THE_MESSAGE:
-                    self._park(self._window.pop(sequence).message, f"{ack.error} ({ack.error_code})")
+                    self._park(self._window.pop(sequence), f"{ack.error} ({ack.error_code})")
                     del refused[sequence]
-            again = [self._window[sequence] for sequence in sorted(self._window)]
+            again = [self._outgoing(self._window[sequence]) for sequence in sorted(self._window)]
             if refused:
                 deadline = deadline or time.monotonic() + _REFUSAL_SECONDS
                 if time.monotonic() > deadline:
@@ -373,19 +372,15 @@ class Copier:
                 time.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311  jitter, not a secret
                 pause_seconds = min(2 * pause_seconds, 5.0)
 
-    def _outgoing(self, sending: _Sending) -> wire.Outgoing:
-        """Make the copy: subject, headers and payload as they go out; it is in the window from now on."""
-        plan, message = self._plan, sending.message
-        self._window[message.sequence] = sending
-        identity = (plan.replicator, plan.name, plan.source_stream, plan.created_ns, message.sequence, sending.resend)
-        origin = Origin(
-            plan.source_stream, message.sequence, plan.replicator, plan.name, message.stored_ns // 1_000_000
-        )
-        headers = outgoing_headers(message.headers, origin, message_id(*identity))
-        return wire.Outgoing(message.sequence, sending.subject, headers, message.payload)
+    def _outgoing(self, message: Message) -> wire.Outgoing:
+        """Make the copy: subject, headers and payload as they go out."""
+        sequence, stored_ns, subject, headers, payload = message
+        resend = self._resends.get(sequence, self._plan.resend)
+        subject = target_subject(subject, self._plan.prefix, self._plan.remove)
+        return wire.Outgoing(sequence, subject, self._headers(headers, sequence, stored_ns, resend), payload)
 
     def _settle(self, sequence: int, target_sequence: int) -> None:
-        self._count(self._window.pop(sequence).message)
+        self._count(self._window.pop(sequence))
         self._stands_at(target_sequence, sequence)
 
     def _stands_at(self, target_sequence: int, sequence: int) -> None:
@@ -415,7 +410,7 @@ class Copier:
                 raise _StopError(other_writer(plan.stream, plan.identity, ack.sequence))
             self._settle(ack.sequence, at)
         else:
-            self._window[ack.sequence].resend += 1
+            self._resends[ack.sequence] = self._resends.get(ack.sequence, self._plan.resend) + 1
 
     def _park(self, message: Message, reason: str) -> None:
         if self._plan.on_poison == "stop":

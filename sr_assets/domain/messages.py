@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sr_assets.domain.positions import parse_rfc3339_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SOURCE_HEADER: Final = b"Choria-SR-Source"
 MESSAGE_ID_HEADER: Final = b"Nats-Msg-Id"
 
 _VERSION: Final = b"NATS/1.0"
 _CRLF: Final = b"\r\n"
+_EMPTY: Final = _VERSION + 2 * _CRLF
 _STAY: Final = frozenset(
     {
         b"nats-msg-id",
@@ -39,11 +43,10 @@ _MAY_STAY: Final = re.compile(rb"\r\nnats-", re.IGNORECASE)
 _MESSAGE_ID: Final = re.compile(rb".*/(\d+)/(\d+)(?:/r(\d+))?", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A stored message; `headers` is the block it was published with, without what a direct get added.
 
-    Bytes of a subject that are not UTF-8 are kept as lone surrogates (`surrogateescape`).
+    Bytes of a subject that are not UTF-8 are kept as lone surrogates (`surrogateescape`). A tuple, for there are many.
     """
 
     sequence: int
@@ -140,17 +143,25 @@ def travelling_headers(headers: bytes) -> bytes:
     return _CRLF.join(line for line in headers.split(_CRLF) if not _stays_behind(line))
 
 
-def outgoing_headers(headers: bytes, origin: Origin, message_id: str) -> bytes:
-    """Return the block of a copy: what travels, then `Choria-SR-Source`, then `Nats-Msg-Id`."""
-    own = travelling_headers(headers) or _VERSION + _CRLF + _CRLF
-    head = own[:-2] if own.endswith(_CRLF + _CRLF) else own.removesuffix(_CRLF) + _CRLF
-    return b"%b%b: %b\r\n%b: %b\r\n\r\n" % (
-        head,
-        SOURCE_HEADER,
-        origin.encode(),
-        MESSAGE_ID_HEADER,
-        message_id.encode(),
+def header_writer(replicator: str, name: str, stream: str, created_ns: int) -> Callable[[bytes, int, int, int], bytes]:
+    """Return what writes the headers of a source's copies, `created_ns` being the source's.
+
+    It takes a message's own block, its sequence, its stored time in ns and the number of the re-send (0: none), and
+    returns the block of the copy: what travels, then `Choria-SR-Source`, then `Nats-Msg-Id`. All copies share their
+    text but for the numbers, so it is prepared once.
+    """
+    of, by, identity = (
+        one.encode().replace(b"%", b"%%")
+        for one in (stream, f"{replicator} {name}", message_id(replicator, name, stream, created_ns, 0)[:-1])
     )
+    added = b"%b: %b %%d %b %%d\r\n%b: %b%%d%%b\r\n\r\n" % (SOURCE_HEADER, of, by, MESSAGE_ID_HEADER, identity)
+
+    def write(headers: bytes, sequence: int, stored_ns: int, resend: int) -> bytes:
+        own = travelling_headers(headers) if headers else _EMPTY
+        head = own[:-2] if own.endswith(_CRLF + _CRLF) else own.removesuffix(_CRLF) + _CRLF
+        return head + added % (sequence, stored_ns // 1_000_000, sequence, b"/r%d" % resend if resend else b"")
+
+    return write
 
 
 def message_id(replicator: str, name: str, stream: str, created_ns: int, sequence: int, resend: int = 0) -> str:

@@ -6,7 +6,10 @@ Pure string rules. Not here: who a subject's token names (`senders`), which stre
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 _TEMPLATE_FIELD: Final = re.compile("%[sv]")
 _UNSAFE: Final = re.compile(rb"[^A-Za-z0-9_-]")
@@ -31,6 +34,13 @@ def is_valid_filter(pattern: str) -> bool:
 def matches(pattern: str, subject: str) -> bool:
     """Tell whether a literal subject falls under a pattern: `*` is any one token, a last `>` one or more."""
     return covers(pattern, subject)
+
+
+def matcher(patterns: Iterable[str]) -> Callable[[str], object]:
+    """Return what tells whether a literal subject falls under one of the patterns: `matches` for many subjects."""
+    tokens = {"*": "[^.]*", ">": ".*"}
+    either = (r"\.".join(tokens.get(part) or re.escape(part) for part in one.split(".")) for one in patterns)
+    return re.compile("|".join(either) or "(?!)", re.DOTALL).fullmatch
 
 
 def covers(pattern: str, subset: str) -> bool:

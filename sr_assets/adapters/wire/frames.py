@@ -21,7 +21,10 @@ MAX_MESSAGE_BYTES: Final = 1 << 30
 # The status that comes back from a subject nobody listens on.
 NO_RESPONDERS: Final = 503
 
-_NO_SUBJECT: Final = re.compile(rb"[\x00-\x20]")
+_NOT_IN_A_SUBJECT: Final = bytes(range(0x21))
+# A message of one line that wants no answer, as an acknowledgement is: its subject, its size, the line.
+_SHORT: Final = re.compile(rb"MSG ([^ \r\n]+) [^ \r\n]+ (\d+)\r\n([^\r\n]*)\r\n")
+_SHORTS: Final = re.compile(rb"(?:%b){1,512}+" % _SHORT.pattern.replace(b"(", b"(?:"))
 _DIRECT_BLOCK: Final = re.compile(
     rb"Nats-Stream: [^\r\n]*\r\n"
     rb"Nats-Subject: ([^\r\n]*)\r\n"
@@ -104,9 +107,23 @@ def _parse(buffer: bytes) -> tuple[list[Frame], int, int]:
         reply = fields[3] if len(fields) == (6 if verb == b"HMSG" else 5) else b""
         add(Frame(verb, fields[1], reply, buffer[start:middle], buffer[middle:stop]))
         position = stop + 2
+        if verb == b"MSG":
+            shorts, position = _parse_shorts(buffer, position)
+            frames += shorts
     if size - position > MAX_LINE_BYTES:
         raise ValueError(f"a line without an end: {buffer[position : position + 80]!r}")
     return frames, position, 0
+
+
+def _parse_shorts(buffer: bytes, position: int) -> tuple[list[Frame], int]:
+    """Return the messages of one line that stand here, and where they end: the fast equal of `_parse` for these."""
+    run = _SHORTS.match(buffer, position)
+    if not run:
+        return [], position
+    found = _SHORT.findall(buffer, position, run.end())
+    if any(len(line) != int(size) for _, size, line in found):
+        return [], position
+    return [Frame(b"MSG", subject, b"", b"", line) for subject, _, line in found], run.end()
 
 
 def _control(line: bytes) -> Frame:
@@ -119,7 +136,7 @@ def _control(line: bytes) -> Frame:
 def encode_subject(subject: str) -> bytes:
     """The subject's bytes (`surrogateescape`); raises ValueError on what would break out of the line."""
     encoded = subject.encode(errors="surrogateescape")
-    if not encoded or _NO_SUBJECT.search(encoded):
+    if not encoded or len(encoded.translate(None, _NOT_IN_A_SUBJECT)) != len(encoded):
         raise ValueError(f"not a subject: {subject!r}")
     return encoded
 

@@ -6,8 +6,7 @@ What is sent again or given up is decided by the callers.
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.connection import Connection, WireError
@@ -27,8 +26,7 @@ HEADERS_TOO_LARGE: Final = 10097
 _STORED: Final = re.compile(rb'\{"stream":"[^"]*",(?:"domain":"[^"]*",)?"seq":(\d+)\}')
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """A message to publish; `sequence` is the caller's own name for it and comes back in the Ack."""
 
     sequence: int
@@ -37,8 +35,7 @@ class Outgoing:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(NamedTuple):
     """What became of a publish: stored at `target_sequence` (earlier when `duplicate`), or not stored, and then why."""
 
     sequence: int
