@@ -340,6 +340,7 @@ class Copier:
         publisher = wire.Publisher(self._target)
         deadline: float | None = None
         pause_seconds = 0.1
+        first = True
         again: list[wire.Outgoing] = []
         while True:
             self._check_batch()
@@ -352,7 +353,9 @@ class Copier:
                     duplicates.append(ack)
                 else:
                     self._settle(ack.sequence, ack.target_sequence or 0)
-                    reach(Point.PUBLISHING)
+                    if first:
+                        reach(Point.PUBLISHING)
+                        first = False
                     deadline, pause_seconds = None, 0.1
             # Not before: who asks throws away what else arrives, and that would be acknowledgements.
             for ack in duplicates:

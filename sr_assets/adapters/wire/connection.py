@@ -120,14 +120,17 @@ class Connection:
             except OSError as error:
                 raise self._lost(error) from None
 
-    def receive(self, timeout_seconds: float) -> list[Frame]:
-        """Return the messages that are here, at the latest after the timeout, and then possibly none."""
+    def receive(self, timeout_seconds: float, stored: list[tuple[bytes, int]] | None = None) -> list[Frame]:
+        """Return the messages that are here, at the latest after the timeout, and then possibly none.
+
+        Acknowledgements that arrived before them go to `stored` when it is given: their inbox and the sequence.
+        """
         deadline = time.monotonic() + timeout_seconds
         while True:
-            self._kept += self._read()
+            self._kept += self._read(stored=None if self._kept else stored)
             if self._owed:
                 self.send(b"")
-            if self._kept:
+            if self._kept or stored:
                 received, self._kept = self._kept, []
                 return received
             left_seconds = deadline - time.monotonic()
@@ -256,7 +259,7 @@ class Connection:
             self._polled = events
         return bool(self._poll.poll(timeout_seconds * 1000))
 
-    def _read(self, *, controls: bool = False) -> list[Frame]:
+    def _read(self, *, controls: bool = False, stored: list[tuple[bytes, int]] | None = None) -> list[Frame]:
         """Read once without waiting; messages, and with `controls` the other frames too."""
         try:
             count = self._fill(self._open_socket())
@@ -267,7 +270,7 @@ class Connection:
         if not count:
             raise WireError(f"{self.address}: the server closed the connection")
         try:
-            received = self._parser.feed(bytes(memoryview(self._buffer)[:count]))
+            received = self._parser.feed(bytes(memoryview(self._buffer)[:count]), stored)
         except ValueError as error:
             raise WireError(f"{self.address}: {error}") from None
         messages = []

@@ -22,9 +22,11 @@ MAX_MESSAGE_BYTES: Final = 1 << 30
 NO_RESPONDERS: Final = 503
 
 _NOT_IN_A_SUBJECT: Final = bytes(range(0x21))
-# A message of one line that wants no answer, as an acknowledgement is: its subject, its size, the line.
-_SHORT: Final = re.compile(rb"MSG ([^ \r\n]+) [^ \r\n]+ (\d+)\r\n([^\r\n]*)\r\n")
-_SHORTS: Final = re.compile(rb"(?:%b){1,512}+" % _SHORT.pattern.replace(b"(", b"(?:"))
+# What a stream says once it has stored a message.
+STORED: Final = re.compile(rb'\{"stream":"[^"\r\n]*",(?:"domain":"[^"\r\n]*",)?"seq":(\d+)\}')
+# The same as a frame: subject, size, payload, sequence. Possessive: a run of thousands leaves no way back.
+_STORED_FRAME: Final = re.compile(rb"MSG ([^ \r\n]+) [^ \r\n]+ (\d+)\r\n(%b)\r\n" % STORED.pattern)
+_STORED_FRAMES: Final = re.compile(rb"(?:MSG [^ \r\n]+ [^ \r\n]+ \d+\r\n%b\r\n)*+" % STORED.pattern)
 _DIRECT_BLOCK: Final = re.compile(
     rb"Nats-Stream: [^\r\n]*\r\n"
     rb"Nats-Subject: ([^\r\n]*)\r\n"
@@ -68,25 +70,29 @@ class FrameParser:
         self._held_bytes = 0
         self._wanted_bytes = 0
 
-    def feed(self, data: bytes) -> list[Frame]:
-        """Return the frames that are complete now; raises ValueError at the first byte that is not the protocol."""
+    def feed(self, data: bytes, stored: list[tuple[bytes, int]] | None = None) -> list[Frame]:
+        """Return the frames that are complete now; raises ValueError at the first byte that is not the protocol.
+
+        Acknowledgements before all others go to `stored` when it is given: their subject and the sequence they tell.
+        """
         self._chunks.append(data)
         self._held_bytes += len(data)
         # A large message comes in many pieces: nothing is joined before the last of them is here.
         if self._held_bytes < self._wanted_bytes:
             return []
         buffer = data if len(self._chunks) == 1 else b"".join(self._chunks)
-        frames, position, self._wanted_bytes = _parse(buffer)
+        position = 0 if stored is None else _parse_stored(buffer, stored)
+        frames, position, self._wanted_bytes = _parse(buffer, position)
         rest = buffer[position:]
         self._chunks = [rest] if rest else []
         self._held_bytes = len(rest)
         return frames
 
 
-def _parse(buffer: bytes) -> tuple[list[Frame], int, int]:
+def _parse(buffer: bytes, position: int) -> tuple[list[Frame], int, int]:
     """Return the complete frames, where an incomplete one begins, and how many bytes that one needs (0: unknown)."""
     frames: list[Frame] = []
-    add, find, size, position = frames.append, buffer.find, len(buffer), 0
+    add, find, size = frames.append, buffer.find, len(buffer)
     while (end := find(CRLF, position)) >= 0:
         fields = buffer[position:end].split(b" ")
         verb, start = fields[0], end + 2
@@ -107,23 +113,24 @@ def _parse(buffer: bytes) -> tuple[list[Frame], int, int]:
         reply = fields[3] if len(fields) == (6 if verb == b"HMSG" else 5) else b""
         add(Frame(verb, fields[1], reply, buffer[start:middle], buffer[middle:stop]))
         position = stop + 2
-        if verb == b"MSG":
-            shorts, position = _parse_shorts(buffer, position)
-            frames += shorts
     if size - position > MAX_LINE_BYTES:
         raise ValueError(f"a line without an end: {buffer[position : position + 80]!r}")
     return frames, position, 0
 
 
-def _parse_shorts(buffer: bytes, position: int) -> tuple[list[Frame], int]:
-    """Return the messages of one line that stand here, and where they end: the fast equal of `_parse` for these."""
-    run = _SHORTS.match(buffer, position)
-    if not run:
-        return [], position
-    found = _SHORT.findall(buffer, position, run.end())
-    if any(len(line) != int(size) for _, size, line in found):
-        return [], position
-    return [Frame(b"MSG", subject, b"", b"", line) for subject, _, line in found], run.end()
+def _parse_stored(buffer: bytes, stored: list[tuple[bytes, int]]) -> int:
+    """Add the acknowledgements at the beginning of the buffer to `stored` and return where they end.
+
+    The fast equal of `_parse` for what comes by the thousand; what is not quite as expected is left to that.
+    """
+    run = _STORED_FRAMES.match(buffer)
+    if not run or not run.end():
+        return 0
+    subjects, sizes, payloads, sequences = zip(*_STORED_FRAME.findall(buffer, 0, run.end()), strict=True)
+    if list(map(int, sizes)) != list(map(len, payloads)):
+        return 0
+    stored += zip(subjects, map(int, sequences), strict=True)
+    return run.end()
 
 
 def _control(line: bytes) -> Frame:

@@ -4,7 +4,6 @@ What is sent again or given up is decided by the callers.
 """
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
@@ -23,7 +22,7 @@ WRONG_LAST_SEQUENCE: Final = 10071
 STREAM_FULL: Final = 10077
 HEADERS_TOO_LARGE: Final = 10097
 
-_STORED: Final = re.compile(rb'\{"stream":"[^"]*",(?:"domain":"[^"]*",)?"seq":(\d+)\}')
+_UNKNOWN: Final = (0, 0)
 
 
 class Outgoing(NamedTuple):
@@ -83,8 +82,9 @@ class Publisher:
         refused = False
         while True:
             chunk: list[bytes] = []
+            free_bytes = min(SEND_BYTES, self._max_bytes - waiting_bytes)
             chunk_bytes = 0
-            while going and chunk_bytes < SEND_BYTES and waiting_bytes < self._max_bytes and len(under_way) < window:
+            while going and chunk_bytes < free_bytes and len(under_way) < window:
                 item = next(source, None)
                 if item is None:
                     going = False
@@ -94,20 +94,31 @@ class Publisher:
                 if isinstance(framed, Ack):
                     going, refusal = False, framed
                     break
-                size_bytes = sum(map(len, framed))
+                size_bytes = len(framed[0]) + len(framed[1]) + len(item.payload)
                 under_way[inbox] = (item.sequence, size_bytes)
                 chunk += framed
                 chunk_bytes += size_bytes
-                waiting_bytes += size_bytes
                 if expected is not None:
                     expected += 1
+            waiting_bytes += chunk_bytes
             if chunk:
                 self._connection.send(b"".join(chunk))
             elif not under_way:
                 break
-            for frame in self._acks(wait=not chunk):
-                sequence, size_bytes = under_way.pop(frame.subject, (0, -1))
-                if size_bytes < 0:
+            stored: list[tuple[bytes, int]] = []
+            frames = self._connection.receive(0 if chunk else self._ack_timeout_seconds, stored)
+            if not (chunk or stored or frames):
+                said = f"no acknowledgement within {self._ack_timeout_seconds:g} s"
+                raise WireError(f"{self._connection.address}: {said}")
+            for inbox, target_sequence in stored:
+                sequence, size_bytes = under_way.pop(inbox, _UNKNOWN)
+                if size_bytes:
+                    waiting_bytes -= size_bytes
+                    window = self._max_messages
+                    yield Ack(sequence, target_sequence)
+            for frame in frames:
+                sequence, size_bytes = under_way.pop(frame.subject, _UNKNOWN)
+                if not size_bytes:
                     continue
                 waiting_bytes -= size_bytes
                 ack = parse_ack(sequence, frame)
@@ -122,33 +133,27 @@ class Publisher:
         if refusal is not None and not (refused and expect_last is not None):
             yield refusal
 
-    def _acks(self, *, wait: bool) -> list[Frame]:
-        received = self._connection.receive(self._ack_timeout_seconds if wait else 0)
-        if wait and not received:
-            raise WireError(f"{self._connection.address}: no acknowledgement within {self._ack_timeout_seconds:g} s")
-        return received
-
     def _frame(self, item: Outgoing, inbox: bytes, expected: int | None) -> tuple[bytes, ...] | Ack:
-        headers = item.headers
+        sequence, subject, headers, payload = item
         if expected is not None:
             headers = f.with_first_header(headers, b"Nats-Expected-Last-Sequence", b"%d" % expected)
-        size_bytes, limit_bytes = len(headers) + len(item.payload), self._connection.max_payload_bytes
+        size_bytes, limit_bytes = len(headers) + len(payload), self._connection.max_payload_bytes
         if size_bytes > limit_bytes:
             text = f"{size_bytes} bytes are more than the server takes (max_payload {limit_bytes})"
-            return Ack(item.sequence, error_code=MESSAGE_TOO_LARGE, error=text)
+            return Ack(sequence, error_code=MESSAGE_TOO_LARGE, error=text)
         try:
-            line = f.pub_line(f.encode_subject(item.subject), inbox, len(headers), len(item.payload))
+            line = f.pub_line(f.encode_subject(subject), inbox, len(headers), len(payload))
         except ValueError as error:
-            return Ack(item.sequence, error_code=INVALID_SUBJECT, error=str(error))
+            return Ack(sequence, error_code=INVALID_SUBJECT, error=str(error))
         if len(line) > MAX_CONTROL_LINE_BYTES:
-            text = f"the subject's {len(item.subject)} characters are more than the server takes"
-            return Ack(item.sequence, error_code=INVALID_SUBJECT, error=text)
-        return line, headers, item.payload, f.CRLF
+            text = f"the subject's {len(subject)} characters are more than the server takes"
+            return Ack(sequence, error_code=INVALID_SUBJECT, error=text)
+        return line, headers, payload, f.CRLF
 
 
 def parse_ack(sequence: int, frame: Frame) -> Ack:
     """Read the answer to a publish; what is no answer of a stream counts as an error."""
-    stored = _STORED.fullmatch(frame.payload)
+    stored = f.STORED.fullmatch(frame.payload)
     if stored:
         return Ack(sequence, int(stored[1]))
     if frame.status == NO_STREAM:
