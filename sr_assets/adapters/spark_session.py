@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -35,20 +34,17 @@ def open_session(settings: SparkSettings, home: Path, site: str) -> SparkSession
     The same session id is used by every run of a site: what stays warm is the session, and joining it lets a run
     interrupt tasks whose client was killed. Data source `jetstream` is registered.
     """
-    os.environ.update(
-        {key: value for key, value in child_environment(home).items() if key.startswith(("JAVA_", "PYSPARK_"))}
-    )
     mode = settings.mode
     if mode == "connect-local":
         try:
             engine = start_engine(settings, home)
         except RunError as error:
             logger.warning("%s; going on with classic Spark in this process", error)
-            return _prepared(_classic("local[*,3]", engine_config(settings, home)))
+            return _prepared(_classic("local[*,3]", settings, home))
         return _prepared(_join(engine, home, site))
     if mode.startswith("sc://"):
         return _prepared(_connect(mode, uuid.uuid5(uuid.NAMESPACE_URL, f"sr-assets/{home}/{site}")))
-    return _prepared(_classic(mode if mode.startswith("spark://") else "local[*,3]", engine_config(settings, home)))
+    return _prepared(_classic(mode if mode.startswith("spark://") else "local[*,3]", settings, home))
 
 
 def leave_session(session: SparkSession) -> None:
@@ -105,13 +101,16 @@ def _connect(url: str, identity: uuid.UUID) -> SparkSession:
     return cast("SparkSession", session)
 
 
-def _classic(master: str, config: Mapping[str, str]) -> SparkSession:
+def _classic(master: str, settings: SparkSettings, home: Path) -> SparkSession:
     from pyspark.sql import SparkSession
 
+    # Only a JVM that is started needs them; looking for a Java takes as long as an idle run.
+    environ = child_environment(home)
+    os.environ.update({key: value for key, value in environ.items() if key.startswith(("JAVA_", "PYSPARK_"))})
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(master).appName("sr-assets")
-    for key, value in config.items():
+    for key, value in engine_config(settings, home).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 

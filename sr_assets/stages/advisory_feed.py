@@ -44,7 +44,7 @@ def fold_feed(site: Site, feed: FeedSettings, report: StreamReport, ends: dict[s
         report.reached = True
     end = source.last_sequence if ends is None else ends.setdefault(feed.stream, source.last_sequence)
     state = load_position(site, feed, source)
-    covered = next_range(feed, state, source, end, narrow=True)
+    covered = next_range(feed, state, source, end)
     if covered is None:
         return _note_silence(site, feed, state, source, report)
     started = time.monotonic()

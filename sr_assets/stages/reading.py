@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 _DIRECT_BATCH_VERSION = (2, 11, 0)
 _MAX_GAP_ROWS = 1_000
-#: A reader that holds narrow rows only may read this many times the bytes that a batch may hold.
-_NARROW_SHARE = 10
+#: A batch may read this many times `batch_bytes`: that is for what it holds, and it holds far less than it reads.
+_READ_SHARE = 10
 
 
-def next_range(entry: Entry, state: StreamState, source: StreamInfo, end: int, *, narrow: bool) -> SequenceRange | None:
+def next_range(entry: Entry, state: StreamState, source: StreamInfo, end: int) -> SequenceRange | None:
     """Plan the next range: from the position, as far as there is something up to `end`, bounded by messages and by bytes
     at the source's average size.
 
-    What bounds the bytes is what is held: `narrow` rows are about a tenth.
+    What bounds the bytes is what is held: of a sampled stream and of a feed narrow rows and a tenth of the payloads, of
+    a plain copy no more than the window that waits for its acks.
     """
     average_bytes = max(1, source.bytes // max(1, source.messages))
-    batch_bytes = entry.batch_bytes * (_NARROW_SHARE if narrow else 1)
-    count = min(entry.batch_messages, max(1, batch_bytes // average_bytes))
+    count = min(entry.batch_messages, max(1, _READ_SHARE * entry.batch_bytes // average_bytes))
     after = min(end + 1, max(state.next_sequence, source.first_sequence) + count)
     return SequenceRange(state.next_sequence, after) if after > state.next_sequence else None
 

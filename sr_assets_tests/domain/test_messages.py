@@ -8,9 +8,9 @@ from sr_assets.domain.messages import (
     DirectGet,
     Origin,
     header_values,
+    header_writer,
     last_origin,
     message_id,
-    outgoing_headers,
     parse_message_id,
     parse_origin,
     split_direct_get,
@@ -23,11 +23,17 @@ NAME = st.sampled_from(
 VALUE = st.binary(max_size=12).map(lambda value: value.replace(b"\r", b"").replace(b"\n", b""))
 LINE = st.tuples(NAME, st.sampled_from([b":", b": ", b":  "]), VALUE).map(b"".join)
 WORD = st.text(alphabet=st.characters(exclude_characters=" \r\n", exclude_categories=["Cs"]), min_size=1, max_size=12)
+CREATED = st.integers(0, 2**63)
 ORIGIN = Origin("REG", 7, "US", "east", 1_647_351_430_123)
 
 
 def block(*lines: bytes) -> bytes:
     return b"NATS/1.0\r\n" + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
+
+
+def outgoing_headers(headers: bytes) -> bytes:
+    """The headers of a first copy of a message from `ORIGIN`."""
+    return header_writer("US", "east", "REG", 5)(headers, ORIGIN.sequence, ORIGIN.stored_ms * 1_000_000, 0)
 
 
 def appended(headers: bytes, *, batch: bool) -> bytes:
@@ -125,13 +131,18 @@ def test_everything_else_travels_byte_for_byte_in_order_with_duplicates(line: by
     assert travelling_headers(headers) == block(line, b"A: 1", line)
 
 
-@given(st.lists(LINE))
-def test_a_copy_has_what_travelled_then_its_origin_then_its_id(lines: list[bytes]) -> None:
-    headers = outgoing_headers(block(*lines), ORIGIN, "id")
-    kept = travelling_headers(block(*lines))
-    assert headers == kept[:-2] + b"Choria-SR-Source: REG 7 US east 1647351430123\r\nNats-Msg-Id: id\r\n\r\n"
-    assert last_origin(headers) == ORIGIN
-    assert header_values(headers, b"Nats-Msg-Id") == [b"id"]
+@given(st.lists(LINE), st.builds(Origin, WORD, st.integers(0, 2**64 - 1), WORD, WORD, st.integers(0, 2**63)), CREATED)
+def test_a_copy_has_what_travelled_then_its_origin_then_its_id(
+    lines: list[bytes], origin: Origin, created_ns: int
+) -> None:
+    write = header_writer(origin.replicator, origin.name, origin.stream, created_ns)
+    for resend in (0, 3):
+        headers = write(block(*lines), origin.sequence, origin.stored_ms * 1_000_000 + 999_999, resend)
+        own_id = message_id(origin.replicator, origin.name, origin.stream, created_ns, origin.sequence, resend).encode()
+        kept = travelling_headers(block(*lines))[:-2]
+        assert headers == kept + b"Choria-SR-Source: %b\r\nNats-Msg-Id: %b\r\n\r\n" % (origin.encode(), own_id)
+        assert last_origin(headers) == origin
+        assert header_values(headers, b"Nats-Msg-Id") == [own_id]
 
 
 @pytest.mark.parametrize(
@@ -145,13 +156,12 @@ def test_a_copy_has_what_travelled_then_its_origin_then_its_id(lines: list[bytes
     ),
 )
 def test_a_copy_always_has_a_complete_block(headers: bytes, start: bytes) -> None:
-    assert outgoing_headers(headers, ORIGIN, "id") == start + block(
-        b"Choria-SR-Source: " + ORIGIN.encode(), b"Nats-Msg-Id: id"
-    ).removeprefix(b"NATS/1.0\r\n")
+    added = block(b"Choria-SR-Source: " + ORIGIN.encode(), b"Nats-Msg-Id: US/east/REG/5/7")
+    assert outgoing_headers(headers) == start + added.removeprefix(b"NATS/1.0\r\n")
 
 
 def test_of_several_hops_the_last_one_counts() -> None:
-    headers = outgoing_headers(block(b"Choria-SR-Source: CITY 1 a b 2"), ORIGIN, "id")
+    headers = outgoing_headers(block(b"Choria-SR-Source: CITY 1 a b 2"))
     assert len(header_values(headers, b"Choria-SR-Source")) == 2
     assert last_origin(headers) == ORIGIN
     assert last_origin(b"") is None

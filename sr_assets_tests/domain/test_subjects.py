@@ -12,6 +12,7 @@ from sr_assets.domain.subjects import (
     advisory_subject,
     covers,
     is_valid_filter,
+    matcher,
     matches,
     overlaps,
     target_subject,
@@ -36,6 +37,14 @@ def falls_under(pattern: str) -> set[str]:
 def test_a_pattern_matches_what_its_wildcards_mean() -> None:
     for pattern in PATTERNS:
         assert {subject for subject in SUBJECTS if matches(pattern, subject)} == falls_under(pattern), pattern
+
+
+def test_a_matcher_says_of_many_subjects_what_matches_says_of_one() -> None:
+    subjects = [*SUBJECTS, "", ".", "a.", "a..b", "a.b\n", "ab", "a+b"]
+    for patterns in [(), *((pattern,) for pattern in [*PATTERNS, "a+b", "a.b|b"]), *PAIRS]:
+        takes = matcher(patterns)
+        for subject in subjects:
+            assert bool(takes(subject)) == any(matches(one, subject) for one in patterns), (patterns, subject)
 
 
 def test_overlap_is_a_common_subject() -> None:

@@ -125,7 +125,7 @@ def test_small_batches_copy_the_same_in_the_same_order(rig: Rig) -> None:
     assert report.batches == 3
     assert [copy.payload for copy in rig.copies(stream)] == [b"%d" % n * 100 for n in range(50)]
     rig.publish(stream, [Sent(b"x" * 1000) for _ in range(30)])
-    rig.entries[0] |= {"batch_messages": 50_000, "batch_bytes": 5000}
+    rig.entries[0] |= {"batch_messages": 50_000, "batch_bytes": 500}
     (report,) = rig.drain().values()
     assert report.batches >= 2
     assert len(rig.copies(stream)) == 80

@@ -214,10 +214,11 @@ def delivered_message(frame: Frame) -> tuple[Message, int, int]:
     tokens = frame.reply.split(b".")
     if len(tokens) < 9 or tokens[0] != b"$JS" or tokens[1] != b"ACK":
         raise ValueError(f"not a delivery of a stream: {frame.reply[:80]!r}")
-    sequence, number, stored_ns, pending = (int(token) for token in (tokens[5:9] if len(tokens) == 9 else tokens[7:11]))
+    sequence, number, stored_ns, pending = tokens[5:9] if len(tokens) == 9 else tokens[7:11]
     headers = b"" if frame.headers == EMPTY_BLOCK else frame.headers
     subject = frame.subject.decode(errors="surrogateescape")
-    return Message(sequence, stored_ns, subject, headers, frame.payload), number, pending
+    message = Message(int(sequence), int(stored_ns), subject, headers, frame.payload)
+    return message, int(number), int(pending)
 
 
 def without_message_size(headers: bytes) -> bytes:

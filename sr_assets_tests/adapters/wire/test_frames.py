@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import itertools
+import json
 
 import pytest
 from hypothesis import given
@@ -104,6 +105,55 @@ def test_damaged_bytes_give_frames_of_what_is_there_or_an_error_and_nothing_else
     with contextlib.suppress(ValueError):
         for frame in parser.feed(bytes(stream)):
             assert frame.headers + frame.payload in bytes(stream)
+
+
+stored_acks = st.builds(
+    lambda subject, domain, sequence: Frame(
+        b"MSG", subject, b"", b"", b'{"stream":"S",%b"seq":%d}' % (domain, sequence)
+    ),
+    tokens,
+    st.sampled_from([b"", b'"domain":"hub",']),
+    st.integers(0, 2**64 - 1),
+)
+almost_acks = st.sampled_from(
+    [
+        Frame(b"MSG", b"a", b"", b"", b'{"stream":"S","seq":1,"duplicate":true}'),
+        Frame(b"MSG", b"a", b"", b"", b'{"stream":"S","seq":1}\r\nMSG b 1 22\r\n{"stream":"S","seq":2}'),
+        Frame(b"MSG", b"a", b"", b"", b'{"stream":"S","seq":1}\r\n'),
+        Frame(b"MSG", b"a", b"r", b"", b'{"stream":"S","seq":1}'),
+        Frame(b"HMSG", b"a", b"", b"NATS/1.0 503\r\n\r\n", b""),
+    ]
+)
+
+
+@given(
+    st.lists(stored_acks | stored_acks | almost_acks | frames, max_size=12), st.lists(st.integers(0, 1500), max_size=6)
+)
+def test_acknowledgements_taken_by_the_run_are_those_that_are_there(sent: list[Frame], cuts: list[int]) -> None:
+    stream = b"".join(map(written, sent))
+    edges = [0, *sorted(cut for cut in cuts if cut < len(stream)), len(stream)]
+    parser = FrameParser()
+    received: list[tuple[bytes, int] | Frame] = []
+    for at, to in itertools.pairwise(edges):
+        stored: list[tuple[bytes, int]] = []
+        others = parser.feed(stream[at:to], stored)
+        received += [*stored, *others]
+    assert len(received) == len(sent)
+    for one, was in zip(received, sent, strict=True):
+        if isinstance(one, Frame):
+            assert one == was
+        else:
+            assert (one[0], json.loads(was.payload)) == (was.subject, {**json.loads(was.payload), "seq": one[1]})
+            assert "duplicate" not in json.loads(was.payload)
+
+
+def test_a_run_of_acknowledgements_leaves_no_frames() -> None:
+    stream = b"".join(
+        written(Frame(b"MSG", b"a.%d" % n, b"", b"", b'{"stream":"S","seq":%d}' % n)) for n in range(9999)
+    )
+    stored: list[tuple[bytes, int]] = []
+    assert FrameParser().feed(stream + b"PING\r\n", stored) == [Frame(b"PING")]
+    assert stored == [(b"a.%d" % n, n) for n in range(9999)]
 
 
 def test_one_byte_at_a_time_is_enough() -> None:
