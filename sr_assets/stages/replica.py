@@ -51,9 +51,7 @@ def copy_batch(site: Site, stream: StreamSettings, report: StreamReport, ends: d
     intent = _open_intent(site, stream)
     if intent is None:
         resend = bool(site.state.ledger(stream.stream).resends(1))
-        covered = (
-            _resend_range(site, stream) if resend else next_range(stream, state, source, end)
-        )
+        covered = _resend_range(site, stream) if resend else next_range(stream, state, source, end)
         if covered is None:
             _note_level(site, stream, state, source, report)
             return False
