@@ -23,6 +23,8 @@ NAME = st.sampled_from(
 VALUE = st.binary(max_size=12).map(lambda value: value.replace(b"\r", b"").replace(b"\n", b""))
 LINE = st.tuples(NAME, st.sampled_from([b":", b": ", b":  "]), VALUE).map(b"".join)
 WORD = st.text(alphabet=st.characters(exclude_characters=" \r\n", exclude_categories=["Cs"]), min_size=1, max_size=12)
+# At the edge of a value a tab would be trimmed.
+NAMED = WORD.filter(lambda word: "\t" not in word)
 CREATED = st.integers(0, 2**63)
 ORIGIN = Origin("REG", 7, "US", "east", 1_647_351_430_123)
 
@@ -131,7 +133,7 @@ def test_everything_else_travels_byte_for_byte_in_order_with_duplicates(line: by
     assert travelling_headers(headers) == block(line, b"A: 1", line)
 
 
-@given(st.lists(LINE), st.builds(Origin, WORD, st.integers(0, 2**64 - 1), WORD, WORD, st.integers(0, 2**63)), CREATED)
+@given(st.lists(LINE), st.builds(Origin, NAMED, st.integers(0, 2**64 - 1), NAMED, NAMED, st.integers(0, 2**63)), CREATED)
 def test_a_copy_has_what_travelled_then_its_origin_then_its_id(
     lines: list[bytes], origin: Origin, created_ns: int
 ) -> None:
