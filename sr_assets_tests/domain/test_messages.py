@@ -133,7 +133,9 @@ def test_everything_else_travels_byte_for_byte_in_order_with_duplicates(line: by
     assert travelling_headers(headers) == block(line, b"A: 1", line)
 
 
-@given(st.lists(LINE), st.builds(Origin, NAMED, st.integers(0, 2**64 - 1), NAMED, NAMED, st.integers(0, 2**63)), CREATED)
+@given(
+    st.lists(LINE), st.builds(Origin, NAMED, st.integers(0, 2**64 - 1), NAMED, NAMED, st.integers(0, 2**63)), CREATED
+)
 def test_a_copy_has_what_travelled_then_its_origin_then_its_id(
     lines: list[bytes], origin: Origin, created_ns: int
 ) -> None:

@@ -4,7 +4,6 @@ Not here: how it is done (`direct`, `consumer`, `single`), what a hole means and
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -74,7 +73,7 @@ def read_headers(connection: Connection, stream: str, wanted: SequenceRange) -> 
 
     def following(sequence: int) -> Message | None:
         found = next_message(connection, stream, sequence)
-        return found and replace(found, payload=b"")
+        return found and found._replace(payload=b"")
 
     yield from _until_confirmed(wanted, read, following)
 
