@@ -76,6 +76,16 @@ class Expected:
         return sorted(sequence for sequence, reason in self.reasons.items() if reason != "sampled")
 
 
+def by_field(message: Seen) -> str | None:
+    """Return the sender in a payload's field `sender`, when it is text."""
+    try:
+        document = json.loads(message.payload)
+    except ValueError:
+        return None
+    found = document.get("sender") if isinstance(document, dict) else None
+    return found if isinstance(found, str) else None
+
+
 def expect(rules: Rules, history: Sequence[Seen], now_ns: int) -> Expected:
     """Say what must have come of a history once time has passed until the watermark `now_ns`."""
     expected = Expected()
