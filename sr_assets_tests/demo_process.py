@@ -15,6 +15,8 @@ from typing import Self
 
 import psutil
 
+from sr_assets_tests.marked import marked
+
 _MARK = "SR_ASSETS_TEST_DEMO"
 _STOP_SECONDS = 120.0
 
@@ -74,12 +76,4 @@ class DemoProcess:
 
     def left(self) -> list[psutil.Process]:
         """Return every process that came of this demo and is still there; one that only waits to be reaped is not."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                ours = process.environ().get(_MARK) == self._mark
-                if ours and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        return marked(_MARK, self._mark)

@@ -1,0 +1,202 @@
+"""`make soak`: a fleet reports, a site is run again and again, and everything it is made of is killed at random.
+
+It ends by itself: the faults stop, the fleet stops, one last run drains; then what the target, the tables and the
+advisories hold is compared with what the source's own history demands. What the source holds in the end is the truth: a
+publish that it never stored is none, and a silence at the source is one. Prints the seed and the counts; exit code 1
+when anything is lost, doubled, or not as demanded, and then the home is kept.
+
+Not here: the faults and the runs (`soak_faults`), the rules (`reference`), the comparing (`comparison`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sr_assets.adapters.spark_engine import stop_engine
+from sr_assets.embedded.fleet import Churn, Fleet, FleetPlan
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.operate.processes import INTERRUPTED, interrupted_in_order
+from sr_assets_tests.comparison import Comparison, Kind, compare
+from sr_assets_tests.marked import marked
+from sr_assets_tests.reference import SECOND, Rules, by_field
+from sr_assets_tests.rig import SITE, Rig
+from sr_assets_tests.soak_faults import Fault, Gremlin, Operator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PLAIN, SAMPLED, FEED = "PLAIN", "SAMPLED", "FEED"
+INTERVAL, WARNING, TRIGGER_BYTES = 6 * SECOND, 3 * SECOND, 500
+_CHURN: Final = Churn(share=0.6, short_seconds=4.5, long_seconds=9.0)
+_RULES: Final = {
+    PLAIN: Rules(SITE, SITE, PLAIN, INTERVAL, WARNING, "", sender=lambda _: None),
+    SAMPLED: Rules(SITE, SITE, SAMPLED, INTERVAL, WARNING, "sender", by_field, trigger_bytes=TRIGGER_BYTES),
+}
+_MARK: Final = "SR_ASSETS_SOAK"
+_TICK_SECONDS: Final = 0.05
+#: A writer that outlived its run may wait 30 s for acknowledgements before it gives up.
+_LEAVE_SECONDS: Final = 45.0
+_SHOWN: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was done and what came of it; `complaints` are about runs and processes."""
+
+    seed: int
+    seconds: float
+    runs: Counter[str]
+    faults: Counter[Fault]
+    comparisons: list[Comparison]
+    complaints: list[str]
+
+    @property
+    def differences(self) -> Counter[Kind]:
+        """How many there are of each kind; what a refusal put out of order is counted but allowed."""
+        return Counter(one.kind for comparison in self.comparisons for one in comparison.differences)
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything is not as it has to be."""
+        return bool(self.complaints) or any(kind is not Kind.DISORDERED for kind in self.differences)
+
+    def counts(self) -> dict[str, Any]:
+        """Return everything that is counted."""
+        expected = [one.expected for one in self.comparisons]
+        return {
+            "seed": self.seed,
+            "seconds": self.seconds,
+            "runs": dict(self.runs),
+            "faults": dict(self.faults),
+            "messages": sum(len(one.seen) for one in self.comparisons),
+            "copies": sum(len(one.copied) for one in expected),
+            "transitions": dict(Counter(advisory["event"] for one in expected for advisory in one.advisories)),
+            "differences": {kind: self.differences[kind] for kind in Kind},
+            "complaints": len(self.complaints),
+        }
+
+    def findings(self) -> Iterator[str]:
+        """Say what is wrong, a few of each kind."""
+        yield from self.complaints
+        shown: Counter[Kind] = Counter()
+        for comparison in self.comparisons:
+            for one in comparison.differences:
+                shown[one.kind] += 1
+                if shown[one.kind] <= _SHOWN:
+                    yield f"{one.kind}: {one.what}"
+
+
+def soak(home: Path, seed: int, seconds: float) -> Verdict:
+    """Let a fleet report, a site run and faults happen for so long, then compare; what was started is stopped."""
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(NatsServer(home / "source", "source"))
+        target = stack.enter_context(NatsServer(home / "target", "target"))
+        (home / "site").mkdir()
+        rig = Rig(home / "site", source, target, str)
+        stack.callback(stop_engine, rig.home)
+        _configure(rig)
+        operator = Operator(rig.home, random.Random(f"{seed} runs"))
+        stack.callback(operator.kill)
+        gremlin = Gremlin(rig.home, source, target, operator, random.Random(f"{seed} faults"))
+        stack.callback(gremlin.heal)
+        fleets = [stack.enter_context(Fleet(plan, source.url, f"{name}.%s")) for name, plan in _plans(seed).items()]
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            operator.tend()
+            gremlin.tend()
+            time.sleep(_TICK_SECONDS)
+        gremlin.heal()
+        for fleet in fleets:
+            fleet.stop()
+        operator.finish()
+        compared = [compare(rig, rules, feed=FEED if name == SAMPLED else None) for name, rules in _RULES.items()]
+    complaints = [*operator.complaints, *_left_behind()]
+    return Verdict(seed, seconds, operator.ends, gremlin.faults, compared, complaints)
+
+
+def _configure(rig: Rig) -> None:
+    """Make the streams and the configuration: small batches and short lives, so that there is much to interrupt."""
+    for name in (PLAIN, SAMPLED, FEED):
+        rig.create(name)
+    rig.add(PLAIN, batch_messages=400)
+    rig.add(
+        SAMPLED,
+        batch_messages=200,
+        inspect_field="sender",
+        inspect_duration=f"{INTERVAL // SECOND}s",
+        warn_duration=f"{WARNING // SECOND}s",
+        size_trigger=TRIGGER_BYTES,
+        advisory={"subject": f"{FEED}.%s.%v", "reliable": True},
+    )
+    rig.settings(sensor={"interval": "2s"}, run_budget="20s")
+
+
+def _plans(seed: int) -> dict[str, FleetPlan]:
+    """Return who publishes into which stream: 200 messages a second each."""
+    return {
+        PLAIN: FleetPlan(200, 1.0, seed, payload_bytes=1_000),
+        SAMPLED: FleetPlan(100, 0.5, seed, _CHURN, payload_bytes=1_000),
+    }
+
+
+def _left_behind() -> list[str]:
+    """Return what is still running some time after everything was stopped, and end it."""
+    deadline = time.monotonic() + _LEAVE_SECONDS
+    while (left := marked(_MARK, os.environ[_MARK])) and time.monotonic() < deadline:
+        time.sleep(_TICK_SECONDS)
+    lines = []
+    for process in left:
+        with contextlib.suppress(Exception):
+            lines.append(f"left behind: {' '.join(process.cmdline())[:200]}")
+            process.kill()
+    return lines
+
+
+def main() -> int:
+    """Soak, say what came of it, return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="make soak", description="Kill everything at random; lose and double nothing."
+    )
+    parser.add_argument("--seconds", type=float, default=300.0, help="how long faults happen (default: 300)")
+    parser.add_argument(
+        "--seed", type=int, default=random.SystemRandom().randrange(10**6), help="default: a random one"
+    )
+    parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
+    arguments = parser.parse_args()
+    os.environ[_MARK] = uuid.uuid4().hex
+    home = Path(tempfile.mkdtemp(prefix="sr-assets-soak-")).resolve()
+    print(f"seed {arguments.seed}, {arguments.seconds:g} s, in {home}", file=sys.stderr)
+    try:
+        with interrupted_in_order():
+            verdict = soak(home, arguments.seed, arguments.seconds)
+    except KeyboardInterrupt:
+        shutil.rmtree(home)
+        return INTERRUPTED
+    for finding in verdict.findings():
+        print(finding, file=sys.stderr)
+    for name, count in verdict.counts().items():
+        print(f"{name}: {count}")
+    if verdict.failed:
+        print(f"everything is kept in {home}", file=sys.stderr)
+    else:
+        shutil.rmtree(home)
+    if arguments.json:
+        print(json.dumps(verdict.counts()))
+    return int(verdict.failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""What a soak does to the platform: a site that is run again and again, and random faults that hit all it is made of.
+
+Not here: the fleet, the duration, the verdict (`soak`).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+import psutil
+
+from sr_assets.adapters.spark_engine import engine_status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sr_assets.embedded.nats_server import NatsServer
+
+#: How long a run may take to end by itself once nothing disturbs it any more.
+_PATIENCE_SECONDS: Final = 150.0
+#: Between two faults, for how long a server is gone, for how long it stands still; each evenly between two bounds.
+_PAUSE_SECONDS: Final = (0.5, 7.0)
+_GONE_SECONDS: Final = (0.1, 3.0)
+_STILL_SECONDS: Final = (1.0, 7.0)
+
+
+class Fault(StrEnum):
+    """What can happen. Killed is SIGKILL; a server that is killed is started again, one that is stopped goes on."""
+
+    RUN_KILLED = "run killed"
+    RUN_ENDED = "run ended"
+    WORKER_KILLED = "worker killed"
+    ENGINE_KILLED = "engine killed"
+    SOURCE_KILLED = "source killed"
+    TARGET_KILLED = "target killed"
+    SOURCE_STOPPED = "source stopped"
+    TARGET_STOPPED = "target stopped"
+
+
+#: How often each is drawn. A new engine takes its time: while it starts, nothing else is put to the test.
+_WEIGHTS: Final = {fault: 1 if fault in (Fault.ENGINE_KILLED, Fault.RUN_ENDED) else 2 for fault in Fault}
+
+
+class Operator:
+    """Runs a site again and again, `--once` or `--follow`, as somebody at a keyboard would; `tend` is called often.
+
+    `ends` counts how the runs ended, `complaints` says which ended as no run may: with another exit code than 0 or 1
+    that no signal of ours explains, or with a traceback. What they say is in `runs.log`.
+    """
+
+    def __init__(self, home: Path, chance: random.Random) -> None:
+        self.ends: Counter[str] = Counter()
+        self.complaints: list[str] = []
+        self._log = home / "runs.log"
+        self._environ = {**os.environ, "SR_ASSETS_CONFIG": str(home / "replication.yaml")}
+        for steering in ("DAGSTER_HOME", "SR_ASSETS_HOME"):
+            self._environ.pop(steering, None)
+        self._chance = chance
+        self._process: subprocess.Popen[bytes] | None = None
+        self._mode = ""
+        self._signalled: signal.Signals | None = None
+        self._said = 0
+
+    def tend(self) -> None:
+        """Start the next run when the last one has ended."""
+        if self._process is not None and self._process.poll() is not None:
+            self._note_end(self._process.returncode)
+        if self._process is None:
+            self._begin(self._chance.choice(("--once", "--follow")))
+
+    def kill(self) -> bool:
+        """Kill the run under way, its processes but not its engine; whether there was one."""
+        if self._process is None or self._process.poll() is not None:
+            return False
+        run = psutil.Process(self._process.pid)
+        for process in (run, *run.children()):
+            process.kill()
+        self._signalled = signal.SIGKILL
+        return True
+
+    def end(self) -> bool:
+        """Ask the run under way to end; whether there was one."""
+        if self._process is None or self._process.poll() is not None:
+            return False
+        self._process.terminate()
+        self._signalled = signal.SIGTERM
+        return True
+
+    def finish(self) -> None:
+        """See the run under way end, by itself when it drains; then let a last one drain, which has to succeed."""
+        if self._mode == "--follow":
+            self.end()
+        self._await_end()
+        self._begin("--once")
+        if self._await_end() != 0:
+            self.complaints.append(f"the last run did not succeed: {self._last_words()}")
+
+    def _begin(self, mode: str) -> None:
+        with self._log.open("ab") as log:
+            log.write(f"--- {time.strftime('%H:%M:%S')} run {mode}\n".encode())
+            log.flush()
+            self._said = log.tell()
+            command = [sys.executable, "-W", "ignore", "-m", "sr_assets", "run", mode]
+            self._process = subprocess.Popen(
+                command, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        self._mode, self._signalled = mode, None
+
+    def _await_end(self) -> int | None:
+        """Wait for the run under way; returns its exit code, None when there was none or it never ended."""
+        if self._process is None:
+            return None
+        try:
+            code = self._process.wait(_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.complaints.append(f"a run went on for {_PATIENCE_SECONDS:.0f} s, undisturbed: {self._last_words()}")
+            self.kill()
+            code = self._process.wait()
+        self._note_end(code)
+        return code
+
+    def _note_end(self, code: int) -> None:
+        words = self._last_words()
+        self._process = None
+        end = {None: {0: "succeeded", 1: "failed"}.get(code), signal.SIGTERM: "ended"}.get(self._signalled, "killed")
+        self.ends[end or "wrong"] += 1
+        if end is None or "Traceback" in words:
+            self.complaints.append(f"a run ended with exit code {code}: {words}")
+
+    def _last_words(self) -> str:
+        """Return what the run under way said so far."""
+        with self._log.open("rb") as log:
+            log.seek(self._said)
+            return log.read().decode(errors="replace").strip()
+
+
+class Gremlin:
+    """Makes faults happen at random moments and heals those that do not heal by themselves; `tend` is called often.
+
+    The same generator draws the same faults; what they meet is a matter of timing. One that meets nothing is not counted.
+    """
+
+    def __init__(
+        self, home: Path, source: NatsServer, target: NatsServer, operator: Operator, chance: random.Random
+    ) -> None:
+        self.faults: Counter[Fault] = Counter()
+        self._home = home
+        self._source, self._target = source, target
+        self._operator = operator
+        self._chance = chance
+        self._strike_at = time.monotonic() + chance.uniform(*_PAUSE_SECONDS)
+        self._healing: dict[NatsServer, tuple[float, Callable[[], object]]] = {}
+
+    def tend(self) -> None:
+        """Heal what is due, and strike when it is time to."""
+        now = time.monotonic()
+        self.heal(until=now)
+        if now >= self._strike_at:
+            (fault,) = self._chance.choices(list(_WEIGHTS), list(_WEIGHTS.values()))
+            self._strike_at = now + self._chance.uniform(*_PAUSE_SECONDS)
+            if self._strike(fault):
+                self.faults[fault] += 1
+
+    def heal(self, until: float = float("inf")) -> None:
+        """Bring back the servers that are due: all, unless a time is given."""
+        for server, (when, heal) in list(self._healing.items()):
+            if when <= until:
+                del self._healing[server]
+                heal()
+
+    def _strike(self, fault: Fault) -> bool:
+        match fault:
+            case Fault.RUN_KILLED:
+                return self._operator.kill()
+            case Fault.RUN_ENDED:
+                return self._operator.end()
+            case Fault.WORKER_KILLED:
+                return self._kill_of_engine("pyspark.daemon")
+            case Fault.ENGINE_KILLED:
+                return self._kill_of_engine("java")
+            case Fault.SOURCE_KILLED:
+                return self._kill_server(self._source)
+            case Fault.TARGET_KILLED:
+                return self._kill_server(self._target)
+            case Fault.SOURCE_STOPPED:
+                return self._stop_server(self._source)
+            case Fault.TARGET_STOPPED:
+                return self._stop_server(self._target)
+
+    def _kill_of_engine(self, word: str) -> bool:
+        """Kill one of the engine's processes, in whose command the word stands: the JVM, or one of its Python workers."""
+        engine = engine_status(self._home)
+        try:
+            family = psutil.Process(engine.pid).children(recursive=True) if engine else []
+            fitting = [one for one in family if word in " ".join(one.cmdline()[:3])]
+            if fitting:
+                self._chance.choice(fitting).kill()
+        except psutil.NoSuchProcess:
+            return False
+        return bool(fitting)
+
+    def _kill_server(self, server: NatsServer) -> bool:
+        if server in self._healing:
+            return False
+        server.kill()
+        self._healing[server] = (time.monotonic() + self._chance.uniform(*_GONE_SECONDS), server.start)
+        return True
+
+    def _stop_server(self, server: NatsServer) -> bool:
+        if server in self._healing:
+            return False
+        process = psutil.Process(server.pid)
+        process.suspend()
+        self._healing[server] = (time.monotonic() + self._chance.uniform(*_STILL_SECONDS), process.resume)
+        return True
