@@ -85,15 +85,20 @@ class Engine:
     started_at: float
 
     @property
-    def alive(self) -> bool:
-        """Whether that process still is our server and listens."""
+    def running(self) -> bool:
+        """Whether that process still is our server, which may be on its way yet."""
         try:
             command = Path(f"/proc/{self.pid}/cmdline").read_bytes()
         except OSError:
             command = subprocess.run(
                 ["ps", "-ww", "-p", str(self.pid), "-o", "command="], capture_output=True, check=False
             ).stdout
-        if _WATCHER.encode() not in command:
+        return _WATCHER.encode() in command
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs and listens."""
+        if not self.running:
             return False
         with socket.socket() as probe:
             probe.settimeout(1.0)
@@ -158,6 +163,14 @@ def _recorded(folder: Path) -> Engine | None:
         return None
 
 
+def _record(folder: Path, engine: Engine) -> None:
+    """Write down which server there is; it ends by itself when it is not the one that stands there."""
+    draft = folder / ".engine.json"
+    draft.touch(mode=0o600)
+    draft.write_text(json.dumps(asdict(engine)))
+    draft.replace(folder / "engine.json")
+
+
 def engine_status(home: Path) -> Engine | None:
     """Return the warm local server of this home, or None when none is running."""
     engine = _recorded(home / "spark")
@@ -172,13 +185,13 @@ def stop_engine(home: Path) -> bool:
 
 def _stop(folder: Path) -> bool:
     engine = _recorded(folder)
-    running = engine is not None and engine.alive
+    running = engine is not None and engine.running
     if engine is not None and running:
         # The server leads its own process group, so its Python workers go with it.
         for stop_signal, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(engine.pid, stop_signal)
-            if _wait_until(lambda: not Path(f"/proc/{engine.pid}").exists() or not engine.alive, seconds):
+            if _wait_until(lambda: not engine.running, seconds):
                 break
         with contextlib.suppress(ProcessLookupError):
             os.killpg(engine.pid, signal.SIGKILL)
@@ -206,17 +219,16 @@ def start_engine(settings: SparkSettings, home: Path) -> Engine:
     folder = home / "spark"
     with _locked(folder):
         engine = _recorded(folder)
-        if engine is not None and engine.fingerprint == fingerprint and engine.alive:
-            return engine
-        if engine is not None and engine.alive:
+        if engine is not None and engine.fingerprint == fingerprint:
+            # A run that was killed may have begun to start it: then it is on its way.
+            _wait_until(lambda: engine.alive or not engine.running, _START_SECONDS)
+            if engine.alive:
+                keep_engine(home, KEEP_ONCE_SECONDS)
+                return engine
+        elif engine is not None and engine.alive:
             _await_unused(folder, engine)
         _stop(folder)
-        engine = _launch(folder, home, config, fingerprint)
-        draft = folder / ".engine.json"
-        draft.touch(mode=0o600)
-        draft.write_text(json.dumps(asdict(engine)))
-        draft.replace(folder / "engine.json")
-        return engine
+        return _launch(folder, home, config, fingerprint)
 
 
 def _await_unused(folder: Path, engine: Engine) -> None:
@@ -306,6 +318,8 @@ def _launch(folder: Path, home: Path, config: Mapping[str, str], fingerprint: st
             cwd=folder,
         )
     engine = Engine(port, process.pid, token, fingerprint, time.time())
+    _record(folder, engine)
+    # Not by its command: that cannot be read yet in the first moments of a process.
     if _wait_until(lambda: process.poll() is not None or engine.alive, _START_SECONDS) and process.poll() is None:
         # On a busy machine the start has used up what it was kept for, and nobody has joined yet.
         keep_engine(home, KEEP_ONCE_SECONDS)
@@ -313,7 +327,7 @@ def _launch(folder: Path, home: Path, config: Mapping[str, str], fingerprint: st
         # It is to outlive us, so Python must not warn that nobody waits for it.
         process.returncode = 0
         return engine
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    _stop(folder)
+    process.wait()
     tail = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
     raise RunError(f"the Spark engine did not start: {tail[0]!r}; its log is {log}")

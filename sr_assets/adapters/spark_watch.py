@@ -1,11 +1,13 @@
 """The process that watches over the local Spark server: `python -m sr_assets.adapters.spark_watch FOLDER COMMAND…`.
 
 It starts the command and ends with it; and ends it when the time in `FOLDER/keep` (seconds of the monotonic clock, which
-nobody sets) has passed while nobody held the lock `FOLDER/users`, or when the folder is gone, so that no engine is left
-behind by a run that nothing follows. Standard library only, and little of it: it lives as long as the server.
+nobody sets) has passed while nobody held the lock `FOLDER/users`, when `FOLDER/engine.json` names another process, or
+when the folder is gone, so that no engine is left behind by a run that nothing follows, or that was killed as it started
+one. Standard library only, and little of it: it lives as long as the server.
 """
 
 import fcntl
+import json
 import os
 import resource
 import signal
@@ -36,12 +38,14 @@ def main(folder: str, command: list[str]) -> int:
 
 def _wanted(folder: Path) -> bool:
     try:
+        if json.loads((folder / "engine.json").read_text())["pid"] != os.getpid():
+            return False
         with (folder / "users").open("a") as users:
             fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return time.monotonic() <= float((folder / "keep").read_text())
     except BlockingIOError:
         return True
-    except (OSError, ValueError):
+    except (OSError, ValueError, KeyError):
         return False
 
 

@@ -1,5 +1,6 @@
 """The engine's life, with a small process in the server's place where only the watching is at stake."""
 
+import json
 import subprocess
 import sys
 import time
@@ -15,9 +16,12 @@ SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 def watch(home: Path) -> subprocess.Popen[bytes]:
-    """Watch over a process that does nothing, as the engine is watched."""
+    """Watch over a process that does nothing, as the engine is watched: it is the one on record."""
     command = [sys.executable, "-m", spark_watch.__name__, str(home / "spark"), *SLEEPER]
-    return subprocess.Popen(command, start_new_session=True)
+    process = subprocess.Popen(command, start_new_session=True)
+    if (home / "spark").exists():
+        (home / "spark" / "engine.json").write_text(json.dumps({"pid": process.pid}))
+    return process
 
 
 def ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
@@ -39,6 +43,15 @@ def test_an_engine_ends_by_itself_when_nobody_uses_it_any_more(tmp_path: Path) -
 def test_an_engine_ends_when_its_home_is_gone(tmp_path: Path) -> None:
     process = watch(tmp_path / "never")
     assert ended(process, 15.0)
+
+
+def test_an_engine_ends_when_another_is_on_record(tmp_path: Path) -> None:
+    (tmp_path / "spark").mkdir()
+    with use_engine(tmp_path, 0.0):
+        lost, known = watch(tmp_path), watch(tmp_path)
+        assert ended(lost, 15.0), "the run that started it was killed before it said so"
+        assert not ended(known, 0.0), "it is in use"
+    assert ended(known, 15.0)
 
 
 def test_whoever_asked_for_longer_is_still_heard(tmp_path: Path) -> None:

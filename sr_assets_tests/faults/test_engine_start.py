@@ -1,0 +1,38 @@
+"""A run that is killed while it starts the engine: the next one goes on with that very engine, and there is no second."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from sr_assets.adapters.spark_engine import engine_status, start_engine, stop_engine
+from sr_assets.settings import SparkSettings
+
+_START = """
+import sys
+from pathlib import Path
+from sr_assets.adapters.spark_engine import start_engine
+from sr_assets.settings import SparkSettings
+
+start_engine(SparkSettings(), Path(sys.argv[1]))
+"""
+
+
+def test_an_engine_begun_by_a_killed_run_is_taken_over(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", _START, str(tmp_path)])
+    record, deadline = tmp_path / "spark" / "engine.json", time.monotonic() + 60.0
+    try:
+        while not record.exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline, "no engine was begun"
+            time.sleep(0.005)
+        begun = record.read_text()
+        process.kill()
+        assert process.wait() < 0
+        assert engine_status(tmp_path) is None, "it was killed before the engine was there"
+        engine = start_engine(SparkSettings(), tmp_path)
+        assert engine.alive
+        assert record.read_text() == begun
+    finally:
+        stop_engine(tmp_path)
+    assert not engine.running
