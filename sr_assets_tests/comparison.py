@@ -28,15 +28,15 @@ _ADVISED = ("event", "age_seconds", "previous", "transition", "returned", "outag
 class Kind(StrEnum):
     """What can differ."""
 
-    LOST = "lost"
-    DUPLICATE = "duplicate"
+    LOST = "losses"
+    DUPLICATE = "duplicates"
     UNWANTED = "unwanted"
     ALTERED = "altered"
     DISORDERED = "disordered"
-    TRANSITION_MISSING = "transition missing"
-    TRANSITION_DOUBLED = "transition doubled"
-    TRANSITION_WRONG = "transition wrong"
-    ROW_WRONG = "row wrong"
+    TRANSITION_MISSING = "transitions_missing"
+    TRANSITION_DOUBLED = "transitions_doubled"
+    TRANSITION_WRONG = "transitions_wrong"
+    ROW_WRONG = "rows_wrong"
 
 
 @dataclass(frozen=True, slots=True)

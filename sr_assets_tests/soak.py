@@ -25,14 +25,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import psutil
+
 from sr_assets.adapters.spark_engine import stop_engine
+from sr_assets.domain.errors import RunError
 from sr_assets.embedded.fleet import Churn, Fleet, FleetPlan
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.operate.processes import INTERRUPTED, interrupted_in_order
 from sr_assets_tests.comparison import Comparison, Kind, compare
 from sr_assets_tests.marked import marked
 from sr_assets_tests.reference import SECOND, Rules, by_field
-from sr_assets_tests.rig import SITE, Rig
+from sr_assets_tests.rig import SITE, Rig, Sent
 from sr_assets_tests.soak_faults import Fault, Gremlin, Operator
 
 if TYPE_CHECKING:
@@ -41,14 +44,17 @@ if TYPE_CHECKING:
 PLAIN, SAMPLED, FEED = "PLAIN", "SAMPLED", "FEED"
 INTERVAL, WARNING, TRIGGER_BYTES = 6 * SECOND, 3 * SECOND, 500
 _CHURN: Final = Churn(share=0.6, short_seconds=4.5, long_seconds=9.0)
-_RULES: Final = {
-    PLAIN: Rules(SITE, SITE, PLAIN, INTERVAL, WARNING, "", sender=lambda _: None),
-    SAMPLED: Rules(SITE, SITE, SAMPLED, INTERVAL, WARNING, "sender", by_field, trigger_bytes=TRIGGER_BYTES),
-}
+#: For each stream its rules, and where its advisories are.
+_RULES: Final = (
+    (Rules(SITE, SITE, PLAIN, INTERVAL, WARNING, "", sender=lambda _: None), None),
+    (Rules(SITE, SITE, SAMPLED, INTERVAL, WARNING, "sender", by_field, trigger_bytes=TRIGGER_BYTES), FEED),
+)
 _MARK: Final = "SR_ASSETS_SOAK"
 _TICK_SECONDS: Final = 0.05
 #: A writer that outlived its run may wait 30 s for acknowledgements before it gives up.
 _LEAVE_SECONDS: Final = 45.0
+_BEGIN_SECONDS: Final = 300.0
+#: How many differences of a kind are said.
 _SHOWN: Final = 10
 
 
@@ -79,12 +85,12 @@ class Verdict:
         return {
             "seed": self.seed,
             "seconds": self.seconds,
-            "runs": dict(self.runs),
-            "faults": dict(self.faults),
             "messages": sum(len(one.seen) for one in self.comparisons),
             "copies": sum(len(one.copied) for one in expected),
             "transitions": dict(Counter(advisory["event"] for one in expected for advisory in one.advisories)),
-            "differences": {kind: self.differences[kind] for kind in Kind},
+            "faults": dict(self.faults),
+            "runs": dict(self.runs),
+            **{kind: self.differences[kind] for kind in Kind},
             "complaints": len(self.complaints),
         }
 
@@ -110,6 +116,7 @@ def soak(home: Path, seed: int, seconds: float) -> Verdict:
         _configure(rig)
         operator = Operator(rig.home, random.Random(f"{seed} runs"))
         stack.callback(operator.kill)
+        _begin(rig, operator)
         gremlin = Gremlin(rig.home, source, target, operator, random.Random(f"{seed} faults"))
         stack.callback(gremlin.heal)
         fleets = [stack.enter_context(Fleet(plan, source.url, f"{name}.%s")) for name, plan in _plans(seed).items()]
@@ -121,8 +128,8 @@ def soak(home: Path, seed: int, seconds: float) -> Verdict:
         gremlin.heal()
         for fleet in fleets:
             fleet.stop()
-        operator.finish()
-        compared = [compare(rig, rules, feed=FEED if name == SAMPLED else None) for name, rules in _RULES.items()]
+        drained = operator.finish()
+        compared = [compare(rig, rules, feed=feed) for rules, feed in _RULES] if drained else []
     complaints = [*operator.complaints, *_left_behind()]
     return Verdict(seed, seconds, operator.ends, gremlin.faults, compared, complaints)
 
@@ -131,10 +138,10 @@ def _configure(rig: Rig) -> None:
     """Make the streams and the configuration: small batches and short lives, so that there is much to interrupt."""
     for name in (PLAIN, SAMPLED, FEED):
         rig.create(name)
-    rig.add(PLAIN, batch_messages=400)
+    rig.add(PLAIN, batch_messages=1_000)
     rig.add(
         SAMPLED,
-        batch_messages=200,
+        batch_messages=1_000,
         inspect_field="sender",
         inspect_duration=f"{INTERVAL // SECOND}s",
         warn_duration=f"{WARNING // SECOND}s",
@@ -144,11 +151,24 @@ def _configure(rig: Rig) -> None:
     rig.settings(sensor={"interval": "2s"}, run_budget="20s")
 
 
+def _begin(rig: Rig, operator: Operator) -> None:
+    """Let the first run get as far as its first tables: until then there is little that faults could meet."""
+    rig.publish(PLAIN, [Sent(b"the first")])
+    deadline = time.monotonic() + _BEGIN_SECONDS
+    while not (rig.home / "fleet.duckdb").exists():
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"no tables were published within {_BEGIN_SECONDS:.0f} s; what the runs said is in {rig.home}"
+            )
+        operator.tend()
+        time.sleep(_TICK_SECONDS)
+
+
 def _plans(seed: int) -> dict[str, FleetPlan]:
-    """Return who publishes into which stream: 200 messages a second each."""
+    """Return who publishes into which stream: up to 150 messages a second each."""
     return {
-        PLAIN: FleetPlan(200, 1.0, seed, payload_bytes=1_000),
-        SAMPLED: FleetPlan(100, 0.5, seed, _CHURN, payload_bytes=1_000),
+        PLAIN: FleetPlan(150, 1.0, seed, payload_bytes=1_000),
+        SAMPLED: FleetPlan(75, 0.5, seed, _CHURN, payload_bytes=1_000),
     }
 
 
@@ -159,8 +179,10 @@ def _left_behind() -> list[str]:
         time.sleep(_TICK_SECONDS)
     lines = []
     for process in left:
-        with contextlib.suppress(Exception):
-            lines.append(f"left behind: {' '.join(process.cmdline())[:200]}")
+        with contextlib.suppress(psutil.Error):
+            # A run that is killed just as Dagster starts to mirror its output leaves Dagster's `tail`.
+            if process.name() != "tail":
+                lines.append(f"left behind: {' '.join(process.cmdline())[:200]}")
             process.kill()
     return lines
 
@@ -178,24 +200,29 @@ def main() -> int:
     arguments = parser.parse_args()
     os.environ[_MARK] = uuid.uuid4().hex
     home = Path(tempfile.mkdtemp(prefix="sr-assets-soak-")).resolve()
-    print(f"seed {arguments.seed}, {arguments.seconds:g} s, in {home}", file=sys.stderr)
+    _say(f"seed {arguments.seed}, {arguments.seconds:g} s, in {home}")
     try:
         with interrupted_in_order():
             verdict = soak(home, arguments.seed, arguments.seconds)
     except KeyboardInterrupt:
         shutil.rmtree(home)
         return INTERRUPTED
-    for finding in verdict.findings():
-        print(finding, file=sys.stderr)
+    for line in verdict.findings():
+        _say(line)
     for name, count in verdict.counts().items():
-        print(f"{name}: {count}")
+        what = ", ".join(f"{key} {one}" for key, one in count.items()) if isinstance(count, dict) else count
+        _say(f"{name.replace('_', ' ')}: {what}")
     if verdict.failed:
-        print(f"everything is kept in {home}", file=sys.stderr)
+        _say(f"everything is kept in {home}")
     else:
         shutil.rmtree(home)
     if arguments.json:
-        print(json.dumps(verdict.counts()))
+        sys.stdout.write(json.dumps(verdict.counts()) + "\n")
     return int(verdict.failed)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 if __name__ == "__main__":

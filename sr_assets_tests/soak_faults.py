@@ -5,6 +5,7 @@ Not here: the fleet, the duration, the verdict (`soak`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 
     from sr_assets.embedded.nats_server import NatsServer
 
-#: How long a run may take to end by itself once nothing disturbs it any more.
+#: How long a run may commit nothing once nothing disturbs it any more.
 _PATIENCE_SECONDS: Final = 150.0
+_LOOK_SECONDS: Final = 1.0
 #: Between two faults, for how long a server is gone, for how long it stands still; each evenly between two bounds.
 _PAUSE_SECONDS: Final = (0.5, 7.0)
 _GONE_SECONDS: Final = (0.1, 3.0)
@@ -46,8 +48,17 @@ class Fault(StrEnum):
     TARGET_STOPPED = "target stopped"
 
 
-#: How often each is drawn. A new engine takes its time: while it starts, nothing else is put to the test.
-_WEIGHTS: Final = {fault: 1 if fault in (Fault.ENGINE_KILLED, Fault.RUN_ENDED) else 2 for fault in Fault}
+#: After these the site begins again, which takes a while: they wait until it has committed something since the last.
+_SETBACKS: Final = frozenset({Fault.RUN_KILLED, Fault.RUN_ENDED, Fault.ENGINE_KILLED})
+
+
+def last_commit(home: Path) -> float:
+    """Return when a site last wrote to its state, in unix seconds; 0.0 for never."""
+    latest = 0.0
+    for file in home.glob("sites/*/state.duckdb*"):
+        with contextlib.suppress(FileNotFoundError):
+            latest = max(latest, file.stat().st_mtime)
+    return latest
 
 
 class Operator:
@@ -60,6 +71,7 @@ class Operator:
     def __init__(self, home: Path, chance: random.Random) -> None:
         self.ends: Counter[str] = Counter()
         self.complaints: list[str] = []
+        self._home = home
         self._log = home / "runs.log"
         self._environ = {**os.environ, "SR_ASSETS_CONFIG": str(home / "replication.yaml")}
         for steering in ("DAGSTER_HOME", "SR_ASSETS_HOME"):
@@ -82,7 +94,9 @@ class Operator:
         if self._process is None or self._process.poll() is not None:
             return False
         run = psutil.Process(self._process.pid)
-        for process in (run, *run.children()):
+        # What it starts between a look and a kill would be nobody's.
+        run.suspend()
+        for process in (*run.children(), run):
             process.kill()
         self._signalled = signal.SIGKILL
         return True
@@ -95,14 +109,16 @@ class Operator:
         self._signalled = signal.SIGTERM
         return True
 
-    def finish(self) -> None:
-        """See the run under way end, by itself when it drains; then let a last one drain, which has to succeed."""
+    def finish(self) -> bool:
+        """See the run under way end, by itself unless it follows; then let a last one drain; whether that succeeded."""
         if self._mode == "--follow":
             self.end()
         self._await_end()
         self._begin("--once")
-        if self._await_end() != 0:
-            self.complaints.append(f"the last run did not succeed: {self._last_words()}")
+        if self._await_end() == 0:
+            return True
+        self.complaints.append(f"the last run did not succeed: {self._last_words()}")
+        return False
 
     def _begin(self, mode: str) -> None:
         with self._log.open("ab") as log:
@@ -116,15 +132,15 @@ class Operator:
         self._mode, self._signalled = mode, None
 
     def _await_end(self) -> int | None:
-        """Wait for the run under way; returns its exit code, None when there was none or it never ended."""
+        """Wait for the run under way, as long as it does something; returns its exit code, None when there was none."""
         if self._process is None:
             return None
-        try:
-            code = self._process.wait(_PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.complaints.append(f"a run went on for {_PATIENCE_SECONDS:.0f} s, undisturbed: {self._last_words()}")
-            self.kill()
-            code = self._process.wait()
+        began = time.time()
+        while (code := self._process.poll()) is None:
+            if time.time() - max(began, last_commit(self._home)) > _PATIENCE_SECONDS:
+                self.complaints.append(f"an undisturbed run does nothing: {self._last_words()}")
+                self.kill()
+            time.sleep(_LOOK_SECONDS)
         self._note_end(code)
         return code
 
@@ -158,6 +174,7 @@ class Gremlin:
         self._operator = operator
         self._chance = chance
         self._strike_at = time.monotonic() + chance.uniform(*_PAUSE_SECONDS)
+        self._set_back_at = time.time()
         self._healing: dict[NatsServer, tuple[float, Callable[[], object]]] = {}
 
     def tend(self) -> None:
@@ -165,10 +182,14 @@ class Gremlin:
         now = time.monotonic()
         self.heal(until=now)
         if now >= self._strike_at:
-            (fault,) = self._chance.choices(list(_WEIGHTS), list(_WEIGHTS.values()))
+            fault = self._chance.choice(list(Fault))
             self._strike_at = now + self._chance.uniform(*_PAUSE_SECONDS)
+            if fault in _SETBACKS and last_commit(self._home) < self._set_back_at:
+                return
             if self._strike(fault):
                 self.faults[fault] += 1
+                if fault in _SETBACKS:
+                    self._set_back_at = time.time()
 
     def heal(self, until: float = float("inf")) -> None:
         """Bring back the servers that are due: all, unless a time is given."""

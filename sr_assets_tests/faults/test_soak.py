@@ -1,0 +1,31 @@
+"""The soak as `make soak` starts it, for a minute: random faults, nothing lost, nothing twice, nothing left behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sr_assets_tests.comparison import Kind
+from sr_assets_tests.soak_faults import Fault
+
+
+@pytest.mark.timeout(600)
+def test_a_minute_of_random_faults_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sr_assets_tests.soak", "--seconds", "60", "--seed", "1", "--json"]
+    done = subprocess.run(
+        command, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout)
+    assert {kind: counts[kind] for kind in Kind if kind is not Kind.DISORDERED} == dict.fromkeys(
+        set(Kind) - {Kind.DISORDERED}, 0
+    )
+    assert counts["complaints"] == 0
+    # A minute in which little happens would prove little.
+    assert counts["messages"] > counts["copies"] > 5_000
+    assert set(counts["transitions"]) == {"new", "timeout", "recover", "expire"}
+    assert len(counts["faults"]) >= len(Fault) // 2, counts["faults"]
+    assert list(tmp_path.iterdir()) == []
