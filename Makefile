@@ -19,6 +19,9 @@ check: fmt-check lint types ## what CI runs: order, lint, types, then all tests 
 bench: $(READY) ## the figures of this machine, as a table and JSON
 	$(BIN)/python -m sr_assets.embedded.bench $(ARGS)
 
+soak: $(READY) ## random kills, then source and target are compared; SECONDS=300 SEED=7 ARGS=--json
+	$(BIN)/python -m sr_assets_tests.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 dev: export DAGSTER_HOME ?= $(CURDIR)/.sr_assets/dagster
 dev: $(READY) ## dagster dev for the configuration named by SR_ASSETS_CONFIG
 	mkdir -p "$$DAGSTER_HOME" && { test -e "$$DAGSTER_HOME/dagster.yaml" || cp dagster.yaml "$$DAGSTER_HOME"; } && $(BIN)/dagster dev -w workspace.yaml $(ARGS)
@@ -45,4 +48,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 .NOTPARALLEL:
-.PHONY: demo test test-faults check bench dev fmt fmt-check lint types help
+.PHONY: demo test test-faults check bench soak dev fmt fmt-check lint types help
