@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -61,6 +62,16 @@ def last_commit(home: Path) -> float:
     return latest
 
 
+@dataclass(slots=True)
+class _Run:
+    """A run under way: how it was started, where in the log its words begin, and what signal of ours it got."""
+
+    process: subprocess.Popen[bytes]
+    mode: str
+    words_at: int
+    signalled: signal.Signals | None = None
+
+
 class Operator:
     """Runs a site again and again, `--once` or `--follow`, as somebody at a keyboard would; `tend` is called often.
 
@@ -77,86 +88,81 @@ class Operator:
         for steering in ("DAGSTER_HOME", "SR_ASSETS_HOME"):
             self._environ.pop(steering, None)
         self._chance = chance
-        self._process: subprocess.Popen[bytes] | None = None
-        self._mode = ""
-        self._signalled: signal.Signals | None = None
-        self._said = 0
+        self._run: _Run | None = None
 
     def tend(self) -> None:
         """Start the next run when the last one has ended."""
-        if self._process is not None and self._process.poll() is not None:
-            self._note_end(self._process.returncode)
-        if self._process is None:
-            self._begin(self._chance.choice(("--once", "--follow")))
+        if self._run is not None and self._run.process.poll() is None:
+            return
+        self._note_end()
+        self._begin(self._chance.choice(("--once", "--follow")))
 
     def kill(self) -> bool:
         """Kill the run under way, its processes but not its engine; whether there was one."""
-        if self._process is None or self._process.poll() is not None:
+        if self._run is None or self._run.process.poll() is not None:
             return False
-        run = psutil.Process(self._process.pid)
+        process = psutil.Process(self._run.process.pid)
         # What it starts between a look and a kill would be nobody's.
-        run.suspend()
-        for process in (*run.children(), run):
-            process.kill()
-        self._signalled = signal.SIGKILL
+        process.suspend()
+        for one in (*process.children(), process):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        self._run.signalled = signal.SIGKILL
         return True
 
     def end(self) -> bool:
         """Ask the run under way to end; whether there was one."""
-        if self._process is None or self._process.poll() is not None:
+        if self._run is None or self._run.process.poll() is not None:
             return False
-        self._process.terminate()
-        self._signalled = signal.SIGTERM
+        self._run.process.terminate()
+        self._run.signalled = signal.SIGTERM
         return True
 
     def finish(self) -> bool:
         """See the run under way end, by itself unless it follows; then let a last one drain; whether that succeeded."""
-        if self._mode == "--follow":
+        if self._run is not None and self._run.mode == "--follow":
             self.end()
         self._await_end()
         self._begin("--once")
         if self._await_end() == 0:
             return True
-        self.complaints.append(f"the last run did not succeed: {self._last_words()}")
+        said = self._log.read_text(errors="replace").splitlines()
+        self.complaints.append(f"the last run did not succeed: {said[-1]}")
         return False
 
     def _begin(self, mode: str) -> None:
         with self._log.open("ab") as log:
             log.write(f"--- {time.strftime('%H:%M:%S')} run {mode}\n".encode())
             log.flush()
-            self._said = log.tell()
             command = [sys.executable, "-W", "ignore", "-m", "sr_assets", "run", mode]
-            self._process = subprocess.Popen(
-                command, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-        self._mode, self._signalled = mode, None
+            process = subprocess.Popen(command, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._run = _Run(process, mode, log.tell())
 
     def _await_end(self) -> int | None:
         """Wait for the run under way, as long as it does something; returns its exit code, None when there was none."""
-        if self._process is None:
-            return None
         began = time.time()
-        while (code := self._process.poll()) is None:
+        while self._run is not None and self._run.process.poll() is None:
             if time.time() - max(began, last_commit(self._home)) > _PATIENCE_SECONDS:
-                self.complaints.append(f"an undisturbed run does nothing: {self._last_words()}")
+                self.complaints.append(f"an undisturbed run committed nothing for {_PATIENCE_SECONDS:.0f} s")
                 self.kill()
             time.sleep(_LOOK_SECONDS)
-        self._note_end(code)
-        return code
+        return self._note_end()
 
-    def _note_end(self, code: int) -> None:
-        words = self._last_words()
-        self._process = None
-        end = {None: {0: "succeeded", 1: "failed"}.get(code), signal.SIGTERM: "ended"}.get(self._signalled, "killed")
-        self.ends[end or "wrong"] += 1
-        if end is None or "Traceback" in words:
-            self.complaints.append(f"a run ended with exit code {code}: {words}")
-
-    def _last_words(self) -> str:
-        """Return what the run under way said so far."""
+    def _note_end(self) -> int | None:
+        """Count how the last run ended and complain when no run may end so; returns its exit code."""
+        run, self._run = self._run, None
+        if run is None:
+            return None
+        code = run.process.returncode
         with self._log.open("rb") as log:
-            log.seek(self._said)
-            return log.read().decode(errors="replace").strip()
+            log.seek(run.words_at)
+            words = log.read().decode(errors="replace").strip()
+        expected = {signal.SIGKILL: "killed", signal.SIGTERM: "ended"}
+        end = expected[run.signalled] if run.signalled else {0: "succeeded", 1: "failed"}.get(code, "wrong")
+        self.ends[end] += 1
+        if end == "wrong" or "Traceback" in words:
+            self.complaints.append(f"a run ended with exit code {code}: {words}")
+        return code
 
 
 class Gremlin:
