@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Where Spark's client says every error once more, as JSON with a trace. It is off, until Dagster sets up its logging.
+_CLIENT_LOG = "pyspark.sql.connect.logging"
 _RETRIES = 6
 _LONGEST_PAUSE_MS = 2_000
 
@@ -92,6 +94,8 @@ def _connect(url: str, identity: uuid.UUID) -> SparkSession:
     from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
+    if "SPARK_CONNECT_LOG_LEVEL" not in os.environ:
+        logging.getLogger(_CLIENT_LOG).setLevel(logging.CRITICAL + 1)
     # uuid5 with the version bits of uuid4, which is what the client insists on.
     session_id = str(uuid.UUID(int=identity.int, version=4))
     separator = "" if url.rstrip().endswith(";") else "/;" if url.count("/") < 3 else ";"

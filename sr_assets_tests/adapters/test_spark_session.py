@@ -1,6 +1,7 @@
 """A site's session: the same one for every run, another when the server closed it, and the same code without a server."""
 
 import json
+import logging
 from dataclasses import replace
 
 from sr_assets.adapters.spark_engine import engine_config, engine_status, start_engine
@@ -32,6 +33,13 @@ def test_a_session_the_server_closed_is_followed_by_another(rig: Rig) -> None:
     assert again.range(3).count() == 3
     again.client.release_session()
     leave_session(again)
+
+
+def test_sparks_client_is_silent_whoever_sets_up_logging_later(rig: Rig) -> None:
+    leave_session(open_session(SparkSettings(), rig.home, SITE))
+    client = logging.getLogger("pyspark.sql.connect.logging")
+    client.disabled = False  # as logging.config.dictConfig does to all that it does not name
+    assert not client.isEnabledFor(logging.ERROR)
 
 
 def test_other_settings_and_other_code_mean_another_engine(rig: Rig) -> None:
