@@ -130,10 +130,14 @@ class Operator:
         self.complaints.append(f"the last run did not succeed: {said[-1]}")
         return False
 
+    def note(self, what: str) -> None:
+        """Write down what happens besides, between what the runs say."""
+        with self._log.open("a") as log:
+            log.write(f"--- {time.strftime('%H:%M:%S')} {what}\n")
+
     def _begin(self, mode: str) -> None:
+        self.note(f"run {mode}")
         with self._log.open("ab") as log:
-            log.write(f"--- {time.strftime('%H:%M:%S')} run {mode}\n".encode())
-            log.flush()
             command = [sys.executable, "-W", "ignore", "-m", "sr_assets", "run", mode]
             process = subprocess.Popen(command, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
             self._run = _Run(process, mode, log.tell())
@@ -156,12 +160,14 @@ class Operator:
         code = run.process.returncode
         with self._log.open("rb") as log:
             log.seek(run.words_at)
-            words = log.read().decode(errors="replace").strip()
+            words = log.read().decode(errors="replace").splitlines()
         expected = {signal.SIGKILL: "killed", signal.SIGTERM: "ended"}
         end = expected[run.signalled] if run.signalled else {0: "succeeded", 1: "failed"}.get(code, "wrong")
         self.ends[end] += 1
-        if end == "wrong" or "Traceback" in words:
-            self.complaints.append(f"a run ended with exit code {code}: {words}")
+        # Neither Python's own trace nor Spark's, which is JSON, is for those who run it.
+        traces = [line for line in words if line.startswith(("Traceback", "{"))]
+        if end == "wrong" or traces:
+            self.complaints.append(f"a run ended with exit code {code}: {(traces or words or ['without a word'])[-1]}")
         return code
 
 
@@ -194,6 +200,7 @@ class Gremlin:
                 return
             if self._strike(fault):
                 self.faults[fault] += 1
+                self._operator.note(fault)
                 if fault in _SETBACKS:
                     self._set_back_at = time.time()
 
