@@ -198,11 +198,13 @@ class Gremlin:
             self._strike_at = now + self._chance.uniform(*_PAUSE_SECONDS)
             if fault in _SETBACKS and last_commit(self._home) < self._set_back_at:
                 return
-            if self._strike(fault):
-                self.faults[fault] += 1
-                self._operator.note(fault)
-                if fault in _SETBACKS:
-                    self._set_back_at = time.time()
+            if not self._strike(fault):
+                self._operator.note(f"{fault}: there is none")
+                return
+            self.faults[fault] += 1
+            self._operator.note(fault)
+            if fault in _SETBACKS:
+                self._set_back_at = time.time()
 
     def heal(self, until: float = float("inf")) -> None:
         """Bring back the servers that are due: all, unless a time is given."""
@@ -235,12 +237,10 @@ class Gremlin:
         engine = engine_status(self._home)
         try:
             family = psutil.Process(engine.pid).children(recursive=True) if engine else []
-            fitting = [one for one in family if word in " ".join(one.cmdline()[:3])]
-            if fitting:
-                self._chance.choice(fitting).kill()
-        except psutil.NoSuchProcess:
+            self._chance.choice([one for one in family if _runs(one, word)]).kill()
+        except (psutil.NoSuchProcess, IndexError):
             return False
-        return bool(fitting)
+        return True
 
     def _kill_server(self, server: NatsServer) -> bool:
         if server in self._healing:
@@ -256,3 +256,11 @@ class Gremlin:
         process.suspend()
         self._healing[server] = (time.monotonic() + self._chance.uniform(*_STILL_SECONDS), process.resume)
         return True
+
+
+def _runs(process: psutil.Process, word: str) -> bool:
+    """Tell whether the word stands in a process's command; one that has ended runs nothing."""
+    try:
+        return any(word in argument for argument in process.cmdline()[:3])
+    except psutil.NoSuchProcess:
+        return False
