@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from sr_assets.embedded.nats_server import NatsServer
 
-#: How long a run may commit nothing once nothing disturbs it any more.
+#: How long a run may go on without a batch once nothing disturbs it any more.
 _PATIENCE_SECONDS: Final = 150.0
 _LOOK_SECONDS: Final = 1.0
 #: Between two faults, for how long a server is gone, for how long it stands still; each evenly between two bounds.
@@ -49,17 +49,13 @@ class Fault(StrEnum):
     TARGET_STOPPED = "target stopped"
 
 
-#: After these the site begins again, which takes a while: they wait until it has committed something since the last.
+#: After these the site begins again, which takes a while: they wait until it has begun a batch since the last.
 _SETBACKS: Final = frozenset({Fault.RUN_KILLED, Fault.RUN_ENDED, Fault.ENGINE_KILLED})
 
 
-def last_commit(home: Path) -> float:
-    """Return when a site last wrote to its state, in unix seconds; 0.0 for never."""
-    latest = 0.0
-    for file in home.glob("sites/*/state.duckdb*"):
-        with contextlib.suppress(FileNotFoundError):
-            latest = max(latest, file.stat().st_mtime)
-    return latest
+def last_batch(home: Path) -> float:
+    """Return when a site last began a batch, in unix seconds; 0.0 for never."""
+    return max((file.stat().st_mtime for file in home.glob("sites/*/writers/*/batch")), default=0.0)
 
 
 @dataclass(slots=True)
@@ -146,8 +142,8 @@ class Operator:
         """Wait for the run under way, as long as it does something; returns its exit code, None when there was none."""
         began = time.time()
         while self._run is not None and self._run.process.poll() is None:
-            if time.time() - max(began, last_commit(self._home)) > _PATIENCE_SECONDS:
-                self.complaints.append(f"an undisturbed run committed nothing for {_PATIENCE_SECONDS:.0f} s")
+            if time.time() - max(began, last_batch(self._home)) > _PATIENCE_SECONDS:
+                self.complaints.append(f"an undisturbed run began no batch for {_PATIENCE_SECONDS:.0f} s")
                 self.kill()
             time.sleep(_LOOK_SECONDS)
         return self._note_end()
@@ -196,7 +192,7 @@ class Gremlin:
         if now >= self._strike_at:
             fault = self._chance.choice(list(Fault))
             self._strike_at = now + self._chance.uniform(*_PAUSE_SECONDS)
-            if fault in _SETBACKS and last_commit(self._home) < self._set_back_at:
+            if fault in _SETBACKS and last_batch(self._home) < self._set_back_at:
                 return
             if not self._strike(fault):
                 self._operator.note(f"{fault}: there is none")
