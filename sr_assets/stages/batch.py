@@ -138,7 +138,7 @@ class Batch:
         assert policy is not None
         rows = self._site.state.fold_input(self._stream.stream, sightings)
         try:
-            return fold_batch(self._site.spark(), rows, policy, self._intent.cutoff_ns)
+            return fold_batch(self._site.spark, rows, policy, self._intent.cutoff_ns)
         except Exception as error:
             raise spark_error(error) from error
 
