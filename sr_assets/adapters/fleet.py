@@ -58,16 +58,6 @@ TABLES: Final[dict[str, tuple[str, str]]] = {
             " times_retired FROM nodes WHERE status = 'retired'"
         ),
     ),
-    "node_availability": (
-        (
-            "name VARCHAR, stream VARCHAR, node VARCHAR, status VARCHAR, status_since TIMESTAMPTZ, first_seen"
-            " TIMESTAMPTZ, last_seen TIMESTAMPTZ"
-        ),
-        (
-            f"SELECT $name, stream, node, status, {at('status_since_ns')}, {at('first_seen_ns')}, {at('seen_ns')}"
-            " FROM nodes WHERE true"
-        ),
-    ),
     "node_advisories": (
         (
             "event_id VARCHAR, name VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_time TIMESTAMPTZ,"
@@ -137,6 +127,14 @@ TABLES: Final[dict[str, tuple[str, str]]] = {
     ),
     **global_tables.PUBLISHED,
 }
+#: view → query over the published tables: what these say already is not written a second time, a row per node.
+VIEWS: Final[dict[str, str]] = {
+    "node_availability": (
+        "SELECT name, stream, node, status, status_since, first_seen, last_seen FROM last_seen_nodes UNION ALL SELECT"
+        " name, stream, node, 'retired', retired_at, first_seen, last_seen FROM retired_nodes"
+    ),
+    **global_tables.VIEWS,
+}
 _NO_SNAPSHOTS: Final = (
     "SELECT NULL::VARCHAR AS name, NULL::VARCHAR AS stream, NULL::VARCHAR AS node, NULL::BIGINT AS sequence,"
     " NULL::TIMESTAMPTZ AS stored_at, NULL::VARCHAR AS subject, NULL::BIGINT AS payload_bytes, NULL::JSON AS payload,"
@@ -186,7 +184,7 @@ def publish_site(
                 [as_of_ns, run_id, SCHEMA_VERSION, lineage],
             )
             _create_snapshot_view(connection)
-            for view, query in global_tables.VIEWS.items():
+            for view, query in VIEWS.items():
                 connection.execute(f"CREATE VIEW fleet.{view} AS {query}")
             # Detaching would do it too, but does not say why it could not.
             connection.execute("CHECKPOINT fleet")
@@ -388,7 +386,7 @@ def export_fleet(home: Path, file: Path) -> None:
             connection.execute(
                 f"ATTACH '{_quoted(draft)}' AS exported (READ_WRITE, STORAGE_VERSION '{_STORAGE_VERSION}')"
             )
-            for table in (*TABLES, "snapshot_info", "node_snapshots", *global_tables.VIEWS):
+            for table in (*TABLES, "snapshot_info", "node_snapshots", *VIEWS):
                 if table != "latest_snapshots":
                     connection.execute(f"CREATE TABLE exported.{table} AS SELECT * FROM {table}")
             connection.execute("DETACH exported")
@@ -404,6 +402,7 @@ def count_rows(home: Path) -> dict[str, int]:
     with open_fleet(home) as connection:
         tables: list[str] = [
             *(table for table in TABLES if table != "latest_snapshots"),
+            "node_availability",
             "node_snapshots",
             "snapshot_info",
         ]

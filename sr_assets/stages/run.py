@@ -58,7 +58,6 @@ def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_onl
                     _weigh_trouble(
                         site, report, final=time.monotonic() > budget_ends or (drain_only and not report.reached)
                     )
-            site.publish(now=False)
             now = time.monotonic()
             if busy:
                 active = now
@@ -69,6 +68,7 @@ def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_onl
                 break
             if not busy and not trying and (drain_only or now - active > linger_seconds):
                 break
+            site.publish(now=False, level=not busy)
             if not busy:
                 time.sleep(_POLL_SECONDS)
         for stream in streams:

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 #: Publishing may take this share of a run's time, so its cost stays bounded however many nodes there are.
 _PUBLISHING_SHARE = 0.1
+#: How long a run that always finds more publishes nothing at first.
+_BUSY_SECONDS = 5.0
 
 
 class Stage(StrEnum):
@@ -123,6 +125,7 @@ class Site:
         self._connections = contextlib.ExitStack()
         self._spark: SparkSession | None = None
         self._clock: tuple[int, float] | None = None
+        self._began_at = time.monotonic()
         self._publish_after = 0.0
         self._changed = False
 
@@ -192,12 +195,14 @@ class Site:
         """Note that something was committed that is not published yet."""
         self._changed = True
 
-    def publish(self, *, now: bool = True) -> None:
+    def publish(self, *, now: bool = True, level: bool = True) -> None:
         """Publish what was committed.
 
-        With `now` false only if something was and publishing does not take too large a share of the time.
+        With `now` false only if something was and publishing does not take too large a share of the time. A run that is
+        not level yet has first to go on for a while: one that is level soon publishes once, however many nodes there are.
         """
-        if not now and (not self._changed or time.monotonic() < self._publish_after):
+        after = self._publish_after or (0.0 if level else self._began_at + _BUSY_SECONDS)
+        if not now and (not self._changed or time.monotonic() < after):
             return
         started = time.monotonic()
         streams = [PublishedStream(one.stream, one.target_stream, one.tracked) for one in self.streams]
