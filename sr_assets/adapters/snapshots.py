@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from sr_assets.domain.registration import decode_metadata, is_json
+from sr_assets.domain.registration import decode_payload
 from sr_assets.domain.subjects import printable
 
 if TYPE_CHECKING:
@@ -48,33 +48,22 @@ SCHEMA: Final = pa.schema(
 def snapshot_rows(messages: Sequence[Message], nodes: Mapping[int, str | None]) -> pa.Table:
     """Return one row per message; `nodes` are the senders by sequence.
 
-    `payload` is text when it is JSON, else `payload_raw` has the bytes.
+    `payload` is text when it is JSON that every reader takes, else `payload_raw` has the bytes: one row that DuckDB
+    cannot cast would spoil every query.
     """
-    texts = [_json_text(message.payload) for message in messages]
+    decoded = [decode_payload(message.payload) for message in messages]
     columns = [
         [nodes[message.sequence] for message in messages],
         [message.sequence for message in messages],
         [message.stored_ns // 1000 for message in messages],
         [printable(message.subject) for message in messages],
         [len(message.payload) for message in messages],
-        texts,
-        [message.payload if text is None else None for message, text in zip(messages, texts, strict=True)],
-        [
-            None if text is None else decode_metadata(message.payload)
-            for message, text in zip(messages, texts, strict=True)
-        ],
+        [text for text, _ in decoded],
+        [message.payload if text is None else None for message, (text, _) in zip(messages, decoded, strict=True)],
+        [metadata for _, metadata in decoded],
     ]
     arrays = [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
-
-
-def _json_text(payload: bytes) -> str | None:
-    """Return a payload as JSON text, None when it is none: one row that DuckDB cannot cast would spoil every query."""
-    try:
-        text = payload.decode()
-    except UnicodeDecodeError:
-        return None
-    return text if is_json(text) else None
 
 
 def open_writer(file: Path) -> parquet.ParquetWriter:

@@ -46,8 +46,27 @@ class Registration:
 
 def decode_registration(payload: bytes) -> Registration | None:
     """Read an adapter's message; None when it is not one or holds no registration."""
-    outer = _object(payload)
-    if outer is None or _text(outer.get("protocol")) not in ADAPTER_PROTOCOLS:
+    return _registration(_object(payload))
+
+
+def decode_payload(payload: bytes) -> tuple[str | None, str | None]:
+    """Return a payload as JSON text, and the inventory or file content inside a registration message as JSON text.
+
+    None for what is not there; the payload is parsed once for both.
+    """
+    try:
+        text = payload.decode()
+        value = _load(text)
+    except (ValueError, RecursionError):
+        return None, None
+    if not _is_sound(text, value):
+        return None, None
+    registration = _registration(value)
+    return text, registration.metadata if registration else None
+
+
+def _registration(outer: object) -> Registration | None:
+    if not isinstance(outer, dict) or _text(outer.get("protocol")) not in ADAPTER_PROTOCOLS:
         return None
     data = outer.get("data")
     inner = _object(data.encode(errors="replace")) if isinstance(data, str) else None
@@ -60,12 +79,6 @@ def decode_registration(payload: bytes) -> Registration | None:
         inner["protocol"],
         _metadata(inner),
     )
-
-
-def decode_metadata(payload: bytes) -> str | None:
-    """Return the inventory or file content inside a registration message as JSON text; None for anything else."""
-    registration = decode_registration(payload)
-    return registration.metadata if registration else None
 
 
 def inflate(packed: bytes, limit_bytes: int = MAX_INFLATED_BYTES) -> bytes | None:
@@ -136,6 +149,11 @@ def is_json(text: str) -> bool:
         value = _load(text)
     except (ValueError, RecursionError):
         return False
+    return _is_sound(text, value)
+
+
+def _is_sound(text: str, value: object) -> bool:
+    """Tell whether what was read from a text can be written again: only escapes can hide half of a surrogate pair."""
     return "\\u" not in text or _json_of(value) is not None
 
 

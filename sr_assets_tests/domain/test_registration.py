@@ -15,7 +15,7 @@ from sr_assets.domain.registration import (
     INVENTORY_PROTOCOL,
     MAX_INFLATED_BYTES,
     Registration,
-    decode_metadata,
+    decode_payload,
     decode_registration,
     encode_registration,
     inflate,
@@ -68,9 +68,13 @@ def test_the_content_of_every_wrapper_comes_as_it_was_written(
 
 
 def test_content_may_stand_inline_and_a_file_may_be_plain_text() -> None:
-    assert decode_metadata(wrapped({"protocol": INVENTORY_PROTOCOL, "content": {"a": ["é", 1]}})) == '{"a":["é",1]}'
-    assert decode_metadata(wrapped({"protocol": FILE_PROTOCOL, "content": "a: 1\n"})) == '"a: 1\\n"'
-    assert decode_metadata(wrapped({"protocol": INVENTORY_PROTOCOL, "content": "a: 1\n"})) is None
+    for inner, metadata in (
+        ({"protocol": INVENTORY_PROTOCOL, "content": {"a": ["é", 1]}}, '{"a":["é",1]}'),
+        ({"protocol": FILE_PROTOCOL, "content": "a: 1\n"}, '"a: 1\\n"'),
+        ({"protocol": INVENTORY_PROTOCOL, "content": "a: 1\n"}, None),
+    ):
+        payload = wrapped(inner)
+        assert decode_payload(payload) == (payload.decode(), metadata)
 
 
 @pytest.mark.parametrize(
@@ -113,15 +117,28 @@ def test_anything_else_is_no_registration(payload: bytes) -> None:
     assert decode_registration(payload) is None
 
 
+@pytest.mark.parametrize(
+    "payload",
+    (b"", b"\xff", b'{"a":NaN}', b'{"a":1e999}', b'["\\ud800"]', b"{} rest", b"\xef\xbb\xbf{}", b"[" * 100_000),
+)
+def test_a_payload_that_not_every_reader_takes_for_json_is_no_text(payload: bytes) -> None:
+    assert decode_payload(payload) == (None, None)
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"])) | JSON_OBJECTS)
+def test_a_payload_that_is_json_but_no_registration_is_text_alone(value: object) -> None:
+    text = json.dumps(value)
+    assert decode_payload(text.encode()) == (text, None)
+
+
 def test_a_bomb_is_refused_before_it_goes_off() -> None:
     exact = b" " * (MAX_INFLATED_BYTES - 2) + b"{}"
     assert inflate(gzip.compress(exact, 1)) == exact
     assert inflate(gzip.compress(exact + b" ", 1)) is None
     assert inflate(gzip.compress(exact, 1) + gzip.compress(b" ")) is None
     assert inflate(zlib.compress(b" " * 8 * MAX_INFLATED_BYTES, 9)) is None
-    assert (
-        decode_metadata(wrapped({"protocol": FILE_PROTOCOL, "zcontent": packed(gzip.compress(exact + b" "))})) is None
-    )
+    bomb = wrapped({"protocol": FILE_PROTOCOL, "zcontent": packed(gzip.compress(exact + b" "))})
+    assert decode_payload(bomb) == (bomb.decode(), None)
 
 
 def test_rubbish_after_what_was_packed_is_refused() -> None:
