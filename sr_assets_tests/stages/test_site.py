@@ -226,3 +226,17 @@ def test_what_is_published_says_by_which_run_and_when(rig: Rig) -> None:
     info = rig.row("snapshot_info")
     assert (info["run_id"], info["schema_version"]) == ("test", 1)
     assert abs(info["as_of"].timestamp() - time.time()) < 60
+
+
+def test_a_run_that_finds_more_publishes_once_it_is_level(rig: Rig) -> None:
+    rig.add(rig.make())
+    rig.drain()
+    published = rig.home / "fleet.duckdb"
+    before = published.stat().st_mtime_ns
+    with rig.open() as site:
+        site.publish(now=False)
+        site.changed()
+        site.publish(now=False, level=False)
+        assert published.stat().st_mtime_ns == before
+        site.publish(now=False)
+        assert published.stat().st_mtime_ns > before
