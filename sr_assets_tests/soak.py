@@ -114,10 +114,10 @@ def soak(home: Path, seed: int, seconds: float) -> Verdict:
         rig = Rig(home / "site", source, target, str)
         stack.callback(stop_engine, rig.home)
         _configure(rig)
-        operator = Operator(rig.home, random.Random(f"{seed} runs"))
+        operator = Operator(rig, random.Random(f"{seed} runs"))
         stack.callback(operator.kill)
         _begin(rig, operator)
-        gremlin = Gremlin(rig.home, source, target, operator, random.Random(f"{seed} faults"))
+        gremlin = Gremlin(rig, operator, random.Random(f"{seed} faults"))
         stack.callback(gremlin.heal)
         fleets = [stack.enter_context(Fleet(plan, source.url, f"{name}.%s")) for name, plan in _plans(seed).items()]
         until = time.monotonic() + seconds
@@ -180,9 +180,7 @@ def _left_behind() -> list[str]:
     lines = []
     for process in left:
         with contextlib.suppress(psutil.Error):
-            # A run that is killed just as Dagster starts to mirror its output leaves Dagster's `tail`.
-            if process.name() != "tail":
-                lines.append(f"left behind: {' '.join(process.cmdline())[:200]}")
+            lines.append(f"left behind: {' '.join(process.cmdline())[:200]}")
             process.kill()
     return lines
 

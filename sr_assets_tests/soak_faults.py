@@ -5,12 +5,8 @@ Not here: the fleet, the duration, the verdict (`soak`).
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -20,12 +16,15 @@ from typing import TYPE_CHECKING, Final
 import psutil
 
 from sr_assets.adapters.spark_engine import engine_status
+from sr_assets_tests.faults.rig import start_run
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
     from pathlib import Path
 
     from sr_assets.embedded.nats_server import NatsServer
+    from sr_assets_tests.rig import Rig
 
 #: How long a run may go on without a batch once nothing disturbs it any more.
 _PATIENCE_SECONDS: Final = 150.0
@@ -75,14 +74,11 @@ class Operator:
     that no signal of ours explains, or with a traceback. What they say is in `runs.log`.
     """
 
-    def __init__(self, home: Path, chance: random.Random) -> None:
+    def __init__(self, rig: Rig, chance: random.Random) -> None:
         self.ends: Counter[str] = Counter()
         self.complaints: list[str] = []
-        self._home = home
-        self._log = home / "runs.log"
-        self._environ = {**os.environ, "SR_ASSETS_CONFIG": str(home / "replication.yaml")}
-        for steering in ("DAGSTER_HOME", "SR_ASSETS_HOME"):
-            self._environ.pop(steering, None)
+        self._rig = rig
+        self._log = rig.home / "runs.log"
         self._chance = chance
         self._run: _Run | None = None
 
@@ -94,25 +90,12 @@ class Operator:
         self._begin(self._chance.choice(("--once", "--follow")))
 
     def kill(self) -> bool:
-        """Kill the run under way, its processes but not its engine; whether there was one."""
-        if self._run is None or self._run.process.poll() is not None:
-            return False
-        process = psutil.Process(self._run.process.pid)
-        # What it starts between a look and a kill would be nobody's.
-        process.suspend()
-        for one in (*process.children(), process):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
-        self._run.signalled = signal.SIGKILL
-        return True
+        """Kill the run under way, with which all that it started dies but the engine; whether there was one."""
+        return self._signal(signal.SIGKILL)
 
     def end(self) -> bool:
         """Ask the run under way to end; whether there was one."""
-        if self._run is None or self._run.process.poll() is not None:
-            return False
-        self._run.process.terminate()
-        self._run.signalled = signal.SIGTERM
-        return True
+        return self._signal(signal.SIGTERM)
 
     def finish(self) -> bool:
         """See the run under way end, by itself unless it follows; then let a last one drain; whether that succeeded."""
@@ -134,15 +117,21 @@ class Operator:
     def _begin(self, mode: str) -> None:
         self.note(f"run {mode}")
         with self._log.open("ab") as log:
-            command = [sys.executable, "-W", "ignore", "-m", "sr_assets", "run", mode]
-            process = subprocess.Popen(command, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            self._run = _Run(process, mode, log.tell())
+            words_at = log.tell()
+            self._run = _Run(start_run(self._rig, mode=mode, log=log), mode, words_at)
+
+    def _signal(self, number: signal.Signals) -> bool:
+        if self._run is None or self._run.process.poll() is not None:
+            return False
+        self._run.process.send_signal(number)
+        self._run.signalled = number
+        return True
 
     def _await_end(self) -> int | None:
         """Wait for the run under way, as long as it does something; returns its exit code, None when there was none."""
         began = time.time()
         while self._run is not None and self._run.process.poll() is None:
-            if time.time() - max(began, last_batch(self._home)) > _PATIENCE_SECONDS:
+            if time.time() - max(began, last_batch(self._rig.home)) > _PATIENCE_SECONDS:
                 self.complaints.append(f"an undisturbed run began no batch for {_PATIENCE_SECONDS:.0f} s")
                 self.kill()
             time.sleep(_LOOK_SECONDS)
@@ -157,8 +146,8 @@ class Operator:
         with self._log.open("rb") as log:
             log.seek(run.words_at)
             words = log.read().decode(errors="replace").splitlines()
-        expected = {signal.SIGKILL: "killed", signal.SIGTERM: "ended"}
-        end = expected[run.signalled] if run.signalled else {0: "succeeded", 1: "failed"}.get(code, "wrong")
+        signalled = {signal.SIGKILL: "killed", signal.SIGTERM: "ended"}
+        end = signalled[run.signalled] if run.signalled else {0: "succeeded", 1: "failed"}.get(code, "wrong")
         self.ends[end] += 1
         # Neither Python's own trace nor Spark's, which is JSON, is for those who run it.
         traces = [line for line in words if line.startswith(("Traceback", "{"))]
@@ -173,12 +162,9 @@ class Gremlin:
     The same generator draws the same faults; what they meet is a matter of timing. One that meets nothing is not counted.
     """
 
-    def __init__(
-        self, home: Path, source: NatsServer, target: NatsServer, operator: Operator, chance: random.Random
-    ) -> None:
+    def __init__(self, rig: Rig, operator: Operator, chance: random.Random) -> None:
         self.faults: Counter[Fault] = Counter()
-        self._home = home
-        self._source, self._target = source, target
+        self._rig = rig
         self._operator = operator
         self._chance = chance
         self._strike_at = time.monotonic() + chance.uniform(*_PAUSE_SECONDS)
@@ -192,7 +178,7 @@ class Gremlin:
         if now >= self._strike_at:
             fault = self._chance.choice(list(Fault))
             self._strike_at = now + self._chance.uniform(*_PAUSE_SECONDS)
-            if fault in _SETBACKS and last_batch(self._home) < self._set_back_at:
+            if fault in _SETBACKS and last_batch(self._rig.home) < self._set_back_at:
                 return
             if not self._strike(fault):
                 self._operator.note(f"{fault}: there is none")
@@ -220,17 +206,17 @@ class Gremlin:
             case Fault.ENGINE_KILLED:
                 return self._kill_of_engine("java")
             case Fault.SOURCE_KILLED:
-                return self._kill_server(self._source)
+                return self._kill_server(self._rig.source)
             case Fault.TARGET_KILLED:
-                return self._kill_server(self._target)
+                return self._kill_server(self._rig.target)
             case Fault.SOURCE_STOPPED:
-                return self._stop_server(self._source)
+                return self._stop_server(self._rig.source)
             case Fault.TARGET_STOPPED:
-                return self._stop_server(self._target)
+                return self._stop_server(self._rig.target)
 
     def _kill_of_engine(self, word: str) -> bool:
         """Kill one of the engine's processes, in whose command the word stands: the JVM, or one of its Python workers."""
-        engine = engine_status(self._home)
+        engine = engine_status(self._rig.home)
         try:
             family = psutil.Process(engine.pid).children(recursive=True) if engine else []
             self._chance.choice([one for one in family if _runs(one, word)]).kill()

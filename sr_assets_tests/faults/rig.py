@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -45,16 +45,18 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = SECOND
         time.sleep(0.02)
 
 
-def start_run(rig: Rig, hold: str = "") -> subprocess.Popen[bytes]:
-    """Start `sr-assets run --once`, to be held at a point, `POINT:FILE`, if one is named."""
+def start_run(
+    rig: Rig, hold: str = "", *, mode: str = "--once", log: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start `sr-assets run`, to be held at a point, `POINT:FILE`, if one is named; all it says goes to a log, if one is."""
     environ = {**os.environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml"), HOLD_VARIABLE: hold}
     for name in ("DAGSTER_HOME", "SR_ASSETS_HOME"):
         environ.pop(name, None)
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "sr_assets", "run", "--once"],
+        [sys.executable, "-W", "ignore", "-m", "sr_assets", "run", mode],
         env=environ,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        stdout=log or subprocess.DEVNULL,
+        stderr=log or subprocess.PIPE,
     )
 
 
