@@ -114,7 +114,7 @@ def find_work(settings: Settings, site: str) -> tuple[str | None, str]:
     folder = settings.home / "sites" / site
     status = read_status(folder)
     streams = settings.sites[site]
-    if not status:
+    if not status and any(isinstance(stream, StreamSettings) for stream in streams):
         return "first run", ""
     if needs_publishing(settings.home, folder):
         return "fleet.duckdb lacks this site", ""
@@ -124,7 +124,7 @@ def find_work(settings: Settings, site: str) -> tuple[str | None, str]:
         for stream in streams:
             try:
                 cluster = clusters.setdefault(stream.source, Cluster(stream.source, f"sr-assets sensor {site}"))
-                reason = _work_of(settings, stream, status["streams"].get(stream.stream), cluster)
+                reason = _work_of(settings, stream, status.get("streams", {}).get(stream.stream), cluster)
             except RunError as error:
                 problems.append(f"{stream.label}: {error}")
                 continue
@@ -143,7 +143,8 @@ def find_work(settings: Settings, site: str) -> tuple[str | None, str]:
 def _work_of(settings: Settings, stream: Entry, position: dict[str, Any] | None, cluster: Cluster) -> str | None:
     source = cluster.stream_info(stream.stream)
     if position is None or not position["created_ns"]:
-        return "first run"
+        # A feed nobody has told anything yet would only compete with the sites that are about to.
+        return None if isinstance(stream, FeedSettings) and not source.last_sequence else "first run"
     if position["created_ns"] != source.created_ns:
         return "the source was made again"
     behind = source.last_sequence + 1 - max(position["next_sequence"], source.first_sequence)

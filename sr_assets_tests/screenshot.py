@@ -11,7 +11,7 @@ from sr_assets_tests.demo_process import DemoProcess
 
 _FILE = Path(__file__).parent.parent / "docs" / "asset-graph.png"
 _PORT = 3791
-_SWITCHES = 3  # two sensors and the nightly retention
+_SWITCHES = 4  # three sensors and the nightly retention
 _SHOWN = "['checks', 'latest-event', 'status', 'kind-tag']"
 
 

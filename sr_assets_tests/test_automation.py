@@ -76,6 +76,15 @@ def test_a_run_is_asked_for_when_a_deadline_has_passed_although_nothing_arrives(
     ]
 
 
+def test_a_feed_is_run_at_first_when_there_is_something_to_fold(rig: Rig) -> None:
+    feed = rig.make("FEED", rig.target)
+    rig.add_feed(feed)
+    settings = rig.settings()
+    assert find_work(settings, SITE)[0] is None
+    rig.publish(feed, [Sent(b"{}")], rig.target)
+    assert find_work(settings, SITE)[0] == f"{SITE}/{feed}: first run"
+
+
 def test_no_run_is_asked_for_while_one_holds_the_site(rig: Rig, instance: dg.DagsterInstance) -> None:
     rig.add(rig.make(), target_subject_prefix="c")
     settings = rig.settings()

@@ -167,6 +167,7 @@ def at(column: str) -> str:
 _STATUS: Final = "['up', 'timeout', 'up', 'retired'][{}.cycle + 1]"
 _EVENT: Final = "['new', 'timeout', 'recover', 'expire'][{}.cycle + 1]"
 _FEED: Final = "$name || '/' || feed"
+_BLIND: Final = "coalesce(observed_ns + next_within_ns < watermarks.now_ns, false)"
 
 
 def _site(table: str) -> str:
@@ -202,13 +203,14 @@ PUBLISHED: Final[dict[str, tuple[str, str]]] = {
     "global_summary": (
         (
             "replicator VARCHAR, name VARCHAR, stream VARCHAR, nodes BIGINT, up BIGINT, timeout BIGINT, retired BIGINT,"
-            " new_24h BIGINT, last_advisory_at TIMESTAMPTZ, blind BOOLEAN, observer_alive_at TIMESTAMPTZ, watermark"
-            " TIMESTAMPTZ, position BIGINT, lag_messages BIGINT, tracked_nodes BIGINT, as_of TIMESTAMPTZ, feed VARCHAR"
+            " new_24h BIGINT, last_advisory_at TIMESTAMPTZ, blind BOOLEAN, observer VARCHAR, observer_alive_at TIMESTAMPTZ,"
+            " watermark TIMESTAMPTZ, position BIGINT, lag_messages BIGINT, tracked_nodes BIGINT, as_of TIMESTAMPTZ, feed VARCHAR"
         ),
         (
             f"SELECT {_site('site')}, coalesce(up, 0) + coalesce(timeout, 0), coalesce(up, 0), coalesce(timeout, 0),"
             " coalesce(retired, 0), coalesce(new_24h, 0),"
-            f" {at('advised_ns')}, coalesce(observed_ns + next_within_ns < watermarks.now_ns, false),"
+            f" {at('advised_ns')}, {_BLIND},"
+            f" CASE WHEN {_BLIND} THEN 'blind' WHEN observed_ns IS NULL THEN 'unwatched' ELSE 'ok' END,"
             f" {at('observed_ns')}, {at('site.watermark_ns')}, position, lag_messages, site.nodes,"
             f" {at('watermarks.now_ns')}, {_FEED} FROM global_sites AS site"
             " JOIN (SELECT stream AS feed, watermark_ns AS now_ns FROM streams) AS watermarks USING (feed) LEFT JOIN"

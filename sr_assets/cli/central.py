@@ -175,8 +175,7 @@ def summary(settings: "Settings", form: Any) -> None:
     A blind site is one whose observer has been silent for longer than it said; its states are not to be trusted.
     """
     query = """
-        SELECT s.replicator, s.name, s.stream, CASE WHEN s.blind THEN 'blind' WHEN observer_alive_at IS NULL THEN
-            'unwatched' ELSE 'ok' END AS observer, s.up, s.timeout, s.retired, s.new_24h, coalesce(h.last_hour, 0) AS
+        SELECT s.replicator, s.name, s.stream, s.observer, s.up, s.timeout, s.retired, s.new_24h, coalesce(h.last_hour, 0) AS
             advisories_1h, coalesce(h.last_day, 0) AS advisories_24h,
             greatest(0, (epoch_us(s.as_of) - epoch_us(s.last_advisory_at)) / 1e6) AS last_advisory_age_seconds,
             greatest(0, (epoch_us(s.as_of) - epoch_us(s.observer_alive_at)) / 1e6) AS observer_age_seconds,

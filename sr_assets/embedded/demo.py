@@ -42,7 +42,10 @@ CITIES: Final = (
 _TEMPLATE: Final = "demo.yaml"
 _LOG: Final = "demo.log"
 _SUBJECT: Final = "choria.stream.input.registration"
-_STREAMS: Final = {"CHORIA_REGISTRATION": f"{_SUBJECT}.>", "CHORIA_ADVISORIES": "choria.stream.advisories.>"}
+_TOLD: Final = ["choria.stream.advisories.>", "sr_assets.observer_alive.>"]
+_CITY_STREAMS: Final = {"CHORIA_REGISTRATION": [f"{_SUBJECT}.>"], "CHORIA_ADVISORIES": _TOLD}
+_CENTRE: Final = "centre"
+_CENTRE_STREAMS: Final = {"ADVISORIES": _TOLD}
 _INTERVAL_SECONDS: Final = 3.0
 # Between the template's warning and interval, and beyond its interval: timeout and recover, timeout and expire.
 _CHURN: Final = Churn(0.4, 12.0, 24.0)
@@ -94,18 +97,19 @@ def run_demo(
 
 
 def configuration(cities: Sequence[str], home: Path, urls: dict[str, str]) -> str:
-    """Return the template's text for these cities, the last entry repeated for every city it does not have.
+    """Return the template's text for these cities, the last city's entries repeated for every city it does not have.
 
     `urls` has the server of each city and of `centre`, which stand in it then: any other command can use the file.
     """
     template = files("sr_assets.embedded").joinpath(_TEMPLATE).read_text(encoding="utf-8")
     head, mark, rest = template.partition(f"  - name: {CITIES[1]}\n")
+    rest, feeds_mark, feeds = rest.partition("\n# What the centre makes")
     entries = [
         (mark + rest).replace(CITIES[1], city).replace(CITIES[1].upper(), city.upper())
         for city in cities
         if city != CITIES[0]
     ]
-    text = "\n".join([head.rstrip("\n") + "\n", *entries])
+    text = "\n".join([head.rstrip("\n") + "\n", *entries]) + feeds_mark + feeds
     for name, url in urls.items():
         text = text.replace(f"${{SR_DEMO_{name.upper()}_URL}}", url)
     return text.replace("${SR_DEMO_HOME}", json.dumps(str(home), ensure_ascii=False)[1:-1])
@@ -158,13 +162,13 @@ class _Demo:
         """Start the servers with their streams and write the configuration that names them."""
         servers = {
             name: self._stack.enter_context(NatsServer(self._folder / "nats" / name, name))
-            for name in (*self._cities, "centre")
+            for name in (*self._cities, _CENTRE)
         }
-        for city in self._cities:
-            with Cluster(ClusterSettings((servers[city].address,)), "sr-assets demo") as cluster:
-                for stream, subjects in _STREAMS.items():
+        for name, server in servers.items():
+            with Cluster(ClusterSettings((server.address,)), "sr-assets demo") as cluster:
+                for stream, subjects in (_CENTRE_STREAMS if name == _CENTRE else _CITY_STREAMS).items():
                     if not cluster.stream_exists(stream):
-                        cluster.create_stream({"name": stream, "subjects": [subjects], "allow_direct": True})
+                        cluster.create_stream({"name": stream, "subjects": subjects, "allow_direct": True})
         file = self._folder / _TEMPLATE
         urls = {name: server.url for name, server in servers.items()}
         file.write_text(configuration(self._cities, self._folder, urls), encoding="utf-8")
@@ -192,7 +196,10 @@ class _Demo:
         if services is not None:
             self._console.print(f"\n    Dagster  [bold]{services.url}[/]")
         self._console.print(
-            f"    Ask      SR_ASSETS_CONFIG={self._folder / _TEMPLATE} sr-assets nodes", highlight=False, soft_wrap=True
+            f"    Ask      export SR_ASSETS_CONFIG={self._folder / _TEMPLATE}\n"
+            "             sr-assets summary, sr-assets nodes --global, sr-assets advisories --global --follow",
+            highlight=False,
+            soft_wrap=True,
         )
         self._console.print("    Stop     Ctrl-C\n", highlight=False)
 
@@ -225,9 +232,10 @@ class _Demo:
     def _finish(
         self, settings: Settings, services: Services, fleets: Sequence[Fleet], seconds: float
     ) -> dict[str, Any]:
-        """Let the runs under way end and no other begin, stop the fleet, drain every site once more, and judge.
+        """Let the runs under way end and no other begin, stop the fleet, drain everything once more, and judge.
 
-        The fleet speaks on until the runs have ended: else they would see all of it time out.
+        The fleet speaks on until the runs have ended: else they would see all of it time out. It is drained down the
+        flow: what the cities announce as they end is copied then, and what is copied folded.
         """
         failed = []
         with step(self._console, "the runs under way end"):
@@ -237,7 +245,10 @@ class _Demo:
         with step(self._console, "the fleet falls silent, last drain"):
             for fleet in fleets:
                 fleet.stop()
-            if run_sites(settings, settings.streams, once=True):
+            tracked = [stream for stream in settings.streams if stream.tracked]
+            told = [stream for stream in settings.streams if not stream.tracked]
+            codes = [run_sites(settings, part, once=True) for part in (tracked, told, settings.feeds)]
+            if any(codes):
                 failed.append("the last drain failed")
         verdict = judge(settings, seconds)
         verdict["failed"] = [*failed, *self._failed_runs(), *verdict["failed"]]

@@ -3,40 +3,60 @@
 Not here: running it (`demo`), the failed runs, which Dagster knows.
 """
 
-from typing import Any
+from collections import Counter
+from typing import Any, Final
 
 from sr_assets.adapters.fleet import count_rows, open_fleet, read_rows
 from sr_assets.adapters.jetstream import Cluster
 from sr_assets.domain.tracking import Event
-from sr_assets.settings import Settings
+from sr_assets.settings import ClusterSettings, Settings
 from sr_assets.stages.lag import measure_lag
+
+#: How far the centre's view is from what the sites themselves know: site, stream, and what of it.
+_DISAGREEMENTS: Final = """
+    WITH site AS (SELECT name, stream, node, status, status_since FROM node_availability),
+        centre AS (SELECT name, stream, node, status, status_since FROM global_availability)
+    SELECT name, stream, count(DISTINCT node) || ' nodes are not at the centre as they are at their site' FROM (
+        (FROM site EXCEPT FROM centre) UNION ALL (FROM centre EXCEPT FROM site)
+    ) GROUP BY name, stream
+    UNION ALL
+    SELECT name, stream, 'the centre does not hear that it is watched'
+    FROM (SELECT DISTINCT name, stream FROM site) LEFT JOIN global_summary USING (name, stream)
+    WHERE coalesce(blind, true) OR observer_alive_at IS NULL
+"""
 
 
 def judge(settings: Settings, seconds: float) -> dict[str, Any]:
     """Return what the demo did, with the lag as of now; `failed` has what it promises and did not keep."""
-    streams, failed = {}, []
     with open_fleet(settings.home) as connection:
         counts = read_rows(connection, "SELECT name, stream, copied_messages, skipped_messages FROM replication").values
         events = read_rows(connection, "SELECT event, count(*) FROM node_advisories GROUP BY event").values
+        disagreements = read_rows(connection, _DISAGREEMENTS).values
     counters = {(name, stream): numbers for name, stream, *numbers in counts}
-    for stream, lag in zip(settings.streams, measure_lag(settings), strict=True):
-        copied, skipped = counters.get((stream.name, stream.stream), (0, 0))
-        with Cluster(stream.source, "sr-assets demo") as source, Cluster(stream.target, "sr-assets demo") as target:
-            source_messages = source.stream_info(stream.stream).messages
-            target_messages = target.stream_info(stream.target_stream).messages
-        if lag.messages != 0:
-            failed.append(f"{stream.label}: the lag is {lag.messages} messages")
-        if copied != target_messages:
-            failed.append(f"{stream.label}: {copied} messages were copied, the target holds {target_messages}")
+    lags = {(lag.name, lag.stream): lag for lag in measure_lag(settings)}
+    failed = [
+        f"{name}/{stream}: the lag is {lag.messages} messages"
+        for (name, stream), lag in lags.items()
+        if lag.messages != 0
+    ]
+    streams, copied_into = {}, Counter[tuple[ClusterSettings, str]]()
+    for stream in settings.streams:
+        key = stream.name, stream.stream
+        copied, skipped = counters.get(key, (0, 0))
+        copied_into[stream.target, stream.target_stream] += copied
         streams[stream.label] = {
-            "source_messages": source_messages,
+            "source_messages": _messages(stream.source, stream.stream),
             "copied": copied,
             "skipped": skipped,
-            "position": lag.position,
-            "lag_messages": lag.messages,
+            "position": lags[key].position,
+            "lag_messages": lags[key].messages,
         }
+    for (target, name), copied in copied_into.items():
+        if (held := _messages(target, name)) != copied:
+            failed.append(f"{name}: {copied} messages were copied into it, it holds {held}")
     advisories = {event.value: dict(events).get(event.value, 0) for event in Event}
     failed += [f"no {event} happened" for event, count in advisories.items() if not count]
+    failed += [f"{name}/{stream}: {what}" for name, stream, what in disagreements]
     return {
         "seconds": round(seconds),
         "streams": streams,
@@ -44,3 +64,8 @@ def judge(settings: Settings, seconds: float) -> dict[str, Any]:
         "tables": count_rows(settings.home),
         "failed": failed,
     }
+
+
+def _messages(settings: ClusterSettings, stream: str) -> int:
+    with Cluster(settings, "sr-assets demo") as cluster:
+        return cluster.stream_info(stream).messages

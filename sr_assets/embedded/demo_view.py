@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: the steps of its start, then each site and the newest events as published.
+"""What the demo shows while it runs: the steps of its start, then each site, the centre's view and the newest events.
 
 Not here: what runs (`demo`), what a cell looks like (`tables`).
 """
@@ -6,6 +6,7 @@ Not here: what runs (`demo`), what a cell looks like (`tables`).
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Self
 
@@ -21,7 +22,12 @@ from sr_assets.tables import text
 _SITES = """
     SELECT name, site_summary.up, site_summary.timeout, site_summary.retired, copied_messages AS copied,
         skipped_messages AS skipped, lag_messages AS lag, replication.as_of AS as_of
-    FROM replication LEFT JOIN site_summary USING (name, stream) ORDER BY name
+    FROM replication JOIN site_summary USING (name, stream) ORDER BY name
+"""
+# By their advisories alone, so a moment behind.
+_CENTRE = """
+    SELECT name, observer, up, timeout, retired, last_advisory_at, observer_alive_at, as_of
+    FROM global_summary ORDER BY name
 """
 _EVENTS = """
     SELECT event_time, name, node, event, age_seconds FROM node_advisories
@@ -65,19 +71,26 @@ class Summary:
         self._next_lines = now + _PLAIN_SECONDS
         try:
             with open_fleet(self._home) as connection:
-                sites, events = read_rows(connection, _SITES), read_rows(connection, _EVENTS)
+                sites, centre, events = (read_rows(connection, query) for query in (_SITES, _CENTRE, _EVENTS))
         except SrAssetsError:
             return
         if self._console.is_terminal:
-            self._live.update(Group(_table(sites), _table(events)), refresh=True)
+            shown = Group(
+                _table(sites, "the sites"),
+                _table(centre, "the centre, by their advisories"),
+                _table(events, "what happened"),
+            )
+            self._live.update(shown, refresh=True)
         else:
-            for row in sites.values:
-                shown = zip(sites.columns[:-1], row, strict=False)
-                self._console.print("  ".join(f"{column} {value}" for column, value in shown), highlight=False)
+            for place, rows in (("", sites), ("centre: ", centre)):
+                for row in rows.values:
+                    cells = zip(rows.columns, row, strict=True)
+                    words = (f"{column} {value}" for column, value in cells if not isinstance(value, datetime))
+                    self._console.print(place + "  ".join(words), highlight=False)
 
 
-def _table(rows: Rows) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+def _table(rows: Rows, title: str) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     for column in rows.columns:
         header = column.removesuffix("_seconds").replace("_", " ")
         table.add_column(header, justify="right" if column in _NUMBERS else "left", no_wrap=True)

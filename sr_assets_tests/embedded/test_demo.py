@@ -37,17 +37,21 @@ def test_a_headless_demo_keeps_its_promises_without_java_and_leaves_nothing(
     assert verdict["failed"] == [], demo.said
     assert code == 0
     assert verdict["seconds"] == 45
-    assert set(verdict["streams"]) == {"london/CHORIA_REGISTRATION", "paris/CHORIA_REGISTRATION"}
-    for stream in verdict["streams"].values():
+    assert set(verdict["streams"]) == {
+        f"{city}/CHORIA_{stream}" for city in ("london", "paris") for stream in ("REGISTRATION", "ADVISORIES")
+    }
+    for label, stream in verdict["streams"].items():
         assert stream["lag_messages"] == 0
         assert stream["position"] == stream["source_messages"] == stream["copied"] + stream["skipped"]
-        assert stream["copied"] < stream["skipped"]
+        assert stream["copied"] < stream["skipped"] or label.endswith("/CHORIA_ADVISORIES")
     assert set(verdict["advisories"]) == {"new", "timeout", "recover", "expire"}
     assert all(verdict["advisories"].values())
     tables = verdict["tables"]
     assert tables["node_availability"] == tables["node_snapshots"] == 2 * NODES
     assert tables["last_seen_nodes"] + tables["retired_nodes"] == 2 * NODES
-    assert tables["node_advisories"] == sum(verdict["advisories"].values())
+    assert tables["node_advisories"] == sum(verdict["advisories"].values()) == tables["global_advisories"]
+    assert tables["global_availability"] == 2 * NODES
+    assert (tables["global_summary"], tables["global_rejects"]) == (2, 0)
     assert not list(tmp_path.glob("sr-assets-demo-*")), "its home is gone"
 
 
@@ -73,15 +77,21 @@ def test_any_number_of_cities_is_configured_alike(tmp_path: Path, count: int) ->
     file.write_text(configuration(cities, file.with_suffix(""), urls))
     settings = load_settings(file, {})
     assert settings.home == file.with_suffix("")
-    assert tuple(settings.sites) == cities
-    for number, stream in enumerate(settings.streams, 1):
-        assert stream.source.servers == (f"127.0.0.1:{number}",)
-        assert stream.target.servers == (f"127.0.0.1:{count + 1}",)
+    assert tuple(settings.sites) == (*cities, "centre")
+    registrations, advisories = settings.streams[::2], settings.streams[1::2]
+    for number, (stream, told) in enumerate(zip(registrations, advisories, strict=True), 1):
+        for one in (stream, told):
+            assert one.name == cities[number - 1]
+            assert one.source.servers == (f"127.0.0.1:{number}",)
+            assert one.target.servers == (f"127.0.0.1:{count + 1}",)
         assert stream.target_stream == f"{stream.name.upper()}_REGISTRATION"
         assert stream.prefix == stream.name
         assert stream.policy == settings.streams[0].policy
         assert stream.advisory is not None
         assert stream.advisory.subject == f"choria.stream.advisories.{stream.name}.%s.%v"
+        assert (told.stream, told.target_stream, told.tracked) == ("CHORIA_ADVISORIES", "ADVISORIES", False)
+    (feed,) = settings.feeds
+    assert (feed.stream, feed.source) == ("ADVISORIES", advisories[0].target)
 
 
 def test_a_home_that_holds_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
