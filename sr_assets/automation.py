@@ -193,7 +193,7 @@ def _deliverable(stream: StreamSettings) -> bool:
 
 def _pause_after_error(settings: Settings, status: dict[str, Any], stream: Entry) -> str | None:
     """Return why not to try again yet: after an error as long as it has lasted already, at most five minutes."""
-    position = status["streams"].get(stream.stream)
+    position = status.get("streams", {}).get(stream.stream)
     if position is None or position["last_error"] is None:
         return None
     lasted = (status["committed_at_ns"] - position["last_error_since_ns"]) / 1e9

@@ -33,7 +33,7 @@ def test_up_serves_the_platform_and_leaves_nothing_behind(platform: Settings) ->
         )
         with urllib.request.urlopen(request) as answer:
             sensors = json.load(answer)["data"]["sensorsOrError"]["results"]
-        assert {sensor["name"] for sensor in sensors} == {"london_lag", "paris_lag", "centre_lag"}
+        assert {sensor["name"] for sensor in sensors} == {"london_lag", "paris_lag"}
         second = subprocess.run([*command[:-1], str(port + 1)], capture_output=True, text=True, check=False)
         assert second.returncode == 1
         assert second.stderr.startswith("error: another `sr-assets up` works in ")
