@@ -33,7 +33,7 @@ def main(file: Path) -> None:
 def _take(page: Page, url: str, file: Path) -> None:
     page.add_init_script(f"localStorage.setItem('asset-node-facets', JSON.stringify({_SHOWN}))")
     _let_runs_end(page, url)
-    page.goto(f"{url}/asset-groups?expanded=global@global:london,global@global:paris")
+    page.goto(f"{url}/asset-groups?expanded=global@global:london,global@global:paris,global@global:centre")
     page.get_by_text("Hide navigation").click()
     page.get_by_text("node_advisories", exact=True).first.wait_for()
     page.get_by_label("panel_show_right").last.click()

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +115,7 @@ def print_rows(
     type=click.Path(path_type=Path),
     help="The configuration; default: SR_ASSETS_CONFIG, else conf/replication.yaml.",
 )
-@click.version_option(version("sr-assets"), prog_name="sr-assets")
+@click.version_option(package_name="sr-assets", prog_name="sr-assets")
 def cli(config: Path | None) -> None:
     """Replicate, sample and track fleets of machines that report over NATS JetStream."""
     if config is not None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sr_assets.settings import Settings
 
 #: What a person is shown of a list at once; programs get all of it.
-MOST_SHOWN = 200
+MOST_SHOWN = 100
 _POLL_SECONDS = 0.5
 _ADVISORY_COLUMNS = (
     "event_time",
