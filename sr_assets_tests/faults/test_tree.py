@@ -1,0 +1,191 @@
+"""A tree of three servers, city → region → centre: samples and advisories climb it, and the city is cut off and returns."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sr_assets.domain.advisories import observer_alive
+from sr_assets.domain.messages import Message
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.stages.run import run_site
+from sr_assets.stages.site import Site, Stage
+from sr_assets_tests.rig import Rig, Sent, cluster
+
+NODES = [f"web{number}" for number in range(6)]
+SECOND_NS = 1_000_000_000
+#: What the nodes send more than at first: the city copies what differs by 10 bytes, the region what differs by 100.
+MORE_BYTES = (0, 0, 20, 40, 200)
+_ORIGIN = b"Choria-SR-Source: "
+_SECONDS = 60.0
+#: Every hop is a replicator of its own, as if it ran elsewhere; that each has its share of one configuration is the test's.
+REPLICATORS = {"city": "LDN", "region": "EUROPE", "centre": "HQ"}
+TOLD = ["adv.>", "sr_assets.observer_alive.>"]
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[list[NatsServer]]:
+    """City, region, centre."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(NatsServer(tmp_path / place, place)) for place in REPLICATORS]
+
+
+@pytest.fixture
+def tree(engine_home: Path, servers: list[NatsServer], unique: Callable[[str], str]) -> Rig:
+    """The city's nodes, sampled twice, at the centre; its advisories, and those of the region's harbour, folded there."""
+    city, region, centre = servers
+    rig = Rig(engine_home, region, centre, unique)
+    rig.create("NODES", city)
+    rig.create("HARBOUR")
+    rig.create("TOLD_CITY", city, subjects=TOLD)
+    rig.create("TOLD", subjects=TOLD)
+    sender = {"inspect_field": "sender", "inspect_duration": "10h"}
+    down = {"name": "city", "source_url": city.url, "target_url": region.url}
+    rig.add(
+        **down,
+        stream="NODES",
+        target_stream="CITY",
+        target_subject_prefix="city",
+        **sender,
+        warn_duration="2s",
+        size_trigger=10,
+        advisory={"subject": "adv.city.%s.%v"},
+    )
+    rig.add(**down, stream="TOLD_CITY", target_stream="TOLD")
+    rig.add("CITY", name="region", target_stream="REGION", target_subject_prefix="region", **sender, size_trigger=100)
+    rig.add("HARBOUR", name="region", target_subject_prefix="h", **sender, advisory={"subject": "adv.harbour.%s.%v"})
+    rig.add("TOLD", name="region", target_stream="TOLD_ALL")
+    rig.add_feed("TOLD_ALL", name="centre")
+    return rig
+
+
+def climb(rig: Rig, *places: str) -> None:
+    """Drain hop by hop, all of them unless said; in each the nodes first, so that all it tells of them goes up with it."""
+    for place in places or REPLICATORS:
+        with rig.open(place, name=REPLICATORS[place]) as site:
+            for tracked in (True, False):
+                _drain(site, [entry.stream for entry in site.entries if entry.tracked is tracked])
+
+
+def _drain(site: Site, streams: list[str]) -> None:
+    reports = run_site(site, {stream: frozenset(Stage) for stream in streams}, drain_only=True)
+    assert [report.failure for report in reports.values() if report.failure] == []
+
+
+def say(rig: Rig, server: NatsServer, stream: str, nodes: list[str], more_bytes: int = 0) -> None:
+    """Let each of the nodes report once."""
+    rig.publish(stream, [Sent(f'{{"sender": "{node}", "a": "{"x" * more_bytes}"}}'.encode()) for node in nodes], server)
+
+
+def view(rig: Rig, where: str) -> set[tuple[Any, ...]]:
+    """What a table says of the nodes of a stream: who they are, how they stand, since when."""
+    return {tuple(row.values()) for row in rig.rows(f"SELECT node, status, status_since FROM {where}")}
+
+
+AT_CITY, AT_HARBOUR = (f"node_availability WHERE stream = '{stream}'" for stream in ("NODES", "HARBOUR"))
+CITY, HARBOUR = (f"global_availability WHERE stream = '{stream}'" for stream in ("NODES", "HARBOUR"))
+
+
+def origins(message: Message) -> list[list[str]]:
+    """Return the words of each hop's header, in their order."""
+    return [line.removeprefix(_ORIGIN).decode().split() for line in message.headers.split(b"\r\n") if _ORIGIN in line]
+
+
+def test_samples_climb_a_tree_and_each_hop_puts_its_header_after_the_one_before(
+    tree: Rig, servers: list[NatsServer]
+) -> None:
+    city, region, centre = servers
+    for more_bytes in MORE_BYTES:
+        say(tree, city, "NODES", NODES, more_bytes)
+    say(tree, region, "HARBOUR", ["ship"])
+    climb(tree)
+    reported, at_region, at_centre = (
+        {message.sequence: message for message in tree.stored(stream, server)}
+        for stream, server in (("NODES", city), ("CITY", region), ("REGION", centre))
+    )
+    assert [len(one) for one in (reported, at_region, at_centre)] == [5 * len(NODES), 4 * len(NODES), 2 * len(NODES)]
+    for message in at_centre.values():
+        first, second = origins(message)
+        assert [one[0] for one in (first, second)] == ["NODES", "CITY"]
+        assert [one[2:4] for one in (first, second)] == [["LDN", "city"], ["EUROPE", "region"]]
+        below = at_region[int(second[1])]
+        assert origins(below) == [first]
+        assert int(second[4]) == below.stored_ns // 1_000_000
+        assert reported[int(first[1])].payload == below.payload == message.payload
+        assert message.subject == "region.city.NODES.m"
+    told = tree.stored("TOLD_ALL", centre)
+    hops = {
+        message.subject.split(".")[1]: [one[2] for one in origins(message)]
+        for message in told
+        if "adv" in message.subject
+    }
+    assert hops == {"city": ["LDN", "EUROPE"], "harbour": ["EUROPE"]}
+    assert view(tree, CITY) == view(tree, AT_CITY)
+    assert {node for node, *_ in view(tree, CITY)} == set(NODES)
+    assert view(tree, HARBOUR) == view(tree, AT_HARBOUR)
+
+
+def test_a_city_that_is_cut_off_stays_as_it_was_told_and_is_blind_until_it_is_back(
+    tree: Rig, servers: list[NatsServer]
+) -> None:
+    city, region, _ = servers
+    say(tree, city, "NODES", NODES)
+    climb(tree)
+    silent, *heard = NODES
+    deadline = time.monotonic() + _SECONDS
+    while {node: status for node, status, _ in view(tree, CITY)}[silent] == "up":
+        assert time.monotonic() < deadline, "the silent node was never told of"
+        say(tree, city, "NODES", heard)
+        climb(tree)
+    assert view(tree, CITY) == view(tree, AT_CITY)
+    _promise_a_word_within_a_second(tree, city)
+    climb(tree, "region", "centre")
+    last_told = view(tree, CITY)
+
+    city.stop()
+    assert all(report.failure for report in tree.run("city", name=REPLICATORS["city"]).values())
+    say(tree, region, "HARBOUR", ["ship"])
+    deadline = time.monotonic() + _SECONDS
+    while not tree.row("SELECT blind FROM global_summary WHERE stream = 'NODES'")["blind"]:
+        assert time.monotonic() < deadline, "the centre never noticed"
+        climb(tree, "region", "centre")
+    assert view(tree, CITY) == last_told
+    assert {node for node, *_ in view(tree, HARBOUR)} == {"ship"}
+    assert view(tree, HARBOUR) == view(tree, AT_HARBOUR)
+    columns = "stream, observer, up + timeout + retired AS known"
+    assert {tuple(row.values()) for row in tree.rows(f"SELECT {columns} FROM global_summary")} == {
+        ("NODES", "blind", len(NODES)),
+        ("HARBOUR", "ok", 1),
+    }
+
+    city.start()
+    say(tree, city, "NODES", [*NODES, "late"])
+    climb(tree)
+    assert view(tree, CITY) == view(tree, AT_CITY)
+    assert {node for node, *_ in view(tree, CITY)} == {*NODES, "late"}
+    assert tree.row("SELECT observer FROM global_summary WHERE stream = 'NODES'")["observer"] == "ok"
+    story = tree.rows(f"SELECT event FROM global_advisories WHERE node = '{silent}' ORDER BY transition")
+    assert [row["event"] for row in story][:3] == ["new", "timeout", "recover"]
+
+
+def _promise_a_word_within_a_second(rig: Rig, city: NatsServer) -> None:
+    """Let the city's last word before it is cut off be a hasty one: its own allows for a run that starts slowly."""
+    said = observer_alive(
+        replicator=REPLICATORS["city"],
+        name="city",
+        stream="NODES",
+        ts_ns=0,
+        watermark_ns=None,
+        position=1,
+        lag_messages=0,
+        lag_ns=0,
+        nodes=len(NODES),
+        next_within_ns=SECOND_NS,
+    )
+    with cluster(city) as opened:
+        opened.publish_many([("sr_assets.observer_alive.LDN.city.NODES", said, "hasty")])
+    with rig.open("city", name=REPLICATORS["city"]) as site:
+        _drain(site, ["TOLD_CITY"])
