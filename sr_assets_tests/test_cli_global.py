@@ -183,7 +183,9 @@ def test_summary_is_one_screen_with_what_is_blind_named(home: Path, command: Com
     assert (london["observer_age_seconds"], london["last_advisory_age_seconds"]) == (500.0, 2998.0)
     code, output, _ = command("summary")
     assert code == 0
-    assert "3 sites (1 blind): 3 up, 1 silent, 0 retired, 4 new in 24 h" in output
+    assert "3 sites (1 blind): 3 up, 1 silent, 0 retired, 4 new in 24 h; as of 2026-01-31 12:00:00" in output
+    assert "blind: nobody watches there" in output
+    assert "unwatched: never said" in output
 
 
 def test_without_a_feed_there_is_nothing_to_follow(home: Path, command: Command, tmp_path: Path) -> None:

@@ -213,12 +213,25 @@ _SCREEN = (
 
 
 def _show_screen(rows: "Rows") -> None:
-    """Show what fits a screen, a sum below it, the lines of blind sites in red."""
+    """Show what fits a screen, below it a sum and what the words mean that alarm, the lines of blind sites in red."""
+    if not rows.values:
+        raise RunError(
+            "no site has been heard of yet: a feed tells of a site with its first advisory (`sr-assets lag`)"
+        )
     places = [rows.columns.index(column) for column in _SCREEN]
     shown = [tuple(row[place] for place in places) for row in rows.values]
     total = [sum(row[place] for row in shown) for place in range(4, 9)]
     print_rows(_SCREEN, shown, "table", alarmed=lambda row: row[3] == "blind")
+    sites = len({row[:2] for row in shown})
     blind = sum(row[3] == "blind" for row in shown)
+    as_of = max(row[rows.columns.index("as_of")] for row in rows.values)
     click.echo(
-        f"{len(shown)} sites ({blind} blind): {total[0]} up, {total[1]} silent, {total[2]} retired, {total[3]} new in 24 h"
+        f"{sites} sites ({blind} blind): {total[0]} up, {total[1]} silent, {total[2]} retired, {total[3]} new in 24 h;"
+        f" as of {as_of:%Y-%m-%d %H:%M:%S}"
     )
+    if blind:
+        click.echo(
+            "blind: nobody watches there any more, as far as is heard; its nodes are shown as they were last told"
+        )
+    if any(row[3] == "unwatched" for row in shown):
+        click.echo("unwatched: never said that it watches; its silence cannot be told from peace")
