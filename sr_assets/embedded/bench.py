@@ -29,6 +29,7 @@ from rich.table import Table
 from sr_assets.adapters import wire
 from sr_assets.adapters.jetstream import Cluster
 from sr_assets.adapters.spark_engine import engine_status, stop_engine
+from sr_assets.embedded.bench_feeds import measure_feeds
 from sr_assets.embedded.fleet import FleetPlan
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings, Settings, load_settings
@@ -47,16 +48,14 @@ class Bench:
     source: NatsServer
     target: NatsServer
     console: Console
+    site: str = _SITE
 
-    def settings(self, streams: list[dict[str, Any]]) -> Settings:
-        """Return the settings of a configuration with these streams."""
+    def settings(self, streams: list[dict[str, Any]], **top: Any) -> Settings:
+        """Return the settings of a configuration with these streams, and whatever else stands at its top."""
         common = {"source_url": self.source.url, "target_url": self.target.url}
+        told = {"name": _SITE, "state_store": str(self.home), "streams": [{**common, **one} for one in streams], **top}
         file = self.home / "replication.yaml"
-        file.write_text(
-            json.dumps(
-                {"name": _SITE, "state_store": str(self.home), "streams": [{**common, **one} for one in streams]}
-            )
-        )
+        file.write_text(json.dumps(told))
         return load_settings(file, {})
 
     def publish(self, stream: str, messages: int, senders: int, payload_bytes: int) -> None:
@@ -264,11 +263,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure sr-assets on this machine.")
     parser.add_argument("--messages", type=int, default=100_000, help="messages of the 7 KB benches")
     parser.add_argument(
-        "--only", choices=("copy", "sampled", "memory", "idle", "import"), action="append", help="leave out the others"
+        "--only",
+        choices=("copy", "sampled", "feeds", "memory", "idle", "import"),
+        action="append",
+        help="leave out the others",
     )
     parser.add_argument("--json", type=Path, help="write the figures there too")
     arguments = parser.parse_args()
-    wanted = arguments.only or ["copy", "sampled", "idle", "import"]
+    wanted = arguments.only or ["copy", "sampled", "feeds", "idle", "import"]
     found: dict[str, Any] = {}
     with opened() as bench:
         bench.publish("WARM", 100, 100, 1_000)
@@ -290,6 +292,8 @@ def main() -> None:
             found["copy_7kb"] = measure_copy(bench, "LARGE", arguments.messages // 2, 7_000)
         if "sampled" in wanted:
             found["sampled_7kb"] = measure_sampled(bench, "SAMPLED", arguments.messages, 20_000, 7_000)
+        if "feeds" in wanted:
+            found["feeds"] = measure_feeds(bench, 10 * arguments.messages)
         if "memory" in wanted:
             found["memory"] = measure_memory(bench, "MEMORY", 10 * arguments.messages)
         if "idle" in wanted:

@@ -1,0 +1,149 @@
+"""The workload of a centre: advisories of many sites folded into one view, how soon one can be asked for, and the asking.
+
+Here: its advisories and its measurements. Not here: the servers and the other workloads (`bench`).
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sr_assets.adapters import wire
+from sr_assets.adapters.fleet import open_fleet, read_rows
+from sr_assets.adapters.jetstream import Cluster
+from sr_assets.domain.advisories import PROTOCOL
+from sr_assets.domain.errors import RunError
+from sr_assets.settings import ClusterSettings, load_settings
+from sr_assets.stages.run import run_site
+from sr_assets.stages.site import Site, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sr_assets.embedded.bench import Bench
+
+_FEED = "ADVISORIES"
+_SITES = 100
+_WARM_NODES = 10_000
+_BASE = 1_700_000_000
+_PROBES = 10
+_PROBE_SECONDS = 120.0
+# Every probe keeps the run awake; after the last one it ends by itself.
+_LINGER = {"run_budget": "10m", "linger": "15s"}
+
+
+def measure_feeds(bench: Bench, advisories: int) -> dict[str, Any]:
+    """Measure a feed of 100 sites: the delay of single advisories in a small view, then a backlog of that many nodes."""
+    with Cluster(ClusterSettings((bench.target.address,))) as cluster:
+        cluster.create_stream({"name": _FEED, "subjects": [f"{_FEED}.>"], "allow_direct": True})
+    feeds = [{"name": bench.site, "stream": _FEED, "url": bench.target.url}]
+    _publish(bench, 0, _WARM_NODES)
+    bench.run(bench.settings([], feeds=feeds), _FEED)
+    bench.settings([], feeds=feeds, **_LINGER)
+    delays = _delays(bench)
+    settings = bench.settings([], feeds=feeds)
+    bench.run(settings, _FEED)
+    _publish(bench, _WARM_NODES, advisories)
+    report, seconds = bench.run(settings, _FEED)
+    return {
+        "sites": _SITES,
+        "advisories": report.copied,
+        "folded_per_second": round(report.copied / report.seconds),
+        "run_per_second": round(report.copied / seconds),
+        "queryable_seconds_p50": round(statistics.median(delays), 2),
+        "queryable_seconds_max": round(max(delays), 2),
+        "nodes_global_seconds": round(min(_ask_nodes(bench) for _ in range(3)), 2),
+    }
+
+
+def _publish(bench: Bench, first: int, after: int) -> None:
+    """Publish one advisory for each of the nodes with these numbers, from a process of its own."""
+    filling = get_context("spawn").Process(target=_fill, args=(bench.target.address, first, after))
+    filling.start()
+    filling.join()
+    if filling.exitcode:
+        raise SystemExit(f"publishing into {_FEED} failed")
+
+
+def _fill(address: str, first: int, after: int) -> None:
+    items = (
+        wire.Outgoing(number + 1, f"{_FEED}.new.{number}", b"", _advisory(number)) for number in range(first, after)
+    )
+    with wire.Connection([address]) as connection:
+        refused = [ack.error for ack in wire.Publisher(connection).publish_all(items) if ack.error]
+    if refused:
+        raise SystemExit(refused[0])
+
+
+def _advisory(number: int) -> bytes:
+    """Return the first advisory of a node, as a site writes it."""
+    site, at = number % _SITES, _BASE + number // 1_000
+    event_id = uuid.UUID(int=number)
+    return (
+        f'{{"protocol":"{PROTOCOL}","event_id":"{event_id}","inspect_field":"sender","age":0,"seen":{at},'
+        f'"replicator":"BENCH","timestamp":{at},"event":"new","value":"node{number}.site{site}.example.net",'
+        f'"stream":"CHORIA_REGISTRATION","name":"site{site}","event_time":"{_iso(at)}.{number % 1_000:03}000000Z",'
+        f'"sequence":{number + 1},"transition":1,"previous":null,"late":false,"returned":false,"age_seconds":0.0,'
+        '"outage_seconds":null}'
+    ).encode()
+
+
+def _iso(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
+def _delays(bench: Bench) -> list[float]:
+    """Return for some advisories, one after the other, the seconds from publishing it to finding its node in the table."""
+    lingering = get_context("spawn").Process(target=_linger, args=(str(bench.home / "replication.yaml"), bench.site))
+    lingering.start()
+    try:
+        return list(_probe(bench))
+    finally:
+        lingering.join()
+
+
+def _linger(file: str, name: str) -> None:
+    with Site(load_settings(Path(file), {}), name, owner="bench", run_id="linger") as site:
+        run_site(site, {_FEED: frozenset(Stage)}, drain_only=False)
+
+
+def _probe(bench: Bench) -> Iterator[float]:
+    with wire.Connection([bench.target.address]) as connection:
+        for probe in range(_PROBES):
+            number = 1_000_000_000 + probe
+            item = wire.Outgoing(1, f"{_FEED}.new.{number}", b"", _advisory(number))
+            started = time.perf_counter()
+            list(wire.Publisher(connection).publish_all([item]))
+            while not _known(bench, f"node{number}.%"):
+                if time.perf_counter() - started > _PROBE_SECONDS:
+                    raise RunError(f"an advisory was not in the table within {_PROBE_SECONDS:.0f} s")
+                time.sleep(0.02)
+            # The first waits for the run to begin.
+            if probe:
+                yield time.perf_counter() - started
+
+
+def _known(bench: Bench, pattern: str) -> bool:
+    with open_fleet(bench.home) as connection:
+        return bool(read_rows(connection, "SELECT 1 FROM global_availability WHERE node LIKE ?", [pattern]).values)
+
+
+def _ask_nodes(bench: Bench) -> float:
+    """Return how long a person waits for the nodes of all sites."""
+    environ = {
+        **os.environ,
+        "SR_ASSETS_CONFIG": str(bench.home / "replication.yaml"),
+        "SR_ASSETS_HOME": str(bench.home),
+    }
+    started = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-m", "sr_assets", "nodes", "--global"], env=environ, check=True, capture_output=True
+    )
+    return time.perf_counter() - started
