@@ -66,7 +66,8 @@ CREATE TABLE IF NOT EXISTS streams (
     stream VARCHAR, created_ns BIGINT, next_sequence BIGINT, watermark_ns BIGINT, planned_ns BIGINT,
     last_stored_ns BIGINT,
     source_last_sequence BIGINT, lag_messages BIGINT, lag_ns BIGINT, target_created_ns BIGINT,
-    target_sequence BIGINT, target_holds BIGINT, target_checked BIGINT, progress_ns BIGINT, started VARCHAR, starts BIGINT,
+    target_sequence BIGINT, target_holds BIGINT, target_checked BIGINT, progress_ns BIGINT,
+    alive_ns BIGINT, alive_due_ns BIGINT, started VARCHAR, starts BIGINT,
     {", ".join(f"{counter} BIGINT DEFAULT 0" for counter in COUNTERS)},
     last_error VARCHAR, last_error_since_ns BIGINT, as_of_ns BIGINT);
 CREATE TABLE IF NOT EXISTS intents (
@@ -95,6 +96,8 @@ _MIGRATIONS: Final = {
     1: """
     ALTER TABLE streams ADD COLUMN target_checked BIGINT DEFAULT 0;
     ALTER TABLE streams ADD COLUMN progress_ns BIGINT;
+    ALTER TABLE streams ADD COLUMN alive_ns BIGINT;
+    ALTER TABLE streams ADD COLUMN alive_due_ns BIGINT;
     UPDATE streams SET target_checked = target_sequence;
     ALTER TABLE intents ADD COLUMN resend BOOLEAN DEFAULT false;
     ALTER TABLE intents ADD COLUMN waits BOOLEAN DEFAULT false;
@@ -196,7 +199,8 @@ class StreamState:
 
     `target_sequence` is our last acknowledged copy's place in the target, `target_holds` the source sequence that stands
     there, `target_checked` how far it is known who wrote what there. `progress_ns` is when the position last moved, or
-    was level.
+    was level, `alive_ns` when the stream's observer last said that it is alive, and `alive_due_ns` when it said that the
+    next run is due.
     """
 
     stream: str
@@ -213,6 +217,8 @@ class StreamState:
     target_holds: int = 0
     target_checked: int = 0
     progress_ns: int | None = None
+    alive_ns: int | None = None
+    alive_due_ns: int | None = None
     started: str | None = None
     starts: int = 0
     seen_messages: int = 0

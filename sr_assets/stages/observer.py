@@ -1,6 +1,8 @@
 """A site's word that it watches: `observer_alive`, for those who go by its advisories and must not trust its silence.
 
-At most once a minute for each stream that announces transitions, and at least once a run. Not here: what it looks like
+At most once a minute for each stream that announces transitions, and once a run unless the run before has just said the
+same. What is promised is the next word: within a run it comes in a minute; after it with the next run, which the first
+node's deadline brings about if no message does; with no node left to wait for, nothing is promised. Not here: what it looks like
 (`domain.advisories`), what a centre makes of it (`adapters.global_tables`).
 """
 
@@ -14,6 +16,7 @@ from sr_assets.domain.advisories import observer_alive
 from sr_assets.domain.errors import SrAssetsError
 
 if TYPE_CHECKING:
+    from sr_assets.adapters.state import StreamState
     from sr_assets.settings import StreamSettings
     from sr_assets.stages.site import Site, StreamReport
 
@@ -34,8 +37,12 @@ def say_alive(site: Site, stream: StreamSettings, report: StreamReport, *, busy:
     spoken = before is not None and time.monotonic() - before < _EVERY_SECONDS
     if advisory is None or state is None or spoken:
         return
+    now_ns, deadline_ns = site.now_ns(), site.state.next_deadline(stream.stream)
+    due_ns = None if deadline_ns is None else now_ns + max(0, deadline_ns - (state.watermark_ns or deadline_ns))
     report.alive_at = time.monotonic()
-    now_ns = site.now_ns()
+    if _still_holds(state, now_ns, due_ns):
+        return
+    report.alive_ns, report.alive_due_ns = now_ns, due_ns
     body = observer_alive(
         replicator=stream.replicator,
         name=stream.name,
@@ -46,7 +53,7 @@ def say_alive(site: Site, stream: StreamSettings, report: StreamReport, *, busy:
         lag_messages=state.lag_messages,
         lag_ns=state.lag_ns,
         nodes=site.state.count_nodes(stream.stream),
-        next_within_ns=_next_within_ns(site, stream, state.watermark_ns),
+        next_within_ns=None if due_ns is None else due_ns - now_ns + _grace_ns(site),
     )
     subject = advisory.observer_subject
     with contextlib.suppress(SrAssetsError):
@@ -57,13 +64,20 @@ def say_alive(site: Site, stream: StreamSettings, report: StreamReport, *, busy:
             cluster.publish_core([(subject, body)])
 
 
-def _next_within_ns(site: Site, stream: StreamSettings, watermark_ns: int | None) -> int | None:
-    """Return how soon the next word comes at the latest: within a run in a minute; after it with the next run, which the
-    first node's deadline brings about if no message does. None when nobody is left to be waited for.
+def _still_holds(state: StreamState, now_ns: int, due_ns: int | None) -> bool:
+    """Tell whether the last word, of this run or one before, is fresh and promised the next run no earlier than it comes.
+
+    A run that found nothing new then has nothing to say: where the advisory stream is itself copied, its word would be
+    what the next run is asked for, for ever.
     """
-    deadline_ns = site.state.next_deadline(stream.stream)
-    if deadline_ns is None:
-        return None
+    if state.alive_ns is None or now_ns - state.alive_ns >= _EVERY_SECONDS * 1e9:
+        return False
+    if due_ns is None or state.alive_due_ns is None:
+        return due_ns == state.alive_due_ns
+    return due_ns <= state.alive_due_ns + _START_NS // 2
+
+
+def _grace_ns(site: Site) -> int:
+    """Return how much later than a run is due its word may come: it is asked for by a sensor, and at work for a while."""
     run_ns = min(int(_EVERY_SECONDS * 1e9), site.settings.run_budget_ns)
-    until_due_ns = max(0, deadline_ns - (watermark_ns or deadline_ns))
-    return run_ns + until_due_ns + 2 * site.settings.sensor.interval_ns + _START_NS
+    return run_ns + 2 * site.settings.sensor.interval_ns + _START_NS

@@ -159,6 +159,8 @@ def _note_end(site: Site, report: StreamReport) -> None:
     name = report.stream.stream
     state = site.state.load_stream(name) or StreamState.not_begun(name)
     _set_error(site, state, report.failure)
+    if report.alive_ns is not None:
+        state.alive_ns, state.alive_due_ns = report.alive_ns, report.alive_due_ns
     if report.state is not None:
         state.watermark_ns, state.planned_ns = report.state.watermark_ns, report.state.planned_ns
         state.progress_ns = report.state.progress_ns

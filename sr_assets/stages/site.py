@@ -53,7 +53,7 @@ class StreamReport:
     `first` and `next` are the sequences it went through, `failure` one line or None. `reached`: source and target have
     both answered. `trouble` is what is tried again at `retry_at` (monotonic seconds), for the `retries`-th time in a row.
     Of a feed `copied` counts what was folded, `parked` what is kept apart. `alive_at` is when the stream last said that it
-    watches, `began_at` when the run began (monotonic seconds).
+    watches, `began_at` when the run began (monotonic seconds); `alive_ns` and `alive_due_ns` are as in the state.
     """
 
     stream: Entry
@@ -77,6 +77,8 @@ class StreamReport:
     lag_messages: int = 0
     began_at: float = field(default_factory=time.monotonic)
     alive_at: float | None = None
+    alive_ns: int | None = None
+    alive_due_ns: int | None = None
     undeliverable: str | None = None
     reached: bool = False
     retries: int = 0

@@ -41,7 +41,7 @@ CONTRACT = {
     "global_availability": "replicator name stream node status status_since last_seen event_time received_at source",
     "global_advisories": "event_id replicator name stream node event event_time received_at seen age_seconds previous "
     "transition late returned outage_seconds source",
-    "global_summary": "replicator name stream nodes up timeout retired new_24h last_advisory_at blind observer_alive_at "
+    "global_summary": "replicator name stream nodes up timeout retired new_24h last_advisory_at blind observer observer_alive_at "
     "watermark position lag_messages tracked_nodes as_of",
     "global_rejects": "feed sequence received_at subject payload_bytes reason field excerpt",
 }

@@ -168,7 +168,7 @@ def test_a_state_of_another_version_is_refused_and_closed(tmp_path: Path) -> Non
 def test_a_state_of_the_first_schema_is_brought_up_to_date_once(tmp_path: Path) -> None:
     with SiteState(tmp_path) as state:
         state.save_stream(StreamState("S", 7, 11, target_sequence=5))
-        for column in ("target_checked", "progress_ns"):
+        for column in ("target_checked", "progress_ns", "alive_ns", "alive_due_ns"):
             state.connection.execute(f"ALTER TABLE streams DROP COLUMN {column}")
         for column in ("resend", "waits"):
             state.connection.execute(f"ALTER TABLE intents DROP COLUMN {column}")
