@@ -183,6 +183,14 @@ def stop_engine(home: Path) -> bool:
         return _stop(home / "spark")
 
 
+def abandon_start(home: Path) -> None:
+    """End a local server that is on its way: whoever waits for it in `start_engine` gets a RunError at once."""
+    engine = _recorded(home / "spark")
+    if engine is not None and engine.running:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(engine.pid, signal.SIGKILL)
+
+
 def _stop(folder: Path) -> bool:
     engine = _recorded(folder)
     running = engine is not None and engine.running

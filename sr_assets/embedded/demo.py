@@ -26,7 +26,7 @@ from rich.console import Console
 
 from sr_assets.adapters.fleet import count_rows
 from sr_assets.adapters.jetstream import Cluster
-from sr_assets.adapters.spark_engine import Engine, start_engine, stop_engine
+from sr_assets.adapters.spark_engine import Engine, abandon_start, start_engine, stop_engine
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.embedded.demo_verdict import judge
 from sr_assets.embedded.demo_view import Summary, step
@@ -190,7 +190,15 @@ class _Demo:
         """Start Spark beside Dagster: the first run finds it warm."""
         self._stack.callback(stop_engine, self._folder)
         pool = self._stack.enter_context(ThreadPoolExecutor(1))
-        return pool.submit(start_engine, settings.spark, self._folder)
+        engine = pool.submit(start_engine, settings.spark, self._folder)
+        self._stack.callback(self._abandon, engine)
+        return engine
+
+    def _abandon(self, engine: "Future[Engine]") -> None:
+        """Do not wait for an engine that nobody needs any more: on a busy machine that may take minutes."""
+        while not engine.done():
+            abandon_start(self._folder)
+            time.sleep(0.1)
 
     def _say_where(self, services: Services | None) -> None:
         if services is not None:
