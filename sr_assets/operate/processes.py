@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -65,6 +66,8 @@ def interrupted_in_order() -> Iterator[None]:
     def interrupt(_signal: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
+    # Dagster's storage, interrupted while it closes a connection, would say so with a trace before it passes that on.
+    logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
     before = {one: signal.signal(one, interrupt) for one in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
