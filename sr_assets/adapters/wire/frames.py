@@ -24,9 +24,10 @@ NO_RESPONDERS: Final = 503
 _NOT_IN_A_SUBJECT: Final = bytes(range(0x21))
 # What a stream says once it has stored a message.
 STORED: Final = re.compile(rb'\{"stream":"[^"\r\n]*",(?:"domain":"[^"\r\n]*",)?"seq":(\d+)\}')
-# The same as a frame: subject, size, payload, sequence. Possessive: a run of thousands leaves no way back.
+# The same as a frame: subject, size, payload, sequence.
 _STORED_FRAME: Final = re.compile(rb"MSG ([^ \r\n]+) [^ \r\n]+ (\d+)\r\n(%b)\r\n" % STORED.pattern)
-_STORED_FRAMES: Final = re.compile(rb"(?:MSG [^ \r\n]+ [^ \r\n]+ \d+\r\n%b\r\n)*+" % STORED.pattern)
+# Not possessive, although nothing here needs to go back: before 3.11.5 such a repetition ends in the wrong place.
+_STORED_FRAMES: Final = re.compile(rb"(?:MSG [^ \r\n]+ [^ \r\n]+ \d+\r\n%b\r\n)*" % STORED.pattern)
 _DIRECT_BLOCK: Final = re.compile(
     rb"Nats-Stream: [^\r\n]*\r\n"
     rb"Nats-Subject: ([^\r\n]*)\r\n"
