@@ -34,7 +34,8 @@ def open_session(settings: SparkSettings, home: Path, site: str) -> SparkSession
     in it.
 
     The same session id is used by every run of a site: what stays warm is the session, and joining it lets a run
-    interrupt tasks whose client was killed. Data source `jetstream` is registered.
+    interrupt tasks whose client was killed. Data source `jetstream` is registered. Raises PassingError when the engine
+    is gone before it is joined.
     """
     mode = settings.mode
     if mode == "connect-local":
@@ -43,7 +44,10 @@ def open_session(settings: SparkSettings, home: Path, site: str) -> SparkSession
         except RunError as error:
             logger.warning("%s; going on with classic Spark in this process", error)
             return _prepared(_classic("local[*,3]", settings, home))
-        return _prepared(_join(engine, home, site))
+        try:
+            return _prepared(_join(engine, home, site))
+        except Exception as error:
+            raise spark_error(error) from error
     if mode.startswith("sc://"):
         return _prepared(_connect(mode, uuid.uuid5(uuid.NAMESPACE_URL, f"sr-assets/{home}/{site}")))
     return _prepared(_classic(mode if mode.startswith("spark://") else "local[*,3]", settings, home))

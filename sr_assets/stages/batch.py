@@ -30,9 +30,10 @@ from sr_assets.stages.reading import gap_rows, read_with_spark, reads_direct
 from sr_assets.stages.target import prepare_target
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from sr_assets.adapters.jetstream import StreamInfo
     from sr_assets.adapters.state import Intent, StreamState
@@ -75,7 +76,7 @@ class Batch:
         """Send again what the target has lost; what the source does not have any more either is a gap."""
         resends = self._site.state.ledger(self._stream.stream).resends(until=self._intent.next)
         sequences = [sequence for one in resends for sequence in range(one.covered.first, one.covered.next)]
-        receipt = self._write(self._site.spark().createDataFrame(pa.table({"sequence": sequences})).coalesce(1))
+        receipt = self._write(lambda spark: spark.createDataFrame(pa.table({"sequence": sequences})).coalesce(1))
         stood = {sequence for one in resends if one.stood for sequence in range(one.covered.first, one.covered.next)}
         lost = [SequenceRange(one, one + 1) for first, after in receipt.missing for one in range(first, after)]
         now_ns = self._site.now_ns()
@@ -90,8 +91,10 @@ class Batch:
         """Copy everything in the range: nothing to decide, so it is read once, by the writers."""
         receipt = Receipt()
         if len(self._present):
-            rows = self._site.spark().range(self._present.first, self._present.next, 1, self._stream.workers)
-            receipt = self._write(rows.withColumnRenamed("id", "sequence"))
+            present, workers = self._present, self._stream.workers
+            receipt = self._write(
+                lambda spark: spark.range(present.first, present.next, 1, workers).withColumnRenamed("id", "sequence")
+            )
         absent = [SequenceRange(first, after) for first, after in receipt.missing]
         seen = len(self._present) - sum(map(len, absent))
         decided = seen - receipt.too_old
@@ -114,7 +117,7 @@ class Batch:
         folded = self._fold(sightings)
         decisions = self._decisions(sightings, folded)
         due = decisions.filter(pc.is_in(decisions["reason"], pa.array([reason.value for reason in _COPIED])))
-        receipt = self._write(self._copies(due)) if due.num_rows else Receipt()
+        receipt = self._write(lambda spark: self._copies(spark, due)) if due.num_rows else Receipt()
         absent = missing(self._present, sightings["sequence"].to_pylist())
         gone = [SequenceRange(first, after) for first, after in receipt.missing]
         reasons = {row["values"]: row["counts"] for row in pc.value_counts(decisions["reason"]).to_pylist()}
@@ -154,15 +157,15 @@ class Batch:
         others = pa.table({"sequence": strangers["sequence"], "node": nodes, "reason": pa.array(reasons, pa.string())})
         return pa.concat_tables([tracked, others.cast(tracked.schema)])
 
-    def _copies(self, due: pa.Table) -> DataFrame:
+    def _copies(self, spark: SparkSession, due: pa.Table) -> DataFrame:
         """Return the rows for the writers, spread so that each keeps what `order` promises."""
-        frame = self._site.spark().createDataFrame(due.select(["sequence", "node"]).sort_by("sequence"))
+        frame = spark.createDataFrame(due.select(["sequence", "node"]).sort_by("sequence"))
         workers = self._stream.workers
         if workers == 1:
             return frame.coalesce(1)
         return frame.repartition(workers, "node") if self._stream.order == "sender" else frame.repartition(workers)
 
-    def _write(self, rows: DataFrame) -> Receipt:
+    def _write(self, rows: Callable[[SparkSession], DataFrame]) -> Receipt:
         """Let Spark's writers copy what the rows name; returns their receipt.
 
         Raises RunError when the target refuses: the intent stays open.
@@ -200,7 +203,7 @@ class Batch:
         )
         self._receipt_file.unlink(missing_ok=True)
         try:
-            rows.write.format(FORMAT).mode("append").options(**plan.encode()).save()
+            rows(self._site.spark()).write.format(FORMAT).mode("append").options(**plan.encode()).save()
         except Exception as error:
             raise spark_error(error) from error
         receipt = Receipt.read(self._receipt_file)

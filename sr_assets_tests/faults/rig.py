@@ -76,8 +76,8 @@ def await_marker(process: subprocess.Popen[Any], marker: Path) -> int:
 
 
 def kill_run(process: subprocess.Popen[Any]) -> None:
-    """Kill a run; what it started dies with it, but for the engine, which is in a session of its own."""
-    children = psutil.Process(process.pid).children(recursive=True)
+    """Kill a run; its sites die with it, but not the engine, although one of them may have started it."""
+    children = psutil.Process(process.pid).children()
     process.kill()
     process.wait()
     _, alive = psutil.wait_procs(children, timeout=10)
