@@ -46,6 +46,6 @@ def test_the_demo_configuration_is_accepted() -> None:
         f"SR_DEMO_{site}_URL": f"nats://127.0.0.1:{port}" for port, site in enumerate(("LONDON", "PARIS", "CENTRE"), 1)
     }
     settings = load_settings(ROOT / "conf" / "demo.yaml", {**urls, "SR_DEMO_HOME": "/var/lib/demo"})
-    assert list(settings.sites) == ["london", "paris"]
+    assert list(settings.sites) == ["london", "paris", "centre"]
     assert all(stream.tracked for stream in settings.streams)
     assert not settings.warnings
