@@ -47,5 +47,6 @@ def test_the_demo_configuration_is_accepted() -> None:
     }
     settings = load_settings(ROOT / "conf" / "demo.yaml", {**urls, "SR_DEMO_HOME": "/var/lib/demo"})
     assert list(settings.sites) == ["london", "paris", "centre"]
-    assert all(stream.tracked for stream in settings.streams)
+    assert [stream.stream for stream in settings.streams if stream.tracked] == ["CHORIA_REGISTRATION"] * 2
+    assert [feed.stream for feed in settings.feeds] == ["ADVISORIES"]
     assert not settings.warnings
