@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sr_assets.adapters.state import Intent
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.rig import Rig, Sent
 
@@ -117,13 +118,8 @@ def test_a_batch_that_was_open_when_the_target_was_rolled_back_comes_after_what_
     frail.drain()
     frail.publish(stream, numbered(6, 9))
     info = frail.info(stream, frail.target)
-    frail.api(f"STREAM.UPDATE.{stream}", {**info.config, "max_msgs": 6, "discard": "new"}, frail.target)
     with frail.open() as site:
-        from sr_assets.adapters.state import Intent
-
         source = frail.info(stream)
-        state = site.state.load_stream(stream)
-        assert state is not None
         intent = Intent(stream, 6, 6, 9, source.ts_ns, None, source.created_ns, info.created_ns, 5)
         with site.state.transaction():
             site.state.save_intent(intent)
