@@ -44,8 +44,8 @@ def copy_batch(site: Site, stream: StreamSettings, report: StreamReport, ends: d
         check_source(stream, source)
     end = source.last_sequence if ends is None else ends.setdefault(stream.stream, source.last_sequence)
     state = load_position(site, stream, source)
-    # Once a run, and again when something is about to be written: a look each second is not worth what it costs.
-    if report.state is None:
+    # Once a run, after trouble, and when something is about to be written: a look each second is not worth its cost.
+    if report.state is None or report.retries:
         review_target(site, stream, source, state)
         report.reached = True
     intent = _open_intent(site, stream)

@@ -40,12 +40,15 @@ def review_target(site: Site, stream: StreamSettings, source: StreamInfo, state:
     Raises RunError when the stream must not go on by itself: `on_target_reset: stop`, or another writer's copies.
     """
     target = site.cluster(stream.target).find_stream(stream.target_stream)
-    if not state.target_created_ns:
-        return
-    if target is None or target.created_ns != state.target_created_ns:
+    if state.target_created_ns and (target is None or target.created_ns != state.target_created_ns):
         _follow_new_target(site, stream, source, state, target)
-    elif state.target_sequence and _rolled_back(site, stream, state, target):
+    elif target is not None and state.target_sequence and _rolled_back(site, stream, state, target):
         _note_rollback(site, stream, state, target)
+    # An open batch may be of a target that went before anything was committed, or that was made since.
+    intents = [site.state.open_intent(stream.stream, resend=resend) for resend in (False, True)]
+    if target is not None and any(one is not None and one.target_created_ns != target.created_ns for one in intents):
+        with site.state.transaction():
+            _move_intent(site, stream, created_ns=target.created_ns, target_sequence=0, waits=False)
 
 
 def refuse_other_writer(stream: StreamSettings, state: StreamState, target: StreamInfo) -> None:

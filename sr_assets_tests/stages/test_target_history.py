@@ -188,3 +188,22 @@ def test_a_state_from_a_backup_is_told_from_a_crash_and_stops(rig: Rig, tmp_path
     assert "no batch of this site made" in failure
     assert f"sr-assets recover --stream {rig.settings().streams[0].label}" in failure
     assert payloads(rig, stream) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("copied", (0, 2))
+def test_a_batch_that_was_open_when_its_target_was_deleted_is_done_in_the_new_one(rig: Rig, copied: int) -> None:
+    stream = rig.make()
+    rig.add(stream)
+    if copied:
+        rig.publish(stream, numbered(1, 3))
+    rig.create(stream, rig.target)
+    rig.drain()
+    rig.publish(stream, numbered(copied + 1, copied + 3))
+    source, made_ns = rig.info(stream), rig.info(stream, rig.target).created_ns
+    with rig.open() as site, site.state.transaction():
+        first, after = copied + 1, copied + 3
+        intent = Intent(stream, first, first, after, source.ts_ns, None, source.created_ns, made_ns, copied)
+        site.state.save_intent(intent)
+    rig.api(f"STREAM.DELETE.{stream}", server=rig.target)
+    rig.drain()
+    assert payloads(rig, stream) == [copied + 1, copied + 2]
