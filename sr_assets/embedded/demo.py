@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -32,7 +32,7 @@ from sr_assets.embedded.demo_verdict import judge
 from sr_assets.embedded.demo_view import Summary, step
 from sr_assets.embedded.fleet import Churn, Fleet, FleetPlan
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets.operate import Services, failures, prepare_instance, run_sites
+from sr_assets.operate import Services, failures, interrupted_in_order, prepare_instance, run_sites
 from sr_assets.settings import ClusterSettings, Settings, load_settings
 
 CITIES: Final = (
@@ -52,7 +52,6 @@ _CHURN: Final = Churn(0.4, 12.0, 24.0)
 _FIRST_TABLE_SECONDS: Final = 300.0
 _RUN_END_SECONDS: Final = 120.0
 _LOG_LINES: Final = 20
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _UNDER_WAY: Final = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
 
 
@@ -75,7 +74,10 @@ def run_demo(
     """
     if not 1 <= sites <= len(CITIES):
         raise ConfigurationError(f"--sites {sites}: from 1 to {len(CITIES)} are possible")
-    with _stdout_on_stderr() if as_json else contextlib.nullcontext(), _interruptible() as ignore_signals:
+    with (
+        _stdout_on_stderr() if as_json else contextlib.nullcontext(),
+        interrupted_in_order(*_signals()) as ignore_signals,
+    ):
         console = Console()
         stack = contextlib.ExitStack()
         try:
@@ -292,6 +294,12 @@ def _runs_ended() -> bool:
     return True
 
 
+def _signals() -> list[signal.Signals]:
+    """Return what ends a demo: under nohup a hang-up is to be survived."""
+    survived = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if survived else [signal.SIGHUP])]
+
+
 @contextlib.contextmanager
 def _home(chosen: Path | None) -> Iterator[Path]:
     """Yield the folder of the demo: a fresh one that is removed, or the chosen one, new or of an earlier demo, kept.
@@ -333,24 +341,3 @@ def _stdout_on_stderr() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[Callable[[], None]]:
-    """Let Ctrl-C, SIGTERM and a hang-up raise KeyboardInterrupt; yields what makes them be ignored from then on."""
-
-    def interrupt(_signal: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    def ignore() -> None:
-        for number in _SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-
-    # Under nohup a hang-up is to be survived.
-    heard = [number for number in _SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in heard}
-    try:
-        yield ignore
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -7,16 +7,20 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType
 
 # The exit code of what a signal ended, as shells have it for Ctrl-C.
 INTERRUPTED: Final = 130
 _STOP_SECONDS: Final = 60.0
+# How long after an interrupt that was not heard it is raised again.
+_AGAIN_SECONDS: Final = 0.05
 
 
 def start_leashed(command: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -56,24 +60,51 @@ def _signal_group(child: subprocess.Popen[bytes], number: signal.Signals) -> Non
 
 
 @contextlib.contextmanager
-def interrupted_in_order() -> Iterator[None]:
-    """Let SIGTERM end what is inside as Ctrl-C does, so that everything is stopped in order.
+def interrupted_in_order(*signals: signal.Signals) -> Iterator[Callable[[], None]]:
+    """Let signals, SIGTERM and SIGINT unless others are named, end what is inside as Ctrl-C does: in order.
 
-    SIGINT gets a handler too: a shell's `&` has it ignored, our children would inherit that, and Dagster takes what it finds
-    there for SIGTERM as well.
+    Yields what makes them be ignored from then on. SIGINT gets a handler too: a shell's `&` has it ignored, our children
+    would inherit that, and Dagster takes what it finds there for SIGTERM as well. One that arrives where Python loses it (a
+    weak reference's callback) or remembers it for ever (a library's import: the process would end with SIGINT's code
+    whatever is done about it) is raised a moment later.
     """
+    heard = signals or (signal.SIGTERM, signal.SIGINT)
 
-    def interrupt(_signal: int, _frame: object) -> None:
-        raise KeyboardInterrupt
+    def interrupt(_signal: int, frame: FrameType | None) -> None:
+        if _importing(frame):
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+        else:
+            raise KeyboardInterrupt
+
+    def lost(unraisable: sys.UnraisableHookArgs) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+        else:
+            hook(unraisable)
+
+    def ignore() -> None:
+        for one in before:
+            signal.signal(one, signal.SIG_IGN)
 
     # Dagster's storage, interrupted while it closes a connection, would say so with a trace before it passes that on.
     logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
-    before = {one: signal.signal(one, interrupt) for one in (signal.SIGTERM, signal.SIGINT)}
+    hook, sys.unraisablehook = sys.unraisablehook, lost
+    before = {one: signal.signal(one, interrupt) for one in (*heard, signal.SIGALRM)}
     try:
-        yield
+        yield ignore
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         for one, handler in before.items():
             signal.signal(one, handler)
+        sys.unraisablehook = hook
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextlib.contextmanager

@@ -1,9 +1,10 @@
 """A site's word that it watches: `observer_alive`, for those who go by its advisories and must not trust its silence.
 
 At most once a minute for each stream that announces transitions, and once a run unless the run before has just said the
-same. What is promised is the next word: within a run it comes in a minute; after it with the next run, which the first
-node's deadline brings about if no message does; with no node left to wait for, nothing is promised. Not here: what it looks like
-(`domain.advisories`), what a centre makes of it (`adapters.global_tables`).
+same; a run after one that failed always says it, to those who have waited in vain. What is promised is the next word:
+within a run it comes in a minute; after it with the next run, which the first node's deadline brings about if no message
+does; with no node left to wait for, nothing is promised. Not here: what it looks like (`domain.advisories`), what a centre
+makes of it (`adapters.global_tables`).
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ def say_alive(site: Site, stream: StreamSettings, report: StreamReport, *, busy:
 
 
 def _still_holds(state: StreamState, now_ns: int, due_ns: int | None) -> bool:
-    """Tell whether the last word, of this run or one before, is fresh and promised the next run no earlier than it comes.
+    """Tell whether the last word, of this run or one before that went well, is fresh and promised the next run in time.
 
     A run that found nothing new then has nothing to say: where the advisory stream is itself copied, its word would be
     what the next run is asked for, for ever.
     """
-    if state.alive_ns is None or now_ns - state.alive_ns >= _EVERY_SECONDS * 1e9:
+    if state.last_error is not None or state.alive_ns is None or now_ns - state.alive_ns >= _EVERY_SECONDS * 1e9:
         return False
     if due_ns is None or state.alive_due_ns is None:
         return due_ns == state.alive_due_ns

@@ -1,6 +1,13 @@
 """What a signal does, wherever it arrives."""
 
+import os
+import signal
 import sqlite3
+import subprocess
+import sys
+import time
+import weakref
+from pathlib import Path
 
 import pytest
 from sqlalchemy import NullPool, create_engine
@@ -22,3 +29,36 @@ def test_an_interrupt_amid_dagsters_storage_shows_no_trace(caplog: pytest.LogCap
     with interrupted_in_order(), pytest.raises(KeyboardInterrupt):
         engine.connect().close()
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGINT))
+def test_an_interrupt_that_python_loses_comes_again(capfd: pytest.CaptureFixture[str], number: signal.Signals) -> None:
+    def interrupted_here(_reference: object) -> None:
+        os.kill(os.getpid(), number)
+
+    kept = [{number}]
+    reference = weakref.ref(kept[0], interrupted_here)
+    with interrupted_in_order():
+        kept.clear()
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(30)
+    assert reference() is None
+    assert "KeyboardInterrupt" not in capfd.readouterr().err
+
+
+def test_an_interrupt_amid_an_import_waits_for_its_end_and_leaves_the_exit_code_alone(tmp_path: Path) -> None:
+    (tmp_path / "library.py").write_text(
+        "exec('import os, signal; os.kill(os.getpid(), signal.SIGTERM)')\nwhole = True\n"
+    )
+    program = """
+import sys, time
+from sr_assets.operate.processes import interrupted_in_order
+try:
+    with interrupted_in_order():
+        import library
+        time.sleep(30)
+except KeyboardInterrupt:
+    sys.exit(7 if library.whole else 8)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (7, b"")
