@@ -76,7 +76,7 @@ def _fill(address: str, first: int, after: int) -> None:
     items = (
         wire.Outgoing(number + 1, f"{_FEED}.new.{number}", b"", _advisory(number)) for number in range(first, after)
     )
-    with wire.Connection([address]) as connection:
+    with wire.Connection(ClusterSettings((address,))) as connection:
         refused = [ack.error for ack in wire.Publisher(connection).publish_all(items) if ack.error]
     if refused:
         raise SystemExit(refused[0])
@@ -115,7 +115,7 @@ def _linger(file: str, name: str) -> None:
 
 
 def _probe(bench: Bench) -> Iterator[float]:
-    with wire.Connection([bench.target.address]) as connection:
+    with wire.Connection(ClusterSettings((bench.target.address,))) as connection:
         for probe in range(_PROBES):
             number = 1_000_000_000 + probe
             item = wire.Outgoing(1, f"{_FEED}.new.{number}", b"", _advisory(number))
