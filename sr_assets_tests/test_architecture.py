@@ -29,6 +29,8 @@ RINGS = (
 # What a module may import beside the standard library and us; the longest prefix that matches counts.
 LIBRARIES = {
     "domain": set(),
+    "domain.registration": {"orjson"},
+    "domain.senders": {"orjson"},
     "settings": set(),
     "settings.document": {"yaml"},
     "settings.shape": {"pydantic"},

@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
+import orjson
+
 from sr_assets.domain.messages import header_values
 from sr_assets.domain.subjects import token
 
@@ -23,7 +25,7 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-# Numbers stay the characters that stand in the payload. The decoder takes text only, so no encoding is ever guessed.
+# Decides what is JSON, and what a number says: its characters as they stand. It takes text, so no encoding is guessed.
 _DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_refuse)
 
 
@@ -40,7 +42,7 @@ class JsonField:
 
     def find(self, subject: str, headers: bytes, payload: bytes) -> str | None:  # noqa: ARG002
         """Return the sender, or None."""
-        return _sender_at(self.path, _parse_object(payload))
+        return _sender_at(self.path, _parse_object(payload), payload)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +99,27 @@ def inspect(
     if force_path is None:
         return finder.find(subject, headers, payload), False
     document = _parse_object(payload)
-    if isinstance(finder, JsonField):  # noqa: SIM108  a ternary would not fit a line
-        sender = _sender_at(finder.path, document)
+    if isinstance(finder, JsonField):
+        sender = _sender_at(finder.path, document, payload)
     else:
         sender = finder.find(subject, headers, payload)
     return sender, _lookup(force_path, document) is True
 
 
 def _parse_object(payload: bytes) -> dict[str, Any] | None:
-    """Parse strict JSON in UTF-8; None for anything but an object. The last of equal keys wins."""
+    """Parse strict JSON in UTF-8; None for anything but an object. The last of equal keys wins.
+
+    What the fast parser refuses (half a surrogate pair, a number beyond a double) may be JSON all the same.
+    """
+    try:
+        document = orjson.loads(payload)
+    except orjson.JSONDecodeError:
+        return _parse_exactly(payload)
+    return document if isinstance(document, dict) else None
+
+
+def _parse_exactly(payload: bytes) -> dict[str, Any] | None:
+    """Parse like `_parse_object`, slower; a number is the text that stands there."""
     try:
         document = _DECODER.decode(payload.decode())
     except (ValueError, RecursionError):  # both the decoding and the JSON errors are ValueErrors
@@ -127,9 +141,10 @@ def _lookup(path: tuple[str, ...], document: dict[str, Any] | None) -> object:
     return value
 
 
-def _sender_at(path: tuple[str, ...], document: dict[str, Any] | None) -> str | None:
-    # Strings and numbers both arrive as text; true, false, null, objects and arrays do not.
+def _sender_at(path: tuple[str, ...], document: dict[str, Any] | None, payload: bytes) -> str | None:
     value = _lookup(path, document)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = _lookup(path, _parse_exactly(payload))
     return _accept(value) if isinstance(value, str) else None
 
 

@@ -69,7 +69,7 @@ def test_the_content_of_every_wrapper_comes_as_it_was_written(
 
 def test_content_may_stand_inline_and_a_file_may_be_plain_text() -> None:
     for inner, metadata in (
-        ({"protocol": INVENTORY_PROTOCOL, "content": {"a": ["é", 1]}}, '{"a":["é",1]}'),
+        ({"protocol": INVENTORY_PROTOCOL, "content": {"a": ["é", 10**30]}}, '{"a":["é",1' + "0" * 30 + "]}"),
         ({"protocol": FILE_PROTOCOL, "content": "a: 1\n"}, '"a: 1\\n"'),
         ({"protocol": INVENTORY_PROTOCOL, "content": "a: 1\n"}, None),
     ):
@@ -88,10 +88,10 @@ def test_content_may_stand_inline_and_a_file_may_be_plain_text() -> None:
         {"protocol": INVENTORY_PROTOCOL, "content": '{"a":NaN}'},
         {"protocol": INVENTORY_PROTOCOL, "content": '{"a":1e999}'},
         {"protocol": INVENTORY_PROTOCOL, "content": '{"a":"\\ud800"}'},
-        {"protocol": FILE_PROTOCOL, "content": "\ud800"},
+        f'{{"protocol":"{INVENTORY_PROTOCOL}","content":{"[" * 1_020}{"]" * 1_020}}}',
     ),
 )
-def test_content_that_cannot_be_read_is_no_metadata(inner: dict[str, object]) -> None:
+def test_content_that_cannot_be_read_is_no_metadata(inner: object) -> None:
     found = decode_registration(wrapped(inner))
     assert found
     assert found.metadata is None
@@ -109,6 +109,7 @@ def test_content_that_cannot_be_read_is_no_metadata(inner: dict[str, object]) ->
         wrapped("not json"),
         wrapped("[]"),
         wrapped("[" * 100_000),
+        wrapped({"protocol": FILE_PROTOCOL, "content": "\ud800"}),
         json.dumps({"protocol": "choria:adapters:jetstream:output:1", "data": {"a": 1}}).encode(),
         json.dumps({"protocol": ["choria:adapters:jetstream:output:1"]}).encode(),
     ),

@@ -162,3 +162,57 @@ def test_one_parse_says_the_same_as_two_and_nothing_raises(
 ) -> None:
     expected = (finder.find("s.t", headers, payload), force is not None and force_flag(force, payload))
     assert inspect(finder, force, "s.t", headers, payload) == expected
+
+
+_VALUES = st.sampled_from(
+    [
+        '"x"',
+        "1",
+        "-0",
+        "1.50",
+        "1e999",
+        "9" * 30,
+        "true",
+        "null",
+        '"\\ud800"',
+        '"\\ud83d\\ude00"',
+        "NaN",
+        "01",
+        "[",
+        "{}",
+    ]
+)
+_DOCUMENTS = st.recursive(
+    _VALUES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda values: f"[{', '.join(values)}]"),
+        st.lists(st.tuples(st.sampled_from("abc"), inner), max_size=3).map(
+            lambda pairs: "{" + ",".join(f'"{key}":{value}' for key, value in pairs) + "}"
+        ),
+    ),
+)
+
+
+@given(_DOCUMENTS, st.sampled_from(["a", "a.b", "a.0", "b"]))
+def test_the_fast_parser_finds_what_the_exact_one_does(document: str, path: str) -> None:
+    assert sender(path, document) == _found_exactly(document, path.split("."))
+
+
+def _found_exactly(document: str, path: list[str]) -> str | None:
+    def refuse(constant: str) -> object:
+        raise ValueError(constant)
+
+    try:
+        value = json.loads(document, parse_int=str, parse_float=str, parse_constant=refuse)
+    except ValueError:
+        return None
+    if not isinstance(value, dict):
+        return None
+    for segment in path:
+        if isinstance(value, dict):
+            value = value.get(segment)
+        elif isinstance(value, list) and segment.isdigit():
+            value = value[int(segment)] if int(segment) < len(value) else None
+        else:
+            return None
+    return value if isinstance(value, str) and value != "\ud800" else None
