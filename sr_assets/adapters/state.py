@@ -397,17 +397,14 @@ class SiteState:
 
     def merge_nodes(self, stream: str, nodes: pa.Table) -> None:
         """Write the states of nodes (columns node, `NODE_COLUMNS`, deadline_ns); to be called inside a transaction."""
-        columns = ("node", *NODE_COLUMNS, "deadline_ns")
+        columns = ", ".join(("node", *NODE_COLUMNS, "deadline_ns"))
         self._connection.register("merged", nodes)
         try:
+            # Out and in again: DuckDB's MERGE and UPDATE of 100,000 known nodes take four seconds, this a tenth of one.
             self._connection.execute(
-                f"""
-                MERGE INTO nodes USING merged ON nodes.stream = ? AND nodes.node = merged.node WHEN MATCHED THEN UPDATE
-                SET {", ".join(f"{column} = merged.{column}" for column in columns[1:])} WHEN NOT MATCHED THEN INSERT
-                (stream, {", ".join(columns)}) VALUES (?, {", ".join(f"merged.{column}" for column in columns)})
-                """,
-                [stream, stream],
+                "DELETE FROM nodes WHERE stream = ? AND node IN (SELECT node FROM merged)", [stream]
             )
+            self._connection.execute(f"INSERT INTO nodes (stream, {columns}) SELECT ?, {columns} FROM merged", [stream])
         finally:
             self._connection.unregister("merged")
 
@@ -475,15 +472,18 @@ class SiteState:
         with self.transaction():
             if files:
                 self._connection.execute(
-                    """
-                    MERGE INTO snapshots USING ( SELECT node, max(sequence) AS sequence, arg_max(filename, sequence) AS
-                    file FROM read_parquet(?, filename = true, hive_partitioning = false) GROUP BY node ) AS fresh ON
-                    snapshots.stream = ? AND snapshots.node = fresh.node WHEN MATCHED THEN UPDATE SET sequence =
-                    fresh.sequence, file = fresh.file WHEN NOT MATCHED THEN INSERT (stream, node, sequence, file) VALUES
-                    (?, fresh.node, fresh.sequence, fresh.file)
-                    """,
-                    [[str(file) for file in files], stream, stream],
+                    "CREATE OR REPLACE TEMP TABLE fresh AS SELECT node, max(sequence) AS sequence, arg_max(filename,"
+                    " sequence) AS file FROM read_parquet(?, filename = true, hive_partitioning = false) GROUP BY node",
+                    [[str(file) for file in files]],
                 )
+                self._connection.execute(
+                    "DELETE FROM snapshots WHERE stream = ? AND node IN (SELECT node FROM fresh)", [stream]
+                )
+                self._connection.execute(
+                    "INSERT INTO snapshots (stream, node, sequence, file) SELECT ?, node, sequence, file FROM fresh",
+                    [stream],
+                )
+                self._connection.execute("DROP TABLE fresh")
             self._connection.execute(
                 "DELETE FROM staged WHERE stream = ? AND first = ? AND next = ?", [stream, first, next_sequence]
             )
