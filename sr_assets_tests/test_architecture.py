@@ -53,6 +53,8 @@ LIBRARIES = {
     "adapters.snapshots": {"duckdb", "pyarrow"},
     "resources": {"dagster", "pyspark"},
     "stages": {"pyarrow", "pyspark"},
+    "stages.columns": {"numpy", "pyarrow"},
+    "stages.fold": {"numpy", "pyarrow", "pyspark"},
     "assets": {"dagster"},
     "automation": {"dagster"},
     "definitions": {"dagster"},

@@ -13,7 +13,8 @@ import pyarrow as pa
 from sr_assets.adapters.state import NODE_COLUMNS
 from sr_assets.domain.advisories import event_id, is_late
 from sr_assets.domain.tracking import deadline_ns, sweep
-from sr_assets.stages.fold import folded_table, state_of, state_values, transition_row
+from sr_assets.stages.columns import state_of, state_values
+from sr_assets.stages.fold import folded_table, transition_row
 
 if TYPE_CHECKING:
     from sr_assets.adapters.state import StreamState

@@ -25,7 +25,8 @@ from sr_assets.domain.messages import last_origin
 from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
 from sr_assets.domain.senders import inspect
 from sr_assets.domain.tracking import Sighting, deadline_ns, sight, splay_ns
-from sr_assets.stages.fold import folded_table, state_values, transition_row
+from sr_assets.stages.columns import state_values
+from sr_assets.stages.fold import folded_table, transition_row
 from sr_assets.stages.node_state import NODE_SCHEMA, add_transitions
 from sr_assets.stages.site import Site, StreamReport
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from hypothesis import given, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sr_assets.adapters.spark_session import leave_session, open_session
 from sr_assets.adapters.state import NODE_COLUMNS
 from sr_assets.domain.tracking import NodeState, Policy, Sighting, Status, Transition, deadline_ns, sight, splay_ns
 from sr_assets.settings import SparkSettings
-from sr_assets.stages import fold
-from sr_assets.stages.fold import FOLDED_SCHEMA, fold_batch, folded_table, state_of, state_values, transition_row
+from sr_assets.stages import columns, fold
+from sr_assets.stages.columns import state_of, state_values
+from sr_assets.stages.fold import FOLDED_SCHEMA, fold_batch, folded_table, transition_row
 from sr_assets_tests.rig import SITE, Rig
 
 if TYPE_CHECKING:
-    import pytest
     from pyspark.sql import SparkSession
 
 SECOND = 1_000_000_000
@@ -25,9 +26,25 @@ POLICY = Policy(3600 * SECOND, 1800 * SECOND, 100)
 KNOWN = NodeState(SECOND, 2 * SECOND, 7, 2 * SECOND, 50, Status.TIMEOUT, 2 * SECOND, None, 0, 2)
 
 senders = st.sampled_from(["web1", "web2", "é", "db.example.net"])
-sightings = st.lists(
+anyhow = st.lists(
     st.tuples(senders, st.integers(0, 10_000), st.integers(0, 300), st.booleans()), max_size=30
 )  # sender, seconds, payload bytes, forced
+#: A fleet that goes on: mostly heard of in time, sooner or later due.
+steadily = st.lists(
+    st.tuples(
+        senders,
+        st.sampled_from([0, 100, 300, 599, 600, 1799, 1800, 1801]),
+        st.sampled_from([0, 50, 149, 150]),
+        st.sampled_from([False, False, False, True]),
+    ),
+    max_size=60,
+).map(
+    lambda steps: [
+        (name, 10 + sum(seconds for _, seconds, *_ in steps[: at + 1]), *rest)
+        for at, (name, _, *rest) in enumerate(steps)
+    ]
+)
+sightings = anyhow | steadily
 known = st.dictionaries(senders, st.sampled_from([KNOWN, NodeState(0, 0, 3, None, None, Status.UP, 0, None, 1, 4)]))
 Sightings = list[tuple[str, int, int, bool]]
 
@@ -78,9 +95,13 @@ def in_order(rows: list[dict[str, Any]]) -> list[str]:
     return sorted(map(repr, rows))
 
 
-@settings(deadline=None)
-@given(sightings, known)
-def test_a_batch_is_folded_as_the_rules_fold_each_sender(seen: Sightings, nodes: dict[str, NodeState]) -> None:
+@pytest.mark.parametrize("few", (1, 3, 64), ids=("together", "together, then one by one", "one by one"))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seen=sightings, nodes=known)
+def test_a_batch_is_folded_as_the_rules_fold_each_sender(
+    few: int, monkeypatch: pytest.MonkeyPatch, seen: Sightings, nodes: dict[str, NodeState]
+) -> None:
+    monkeypatch.setattr(columns, "_FEW", few)
     folded = fold_batch(no_engine, fold_input(seen, nodes), POLICY, 5 * SECOND)
     assert folded.schema == FOLDED_SCHEMA
     assert in_order(folded.to_pylist()) == in_order(expected(seen, nodes))
