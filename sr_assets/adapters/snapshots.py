@@ -11,7 +11,8 @@ batch's range of source sequences, so a batch that is done again overwrites its 
 from __future__ import annotations
 
 import shutil
-from collections import defaultdict
+from collections import defaultdict, deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import quote
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from sr_assets.domain.messages import Message
     from sr_assets.domain.positions import SequenceRange
 
+_THREADS: Final = 2
+_CHUNK: Final = 500
+_MOST_CHUNKS: Final = 4
 #: One row per copied message of a tracked sender; name, stream and date are in the path.
 SCHEMA: Final = pa.schema(
     [
@@ -76,7 +80,8 @@ def open_writer(file: Path) -> parquet.ParquetWriter:
 class StagedFiles:
     """One writer's rows of a batch, one file per UTC date of the stored time, from `with` to its end.
 
-    Complete or not there: `<folder>/date=YYYY-MM-DD/<partition>.parquet`.
+    Complete or not there: `<folder>/date=YYYY-MM-DD/<partition>.parquet`. Payloads are unpacked beside the copying, which
+    mostly waits for servers; half of that, and the writing, happens outside of Python's lock.
     """
 
     def __init__(self, folder: Path, partition: int) -> None:
@@ -84,6 +89,8 @@ class StagedFiles:
         self._folder = folder
         self._name = f"{partition}.parquet"
         self._writers: dict[str, parquet.ParquetWriter] = {}
+        self._unpacking: deque[tuple[str, Future[pa.Table]]] = deque()
+        self._pool = ThreadPoolExecutor(_THREADS, "staging")
 
     def __enter__(self) -> Self:
         """Begin with nothing: files are opened with their first row."""
@@ -91,6 +98,10 @@ class StagedFiles:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close the files, and give them their names unless something failed."""
+        with self._pool:
+            while self._unpacking and kind is None:
+                self._write_next()
+            self._pool.shutdown(cancel_futures=True)
         for date, writer in self._writers.items():
             writer.close()
             folder = self._folder / f"date={date}"
@@ -103,11 +114,19 @@ class StagedFiles:
         for message in messages:
             by_date[datetime.fromtimestamp(message.stored_ns // 1_000_000_000, UTC).date().isoformat()].append(message)
         for date, of_date in by_date.items():
-            if date not in self._writers:
-                folder = self._folder / f"date={date}"
-                folder.mkdir(parents=True, exist_ok=True)
-                self._writers[date] = open_writer(folder / f".{self._name}")
-            self._writers[date].write_table(snapshot_rows(of_date, nodes))
+            for first in range(0, len(of_date), _CHUNK):
+                chunk = of_date[first : first + _CHUNK]
+                self._unpacking.append((date, self._pool.submit(snapshot_rows, chunk, nodes)))
+        while len(self._unpacking) > _MOST_CHUNKS:
+            self._write_next()
+
+    def _write_next(self) -> None:
+        date, rows = self._unpacking.popleft()
+        if date not in self._writers:
+            folder = self._folder / f"date={date}"
+            folder.mkdir(parents=True, exist_ok=True)
+            self._writers[date] = open_writer(folder / f".{self._name}")
+        self._writers[date].write_table(rows.result())
 
 
 def stream_folder(home: Path, name: str, stream: str) -> Path:

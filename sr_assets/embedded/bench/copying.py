@@ -1,0 +1,109 @@
+"""The plain copy: beside the server's own mirror and a copier that waits for each acknowledgement; with more workers.
+
+Not here: what is sampled (`sampling`).
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from sr_assets.adapters import wire
+from sr_assets.adapters.jetstream import Cluster
+from sr_assets.embedded.bench.rig import ROUNDS, cluster_of
+
+if TYPE_CHECKING:
+    from sr_assets.embedded.bench.rig import Bench
+
+_ONE_AT_A_TIME: Final = 2_000
+_SENDERS: Final = 1_000
+
+
+def measure_copy(bench: Bench, payload_bytes: int, messages: int, *, direct: bool = True) -> dict[str, Any]:
+    """Measure a plain ordered copy of messages of one size; rates are messages per second, medians of three rounds.
+
+    Ours is the whole run, from opening the site to the published tables.
+    """
+    stream = f"PLAIN_{payload_bytes}" if direct else f"PULLED_{payload_bytes}"
+    bench.create(bench.source, stream, allow_direct=direct)
+    bench.publish(stream, messages, _SENDERS, payload_bytes)
+    rates: dict[str, list[float]] = {"ours": [], "mirror": [], "one_at_a_time": []}
+    for turn in range(ROUNDS):
+        rates["ours"].append(_ours(bench, stream, f"T{turn}_{stream}", messages))
+        rates["mirror"].append(_mirror(bench, stream, messages))
+        rates["one_at_a_time"].append(_one_at_a_time(bench, stream, f"O{turn}_{stream}", min(messages, _ONE_AT_A_TIME)))
+    _delete(bench, stream)
+    found: dict[str, Any] = {"messages": messages, "payload_bytes": payload_bytes, "direct_get": direct}
+    found |= {f"{kind}_per_second": round(statistics.median(those)) for kind, those in rates.items()}
+    found["times_mirror"] = round(_ratio(rates["ours"], rates["mirror"]), 2)
+    found["times_one_at_a_time"] = round(_ratio(rates["ours"], rates["one_at_a_time"]), 1)
+    return found
+
+
+def measure_workers(bench: Bench, payload_bytes: int, messages: int) -> dict[str, Any]:
+    """Measure the plain copy with one worker and with two, whose copies then have no order between them."""
+    stream = "SPREAD"
+    bench.create(bench.source, stream)
+    bench.publish(stream, messages, _SENDERS, payload_bytes)
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    for turn in range(ROUNDS):
+        for workers, found in rates.items():
+            keys = {"workers": workers, "order": "none"}
+            found.append(_ours(bench, stream, f"W{workers}_{turn}", messages, **keys))
+    _delete(bench, stream)
+    medians = {f"workers_{workers}_per_second": round(statistics.median(found)) for workers, found in rates.items()}
+    return {"messages": messages, "payload_bytes": payload_bytes, **medians}
+
+
+def _ratio(ours: list[float], others: list[float]) -> float:
+    return statistics.median(one / other for one, other in zip(ours, others, strict=True))
+
+
+def _ours(bench: Bench, stream: str, target: str, messages: int, **keys: Any) -> float:
+    """Copy everything into a new target, deleted afterwards; returns messages per second."""
+    os.sync()
+    entry = {"stream": stream, "target_stream": target, "target_subject_prefix": target, **keys}
+    report, seconds = bench.run(bench.settings([entry], site=target.lower()), stream)
+    if report.copied != messages:
+        raise SystemExit(f"{stream}: {report.copied} of {messages} were copied")
+    with Cluster(cluster_of(bench.target)) as cluster:
+        cluster.request_api(f"STREAM.DELETE.{target}")
+    return messages / seconds
+
+
+def _mirror(bench: Bench, stream: str, messages: int) -> float:
+    """Let the source's own server mirror the stream into a second file stream."""
+    os.sync()
+    with Cluster(cluster_of(bench.source)) as cluster:
+        started = time.perf_counter()
+        cluster.create_stream({"name": f"{stream}_MIRROR", "mirror": {"name": stream}, "storage": "file"})
+        while cluster.stream_info(f"{stream}_MIRROR").messages < messages:
+            time.sleep(0.01)
+        seconds = time.perf_counter() - started
+        cluster.request_api(f"STREAM.DELETE.{stream}_MIRROR")
+        return messages / seconds
+
+
+def _one_at_a_time(bench: Bench, stream: str, target: str, messages: int) -> float:
+    """Copy like a replicator that asks for the next message once the last is acknowledged."""
+    os.sync()
+    bench.create(bench.target, target)
+    with wire.Connection(cluster_of(bench.source)) as source, wire.Connection(cluster_of(bench.target)) as copied:
+        publisher = wire.Publisher(copied)
+        started = time.perf_counter()
+        for sequence in range(1, messages + 1):
+            message = wire.stored_message(source, stream, sequence)
+            assert message is not None
+            copy = wire.Outgoing(sequence, f"{target}.{message.subject}", message.headers, message.payload)
+            list(publisher.publish_all([copy]))
+        seconds = time.perf_counter() - started
+    with Cluster(cluster_of(bench.target)) as cluster:
+        cluster.request_api(f"STREAM.DELETE.{target}")
+    return messages / seconds
+
+
+def _delete(bench: Bench, stream: str) -> None:
+    with Cluster(cluster_of(bench.source)) as cluster:
+        cluster.request_api(f"STREAM.DELETE.{stream}")

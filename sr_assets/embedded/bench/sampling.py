@@ -1,0 +1,108 @@
+"""The sampled path: reading, deciding, copying what is due; a long backlog and what it takes to hold; many known nodes.
+
+Not here: copying without a decision (`copying`), how soon one message is through (`waiting`).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from sr_assets.adapters.state import SiteState
+from sr_assets.embedded.bench.rig import ROUNDS, PeakMemory
+
+if TYPE_CHECKING:
+    from sr_assets.embedded.bench.rig import Bench
+
+_HOUR_NS: Final = 3_600_000_000_000
+_NEW_MESSAGES: Final = 1_000
+_SHORT_SHARE: Final = 10
+_KEYS: Final = {"inspect_field": "sender", "inspect_duration": "1h", "warn_duration": "30m"}
+
+
+def measure_sampled(bench: Bench, messages: int, senders: int, payload_bytes: int) -> dict[str, Any]:
+    """Measure a fleet that is known, of whose messages one in ten is to be copied (they force it).
+
+    `messages_per_second` is the whole run, `decided_per_second` the run without publishing the tables.
+    """
+    stream = "SAMPLED"
+    bench.create(bench.source, stream)
+    bench.publish(stream, senders, senders, payload_bytes)
+    entry = {"stream": stream, "target_subject_prefix": "sample", "inspect_force_field": "now", **_KEYS}
+    settings = bench.settings([entry])
+    first, first_seconds = bench.run(settings, stream)
+    rates, inner, share = [], [], []
+    for _ in range(ROUNDS):
+        bench.publish(stream, messages, senders, payload_bytes, forced_share=0.1)
+        report, seconds = bench.run(settings, stream)
+        rates.append(report.messages / seconds)
+        inner.append(report.messages / report.seconds)
+        share.append(report.copied / report.messages)
+    return {
+        "senders": senders,
+        "messages": messages,
+        "payload_bytes": payload_bytes,
+        "copied_share": round(statistics.median(share), 3),
+        "messages_per_second": round(statistics.median(rates)),
+        "decided_per_second": round(statistics.median(inner)),
+        "all_new_per_second": round(first.messages / first_seconds),
+    }
+
+
+def measure_backlog(bench: Bench, messages: int, senders: int) -> dict[str, Any]:
+    """Measure a backlog of 1 KB messages beside a tenth of it; and the most that our processes hold meanwhile.
+
+    The fleet is known, so that what grows is the backlog alone.
+    """
+    stream = "BACKLOG"
+    bench.create(bench.source, stream)
+    bench.publish(stream, senders, senders, 1_000)
+    settings = bench.settings([{"stream": stream, "target_subject_prefix": "backlog", **_KEYS}])
+    bench.run(settings, stream)
+    found: dict[str, Any] = {"senders": senders}
+    for label, count in (("short", messages // _SHORT_SHARE), ("long", messages)):
+        bench.publish(stream, count, senders, 1_000)
+        with PeakMemory(bench.home) as peak:
+            report, seconds = bench.run(settings, stream)
+        found[f"{label}_messages"] = report.messages
+        found[f"{label}_per_second"] = round(report.messages / seconds)
+        found[f"{label}_peak_mib"] = peak.most_bytes >> 20
+    found["long_to_short"] = round(found["long_per_second"] / found["short_per_second"], 2)
+    return found
+
+
+def measure_tracked(bench: Bench, known: int) -> dict[str, Any]:
+    """Measure a run of 1,000 messages while so many nodes are known, each with its history and its newest message."""
+    stream = f"KNOWN_{known}"
+    bench.create(bench.source, stream)
+    bench.publish(stream, _NEW_MESSAGES, _NEW_MESSAGES, 1_000)
+    settings = bench.settings([{"stream": stream, "target_subject_prefix": "known", **_KEYS}], site=stream.lower())
+    bench.run(settings, stream)
+    _make_known(bench, stream, known - _NEW_MESSAGES)
+    seconds = []
+    for _ in range(ROUNDS):
+        bench.publish(stream, _NEW_MESSAGES, _NEW_MESSAGES, 1_000)
+        seconds.append(bench.run(settings, stream)[1])
+    return {"nodes": known, "messages": _NEW_MESSAGES, "run_seconds": round(statistics.median(seconds), 2)}
+
+
+def _make_known(bench: Bench, stream: str, count: int) -> None:
+    """Write nodes into the state as runs would have left them: none is due within the hour."""
+    with SiteState(bench.home / "sites" / stream.lower()) as state, state.transaction():
+        now_ns, row = time.time_ns(), {"stream": stream, "count": count}
+        state.connection.execute(
+            "INSERT INTO nodes SELECT $stream, 'known' || i || '.example.net', $now, $now, 1, $now, 1000, 'up', $now,"
+            " NULL, 0, 1, $now + $hour FROM range($count) AS t(i)",
+            {**row, "now": now_ns, "hour": _HOUR_NS},
+        )
+        state.connection.execute(
+            "INSERT INTO transitions SELECT uuid()::VARCHAR, $stream, 'known' || i || '.example.net', 'new', $now, $now,"
+            " $now, 0, 1, NULL, 1, false, false, NULL, NULL, false FROM range($count) AS t(i)",
+            {**row, "now": now_ns},
+        )
+        state.connection.execute(
+            "INSERT INTO snapshots SELECT $stream, 'known' || i || '.example.net', 1, (SELECT min(file) FROM snapshots"
+            " WHERE stream = $stream) FROM range($count) AS t(i)",
+            row,
+        )

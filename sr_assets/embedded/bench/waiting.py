@@ -1,0 +1,194 @@
+"""How long one message takes to its target and into the tables, while a run lingers and when none is under way; and what it
+costs that nothing happens.
+
+Not here: how many messages go through in a second (`copying`, `sampling`).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import psutil
+
+from sr_assets.adapters import wire
+from sr_assets.adapters.fleet import open_fleet, read_rows
+from sr_assets.adapters.jetstream import Cluster
+from sr_assets.adapters.state import lock_owner
+from sr_assets.automation import find_work
+from sr_assets.domain.errors import RunError
+from sr_assets.embedded.bench.rig import SITE, cluster_of
+from sr_assets.operate import Services
+from sr_assets.settings import load_settings
+from sr_assets.stages.run import run_site
+from sr_assets.stages.site import Site, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sr_assets.embedded.bench.rig import Bench
+    from sr_assets.settings import Settings
+
+_STREAM: Final = "PROBED"
+_PROBES: Final = 12
+_PROBE_SECONDS: Final = 120.0
+_LOOK_SECONDS: Final = 0.02
+_NODES: Final = 1_000
+# Every probe keeps the run awake; after the last one it ends by itself.
+_LINGERING: Final = {"run_budget": "10m", "linger": "15s"}
+_SHORT: Final = {"linger": "1s", "sensor": {"interval": "5s"}}
+_TICKS: Final = 30
+_TICK_SECONDS: Final = 30.0
+
+
+def measure_latency(bench: Bench) -> dict[str, Any]:
+    """Measure messages of new nodes, one after the other, from stored to the target and to the table; seconds."""
+    entry = {"stream": _STREAM, "target_stream": "ARRIVED", "target_subject_prefix": "probe"}
+    entries = [{**entry, "inspect_field": "sender", "inspect_duration": "1h", "warn_duration": "30m"}]
+    bench.create(bench.source, _STREAM)
+    bench.publish(_STREAM, _NODES, _NODES, 1_000)
+    bench.run(bench.settings(entries), _STREAM)
+    bench.settings(entries, **_LINGERING)
+    with _lingering(bench):
+        lingering = _probe(bench, "lingering", lambda: None)
+    settings = bench.settings(entries, **_SHORT)
+    with _sensing(bench, settings):
+        sensed = _probe(bench, "sensed", lambda: _await_rest(settings))
+    found: dict[str, Any] = {"probes": len(lingering)}
+    for label, delays in (("lingering", lingering), ("sensed", sensed)):
+        for place, what in enumerate(("target", "queryable")):
+            values = [delay[place] for delay in delays]
+            found[f"{label}_{what}_p50"] = round(statistics.median(values), 2)
+            found[f"{label}_{what}_max"] = round(max(values), 2)
+    return found
+
+
+@contextmanager
+def _lingering(bench: Bench) -> Iterator[None]:
+    run = get_context("spawn").Process(target=linger, args=(str(bench.file), _STREAM))
+    run.start()
+    try:
+        yield
+    finally:
+        run.join()
+
+
+def linger(file: str, stream: str) -> None:
+    """Run a site until nothing comes any more, as a sensor's run does."""
+    with Site(load_settings(Path(file), {}), SITE, owner="bench", run_id="linger") as site:
+        run_site(site, {stream: frozenset(Stage)}, drain_only=False)
+
+
+@contextmanager
+def _sensing(bench: Bench, settings: Settings) -> Iterator[None]:
+    """Let Dagster's daemon and the site's sensor work, as `sr-assets up` does."""
+    before = dict(os.environ)
+    os.environ |= bench.environ
+    os.environ.pop("DAGSTER_HOME", None)
+    try:
+        with Services(settings, 0, ui=False):
+            yield
+    finally:
+        os.environ.clear()
+        os.environ |= before
+
+
+def _await_rest(settings: Settings) -> None:
+    """Wait until no run is under way, and for a moment of a sensor's interval that nobody chose."""
+    while lock_owner(settings.home / "sites" / SITE):
+        time.sleep(0.1)
+    time.sleep(2.0 + random.random() * settings.sensor.interval_ns / 1e9)  # noqa: S311  a moment, not a secret
+
+
+def _probe(bench: Bench, label: str, prepare: Callable[[], None]) -> list[tuple[float, float]]:
+    """Return for some messages how long they took to the target and into the table. The first waits for the run to begin."""
+    delays = []
+    with wire.Connection(cluster_of(bench.source)) as connection, Cluster(cluster_of(bench.target)) as target:
+        for probe in range(_PROBES + 1):
+            prepare()
+            node = f"{label}{probe}.example.net"
+            before = target.stream_info("ARRIVED").last_sequence
+            item = wire.Outgoing(1, f"{_STREAM}.{node}", b"", b'{"sender":"%b"}' % node.encode())
+            started = time.perf_counter()
+            list(wire.Publisher(connection).publish_all([item]))
+            arrived = _seconds_until(started, partial(_has_more, target, before))
+            known = _seconds_until(started, partial(_is_known, bench, node))
+            delays.append((arrived, known))
+    return delays[1:]
+
+
+def _seconds_until(started: float, condition: Callable[[], bool]) -> float:
+    while not condition():
+        if time.perf_counter() - started > _PROBE_SECONDS:
+            raise RunError(f"a message was not through within {_PROBE_SECONDS:.0f} s")
+        time.sleep(_LOOK_SECONDS)
+    return time.perf_counter() - started
+
+
+def _has_more(target: Cluster, last_sequence: int) -> bool:
+    return target.stream_info("ARRIVED").last_sequence > last_sequence
+
+
+def _is_known(bench: Bench, node: str) -> bool:
+    with open_fleet(bench.home) as connection:
+        return bool(read_rows(connection, "SELECT 1 FROM last_seen_nodes WHERE node = ?", [node]).values)
+
+
+def measure_quiet(bench: Bench, streams: int) -> dict[str, Any]:
+    """Measure the sensor's look at streams where nothing happens: our CPU and the source server's.
+
+    At a tick every 30 s; no run is asked for.
+    """
+    names = [f"QUIET{streams}_{number}" for number in range(streams)]
+    for name in names:
+        bench.create(bench.source, name)
+        bench.publish(name, 10, 10, 512)
+    site = f"quiet{streams}"
+    settings = bench.settings([{"stream": name, "target_subject_prefix": site} for name in names], site=site)
+    for name in names:
+        bench.run(settings, name)
+    server = psutil.Process(bench.source.pid)
+    find_work(settings, site)
+    before = time.process_time() + sum(server.cpu_times()[:2])
+    for _ in range(_TICKS):
+        reason, _ = find_work(settings, site)
+        if reason is not None:
+            raise SystemExit(f"a run was asked for: {reason}")
+    tick_seconds = (time.process_time() + sum(server.cpu_times()[:2]) - before) / _TICKS
+    return {
+        "streams": streams,
+        "cpu_seconds_per_hour": round(tick_seconds * 3_600 / _TICK_SECONDS, 2),
+        "percent_of_a_core_per_stream": round(100 * tick_seconds / _TICK_SECONDS / streams, 4),
+    }
+
+
+def measure_runs(bench: Bench) -> dict[str, Any]:
+    """Measure a run with nothing to do, alone and as a command; and importing the definitions, best of three; seconds."""
+    bench.create(bench.source, "IDLE")
+    bench.publish("IDLE", 100, 100, 1_000)
+    settings = bench.settings([{"stream": "IDLE", "target_subject_prefix": "idle"}])
+    bench.run(settings, "IDLE")
+    _, alone = bench.run(settings, "IDLE")
+    command = [sys.executable, "-m", "sr_assets", "run", "--once"]
+    return {
+        "run_seconds": round(alone, 3),
+        "command_seconds": round(min(_seconds(command, bench.environ) for _ in range(2)), 2),
+        "import_seconds": round(
+            min(_seconds([sys.executable, "-c", "import sr_assets.definitions"], bench.environ) for _ in range(3)), 2
+        ),
+    }
+
+
+def _seconds(command: list[str], environ: dict[str, str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, env=environ, check=True, capture_output=True)
+    return time.perf_counter() - started
