@@ -29,12 +29,14 @@ _START_NS = 30_000_000_000
 def say_alive(site: Site, stream: StreamSettings, report: StreamReport, *, busy: bool = False) -> None:
     """Say once more that the stream is watched, unless that was less than a minute ago.
 
-    A run that is `busy` waits a minute with its first word too: it would tell the lag of its beginning. The word goes into
-    JetStream where a stream takes the subject, else to whoever listens. One that does not get through is no failure of the
-    stream: the next one tells as much.
+    A run that is `busy` waits a minute with its first word too: it would tell the lag of its beginning. After a run that
+    failed it speaks once it is level, for its advisories are believed only then. The word goes into JetStream where a
+    stream takes the subject, else to whoever listens. One that does not get through is no failure of the stream: the next
+    one tells as much.
     """
     advisory, state = stream.advisory, report.state
-    before = report.alive_at or (report.began_at if busy else None)
+    awaited = state is not None and state.last_error is not None and not state.lag_messages
+    before = report.alive_at or (report.began_at if busy and not awaited else None)
     spoken = before is not None and time.monotonic() - before < _EVERY_SECONDS
     if advisory is None or state is None or spoken:
         return

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from dagster import AssetCheckResult
 
 from sr_assets.assets.feeds import check_feed
 from sr_assets.automation import find_work
@@ -227,12 +228,20 @@ def test_a_site_that_is_silent_for_longer_than_it_said_is_blind_and_a_run_is_ask
     publish(rig, feed, [ours("web1", "new", 1, 0), ours("web1", "new", 1, 0, name="rome"), *words])
     rig.drain()
     settings = rig.settings()
+
+    def watched_check() -> AssetCheckResult:
+        (report,) = rig.drain().values()
+        with rig.open() as site:
+            (verdict,) = (one for one in check_feed(site, report) if one.check_name == "sites_watched")
+        return verdict
     deadline = time.monotonic() + 30
     while (found := find_work(settings, SITE)[0]) is None:
         assert time.monotonic() < deadline, "the silence was never noticed"
         time.sleep(0.1)
     assert found == f"{SITE}/{feed}: a site has been silent for longer than it said"
-    rig.drain()
+    verdict = watched_check()
+    assert not verdict.passed
+    assert (verdict.description or "").startswith("blind: london/NODES (last heard 20")
     assert find_work(settings, SITE)[0] is None, "known silence is no reason for another run"
     columns = "name, blind, observer_alive_at IS NOT NULL AS heard, nodes, position, tracked_nodes"
     assert [tuple(row.values()) for row in rig.rows(f"SELECT {columns} FROM global_summary ORDER BY name")] == [
@@ -241,7 +250,7 @@ def test_a_site_that_is_silent_for_longer_than_it_said_is_blind_and_a_run_is_ask
         ("rome", False, False, 1, None, None),
     ]
     publish(rig, feed, words)
-    rig.drain()
+    assert watched_check().passed
     assert rig.rows("SELECT name FROM global_summary WHERE blind") == []
     assert rig.row("SELECT count(*) AS told FROM global_availability")["told"] == 2, "a site is no node"
 
