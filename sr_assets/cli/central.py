@@ -43,8 +43,14 @@ _ADVISORY_COLUMNS = (
 )
 
 
+def _need_feeds(settings: "Settings", asked: str) -> None:
+    if not settings.feeds:
+        raise ConfigurationError(f"{asked}: no feed is configured; add one to feeds")
+
+
 def show_nodes(settings: "Settings", wanted: Mapping[str, Any], form: Any) -> None:
     """Show the nodes of all sites; ages are against the feed's clock. `wanted`: site, stream, status, silent_for, like."""
+    _need_feeds(settings, "--global")
     query = """
         SELECT a.replicator, a.name, a.stream, a.node, a.status, age_seconds, a.last_seen, a.status_since, a.event_time,
             a.received_at, a.source, blind
@@ -88,6 +94,7 @@ NODE_HISTORY = """
 
 def show_advisories(settings: "Settings", since: float | None, node: str | None, event: str | None, form: Any) -> None:
     """Show the history of all sites, from the table."""
+    _need_feeds(settings, "--global")
     query = f"""
         SELECT {", ".join(_ADVISORY_COLUMNS)} FROM global_advisories AS a
         JOIN (SELECT name || '/' || stream AS feed, watermark FROM replication) AS r USING (feed)
@@ -107,8 +114,7 @@ def follow_advisories(
     from sr_assets.stages.tail import Tail
     from sr_assets.tables import print_lines
 
-    if not settings.feeds:
-        raise ConfigurationError("--global: no feed is configured; add one to feeds")
+    _need_feeds(settings, "--global")
     since_ns = None if since is None else int(since * 1e9)
     with contextlib.ExitStack() as stack:
         tails = [stack.enter_context(closing(Tail(feed, since_ns))) for feed in settings.feeds]
@@ -174,6 +180,7 @@ def summary(settings: "Settings", form: Any) -> None:
 
     A blind site is one whose observer has been silent for longer than it said; its states are not to be trusted.
     """
+    _need_feeds(settings, "summary")
     query = """
         SELECT s.replicator, s.name, s.stream, s.observer, s.up, s.timeout, s.retired, s.new_24h, coalesce(h.last_hour, 0) AS
             advisories_1h, coalesce(h.last_day, 0) AS advisories_24h,
@@ -215,9 +222,8 @@ _SCREEN = (
 def _show_screen(rows: "Rows") -> None:
     """Show what fits a screen, below it a sum and what the words mean that alarm, the lines of blind sites in red."""
     if not rows.values:
-        raise RunError(
-            "no site has been heard of yet: a feed tells of a site with its first advisory (`sr-assets lag`)"
-        )
+        click.echo("no site has been heard of yet: a feed tells of a site with its first advisory (`sr-assets lag`)")
+        return
     places = [rows.columns.index(column) for column in _SCREEN]
     shown = [tuple(row[place] for place in places) for row in rows.values]
     total = [sum(row[place] for row in shown) for place in range(4, 9)]
