@@ -184,6 +184,7 @@ def test_summary_is_one_screen_with_what_is_blind_named(home: Path, command: Com
     assert (london["up"], london["timeout"], london["retired"], london["new_24h"]) == (0, 1, 0, 1)
     assert (london["advisories_1h"], london["advisories_24h"]) == (2, 2)
     assert (london["observer_age_seconds"], london["last_advisory_age_seconds"]) == (500.0, 2998.0)
+    assert found[None]["observer_age_seconds"] is None, "what never spoke did not speak just now"
     code, output, _ = command("summary")
     assert code == 0
     assert "3 sites (1 blind): 3 up, 1 silent, 0 retired, 4 new in 24 h; as of 2026-01-31 12:00:00" in output
@@ -207,7 +208,8 @@ def test_summary_says_that_nothing_was_heard_or_published_yet(home: Path, comman
 
 
 @pytest.mark.parametrize(
-    "words", ["summary", "nodes --global", "advisories --global", "advisories --global --follow", "summary --format json"]
+    "words",
+    ("summary", "nodes --global", "advisories --global", "advisories --global --follow", "summary --format json"),
 )
 def test_without_a_feed_there_is_no_global_view(home: Path, command: Command, tmp_path: Path, words: str) -> None:
     stream = "streams: [{stream: A, source_url: a, target_url: b}]"
