@@ -3,9 +3,10 @@
 import csv
 import io
 import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from sr_assets_tests.rig import Command
 SECOND_NS = 1_000_000_000
 #: The feed's clock in all these tables: 2026-01-31T12:00:00Z.
 NOW = 1_769_860_800
+#: Which sites say that they watch, and how many seconds ago they last did.
+HEARD = (("london", 500), ("paris", 5))
 
 
 def configuration(home: Path, *feeds: str, url: str = "nats://127.0.0.1:1") -> str:
@@ -68,8 +71,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def publish(home: Path, told: list[bytes]) -> None:
-    """Fold messages of the feed, and what two sites say of themselves, and publish what came of it."""
+def publish(home: Path, told: list[bytes], heard: Sequence[tuple[str, int]] = HEARD) -> None:
+    """Fold messages of the feed, and what sites say of themselves, and publish what came of it."""
     messages = [
         Message(place, (NOW - 3_000 + place) * SECOND_NS, "adv.x", b"", body) for place, body in enumerate(told)
     ]
@@ -78,7 +81,7 @@ def publish(home: Path, told: list[bytes]) -> None:
             watermark_ns = NOW * SECOND_NS
             state.save_stream(StreamState("ADVISORIES", 1, 8, watermark_ns=watermark_ns, as_of_ns=watermark_ns))
             state.global_tables.fold("ADVISORIES", read_advisories(messages))
-            for name, ago in (("london", 500), ("paris", 5)):
+            for name, ago in heard:
                 words = {
                     "replicator": "EAST",
                     "name": name,
@@ -181,6 +184,7 @@ def test_summary_is_one_screen_with_what_is_blind_named(home: Path, command: Com
     assert (london["up"], london["timeout"], london["retired"], london["new_24h"]) == (0, 1, 0, 1)
     assert (london["advisories_1h"], london["advisories_24h"]) == (2, 2)
     assert (london["observer_age_seconds"], london["last_advisory_age_seconds"]) == (500.0, 2998.0)
+    assert found[None]["observer_age_seconds"] is None, "what never spoke did not speak just now"
     code, output, _ = command("summary")
     assert code == 0
     assert "3 sites (1 blind): 3 up, 1 silent, 0 retired, 4 new in 24 h; as of 2026-01-31 12:00:00" in output
@@ -188,11 +192,30 @@ def test_summary_is_one_screen_with_what_is_blind_named(home: Path, command: Com
     assert "unwatched: never said" in output
 
 
-def test_without_a_feed_there_is_nothing_to_follow(home: Path, command: Command, tmp_path: Path) -> None:
+def test_summary_says_that_nothing_was_heard_or_published_yet(home: Path, command: Command) -> None:
+    shutil.rmtree(home / "sites")
+    publish(home, [b"nonsense"], heard=[])
+    code, output, complaint = command("summary")
+    assert (code, complaint) == (0, "")
+    assert output.startswith("no site has been heard of yet: ")
+    assert output.count("\n") == 1
+    assert rows(command, "summary") == []
+    (home / "fleet.duckdb").unlink()
+    code, output, complaint = command("summary")
+    assert (code, output) == (1, "")
+    assert complaint.startswith("error: nothing is published yet: ")
+    assert complaint.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    ("summary", "nodes --global", "advisories --global", "advisories --global --follow", "summary --format json"),
+)
+def test_without_a_feed_there_is_no_global_view(home: Path, command: Command, tmp_path: Path, words: str) -> None:
     stream = "streams: [{stream: A, source_url: a, target_url: b}]"
     (tmp_path / "replication.yaml").write_text(f"name: A\nstate_store: {home}\n{stream}\n")
-    code, _, said = command("advisories", "--global", "--follow")
-    assert (code, said) == (2, "error: --global: no feed is configured; add one to feeds\n")
+    asked = "summary" if "summary" in words else "--global"
+    assert command(*words.split()) == (2, "", f"error: {asked}: no feed is configured; add one to feeds\n")
 
 
 def test_a_feed_is_checked_measured_and_has_nothing_to_recover(

@@ -92,7 +92,7 @@ def test_a_feed_is_an_asset_of_its_site_between_what_fills_its_stream_and_the_gl
     for table in ("global_availability", "global_advisories", "global_summary", "global_rejects"):
         assert parents("fleet", table) == {"centre/PARIS/advisory_feed", "centre/OTHER/advisory_feed"}
     checks = {key.name for key in graph.asset_check_keys if key.asset_key.path[:2] == ["centre", "PARIS"]}
-    assert checks == {"no_gap", "advisories_understood"}
+    assert checks == {"no_gap", "advisories_understood", "sites_watched"}
     keys = definitions.resolve_job_def("centre_replication").asset_layer.executable_asset_keys
     assert {key.path[0] for key in keys} == {"centre", "fleet"}
     assert "centre_lag" in {sensor.name for sensor in definitions.get_repository_def().sensor_defs}

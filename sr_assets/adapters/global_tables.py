@@ -158,6 +158,14 @@ class GlobalTables:
         ).fetchone()
         return None if row is None else row[0]
 
+    def blind_sites(self, feed: str, now_ns: int | None) -> list[tuple[str, int]]:
+        """Return which sites, by name and stream, have been silent for longer than they promised, and when each last spoke."""
+        return self._connection.execute(
+            "SELECT coalesce(nullif(name, ''), replicator) || coalesce('/' || nullif(stream, ''), ''), observed_ns"
+            " FROM global_sites WHERE feed = ? AND observed_ns + next_within_ns < ? ORDER BY ALL",
+            [feed, now_ns],
+        ).fetchall()
+
 
 def at(column: str) -> str:
     """Return how a column of unix nanoseconds is published."""

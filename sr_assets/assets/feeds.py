@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from sr_assets.assets.streams import OWNERS, group_name, stream_key
+from sr_assets.domain.positions import format_rfc3339_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from sr_assets.stages.site import Site, StreamReport
 
 _DAY_NS = 86_400_000_000_000
+_MOST_NAMED = 10
 
 
 def feed_sources(feed: FeedSettings, streams: Sequence[StreamSettings]) -> list[dg.AssetKey]:
@@ -68,6 +70,11 @@ def feed_check_specs(feed: FeedSettings) -> list[dg.AssetCheckSpec]:
         dg.AssetCheckSpec(
             "advisories_understood", asset=key, description="Nothing was kept apart in global_rejects for a day."
         ),
+        dg.AssetCheckSpec(
+            "sites_watched",
+            asset=key,
+            description="No site is blind: each that said when it would speak again has spoken by then.",
+        ),
     ]
 
 
@@ -103,4 +110,15 @@ def check_feed(site: Site, report: StreamReport) -> Iterator[dg.AssetCheckResult
         passed=apart == 0,
         severity=dg.AssetCheckSeverity.WARN,
         metadata={"last_day": apart, "this_run": report.parked, "ever": state.parked_messages if state else 0},
+    )
+    blind = site.state.global_tables.blind_sites(report.stream.stream, state.watermark_ns if state else None)
+    named = [f"{label} (last heard {format_rfc3339_ns(heard_ns)[:19]}Z)" for label, heard_ns in blind[:_MOST_NAMED]]
+    named += [f"{len(blind) - _MOST_NAMED} more"] if len(blind) > _MOST_NAMED else []
+    yield dg.AssetCheckResult(
+        asset_key=key,
+        check_name="sites_watched",
+        passed=not blind,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=f"blind: {', '.join(named)}" if blind else None,
+        metadata={"blind": len(blind)},
     )

@@ -43,16 +43,27 @@ _ADVISORY_COLUMNS = (
 )
 
 
+def _age(now: str, time: str) -> str:
+    """Return SQL for how many seconds ago a time was, 0 when it is ahead; NULL when one of them is not known."""
+    return f"CASE WHEN {now} >= {time} THEN (epoch_us({now}) - epoch_us({time})) / 1e6 WHEN {now} < {time} THEN 0.0 END"
+
+
+def _need_feeds(settings: "Settings", asked: str) -> None:
+    if not settings.feeds:
+        raise ConfigurationError(f"{asked}: no feed is configured; add one to feeds")
+
+
 def show_nodes(settings: "Settings", wanted: Mapping[str, Any], form: Any) -> None:
     """Show the nodes of all sites; ages are against the feed's clock. `wanted`: site, stream, status, silent_for, like."""
-    query = """
+    _need_feeds(settings, "--global")
+    query = f"""
         SELECT a.replicator, a.name, a.stream, a.node, a.status, age_seconds, a.last_seen, a.status_since, a.event_time,
             a.received_at, a.source, blind
         FROM global_availability AS a
         JOIN (SELECT name || '/' || stream AS feed, watermark FROM replication) AS r USING (feed)
         LEFT JOIN (SELECT replicator, name, stream, blind FROM global_summary) AS s ON s.replicator = a.replicator
             AND s.name IS NOT DISTINCT FROM a.name AND s.stream IS NOT DISTINCT FROM a.stream,
-        LATERAL (SELECT greatest(0, (epoch_us(r.watermark) - epoch_us(a.last_seen)) / 1e6) AS age_seconds)
+        LATERAL (SELECT {_age("r.watermark", "a.last_seen")} AS age_seconds)
         WHERE ($site IS NULL OR $site IN (a.name, a.replicator))
             AND ($stream IS NULL OR a.stream = $stream)
             AND ($status IS NULL OR a.status = $status)
@@ -72,9 +83,9 @@ def show_nodes(settings: "Settings", wanted: Mapping[str, Any], form: Any) -> No
         )
 
 
-NODE_STATE = """
-    SELECT a.replicator, a.name, a.stream, a.status, greatest(0, (epoch_us(r.watermark) - epoch_us(a.last_seen)) / 1e6)
-        AS age_seconds, a.last_seen, a.status_since, a.event_time, a.received_at, a.source, a.feed
+NODE_STATE = f"""
+    SELECT a.replicator, a.name, a.stream, a.status, {_age("r.watermark", "a.last_seen")} AS age_seconds, a.last_seen,
+        a.status_since, a.event_time, a.received_at, a.source, a.feed
     FROM global_availability AS a
     JOIN (SELECT name || '/' || stream AS feed, watermark FROM replication) AS r USING (feed)
     WHERE a.node = $node ORDER BY a.replicator, a.name, a.stream
@@ -88,6 +99,7 @@ NODE_HISTORY = """
 
 def show_advisories(settings: "Settings", since: float | None, node: str | None, event: str | None, form: Any) -> None:
     """Show the history of all sites, from the table."""
+    _need_feeds(settings, "--global")
     query = f"""
         SELECT {", ".join(_ADVISORY_COLUMNS)} FROM global_advisories AS a
         JOIN (SELECT name || '/' || stream AS feed, watermark FROM replication) AS r USING (feed)
@@ -107,8 +119,7 @@ def follow_advisories(
     from sr_assets.stages.tail import Tail
     from sr_assets.tables import print_lines
 
-    if not settings.feeds:
-        raise ConfigurationError("--global: no feed is configured; add one to feeds")
+    _need_feeds(settings, "--global")
     since_ns = None if since is None else int(since * 1e9)
     with contextlib.ExitStack() as stack:
         tails = [stack.enter_context(closing(Tail(feed, since_ns))) for feed in settings.feeds]
@@ -174,11 +185,12 @@ def summary(settings: "Settings", form: Any) -> None:
 
     A blind site is one whose observer has been silent for longer than it said; its states are not to be trusted.
     """
-    query = """
+    _need_feeds(settings, "summary")
+    query = f"""
         SELECT s.replicator, s.name, s.stream, s.observer, s.up, s.timeout, s.retired, s.new_24h, coalesce(h.last_hour, 0) AS
             advisories_1h, coalesce(h.last_day, 0) AS advisories_24h,
-            greatest(0, (epoch_us(s.as_of) - epoch_us(s.last_advisory_at)) / 1e6) AS last_advisory_age_seconds,
-            greatest(0, (epoch_us(s.as_of) - epoch_us(s.observer_alive_at)) / 1e6) AS observer_age_seconds,
+            {_age("s.as_of", "s.last_advisory_at")} AS last_advisory_age_seconds,
+            {_age("s.as_of", "s.observer_alive_at")} AS observer_age_seconds,
             s.lag_messages, s.tracked_nodes, s.last_advisory_at, s.observer_alive_at, s.watermark, s.as_of, s.feed
         FROM global_summary AS s LEFT JOIN (
             SELECT a.replicator, a.name, a.stream,
@@ -215,9 +227,8 @@ _SCREEN = (
 def _show_screen(rows: "Rows") -> None:
     """Show what fits a screen, below it a sum and what the words mean that alarm, the lines of blind sites in red."""
     if not rows.values:
-        raise RunError(
-            "no site has been heard of yet: a feed tells of a site with its first advisory (`sr-assets lag`)"
-        )
+        click.echo("no site has been heard of yet: a feed tells of a site with its first advisory (`sr-assets lag`)")
+        return
     places = [rows.columns.index(column) for column in _SCREEN]
     shown = [tuple(row[place] for place in places) for row in rows.values]
     total = [sum(row[place] for row in shown) for place in range(4, 9)]

@@ -96,6 +96,12 @@ def advisory_subject(template: str, event: str, sender: str) -> str:
     return _TEMPLATE_FIELD.sub(lambda found: values[found[0]], template)
 
 
+def advisory_pattern(template: str) -> str:
+    """Return the pattern under which every subject made of a template falls."""
+    tokens = ["*" if "%" in token else token for token in template.split(".")]
+    return ".".join([*tokens[:-1], ">"] if "%v" in template.rpartition(".")[2] else tokens)
+
+
 def observer_subject(template: str | None, replicator: str, name: str, stream: str) -> str:
     """Return where a site says that it watches: `%s` is `observer_alive`, `%v` the entry's name.
 

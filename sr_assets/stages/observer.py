@@ -29,14 +29,17 @@ _START_NS = 30_000_000_000
 def say_alive(site: Site, stream: StreamSettings, report: StreamReport, *, busy: bool = False) -> None:
     """Say once more that the stream is watched, unless that was less than a minute ago.
 
-    A run that is `busy` waits a minute with its first word too: it would tell the lag of its beginning. The word goes into
+    A run that is `busy` waits a minute with its first word too: it would tell the lag of its beginning. Where the last
+    word's promise was broken it waits only until it is level: nobody believes its advisories before. The word goes into
     JetStream where a stream takes the subject, else to whoever listens. One that does not get through is no failure of the
     stream: the next one tells as much.
     """
     advisory, state = stream.advisory, report.state
-    before = report.alive_at or (report.began_at if busy else None)
-    spoken = before is not None and time.monotonic() - before < _EVERY_SECONDS
-    if advisory is None or state is None or spoken:
+    if advisory is None or state is None:
+        return
+    waits = busy and not (_overdue(site, state) and not state.lag_messages)
+    before = report.alive_at or (report.began_at if waits else None)
+    if before is not None and time.monotonic() - before < _EVERY_SECONDS:
         return
     now_ns, deadline_ns = site.now_ns(), site.state.next_deadline(stream.stream)
     due_ns = None if deadline_ns is None else now_ns + max(0, deadline_ns - (state.watermark_ns or deadline_ns))
@@ -63,6 +66,10 @@ def say_alive(site: Site, stream: StreamSettings, report: StreamReport, *, busy:
             cluster.publish_many([(subject, body, f"observer_alive/{stream.replicator}/{stream.label}/{now_ns}")])
         else:
             cluster.publish_core([(subject, body)])
+
+
+def _overdue(site: Site, state: StreamState) -> bool:
+    return state.alive_due_ns is not None and site.now_ns() > state.alive_due_ns + _grace_ns(site)
 
 
 def _still_holds(state: StreamState, now_ns: int, due_ns: int | None) -> bool:

@@ -5,7 +5,7 @@ Also the way to take over from the Go replicator: its copies carry the same `Cho
 run does from there on (`replica`).
 
 Nothing is published for what happened before the recovered position: those transitions are recorded as late and stay
-unpublished.
+unpublished. Those that follow are numbered on from what the advisory stream still holds.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -20,10 +21,12 @@ import pyarrow as pa
 from sr_assets.adapters import wire
 from sr_assets.adapters.snapshots import file_range, stream_folder
 from sr_assets.adapters.state import NODE_COLUMNS, BrokenStateError, StreamState
+from sr_assets.domain.availability import Advisory, read_message
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import last_origin
 from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
 from sr_assets.domain.senders import inspect
+from sr_assets.domain.subjects import advisory_pattern
 from sr_assets.domain.tracking import Sighting, deadline_ns, sight, splay_ns
 from sr_assets.stages.columns import state_values
 from sr_assets.stages.fold import folded_table, transition_row
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from sr_assets.adapters.jetstream import StreamInfo
     from sr_assets.domain.messages import Message, Origin
     from sr_assets.domain.tracking import NodeState, Policy, Transition
-    from sr_assets.settings import Settings, StreamSettings
+    from sr_assets.settings import ClusterSettings, Settings, StreamSettings
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +94,7 @@ def recover_stream(settings: Settings, stream: StreamSettings) -> str:
         _check_original(site, stream, source, last, copies[last], rebuilt)
         if stream.policy is not None:
             _rebuild_nodes(stream, stream.policy, source, copies, last, rebuilt)
+            _count_on(site, stream, rebuilt)
         state = _recovered_state(site, stream, source, copies, last)
         _commit(site, stream, state, rebuilt)
         files = _adopt_history(site, stream, last + 1)
@@ -138,7 +142,7 @@ def _find_copies(site: Site, stream: StreamSettings) -> dict[int, Copy]:
         return {}
     info = target.stream_info(stream.target_stream)
     copies: dict[int, Copy] = {}
-    for message in _read(stream, info, target=True):
+    for message in _read(stream.target, info):
         origin = last_origin(message.headers)
         if origin and _is_ours(origin, stream):
             sender = (
@@ -155,15 +159,15 @@ def _is_ours(origin: Origin, stream: StreamSettings) -> bool:
 
 
 def _read(
-    stream: StreamSettings, info: StreamInfo, *, target: bool = False, until: int | None = None
+    cluster: ClusterSettings, info: StreamInfo, filter_subject: str | None = None, *, until: int | None = None
 ) -> Iterator[Message]:
     """Read a stream from its first message, through the leader's own consumer."""
     wanted = SequenceRange(
         max(1, info.first_sequence), max(1, info.first_sequence, (info.last_sequence if until is None else until) + 1)
     )
-    with wire.Connection(stream.target if target else stream.source, "sr-assets recover") as connection:
+    with wire.Connection(cluster, "sr-assets recover") as connection:
         for messages in wire.read_confirmed(
-            connection, info.stream, wanted, filter_subject=None if target else stream.filter_subject, direct=False
+            connection, info.stream, wanted, filter_subject=filter_subject, direct=False
         ):
             yield from messages
 
@@ -208,7 +212,7 @@ def _rebuild_nodes(
     if gone:
         rebuilt.unknown.append(f"sightings before sequence {source.first_sequence} other than the copied ones")
     assert stream.finder is not None
-    for message in _read(stream, source, until=last):
+    for message in _read(stream.source, source, stream.filter_subject, until=last):
         sender, _ = inspect(stream.finder, None, message.subject, message.headers, message.payload)
         if sender is not None:
             sighting = Sighting(message.sequence, message.stored_ns, len(message.payload), forced=False)
@@ -228,6 +232,29 @@ def _see(policy: Policy, rebuilt: Rebuilt, sender: str, sighting: Sighting, *, c
         )
     rebuilt.nodes[sender] = state
     rebuilt.transitions += [(sender, transition) for transition in transitions]
+
+
+def _count_on(site: Site, stream: StreamSettings, rebuilt: Rebuilt) -> None:
+    """Let each node's transitions go on from the highest that was announced: a centre goes by the highest it was told."""
+    advisory = stream.advisory
+    if advisory is None:
+        return
+    where = stream.source if advisory.cluster == "source" else stream.target
+    pattern, told = advisory_pattern(advisory.subject), dict[str, int]()
+    try:
+        cluster = site.cluster(where)
+        keepers = cluster.stream_names(pattern)
+        for message in chain.from_iterable(_read(where, cluster.stream_info(name), pattern) for name in keepers):
+            found = read_message(message.payload, message.stored_ns)
+            if isinstance(found, Advisory) and found[:3] == (stream.replicator, stream.name, stream.stream):
+                told[found.node] = max(found.transition, told.get(found.node, 0))
+    except RunError as error:
+        rebuilt.unknown.append(f"which transitions were announced: {error}")
+        return
+    if not keepers:
+        rebuilt.unknown.append(f"which transitions were announced: no stream on {where.label} keeps {pattern}")
+    for node, state in rebuilt.nodes.items():
+        rebuilt.nodes[node] = replace(state, transition=max(state.transition, told.get(node, 0)))
 
 
 def _recovered_state(

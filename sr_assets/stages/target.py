@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sr_assets.adapters.jetstream import target_config
 from sr_assets.domain.errors import ConfigurationError, RunError
-from sr_assets.domain.subjects import overlaps
+from sr_assets.domain.subjects import advisory_pattern, overlaps
 
 if TYPE_CHECKING:
     from sr_assets.adapters.jetstream import Cluster, StreamInfo
@@ -31,17 +31,12 @@ def check_source(stream: Entry, source: StreamInfo) -> None:
             ("subject", stream.advisory.subject),
             ("observer_subject", stream.advisory.observer_subject),
         ):
-            taken = [pattern for pattern in source.subjects if overlaps(pattern, _advisory_pattern(subject))]
+            taken = [pattern for pattern in source.subjects if overlaps(pattern, advisory_pattern(subject))]
             if taken:
                 raise ConfigurationError(
                     f"stream {stream.label}: advisory.{key} {subject!r} is taken by the source stream"
                     f" itself (subject {taken[0]}); choose another"
                 )
-
-
-def _advisory_pattern(template: str) -> str:
-    tokens = ["*" if "%" in token else token for token in template.split(".")]
-    return ".".join([*tokens[:-1], ">"] if "%v" in template.rpartition(".")[2] else tokens)
 
 
 def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) -> StreamInfo:

@@ -11,6 +11,7 @@ import duckdb
 import pytest
 
 from sr_assets.automation import find_work
+from sr_assets.domain.advisories import PROTOCOL
 from sr_assets.domain.errors import RunError
 from sr_assets.stages.recover import recover_stream
 from sr_assets_tests.rig import SITE, Rig, Sent
@@ -57,6 +58,24 @@ def test_a_position_ahead_of_the_source_is_refused_and_recovered_once_the_state_
     rig.publish(stream, [Sent(b'{"sender": "n3"}')])
     rig.drain()
     assert len(rig.copies(stream)) == 4
+
+
+def test_a_recovered_nodes_transitions_go_on_from_what_was_announced_for_a_centre_goes_by_the_highest(
+    rig: Rig, stream: str
+) -> None:
+    told = rig.make("ADVISORIES")
+    rig.entries[0]["advisory"] = {"subject": f"{told}.%s.%v"}
+    said = {"protocol": PROTOCOL, "replicator": SITE, "stream": stream, "timestamp": 1, "event": "timeout"}
+    bodies = [
+        said | {"name": name, "value": node, "transition": transition}
+        for name, node, transition in ((SITE, "n0", 42), (SITE, "n0", 41), ("PARIS", "n1", 90), (SITE, "gone", 7))
+    ]
+    rig.publish(told, [Sent(json.dumps(body).encode(), "timeout.node") for body in bodies])
+    state_file(rig).unlink()
+    assert "which transitions were announced" not in recover_stream(rig.settings(), rig.settings().streams[0])
+    with rig.open() as site:
+        counters = site.state.connection.execute("SELECT node, transition FROM nodes ORDER BY node").fetchall()
+    assert counters == [("n0", 42), ("n1", 1), ("n2", 1)]
 
 
 def test_a_state_of_an_unknown_schema_is_refused_and_not_a_byte_is_changed(rig: Rig, stream: str) -> None:
