@@ -79,12 +79,12 @@ def _warm(bench: Bench) -> None:
     bench.create(bench.source, "WARM")
     bench.publish("WARM", 5_000, 100, 1_000)
     for inspected in ({}, {"inspect_field": "sender", "inspect_duration": "1h"}):
-        entry = {
-            "stream": "WARM",
-            "target_stream": f"WARM{len(inspected)}",
-            "target_subject_prefix": f"{len(inspected)}",
-        }
-        bench.run(bench.settings([{**entry, **inspected}], site=f"warm{len(inspected)}"), "WARM")
+        target = f"WARM{len(inspected)}"
+        bench.run(
+            bench.settings([{"stream": "WARM", "target_stream": target, "target_subject_prefix": target, **inspected}]),
+            "WARM",
+        )
+        bench.forget()
 
 
 def _machine() -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -98,6 +99,10 @@ class Bench:
         if report.failure:
             raise SystemExit(report.failure)
         return report, time.perf_counter() - started
+
+    def forget(self) -> None:
+        """Let the site begin from nothing, in the Spark session that is warm."""
+        shutil.rmtree(self.home / "sites" / SITE, ignore_errors=True)
 
 
 def _fill(address: str, stream: str, messages: int, senders: int, payload_bytes: int, forced_share: float) -> None:

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.state import SiteState
-from sr_assets.embedded.bench.rig import ROUNDS, PeakMemory
+from sr_assets.embedded.bench.rig import ROUNDS, SITE, PeakMemory
 
 if TYPE_CHECKING:
     from sr_assets.embedded.bench.rig import Bench
@@ -77,7 +77,7 @@ def measure_tracked(bench: Bench, known: int) -> dict[str, Any]:
     stream = f"KNOWN_{known}"
     bench.create(bench.source, stream)
     bench.publish(stream, _NEW_MESSAGES, _NEW_MESSAGES, 1_000)
-    settings = bench.settings([{"stream": stream, "target_subject_prefix": "known", **_KEYS}], site=stream.lower())
+    settings = bench.settings([{"stream": stream, "target_subject_prefix": "known", **_KEYS}])
     bench.run(settings, stream)
     _make_known(bench, stream, known - _NEW_MESSAGES)
     seconds = []
@@ -89,7 +89,7 @@ def measure_tracked(bench: Bench, known: int) -> dict[str, Any]:
 
 def _make_known(bench: Bench, stream: str, count: int) -> None:
     """Write nodes into the state as runs would have left them: none is due within the hour."""
-    with SiteState(bench.home / "sites" / stream.lower()) as state, state.transaction():
+    with SiteState(bench.home / "sites" / SITE) as state, state.transaction():
         now_ns, row = time.time_ns(), {"stream": stream, "count": count}
         state.connection.execute(
             "INSERT INTO nodes SELECT $stream, 'known' || i || '.example.net', $now, $now, 1, $now, 1000, 'up', $now,"

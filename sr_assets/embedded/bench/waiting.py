@@ -152,15 +152,14 @@ def measure_quiet(bench: Bench, streams: int) -> dict[str, Any]:
     for name in names:
         bench.create(bench.source, name)
         bench.publish(name, 10, 10, 512)
-    site = f"quiet{streams}"
-    settings = bench.settings([{"stream": name, "target_subject_prefix": site} for name in names], site=site)
+    settings = bench.settings([{"stream": name, "target_subject_prefix": "quiet"} for name in names])
     for name in names:
         bench.run(settings, name)
     server = psutil.Process(bench.source.pid)
-    find_work(settings, site)
+    find_work(settings, SITE)
     before = time.process_time() + sum(server.cpu_times()[:2])
     for _ in range(_TICKS):
-        reason, _ = find_work(settings, site)
+        reason, _ = find_work(settings, SITE)
         if reason is not None:
             raise SystemExit(f"a run was asked for: {reason}")
     tick_seconds = (time.process_time() + sum(server.cpu_times()[:2]) - before) / _TICKS
