@@ -65,13 +65,13 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]]:
         rates = ", ".join(f"{label} {copy[kind]:,}/s" for kind, label in _KINDS.items())
         yield (
             f"plain copy, {size}, beside the mirror ({rates})",
-            f"{copy['times_mirror']} ×",
-            "" if reach is None else f"≥ {reach} ×",
+            f"{copy['times_mirror']} x",
+            "" if reach is None else f"≥ {reach} x",
             None if reach is None else copy["times_mirror"] >= reach,
         )
     copy = found["copy_512"]
     met = copy["times_one_at_a_time"] >= 6
-    yield "plain copy, 512 B, beside one at a time", f"{copy['times_one_at_a_time']} ×", "≥ 6 ×", met
+    yield "plain copy, 512 B, beside one at a time", f"{copy['times_one_at_a_time']} x", "≥ 6 x", met
     workers = found["workers"]
     for count in (1, 2):
         yield (
@@ -94,8 +94,8 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]]:
     what = f"{backlog['long_messages']:,} messages of 1 KB behind, {backlog['senders']:,} senders"
     yield (
         f"{what} ({backlog['long_per_second']:,}/s), beside a tenth ({backlog['short_per_second']:,}/s)",
-        f"{backlog['long_to_short']} ×",
-        "≥ 0.8 ×",
+        f"{backlog['long_to_short']} x",
+        "≥ 0.8 x",
         backlog["long_to_short"] >= 0.8,
     )
     met = backlog["long_peak_mib"] <= 2560
