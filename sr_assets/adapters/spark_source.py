@@ -130,6 +130,7 @@ class JetStreamReader(DataSourceReader):
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Yield the Arrow batches of one partition, in sequence order."""
+        from sr_assets.adapters.spark_worker import uncollected
         from sr_assets.adapters.wire import BATCH_BYTES, read_confirmed
         from sr_assets.domain.positions import SequenceRange
 
@@ -139,7 +140,7 @@ class JetStreamReader(DataSourceReader):
             to_batch = read_advisories
         elif "inspect" in options:
             to_batch = _sightings(options["inspect"])
-        with open_connection(options["connection"], "sr-assets reader") as connection:
+        with uncollected(), open_connection(options["connection"], "sr-assets reader") as connection:
             for messages in read_confirmed(
                 connection,
                 options["stream"],

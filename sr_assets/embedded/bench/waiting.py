@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -44,8 +45,8 @@ _PROBE_SECONDS: Final = 120.0
 _LOOK_SECONDS: Final = 0.02
 _NODES: Final = 1_000
 # Every probe keeps the run awake; after the last one it ends by itself.
-_LINGERING: Final = {"run_budget": "10m", "linger": "15s"}
-_SHORT: Final = {"linger": "1s", "sensor": {"interval": "5s"}}
+_LINGERING: Final[dict[str, Any]] = {"run_budget": "10m", "linger": "15s"}
+_SHORT: Final[dict[str, Any]] = {"linger": "1s", "sensor": {"interval": "5s"}}
 _TICKS: Final = 30
 _TICK_SECONDS: Final = 30.0
 
@@ -95,7 +96,7 @@ def _sensing(bench: Bench, settings: Settings) -> Iterator[None]:
     os.environ |= bench.environ
     os.environ.pop("DAGSTER_HOME", None)
     try:
-        with Services(settings, 0, ui=False):
+        with Services(replace(settings, logfile=bench.home / "dagster.log"), 0, ui=False):
             yield
     finally:
         os.environ.clear()
