@@ -1,4 +1,5 @@
-"""Makes the figures of `BENCH.md` and its charts from a bench's JSON: `python -m sr_assets_tests.bench_report bench.json`.
+"""Makes the figures of `BENCH.md` and its charts from a bench's JSON, by default `docs/bench.json`:
+`python -m sr_assets_tests.bench_report [file]`.
 
 What stands between the marks in `BENCH.md` is replaced; the rest is written by hand.
 """
@@ -17,8 +18,9 @@ mpl.rcParams["svg.hashsalt"] = "sr_assets"  # the same figures, the same file
 from matplotlib import pyplot as plt  # noqa: E402  after the choice of what draws
 
 _ROOT = Path(__file__).parent.parent
-_FILE = _ROOT / "BENCH.md"
-_BEGIN, _END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
+FILE = _ROOT / "BENCH.md"
+FIGURES = _ROOT / "docs" / "bench.json"
+BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 _SIZES = {"copy_512": "512 B", "copy_7k": "7 KB", "copy_64k": "64 KB"}
 _KINDS = {
     "ours_per_second": "sr_assets",
@@ -32,14 +34,15 @@ _QUIET = ("quiet_1", "quiet_10", "quiet_30")
 def main(source: Path) -> None:
     """Read the figures, put them into `BENCH.md`, draw the charts into `docs`."""
     found = json.loads(source.read_text())
-    head, _, rest = _FILE.read_text().partition(_BEGIN)
-    _, _, tail = rest.partition(_END)
-    _FILE.write_text(head + _BEGIN + "\n".join(_lines(found)) + "\n" + _END + tail)
+    head, _, rest = FILE.read_text().partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    FILE.write_text(head + BEGIN + "\n".join(lines(found)) + "\n" + END + tail)
     _draw_copies(found)
     _draw_waiting(found)
 
 
-def _lines(found: dict[str, Any]) -> Iterator[str]:
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines between the marks."""
     machine = found["machine"]
     yield ""
     yield (
@@ -182,4 +185,4 @@ def _save(figure: Any, name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else FIGURES)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from sr_assets.domain.messages import Message
     from sr_assets.domain.positions import SequenceRange
 
-_THREADS: Final = 2
 _CHUNK: Final = 500
 _MOST_CHUNKS: Final = 4
 #: One row per copied message of a tracked sender; name, stream and date are in the path.
@@ -81,7 +80,7 @@ class StagedFiles:
     """One writer's rows of a batch, one file per UTC date of the stored time, from `with` to its end.
 
     Complete or not there: `<folder>/date=YYYY-MM-DD/<partition>.parquet`. Payloads are unpacked beside the copying, which
-    mostly waits for servers; half of that, and the writing, happens outside of Python's lock.
+    mostly waits for servers; half of that, and the writing, happens outside of Python's lock. A second thread gains nothing.
     """
 
     def __init__(self, folder: Path, partition: int) -> None:
@@ -90,7 +89,7 @@ class StagedFiles:
         self._name = f"{partition}.parquet"
         self._writers: dict[str, parquet.ParquetWriter] = {}
         self._unpacking: deque[tuple[str, Future[pa.Table]]] = deque()
-        self._pool = ThreadPoolExecutor(_THREADS, "staging")
+        self._pool = ThreadPoolExecutor(1, "staging")
 
     def __enter__(self) -> Self:
         """Begin with nothing: files are opened with their first row."""
