@@ -1,8 +1,8 @@
 """The rules of `domain.tracking` for many senders at once: their states are columns, and a turn is one step for all.
 
 Most sightings are of a sender that is up and was heard of a short while ago: it has one more sighting and is copied or not.
-Those are decided together, in a fiftieth of the time. Every other goes through `sight`, whose rules these are. Not here:
-where rows come from and go to (`fold`).
+Those are decided together, for a sixth of what it costs one by one and, where senders speak several times, far less. Every
+other goes through `sight`, whose rules these are. Not here: where rows come from and go to (`fold`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Sightings(NamedTuple):
 
     def take(self, which: Integers | Flags | slice) -> Sightings:
         """Return some of them."""
-        return Sightings(*(column[which] for column in self))
+        return self._make(column[which] for column in self)
 
 
 class ColumnFold:

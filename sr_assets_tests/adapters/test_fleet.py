@@ -6,6 +6,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from pyarrow import parquet
 
 from sr_assets.adapters.fleet import (
     TABLES,
@@ -18,8 +19,10 @@ from sr_assets.adapters.fleet import (
     read_rows,
 )
 from sr_assets.adapters.global_tables import VIEWS
+from sr_assets.adapters.snapshots import snapshot_rows
 from sr_assets.adapters.state import SiteState, StreamState
 from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.domain.messages import Message
 
 SITES = ("LONDON", "PARIS")
 STREAMS = (PublishedStream("S", "T", tracked=True), PublishedStream("PLAIN", "PLAIN", tracked=False))
@@ -54,6 +57,19 @@ def state(tmp_path: Path) -> Iterator[SiteState]:
             opened.save_stream(StreamState("S", 7, 11, watermark_ns=86_400_000_000_000, as_of_ns=5))
             opened.save_stream(StreamState("PLAIN", 7, 1))
         yield opened
+
+
+def test_a_history_file_that_was_taken_away_costs_its_rows_only(tmp_path: Path, state: SiteState) -> None:
+    here = Message(3, 86_400_000_000_000, "s", b"", b"{}")
+    rows = snapshot_rows([here], {3: "web1"})
+    (tmp_path / "snapshots").mkdir()
+    file, gone = tmp_path / "snapshots" / "3-4.parquet", tmp_path / "snapshots" / "4-5.parquet"
+    parquet.write_table(rows, file)
+    for node, sequence, place in (("web1", 3, file), ("web2", 4, gone)):
+        state.connection.execute("INSERT INTO snapshots VALUES ('S', ?, ?, ?)", [node, sequence, str(place)])
+    publish(tmp_path, state)
+    with open_fleet(tmp_path) as fleet:
+        assert fleet.execute("SELECT node, sequence FROM node_snapshots").fetchall() == [("web1", 3)]
 
 
 def publish(home: Path, state: SiteState, name: str = "LONDON", sites: tuple[str, ...] = SITES) -> str:
