@@ -141,7 +141,7 @@ class Receipt:
     """What one batch's writers did, added up: the only thing a commit is based on.
 
     `target_sequence` is the highest sequence in the target that was acknowledged or found, `target_holds` the source
-    sequence that stands there, `disordered` how many copies stand behind one of a later source sequence; `places` are
+    sequence that stands there, `disordered` how many copies stand right behind one of a later source sequence; `places` are
     runs of copies: (place in the target, source sequence, how many follow one another in both). `missing` are
     ranges the source does not hold (any more); `found` of the copied ones were in the target already (an earlier
     attempt's); `failure` is one line when the target refuses to go on: then the intent stays open.
