@@ -47,10 +47,10 @@ class Bench:
     source: NatsServer
     target: NatsServer
 
-    def settings(self, streams: list[dict[str, Any]], *, site: str = SITE, **top: Any) -> Settings:
+    def settings(self, streams: list[dict[str, Any]], **top: Any) -> Settings:
         """Return the settings of a configuration with these streams, and whatever else stands at its top."""
         common = {"source_url": self.source.url, "target_url": self.target.url}
-        told = {"name": site, "state_store": str(self.home), "streams": [{**common, **one} for one in streams], **top}
+        told = {"name": SITE, "state_store": str(self.home), "streams": [{**common, **one} for one in streams], **top}
         self.file.write_text(json.dumps(told))
         return load_settings(self.file, {})
 
@@ -93,7 +93,7 @@ class Bench:
     def run(self, settings: Settings, stream: str) -> tuple[StreamReport, float]:
         """Drain one stream; returns the report and the seconds of the whole run, warm session included."""
         started = time.perf_counter()
-        with Site(settings, next(iter(settings.sites)), owner="bench", run_id="bench") as site:
+        with Site(settings, SITE, owner="bench", run_id="bench") as site:
             reports = run_site(site, {stream: frozenset(Stage)}, drain_only=True)
         report = reports[stream]
         if report.failure:
