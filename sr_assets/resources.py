@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sr_assets.adapters.spark_engine import KEEP_ONCE_SECONDS, KEEP_SECONDS
+from sr_assets.adapters.spark.engine import KEEP_ONCE_SECONDS, KEEP_SECONDS
 from sr_assets.stages.site import Site
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.spark_engine import stop_engine
+from sr_assets.adapters.spark.engine import stop_engine
 from sr_assets.cli import run_command
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.rig import Command, Rig

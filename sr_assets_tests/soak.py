@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from sr_assets.adapters.spark_engine import stop_engine
+from sr_assets.adapters.spark.engine import stop_engine
 from sr_assets.adapters.wire import WireError
 from sr_assets.domain.errors import RunError
-from sr_assets.embedded.fleet import Churn, Fleet, FleetPlan
+from sr_assets.embedded.emulator import Churn, Fleet, FleetPlan
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets.operate.processes import INTERRUPTED, interrupted_in_order
+from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt
 from sr_assets_tests.comparison import Comparison, Kind, compare
 from sr_assets_tests.marked import marked
 from sr_assets_tests.reference import SECOND, Rules, by_field
@@ -209,7 +209,7 @@ def main() -> int:
     home = Path(tempfile.mkdtemp(prefix="sr-assets-soak-")).resolve()
     _say(f"seed {arguments.seed}, {arguments.seconds:g} s, in {home}")
     try:
-        with interrupted_in_order():
+        with signals_as_interrupt():
             verdict = soak(home, arguments.seed, arguments.seconds)
     except KeyboardInterrupt:
         shutil.rmtree(home)

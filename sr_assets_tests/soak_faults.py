@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
-from sr_assets.adapters.spark_engine import engine_status
+from sr_assets.adapters.spark.engine import engine_status
 from sr_assets_tests.faults.rig import start_run
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 import pytest
 
-from sr_assets.adapters.state import SiteLock
+from sr_assets.adapters.state.store import SiteLock
 from sr_assets.automation import delete_old_runs, find_work, retention, site_job_name
 from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError

@@ -17,12 +17,12 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from sr_assets.adapters import fleet, snapshots
-from sr_assets.adapters.jetstream import Cluster
-from sr_assets.adapters.state import SiteState, StreamState
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.published import history, tables
+from sr_assets.adapters.state.store import SiteState, StreamState
+from sr_assets.cli.render import duration
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import parse_cluster
-from sr_assets.tables import duration
 from sr_assets_tests.rig import Command
 
 SECOND_NS = 1_000_000_000
@@ -118,15 +118,15 @@ def publish(
             if transitions:
                 state.add_rows("transitions", pa.Table.from_pylist(transitions))
         if files:
-            state.adopt_snapshots("REG", 1, 8, files)
-        streams = [fleet.PublishedStream("REG", "LONDON_REG", tracked=True)]
-        fleet.publish_site(home, "london", state, streams, sites=["london", "paris"], run_id="run", as_of_ns=NOW_NS)
+            state.index_snapshots("REG", 1, 8, files)
+        streams = [tables.PublishedStream("REG", "LONDON_REG", tracked=True)]
+        tables.publish_site(home, "london", state, streams, sites=["london", "paris"], run_id="run", as_of_ns=NOW_NS)
 
 
 @pytest.fixture
 def published(home: Path) -> Path:
     """Four nodes: two up, one timed out, one retired; three transitions; one message."""
-    day = snapshots.stream_folder(home, "london", "REG") / "date=2026-01-31"
+    day = history.stream_folder(home, "london", "REG") / "date=2026-01-31"
     day.mkdir(parents=True)
     message = {
         "node": "web1.example.net",
@@ -137,7 +137,7 @@ def published(home: Path) -> Path:
         "payload": '{"sender":"web1.example.net"}',
         "metadata": '{"facts":{"os":"debian"}}',
     }
-    parquet.write_table(pa.Table.from_pylist([message], schema=snapshots.SCHEMA), day / "1-8.parquet")
+    parquet.write_table(pa.Table.from_pylist([message], schema=history.SCHEMA), day / "1-8.parquet")
     nodes = [
         node_row("web1.example.net", "up", MINUTE_NS),
         node_row("web2.example.net", "timeout", 40 * MINUTE_NS),

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters import fleet
-from sr_assets.adapters.jetstream import Cluster
-from sr_assets.adapters.spark_source import read_advisories
-from sr_assets.adapters.state import SiteState, StreamState
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.published import tables
+from sr_assets.adapters.spark.source import read_advisories
+from sr_assets.adapters.state.store import SiteState, StreamState
 from sr_assets.domain.advisories import PROTOCOL, observer_alive
 from sr_assets.domain.availability import Observation, read_message
 from sr_assets.domain.messages import Message
@@ -43,7 +43,7 @@ def advisory(node: str, event: str, transition: int, ago: int, name: str = "lond
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A configured home whose feed was told of three sites: london, blind by now, paris, and one of the forerunner."""
+    """A configured home whose feed was told of three sites: london, blind by now, paris, and one of the Stream Replicator."""
     home = tmp_path / "home"
     file = tmp_path / "replication.yaml"
     file.write_text(configuration(home, "ADVISORIES"))
@@ -94,8 +94,8 @@ def publish(home: Path, told: list[bytes], heard: Sequence[tuple[str, int]] = HE
                 said = read_message(body, 0)
                 assert isinstance(said, Observation)
                 state.global_tables.observe("ADVISORIES", said, (NOW - ago) * SECOND_NS)
-        streams = [fleet.PublishedStream("ADVISORIES", None, tracked=False)]
-        fleet.publish_site(home, "centre", state, streams, sites=["centre"], run_id="r", as_of_ns=NOW * SECOND_NS)
+        streams = [tables.PublishedStream("ADVISORIES", None, tracked=False)]
+        tables.publish_site(home, "centre", state, streams, sites=["centre"], run_id="r", as_of_ns=NOW * SECOND_NS)
 
 
 def rows(command: Command, *arguments: str) -> list[dict[str, Any]]:

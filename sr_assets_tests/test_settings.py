@@ -356,7 +356,7 @@ def test_the_smallest_file_has_the_documented_defaults(
     assert (settings.spark, settings.warnings) == (SparkSettings("connect-local", {}), ())
 
 
-def test_every_key_of_ours_and_of_the_forerunner_arrives_where_it_belongs(load: Load) -> None:
+def test_every_key_of_ours_and_of_the_stream_replicator_arrives_where_it_belongs(load: Load) -> None:
     settings = load(
         """
         Name: US-EAST
@@ -413,7 +413,7 @@ def test_every_key_of_ours_and_of_the_forerunner_arrives_where_it_belongs(load: 
     assert entry.target_pattern("in.reg.web1") == "fleet.reg.web1"
     assert (entry.filter_subject, entry.create_target, entry.ephemeral) == ("in.reg.>", False, True)
     assert (entry.max_age_ns, entry.retired_retention_ns) == (2 * HOUR_NS, 365 * DAY_NS)
-    assert entry.finder == JsonField("a\\.b.0")
+    assert entry.extractor == JsonField("a\\.b.0")
     assert entry.force_path == ("data", "force")
     assert entry.policy == Policy(HOUR_NS, HOUR_NS // 4, 100)
     assert entry.advisory is not None
@@ -429,7 +429,7 @@ def test_the_example_in_the_repository_is_valid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "finder"),
+    ("keys", "extractor"),
     (
         ("inspect_header: Node", HeaderName("Node")),
         ("inspect_subject_token: 3", SubjectToken(3)),
@@ -437,10 +437,10 @@ def test_the_example_in_the_repository_is_valid() -> None:
     ),
 )
 def test_header_and_subject_token_sampling_are_active(
-    keys: str, finder: HeaderName | SubjectToken, stream: LoadStream
+    keys: str, extractor: HeaderName | SubjectToken, stream: LoadStream
 ) -> None:
     entry = stream(f"{keys}, inspect_duration: 1h")
-    assert entry.finder == finder
+    assert entry.extractor == extractor
     assert entry.policy == Policy(HOUR_NS, HOUR_NS // 2, 0)
 
 
@@ -479,7 +479,7 @@ def test_several_workers_keep_each_senders_order_unless_told_otherwise(
         ("monitor_port: 0\nprofiling: false\n", None),
     ),
 )
-def test_harmless_keys_of_the_forerunner_are_accepted_with_one_warning(
+def test_harmless_keys_of_the_stream_replicator_are_accepted_with_one_warning(
     keys: str, warning: str | None, load: Load
 ) -> None:
     warnings = load(TOP + keys + STREAM % "").warnings

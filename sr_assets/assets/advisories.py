@@ -1,6 +1,6 @@
 """The asset `node_advisories`: what the world was told about nodes.
 
-Here: its spec and what is recorded of it. Not here: the outbox (`stages.node_advisories`), the message
+Here: its spec and what is recorded of it. Not here: the outbox (`stages.tracking.node_advisories`), the message
 (`domain.advisories`).
 """
 

@@ -1,6 +1,6 @@
 """The asset `advisory_feed`: what the advisory streams of other sites told, folded into the global view.
 
-Here: its spec, its checks and what is recorded of it. Not here: the fold (`stages.advisory_feed`), the global tables as
+Here: its spec, its checks and what is recorded of it. Not here: the fold (`stages.feeds.advisory_feed`), the global tables as
 assets (`fleet`).
 """
 

@@ -1,7 +1,7 @@
 """Assets about nodes: `node_snapshots`, their newest copied message, and `node_state`, who is up, silent or retired.
 
-Here: their specs and what is recorded of them. Not here: how they are made (`stages.node_snapshots`,
-`stages.node_state`).
+Here: their specs and what is recorded of them. Not here: how they are made (`stages.tracking.node_snapshots`,
+`stages.tracking.node_state`).
 """
 
 from __future__ import annotations

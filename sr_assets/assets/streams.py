@@ -1,6 +1,6 @@
 """Assets of a stream as such: `source`, which others write, and `replica`, what a target holds of it.
 
-Here: their specs and what is recorded of them. Not here: how they are made (`stages.replica`), when (`automation`).
+Here: their specs and what is recorded of them. Not here: how they are made (`stages.replication.replica`), when (`automation`).
 """
 
 from __future__ import annotations

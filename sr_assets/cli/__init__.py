@@ -1,6 +1,6 @@
 """The `sr-assets` command: thin, one function per command.
 
-Here: options, which query or stage a command is, what is printed, exit codes. Not here: how rows are drawn (`tables`),
+Here: options, which query or stage a command is, what is printed, exit codes. Not here: how rows are drawn (`render`),
 the work itself.
 """
 

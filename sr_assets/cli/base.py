@@ -16,7 +16,7 @@ import click
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.fleet import Rows
+    from sr_assets.adapters.published.tables import Rows
     from sr_assets.settings import Settings
 
 _INTERRUPTED = 130
@@ -104,9 +104,9 @@ def print_rows(
     alarmed: Callable[[Sequence[Any]], bool] = lambda _: False,
 ) -> None:
     """Print rows in the form that was asked for; people see those in red that are `alarmed`."""
-    from sr_assets import tables
+    from sr_assets.cli import render
 
-    tables.show(columns, rows, form, title=title, alarmed=alarmed)
+    render.show(columns, rows, form, title=title, alarmed=alarmed)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -130,7 +130,7 @@ def warn(settings: "Settings") -> None:
 
 def _short_warnings(settings: "Settings") -> list[str]:
     """Return the tracked streams where half of the nodes come back by themselves: in a tree the upstream sends that rarely."""
-    from sr_assets.tables import duration
+    from sr_assets.cli.render import duration
 
     query = """
         SELECT name || '/' || stream, median(age_seconds) FROM node_advisories
@@ -152,7 +152,7 @@ def _short_warnings(settings: "Settings") -> list[str]:
 
 def ask(settings: "Settings", sql: str, parameters: Mapping[str, Any] | None = None) -> "Rows":
     """Ask the published tables as a stranger may; raises RunError when nothing is published yet."""
-    from sr_assets.adapters.fleet import open_fleet, read_rows
+    from sr_assets.adapters.published.tables import open_fleet, read_rows
 
     with open_fleet(settings.home, confined=True) as connection:
         return read_rows(connection, sql, parameters or ())

@@ -1,6 +1,6 @@
 """The global view on the command line: `summary`, and what `nodes`, `node` and `advisories` show with it.
 
-Not here: those commands themselves (`look`), how rows are drawn (`tables`).
+Not here: those commands themselves (`look`), how rows are drawn (`render`).
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from sr_assets.cli.base import ask, cli, configured, form_option, print_rows
 from sr_assets.domain.errors import ConfigurationError, RunError
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.fleet import Rows
+    from sr_assets.adapters.published.tables import Rows
     from sr_assets.domain.availability import Advisory
     from sr_assets.settings import Settings
 
@@ -116,13 +116,13 @@ def follow_advisories(
     settings: "Settings", since: float | None, node: str | None, event: str | None, form: Any
 ) -> None:
     """Print the advisories of all feeds as their streams store them, until interrupted."""
-    from sr_assets.stages.tail import Tail
-    from sr_assets.tables import print_lines
+    from sr_assets.cli.render import print_lines
+    from sr_assets.stages.feeds.follow import Follower
 
     _need_feeds(settings, "--global")
     since_ns = None if since is None else int(since * 1e9)
     with contextlib.ExitStack() as stack:
-        tails = [stack.enter_context(closing(Tail(feed, since_ns))) for feed in settings.feeds]
+        tails = [stack.enter_context(closing(Follower(feed, since_ns))) for feed in settings.feeds]
         answered = dict.fromkeys(range(len(tails)), False)
         header = True
         while True:

@@ -1,6 +1,6 @@
 """Commands that show something: check, nodes, node, advisories, lag, export, query.
 
-Not here: how rows are drawn (`tables`); everything heavy is imported by the command that needs it.
+Not here: how rows are drawn (`render`); everything heavy is imported by the command that needs it.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from sr_assets.cli.central import NODE_HISTORY, NODE_STATE, follow_advisories, s
 from sr_assets.domain.errors import ConfigurationError, RunError
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.fleet import Rows
+    from sr_assets.adapters.published.tables import Rows
     from sr_assets.settings import Entry, Settings
 
 
@@ -43,9 +43,9 @@ def check(settings: "Settings", connect: bool, form: Any) -> int:
             f"replicator {settings.replicator}, home {settings.home}, Spark {settings.spark.public['mode']}",
         )
         return 0
-    from sr_assets.stages.links import try_links
+    from sr_assets.stages.connectivity import probe_connectivity
 
-    trials = try_links(settings)
+    trials = probe_connectivity(settings)
     shown = [
         (trial.stream, trial.cluster, trial.tried, "ok" if trial.works else "failed", trial.learned) for trial in trials
     ]
@@ -57,17 +57,17 @@ def check(settings: "Settings", connect: bool, form: Any) -> int:
 
 
 def _described(stream: "Entry") -> tuple[str | None, ...]:
+    from sr_assets.cli.render import duration
     from sr_assets.settings import FeedSettings
-    from sr_assets.tables import duration
 
     start = stream.start.kind if stream.start.kind in ("all", "end") else f"{stream.start.kind} {stream.start.value}"
     if isinstance(stream, FeedSettings):
         view = "the global view"
         return stream.name, stream.stream, stream.source.label, view, stream.filter_subject, start, None, None
     sampling = None
-    if stream.policy is not None and stream.finder is not None:
+    if stream.policy is not None and stream.extractor is not None:
         interval, silent = duration(stream.policy.interval_ns / 1e9), duration(stream.policy.warning_ns / 1e9)
-        sampling = f"by {stream.finder.text} every {interval}, silent after {silent}"
+        sampling = f"by {stream.extractor.text} every {interval}, silent after {silent}"
     return (
         stream.name,
         stream.stream,
@@ -156,17 +156,17 @@ def node(settings: "Settings", name: str, form: str) -> None:
     if form == "json":
         _print_node_json(states, history, snapshots, told, told_history)
         return
-    from sr_assets import tables
+    from sr_assets.cli import render
 
     for title, rows in ((name, states), ("history", history), (f"{name}, at all sites", told), ("told", told_history)):
         if rows.values or (rows in (states, history) and not told.values):
             print_rows(rows.columns, rows.values, "table", title)
     for site, stream, stored_at, subject, payload_bytes, payload, metadata in snapshots.values:
-        shown = tables.text(
+        shown = render.text(
             "", f"{site}/{stream}: {payload_bytes} bytes on {subject}, stored {stored_at:%Y-%m-%d %H:%M:%S}"
         )
-        tables.console().print(shown)
-        tables.print_document(metadata if metadata is not None else payload)
+        render.console().print(shown)
+        render.print_document(metadata if metadata is not None else payload)
 
 
 _NODE_STATE = """
@@ -191,7 +191,7 @@ _NODE_SNAPSHOT = """
 
 def _latest(settings: "Settings", name: str) -> "Rows":
     """Return a node's latest messages; none, with a warning, when their Parquet files are gone."""
-    from sr_assets.adapters.fleet import Rows
+    from sr_assets.adapters.published.tables import Rows
 
     try:
         return ask(settings, _NODE_SNAPSHOT, {"node": name})
@@ -201,7 +201,7 @@ def _latest(settings: "Settings", name: str) -> "Rows":
 
 
 def _print_node_json(states: "Rows", history: "Rows", snapshots: "Rows", told: "Rows", told_history: "Rows") -> None:
-    from sr_assets.tables import print_json
+    from sr_assets.cli.render import print_json
 
     latest = {tuple(row[:2]): dict(zip(snapshots.columns[2:], row[2:], strict=True)) for row in snapshots.values}
     ours = [
@@ -279,7 +279,7 @@ def advisories(
 
 def _follow(settings: "Settings", query: str, wanted: Mapping[str, Any], form: Any) -> None:
     """Print what a query finds, and what it finds more each time the file was published anew, until interrupted."""
-    from sr_assets.tables import print_lines
+    from sr_assets.cli.render import print_lines
 
     printed: set[str] = set()
     for number, _ in enumerate(_publications(settings.home / "fleet.duckdb")):
@@ -309,7 +309,7 @@ def lag(settings: "Settings", form: Any) -> int:
 
     Exit code 1 when a source could not be asked.
     """
-    from sr_assets.stages.lag import measure_lag
+    from sr_assets.stages.source.lag import measure_lag
 
     lags = measure_lag(settings)
     columns = ("name", "stream", "position", "source_last_sequence", "lag_messages", "lag_seconds", "problem")
@@ -332,7 +332,7 @@ def lag(settings: "Settings", form: Any) -> int:
 @configured
 def export(settings: "Settings", file: Path) -> None:
     """Write a self-contained copy of the published tables, a DuckDB file."""
-    from sr_assets.adapters.fleet import export_fleet
+    from sr_assets.adapters.published.tables import export_fleet
 
     export_fleet(settings.home, file)
 

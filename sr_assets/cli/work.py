@@ -89,7 +89,7 @@ def recover(settings: "Settings", name: str) -> None:
     """
     from sr_assets.resources import configure_logging
     from sr_assets.settings import StreamSettings
-    from sr_assets.stages.recover import recover_stream
+    from sr_assets.stages.replication.recover import recover_stream
 
     configure_logging(settings)
     found = settings.find(name)
@@ -140,7 +140,7 @@ def emulate(
     seed: int,
 ) -> None:
     """Be a fleet of nodes that publish Choria registration messages."""
-    from sr_assets.embedded.fleet import Fleet, FleetPlan
+    from sr_assets.embedded.emulator import Fleet, FleetPlan
 
     plan = FleetPlan(nodes, interval, seed, _churn(churn, interval), payload_bytes)
     fleet = Fleet(plan, url, subject, for_seconds=for_seconds)
@@ -151,7 +151,7 @@ def emulate(
 
 
 def _churn(text: str | None, interval: float) -> Any:
-    from sr_assets.embedded.fleet import Churn
+    from sr_assets.embedded.emulator import Churn
 
     if text is None:
         return None
@@ -176,7 +176,7 @@ def spark() -> None:
 @configured
 def spark_start(settings: "Settings") -> None:
     """Start the engine, so that the first run finds it warm."""
-    from sr_assets.adapters.spark_engine import start_engine
+    from sr_assets.adapters.spark.engine import start_engine
 
     if settings.spark.mode != "connect-local":
         raise ConfigurationError(
@@ -190,8 +190,8 @@ def spark_start(settings: "Settings") -> None:
 @configured
 def spark_status(settings: "Settings") -> int:
     """Say whether the engine runs; exit code 1 when it does not."""
-    from sr_assets.adapters.spark_engine import engine_status
-    from sr_assets.tables import duration
+    from sr_assets.adapters.spark.engine import engine_status
+    from sr_assets.cli.render import duration
 
     engine = engine_status(settings.home.resolve())
     click.echo(
@@ -206,6 +206,6 @@ def spark_status(settings: "Settings") -> int:
 @configured
 def spark_stop(settings: "Settings") -> None:
     """Stop the engine; the next run starts another."""
-    from sr_assets.adapters.spark_engine import stop_engine
+    from sr_assets.adapters.spark.engine import stop_engine
 
     click.echo("stopped" if stop_engine(settings.home.resolve()) else "was not running")

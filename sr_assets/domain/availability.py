@@ -1,11 +1,11 @@
 """The centre's rules: what a message of an advisory stream says, and the fold of all of them into one view.
 
 Here: reading an advisory whoever wrote it, what cannot be one, which advisory of a node wins. Not here: the history and
-its retention, the tables, when a site counts as blind (`adapters.global_tables`), our own advisories (`advisories`).
+its retention, the tables, when a site counts as blind (`adapters.state.global_view`), our own advisories (`advisories`).
 
-A node is the key (replicator, name, stream, value); the forerunner's advisories tell no name and no stream, which then
+A node is the key (replicator, name, stream, value); the Stream Replicator's advisories tell no name and no stream, which then
 are "". Its advisory with the highest `transition` wins, so that neither the order of arrival nor a repetition nor a cut
-of the history changes anything. An advisory without a `transition`, the forerunner's, loses against any with one; among
+of the history changes anything. An advisory without a `transition`, the Stream Replicator's, loses against any with one; among
 those without the later `timestamp` wins, of two in one second the later one in the order of the life cycle.
 """
 
@@ -44,7 +44,7 @@ _BEFORE: Final[dict[str, tuple[str | None, ...]]] = {
 
 
 class Origin(StrEnum):
-    """Who wrote an advisory: the old replicator, the forerunner, or we (what says its `transition`)."""
+    """Who wrote an advisory: the old replicator, the Stream Replicator, or we (what says its `transition`)."""
 
     V1 = "v1"
     V2 = "v2"
@@ -285,7 +285,7 @@ def _whole_seconds(value: object) -> int:
 
 
 def _seen_ns(value: object) -> int | None:
-    """Return when the node was seen, in unix ns; None for what the forerunner writes when it does not know."""
+    """Return when the node was seen, in unix ns; None for what the Stream Replicator writes when it does not know."""
     try:
         ns = _whole_seconds(value) * SECOND_NS
     except ValueError:
@@ -294,7 +294,7 @@ def _seen_ns(value: object) -> int | None:
 
 
 def _seconds(value: object) -> float | None:
-    """Return a length of time; None for what is none, or negative: the forerunner's way to say that it does not know."""
+    """Return a length of time; None for what is none, or negative: the Stream Replicator's way to say that it does not know."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
         return None
     return float(value)

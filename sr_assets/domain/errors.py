@@ -15,7 +15,7 @@ class RunError(SrAssetsError):
     """A stream could not go on; what is committed stays, the next run tries again. The command line exits with 1."""
 
 
-class PassingError(RunError):
+class TransientError(RunError):
     """A RunError that may pass by itself, such as a lost connection: a run tries again as long as its budget lasts."""
 
 

@@ -76,7 +76,7 @@ class SubjectToken:
         return _accept(token(subject, self.number))
 
 
-Finder = JsonField | HeaderName | SubjectToken
+SenderExtractor = JsonField | HeaderName | SubjectToken
 
 
 def parse_path(text: str) -> tuple[str, ...]:
@@ -93,16 +93,16 @@ def force_flag(path: tuple[str, ...], payload: bytes) -> bool:
 
 
 def inspect(
-    finder: Finder, force_path: tuple[str, ...] | None, subject: str, headers: bytes, payload: bytes
+    extractor: SenderExtractor, force_path: tuple[str, ...] | None, subject: str, headers: bytes, payload: bytes
 ) -> tuple[str | None, bool]:
     """Return a message's sender and whether it forces a copy, parsing the payload at most once."""
     if force_path is None:
-        return finder.find(subject, headers, payload), False
+        return extractor.find(subject, headers, payload), False
     document = _parse_object(payload)
-    if isinstance(finder, JsonField):
-        sender = _sender_at(finder.path, document, payload)
+    if isinstance(extractor, JsonField):
+        sender = _sender_at(extractor.path, document, payload)
     else:
-        sender = finder.find(subject, headers, payload)
+        sender = extractor.find(subject, headers, payload)
     return sender, _lookup(force_path, document) is True
 
 

@@ -24,15 +24,15 @@ from typing import Any, Final
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 from rich.console import Console
 
-from sr_assets.adapters.fleet import count_rows
-from sr_assets.adapters.jetstream import Cluster
-from sr_assets.adapters.spark_engine import Engine, abandon_start, start_engine, stop_engine
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.published.tables import count_rows
+from sr_assets.adapters.spark.engine import Engine, abandon_start, start_engine, stop_engine
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.embedded.demo_verdict import judge
 from sr_assets.embedded.demo_view import Summary, step
-from sr_assets.embedded.fleet import Churn, Fleet, FleetPlan
+from sr_assets.embedded.emulator import Churn, Fleet, FleetPlan
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets.operate import Services, failures, interrupted_in_order, prepare_instance, run_sites
+from sr_assets.operate import Services, failures, prepare_instance, run_sites, signals_as_interrupt
 from sr_assets.settings import ClusterSettings, Settings, load_settings
 
 CITIES: Final = (
@@ -76,7 +76,7 @@ def run_demo(
         raise ConfigurationError(f"--sites {sites}: from 1 to {len(CITIES)} are possible")
     with (
         _stdout_on_stderr() if as_json else contextlib.nullcontext(),
-        interrupted_in_order(*_signals()) as ignore_signals,
+        signals_as_interrupt(*_signals()) as ignore_signals,
     ):
         console = Console()
         stack = contextlib.ExitStack()

@@ -6,11 +6,11 @@ Not here: running it (`demo`), the failed runs, which Dagster knows.
 from collections import Counter
 from typing import Any, Final
 
-from sr_assets.adapters.fleet import count_rows, open_fleet, read_rows
-from sr_assets.adapters.jetstream import Cluster
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.published.tables import count_rows, open_fleet, read_rows
 from sr_assets.domain.tracking import Event
 from sr_assets.settings import ClusterSettings, Settings
-from sr_assets.stages.lag import measure_lag
+from sr_assets.stages.source.lag import measure_lag
 
 #: How far the centre's view is from what the sites themselves know: site, stream, and what of it.
 _DISAGREEMENTS: Final = """

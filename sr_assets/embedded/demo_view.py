@@ -1,6 +1,6 @@
 """What the demo shows while it runs: the steps of its start, then each site, the centre's view and the newest events.
 
-Not here: what runs (`demo`), what a cell looks like (`tables`).
+Not here: what runs (`demo`), what a cell looks like (`render`).
 """
 
 import time
@@ -15,9 +15,9 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from sr_assets.adapters.fleet import Rows, open_fleet, read_rows
+from sr_assets.adapters.published.tables import Rows, open_fleet, read_rows
+from sr_assets.cli.render import text
 from sr_assets.domain.errors import SrAssetsError
-from sr_assets.tables import text
 
 _SITES = """
     SELECT name, site_summary.up, site_summary.timeout, site_summary.retired, copied_messages AS copied,

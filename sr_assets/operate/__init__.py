@@ -5,20 +5,20 @@ for one (`automation`).
 """
 
 from sr_assets.operate.instance import check_home, prepare_instance
-from sr_assets.operate.processes import interrupted_in_order, stop_groups
+from sr_assets.operate.processes import signals_as_interrupt, stop_groups
 from sr_assets.operate.report import failures
 from sr_assets.operate.runs import run_sites
 from sr_assets.operate.services import Services, serve
-from sr_assets.operate.site import run_site
+from sr_assets.operate.site import execute_site
 
 __all__ = [
     "Services",
     "check_home",
+    "execute_site",
     "failures",
-    "interrupted_in_order",
     "prepare_instance",
-    "run_site",
     "run_sites",
     "serve",
+    "signals_as_interrupt",
     "stop_groups",
 ]

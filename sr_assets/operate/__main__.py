@@ -5,9 +5,9 @@ import logging
 import sys
 
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
-from sr_assets.operate.processes import INTERRUPTED, end_with_parent, interrupted_in_order
+from sr_assets.operate.processes import INTERRUPTED, end_with_parent, signals_as_interrupt
 from sr_assets.operate.report import complain
-from sr_assets.operate.site import run_site
+from sr_assets.operate.site import execute_site
 
 
 def _main() -> int:
@@ -22,11 +22,11 @@ def _main() -> int:
     given = parser.parse_args()
     end_with_parent()
     try:
-        with interrupted_in_order():
+        with signals_as_interrupt():
             settings = load_settings()
             configure_logging(settings)
             _leave_errors_to_the_report()
-            return run_site(settings, given.site, given.stream, once=given.mode == "once")
+            return execute_site(settings, given.site, given.stream, once=given.mode == "once")
     except SrAssetsError as error:
         complain(str(error))
         return 2 if isinstance(error, ConfigurationError) else 1

@@ -134,6 +134,6 @@ def open_instance() -> DagsterInstance:
 
 def mark_start() -> None:
     """Tell the processes to come that this is another start, after which ephemeral streams are copied again."""
-    from sr_assets.stages.position import START_VARIABLE
+    from sr_assets.stages.source.position import START_VARIABLE
 
     os.environ[START_VARIABLE] = uuid.uuid4().hex

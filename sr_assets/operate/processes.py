@@ -60,7 +60,7 @@ def _signal_group(child: subprocess.Popen[bytes], number: signal.Signals) -> Non
 
 
 @contextlib.contextmanager
-def interrupted_in_order(*signals: signal.Signals) -> Iterator[Callable[[], None]]:
+def signals_as_interrupt(*signals: signal.Signals) -> Iterator[Callable[[], None]]:
     """Let signals, SIGTERM and SIGINT unless others are named, end what is inside as Ctrl-C does: in order.
 
     Yields what makes them be ignored from then on. SIGINT gets a handler too: a shell's `&` has it ignored, our children

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
-from sr_assets.operate.processes import INTERRUPTED, interrupted_in_order, start_leashed, stop_groups
+from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt, start_leashed, stop_groups
 
 if TYPE_CHECKING:
     import subprocess
@@ -34,7 +34,7 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
     chosen = {site: [stream.label for stream in streams if stream.name == site] for site in sites}
     crew = _Crew()
     with (
-        interrupted_in_order(),
+        signals_as_interrupt(),
         ThreadPoolExecutor(len(sites) if not once else min(len(sites), os.cpu_count() or 1)) as pool,
     ):
         working = [pool.submit(crew.work, site, chosen[site], once) for site in sites]

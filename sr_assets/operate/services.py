@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from sr_assets.domain.errors import RunError
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
-from sr_assets.operate.processes import interrupted_in_order, stop_groups
+from sr_assets.operate.processes import signals_as_interrupt, stop_groups
 from sr_assets.operate.report import say
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def serve(settings: Settings, port: int) -> int:
 
     Raises RunError when the port is in use, another `up` has this home, or a process ends by itself.
     """
-    from sr_assets.adapters.spark_engine import stop_engine
+    from sr_assets.adapters.spark.engine import stop_engine
 
     prepare_instance(settings)
     mark_start()
@@ -145,7 +145,7 @@ def serve(settings: Settings, port: int) -> int:
                 f"another `sr-assets up` works in {settings.home}; stop it, or name another home with SR_ASSETS_HOME"
             ) from None
         try:
-            with interrupted_in_order(), Services(settings, port) as services:
+            with signals_as_interrupt(), Services(settings, port) as services:
                 say(f"Dagster: {services.url}  (Ctrl-C stops it)")
                 while True:
                     services.check()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sr_assets.settings import Entry, Settings
 
 
-def run_site(settings: Settings, site: str, labels: Sequence[str], *, once: bool) -> int:
+def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: bool) -> int:
     """Execute a site's job here, recorded in the Dagster instance, and say what came of it; returns the exit code.
 
     One line for each stream on stdout, one for each that failed on stderr. Without `once` the job is repeated until an

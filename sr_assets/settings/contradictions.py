@@ -17,7 +17,7 @@ from sr_assets.settings.values import shown
 if TYPE_CHECKING:
     from sr_assets.settings.shape import RawStream
 
-_A_FINDER = "one of inspect_field, inspect_header or inspect_subject_token"
+_AN_EXTRACTOR = "one of inspect_field, inspect_header or inspect_subject_token"
 
 
 def refuse_contradiction(entry: "RawStream") -> None:
@@ -51,10 +51,10 @@ def _sampling_contradictions(entry: "RawStream") -> Iterable[tuple[bool, str]]:
     sampled, interval, warning = bool(modes), entry.inspect_duration, entry.warn_duration
     yield len(modes) > 1, f"{' and '.join(modes)}: only one way to find the sender can be used"
     yield sampled and interval is None, f"{''.join(modes[:1])}: needs inspect_duration to say how often to copy"
-    yield not sampled and interval is not None, f"inspect_duration: needs {_A_FINDER} to find the sender"
+    yield not sampled and interval is not None, f"inspect_duration: needs {_AN_EXTRACTOR} to find the sender"
     for key in ("warn_duration", "inspect_force_field", "size_trigger", "advisory", "retired_retention"):
         alone = getattr(entry, key) is not None and not sampled
-        yield alone and getattr(entry, key) != 0, f"{key}: needs sampling, that is inspect_duration and {_A_FINDER}"
+        yield alone and getattr(entry, key) != 0, f"{key}: needs sampling, that is inspect_duration and {_AN_EXTRACTOR}"
     if warning is not None and interval is not None:
         both = f"{warning / SECOND_NS:g}s must be shorter than inspect_duration ({interval / SECOND_NS:g}s)"
         yield warning >= interval, f"warn_duration: {both}"
@@ -68,8 +68,8 @@ def _copying_contradictions(entry: "RawStream") -> Iterable[tuple[bool, str]]:
     yield entry.target_initiated and entry.max_age is not None, "target_initiated: cannot be used with max_age"
     yield both and entry.create_target == entry.no_target_create, "create_target: contradicts no_target_create"
     yield entry.workers > 1 and order == "stream", "order: 'stream' needs workers: 1; use sender or none"
-    blind = entry.workers > 1 and order == "sender" and entry.finder is None
-    yield blind, f"order: 'sender' (the default when workers > 1) needs {_A_FINDER}; or say order: none"
+    blind = entry.workers > 1 and order == "sender" and entry.extractor is None
+    yield blind, f"order: 'sender' (the default when workers > 1) needs {_AN_EXTRACTOR}; or say order: none"
 
 
 def _refuse_loop(entry: "RawStream", pattern: str) -> None:

@@ -88,7 +88,7 @@ def _stream(raw: RawStream, top: RawFile) -> StreamSettings:
         filter_subject=raw.filter_subject,
         start=_start(raw),
         max_age_ns=raw.max_age,
-        finder=raw.finder,
+        extractor=raw.extractor,
         force_path=raw.inspect_force_field,
         policy=_policy(raw),
         advisory=_advisory(raw, top.name),
@@ -128,7 +128,7 @@ def _advisory(raw: RawStream, replicator: str) -> AdvisorySettings | None:
 
 
 def _start(raw: RawStream | RawFeed) -> Start:
-    """Choose where to begin; the first option that is set wins, in the forerunner's order."""
+    """Choose where to begin; the first option that is set wins, in the Stream Replicator's order."""
     if raw.start_at_end:
         return Start("end")
     if raw.start_sequence:

@@ -108,7 +108,7 @@ def read_header_name(value: object) -> HeaderName:
 
 
 def read_subject_token(value: object) -> SubjectToken | None:
-    """Read a token number; 0 is the forerunner's way to say none."""
+    """Read a token number; 0 is the Stream Replicator's way to say none."""
     number = int(value) if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,4}", value) else value
     if not isinstance(number, int) or isinstance(number, bool) or number < -1:
         raise ValueError(f"{shown(value)} is not a token: 1 is the first, -1 the whole subject")

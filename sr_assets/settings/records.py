@@ -60,7 +60,7 @@ class StreamSettings:
     filter_subject: str | None = None
     start: Start = Start("all")
     max_age_ns: int | None = None
-    finder: JsonField | HeaderName | SubjectToken | None = None
+    extractor: JsonField | HeaderName | SubjectToken | None = None
     force_path: tuple[str, ...] | None = None
     policy: Policy | None = None
     advisory: AdvisorySettings | None = None

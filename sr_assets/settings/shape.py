@@ -204,7 +204,7 @@ class RawStream(Raw):
         return with_tls(self.target_url, self.target_tls, self.tls)
 
     @property
-    def finder(self) -> JsonField | HeaderName | SubjectToken | None:
+    def extractor(self) -> JsonField | HeaderName | SubjectToken | None:
         """How the sender is found, if senders are followed."""
         return self.inspect_field or self.inspect_header or self.inspect_subject_token
 

@@ -18,7 +18,7 @@ HOUR_NS = 60 * MINUTE_NS
 DAY_NS = 24 * HOUR_NS
 MEBIBYTE = 1 << 20
 
-# A month and a year are the forerunner's: 30 and 365 days.
+# A month and a year are the Stream Replicator's: 30 and 365 days.
 _UNIT_NS = {
     "ms": SECOND_NS // 1000,
     "s": SECOND_NS,
@@ -144,7 +144,7 @@ def one_of(*allowed: str) -> Callable[[object], str]:
 
 
 def unsupported(remedy: str) -> Callable[[object], None]:
-    """Return the reader of what only the forerunner can do: accepted when it says nothing, else refused."""
+    """Return the reader of what only the Stream Replicator can do: accepted when it says nothing, else refused."""
 
     def refuse(value: object) -> None:
         if value not in ({}, [], False):

@@ -1,7 +1,7 @@
 """One run of a site: the cycles of its stages, how long they go round, and what is written down as they end.
 
 Not here: what a stage does (`replica`, `node_state`, `node_advisories`, `node_snapshots`, `advisory_feed`), what a site
-says of itself (`observer`), what they share (`site`), what Dagster is told about it (`assets`).
+says of itself (`heartbeat`), what they share (`site`), what Dagster is told about it (`assets`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from sr_assets.adapters.state import StreamState
-from sr_assets.domain.errors import ConfigurationError, PassingError, SrAssetsError, cannot_write
+from sr_assets.adapters.state.store import StreamState
+from sr_assets.domain.errors import ConfigurationError, SrAssetsError, TransientError, cannot_write
 from sr_assets.settings import FeedSettings
-from sr_assets.stages import advisory_feed, node_advisories, node_snapshots, node_state, observer, replica
-from sr_assets.stages.position import note_source
+from sr_assets.stages.feeds import advisory_feed
+from sr_assets.stages.replication import replica
 from sr_assets.stages.site import Stage, StreamReport
+from sr_assets.stages.source.position import note_source
+from sr_assets.stages.tracking import heartbeat, node_advisories, node_snapshots, node_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,9 +77,9 @@ def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_onl
             if isinstance(stream, FeedSettings):
                 continue
             if Stage.NODE_ADVISORIES in selection[stream.stream] and reports[stream.stream].failure is None:
-                observer.say_alive(site, stream, reports[stream.stream])
+                heartbeat.send_heartbeat(site, stream, reports[stream.stream])
             if Stage.NODE_SNAPSHOTS in selection[stream.stream]:
-                node_snapshots.tidy(site, stream)
+                node_snapshots.compact(site, stream)
     finally:
         for report in reports.values():
             _note_end(site, report)
@@ -96,13 +98,13 @@ def _go_round(
         if Stage.REPLICA in stages:
             busy = replica.copy_batch(site, stream, report, ends)
         if Stage.NODE_SNAPSHOTS in stages:
-            busy |= node_snapshots.adopt(site, stream, report)
+            busy |= node_snapshots.index_staged(site, stream, report)
         if Stage.NODE_STATE in stages:
             busy |= node_state.sweep_due(site, stream, report)
         if Stage.NODE_ADVISORIES in stages:
             busy |= node_advisories.publish_outbox(site, stream, report)
-            observer.say_alive(site, stream, report, busy=busy)
-    except PassingError as error:
+            heartbeat.send_heartbeat(site, stream, report, busy=busy)
+    except TransientError as error:
         report.trouble = _words(stream, error)
     except OSError as error:
         report.failure = f"{stream.label}: {cannot_write(error.filename or site.folder, error)}"

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
-from sr_assets.adapters.connections import write_connection
-from sr_assets.adapters.fleet import PublishedStream, publish_site, read_lineage
-from sr_assets.adapters.jetstream import Cluster
-from sr_assets.adapters.spark_engine import KEEP_SECONDS, use_engine
-from sr_assets.adapters.state import SiteLock, SiteState, read_status, status_age_seconds, write_status
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.published.tables import PublishedStream, publish_site, read_generation
+from sr_assets.adapters.spark.engine import KEEP_SECONDS, use_engine
+from sr_assets.adapters.state.store import SiteLock, SiteState, read_status, status_age_seconds, write_status
+from sr_assets.adapters.wire.connection_file import write_connection
 from sr_assets.settings import FeedSettings, StreamSettings
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from sr_assets.adapters.state import StreamState
+    from sr_assets.adapters.state.store import StreamState
     from sr_assets.settings import ClusterSettings, Entry, Settings
 
 logger = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class Site:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close the connections and the state, free the lock; an exception, a cancellation say, stops the engine's work."""
         if kind is not None and self._spark is not None:
-            from sr_assets.adapters.spark_session import stop_work
+            from sr_assets.adapters.spark.session import stop_work
 
             stop_work(self._spark)
         self._stack.close()
@@ -170,7 +170,7 @@ class Site:
     def spark(self) -> SparkSession:
         """Return this site's Spark session; the first call of a run joins it."""
         if self._spark is None:
-            from sr_assets.adapters.spark_session import leave_session, open_session
+            from sr_assets.adapters.spark.session import leave_session, open_session
 
             self._spark = open_session(self.settings.spark, self.settings.home.resolve(), self.name)
             self._connections.callback(leave_session, self._spark)
@@ -209,7 +209,7 @@ class Site:
         started = time.monotonic()
         streams = [PublishedStream(one.stream, one.target_stream, one.tracked) for one in self.streams]
         streams += [PublishedStream(feed.stream, None, feed.tracked) for feed in self.feeds]
-        lineage = publish_site(
+        generation = publish_site(
             self.settings.home,
             self.name,
             self.state,
@@ -220,9 +220,9 @@ class Site:
         )
         self._changed = False
         self._publish_after = time.monotonic() + (time.monotonic() - started) / _PUBLISHING_SHARE
-        self.write_status(lineage)
+        self.write_status(generation)
 
-    def write_status(self, lineage: str | None = None) -> None:
+    def write_status(self, generation: str | None = None) -> None:
         """Write what the sensor and the command line go by."""
         states = {entry.stream: self.state.load_stream(entry.stream) for entry in self.entries}
         feeds = {feed.stream for feed in self.feeds}
@@ -249,13 +249,14 @@ class Site:
             for stream, state in states.items()
             if state is not None
         }
-        lineage = lineage or read_status(self.folder).get("lineage")
+        generation = generation or read_status(self.folder).get("generation")
         write_status(
-            self.folder, {"site": self.name, "streams": streams, "lineage": lineage, "committed_at_ns": self.now_ns()}
+            self.folder,
+            {"site": self.name, "streams": streams, "generation": generation, "committed_at_ns": self.now_ns()},
         )
 
 
 def needs_publishing(home: Path, folder: Path) -> bool:
     """Tell whether the published file lacks a site's rows: it was deleted, or made from nothing, since."""
     status = read_status(folder)
-    return bool(status) and status.get("lineage") != read_lineage(home)
+    return bool(status) and status.get("generation") != read_generation(home)

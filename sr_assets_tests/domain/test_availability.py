@@ -79,7 +79,7 @@ def test_ours_tells_everything() -> None:
     )
 
 
-def test_the_forerunners_tell_no_name_no_stream_and_no_transition() -> None:
+def test_stream_replicators_tell_no_name_no_stream_and_no_transition() -> None:
     told = advisory(V2)
     assert told[:6] == ("EAST", "", "", "web1", 0, 1_699_999_000 * SECOND_NS)
     assert (told.origin, told.event_id, told.age_seconds) == ("v2", "an-id", 60.0)

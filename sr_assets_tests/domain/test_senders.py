@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.domain.senders import Finder, HeaderName, JsonField, SubjectToken, force_flag, inspect, parse_path
+from sr_assets.domain.senders import (
+    HeaderName,
+    JsonField,
+    SenderExtractor,
+    SubjectToken,
+    force_flag,
+    inspect,
+    parse_path,
+)
 
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60)
 
@@ -125,8 +133,8 @@ def test_a_subject_that_is_not_utf8_names_nobody() -> None:
 
 
 def test_each_finder_says_what_it_looks_at() -> None:
-    finders: list[Finder] = [JsonField(r"a\.b"), HeaderName("Sender"), SubjectToken(-1)]
-    assert [finder.text for finder in finders] == [r"a\.b", "Sender", "-1"]
+    finders: list[SenderExtractor] = [JsonField(r"a\.b"), HeaderName("Sender"), SubjectToken(-1)]
+    assert [extractor.text for extractor in finders] == [r"a\.b", "Sender", "-1"]
 
 
 @pytest.mark.parametrize(
@@ -158,10 +166,10 @@ def test_only_json_true_forces(payload: bytes, expected: bool) -> None:
     st.sampled_from([b"", b"NATS/1.0\r\nA: h\r\n\r\n", b"NATS/1.0\r\nA: \xff\r\n\r\n"]),
 )
 def test_one_parse_says_the_same_as_two_and_nothing_raises(
-    finder: Finder, force: tuple[str, ...] | None, payload: bytes, headers: bytes
+    extractor: SenderExtractor, force: tuple[str, ...] | None, payload: bytes, headers: bytes
 ) -> None:
-    expected = (finder.find("s.t", headers, payload), force is not None and force_flag(force, payload))
-    assert inspect(finder, force, "s.t", headers, payload) == expected
+    expected = (extractor.find("s.t", headers, payload), force is not None and force_flag(force, payload))
+    assert inspect(extractor, force, "s.t", headers, payload) == expected
 
 
 _VALUES = st.sampled_from(

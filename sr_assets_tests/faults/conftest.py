@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.faults import HOLD_VARIABLE, Point
-from sr_assets.adapters.spark_engine import engine_status, start_engine, stop_engine
+from sr_assets.adapters.checkpoints import HOLD_VARIABLE, Point
+from sr_assets.adapters.spark.engine import engine_status, start_engine, stop_engine
 from sr_assets.settings import SparkSettings
 from sr_assets_tests.faults.rig import wait_until
 from sr_assets_tests.rig import Rig

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import psutil
 
-from sr_assets.adapters.faults import HOLD_VARIABLE
+from sr_assets.adapters.checkpoints import HOLD_VARIABLE
 from sr_assets.domain.messages import last_origin
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.rig import Rig, Sent

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import pytest
 
-from sr_assets.adapters.copier import Copier
+from sr_assets.adapters.copying.copier import Copier
 from sr_assets.adapters.wire import Connection, WireError, read_confirmed, read_headers
 from sr_assets.domain.messages import Message, last_origin
 from sr_assets.domain.positions import SequenceRange

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from sr_assets.adapters.faults import Point
-from sr_assets.adapters.spark_engine import engine_status
+from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters.spark.engine import engine_status
 from sr_assets_tests.faults.conftest import Hold
 from sr_assets_tests.faults.rig import (
     await_marker,

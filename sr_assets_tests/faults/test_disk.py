@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sr_assets.adapters.spark_engine import engine_status
+from sr_assets.adapters.spark.engine import engine_status
 from sr_assets_tests.faults.rig import SECONDS, configure, outcome, publish_rounds
 from sr_assets_tests.rig import Rig
 

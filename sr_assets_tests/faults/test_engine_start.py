@@ -5,13 +5,13 @@ import sys
 import time
 from pathlib import Path
 
-from sr_assets.adapters.spark_engine import engine_status, start_engine, stop_engine
+from sr_assets.adapters.spark.engine import engine_status, start_engine, stop_engine
 from sr_assets.settings import SparkSettings
 
 _START = """
 import sys
 from pathlib import Path
-from sr_assets.adapters.spark_engine import start_engine
+from sr_assets.adapters.spark.engine import start_engine
 from sr_assets.settings import SparkSettings
 
 start_engine(SparkSettings(), Path(sys.argv[1]))

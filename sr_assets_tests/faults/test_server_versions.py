@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters import copier
-from sr_assets.adapters.copier import Copier, Receipt
-from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, ApiError, Cluster, target_config
+from sr_assets.adapters.copying import copier
+from sr_assets.adapters.copying.copier import Copier, Receipt
+from sr_assets.adapters.nats.cluster import STREAM_NOT_FOUND, ApiError, Cluster, target_config
 from sr_assets.adapters.wire import (
     HEADERS_TOO_LARGE,
     MESSAGE_TOO_LARGE,
@@ -34,7 +34,7 @@ from sr_assets.domain.messages import MESSAGE_ID_HEADER, Message, header_values,
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings, StreamSettings
-from sr_assets.stages.links import try_links
+from sr_assets.stages.connectivity import probe_connectivity
 from sr_assets_tests.adapters.wire.rig import ODD, Names, consumers, delete, flat, made, outgoing, publish
 from sr_assets_tests.faults.copying import copy_plan
 from sr_assets_tests.rig import SITE, Rig, Sent, address, cluster
@@ -394,7 +394,7 @@ def test_every_link_is_tried_and_works(server: NatsServer, tmp_path: Path, uniqu
     rig.create(there, allow_direct=direct)
     rig.add(stream, target_stream=there, target_subject_prefix=there)
     rig.add(stream, name="OTHER", target_stream=rig.unique("NEW"), target_subject_prefix="new")
-    trials = try_links(rig.settings())
+    trials = probe_connectivity(rig.settings())
     assert [trial for trial in trials if not trial.works] == []
     assert len(trials) > 12
 

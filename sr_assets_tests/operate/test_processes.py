@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import NullPool, create_engine
 
-from sr_assets.operate.processes import interrupted_in_order
+from sr_assets.operate.processes import signals_as_interrupt
 
 
 class Interrupted(sqlite3.Connection):
@@ -26,7 +26,7 @@ class Interrupted(sqlite3.Connection):
 
 def test_an_interrupt_amid_dagsters_storage_shows_no_trace(caplog: pytest.LogCaptureFixture) -> None:
     engine = create_engine("sqlite://", poolclass=NullPool, connect_args={"factory": Interrupted})
-    with interrupted_in_order(), pytest.raises(KeyboardInterrupt):
+    with signals_as_interrupt(), pytest.raises(KeyboardInterrupt):
         engine.connect().close()
     assert caplog.text == ""
 
@@ -38,7 +38,7 @@ def test_an_interrupt_that_python_loses_comes_again(capfd: pytest.CaptureFixture
 
     kept = [{number}]
     reference = weakref.ref(kept[0], interrupted_here)
-    with interrupted_in_order():
+    with signals_as_interrupt():
         kept.clear()
         with pytest.raises(KeyboardInterrupt):
             time.sleep(30)
@@ -52,9 +52,9 @@ def test_an_interrupt_amid_an_import_waits_for_its_end_and_leaves_the_exit_code_
     )
     program = """
 import sys, time
-from sr_assets.operate.processes import interrupted_in_order
+from sr_assets.operate.processes import signals_as_interrupt
 try:
-    with interrupted_in_order():
+    with signals_as_interrupt():
         import library
         time.sleep(30)
 except KeyboardInterrupt:

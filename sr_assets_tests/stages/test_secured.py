@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sr_assets.adapters.jetstream import Cluster
+from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.cli import run_command
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import load_settings

@@ -8,8 +8,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from sr_assets.adapters.state import SiteBusyError, lock_owner, read_status
-from sr_assets.stages.batch import Batch
+from sr_assets.adapters.state.store import SiteBusyError, lock_owner, read_status
+from sr_assets.stages.replication.batch import Batch
 from sr_assets.stages.site import Site, Stage, needs_publishing
 from sr_assets_tests.rig import SITE, Rig, Sent
 

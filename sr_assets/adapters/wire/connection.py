@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
-from sr_assets.adapters.security import NO_TLS, login_options, silence_words, tls_context, tls_words
+from sr_assets.adapters.nats.security import NO_TLS, login_options, silence_words, tls_context, tls_words
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.frames import Frame
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
-from sr_assets.domain.errors import PassingError
+from sr_assets.domain.errors import TransientError
 
 REQUEST_SECONDS: Final = 30.0
 ASK_AGAIN_SECONDS: Final = 2.0
@@ -29,7 +29,7 @@ _TLS_RECORD_BYTES: Final = 1 << 14
 _LATER: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class WireError(PassingError):
+class WireError(TransientError):
     """The connection cannot go on: refused, closed, out of time, or not the NATS protocol. Never contains a secret."""
 
     def __init__(self, message: str) -> None:

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters import wire
-from sr_assets.adapters.jetstream import Cluster
+from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.embedded.bench.rig import ROUNDS, cluster_of
 
 if TYPE_CHECKING:

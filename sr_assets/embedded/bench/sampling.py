@@ -9,7 +9,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.adapters.state import SiteState
+from sr_assets.adapters.state.store import SiteState
 from sr_assets.embedded.bench.rig import ROUNDS, SITE, PeakMemory
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from sr_assets.adapters import wire
-from sr_assets.adapters.fleet import open_fleet, read_rows
-from sr_assets.adapters.jetstream import Cluster
-from sr_assets.adapters.state import lock_owner
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.published.tables import open_fleet, read_rows
+from sr_assets.adapters.state.store import lock_owner
 from sr_assets.automation import find_work
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.bench.rig import SITE, cluster_of

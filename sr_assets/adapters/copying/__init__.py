@@ -1,0 +1,1 @@
+"""One writer's work on a batch: the plan, the copier, its receipt."""

@@ -1,0 +1,1 @@
+"""What everyone may read: `fleet.duckdb` and the Parquet history."""

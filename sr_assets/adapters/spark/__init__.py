@@ -1,0 +1,1 @@
+"""Spark: the engine, the session, the data source and the sink `jetstream`."""

@@ -1,0 +1,151 @@
+"""A site's Spark session, on the engine that `spark.mode` names.
+
+Not here: the local server (`spark.engine`), what runs in a session (`spark.source`, `spark.sink`, the stages).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from sr_assets.adapters.spark.engine import Engine, child_environment, engine_config, start_engine
+from sr_assets.domain.errors import RunError, TransientError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sr_assets.settings import SparkSettings
+
+logger = logging.getLogger(__name__)
+
+#: Where Spark's client says every error once more, as JSON with a trace. It is off, until Dagster sets up its logging.
+_CLIENT_LOG = "pyspark.sql.connect.logging"
+_RETRIES = 6
+_LONGEST_PAUSE_MS = 2_000
+
+
+def open_session(settings: SparkSettings, home: Path, site: str) -> SparkSession:
+    """Join this site's Spark session, on the engine that `spark.mode` names, and stop what an earlier run left running
+    in it.
+
+    The same session id is used by every run of a site: what stays warm is the session, and joining it lets a run
+    interrupt tasks whose client was killed. Data source `jetstream` is registered. Raises TransientError when the engine
+    is gone before it is joined.
+    """
+    mode = settings.mode
+    if mode == "connect-local":
+        try:
+            engine = start_engine(settings, home)
+        except RunError as error:
+            logger.warning("%s; going on with classic Spark in this process", error)
+            return _prepared(_classic("local[*,3]", settings, home))
+        try:
+            return _prepared(_join(engine, home, site))
+        except Exception as error:
+            raise spark_error(error) from error
+    if mode.startswith("sc://"):
+        return _prepared(_connect(mode, uuid.uuid5(uuid.NAMESPACE_URL, f"sr-assets/{home}/{site}")))
+    return _prepared(_classic(mode if mode.startswith("spark://") else "local[*,3]", settings, home))
+
+
+def leave_session(session: SparkSession) -> None:
+    """Close the connection to a session without ending the session: the next run of the site joins it.
+
+    Without this the client cleans up when the process exits, and waits ten minutes for a server that has gone by then.
+    A classic session is the process's own and ends with it.
+    """
+    if _is_remote(session):
+        session.client.close()
+
+
+def stop_work(session: SparkSession) -> None:
+    """Interrupt what still runs in a session that is given up in the middle of something."""
+    if _is_remote(session):
+        with contextlib.suppress(Exception):  # the engine may be why it is given up
+            session.interruptAll()
+
+
+def _is_remote(session: SparkSession) -> bool:
+    # Not by its attributes: those that a classic session lacks raise something of Spark's own.
+    return type(session).__module__.startswith("pyspark.sql.connect")
+
+
+def _join(engine: Engine, home: Path, site: str) -> SparkSession:
+    os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"] = engine.token
+    # A session that the server closed (idle for a day, say) can never be joined again: the next generation's id can.
+    for generation in range(16):
+        identity = uuid.uuid5(uuid.NAMESPACE_URL, f"{home}/{engine.pid}/{engine.started_at}/{site}/{generation}")
+        session = _connect(f"sc://localhost:{engine.port}", identity)
+        try:
+            session.conf.get("spark.sql.session.timeZone")
+        except Exception as error:
+            leave_session(session)
+            if "SESSION_CLOSED" not in str(error):
+                raise
+        else:
+            return session
+    raise RunError(
+        f"the Spark engine (pid {engine.pid}) refuses every session of site {site}; run `sr-assets spark stop`"
+    )
+
+
+def _connect(url: str, identity: uuid.UUID) -> SparkSession:
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    if "SPARK_CONNECT_LOG_LEVEL" not in os.environ:
+        logging.getLogger(_CLIENT_LOG).setLevel(logging.CRITICAL + 1)
+    # uuid5 with the version bits of uuid4, which is what the client insists on.
+    session_id = str(uuid.UUID(int=identity.int, version=4))
+    separator = "" if url.rstrip().endswith(";") else "/;" if url.count("/") < 3 else ";"
+    session = ConnectSession.builder.remote(f"{url}{separator}session_id={session_id}").create()
+    # The client's own patience, ten minutes, is for servers that move; one that is gone is started anew by the next run.
+    session.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES, max_backoff=_LONGEST_PAUSE_MS)])
+    return cast("SparkSession", session)
+
+
+def _classic(master: str, settings: SparkSettings, home: Path) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    # Only a JVM that is started needs them; looking for a Java takes as long as an idle run.
+    environ = child_environment(home)
+    os.environ.update({key: value for key, value in environ.items() if key.startswith(("JAVA_", "PYSPARK_"))})
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.master(master).appName("sr-assets")
+    for key, value in engine_config(settings, home).items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def _prepared(session: SparkSession) -> SparkSession:
+    from sr_assets.adapters.spark.source import JetStreamDataSource
+
+    # What an earlier run of this site left running must not go on beside this one.
+    if _is_remote(session):
+        session.interruptAll()
+    session.dataSource.register(JetStreamDataSource)
+    return session
+
+
+_OUR_ERRORS = re.compile(r"(?:sr_assets\.[\w.]*)?(WireError|TransientError|RunError|ApiError): ([^\n]+)")
+
+
+def spark_error(error: Exception) -> RunError:
+    """Return what a failed Spark job was about, in one line: our own message from the task when there is one."""
+    if isinstance(error, RunError):
+        return error
+    text = str(error)
+    ours = _OUR_ERRORS.findall(text)
+    if ours:
+        kind, said = ours[-1]
+        return (TransientError if kind in ("WireError", "TransientError") else RunError)(said.strip())
+    if "StatusCode.UNAVAILABLE" in text or "RETRIES_EXCEEDED" in text:
+        return TransientError("the Spark engine does not answer any more; another is started")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return RunError(f"Spark: {lines[0] if lines else type(error).__name__}"[:500])

@@ -1,0 +1,103 @@
+"""The Spark sink `jetstream`: references to messages of a source → copies in a target, acknowledged, staged, accounted.
+
+Here: the writer as Spark knows it, and its lock. Not here: its work (`copier`). Payloads never pass through the JVM: a
+row names a sequence, the task fetches that message from the source and publishes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from sr_assets.adapters.copying.copier import Copier, CopyPlan, Receipt
+from sr_assets.adapters.spark.worker import gc_paused
+from sr_assets.domain.errors import RunError, cannot_write
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_LOCK_SECONDS: Final = 60.0
+
+
+@dataclass
+class ReceiptMessage(WriterCommitMessage):
+    """A task's receipt on its way to the driver."""
+
+    receipt: Receipt
+
+
+class JetStreamWriter(DataSourceArrowWriter):
+    """Copies the messages that its rows name; one task is one writer, in source order.
+
+    Rows: `sequence` (long), and `node` (string, null for senders that are not tracked) when `staging` is set. Options:
+    those of `CopyPlan`.
+    """
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        """Keep the options; nothing is opened before a task runs."""
+        self._plan = CopyPlan.decode(options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> ReceiptMessage:
+        """Copy one partition's messages and return its receipt.
+
+        Raises WireError when a connection is lost, RunError when nothing can be staged: Spark tries again.
+        """
+        from pyspark import TaskContext
+
+        rows: dict[int, str | None] = {}
+        for batch in iterator:
+            nodes = batch.column("node").to_pylist() if "node" in batch.schema.names else itertools.repeat(None)
+            rows.update(zip(batch.column("sequence").to_pylist(), nodes, strict=False))
+        context = TaskContext.get()
+        partition = context.partitionId() if context else 0
+        if not rows:
+            return ReceiptMessage(Receipt())
+        with _writer_lock(Path(self._plan.folder) / f"writer-{partition}.lock"), gc_paused():
+            try:
+                return ReceiptMessage(Copier(self._plan, rows, partition).run())
+            except OSError as error:
+                # Not of a connection, which has an error of its own: what is staged, or a file of ours.
+                raise RunError(cannot_write(self._plan.staging or self._plan.folder, error)) from None
+
+    def commit(self, messages: list[ReceiptMessage | None]) -> None:  # type: ignore[override]
+        """Write the receipt of all tasks, at once or not at all."""
+        total = Receipt()
+        for message in messages:
+            if message is not None:
+                total.add(message.receipt)
+        try:
+            total.write(Path(self._plan.receipt))
+        except OSError as error:
+            raise RunError(cannot_write(self._plan.receipt, error)) from None
+
+
+def await_writers(folder: Path) -> None:
+    """Wait until no earlier writer is at work in a stream's folder; raises RunError after a minute."""
+    for file in folder.glob("writer-*.lock"):
+        with _writer_lock(file):
+            pass
+
+
+@contextlib.contextmanager
+def _writer_lock(file: Path) -> Iterator[None]:
+    """Hold a writer's lock, which the kernel frees however its holder ends; raises RunError after a minute."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a+") as handle:
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise RunError(f"an earlier writer still holds {file}; run `sr-assets spark stop`") from None
+                time.sleep(0.05)
+        yield

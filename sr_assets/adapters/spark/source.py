@@ -1,0 +1,236 @@
+"""The Spark data source `jetstream`: a range of a stream → partitions → Arrow record batches; and the door to its sink.
+
+Here: the options, the three shapes of rows, the reader. Not here: the writer (`spark.sink`), the protocol (`wire`), which
+range to read and what to do about sequences that are not there (the stages). Every import of the readers' work is
+inside the methods: they run in Spark's Python workers, which must start quickly and hold nothing between tasks.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, InputPartition
+
+from sr_assets.adapters.wire.connection_file import open_connection
+from sr_assets.domain.subjects import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import pyarrow as pa
+
+    from sr_assets.domain.messages import Message
+    from sr_assets.domain.senders import SenderExtractor
+
+FORMAT = "jetstream"
+#: One row per message: source sequence, stored time in unix ns, subject, header block as it is on the wire, payload.
+MESSAGE_SCHEMA = "sequence long, stored_ns long, subject string, headers binary, payload binary"
+#: One row per message, reduced to what the rules look at; `sender` is null when there is none.
+SIGHTING_SCHEMA = "sequence long, stored_ns long, sender string, payload_bytes long, forced boolean"
+#: One row per message of an advisory stream: an `advisory` with the columns of `domain.availability.Advisory`, an
+#: `observation` or `nothing`. `reason`, `field`, `subject` and `excerpt` (of an observation: all of it) are told of what is
+#: kept apart.
+ADVISORY_SCHEMA = (
+    "sequence long, stored_ns long, kind string, payload_bytes long, replicator string, name string, stream string,"
+    " node string, transition long, event_ns long, cycle byte, seen_ns long, origin string, event_id string,"
+    " age_seconds double, previous string, late boolean, returned boolean, outage_seconds double, reason string, field"
+    " string, subject string, excerpt string"
+)
+_EXCERPT_LETTERS = 200
+
+
+def encode_extractor(extractor: SenderExtractor, force_path: tuple[str, ...] | None) -> str:
+    """Return the option `inspect` for a way to find the sender, with the path of the force field if there is one."""
+    return json.dumps({"kind": type(extractor).__name__, "text": extractor.text, "force": force_path})
+
+
+def decode_extractor(text: str) -> tuple[SenderExtractor, tuple[str, ...] | None]:
+    """Read the option `inspect`."""
+    from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
+
+    option = json.loads(text)
+    force_path = None if option["force"] is None else tuple(option["force"])
+    extractor: SenderExtractor
+    match option["kind"]:
+        case "JsonField":
+            extractor = JsonField(option["text"])
+        case "HeaderName":
+            extractor = HeaderName(option["text"])
+        case _:
+            extractor = SubjectToken(int(option["text"]))
+    return extractor, force_path
+
+
+class JetStreamDataSource(DataSource):
+    """`spark.read.format("jetstream")` and `df.write.format("jetstream")`.
+
+    Options to read:
+
+    - `connection`: path of a file made by `write_connection`
+    - `stream`: the stream's name
+    - `first`, `next`: the half-open range of sequences
+    - `direct`: `true` to read by batched direct get (nats-server 2.11+, stream with `allow_direct`), else a pull
+      consumer is used
+    - `filter`: a subject filter; without one every subject
+    - `partitions`: into how many equal ranges to cut, 1 by default; rows are in sequence order within each
+    - `batch_bytes`: about how many bytes one request asks for, 8 MiB by default
+    - `inspect`: made by `encode_extractor`; then the rows are `SIGHTING_SCHEMA` and no payload leaves the reader
+    - `advisories`: `true` to read each message as an advisory; then the rows are `ADVISORY_SCHEMA`. Without either they
+      are `MESSAGE_SCHEMA`
+
+    Options to write are described at `spark.sink.JetStreamWriter`. Nothing but what the server holds of the range is
+    returned: a sequence that is not there is no error here.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """Return the shape of the rows, which depends on the options `inspect` and `advisories`."""
+        if "advisories" in self.options:
+            return ADVISORY_SCHEMA
+        return SIGHTING_SCHEMA if "inspect" in self.options else MESSAGE_SCHEMA
+
+    def reader(self, schema: Any) -> DataSourceReader:  # noqa: ARG002
+        """Return the batch reader."""
+        return JetStreamReader(self.options)
+
+    def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:  # noqa: ARG002
+        """Return the batch writer."""
+        from sr_assets.adapters.spark.sink import JetStreamWriter
+
+        return JetStreamWriter(self.options)
+
+
+@dataclass
+class RangePartition(InputPartition):
+    """The sequences one task reads: from `first` up to, and without, `next`."""
+
+    first: int
+    next: int
+
+
+class JetStreamReader(DataSourceReader):
+    """Reads a range; a task that runs twice reads the same rows, for nothing is consumed."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        """Keep the options; nothing is opened before a task runs."""
+        self._options = dict(options)
+
+    def partitions(self) -> list[RangePartition]:
+        """Cut the range into its tasks."""
+        from sr_assets.domain.positions import SequenceRange
+
+        whole = SequenceRange(int(self._options["first"]), int(self._options["next"]))
+        return [RangePartition(part.first, part.next) for part in whole.split(int(self._options.get("partitions", 1)))]
+
+    def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """Yield the Arrow batches of one partition, in sequence order."""
+        from sr_assets.adapters.spark.worker import gc_paused
+        from sr_assets.adapters.wire import BATCH_BYTES, read_confirmed
+        from sr_assets.domain.positions import SequenceRange
+
+        options = self._options
+        to_batch = _messages
+        if "advisories" in options:
+            to_batch = read_advisories
+        elif "inspect" in options:
+            to_batch = _sightings(options["inspect"])
+        with gc_paused(), open_connection(options["connection"], "sr-assets reader") as connection:
+            for messages in read_confirmed(
+                connection,
+                options["stream"],
+                SequenceRange(partition.first, partition.next),
+                filter_subject=options.get("filter"),
+                max_bytes=int(options.get("batch_bytes", BATCH_BYTES)),
+                direct=options.get("direct") == "true",
+            ):
+                yield to_batch(messages)
+
+
+def _messages(messages: list[Message]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([m.sequence for m in messages], pa.int64()),
+            pa.array([m.stored_ns for m in messages], pa.int64()),
+            pa.array([printable(m.subject) for m in messages], pa.string()),
+            pa.array([m.headers for m in messages], pa.binary()),
+            pa.array([m.payload for m in messages], pa.binary()),
+        ],
+        names=["sequence", "stored_ns", "subject", "headers", "payload"],
+    )
+
+
+def _sightings(option: str) -> Any:
+    import pyarrow as pa
+
+    from sr_assets.domain.senders import inspect
+
+    extractor, force_path = decode_extractor(option)
+
+    def to_batch(messages: list[Message]) -> pa.RecordBatch:
+        found = [inspect(extractor, force_path, m.subject, m.headers, m.payload) for m in messages]
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array([m.sequence for m in messages], pa.int64()),
+                pa.array([m.stored_ns for m in messages], pa.int64()),
+                pa.array([sender for sender, _ in found], pa.string()),
+                pa.array([len(m.payload) for m in messages], pa.int64()),
+                pa.array([forced for _, forced in found], pa.bool_()),
+            ],
+            names=["sequence", "stored_ns", "sender", "payload_bytes", "forced"],
+        )
+
+    return to_batch
+
+
+def advisory_schema() -> pa.Schema:
+    """Return `ADVISORY_SCHEMA` as Arrow says it."""
+    import pyarrow as pa
+
+    types = {
+        "long": pa.int64(),
+        "string": pa.string(),
+        "byte": pa.int8(),
+        "double": pa.float64(),
+        "boolean": pa.bool_(),
+    }
+    columns = [column.split() for column in ADVISORY_SCHEMA.split(",")]
+    return pa.schema([(name, types[kind]) for name, kind in columns])
+
+
+def read_advisories(messages: list[Message]) -> pa.RecordBatch:
+    """Return what messages tell, one row each, as `ADVISORY_SCHEMA` says."""
+    import pyarrow as pa
+
+    from sr_assets.domain.availability import Advisory, Observation, read_message
+
+    told = len(Advisory._fields) - 1
+    rows = []
+    for m in messages:
+        found = read_message(m.payload, m.stored_ns)
+        if isinstance(found, Advisory):
+            head, body = ("advisory", len(m.payload)), found[:told]
+            apart = _apart(m, found.doubt, "event_time") if found.doubt else (None,) * 4
+        elif isinstance(found, Observation):
+            head, body = ("observation", len(m.payload)), (None,) * told
+            apart = (None, None, None, m.payload.decode())
+        else:
+            head, body = ("nothing", len(m.payload)), (None,) * told
+            apart = _apart(m, found.reason, found.what or None)
+        rows.append((m.sequence, m.stored_ns, *head, *body, *apart))
+    schema = advisory_schema()
+    arrays = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _apart(message: Message, reason: str, field: str | None) -> tuple[str | None, ...]:
+    """Return what is told of a message that is kept apart: reason, field, subject, how it begins."""
+    begins = message.payload[: 4 * _EXCERPT_LETTERS].decode(errors="replace")[:_EXCERPT_LETTERS]
+    return str(reason), field, printable(message.subject), begins

@@ -1,0 +1,53 @@
+"""The process that watches over the local Spark server: `python -m sr_assets.adapters.spark.watch FOLDER COMMAND…`.
+
+It starts the command and ends with it; and ends it when the time in `FOLDER/keep` (seconds of the monotonic clock, which
+nobody sets) has passed while nobody held the lock `FOLDER/users`, when `FOLDER/engine.json` names another process, or
+when the folder is gone, so that no engine is left behind by a run that nothing follows, or that was killed as it started
+one. Standard library only, and little of it: it lives as long as the server.
+"""
+
+import fcntl
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+_LOOK_SECONDS = 5.0
+
+
+def main(folder: str, command: list[str]) -> int:
+    """Run the command until it ends or is no longer wanted; returns its exit code."""
+    # The engine serves also runs that are not limited like the one which happens to start it.
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    process = subprocess.Popen(command)
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    while True:
+        try:
+            return process.wait(_LOOK_SECONDS)
+        except subprocess.TimeoutExpired:
+            if not _wanted(Path(folder)):
+                # The whole group: the server's Python workers belong to it.
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                os.killpg(0, signal.SIGTERM)
+
+
+def _wanted(folder: Path) -> bool:
+    try:
+        if json.loads((folder / "engine.json").read_text())["pid"] != os.getpid():
+            return False
+        with (folder / "users").open("a") as users:
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return time.monotonic() <= float((folder / "keep").read_text())
+    except BlockingIOError:
+        return True
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,1 @@
+"""A site's private state: lock, `state.duckdb`, `status.json`."""

@@ -1,0 +1,278 @@
+"""What `sr-assets check --connect` tries: every link of a stream, each permission by its subject, and nothing changed.
+
+A permission to create or to publish is proven by a request that cannot succeed: a stream whose name contradicts its
+subject, a message that expects an impossible last sequence. Not here: what a run demands of source and target
+(`target`).
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from sr_assets.adapters.nats.cluster import ApiError, Cluster, target_config
+from sr_assets.adapters.wire import Connection, read_range
+from sr_assets.domain.errors import RunError, SrAssetsError
+from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.subjects import advisory_subject
+from sr_assets.domain.tracking import Event
+from sr_assets.settings import FeedSettings
+from sr_assets.stages.replication.target import check_source, check_target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sr_assets.adapters.nats.cluster import StreamInfo
+    from sr_assets.settings import AdvisorySettings, Entry, Settings, StreamSettings
+
+T = TypeVar("T")
+
+_WRONG_LAST_SEQUENCE: Final = 10071
+_NAME_MISMATCH: Final = 10056
+_BATCHED_DIRECT_GET: Final = (2, 11, 0)
+_LINKS: Final = 16
+#: Stands for a node in a subject that is only tried.
+_NODE: Final = "sr-assets-check"
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One thing that was tried for a stream (`name/stream`), on which cluster, whether it works, and what was learned."""
+
+    stream: str
+    cluster: str
+    tried: str
+    works: bool
+    learned: str
+
+
+def probe_connectivity(settings: Settings) -> list[Probe]:
+    """Try every link of every stream, streams side by side; returns the trials in the order of the file."""
+    with ThreadPoolExecutor(min(_LINKS, len(settings.entries))) as pool:
+        return [trial for trials in pool.map(_try_entry, settings.entries) for trial in trials]
+
+
+def _try_entry(entry: Entry) -> list[Probe]:
+    return _try_feed(entry) if isinstance(entry, FeedSettings) else _try_stream(entry)
+
+
+def _try_feed(feed: FeedSettings) -> list[Probe]:
+    with closing(Cluster(feed.source, "sr-assets check")) as source:
+        trials = _Probes(feed)
+        _try_source(trials, source)
+        return trials.made
+
+
+def _try_stream(stream: StreamSettings) -> list[Probe]:
+    with (
+        closing(Cluster(stream.source, "sr-assets check")) as source,
+        closing(Cluster(stream.target, "sr-assets check")) as target,
+    ):
+        trials = _Probes(stream)
+        info = _try_source(trials, source)
+        reached = _try_target(trials, stream, source, info, target)
+        advisory = stream.advisory
+        if advisory is not None and (reached if advisory.cluster == "target" else info is not None):
+            _try_advisories(trials, advisory, target if advisory.cluster == "target" else source)
+        return trials.made
+
+
+class _Probes:
+    """The trials of one stream, as they are made."""
+
+    def __init__(self, stream: Entry) -> None:
+        self.stream = stream
+        self.made: list[Probe] = []
+
+    def attempt(self, cluster: Cluster, tried: str, work: Callable[[], T], learned: Callable[[T], str]) -> T | None:
+        """Do something and note how it went; returns what it returned, None when it failed."""
+        try:
+            result = work()
+        except SrAssetsError as error:
+            self.note(cluster, tried, works=False, learned=str(error))
+            return None
+        self.note(cluster, tried, works=True, learned=learned(result))
+        return result
+
+    def note(self, cluster: Cluster, tried: str, *, works: bool, learned: str) -> None:
+        self.made.append(Probe(self.stream.label, cluster.settings.label, tried, works, learned))
+
+
+def _try_source(trials: _Probes, source: Cluster) -> StreamInfo | None:
+    stream = trials.stream
+    if not _try_connecting(trials, source):
+        return None
+    asked = f"$JS.API.STREAM.INFO.{stream.stream}"
+    info = trials.attempt(source, asked, lambda: source.stream_info(stream.stream), _held)
+    if info is not None:
+        trials.attempt(
+            source, "a source to read by sequence", lambda: check_source(stream, info), lambda _: "limits retention"
+        )
+        _try_reading(trials, source, info)
+    return info
+
+
+def _try_connecting(trials: _Probes, cluster: Cluster) -> bool:
+    def told(version: tuple[int, ...]) -> str:
+        return f"nats-server {'.'.join(map(str, version))}"
+
+    return trials.attempt(cluster, "connect", lambda: cluster.server_version, told) is not None
+
+
+def _held(info: StreamInfo) -> str:
+    return f"{info.messages} messages, last sequence {info.last_sequence}"
+
+
+def _try_reading(trials: _Probes, cluster: Cluster, info: StreamInfo) -> None:
+    """Read the last message in each way a run may need; the consumer made for it is deleted again."""
+    last = SequenceRange(max(1, info.last_sequence), max(1, info.last_sequence) + 1)
+
+    def read(*, direct: bool) -> int:
+        with Connection(cluster.settings, "sr-assets check") as connection:
+            return sum(map(len, read_range(connection, info.stream, last, direct=direct)))
+
+    def told(messages: int) -> str:
+        return "read" if messages else "answered, nothing there"
+
+    asked = f"$JS.API.STREAM.MSG.GET.{info.stream}"
+    trials.attempt(
+        cluster, asked, lambda: cluster.next_message(info.stream, last.first), lambda found: told(found is not None)
+    )
+    if info.allow_direct and info.server_version >= _BATCHED_DIRECT_GET:
+        trials.attempt(cluster, f"$JS.API.DIRECT.GET.{info.stream}", lambda: read(direct=True), told)
+    trials.attempt(cluster, f"$JS.API.CONSUMER.CREATE.{info.stream}", lambda: read(direct=False), told)
+
+
+def _try_target(
+    trials: _Probes, stream: StreamSettings, source: Cluster, source_info: StreamInfo | None, target: Cluster
+) -> bool:
+    """Try what a run does with the target; returns whether its cluster answers."""
+    if not _try_connecting(trials, target):
+        return False
+    asked = f"$JS.API.STREAM.INFO.{stream.target_stream}"
+    exists = trials.attempt(
+        target,
+        asked,
+        lambda: target.stream_exists(stream.target_stream),
+        lambda there: "there" if there else "not there yet",
+    )
+    if exists is None:
+        return False
+    if exists:
+        info = target.stream_info(stream.target_stream)
+        if source_info is not None:
+            known = source_info
+            trials.attempt(
+                target,
+                "a target for the copies",
+                lambda: check_target(stream, known, info),
+                lambda _: f"takes {', '.join(info.subjects)}",
+            )
+        _try_reading(trials, target, info)
+    elif not stream.create_target:
+        trials.note(
+            target,
+            "a target for the copies",
+            works=False,
+            learned=f"{stream.target_stream} does not exist and no_target_create is set: create it",
+        )
+    elif source_info is not None:
+        _try_creating(trials, stream, source_info, target)
+    if exists and source_info is not None:
+        subject = _subject(stream, source, source_info)
+        if subject is not None:
+            _try_publishing(trials, target, subject)
+    return True
+
+
+def _try_creating(trials: _Probes, stream: StreamSettings, source_info: StreamInfo, target: Cluster) -> None:
+    asked = f"$JS.API.STREAM.CREATE.{stream.target_stream}"
+    trials.attempt(
+        target, asked, lambda: _refused_creation(target, stream.target_stream), lambda _: "allowed; nothing was created"
+    )
+
+    def free() -> list[str]:
+        subjects: list[str] = target_config(source_info, stream, target.server_version, target.cluster_size)["subjects"]
+        for subject in subjects:
+            if others := target.stream_names(subject):
+                raise RunError(
+                    f"subject {subject} of the copies is taken by stream {others[0]}; set another target_subject_prefix"
+                    f" or target_stream: {others[0]}"
+                )
+        return subjects
+
+    trials.attempt(
+        target, "a target for the copies", free, lambda subjects: f"would be created with {', '.join(subjects)}"
+    )
+
+
+def _refused_creation(target: Cluster, name: str) -> None:
+    try:
+        target.request_api(f"STREAM.CREATE.{name}", {"name": f"{name}-"})
+    except ApiError as error:
+        if error.code == _NAME_MISMATCH:
+            return
+        raise
+    raise RunError(f"{target.settings.label}: a request that contradicts itself was taken")
+
+
+def _subject(stream: StreamSettings, source: Cluster, info: StreamInfo) -> str | None:
+    """Return a subject that a copy would have; None when nothing tells."""
+    try:
+        last = source.last_message(stream.stream, stream.filter_subject or ">")
+    except SrAssetsError:
+        last = None
+    if last is not None:
+        return stream.target_pattern(last.subject)
+    patterns = [stream.filter_subject] if stream.filter_subject else list(info.subjects)
+    if not patterns:
+        return None
+    rewritten = stream.target_pattern(patterns[0])
+    return ".".join(_NODE if token in ("*", ">") else token for token in rewritten.split("."))
+
+
+def _try_publishing(trials: _Probes, cluster: Cluster, subject: str) -> None:
+    def publish() -> None:
+        code, said = cluster.publish_refusal(subject)
+        if code != _WRONG_LAST_SEQUENCE:
+            raise RunError(f"{cluster.settings.label}: {subject}: {said}")
+
+    trials.attempt(cluster, f"publish {subject}", publish, lambda _: "allowed; nothing was stored")
+
+
+def _try_advisories(trials: _Probes, advisory: AdvisorySettings, cluster: Cluster) -> None:
+    subject = advisory_subject(advisory.subject, Event.NEW.value, _NODE)
+    names = trials.attempt(
+        cluster,
+        "$JS.API.STREAM.NAMES",
+        lambda: cluster.stream_names(subject),
+        lambda found: f"{subject}: {', '.join(found) or 'no stream'}",
+    )
+    observers = trials.attempt(
+        cluster,
+        "$JS.API.STREAM.NAMES",
+        lambda: cluster.stream_names(advisory.observer_subject),
+        lambda found: (
+            f"{advisory.observer_subject}: {', '.join(found) or 'no stream, so only whoever listens hears it'}"
+        ),
+    )
+    if observers and advisory.reliable is not False:
+        _try_publishing(trials, cluster, advisory.observer_subject)
+    if names and advisory.reliable is not False:
+        _try_publishing(trials, cluster, subject)
+    elif names is not None and advisory.reliable:
+        trials.note(
+            cluster,
+            "advisories",
+            works=False,
+            learned=f"no stream takes {subject}: advisories wait for one; create it, or set reliable: false",
+        )
+    elif names is not None:
+        trials.note(
+            cluster,
+            "advisories",
+            works=True,
+            learned=f"{subject}, to whoever listens; not tried, for they would hear it",
+        )

@@ -1,0 +1,1 @@
+"""The centre: advisory streams of all sites, folded or followed."""

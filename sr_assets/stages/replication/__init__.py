@@ -1,0 +1,1 @@
+"""From the copy queue to the target: plan, batch, target, recover."""

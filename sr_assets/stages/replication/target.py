@@ -1,0 +1,84 @@
+"""The target of a stream before anything is copied into it: made when missing, refused when it cannot be right.
+
+Not here: the copying (`replica`, `spark.sink`), what a created target looks like (`adapters.nats.cluster.target_config`).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from sr_assets.adapters.nats.cluster import target_config
+from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.domain.subjects import advisory_pattern, overlaps
+
+if TYPE_CHECKING:
+    from sr_assets.adapters.nats.cluster import Cluster, StreamInfo
+    from sr_assets.settings import Entry, StreamSettings
+
+logger = logging.getLogger(__name__)
+
+
+def check_source(stream: Entry, source: StreamInfo) -> None:
+    """Refuse a source that cannot be read by sequence without changing it, or whose subjects do not survive the rewriting."""
+    if source.retention != "limits":
+        raise RunError(
+            f"source stream {stream.stream} has retention {source.retention}: reading it would compete with its"
+            " consumers; copy a stream with limits retention (a mirror of it, say)"
+        )
+    if stream.advisory is not None and stream.advisory.cluster == "source":
+        for key, subject in (
+            ("subject", stream.advisory.subject),
+            ("observer_subject", stream.advisory.observer_subject),
+        ):
+            taken = [pattern for pattern in source.subjects if overlaps(pattern, advisory_pattern(subject))]
+            if taken:
+                raise ConfigurationError(
+                    f"stream {stream.label}: advisory.{key} {subject!r} is taken by the source stream"
+                    f" itself (subject {taken[0]}); choose another"
+                )
+
+
+def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) -> StreamInfo:
+    """Return the target's info, creating it when it is missing and that is allowed.
+
+    Raises RunError when it must not be used.
+    """
+    info = target.find_stream(stream.target_stream)
+    if info is None:
+        if not stream.create_target:
+            raise RunError(
+                f"target stream {stream.target_stream} does not exist on {stream.target.label} and no_target_create is"
+                " set: create it"
+            )
+        config = target_config(source, stream, target.server_version, target.cluster_size)
+        info = target.create_stream(config)
+        shown = ", ".join(f"{key} {value}" for key, value in config.items() if key != "name")
+        logger.info(
+            "%s: created target stream %s on %s: %s", stream.label, stream.target_stream, stream.target.label, shown
+        )
+        return info
+    check_target(stream, source, info)
+    return info
+
+
+def check_target(stream: StreamSettings, source: StreamInfo, info: StreamInfo) -> None:
+    """Refuse an existing target that cannot store, or cannot confirm, what would be copied into it."""
+    if info.no_ack:
+        raise RunError(
+            f"target stream {stream.target_stream} has no_ack: nothing written to it can be confirmed; turn no_ack off"
+        )
+    if info.sealed:
+        raise RunError(f"target stream {stream.target_stream} is sealed: nothing can be written to it")
+    if info.mirror:
+        raise RunError(f"target stream {stream.target_stream} is a mirror: nothing can be written to it")
+    if info.created_ns == source.created_ns and info.stream == source.stream and info.config == source.config:
+        raise ConfigurationError(f"stream {stream.label}: source and target are the same stream")
+    patterns = [stream.filter_subject] if stream.filter_subject else list(source.subjects)
+    rewritten = [stream.target_pattern(pattern) for pattern in patterns]
+    if rewritten and not any(overlaps(theirs, ours) for ours in rewritten for theirs in info.subjects):
+        raise RunError(
+            f"target stream {stream.target_stream} takes {', '.join(info.subjects)}, but the copies' subject is"
+            f" {', '.join(rewritten)}: add that to its subjects, or change target_subject_prefix or"
+            " target_subject_remove"
+        )

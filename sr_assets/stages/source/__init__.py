@@ -1,0 +1,1 @@
+"""Where a stream stands: position, reading, lag."""

@@ -1,0 +1,89 @@
+"""How far each stream is behind, asked of the servers now.
+
+Here: a position from `status.json` against the source's own word. Not here: what to do about it (`automation`), the lag
+as of the last run (table `replication`).
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.state.store import read_status
+from sr_assets.domain.errors import SrAssetsError
+
+if TYPE_CHECKING:
+    from sr_assets.adapters.nats.cluster import StreamInfo
+    from sr_assets.settings import ClusterSettings, Entry, Settings
+
+_LINKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """Where one stream stands now; `position` is the last sequence that is done, None before the first run.
+
+    `messages` is None when only a run can tell where it would begin. `problem` says why nothing could be asked, or why
+    a run would stop.
+    """
+
+    name: str
+    stream: str
+    position: int | None
+    source_last_sequence: int | None = None
+    messages: int | None = None
+    seconds: float | None = None
+    problem: str | None = None
+
+
+def measure_lag(settings: Settings) -> list[Lag]:
+    """Ask every source, each over one connection and all at once; returns the streams in the order of the file."""
+    sources = dict.fromkeys(stream.source for stream in settings.entries)
+    with ThreadPoolExecutor(min(_LINKS, len(sources))) as pool:
+        asked = pool.map(lambda source: _ask_source(settings, source), sources)
+    found = {(lag.name, lag.stream): lag for lags in asked for lag in lags}
+    return [found[stream.name, stream.stream] for stream in settings.entries]
+
+
+def _ask_source(settings: Settings, source: ClusterSettings) -> list[Lag]:
+    cluster = Cluster(source, "sr-assets lag")
+    try:
+        return [_measure(settings, cluster, stream) for stream in settings.entries if stream.source == source]
+    finally:
+        cluster.close()
+
+
+def _measure(settings: Settings, cluster: Cluster, stream: Entry) -> Lag:
+    status = read_status(settings.home / "sites" / stream.name).get("streams", {}).get(stream.stream, {})
+    position = status["next_sequence"] - 1 if status.get("created_ns") else None
+    try:
+        return _compare(cluster, stream, cluster.stream_info(stream.stream), status, position)
+    except SrAssetsError as error:
+        return Lag(stream.name, stream.stream, position, problem=str(error))
+
+
+def _compare(cluster: Cluster, stream: Entry, info: StreamInfo, status: dict[str, Any], position: int | None) -> Lag:
+    renewed = position is not None and status["created_ns"] != info.created_ns
+    problem = (
+        f"the source was deleted and made again (on_source_reset: {stream.on_source_reset})"
+        if renewed
+        else status.get("last_error")
+    )
+    begin = None if renewed else position + 1 if position is not None else _begin(stream, info)
+    if begin is None:
+        return Lag(stream.name, stream.stream, position, info.last_sequence, problem=problem)
+    begin = max(begin, info.first_sequence)
+    messages = max(0, info.last_sequence + 1 - begin)
+    seconds: float | None = 0.0
+    if messages and (unread := cluster.next_message(stream.stream, begin, stream.filter_subject or ">")) is not None:
+        # A server before 2.10 does not tell its time.
+        seconds = None if info.ts_ns is None else max(0.0, round((info.ts_ns - unread.stored_ns) / 1e9, 3))
+    return Lag(stream.name, stream.stream, position, info.last_sequence, messages, seconds, problem)
+
+
+def _begin(stream: Entry, info: StreamInfo) -> int | None:
+    """Return where a first run would begin, as far as the stream info tells."""
+    known = {"all": 1, "end": info.last_sequence + 1, "sequence": stream.start.value}
+    return known.get(stream.start.kind)

@@ -1,0 +1,1 @@
+"""The fold, node state, advisories, snapshots, heartbeat."""

@@ -1,0 +1,350 @@
+"""Administration of real servers: what stream info says, which target is created, what was acknowledged."""
+
+import socket
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sr_assets.adapters.nats.cluster import ApiError, Cluster, StreamInfo, parse_stream_info, target_config
+from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.settings import ClusterSettings, StreamSettings
+from sr_assets_tests import rig
+
+Names = Callable[[str], str]
+MINUTE_NS = 60 * 1_000_000_000
+
+
+@pytest.fixture
+def cluster(nats_server: NatsServer) -> Iterator[Cluster]:
+    with Cluster(ClusterSettings((nats_server.address,))) as opened:
+        yield opened
+
+
+def made(cluster: Cluster, name: str, **config: Any) -> StreamInfo:
+    return cluster.create_stream({"name": name, "subjects": [f"{name}.>"], **config})
+
+
+def entry(**changes: Any) -> StreamSettings:
+    here = ClusterSettings(("127.0.0.1:4222",))
+    return replace(StreamSettings("sr", "site", "SRC", here, here, "COPY"), **changes)
+
+
+def source_info(**config: Any) -> StreamInfo:
+    """The info of a stream with the given configuration, as a server would send it."""
+    state = {"first_seq": 0, "last_seq": 0, "messages": 0, "bytes": 0}
+    answer = {"config": {"name": "SRC", "subjects": ["a.>"], **config}, "state": state}
+    return parse_stream_info({**answer, "created": "2026-03-15T13:48:10Z"}, (2, 15, 1), 1)
+
+
+def test_stream_info_says_where_a_stream_stands(cluster: Cluster, unique: Names) -> None:
+    name = unique("INFO")
+    empty = made(cluster, name, allow_direct=True, max_msgs_per_subject=5)
+    assert (empty.last_sequence, empty.messages, empty.last_stored_ns, empty.deleted) == (0, 0, None, ())
+    cluster.publish_many([(f"{name}.{n}", b"x", f"{name}-{n}") for n in range(6)])
+    for sequence in (2, 3, 5):
+        cluster.request_api(f"STREAM.MSG.DELETE.{name}", {"seq": sequence})
+    info = cluster.stream_info(name, deleted=True)
+    assert (info.first_sequence, info.last_sequence, info.messages) == (1, 6, 3)
+    assert (info.num_deleted, info.deleted) == (3, (2, 3, 5))
+    assert cluster.stream_info(name).deleted == ()
+    assert info.created_ns == empty.created_ns
+    assert info.ts_ns is not None
+    assert info.last_stored_ns is not None
+    assert info.created_ns < info.last_stored_ns < info.ts_ns
+    assert (info.allow_direct, info.max_msgs_per_subject, info.mirror, info.no_ack) == (True, 5, False, False)
+    assert (info.retention, info.storage, info.replicas, info.cluster_size) == ("limits", "file", 1, 1)
+    assert info.server_version == cluster.server_version >= (2, 10, 0)
+
+
+def test_a_missing_stream_is_named_with_its_cluster(cluster: Cluster) -> None:
+    with pytest.raises(RunError, match=rf"NOT_HERE does not exist on {cluster.settings.label}"):
+        cluster.stream_info("NOT_HERE")
+    assert not cluster.stream_exists("NOT_HERE")
+
+
+def test_streams_are_found_by_subject(cluster: Cluster, unique: Names) -> None:
+    name = unique("NAMED")
+    made(cluster, name)
+    assert cluster.stream_exists(name)
+    assert cluster.stream_names(f"{name}.a") == [name]
+    assert name in cluster.stream_names()
+    assert cluster.stream_names(unique("nobody")) == []
+
+
+def test_single_messages_are_the_leaders_word(cluster: Cluster, unique: Names) -> None:
+    name = unique("SINGLE")
+    made(cluster, name)
+    cluster.publish_many([(f"{name}.{n % 2}", bytes([n, 255]), f"{name}-{n}") for n in range(6)])
+    cluster.request_api(f"STREAM.MSG.DELETE.{name}", {"seq": 3})
+    second = cluster.message(name, 2)
+    assert second is not None
+    assert (second.subject, second.payload) == (f"{name}.1", b"\x01\xff")
+    assert second.headers == b"NATS/1.0\r\nNats-Msg-Id: %b-1\r\n\r\n" % name.encode()
+    assert cluster.message(name, 3) is None
+    after = [cluster.next_message(name, 3), cluster.next_message(name, 3, f"{name}.0"), cluster.next_message(name, 7)]
+    assert [message and message.sequence for message in after] == [4, 5, None]
+    last = [cluster.last_message(name), cluster.last_message(name, f"{name}.0"), cluster.last_message(name, "none")]
+    assert [message and message.sequence for message in last] == [6, 5, None]
+
+
+# ---------------------------------------------------------------------------------------------------------- publishing
+
+
+def test_more_advisories_than_a_window_arrive_in_order(cluster: Cluster, unique: Names) -> None:
+    name = unique("MANY")
+    made(cluster, name)
+    items = [(f"{name}.x", b"%d" % n, f"{name}-{n}") for n in range(1000)]
+    assert cluster.publish_many(items) == [True] * 1000
+    last = cluster.message(name, 1000)
+    assert last is not None
+    assert last.payload == b"999"
+    assert cluster.publish_many(items[:3]) == [True] * 3, "a duplicate is stored already"
+    assert cluster.stream_info(name).last_sequence == 1000
+    assert cluster.publish_many([]) == []
+
+
+def test_what_no_stream_takes_is_not_acknowledged_and_says_why(cluster: Cluster, unique: Names) -> None:
+    items = [(unique("nowhere"), b"", f"n{n}") for n in range(1000)]
+    assert not any(cluster.publish_many(items))
+    assert cluster.last_refusal == "no stream takes this subject"
+
+
+def test_sending_stops_at_the_first_refusal(cluster: Cluster, unique: Names) -> None:
+    name = unique("FULL")
+    made(cluster, name, max_msgs=2, discard="new")
+    acknowledged = cluster.publish_many([(f"{name}.x", b"", f"{name}-{n}") for n in range(5)])
+    assert acknowledged == [True, True, False, False, False]
+    assert cluster.last_refusal == "maximum messages exceeded (10077)"
+
+
+def test_a_stream_that_never_acknowledges_ends_at_the_timeout(cluster: Cluster, unique: Names) -> None:
+    name = unique("MUTE")
+    made(cluster, name, no_ack=True)
+    assert cluster.publish_many([(f"{name}.x", b"", "id")], timeout_seconds=0.2) == [False]
+    assert cluster.last_refusal == "no acknowledgement within 0.2 s"
+
+
+def test_a_sender_that_is_refused_amid_others_keeps_its_order(
+    cluster: Cluster, nats_server: NatsServer, unique: Names
+) -> None:
+    """The stream is full again and again: between two of a window's messages there may be room for just the second."""
+    name, kept = unique("TIGHT"), unique("KEPT")
+    made(cluster, kept)
+    made(cluster, name, max_msgs=40, discard="new", republish={"src": f"{name}.>", "dest": f"{kept}.>"})
+    left = [(f"{name}.{n % 100}", b"%d" % n, f"{name}-{n}") for n in range(1500)]
+    ended = threading.Event()
+
+    def make_room() -> None:
+        with rig.cluster(nats_server) as other:
+            while not ended.wait(0.001):
+                other.request_api(f"STREAM.PURGE.{name}", {"keep": 20})
+
+    purging = threading.Thread(target=make_room)
+    purging.start()
+    refusals = 0
+    try:
+        while left:
+            done = cluster.publish_many(left, [subject for subject, _, _ in left])
+            refusals += done != sorted(done, reverse=True)
+            left = [item for item, stored in zip(left, done, strict=True) if not stored]
+    finally:
+        ended.set()
+        purging.join()
+    assert refusals, "nothing was refused amid what was stored: the test shows nothing"
+    stored = [cluster.message(kept, sequence) for sequence in range(1, 1501)]
+    told = defaultdict(list)
+    for message in stored:
+        assert message is not None
+        told[message.subject].append(int(message.payload))
+    assert told == {f"{kept}.{n}": list(range(n, 1500, 100)) for n in range(100)}
+
+
+def test_what_was_acknowledged_before_the_connection_was_lost_is_known(tmp_path: Path) -> None:
+    with NatsServer(tmp_path, "mortal") as mortal, rig.cluster(mortal) as cluster:
+        made(cluster, "FEED")
+        killer = threading.Thread(target=lambda: (_await_messages(mortal, "FEED", 500), mortal.kill()))
+        killer.start()
+        items = [(f"FEED.{n}", b"x" * 1000, str(n)) for n in range(50_000)]
+        done = cluster.publish_many(items, timeout_seconds=20)
+        killer.join()
+        assert cluster.last_refusal in ("connection lost", "unexpected EOF", "Connection reset by peer", "Broken pipe")
+        mortal.start()
+        stored = cluster.stream_info("FEED").messages
+        # Stored is told before it is acknowledged: what was under way counts as not known.
+        assert 0 < sum(done) <= stored < len(items)
+        assert done == sorted(done, reverse=True)
+
+
+def _await_messages(server: NatsServer, stream: str, count: int) -> None:
+    with rig.cluster(server) as other:
+        while other.stream_info(stream).messages < count:
+            pass
+
+
+def test_core_messages_reach_who_listens(cluster: Cluster, nats_server: NatsServer, unique: Names) -> None:
+    subject = unique("core")
+    with socket.create_connection(("127.0.0.1", nats_server.port)) as listener, listener.makefile("rb") as lines:
+        listener.sendall(b'CONNECT {"verbose":false}\r\nSUB %b 1\r\nPING\r\n' % subject.encode())
+        while lines.readline() != b"PONG\r\n":
+            pass
+        cluster.publish_core([(subject, b"one"), (subject, b"two")])
+        assert [lines.readline() for _ in range(4)][1::2] == [b"one\r\n", b"two\r\n"]
+
+
+def test_the_right_to_publish_is_proven_without_storing_anything(cluster: Cluster, unique: Names) -> None:
+    name = unique("PROOF")
+    made(cluster, name)
+    assert cluster.publish_refusal(f"{name}.x")[0] == 10071
+    assert cluster.publish_refusal(unique("nowhere"))[0] == 503
+    assert cluster.stream_info(name).last_sequence == 0
+
+
+# -------------------------------------------------------------------------------------------------------------- target
+
+
+def test_a_target_gets_what_the_contract_lists_and_nothing_else() -> None:
+    source = source_info(
+        subjects=["a.>", "b.*"],
+        storage="memory",
+        retention="workqueue",
+        max_msgs=10,
+        max_bytes=1000,
+        max_age=60 * MINUTE_NS,
+        max_msgs_per_subject=3,
+        max_msg_size=500,
+        discard="new",
+        duplicate_window=5 * MINUTE_NS,
+        num_replicas=3,
+        no_ack=True,
+        sources=[{"name": "OTHER"}],
+        placement={"tags": ["x"]},
+        deny_delete=True,
+        metadata={"owner": "x"},
+    )
+    assert target_config(source, entry(prefix="copy", remove="a."), (2, 15, 1), 2) == {
+        "name": "COPY",
+        "subjects": ["copy.>"],
+        "storage": "memory",
+        "retention": "limits",
+        "max_msgs": 10,
+        "max_bytes": 1000,
+        "max_age": 60 * MINUTE_NS,
+        "max_msgs_per_subject": 3,
+        "max_msg_size": 500,
+        "discard": "new",
+        "duplicate_window": 5 * MINUTE_NS,
+        "num_replicas": 2,
+        "allow_direct": True,
+    }
+
+
+def test_a_filter_decides_the_targets_subjects() -> None:
+    config = target_config(source_info(), entry(filter_subject="a.b.*", prefix="p"), (2, 10, 0), 1)
+    assert config["subjects"] == ["p.a.b.*"]
+
+
+@pytest.mark.parametrize(
+    ("window_ns", "max_age_ns", "expected_ns"),
+    (
+        (0, 0, 2 * MINUTE_NS),
+        (MINUTE_NS, 0, 2 * MINUTE_NS),
+        (9 * MINUTE_NS, 0, 9 * MINUTE_NS),
+        (0, MINUTE_NS, MINUTE_NS),
+    ),
+)
+def test_the_duplicate_window_is_two_minutes_or_what_the_server_allows(
+    window_ns: int, max_age_ns: int, expected_ns: int
+) -> None:
+    source = source_info(duplicate_window=window_ns, max_age=max_age_ns)
+    assert target_config(source, entry(), (2, 15, 1), 1)["duplicate_window"] == expected_ns
+
+
+def test_a_mirror_without_a_filter_needs_a_target_made_by_hand() -> None:
+    mirror = source_info(subjects=None, mirror={"name": "ORIGIN"})
+    assert mirror.mirror
+    with pytest.raises(RunError, match="filter_subject"):
+        target_config(mirror, entry(), (2, 15, 1), 1)
+    assert target_config(mirror, entry(filter_subject="a.b"), (2, 15, 1), 1)["subjects"] == ["a.b"]
+
+
+def test_a_rewritten_subject_that_is_none_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigurationError):
+        target_config(source_info(subjects=["a"]), entry(remove="a"), (2, 15, 1), 1)
+
+
+@pytest.mark.parametrize("max_age_ns", (0, MINUTE_NS))
+def test_a_real_server_takes_the_configuration_with_the_replicas_it_can_give(
+    nats_pair: tuple[NatsServer, NatsServer], unique: Names, max_age_ns: int
+) -> None:
+    source, target = (ClusterSettings((server.address,)) for server in nats_pair)
+    name = unique("MADE")
+    with Cluster(source) as at_source, Cluster(target) as at_target:
+        info = replace(made(at_source, name, max_age=max_age_ns), replicas=3)
+        stream = entry(stream=name, target_stream=name, prefix="far")
+        made_there = at_target.create_stream(target_config(info, stream, at_target.server_version, 3))
+        assert (made_there.subjects, made_there.replicas) == ((f"far.{name}.>",), 1)
+        assert made_there.allow_direct
+
+
+# ---------------------------------------------------------------------------------------------------------- connecting
+
+
+def test_an_unreachable_server_is_one_line_at_once(nats_server: NatsServer) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(RunError, match=f"cannot connect to NATS: {nobody}: Connection refused") as caught:
+            Cluster(ClusterSettings((nobody,))).__enter__()
+        assert "\n" not in str(caught.value)
+        with Cluster(ClusterSettings((nobody, nats_server.address))) as cluster:
+            assert cluster.max_payload > 0
+    assert not [thread for thread in threading.enumerate() if thread.name == "sr-assets"]
+
+
+def test_credentials_let_in_and_a_refused_permission_is_named(tmp_path: Path) -> None:
+    users = '{ user: "ada", password: "s3cret", permissions: { publish: { deny: ["$JS.API.STREAM.INFO.>", "no.>"] } } }'
+    with NatsServer(tmp_path, "guarded", config=f"authorization {{ users: [ {users} ] }}") as server:
+        servers = (server.address,)
+        with Cluster(ClusterSettings(servers, user="ada", password="s3cret")) as cluster:
+            made(cluster, "GUARDED", subjects=["no.>"])
+            assert cluster.publish_many([("no.x", b"", "id")]) == [False]
+            assert "permissions violation for publish" in str(cluster.last_refusal).lower()
+            with pytest.raises(RunError, match=r"(?i)permissions violation for publish to .*STREAM\.INFO"):
+                cluster.stream_info("GUARDED")
+            assert cluster.stream_names("no.x") == ["GUARDED"]
+        for password in ("wr0ng", None):
+            with pytest.raises(RunError, match=r"(?i)authorization violation") as caught:
+                Cluster(ClusterSettings(servers, user="ada", password=password)).__enter__()
+            assert "wr0ng" not in str(caught.value)
+
+
+def test_a_server_without_jetstream_is_recognised(tmp_path: Path) -> None:
+    with NatsServer(tmp_path, "core", config='authorization { token: "t0ken" }', jetstream=False) as server:
+        settings = ClusterSettings((server.address,), token="t0ken")
+        with Cluster(settings) as cluster, pytest.raises(ApiError, match="is JetStream enabled"):
+            cluster.stream_info("X")
+
+
+def test_the_next_call_connects_again_after_the_server_was_away(tmp_path: Path) -> None:
+    with NatsServer(tmp_path, "phoenix") as server, Cluster(ClusterSettings((server.address,))) as cluster:
+        made(cluster, "KEPT")
+        server.kill()
+        with pytest.raises(RunError) as caught:
+            cluster.stream_info("KEPT")
+        assert "\n" not in str(caught.value)
+        server.start()
+        assert cluster.stream_exists("KEPT")
+
+
+def test_an_error_of_the_api_carries_the_servers_words_and_code(cluster: Cluster, unique: Names) -> None:
+    name = unique("TWICE")
+    made(cluster, name)
+    with pytest.raises(ApiError, match="10058") as caught:
+        made(cluster, name, storage="memory", max_msgs=3, subjects=[f"{name}.other"])
+    assert caught.value.code == 10058

@@ -1,0 +1,101 @@
+"""The Parquet history as files: batches in their days, days made one file, and nothing lost on the way."""
+
+from pathlib import Path
+
+import pytest
+from pyarrow import parquet
+
+from sr_assets.adapters.published.history import (
+    StagedFiles,
+    compact_day,
+    file_range,
+    place_staged,
+    remove_before,
+    remove_covered,
+    snapshot_rows,
+    stream_folder,
+)
+from sr_assets.domain.messages import Message
+from sr_assets.domain.positions import SequenceRange
+
+DAY_NS = 86_400 * 10**9
+
+
+def message(sequence: int, *, day: int = 0) -> Message:
+    return Message(sequence, day * DAY_NS + sequence, "a.b", b"", b'{"n": %d}' % sequence)
+
+
+def stage(folder: Path, partition: int, *messages: Message) -> None:
+    with StagedFiles(folder, partition) as staged:
+        staged.add(messages, {one.sequence: f"n{one.sequence}" for one in messages})
+
+
+def sequences(file: Path) -> list[int]:
+    return [int(one) for one in parquet.read_table(file, partitioning=None)["sequence"].to_pylist()]
+
+
+def test_a_row_has_json_as_text_and_anything_else_as_bytes() -> None:
+    rows = snapshot_rows(
+        [message(1), Message(2, 1_999, "s.\udcff", b"", b"\xff"), Message(3, 0, "s", b"", b'"\\ud800"')],
+        {1: "a", 2: "b", 3: "c"},
+    ).to_pylist()
+    assert [row["payload"] for row in rows] == ['{"n": 1}', None, None]
+    assert [row["payload_raw"] for row in rows] == [None, b"\xff", b'"\\ud800"']
+    assert [row["payload_bytes"] for row in rows] == [8, 1, 8]
+    assert rows[1]["subject"] == "s.\ufffd"
+    assert rows[1]["stored_at"].microsecond == 1
+
+
+def test_staged_files_go_to_their_days_under_the_batchs_range(tmp_path: Path) -> None:
+    staging, folder = tmp_path / "staging", stream_folder(tmp_path, "LON/DON", "S")
+    stage(staging, 0, message(1), message(3), message(5, day=1))
+    stage(staging, 1, message(2), message(4, day=1))
+    files = place_staged(staging, folder, SequenceRange(1, 9))
+    assert [str(file.relative_to(tmp_path)) for file in files] == [
+        f"snapshots/name=LON%2FDON/stream=S/date=1970-01-0{day}/1-9.parquet" for day in (1, 2)
+    ]
+    assert [sorted(sequences(file)) for file in files] == [[1, 2, 3], [4, 5]]
+    assert not staging.exists()
+    # Placing again, after a crash before that was remembered, finds the same files.
+    assert place_staged(staging, folder, SequenceRange(1, 9)) == files
+
+
+def test_a_task_that_failed_leaves_no_file_that_counts(tmp_path: Path) -> None:
+    def fail() -> None:
+        with StagedFiles(tmp_path / "staging", 0) as staged:
+            staged.add([message(1)], {1: "a"})
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        fail()
+    assert place_staged(tmp_path / "staging", tmp_path / "s", SequenceRange(1, 2)) == []
+
+
+def test_a_batch_that_is_done_again_replaces_its_own_file(tmp_path: Path) -> None:
+    for numbers in ((1, 2), (1, 2, 3)):
+        stage(tmp_path / "staging", 0, *map(message, numbers))
+        (file,) = place_staged(tmp_path / "staging", tmp_path / "s", SequenceRange(1, 4))
+    assert sequences(file) == [1, 2, 3]
+
+
+def test_a_day_becomes_one_file_and_the_old_ones_go_later(tmp_path: Path) -> None:
+    for first in (1, 4, 20):
+        stage(tmp_path / "staging", 0, *(message(n) for n in range(first, first + 3)))
+        (file,) = place_staged(tmp_path / "staging", tmp_path / "s", SequenceRange(first, first + 3))
+    day = file.parent
+    whole = compact_day(day)
+    assert whole is not None
+    assert (whole.name, file_range(whole)) == ("1-23.parquet", (1, 23))
+    assert sequences(whole) == [1, 2, 3, 4, 5, 6, 20, 21, 22]
+    assert len(list(day.glob("*.parquet"))) == 4
+    assert compact_day(day) is None
+    assert remove_covered(day) == 3
+    assert (remove_covered(day), list(day.glob("*.parquet"))) == (0, [whole])
+
+
+def test_days_before_a_date_are_removed(tmp_path: Path) -> None:
+    for day in (0, 1, 2):
+        stage(tmp_path / "staging", 0, message(day + 1, day=day))
+        place_staged(tmp_path / "staging", tmp_path / "s", SequenceRange(day + 1, day + 2))
+    assert remove_before(tmp_path / "s", "1970-01-03") == 2
+    assert [day.name for day in (tmp_path / "s").iterdir()] == ["date=1970-01-03"]

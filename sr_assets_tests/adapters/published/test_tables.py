@@ -1,0 +1,215 @@
+"""The published tables: whole, never seen half written, and nobody's SQL gets out of them."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+from pyarrow import parquet
+
+from sr_assets.adapters.published.history import snapshot_rows
+from sr_assets.adapters.published.tables import (
+    TABLES,
+    PublishedStream,
+    count_rows,
+    export_fleet,
+    open_fleet,
+    publish_site,
+    read_generation,
+    read_rows,
+)
+from sr_assets.adapters.state.global_view import VIEWS
+from sr_assets.adapters.state.store import SiteState, StreamState
+from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.domain.messages import Message
+
+SITES = ("LONDON", "PARIS")
+STREAMS = (PublishedStream("S", "T", tracked=True), PublishedStream("PLAIN", "PLAIN", tracked=False))
+#: The tables and columns that others rely on.
+CONTRACT = {
+    "last_seen_nodes": "name stream node first_seen last_seen last_copied last_sequence copied_bytes status status_since",
+    "retired_nodes": "name stream node first_seen last_seen retired_at times_retired",
+    "node_availability": "name stream node status status_since first_seen last_seen",
+    "node_advisories": "event_id name stream node event event_time detected_at seen age_seconds previous transition late "
+    "returned outage_seconds published_at",
+    "node_snapshots": "name stream node sequence stored_at subject payload_bytes payload payload_raw metadata",
+    "replication": "name stream source_stream source_created target_stream next_sequence source_last_sequence lag_messages "
+    "lag_seconds seen_messages copied_messages copied_bytes skipped_messages too_old_messages no_sender_messages gap_messages "
+    "parked_messages late_sightings watermark next_deadline last_error as_of",
+    "gaps": "name stream first_sequence last_sequence messages reason noticed_at",
+    "parked_messages": "name stream sequence stored_at subject payload_bytes reason parked_at",
+    "site_summary": "name stream nodes up timeout retired new_24h as_of",
+    "snapshot_info": "as_of run_id schema_version",
+    "global_availability": "replicator name stream node status status_since last_seen event_time received_at source",
+    "global_advisories": "event_id replicator name stream node event event_time received_at seen age_seconds previous "
+    "transition late returned outage_seconds source",
+    "global_summary": "replicator name stream nodes up timeout retired new_24h last_advisory_at blind observer observer_alive_at "
+    "watermark position lag_messages tracked_nodes as_of",
+    "global_rejects": "feed sequence received_at subject payload_bytes reason field excerpt",
+}
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[SiteState]:
+    with SiteState(tmp_path / "sites" / "LONDON") as opened:
+        with opened.transaction():
+            opened.save_stream(StreamState("S", 7, 11, watermark_ns=86_400_000_000_000, as_of_ns=5))
+            opened.save_stream(StreamState("PLAIN", 7, 1))
+        yield opened
+
+
+def test_a_history_file_that_was_taken_away_costs_its_rows_only(tmp_path: Path, state: SiteState) -> None:
+    here = Message(3, 86_400_000_000_000, "s", b"", b"{}")
+    rows = snapshot_rows([here], {3: "web1"})
+    (tmp_path / "snapshots").mkdir()
+    file, gone = tmp_path / "snapshots" / "3-4.parquet", tmp_path / "snapshots" / "4-5.parquet"
+    parquet.write_table(rows, file)
+    for node, sequence, place in (("web1", 3, file), ("web2", 4, gone)):
+        state.connection.execute("INSERT INTO snapshots VALUES ('S', ?, ?, ?)", [node, sequence, str(place)])
+    publish(tmp_path, state)
+    with open_fleet(tmp_path) as fleet:
+        assert fleet.execute("SELECT node, sequence FROM node_snapshots").fetchall() == [("web1", 3)]
+
+
+def publish(home: Path, state: SiteState, name: str = "LONDON", sites: tuple[str, ...] = SITES) -> str:
+    return publish_site(home, name, state, STREAMS, sites=sites, run_id="r", as_of_ns=1_500_000_000)
+
+
+def test_every_table_of_the_contract_is_there_with_its_columns_and_times_in_utc(
+    tmp_path: Path, state: SiteState
+) -> None:
+    publish(tmp_path, state)
+    with open_fleet(tmp_path) as fleet:
+        for table, columns in CONTRACT.items():
+            described = fleet.execute(f"DESCRIBE {table}").fetchall()
+            found = [row[0] for row in described]
+            assert found[: len(columns.split())] == columns.split()
+            kinds = {row[0]: row[1] for row in described}
+            times = {
+                "first_seen",
+                "last_seen",
+                "event_time",
+                "as_of",
+                "watermark",
+                "stored_at",
+                "noticed_at",
+                "parked_at",
+            }
+            assert {kinds[one] for one in times & kinds.keys()} <= {"TIMESTAMP WITH TIME ZONE"}
+        (as_of,) = fleet.execute("SELECT as_of::VARCHAR FROM snapshot_info").fetchall()
+        assert as_of == ("1970-01-01 00:00:01.5+00",)
+    assert count_rows(tmp_path).keys() == CONTRACT.keys()
+
+
+def test_a_site_replaces_its_own_rows_and_keeps_the_others(tmp_path: Path, state: SiteState) -> None:
+    generation = publish(tmp_path, state)
+    assert publish(tmp_path, state, "PARIS") == generation == read_generation(tmp_path)
+    with state.transaction():
+        state.save_stream(StreamState("S", 7, 21))
+    assert publish(tmp_path, state) == generation
+    with open_fleet(tmp_path) as fleet:
+        found = fleet.execute("SELECT name, next_sequence FROM replication WHERE stream = 'S' ORDER BY name").fetchall()
+        assert found == [("LONDON", 21), ("PARIS", 11)]
+        assert fleet.execute("SELECT count(*) FROM snapshot_info").fetchall() == [(1,)]
+        assert fleet.execute("SELECT count(*) FROM site_summary").fetchall() == [(2,)]
+    publish(tmp_path, state, sites=("LONDON",))
+    with open_fleet(tmp_path) as fleet:
+        assert fleet.execute("SELECT DISTINCT name FROM replication").fetchall() == [("LONDON",)]
+
+
+@pytest.mark.parametrize("damage", ("missing", "garbage", "empty", "another database", "another version"))
+def test_a_published_file_that_is_not_ours_is_made_anew_with_another_lineage(
+    tmp_path: Path, state: SiteState, damage: str
+) -> None:
+    generation, file = publish(tmp_path, state, "PARIS"), tmp_path / "fleet.duckdb"
+    match damage:
+        case "missing":
+            file.unlink()
+            assert read_generation(tmp_path) is None
+        case "garbage":
+            file.write_bytes(b"x" * 5000)
+        case "empty":
+            file.write_bytes(b"")
+        case "another database":
+            file.unlink()
+            with duckdb.connect(str(file)) as other:
+                other.execute("CREATE TABLE snapshot_info (a INTEGER)")
+        case _:
+            with duckdb.connect(str(file)) as other:
+                other.execute("UPDATE snapshot_info SET schema_version = 99")
+    assert publish(tmp_path, state) != generation
+    assert count_rows(tmp_path)["replication"] == 2
+
+
+def test_what_an_interrupted_publishing_left_behind_is_swept_away(tmp_path: Path, state: SiteState) -> None:
+    (tmp_path / ".fleet.duckdb.new").write_bytes(b"half")
+    (tmp_path / ".fleet.duckdb.new.wal").write_bytes(b"half")
+    publish(tmp_path, state)
+    assert not list(tmp_path.glob(".fleet*"))
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path: Path, state: SiteState) -> None:
+    publish(tmp_path, state)
+    ended = threading.Event()
+    counts = set()
+
+    def read() -> None:
+        while not ended.is_set():
+            with duckdb.connect(str(tmp_path / "fleet.duckdb"), read_only=True) as reader:
+                counts.add(reader.execute("SELECT count(*) FROM replication").fetchall()[0])
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(10):
+        publish(tmp_path, state)
+    ended.set()
+    reader.join()
+    assert counts == {(2,)}
+
+
+def test_sql_of_a_stranger_can_only_read_the_tables(tmp_path: Path, state: SiteState) -> None:
+    publish(tmp_path, state)
+    secret = tmp_path / "secret.csv"
+    secret.write_text("a\n1\n")
+    with open_fleet(tmp_path, confined=True) as fleet:
+        assert read_rows(fleet, "SELECT count(*) AS n FROM replication").values == [(2,)]
+        for query in (
+            f"SELECT * FROM read_csv('{secret}')",
+            f"SELECT * FROM '{secret}'",
+            f"COPY replication TO '{tmp_path}/out.csv'",
+            f"ATTACH '{tmp_path}/sites/LONDON/state.duckdb' AS s",
+            "SET enable_external_access = true",
+            "INSTALL httpfs",
+            "CREATE TABLE x (a INTEGER)",
+            "DELETE FROM replication",
+            "SELECT 1; SELECT 2",
+            "SELEKT",
+            "",
+        ):
+            with pytest.raises(ConfigurationError) as raised:
+                read_rows(fleet, query)
+            assert "\n" not in str(raised.value)
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_before_the_first_run_there_is_nothing_to_open_and_that_is_said(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="nothing is published yet"), open_fleet(tmp_path):
+        pass
+    (tmp_path / "fleet.duckdb").write_bytes(b"x" * 5000)
+    with pytest.raises(RunError, match="delete it"), open_fleet(tmp_path):
+        pass
+
+
+def test_an_export_is_one_file_that_needs_no_other(tmp_path: Path, state: SiteState) -> None:
+    publish(tmp_path, state)
+    export_fleet(tmp_path, tmp_path / "copy.duckdb")
+    with duckdb.connect(str(tmp_path / "copy.duckdb"), read_only=True) as copy:
+        tables = {row[0] for row in copy.execute("SHOW TABLES").fetchall()}
+        assert tables == CONTRACT.keys() | VIEWS.keys()
+        assert copy.execute("SELECT count(*) FROM duckdb_views() WHERE NOT internal").fetchall() == [(0,)]
+    with pytest.raises(RunError, match="exists"):
+        export_fleet(tmp_path, tmp_path / "copy.duckdb")
+    with pytest.raises(RunError, match="cannot be written"):
+        export_fleet(tmp_path, tmp_path / "no" / "copy.duckdb")
+    assert set(TABLES) - {"latest_snapshots"} < CONTRACT.keys()

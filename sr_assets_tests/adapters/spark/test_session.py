@@ -1,0 +1,65 @@
+"""A site's session: the same one for every run, another when the server closed it, and the same code without a server."""
+
+import json
+import logging
+from dataclasses import replace
+
+from sr_assets.adapters.spark.engine import engine_config, engine_status, start_engine
+from sr_assets.adapters.spark.session import leave_session, open_session
+from sr_assets.settings import SparkSettings
+from sr_assets_tests.rig import SITE, Rig, Sent
+
+
+def test_every_run_of_a_site_joins_the_same_session_of_the_same_engine(rig: Rig) -> None:
+    seen = set()
+    for _ in range(2):
+        session = open_session(SparkSettings(), rig.home, SITE)
+        engine = engine_status(rig.home)
+        assert engine is not None
+        seen.add((engine.pid, session.session_id))
+        leave_session(session)
+    assert len(seen) == 1
+    other = open_session(SparkSettings(), rig.home, "PARIS")
+    assert other.session_id not in {session_id for _, session_id in seen}
+    leave_session(other)
+
+
+def test_a_session_the_server_closed_is_followed_by_another(rig: Rig) -> None:
+    session = open_session(SparkSettings(), rig.home, "CLOSED")
+    session.client.release_session()
+    leave_session(session)
+    again = open_session(SparkSettings(), rig.home, "CLOSED")
+    assert again.session_id != session.session_id
+    assert again.range(3).count() == 3
+    again.client.release_session()
+    leave_session(again)
+
+
+def test_sparks_client_is_silent_whoever_sets_up_logging_later(rig: Rig) -> None:
+    leave_session(open_session(SparkSettings(), rig.home, SITE))
+    client = logging.getLogger("pyspark.sql.connect.logging")
+    client.disabled = False  # as logging.config.dictConfig does to all that it does not name
+    assert not client.isEnabledFor(logging.ERROR)
+
+
+def test_other_settings_and_other_code_mean_another_engine(rig: Rig) -> None:
+    engine = start_engine(SparkSettings(), rig.home)
+    assert start_engine(SparkSettings(), rig.home) == engine
+    assert engine_config(SparkSettings(), rig.home) != engine_config(
+        SparkSettings(config={"spark.driver.memory": "1g"}), rig.home
+    )
+    # Whoever finds an engine that was started with something else stops it: here only the record says so.
+    assert replace(engine, fingerprint="other") != engine
+    assert engine.alive
+    assert (rig.home / "spark" / "engine.json").stat().st_mode & 0o077 == 0
+
+
+def test_the_same_code_runs_in_classic_spark_and_its_process_ends(rig: Rig) -> None:
+    stream = rig.make()
+    rig.publish(stream, [Sent(json.dumps({"sender": f"n{n % 3}"}).encode()) for n in range(9)])
+    rig.add(stream, inspect_field="sender", inspect_duration="10m", workers=2)
+    with rig.start(spark={"mode": "classic"}) as child:
+        printed, said = child.communicate(timeout=180)
+    assert printed.strip() == "[]", said
+    assert len(rig.copies(stream)) == 3
+    assert rig.row("replication")["skipped_messages"] == 6

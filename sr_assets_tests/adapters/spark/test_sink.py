@@ -1,0 +1,399 @@
+"""The sink: whatever happens between an intent and its commit, nothing is stored twice and nothing is lost."""
+
+import fcntl
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from sr_assets.adapters.copying import copier
+from sr_assets.adapters.copying.copier import Receipt
+from sr_assets.adapters.spark import sink
+from sr_assets.adapters.spark.sink import JetStreamWriter
+from sr_assets.adapters.wire.connection_file import write_connection
+from sr_assets.domain.errors import RunError
+from sr_assets.domain.messages import MESSAGE_ID_HEADER, header_values
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.settings import ClusterSettings
+from sr_assets.stages.replication.batch import Batch
+from sr_assets_tests.rig import SITE, Rig, Sent, cluster
+
+TRACKED = {"inspect_field": "sender", "inspect_duration": "10m", "inspect_force_field": "force"}
+PLANS = ({}, TRACKED, {"workers": 2, "order": "none"}, {**TRACKED, "workers": 2})
+PLAN_NAMES = ("plain", "sampled", "plain, 2 workers", "sampled, 2 workers")
+
+
+class CrashError(Exception):
+    """Stands for the end of the process."""
+
+
+def numbered(count: int, *, first: int = 1, size_bytes: int = 0) -> list[Sent]:
+    fill = "x" * size_bytes
+    bodies = ({"sender": f"n{n % 5}", "n": n, "force": True, "fill": fill} for n in range(first, first + count))
+    return [Sent(json.dumps(body).encode()) for body in bodies]
+
+
+def numbers(rig: Rig, stream: str) -> list[int]:
+    return [json.loads(copy.payload)["n"] for copy in rig.copies(stream)]
+
+
+def crash(*_: object) -> None:
+    raise CrashError
+
+
+# ---------------------------------------------------------------------------------------------- whole runs, interrupted
+
+
+@pytest.mark.parametrize("entry", PLANS, ids=PLAN_NAMES)
+@pytest.mark.parametrize("step", ("run", "_commit"), ids=("before writing", "before the commit"))
+def test_a_batch_that_a_crash_left_open_is_finished_as_it_was_meant(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, entry: dict[str, Any], step: str
+) -> None:
+    stream = rig.make()
+    rig.add(stream, **entry)
+    rig.publish(stream, numbered(10))
+    rig.drain()
+    rig.publish(stream, numbered(40, first=11))
+    with monkeypatch.context() as patched:
+        patched.setattr(Batch, step, crash)
+        with pytest.raises(CrashError):
+            rig.run()
+        with pytest.raises(CrashError):
+            rig.run()
+    assert rig.row("replication")["next_sequence"] == 11
+    rig.publish(stream, numbered(5, first=51))
+    (report,) = rig.drain().values()
+    assert report.found == (0 if step == "run" else 40)
+    found = numbers(rig, stream)
+    assert sorted(found) == list(range(1, 56))
+    assert entry.get("workers") or found == sorted(found)
+    counted = rig.row("replication")
+    assert (counted["seen_messages"], counted["copied_messages"], counted["next_sequence"]) == (55, 55, 56)
+    assert counted["copied_bytes"] == sum(len(one.payload) for one in rig.stored(stream))
+    if "inspect_field" in entry:
+        newest = rig.rows("SELECT node, sequence FROM node_snapshots ORDER BY node")
+        assert [row["sequence"] for row in newest] == [55, 51, 52, 53, 54]
+        assert rig.row("SELECT count(*) AS n FROM node_advisories")["n"] == 5
+
+
+def test_messages_found_after_a_crash_are_filled_up_not_continued_from_the_highest(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Holes before a later stored message are filled: the set that is there counts, not its end."""
+    stream = rig.make()
+    rig.add(stream)
+    rig.publish(stream, numbered(30))
+    with monkeypatch.context() as patched:
+        patched.setattr(Batch, "_commit", crash)
+        with pytest.raises(CrashError):
+            rig.run()
+    for sequence in (1, 7, 8, 20):
+        rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence}, rig.target)
+    (report,) = rig.drain().values()
+    assert report.found == 26
+    assert sorted(numbers(rig, stream)) == list(range(1, 31))
+    ids = [header_values(copy.headers, MESSAGE_ID_HEADER)[-1] for copy in rig.copies(stream)]
+    assert sum(one.endswith(b"/r1") for one in ids) == 4
+    assert rig.row("replication")["copied_messages"] == 30
+
+
+def test_a_target_that_dies_in_the_middle_of_a_batch_gets_the_rest_when_it_is_back(rig: Rig, tmp_path: Path) -> None:
+    stream = rig.make()
+    rig.publish(stream, numbered(20_000, size_bytes=300))
+    with NatsServer(tmp_path, "mortal") as mortal:
+        rig.create(stream, mortal)
+        rig.add(stream, target_url=mortal.url)
+        killer = threading.Thread(target=kill_when_it_holds, args=(mortal, stream, 3_000))
+        killer.start()
+        failure = rig.failure(run_budget="2s")
+        killer.join()
+        assert mortal.address in failure
+        assert rig.row("replication")["last_error"] == failure
+        mortal.start()
+        there = rig.info(stream, mortal).last_sequence
+        assert 0 < there < 20_000
+        (report,) = rig.drain().values()
+        assert report.found == there
+        found = [json.loads(copy.payload)["n"] for copy in rig.stored(stream, mortal)]
+        assert found == list(range(1, 20_001))
+        assert rig.row("replication")["copied_messages"] == 20_000
+
+
+def test_a_run_outlives_a_target_that_is_away_for_a_while(rig: Rig, tmp_path: Path) -> None:
+    stream = rig.make()
+    rig.publish(stream, numbered(20_000, size_bytes=300))
+    with NatsServer(tmp_path, "mortal") as mortal:
+        rig.create(stream, mortal)
+        rig.add(stream, target_url=mortal.url)
+
+        def replace_it() -> None:
+            kill_when_it_holds(mortal, stream, 3_000)
+            mortal.start()
+
+        keeper = threading.Thread(target=replace_it)
+        keeper.start()
+        (report,) = rig.drain().values()
+        keeper.join()
+        assert report.retries == 0
+        assert 0 < report.found < 20_000
+        found = [json.loads(copy.payload)["n"] for copy in rig.stored(stream, mortal)]
+        assert found == list(range(1, 20_001))
+        assert rig.row("replication")["last_error"] is None
+
+
+def kill_when_it_holds(server: NatsServer, stream: str, messages: int) -> None:
+    with cluster(server) as asked:
+        while asked.stream_info(stream).last_sequence < messages:
+            pass
+    server.kill()
+
+
+def test_a_run_that_is_killed_while_it_writes_is_taken_over(rig: Rig) -> None:
+    stream = rig.make()
+    rig.publish(stream, numbered(30_000, size_bytes=200))
+    rig.create(stream, rig.target)
+    rig.add(stream)
+    with rig.start() as victim:
+        with cluster(rig.target) as asked:
+            while victim.poll() is None and asked.stream_info(stream).last_sequence < 2_000:
+                time.sleep(0.001)
+        victim.kill()
+    assert victim.returncode == -signal.SIGKILL
+    rig.drain()
+    assert numbers(rig, stream) == list(range(1, 30_001))
+    assert rig.row("replication")["copied_messages"] == 30_000
+
+
+# ------------------------------------------------------------------------------------------------ one writer by itself
+
+
+Write = Callable[..., Receipt]
+
+
+@pytest.fixture
+def stream(rig: Rig) -> str:
+    name = rig.make()
+    rig.create(name, rig.target)
+    rig.publish(name, numbered(6))
+    return name
+
+
+@pytest.fixture
+def write(rig: Rig, stream: str, tmp_path: Path) -> Write:
+    """Run one writer task over some sequences, in this process."""
+
+    def connect(server: NatsServer) -> str:
+        return str(write_connection(tmp_path / server.name, ClusterSettings((server.address,))))
+
+    options = {
+        "connection": connect(rig.target),
+        "stream": stream,
+        "subjects": json.dumps([f"{stream}.>"]),
+        "source_connection": connect(rig.source),
+        "source_stream": stream,
+        "direct": "true",
+        "replicator": SITE,
+        "name": SITE,
+        "created_ns": "1700000000000000000",
+        "prefix": "",
+        "remove": "",
+        "first": "1",
+        "next": "7",
+        "since": "0",
+        "on_poison": "park",
+        "folder": str(tmp_path),
+        "batch": "b1",
+        "receipt": str(tmp_path / "receipt"),
+    }
+    (tmp_path / "batch").write_text("b1")
+
+    def task(sequences: Iterable[int] = range(1, 7), nodes: Iterable[str | None] | None = None, **more: str) -> Receipt:
+        columns = {"sequence": list(sequences), **({} if nodes is None else {"node": list(nodes)})}
+        return JetStreamWriter({**options, **more}).write(iter([pa.RecordBatch.from_pydict(columns)])).receipt
+
+    return task
+
+
+def test_a_task_that_runs_twice_stores_everything_once(rig: Rig, stream: str, write: Write) -> None:
+    first, second = write(), write()
+    assert (first.copied, first.found, first.missing) == (6, 0, [])
+    assert (second.copied, second.found, second.copied_bytes) == (6, 6, first.copied_bytes)
+    assert (second.target_sequence, second.target_holds) == (6, 6)
+    assert numbers(rig, stream) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_duplicate_that_was_purged_since_is_sent_again_under_another_id(rig: Rig, stream: str, write: Write) -> None:
+    write()
+    for time_purged in (1, 2):
+        rig.api(f"STREAM.PURGE.{stream}", server=rig.target)
+        receipt = write(since=str(rig.info(stream, rig.target).last_sequence))
+        assert (receipt.failure, receipt.copied) == (None, 6)
+        copies = rig.copies(stream)
+        assert [json.loads(copy.payload)["n"] for copy in copies] == [1, 2, 3, 4, 5, 6]
+        ids = [header_values(copy.headers, MESSAGE_ID_HEADER) for copy in copies]
+        assert all(len(one) == 1 and one[0].endswith(b"/r%d" % time_purged) for one in ids)
+
+
+def test_a_duplicate_is_looked_up_once_the_acknowledgements_of_what_follows_are_here(
+    rig: Rig, stream: str, write: Write
+) -> None:
+    rig.publish(stream, numbered(3000, first=7))
+    write((1, 2))
+    rig.api(f"STREAM.PURGE.{stream}", server=rig.target)
+    receipt = write(range(1, 3007), next="3007", since="2")
+    assert (receipt.failure, receipt.copied) == (None, 3006)
+    assert sorted(numbers(rig, stream)) == list(range(1, 3007))
+
+
+def test_a_duplicate_that_no_intent_explains_means_another_writer(rig: Rig, stream: str, write: Write) -> None:
+    write()
+    failure = write(since=str(rig.info(stream, rig.target).last_sequence)).failure
+    assert failure is not None
+    assert "another replicator" in failure
+    assert numbers(rig, stream) == [1, 2, 3, 4, 5, 6]
+
+
+def test_copies_behind_the_intent_that_no_batch_of_ours_made_mean_another_writer(
+    rig: Rig, stream: str, write: Write
+) -> None:
+    write(range(1, 7))
+    with pytest.raises(RunError, match="another replicator"):
+        write(range(1, 3), first="1", next="3")
+    assert len(rig.copies(stream)) == 6
+
+
+def test_copies_of_an_earlier_source_of_the_same_name_are_not_taken_for_ours(
+    rig: Rig, stream: str, write: Write
+) -> None:
+    write()
+    assert write(created_ns="1800000000000000000").found == 0
+    assert numbers(rig, stream) == [1, 2, 3, 4, 5, 6] * 2
+
+
+def test_a_full_target_is_tried_again_and_then_the_batch_is_left_open(
+    rig: Rig, stream: str, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copier, "_REFUSAL_SECONDS", 0.3)
+    limited = {"name": stream, "subjects": [f"{stream}.>"], "discard": "new", "max_msgs": 4, "allow_direct": True}
+    rig.api(f"STREAM.UPDATE.{stream}", limited, rig.target)
+    receipt = write()
+    assert receipt.failure is not None
+    assert "10077" in receipt.failure
+    assert receipt.copied == 4
+    rig.api(f"STREAM.UPDATE.{stream}", {**limited, "max_msgs": -1}, rig.target)
+    receipt = write()
+    assert (receipt.failure, receipt.copied, receipt.found) == (None, 6, 4)
+    assert numbers(rig, stream) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_target_that_has_room_again_in_time_gets_everything_in_order(rig: Rig, stream: str, write: Write) -> None:
+    limited = {"name": stream, "subjects": [f"{stream}.>"], "discard": "new", "max_msgs": 4, "allow_direct": True}
+    rig.api(f"STREAM.UPDATE.{stream}", limited, rig.target)
+
+    def make_room() -> None:
+        with cluster(rig.target) as asked:
+            while asked.stream_info(stream).last_sequence < 4:
+                pass
+        rig.api(f"STREAM.UPDATE.{stream}", {**limited, "max_msgs": -1}, rig.target)
+
+    helper = threading.Thread(target=make_room)
+    helper.start()
+    receipt = write()
+    helper.join()
+    assert (receipt.failure, receipt.copied, receipt.disordered) == (None, 6, 0)
+    assert numbers(rig, stream) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_batch_that_was_given_up_is_not_written(rig: Rig, stream: str, write: Write, tmp_path: Path) -> None:
+    (tmp_path / "batch").write_text("b2")
+    with pytest.raises(RunError, match="given up"):
+        write()
+    assert not rig.copies(stream)
+
+
+def test_a_writer_waits_for_the_one_before_it(
+    rig: Rig, stream: str, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "writer-0.lock").open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with monkeypatch.context() as patched:
+            patched.setattr(sink, "_LOCK_SECONDS", 0.1)
+            with pytest.raises(RunError, match="earlier writer"):
+                write()
+        assert not rig.copies(stream)
+    assert write().copied == 6
+
+
+def test_messages_the_source_lost_meanwhile_are_reported_missing(rig: Rig, stream: str, write: Write) -> None:
+    for sequence in (2, 3, 6):
+        rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})
+    assert write().missing == [(2, 4), (6, 7)]
+    assert write((2, 4, 6)).missing == [(2, 3), (6, 7)]
+    assert numbers(rig, stream) == [1, 4, 5]
+
+
+def test_a_message_the_source_lost_after_it_was_copied_counts_as_copied(rig: Rig, stream: str, write: Write) -> None:
+    write()
+    rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": 2})
+    receipt = write()
+    assert (receipt.copied, receipt.found, receipt.missing) == (6, 6, [])
+
+
+def test_subjects_the_target_does_not_take_are_parked(rig: Rig, stream: str, write: Write) -> None:
+    receipt = write(remove=f"{stream}.")
+    assert [one.sequence for one in receipt.parked] == [1, 2, 3, 4, 5, 6]
+    assert "does not take subject m" in receipt.parked[0].reason
+    assert receipt.copied == 0
+    assert "on_poison" in (write(remove=f"{stream}.", on_poison="stop").failure or "")
+    assert not rig.copies(stream)
+
+
+def test_what_is_copied_is_staged_as_parquet_also_by_the_task_that_repairs(
+    rig: Rig, stream: str, write: Write, tmp_path: Path
+) -> None:
+    staging = tmp_path / "staging"
+    write((1,))
+    write((1, 2, 4), ("a", None, "b"), staging=str(staging))
+    (file,) = staging.glob("date=*/0.parquet")
+    table = parquet.read_table(file, partitioning=None)
+    assert table.select(["node", "sequence"]).to_pylist() == [
+        {"node": "a", "sequence": 1},
+        {"node": "b", "sequence": 4},
+    ]
+    assert numbers(rig, stream) == [1, 2, 4]
+
+
+def test_a_connection_that_is_lost_raises_so_that_spark_tries_again(
+    rig: Rig, stream: str, write: Write, tmp_path: Path
+) -> None:
+    with NatsServer(tmp_path / "gone", "gone") as gone:
+        lost = write_connection(tmp_path / "lost", ClusterSettings((gone.address,), connect_timeout_seconds=1.0))
+    with pytest.raises(RunError, match=str(gone.port)):
+        write(connection=str(lost))
+    assert not rig.copies(stream)
+
+
+def files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file())
+
+
+def test_no_secret_is_in_any_file_but_the_connections_or_in_a_failure(rig: Rig, tmp_path: Path) -> None:
+    users = '{user: me, password: "hunter2secret"}'
+    with NatsServer(tmp_path, "guarded", config=f"authorization {{ users: [{users}] }}") as guarded:
+        stream = rig.make()
+        rig.publish(stream, numbered(3))
+        rig.add(stream, target_url=f"nats://me:hunter2secret@{guarded.address}")
+        rig.drain()
+        rig.publish(stream, numbered(3, first=4))
+        guarded.stop()
+        assert "hunter2secret" not in rig.failure()
+    leaks = [path for path in files(rig.home) if b"hunter2secret" in path.read_bytes()]
+    assert {path.parent.name for path in leaks if path.name != "replication.yaml"} == {"connections"}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in leaks if path.name != "replication.yaml")

@@ -1,0 +1,119 @@
+"""The source: a range's partitions, the same rows however often a task runs, and no secret in a plan."""
+
+import contextlib
+import io
+import json
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sr_assets.adapters.spark.session import leave_session, open_session
+from sr_assets.adapters.spark.source import (
+    FORMAT,
+    JetStreamReader,
+    RangePartition,
+    decode_extractor,
+    encode_extractor,
+    open_connection,
+)
+from sr_assets.adapters.wire.connection_file import write_connection
+from sr_assets.domain.errors import RunError
+from sr_assets.domain.senders import HeaderName, JsonField, SenderExtractor, SubjectToken
+from sr_assets.settings import ClusterSettings, SparkSettings
+from sr_assets_tests.rig import SITE, Rig, Sent
+
+Options = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def options(rig: Rig, tmp_path: Path) -> Options:
+    """Make the options that read a stream of 100 messages, of which 10 to 19 are gone."""
+    stream = rig.make()
+    rig.publish(stream, [Sent(b'{"sender": "n%d", "force": true}' % n, f"s{n % 2}") for n in range(1, 101)])
+    for sequence in range(10, 20):
+        rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})
+    connection = str(write_connection(tmp_path / "c.json", ClusterSettings((rig.source.address,))))
+
+    def made(**more: str) -> dict[str, str]:
+        return {"connection": connection, "stream": stream, "first": "1", "next": "101", "direct": "true"} | more
+
+    return made
+
+
+def read(options: dict[str, str]) -> list[dict[str, Any]]:
+    reader = JetStreamReader(options)
+    batches = chain.from_iterable(reader.read(partition) for partition in reader.partitions())
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("direct", ("true", "false"))
+@pytest.mark.parametrize("partitions", ("1", "3", "200"))
+def test_partitions_cover_the_range_once_and_in_order(options: Options, direct: str, partitions: str) -> None:
+    asked = options(direct=direct, partitions=partitions, first="5", next="91")
+    rows = read(asked)
+    assert [row["sequence"] for row in rows] == [*range(5, 10), *range(20, 91)]
+    assert read(asked) == rows
+
+
+def test_a_partition_reads_its_range_and_nothing_else(options: Options) -> None:
+    reader = JetStreamReader(options())
+    for _ in range(2):
+        rows = [row for batch in reader.read(RangePartition(8, 22)) for row in batch.to_pylist()]
+        assert [row["sequence"] for row in rows] == [8, 9, 20, 21]
+        assert rows[0]["payload"] == b'{"sender": "n8", "force": true}'
+
+
+@pytest.mark.parametrize("direct", ("true", "false"))
+def test_a_filter_leaves_the_other_subjects_out(options: Options, direct: str) -> None:
+    asked = options(direct=direct)
+    rows = read(asked | {"filter": f"{asked['stream']}.s1"})
+    assert [row["sequence"] for row in rows] == [n for n in range(1, 101, 2) if not 10 <= n < 20]
+
+
+def test_sightings_have_who_and_how_large_and_no_payload(options: Options) -> None:
+    rows = read(options(inspect=encode_extractor(JsonField("sender"), ("force",)), next="3"))
+    assert [row | {"stored_ns": 0} for row in rows] == [
+        {"sequence": n, "stored_ns": 0, "sender": f"n{n}", "payload_bytes": 31, "forced": True} for n in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize("extractor", (JsonField(r"a.b\.c.0"), HeaderName("Node"), SubjectToken(-1)))
+@pytest.mark.parametrize("force", (None, ("a", "b.c")))
+def test_a_way_to_find_the_sender_survives_being_an_option(
+    extractor: SenderExtractor, force: tuple[str, ...] | None
+) -> None:
+    assert decode_extractor(encode_extractor(extractor, force)) == (extractor, force)
+
+
+def test_a_stream_that_is_gone_fails_the_task_with_its_name(options: Options) -> None:
+    for direct in ("true", "false"):
+        with pytest.raises(RunError, match="GONE"):
+            read(options(stream="GONE", direct=direct))
+
+
+def test_credentials_stand_in_a_file_only_we_can_read_and_in_no_plan(
+    rig: Rig, options: Options, tmp_path: Path
+) -> None:
+    cluster = ClusterSettings((rig.source.address,), user="me", password="hunter2")
+    file = write_connection(tmp_path / "deep" / "c.json", cluster)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert json.loads(file.read_text())["password"] == "hunter2"
+    assert write_connection(file, ClusterSettings((rig.source.address,), user="me", password="other")) == file
+    assert json.loads(file.read_text())["password"] == "other"
+    write_connection(file, cluster)
+    with open_connection(str(file), "test"):
+        pass
+    spark = open_session(SparkSettings(), rig.home, SITE)
+    try:
+        frame = spark.read.format(FORMAT).options(**options(connection=str(file), partitions="2")).load()
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            frame.explain(extended=True)
+        assert "sequence" in printed.getvalue()
+        assert "hunter2" not in printed.getvalue()
+        assert frame.count() == 90
+    finally:
+        leave_session(spark)

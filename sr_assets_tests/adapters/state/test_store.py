@@ -1,0 +1,203 @@
+"""A site's private state: all of a batch or nothing, and readable errors when the file is not ours."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from sr_assets.adapters.state.store import (
+    NODE_COLUMNS,
+    SCHEMA_VERSION,
+    Intent,
+    SiteBusyError,
+    SiteLock,
+    SiteState,
+    StreamState,
+    lock_owner,
+    read_status,
+    write_status,
+)
+from sr_assets.domain.errors import RunError
+
+INTENT = Intent("S", 1, 1, 11, 5, None, 7, 8, 9)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[SiteState]:
+    with SiteState(tmp_path) as opened:
+        yield opened
+
+
+def node(name: str, *, deadline_ns: int | None, status: str = "up") -> dict[str, object]:
+    values = dict.fromkeys(NODE_COLUMNS, 1) | {"status": status, "retired_at_ns": 1 if status == "retired" else None}
+    return {"node": name, **values, "deadline_ns": deadline_ns}
+
+
+def nodes(*rows: dict[str, object]) -> pa.Table:
+    fields = [(name, pa.string() if name in ("node", "status") else pa.int64()) for name in rows[0]]
+    return pa.Table.from_pylist(list(rows), schema=pa.schema(fields))
+
+
+def test_what_is_committed_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
+    with SiteState(tmp_path) as state, state.transaction():
+        assert state.load_stream("S") is None
+        state.save_stream(StreamState("S", 7, 11, watermark_ns=3, seen_messages=10))
+        state.save_stream(StreamState("S", 7, 21, watermark_ns=4, seen_messages=20))
+    with SiteState(tmp_path) as state:
+        found = state.load_stream("S")
+        assert found == StreamState("S", 7, 21, watermark_ns=4, seen_messages=20)
+        assert state.load_stream("T") is None
+
+
+def test_a_transaction_that_fails_changes_nothing(state: SiteState) -> None:
+    def fail() -> None:
+        with state.transaction():
+            state.save_stream(StreamState("S", 7, 11))
+            state.merge_nodes("S", nodes(node("a", deadline_ns=5)))
+            state.clear_intent("S")
+            raise KeyboardInterrupt
+
+    state.save_intent(INTENT)
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert state.load_stream("S") is None
+    assert state.next_deadline("S") is None
+    assert state.open_intent("S") == INTENT
+
+
+def test_an_intent_takes_the_place_of_the_one_before_of_its_kind(tmp_path: Path) -> None:
+    batch = Intent("S", 1, 2, 11, 5, 6, 7, 8, 9, waits=True)
+    resend = Intent("S", 1, 1, 3, 5, None, 7, 8, 9, resend=True)
+    with SiteState(tmp_path) as state:
+        for intent in (INTENT, batch, resend):
+            state.save_intent(intent)
+    with SiteState(tmp_path) as state:
+        assert state.open_intent("S") == batch
+        assert state.open_intent("S", resend=True) == resend
+        assert state.open_intent("T") is None
+        state.clear_intent("S", resend=True)
+        assert state.open_intent("S") == batch
+        assert state.open_intent("S", resend=True) is None
+
+
+def test_the_fold_gets_the_sightings_with_a_sender_and_the_nodes_among_them(state: SiteState) -> None:
+    state.merge_nodes("S", nodes(node("a", deadline_ns=5), node("b", deadline_ns=5)))
+    state.merge_nodes("T", nodes(node("a", deadline_ns=5)))
+    # Whatever was asked before, and not read to the end, is in nobody's way.
+    assert state.open_intent("S") is None
+    state.save_intent(INTENT)
+    assert state.open_intent("S") == INTENT
+    sightings = pa.table(
+        {
+            "sequence": [4, 5, 6],
+            "stored_ns": [1, 2, 3],
+            "sender": ["a", None, "new"],
+            "payload_bytes": [0, 0, 0],
+            "forced": [False, False, True],
+        }
+    )
+    rows = sorted(state.fold_input("S", sightings).to_pylist(), key=lambda row: (row["sender"], row["turn"]))
+    assert [(row["sender"], row["turn"], row["status"], row["forced"]) for row in rows] == [
+        ("a", 0, "up", False),
+        ("a", 4, None, False),
+        ("new", 6, None, True),
+    ]
+
+
+def test_nodes_are_due_strictly_before_the_watermark_earliest_first(state: SiteState) -> None:
+    state.merge_nodes(
+        "S",
+        nodes(
+            node("late", deadline_ns=9), node("b", deadline_ns=5), node("a", deadline_ns=5), node("r", deadline_ns=None)
+        ),
+    )
+    assert [row[0] for row in state.due_nodes("S", 9)] == ["a", "b"]
+    assert state.due_nodes("S", 5) == []
+    assert state.next_deadline("S") == 5
+    state.merge_nodes("S", nodes(node("a", deadline_ns=7), node("b", deadline_ns=8)))
+    assert state.next_deadline("S") == 7
+    assert len(state.due_nodes("S", 100)) == 3
+
+
+def test_retired_nodes_are_dropped_by_their_time_and_no_others(state: SiteState) -> None:
+    state.merge_nodes("S", nodes(node("up", deadline_ns=5), node("gone", deadline_ns=None, status="retired")))
+    state.drop_retired("S", 1)
+    assert len(state.connection.execute("SELECT * FROM nodes").fetchall()) == 2
+    state.drop_retired("S", 2)
+    assert state.connection.execute("SELECT node FROM nodes").fetchall() == [("up",)]
+
+
+def test_the_outbox_is_in_order_of_time_and_each_nodes_in_order_of_its_transitions(state: SiteState) -> None:
+    rows = [("e3", "b", 9, 1), ("e2", "a", 5, 2), ("e1", "a", 5, 1), ("e4", "c", 1, 1)]
+    for event_id, name, event_ns, transition in rows:
+        state.connection.execute(
+            "INSERT INTO transitions (event_id, stream, node, event_ns, transition, outbox) VALUES (?, 'S', ?, ?, ?, ?)",
+            [event_id, name, event_ns, transition, event_id != "e4"],
+        )
+    assert [row["event_id"] for row in state.outbox("S", 10)] == ["e1", "e2", "e3"]
+    assert [row["event_id"] for row in state.outbox("S", 1)] == ["e1"]
+    state.mark_published(["e1", "e3"], 77)
+    assert [row["event_id"] for row in state.outbox("S", 10)] == ["e2"]
+    assert state.outbox_size("S") == 1
+
+
+def test_a_file_that_is_no_state_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "state.duckdb").write_bytes(b"x" * 10_000)
+    with pytest.raises(RunError, match="sr-assets recover") as raised, SiteState(tmp_path):
+        pass
+    assert str(tmp_path / "state.duckdb") in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_state_of_another_version_is_refused_and_closed(tmp_path: Path) -> None:
+    with SiteState(tmp_path) as state:
+        state.connection.execute("UPDATE about SET schema_version = 99")
+        state.connection.execute("DROP TABLE nodes")
+    with pytest.raises(RunError, match="schema 99"), SiteState(tmp_path):
+        pass
+    with duckdb.connect(str(tmp_path / "state.duckdb")) as opened:
+        assert ("nodes",) not in opened.execute("SELECT table_name FROM duckdb_tables()").fetchall()
+        opened.execute(f"UPDATE about SET schema_version = {SCHEMA_VERSION}")
+    with SiteState(tmp_path):
+        pass
+
+
+def test_a_state_of_the_first_schema_is_brought_up_to_date_once(tmp_path: Path) -> None:
+    with SiteState(tmp_path) as state:
+        state.save_stream(StreamState("S", 7, 11, target_sequence=5))
+        for column in ("target_checked", "progress_ns", "alive_ns", "alive_due_ns"):
+            state.connection.execute(f"ALTER TABLE streams DROP COLUMN {column}")
+        for column in ("resend", "waits"):
+            state.connection.execute(f"ALTER TABLE intents DROP COLUMN {column}")
+        for table in ("copies", "resends"):
+            state.connection.execute(f"DROP TABLE {table}")
+        state.connection.execute("UPDATE about SET schema_version = 1")
+    for _ in range(2):
+        with SiteState(tmp_path) as state:
+            assert state.load_stream("S") == StreamState("S", 7, 11, target_sequence=5, target_checked=5)
+            assert state.open_intent("S") is None
+            assert state.copy_log("S").copies() == []
+
+
+def test_a_lock_is_one_owners_and_free_when_it_ends(tmp_path: Path) -> None:
+    assert lock_owner(tmp_path) is None
+    with SiteLock(tmp_path, "first", 0):
+        assert (lock_owner(tmp_path) or "").startswith("first (pid ")
+        with pytest.raises(SiteBusyError, match="first"), SiteLock(tmp_path, "second", 0.2):
+            pass
+        assert (lock_owner(tmp_path) or "").startswith("first")
+    assert lock_owner(tmp_path) is None
+    with SiteLock(tmp_path, "third", 0):
+        assert (lock_owner(tmp_path) or "").startswith("third")
+
+
+@pytest.mark.parametrize("text", ("", "{", "[]", "null"))
+def test_a_status_that_cannot_be_read_counts_as_none(tmp_path: Path, text: str) -> None:
+    assert read_status(tmp_path) == {}
+    (tmp_path / "status.json").write_text(text)
+    assert read_status(tmp_path) == {}
+    write_status(tmp_path, {"site": "X"})
+    assert read_status(tmp_path)["site"] == json.loads((tmp_path / "status.json").read_text())["site"] == "X"

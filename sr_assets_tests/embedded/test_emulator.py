@@ -1,0 +1,184 @@
+"""The emulated fleet tells the same story each time, looks like Choria's, and its messages arrive."""
+
+import asyncio
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import nats
+import pytest
+
+from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.domain.registration import decode_registration
+from sr_assets.domain.tracking import Event, NodeState, Policy, Sighting, sight, splay_ns
+from sr_assets.embedded.emulator import Churn, Fleet, FleetPlan, Publication
+from sr_assets.embedded.nats_server import NatsServer
+
+SECOND_NS = 1_000_000_000
+RESTLESS = Churn(share=0.4, short_seconds=12, long_seconds=24)
+
+
+def story(plan: FleetPlan, until_seconds: float) -> list[Publication]:
+    """What happens before `until_seconds`."""
+    return list(itertools.takewhile(lambda publication: publication.at_seconds < until_seconds, plan.events()))
+
+
+def create_stream(server: NatsServer, stream: str) -> None:
+    async def create() -> None:
+        client = await nats.connect(server.url)
+        await client.jetstream().add_stream(name=stream, subjects=[f"{stream}.>"])
+        await client.close()
+
+    asyncio.run(create())
+
+
+def stored(server: NatsServer, stream: str) -> list[tuple[str, bytes]]:
+    """Subject and payload of every message of a stream."""
+
+    async def read() -> list[tuple[str, bytes]]:
+        client = await nats.connect(server.url)
+        jetstream = client.jetstream()
+        last = (await jetstream.stream_info(stream)).state.last_seq
+        messages = [await jetstream.get_msg(stream, seq=number) for number in range(1, last + 1)]
+        await client.close()
+        return [(message.subject or "", message.data or b"") for message in messages]
+
+    return asyncio.run(read())
+
+
+def test_the_same_seed_tells_the_same_story_and_another_seed_another() -> None:
+    plan = FleetPlan(30, 3, seed=7, churn=RESTLESS)
+    assert story(plan, 30) == story(FleetPlan(30, 3, seed=7, churn=RESTLESS), 30)
+    assert story(plan, 30) != story(FleetPlan(30, 3, seed=8, churn=RESTLESS), 30)
+
+
+def test_every_node_of_a_quiet_fleet_speaks_once_per_round_in_order_of_time() -> None:
+    publications = story(FleetPlan(20, 5), 20)
+    times = [publication.at_seconds for publication in publications]
+    assert times == sorted(times)
+    for round_ in range(4):
+        senders = [p.sender for p in publications if round_ * 5 <= p.at_seconds < (round_ + 1) * 5]
+        assert len(senders) == len(set(senders)) == 20
+
+
+def test_a_message_is_the_adapters_with_the_nodes_own_inventory_inside() -> None:
+    publication = next(FleetPlan(5, 300).events(epoch_seconds=1_773_595_224))
+    registration = decode_registration(publication.payload)
+    assert registration is not None
+    assert registration.sender == publication.sender
+    assert registration.time.startswith("2026-03-15T17:2")
+    inventory = json.loads(registration.metadata or "")
+    assert inventory["facts"]["fqdn"] == inventory["status"]["identity"] == publication.sender
+
+
+def test_messages_have_2_to_25_kilobytes_and_typically_7() -> None:
+    sizes = [len(publication.payload) for publication in story(FleetPlan(500, 10), 10)]
+    assert min(sizes) > 2_000
+    assert max(sizes) < 26_000
+    assert statistics.median(sizes) == pytest.approx(7_000, rel=0.1)
+
+
+def test_the_typical_size_can_be_chosen() -> None:
+    sizes = [len(publication.payload) for publication in story(FleetPlan(200, 10, payload_bytes=3_000), 10)]
+    assert statistics.median(sizes) == pytest.approx(3_000, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "wrong", ({"nodes": 0}, {"interval_seconds": 0}, {"payload_bytes": 999}, {"payload_bytes": 250_001})
+)
+def test_a_plan_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match="must be"):
+        FleetPlan(**{"nodes": 1, "interval_seconds": 1, **wrong})
+
+
+def test_one_node_in_ten_grows_by_about_200_bytes_a_round() -> None:
+    sizes: dict[str, list[int]] = {}
+    for publication in story(FleetPlan(20, 1), 10):
+        sizes.setdefault(publication.sender, []).append(len(publication.payload))
+    growth = {sender: [b - a for a, b in itertools.pairwise(sequence)] for sender, sequence in sizes.items()}
+    growing = {sender for sender, steps in growth.items() if all(150 < step < 300 for step in steps)}
+    steady = {sender for sender, steps in growth.items() if all(abs(step) < 8 for step in steps)}
+    assert len(growing) == 2
+    assert growing | steady == set(growth)
+
+
+def test_a_restless_fleet_goes_through_every_transition_within_40_seconds() -> None:
+    policy = Policy(interval_ns=20 * SECOND_NS, warning_ns=8 * SECOND_NS)
+    nodes: dict[str, NodeState] = {}
+    told: list[tuple[Event, bool]] = []
+    for number, publication in enumerate(story(FleetPlan(10, 3, churn=RESTLESS), 40), start=1):
+        at_ns = round(publication.at_seconds * SECOND_NS)
+        sighting = Sighting(number, at_ns, len(publication.payload), forced=False)
+        splay = splay_ns(publication.sender, policy.interval_ns)
+        state, _, transitions = sight(policy, splay, nodes.get(publication.sender), sighting)
+        nodes[publication.sender] = state
+        told += [(transition.event, transition.returned) for transition in transitions]
+    assert {event for event, _ in told} == set(Event)
+    assert (Event.NEW, True) in told
+
+
+def test_a_hundred_thousand_nodes_are_cheap() -> None:
+    publications = list(itertools.islice(FleetPlan(100_000, 300, churn=Churn(0.1, 1200, 4000)).events(), 1000))
+    assert len({publication.sender for publication in publications}) == 1000
+
+
+def test_a_fleet_publishes_its_story_until_its_time_is_over(
+    nats_server: NatsServer, unique: Callable[[str], str]
+) -> None:
+    stream = unique("FLEET")
+    create_stream(nats_server, stream)
+    plan = FleetPlan(10, 1)
+    fleet = Fleet(plan, nats_server.url, f"{stream}.%s", for_seconds=3, paced=False)
+    assert fleet.run() == 30
+    subjects = [subject for subject, _ in stored(nats_server, stream)]
+    assert sorted(subjects) == sorted(f"{stream}.{publication.sender}" for publication in story(plan, 3))
+    assert all(decode_registration(payload) for _, payload in stored(nats_server, stream))
+
+
+def test_a_fleet_in_a_thread_keeps_to_the_clock_and_ends_when_told(
+    nats_server: NatsServer, unique: Callable[[str], str]
+) -> None:
+    stream = unique("FLEET")
+    create_stream(nats_server, stream)
+    deadline = time.monotonic() + 20
+    with Fleet(FleetPlan(50, 1), nats_server.url, f"{stream}.%s") as fleet:
+        while fleet.published < 60:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        published = fleet.published
+    assert published < 200
+    assert len(stored(nats_server, stream)) == fleet.published
+
+
+def test_a_fleet_goes_on_after_its_server_was_away(
+    nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with NatsServer(tmp_path_factory.mktemp("nats"), "shaky") as server:
+        create_stream(server, "FLEET")
+        deadline = time.monotonic() + 30
+        with Fleet(FleetPlan(50, 1), server.url, "FLEET.%s") as fleet:
+            for goal in (20, 100):
+                while fleet.published < goal:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
+                if goal == 20:
+                    server.kill()
+                    server.start()
+        assert len(stored(server, "FLEET")) >= fleet.published
+
+
+def test_an_unreachable_server_is_one_line_without_the_password() -> None:
+    with pytest.raises(RunError, match=r"^no fleet at 127\.0\.0\.1:1: ") as caught:
+        Fleet(FleetPlan(1, 1), "nats://user:hunter2@127.0.0.1:1", "a.%s").run()
+    assert "hunter2" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_subject_that_no_stream_takes_is_an_error_and_not_a_wait(
+    nats_server: NatsServer, unique: Callable[[str], str]
+) -> None:
+    fleet = Fleet(FleetPlan(1, 1), nats_server.url, f"{unique('nowhere')}.%s").start()
+    with pytest.raises(RunError, match=r"^no stream at .* takes nowhere"):
+        fleet.stop()

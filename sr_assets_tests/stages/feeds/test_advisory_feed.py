@@ -1,0 +1,333 @@
+"""The centre: advisory streams of all kinds folded into one view by real runs, compared with a fold told a second time."""
+
+import json
+import random
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from dagster import AssetCheckResult
+
+from sr_assets.assets.feeds import check_feed
+from sr_assets.automation import find_work
+from sr_assets.domain.advisories import observer_alive
+from sr_assets.settings import StreamSettings
+from sr_assets.stages.site import StreamReport
+from sr_assets.stages.tracking.heartbeat import send_heartbeat
+from sr_assets_tests.rig import SITE, Rig, Sent
+
+BASE = 1_700_000_000
+STATUS = {"new": "up", "recover": "up", "timeout": "timeout", "expire": "retired"}
+PREVIOUS = {"new": None, "timeout": "up", "recover": "timeout", "expire": "timeout"}
+V2 = "io.choria.sr.v2.age_advisory"
+V1 = "https://choria.io/schemas/sr/v1/age_advisory.json"
+
+
+def ours(
+    node: str, event: str, transition: int, at: float, *, name: str = "london", replicator: str = "EAST", **more: Any
+) -> dict[str, Any]:
+    """Return an advisory as we write them; `at` is in seconds after `BASE`."""
+    moment = datetime.fromtimestamp(BASE, UTC) + timedelta(seconds=at)
+    return {
+        "protocol": V2,
+        "event_id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"{replicator}{name}{node}{transition}")),
+        "inspect_field": "sender",
+        "age": 60,
+        "seen": int(BASE + at - 60),
+        "replicator": replicator,
+        "timestamp": int(BASE + at),
+        "event": event,
+        "value": node,
+        "stream": "NODES",
+        "name": name,
+        "event_time": moment.isoformat().replace("+00:00", "Z"),
+        "sequence": 7,
+        "transition": transition,
+        "previous": ("retired" if transition > 1 else None) if event == "new" else PREVIOUS[event],
+        "late": False,
+        "returned": event == "new" and transition > 1,
+        "age_seconds": 60.0,
+        "outage_seconds": None,
+    } | more
+
+
+def go(node: str, event: str, at: int, *, replicator: str = "GO", **more: Any) -> dict[str, Any]:
+    """Return an advisory of the Stream Replicator."""
+    told = {
+        "protocol": V2,
+        "event_id": f"{node}{event}{at}",
+        "inspect_field": "sender",
+        "age": 60,
+        "seen": BASE + at - 60,
+    }
+    return told | {"replicator": replicator, "timestamp": BASE + at, "event": event, "value": node} | more
+
+
+def old(node: str, event: str, at: int) -> dict[str, Any]:
+    """Return an advisory of the replicator before that."""
+    told = {"$schema": V1, "inspect": "sender", "value": node, "age": 60, "seen": BASE + at - 60}
+    return told | {"replicator": "OLD", "timestamp": BASE + at, "event": event}
+
+
+def lives(chance: random.Random) -> Iterator[dict[str, Any]]:
+    """Yield the lives of some nodes, in the order in which they happened, at sites of every kind."""
+    for number in range(60):
+        node, at = f"n{number}.example.net", chance.randrange(1000)
+        story = ["new", *chance.choice(([], ["timeout"], ["timeout", "recover"], ["timeout", "expire", "new"]))]
+        for transition, event in enumerate(story, 1):
+            at += chance.randrange(1, 300)
+            match number % 4:
+                case 0:
+                    yield go(node, event, at)
+                case 1:
+                    yield old(node, event, at)
+                case _:
+                    yield ours(node, event, transition, at + 0.25, name="paris" if number % 4 == 2 else "london")
+
+
+def expected(history: list[dict[str, Any]]) -> set[tuple[Any, ...]]:
+    """Fold a history: the highest transition, else the latest time and then the later event of a life."""
+    cycle = ["new", "timeout", "recover", "expire"]
+    best: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for one in history:
+        key = one["replicator"], one.get("name"), one.get("stream"), one["value"]
+        rank = (one.get("transition", 0), one["timestamp"], cycle.index(one["event"]))
+        known = best.get(key)
+        if known is None or rank > (known.get("transition", 0), known["timestamp"], cycle.index(known["event"])):
+            best[key] = one
+    rows = set()
+    for key, one in best.items():
+        at = BASE + (one["timestamp"] - BASE) + (0.25 if "transition" in one else 0)
+        seen = at if STATUS[one["event"]] == "up" else one["seen"]
+        origin = "ours" if "transition" in one else "v2" if "protocol" in one else "v1"
+        moment = datetime.fromtimestamp(at, UTC)
+        rows.add((*key, STATUS[one["event"]], moment, datetime.fromtimestamp(seen, UTC), moment, origin))
+    return rows
+
+
+def view(rig: Rig) -> set[tuple[Any, ...]]:
+    columns = "replicator, name, stream, node, status, status_since, last_seen, event_time, source"
+    return {tuple(row.values()) for row in rig.rows(f"SELECT {columns} FROM global_availability")}
+
+
+def publish(rig: Rig, stream: str, told: list[Any]) -> None:
+    bodies = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in told]
+    rig.publish(stream, [Sent(body) for body in bodies], rig.target)
+
+
+@pytest.fixture
+def feed(rig: Rig) -> str:
+    """A stream at the centre that the site's only feed reads."""
+    stream = rig.make("FEED", rig.target)
+    rig.add_feed(stream, batch_messages=70)
+    return stream
+
+
+def test_advisories_of_every_kind_shuffled_repeated_and_cut_give_the_view_that_their_history_has(
+    rig: Rig, feed: str
+) -> None:
+    chance = random.Random(7)
+    history = list(lives(chance))
+    told = [*history, *chance.sample(history, 40)]
+    chance.shuffle(told)
+    for first in range(0, len(told), 90):
+        publish(rig, feed, told[first : first + 90])
+        rig.drain()
+    assert view(rig) == expected(history)
+    # The history has each of them once, with the time it was received first.
+    stored = rig.copies(feed)
+    assert rig.row("SELECT count(*) AS all, count(DISTINCT event_id) AS ids FROM global_advisories") == {
+        "all": len(history),
+        "ids": len(history),
+    }
+    first_at = {one.payload: one.stored_ns // 1000 for one in reversed(stored)}
+    received = rig.rows("SELECT event_id, epoch_us(received_at) AS at FROM global_advisories WHERE source = 'v2'")
+    ids = {one["event_id"]: first_at[json.dumps(one).encode()] for one in history if "protocol" in one}
+    assert all(ids[row["event_id"]] == row["at"] for row in received)
+    row = rig.row("replication")
+    assert (row["seen_messages"], row["copied_messages"], row["lag_messages"]) == (len(told), len(told), 0)
+    assert (row["target_stream"], row["next_sequence"]) == (None, len(told) + 1)
+
+
+def test_what_is_no_advisory_is_kept_apart_and_counted_and_the_rest_is_folded(rig: Rig, feed: str) -> None:
+    good = ours("good", "new", 1, 0)
+    ahead = (datetime.now(UTC) + timedelta(hours=5)).isoformat()
+    bad = {
+        "not_json": b'{"protocol": "io.cho\0',
+        "no_advisory": {"hello": "world"},
+        "unknown_event": good | {"event": "exploded"},
+        "impossible_transition": ours("recovers", "recover", 1, 0),
+        "too_long": good | {"value": "x" * 10_000},
+        "too_large": b"[" * 200_000,
+        "bad_time": go("web", "new", 1 << 62),
+        "bad_field": good | {"value": "\ud800"},
+        # The one clock that is wrong by hours decides nothing: the node is taken in.
+        "clock_ahead": ours("early", "new", 1, 0, event_time=ahead),
+    }
+    publish(rig, feed, [*bad.values(), b"[" * 20_000, good])
+    (report,) = rig.drain().values()
+    assert {row["node"] for row in rig.rows("global_availability")} == {"good", "early"}
+    rejects = rig.rows("SELECT sequence, reason, feed, subject, payload_bytes, excerpt FROM global_rejects ORDER BY 1")
+    assert [row["reason"] for row in rejects] == [*bad, "not_json"]
+    assert rejects[0]["excerpt"] == '{"protocol": "io.cho\0'
+    assert rejects[4]["payload_bytes"] > 10_000
+    assert len(rejects[4]["excerpt"]) == 200
+    assert {row["subject"] for row in rejects} == {f"{feed}.m"}
+    row = rig.row("replication")
+    assert (row["seen_messages"], row["copied_messages"], row["parked_messages"]) == (11, 2, 9)
+    assert report.parked == 10
+    with rig.open() as site:
+        verdicts = {one.check_name: one for one in check_feed(site, report)}
+    assert verdicts["no_gap"].passed
+    assert not verdicts["advisories_understood"].passed
+    assert verdicts["advisories_understood"].metadata["last_day"].value == 10
+
+
+def test_of_what_is_kept_apart_ten_thousand_stay_and_all_are_counted(rig: Rig, feed: str) -> None:
+    rig.feeds[0].pop("batch_messages")
+    other = rig.make("OTHER", rig.target)
+    rig.add_feed(other)
+    publish(rig, feed, [b"x"] * 5_100)
+    publish(rig, other, [b"y"] * 100)
+    rig.drain()
+    kept = rig.row("SELECT count(*) AS kept, max(sequence) AS last FROM global_rejects WHERE excerpt = 'x'")
+    assert kept == {"kept": 5_000, "last": 5_100}, "the feeds share ten thousand; the newest are kept"
+    counts = {row["stream"]: row["parked_messages"] for row in rig.rows("replication")}
+    assert counts == {feed: 5_100, other: 100}
+
+
+def test_a_node_at_two_sites_is_two_rows_and_is_shown_as_such_until_it_has_left_one(rig: Rig, feed: str) -> None:
+    publish(
+        rig, feed, [ours("moves", "new", 1, 0), ours("moves", "new", 1, 1, name="paris"), ours("stays", "new", 1, 0)]
+    )
+    rig.drain()
+    assert len(rig.rows("SELECT * FROM global_availability WHERE node = 'moves'")) == 2
+    several = rig.row("v_nodes_at_several_sites")
+    assert (several["node"], several["sites"], several["names"]) == ("moves", 2, ["london", "paris"])
+    summary = {row["name"]: row for row in rig.rows("global_summary")}
+    assert [(row["nodes"], row["up"], row["timeout"], row["retired"]) for row in summary.values()] == [
+        (2, 2, 0, 0),
+        (1, 1, 0, 0),
+    ]
+    publish(rig, feed, [ours("moves", "timeout", 2, 100), ours("moves", "expire", 3, 200)])
+    rig.drain()
+    assert rig.rows("v_nodes_at_several_sites") == []
+    london = rig.row("SELECT * FROM global_summary WHERE name = 'london'")
+    assert (london["nodes"], london["up"], london["retired"]) == (1, 1, 1)
+    assert (london["replicator"], london["stream"], london["blind"]) == ("EAST", "NODES", False)
+
+
+def test_a_site_that_is_silent_for_longer_than_it_said_is_blind_and_a_run_is_asked_for_to_show_it(
+    rig: Rig, feed: str
+) -> None:
+    watched = {"replicator": "EAST", "stream": "NODES", "ts_ns": 0, "watermark_ns": 5, "lag_messages": 3, "lag_ns": 0}
+    words = [
+        observer_alive(**watched, name="paris", position=1, nodes=1, next_within_ns=3_000 * 10**9),
+        observer_alive(**watched, name="london", position=41, nodes=7, next_within_ns=3 * 10**9),
+    ]
+    # The run that hears the short promise has to end before it is broken: it is not the session's first.
+    publish(rig, feed, [ours("web1", "new", 1, 0), ours("web1", "new", 1, 0, name="rome")])
+    rig.drain()
+    publish(rig, feed, words)
+    rig.drain()
+    settings = rig.settings()
+
+    def watched_check() -> AssetCheckResult:
+        (report,) = rig.drain().values()
+        with rig.open() as site:
+            (verdict,) = (one for one in check_feed(site, report) if one.check_name == "sites_watched")
+        return verdict
+
+    deadline = time.monotonic() + 30
+    while (found := find_work(settings, SITE)[0]) is None:
+        assert time.monotonic() < deadline, "the silence was never noticed"
+        time.sleep(0.1)
+    assert found == f"{SITE}/{feed}: a site has been silent for longer than it said"
+    verdict = watched_check()
+    assert not verdict.passed
+    assert (verdict.description or "").startswith("blind: london/NODES (last heard 20")
+    assert find_work(settings, SITE)[0] is None, "known silence is no reason for another run"
+    columns = "name, blind, observer_alive_at IS NOT NULL AS heard, nodes, position, tracked_nodes"
+    assert [tuple(row.values()) for row in rig.rows(f"SELECT {columns} FROM global_summary ORDER BY name")] == [
+        ("london", True, True, 1, 41, 7),
+        ("paris", False, True, 0, 1, 1),
+        ("rome", False, False, 1, None, None),
+    ]
+    publish(rig, feed, words)
+    assert watched_check().passed
+    assert rig.rows("SELECT name FROM global_summary WHERE blind") == []
+    assert rig.row("SELECT count(*) AS told FROM global_availability")["told"] == 2, "a site is no node"
+
+
+def test_a_site_says_that_it_watches_but_not_again_what_still_holds_and_its_centre_hears_it(rig: Rig) -> None:
+    source, listened = rig.make(), rig.make("ADVISORIES")
+    observers = rig.make("OBSERVERS", subjects=["sr_assets.observer_alive.>"])
+    rig.publish(source, [Sent(b'{"sender": "web1"}'), Sent(b'{"sender": "web2"}')])
+    rig.add(
+        source,
+        target_subject_prefix="c",
+        inspect_field="sender",
+        inspect_duration="10h",
+        advisory={"subject": f"{listened}.%s.%v"},
+    )
+    for stream in (listened, observers):
+        rig.add_feed(stream, url=rig.source.url)
+    rig.drain()
+    rig.drain()
+    (told,) = (json.loads(one.payload) for one in rig.stored(observers))
+    assert {one.subject for one in rig.stored(observers)} == {f"sr_assets.observer_alive.{SITE}.{SITE}.{source}"}
+    assert (told["event"], told["position"], told["lag_messages"], told["nodes"]) == ("observer_alive", 2, 0, 2)
+    assert {json.loads(one.payload)["event"] for one in rig.stored(listened)} == {"new"}, "consumers hear nothing of it"
+    row = rig.row("global_summary")
+    assert (row["replicator"], row["name"], row["stream"], row["nodes"], row["tracked_nodes"]) == (
+        SITE,
+        SITE,
+        source,
+        2,
+        2,
+    )
+    assert not row["blind"]
+    assert row["observer_alive_at"] > row["last_advisory_at"]
+    # A busy run waits with its first word, but not where a centre has waited for it in vain.
+    with rig.open() as site:
+        stream, state = site.entries[0], site.state.load_stream(source)
+        assert isinstance(stream, StreamSettings)
+        assert state is not None
+        site.set_clock(state.as_of_ns)
+        for ago_seconds, words in ((0, 1), (3600, 2)):
+            state.alive_ns = state.alive_due_ns = state.as_of_ns - ago_seconds * 10**9
+            send_heartbeat(site, stream, StreamReport(stream, state=state), busy=True)
+            assert len(rig.stored(observers)) == words
+
+
+def test_a_feed_that_was_overtaken_or_made_again_behaves_like_every_stream(rig: Rig, feed: str) -> None:
+    publish(rig, feed, [ours(f"n{number}", "new", 1, number) for number in range(6)])
+    rig.drain()
+    publish(rig, feed, [ours(f"m{number}", "new", 1, number) for number in range(4)])
+    rig.api(f"STREAM.PURGE.{feed}", {"seq": 9}, rig.target)
+    rig.drain()
+    gap = rig.row("gaps")
+    assert (gap["first_sequence"], gap["last_sequence"], gap["messages"], gap["reason"]) == (7, 8, 2, "overtaken")
+    rig.api(f"STREAM.DELETE.{feed}", server=rig.target)
+    rig.create(feed, rig.target)
+    publish(rig, feed, [ours("n1", "timeout", 2, 500)])
+    assert "was deleted and made again" in rig.failure()
+    rig.feeds[0]["on_source_reset"] = "recopy"
+    rig.drain()
+    status = {row["node"]: row["status"] for row in rig.rows("global_availability")}
+    assert status == {f"n{number}": "up" for number in range(6)} | {"m2": "up", "m3": "up", "n1": "timeout"}
+    assert rig.row("SELECT count(*) AS told FROM global_advisories")["told"] == 9
+
+
+def test_the_history_is_kept_for_as_long_as_it_is_configured_by_the_feeds_clock(rig: Rig, feed: str) -> None:
+    publish(rig, feed, [ours("web1", "new", 1, 0), b"nothing"])
+    rig.drain()
+    assert len(rig.rows("global_advisories")) == 1, "it happened long ago but was received just now"
+    deadline = time.monotonic() + 30
+    while rig.rows("global_advisories") or rig.rows("global_rejects"):
+        assert time.monotonic() < deadline
+        rig.drain(advisories={"retention": "1s"})
+    assert len(rig.rows("global_availability")) == 1

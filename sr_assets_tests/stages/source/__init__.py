@@ -1,0 +1,1 @@
+"""Tests of `sr_assets.stages.source`."""

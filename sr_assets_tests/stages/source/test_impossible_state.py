@@ -1,0 +1,141 @@
+"""A state that cannot be right, or cannot be read, is refused with what to do, and stays as it is."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from sr_assets.automation import find_work
+from sr_assets.domain.advisories import PROTOCOL
+from sr_assets.domain.errors import RunError
+from sr_assets.stages.replication.recover import recover_stream
+from sr_assets_tests.rig import SITE, Rig, Sent
+
+SAMPLED = {"inspect_field": "sender", "inspect_duration": "10h"}
+
+
+def state_file(rig: Rig) -> Path:
+    return rig.home / "sites" / SITE / "state.duckdb"
+
+
+def edit(file: Path, statement: str) -> None:
+    with duckdb.connect(str(file)) as opened:
+        opened.execute(statement)
+
+
+def digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def stream(rig: Rig) -> str:
+    """A stream that was copied as far as it goes: three messages of three senders."""
+    name = rig.make()
+    rig.publish(name, [Sent(json.dumps({"sender": f"n{n}"}).encode()) for n in range(3)])
+    rig.add(name, **SAMPLED)
+    rig.drain()
+    return name
+
+
+def test_a_position_ahead_of_the_source_is_refused_and_recovered_once_the_state_is_out_of_the_way(
+    rig: Rig, stream: str
+) -> None:
+    edit(state_file(rig), "UPDATE streams SET next_sequence = 100")
+    failure = rig.failure()
+    assert "ends at 3, before 99, which was read" in failure
+    assert f"the state was edited (then set it aside and run `sr-assets recover --stream {SITE}/{stream}`" in failure
+    with duckdb.connect(str(state_file(rig)), read_only=True) as opened:
+        assert opened.execute("SELECT next_sequence, copied_messages FROM streams").fetchall() == [(100, 3)]
+    # The sensor does not take it for level: it asks for a run, ever more patiently, whose error is in the table.
+    assert "ends at 3, before 99" in find_work(rig.settings(), SITE)[1]
+    state_file(rig).rename(state_file(rig).with_suffix(".aside"))
+    recover_stream(rig.settings(), rig.settings().streams[0])
+    rig.publish(stream, [Sent(b'{"sender": "n3"}')])
+    rig.drain()
+    assert len(rig.copies(stream)) == 4
+
+
+def test_a_recovered_nodes_transitions_go_on_from_what_was_announced_for_a_centre_goes_by_the_highest(
+    rig: Rig, stream: str
+) -> None:
+    told = rig.make("ADVISORIES")
+    rig.entries[0]["advisory"] = {"subject": f"{told}.%s.%v"}
+    said = {"protocol": PROTOCOL, "replicator": SITE, "stream": stream, "timestamp": 1, "event": "timeout"}
+    bodies = [
+        said | {"name": name, "value": node, "transition": transition}
+        for name, node, transition in ((SITE, "n0", 42), (SITE, "n0", 41), ("PARIS", "n1", 90), (SITE, "gone", 7))
+    ]
+    rig.publish(told, [Sent(json.dumps(body).encode(), "timeout.node") for body in bodies])
+    state_file(rig).unlink()
+    assert "which transitions were announced" not in recover_stream(rig.settings(), rig.settings().streams[0])
+    with rig.open() as site:
+        counters = site.state.connection.execute("SELECT node, transition FROM nodes ORDER BY node").fetchall()
+    assert counters == [("n0", 42), ("n1", 1), ("n2", 1)]
+
+
+def test_a_state_of_an_unknown_schema_is_refused_and_not_a_byte_is_changed(rig: Rig, stream: str) -> None:
+    edit(state_file(rig), "UPDATE about SET schema_version = 7; DROP TABLE gaps")
+    before = digest(state_file(rig))
+    with pytest.raises(RunError, match=r"has schema 7, .* knows \d+; use the version that wrote it"):
+        rig.run()
+    with pytest.raises(RunError, match="has schema 7"):
+        recover_stream(rig.settings(), rig.settings().streams[0])
+    assert digest(state_file(rig)) == before
+
+
+def cut_off(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:5_000])
+
+
+def overwrite(file: Path) -> None:
+    file.write_bytes(b"not a database" * 1_000)
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def spoil(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[8_192:] = bytes(len(content) - 8_192)
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", (cut_off, overwrite, empty, spoil))
+def test_a_corrupt_state_is_never_overwritten_and_only_recover_sets_it_aside(
+    rig: Rig, stream: str, damage: Callable[[Path], None]
+) -> None:
+    file = state_file(rig)
+    damage(file)
+    before = digest(file)
+    for _ in range(2):
+        with pytest.raises(RunError, match=r"cannot be read .*recover"):
+            rig.run()
+        assert digest(file) == before
+    said = recover_stream(rig.settings(), rig.settings().streams[0])
+    (aside,) = file.parent.glob("state.duckdb.broken-*")
+    assert str(aside) in said
+    assert digest(aside) == before
+    rig.publish(stream, [Sent(b'{"sender": "n3"}')])
+    rig.drain()
+    assert len(rig.copies(stream)) == 4
+
+
+def test_a_state_that_another_process_has_open_is_not_taken_for_broken(rig: Rig, stream: str) -> None:
+    script = f"import duckdb, sys; c = duckdb.connect({str(state_file(rig))!r}); print(1, flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as reader:
+        assert reader.stdout is not None
+        reader.stdout.readline()
+        with pytest.raises(RunError, match="cannot be opened"):
+            rig.run()
+        with pytest.raises(RunError, match="cannot be opened"):
+            recover_stream(rig.settings(), rig.settings().streams[0])
+    rig.drain()
+    assert not list(state_file(rig).parent.glob("*broken*"))

@@ -1,0 +1,132 @@
+"""The fold of a batch: the rules themselves, one sender after the other; the same here as in Spark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sr_assets.adapters.spark.session import leave_session, open_session
+from sr_assets.adapters.state.store import NODE_COLUMNS
+from sr_assets.domain.tracking import NodeState, Policy, Sighting, Status, Transition, deadline_ns, sight, splay_ns
+from sr_assets.settings import SparkSettings
+from sr_assets.stages.tracking import columns, fold
+from sr_assets.stages.tracking.columns import state_of, state_values
+from sr_assets.stages.tracking.fold import FOLDED_SCHEMA, fold_batch, folded_table, transition_row
+from sr_assets_tests.rig import SITE, Rig
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SECOND = 1_000_000_000
+POLICY = Policy(3600 * SECOND, 1800 * SECOND, 100)
+KNOWN = NodeState(SECOND, 2 * SECOND, 7, 2 * SECOND, 50, Status.TIMEOUT, 2 * SECOND, None, 0, 2)
+
+senders = st.sampled_from(["web1", "web2", "é", "db.example.net"])
+anyhow = st.lists(
+    st.tuples(senders, st.integers(0, 10_000), st.integers(0, 300), st.booleans()), max_size=30
+)  # sender, seconds, payload bytes, forced
+#: A fleet that goes on: mostly heard of in time, sooner or later due.
+steadily = st.lists(
+    st.tuples(
+        senders,
+        st.sampled_from([0, 100, 300, 599, 600, 1799, 1800, 1801]),
+        st.sampled_from([0, 50, 149, 150]),
+        st.sampled_from([False, False, False, True]),
+    ),
+    max_size=60,
+).map(
+    lambda steps: [
+        (name, 10 + sum(seconds for _, seconds, *_ in steps[: at + 1]), *rest)
+        for at, (name, _, *rest) in enumerate(steps)
+    ]
+)
+sightings = anyhow | steadily
+known = st.dictionaries(senders, st.sampled_from([KNOWN, NodeState(0, 0, 3, None, None, Status.UP, 0, None, 1, 4)]))
+Sightings = list[tuple[str, int, int, bool]]
+
+
+def no_engine() -> SparkSession:
+    raise AssertionError("a small batch needs no engine")
+
+
+def fold_input(seen: Sightings, nodes: dict[str, NodeState]) -> pa.Table:
+    rows = [(name, 0, 0, 0, False, *state_values(state)) for name, state in nodes.items()]
+    for turn, (name, seconds, payload_bytes, forced) in enumerate(seen, 10):
+        rows.append((name, turn, seconds * SECOND, payload_bytes, forced, *(None,) * len(NODE_COLUMNS)))
+    kinds = {"sender": pa.string(), "forced": pa.bool_(), "status": pa.string()}
+    names = ("sender", "turn", "stored_ns", "payload_bytes", "forced", *NODE_COLUMNS)
+    columns = zip(*rows, strict=True) if rows else [()] * len(names)
+    return pa.table(
+        {name: pa.array(column, kinds.get(name, pa.int64())) for name, column in zip(names, columns, strict=True)}
+    )
+
+
+def expected(seen: Sightings, nodes: dict[str, NodeState]) -> list[dict[str, Any]]:
+    states, told, decided = dict(nodes), [], []
+    for turn, (name, seconds, payload_bytes, forced) in enumerate(seen, 10):
+        splay = splay_ns(name, POLICY.interval_ns)
+        sighting = Sighting(turn, seconds * SECOND, payload_bytes, forced)
+        states[name], decision, transitions = sight(POLICY, splay, states.get(name), sighting, 5 * SECOND)
+        decided.append({"sender": name, "decided": turn, "reason": decision.reason.value})
+        told += [(name, transition) for transition in transitions]
+    ends = [
+        {
+            "sender": name,
+            **dict(zip(NODE_COLUMNS, state_values(state), strict=True)),
+            "status": state.status.value,
+            "deadline_ns": deadline_ns(POLICY, state),
+        }
+        for name, state in states.items()
+    ]
+    blank = dict.fromkeys(FOLDED_SCHEMA.names)
+    return [{**blank, **row} for row in (*decided, *ends)] + told_rows(told)
+
+
+def told_rows(told: list[tuple[str, Transition]]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = folded_table([transition_row(name, one) for name, one in told]).to_pylist()
+    return rows
+
+
+def in_order(rows: list[dict[str, Any]]) -> list[str]:
+    return sorted(map(repr, rows))
+
+
+@pytest.mark.parametrize("few", (1, 3, 64), ids=("together", "together, then one by one", "one by one"))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seen=sightings, nodes=known)
+def test_a_batch_is_folded_as_the_rules_fold_each_sender(
+    few: int, monkeypatch: pytest.MonkeyPatch, seen: Sightings, nodes: dict[str, NodeState]
+) -> None:
+    monkeypatch.setattr(columns, "_FEW", few)
+    folded = fold_batch(no_engine, fold_input(seen, nodes), POLICY, 5 * SECOND)
+    assert folded.schema == FOLDED_SCHEMA
+    assert in_order(folded.to_pylist()) == in_order(expected(seen, nodes))
+
+
+def test_a_large_batch_is_folded_in_spark_to_the_same_rows(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = [(f"web{number % 7}", 60 * number, number % 300, number % 11 == 0) for number in range(500)]
+    rows = fold_input(seen, {"web1": KNOWN, "web3": KNOWN})
+    here = fold_batch(no_engine, rows, POLICY, None)
+    monkeypatch.setattr(fold, "_ROWS_AT_HOME", 10)
+    spark = open_session(SparkSettings(), rig.home, SITE)
+    try:
+        there = fold_batch(lambda: spark, rows, POLICY, None)
+    finally:
+        leave_session(spark)
+    assert in_order(there.to_pylist()) == in_order(here.to_pylist())
+    assert here.num_rows > 507
+
+
+@given(known)
+def test_a_state_comes_back_from_its_columns(nodes: dict[str, NodeState]) -> None:
+    for state in nodes.values():
+        values = [str(value) if isinstance(value, Status) else value for value in state_values(state)]
+        assert state_of(values) == state
+
+
+def test_the_columns_of_a_node_are_the_fields_of_its_state() -> None:
+    assert tuple(NodeState.__dataclass_fields__) == NODE_COLUMNS

@@ -1,0 +1,114 @@
+"""The outbox: kept until acknowledged, sent once, in order for each node."""
+
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from sr_assets.adapters.state.store import SiteState
+from sr_assets_tests.rig import Rig, Sent, connection
+
+SAMPLED = {"inspect_field": "sender", "inspect_duration": "10m"}
+
+
+def from_sender(*names: str) -> list[Sent]:
+    return [Sent(json.dumps({"sender": name}).encode()) for name in names]
+
+
+def told(rig: Rig, stream: str, **where: Any) -> list[str]:
+    return [json.loads(message.payload)["value"] for message in rig.stored(stream, **where)]
+
+
+def test_without_an_advisory_block_transitions_are_recorded_and_never_published(rig: Rig) -> None:
+    stream = rig.make()
+    rig.publish(stream, from_sender("a"))
+    rig.add(stream, **SAMPLED)
+    (report,) = rig.drain().values()
+    assert (report.published, report.waiting, report.undeliverable) == (0, 0, None)
+    assert rig.row("node_advisories")["published_at"] is None
+
+
+@pytest.mark.parametrize("reliable", (None, True))
+def test_advisories_go_to_the_stream_that_takes_them_once(rig: Rig, reliable: bool | None) -> None:
+    stream, advisories = rig.make(), rig.make("ADV")
+    rig.publish(stream, from_sender("a", "b", "a"))
+    rig.add(stream, advisory={"subject": f"{advisories}.%s.%v", "reliable": reliable}, **SAMPLED)
+    rig.drain()
+    rig.drain()
+    assert told(rig, advisories) == ["a", "b"]
+    assert all(row["published_at"] for row in rig.rows("node_advisories"))
+
+
+def test_advisories_go_to_the_target_cluster_when_that_is_said(rig: Rig) -> None:
+    stream, advisories = rig.make(), rig.make("ADV", rig.target)
+    rig.publish(stream, from_sender("a"))
+    rig.add(stream, advisory={"subject": f"{advisories}.%s.%v", "cluster": "target"}, **SAMPLED)
+    rig.drain()
+    assert told(rig, advisories, server=rig.target) == ["a"]
+
+
+@pytest.mark.parametrize("reliable", (None, False))
+def test_unreliable_advisories_are_heard_by_who_listens_and_marked_sent(rig: Rig, reliable: bool | None) -> None:
+    stream, subject = rig.make(), rig.unique("heard")
+    rig.publish(stream, from_sender("a"))
+    rig.add(stream, advisory={"subject": f"{subject}.%s.%v", "reliable": reliable}, **SAMPLED)
+    with socket.create_connection(("127.0.0.1", rig.source.port), timeout=30) as listener:
+        listener.sendall(b'CONNECT {"verbose":false}\r\nSUB %b.> 1\r\nPING\r\n' % subject.encode())
+        heard = b""
+        while b"PONG" not in heard:
+            heard += listener.recv(65536)
+        rig.drain()
+        while b"io.choria.sr.v2.age_advisory" not in heard:
+            heard += listener.recv(65536)
+    assert f"MSG {subject}.new.a 1".encode() in heard
+    assert rig.row("node_advisories")["published_at"] is not None
+
+
+def test_what_was_sent_but_not_marked_is_sent_again_under_the_same_id(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, advisories = rig.make(), rig.make("ADV")
+    rig.publish(stream, from_sender("a", "b"))
+    rig.add(stream, advisory={"subject": f"{advisories}.%s.%v"}, **SAMPLED)
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SiteState, "mark_published", crash)
+        with pytest.raises(KeyboardInterrupt):
+            rig.run()
+    assert [row["published_at"] for row in rig.rows("node_advisories")] == [None, None]
+    rig.drain()
+    # The server's dedupe window knows the ids.
+    assert told(rig, advisories) == ["a", "b"]
+    assert all(row["published_at"] for row in rig.rows("node_advisories"))
+
+
+def test_advisories_a_stream_refuses_wait_and_the_run_says_why(rig: Rig) -> None:
+    stream, advisories = rig.make(), rig.make("ADV", max_msgs=2, discard="new")
+    rig.publish(stream, from_sender("a", "b", "c", "d"))
+    rig.add(stream, advisory={"subject": f"{advisories}.%s.%v"}, **SAMPLED)
+    (report,) = rig.drain().values()
+    assert (report.published, report.waiting) == (2, 2)
+    assert report.undeliverable is not None
+    assert "10077" in report.undeliverable
+    with connection(rig.source) as opened:
+        body = {"name": advisories, "subjects": [f"{advisories}.>"], "max_msgs": -1, "discard": "new"}
+        assert "error" not in opened.request(f"$JS.API.STREAM.UPDATE.{advisories}", body)
+    (report,) = rig.drain().values()
+    assert (report.waiting, report.undeliverable) == (0, None)
+    assert told(rig, advisories) == ["a", "b", "c", "d"]
+
+
+def test_an_outbox_that_cannot_be_delivered_fails_no_run_and_keeps_copying(rig: Rig) -> None:
+    stream = rig.make()
+    rig.publish(stream, from_sender("a"))
+    rig.add(stream, advisory={"subject": "nobody.%s.%v", "reliable": True}, **SAMPLED)
+    for n in range(2):
+        (report,) = rig.drain().values()
+        assert report.waiting == n + 1
+        assert report.undeliverable is not None
+        rig.publish(stream, from_sender(f"b{n}"))
+    assert len(rig.copies(stream)) == 2

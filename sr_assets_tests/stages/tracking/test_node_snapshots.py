@@ -1,0 +1,142 @@
+"""The newest message of each node, whatever it is, and the Parquet history behind it."""
+
+import base64
+import gzip
+import json
+
+import pytest
+from pyarrow import parquet
+
+from sr_assets.stages.site import Stage
+from sr_assets.stages.tracking.node_snapshots import compact
+from sr_assets_tests.rig import SITE, Rig, Sent
+
+SAMPLED = {"inspect_subject_token": 2, "inspect_duration": "10m", "size_trigger": 1}
+#: Text that is JSON for Python, or nearly, and not for every reader of JSON.
+ODD = (
+    b'{"a": "\\ud800"}',
+    b'{"a": 1e999, "b": -1e999}',
+    b'{"a": NaN}',
+    b'{"a": 1, "a": 2}',
+    b'{"a": "\\u0000"}',
+    b'{"a": 123456789012345678901234567890.5}',
+    b"[" * 900 + b"]" * 900,
+    b"[" * 100_000,
+    b"7",
+    b'"text"',
+    b"null",
+    b"  \n",
+    b"",
+    b"\xef\xbb\xbf{}",
+    b"\xff\x00\xfe",
+    b"{'a': 1}",
+    b"-0",
+    b'{"a": .5}',
+)
+
+
+def registration(content: dict[str, object]) -> bytes:
+    zipped = base64.b64encode(gzip.compress(json.dumps(content).encode())).decode()
+    inner = {"protocol": "choria:registration:inventorycontent:1", "zcontent": zipped}
+    outer = {"protocol": "choria:adapters:natsstream:output:1", "sender": "x", "time": "2026-01-01T00:00:00Z"}
+    return json.dumps({**outer, "data": json.dumps(inner)}).encode()
+
+
+def test_any_payload_can_be_asked_for(rig: Rig) -> None:
+    stream = rig.make()
+    payloads = [*ODD, registration({"facts": {"os": "größe"}})]
+    rig.publish(stream, [Sent(payload, f"n{n:02}") for n, payload in enumerate(payloads)])
+    rig.add(stream, **SAMPLED)
+    rig.drain()
+    rows = rig.rows("SELECT * FROM node_snapshots ORDER BY node")
+    assert [row["node"] for row in rows] == [f"n{n:02}" for n in range(len(payloads))]
+    stored = rig.stored(stream)
+    for row, message in zip(rows, stored, strict=True):
+        assert (row["name"], row["stream"], row["sequence"]) == (SITE, stream, message.sequence)
+        assert (row["subject"], row["payload_bytes"]) == (message.subject, len(message.payload))
+        assert int(row["stored_at"].timestamp() * 1000) == message.stored_ns // 1_000_000
+        assert (row["payload"] is None) != (row["payload_raw"] is None)
+        assert (row["payload_raw"] if row["payload"] is None else row["payload"].encode()) == message.payload
+    assert [row["metadata"] is None for row in rows] == [True] * len(ODD) + [False]
+    assert json.loads(rows[-1]["metadata"])["facts"] == {"os": "größe"}
+    assert rig.row("SELECT payload->>'a' AS a FROM node_snapshots WHERE node = 'n03'")["a"] in ("1", "2")
+
+
+def test_the_newest_copied_message_of_each_node_is_shown_and_all_are_in_the_history(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream, batch_messages=4, **SAMPLED)
+    rig.publish(stream, [Sent(b"x" * n, f"n{n % 3}") for n in range(1, 11)])
+    rig.drain()
+    rig.publish(stream, [Sent(b"y", "n1")])
+    rig.drain()
+    newest = rig.rows("SELECT node, sequence, payload_raw FROM node_snapshots ORDER BY node")
+    assert [tuple(row.values()) for row in newest] == [("n0", 9, b"x" * 9), ("n1", 11, b"y"), ("n2", 8, b"x" * 8)]
+    files = sorted((rig.home / "snapshots" / f"name={SITE}" / f"stream={stream}").glob("date=*/*.parquet"))
+    sequences = [row for file in files for row in parquet.read_table(file, partitioning=None)["sequence"].to_pylist()]
+    assert sorted(sequences) == list(range(1, 12))
+    assert not list((rig.home / "sites" / SITE / "staging").rglob("*.parquet"))
+
+
+def test_files_staged_by_a_run_that_ended_there_are_adopted_by_the_next(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream, **SAMPLED)
+    rig.publish(stream, [Sent(b"1", "a"), Sent(b"22", "b")])
+    rig.run(stages=[Stage.REPLICA])
+    assert not rig.rows("node_snapshots")
+    rig.publish(stream, [Sent(b"333", "a")])
+    rig.run(stages=[Stage.REPLICA])
+    rig.run(stages=[Stage.NODE_SNAPSHOTS])
+    assert [row["sequence"] for row in rig.rows("SELECT * FROM node_snapshots ORDER BY node")] == [3, 2]
+
+
+def test_messages_without_a_sender_and_streams_without_sampling_have_no_snapshots(rig: Rig) -> None:
+    stream, plain = rig.make(), rig.make()
+    rig.add(stream, inspect_subject_token=3, inspect_duration="10m")
+    rig.add(plain)
+    for one in (stream, plain):
+        rig.publish(one, [Sent(b"1", "a")])
+    rig.drain()
+    assert not rig.rows("node_snapshots")
+    assert [len(rig.copies(one)) for one in (stream, plain)] == [1, 1]
+
+
+def test_closed_days_become_one_file_and_readers_of_the_old_ones_are_not_disturbed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = rig.make()
+    rig.add(stream, batch_messages=1, **SAMPLED)
+    rig.publish(stream, [Sent(b"x" * n, "n") for n in range(1, 4)])
+    rig.drain()
+    folder = rig.home / "snapshots" / f"name={SITE}" / f"stream={stream}"
+    (day,) = folder.glob("date=*")
+    assert len(list(day.glob("*.parquet"))) == 3
+    before = rig.row("SELECT node, sequence, payload_raw FROM node_snapshots")
+    with rig.open() as site:
+        tomorrow_ns = rig.stored(stream)[-1].stored_ns + 86_400 * 10**9
+        monkeypatch.setattr(type(site), "now_ns", lambda _: tomorrow_ns)
+        compact(site, site.streams[0])
+        # The published view still names the old files.
+        assert rig.row("SELECT node, sequence, payload_raw FROM node_snapshots") == before
+        site.publish()
+        assert rig.row("SELECT node, sequence, payload_raw FROM node_snapshots") == before
+        compact(site, site.streams[0])
+    assert [file.name for file in day.glob("*.parquet")] == ["1-4.parquet"]
+    assert rig.row("SELECT node, sequence, payload_raw FROM node_snapshots") == before
+
+
+def test_days_beyond_the_retention_are_deleted_with_what_pointed_there(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = rig.make()
+    rig.add(stream, **SAMPLED)
+    rig.publish(stream, [Sent(b"x", "n")])
+    retention = {"snapshots": {"retention": "2d"}}
+    rig.drain(**retention)
+    with rig.open(**retention) as site:
+        later_ns = rig.stored(stream)[-1].stored_ns + 4 * 86_400 * 10**9
+        monkeypatch.setattr(type(site), "now_ns", lambda _: later_ns)
+        compact(site, site.streams[0])
+        site.publish()
+    assert not list((rig.home / "snapshots").rglob("*.parquet"))
+    assert not rig.rows("node_snapshots")
+    assert len(rig.rows("last_seen_nodes")) == 1

@@ -1,0 +1,109 @@
+"""Time passes between runs and inside them: nobody is asked, the committed watermark decides."""
+
+import json
+import time
+
+from sr_assets.adapters.state.store import read_status
+from sr_assets.stages.site import Stage
+from sr_assets_tests.rig import SITE, Rig, Sent
+
+SECOND = 10**9
+SHORT = {"inspect_field": "sender", "inspect_duration": "2s", "warn_duration": "1s"}
+
+
+def from_sender(*names: str) -> list[Sent]:
+    return [Sent(json.dumps({"sender": name}).encode()) for name in names]
+
+
+def events(rig: Rig) -> list[tuple[str, str]]:
+    return [(row["node"], row["event"]) for row in rig.rows("SELECT * FROM node_advisories ORDER BY node, transition")]
+
+
+def drain_until_watermark(rig: Rig, at_ns: int) -> None:
+    while rig.row("SELECT epoch_us(watermark) AS us FROM replication")["us"] * 1000 <= at_ns:
+        rig.drain()
+
+
+def test_silent_nodes_time_out_and_retire_although_nothing_arrives(rig: Rig) -> None:
+    stream = rig.make()
+    rig.publish(stream, from_sender("a", "b"))
+    rig.add(stream, **SHORT)
+    rig.drain()
+    last_ns = rig.stored(stream)[-1].stored_ns
+    drain_until_watermark(rig, last_ns + 2 * SECOND)
+    assert events(rig) == [(node, event) for node in ("a", "b") for event in ("new", "timeout", "expire")]
+    assert rig.row("site_summary") | {"as_of": None} == {
+        "name": SITE,
+        "stream": stream,
+        "nodes": 0,
+        "up": 0,
+        "timeout": 0,
+        "retired": 2,
+        "new_24h": 2,
+        "as_of": None,
+    }
+    assert not rig.rows("last_seen_nodes")
+    assert [row["times_retired"] for row in rig.rows("retired_nodes")] == [1, 1]
+    status = read_status(rig.home / "sites" / SITE)["streams"][stream]
+    assert status["next_deadline_ns"] is None
+    rig.publish(stream, from_sender("a"))
+    rig.drain()
+    back = rig.row("SELECT * FROM node_advisories WHERE node = 'a' AND returned")
+    assert (back["event"], back["previous"], back["transition"]) == ("new", "retired", 4)
+    assert back["outage_seconds"] > 2
+    assert [json.loads(copy.payload)["sender"] for copy in rig.copies(stream)] == ["a", "b", "a"]
+
+
+def test_a_sweep_is_never_applied_twice_to_the_same_silence_and_asks_no_server(rig: Rig) -> None:
+    stream = rig.make()
+    rig.publish(stream, from_sender("a"))
+    rig.add(stream, **SHORT)
+    rig.run(stages=[Stage.REPLICA])
+    last_ns = rig.stored(stream)[0].stored_ns
+    assert events(rig) == [("a", "new")]
+    while rig.row("SELECT epoch_us(watermark) AS us FROM replication")["us"] * 1000 <= last_ns + SECOND:
+        rig.run(stages=[Stage.REPLICA])
+    assert events(rig) == [("a", "new")]
+    rig.entries[0] |= {"source_url": "nats://127.0.0.1:1", "target_url": "nats://127.0.0.1:2"}
+    for _ in range(3):
+        rig.drain(stages=[Stage.NODE_STATE])
+    assert events(rig)[:2] == [("a", "new"), ("a", "timeout")]
+    assert len(set(events(rig))) == len(events(rig))
+
+
+def test_catching_up_on_history_is_published_and_marked_late(rig: Rig) -> None:
+    stream, advisories = rig.make(), rig.make("ADV")
+    rig.publish(stream, from_sender("old"))
+    stored_ns = rig.stored(stream)[0].stored_ns
+    time.sleep(4.2)
+    rig.publish(stream, from_sender("fresh"))
+    rig.add(stream, advisory={"subject": f"{advisories}.%s.%v"}, **SHORT)
+    rig.drain()
+    late = {(row["node"], row["event"]): row["late"] for row in rig.rows("node_advisories")}
+    assert late["old", "new"]
+    assert late["old", "timeout"]
+    assert not late["fresh", "new"]
+    told = {(body["value"], body["event"]): body["late"] for body in map(body_of, rig.stored(advisories))}
+    assert told == late
+    detected = rig.row("SELECT epoch_us(detected_at) AS at FROM node_advisories WHERE node = 'old' AND event = 'new'")
+    assert detected["at"] * 1000 > stored_ns + 2 * SECOND
+
+
+def body_of(message: Sent) -> dict[str, object]:
+    body: dict[str, object] = json.loads(message.payload)
+    return body
+
+
+def test_retired_nodes_are_forgotten_after_their_retention(rig: Rig) -> None:
+    stream = rig.make()
+    rig.publish(stream, from_sender("a"))
+    rig.add(stream, retired_retention="1s", **SHORT)
+    rig.drain()
+    drain_until_watermark(rig, rig.stored(stream)[0].stored_ns + 3 * SECOND)
+    rig.drain()
+    assert not rig.rows("node_availability")
+    assert [event for _, event in events(rig)] == ["new", "timeout", "expire"]
+    rig.publish(stream, from_sender("a"))
+    rig.drain()
+    newest = rig.rows("SELECT * FROM node_advisories WHERE event = 'new' ORDER BY event_time")[-1]
+    assert (newest["previous"], newest["returned"], newest["transition"]) == (None, False, 1)

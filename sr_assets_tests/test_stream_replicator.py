@@ -1,0 +1,336 @@
+"""What users of the Stream Replicator met, row by row of the table, and that it does not happen here."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sr_assets.adapters.state.store import read_status
+from sr_assets.domain.errors import ConfigurationError
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.stages.replication.batch import Batch
+from sr_assets_tests.rig import SITE, Rig, Sent, cluster
+
+SAMPLED = {"inspect_field": "sender", "inspect_duration": "10m"}
+#: Short enough to be seen in a test.
+SHORT = {"inspect_field": "sender", "inspect_duration": "4s", "warn_duration": "2s"}
+
+
+def from_sender(name: str, *, fill_bytes: int = 0, **more: Any) -> Sent:
+    return Sent(json.dumps({"sender": name, "fill": "x" * fill_bytes, **more}).encode())
+
+
+def payloads(rig: Rig, stream: str) -> list[bytes]:
+    return [copy.payload for copy in rig.copies(stream)]
+
+
+def events(rig: Rig, node: str = "%") -> list[str]:
+    return [
+        row["event"] for row in rig.rows(f"SELECT * FROM node_advisories WHERE node LIKE '{node}' ORDER BY transition")
+    ]
+
+
+@pytest.mark.parametrize("how", ({"inspect_header": "Node"}, {"inspect_subject_token": 2}))
+def test_header_or_subject_token_sampling_is_active(rig: Rig, how: dict[str, Any]) -> None:
+    stream = rig.make()
+    rig.publish(stream, [Sent(b"x", f"n{n % 2}", b"NATS/1.0\r\nNode: n%d\r\n\r\n" % (n % 2)) for n in range(10)])
+    rig.add(stream, inspect_duration="10m", **how)
+    rig.drain()
+    assert len(rig.copies(stream)) == 2
+    assert [row["node"] for row in rig.rows("SELECT node FROM last_seen_nodes ORDER BY node")] == ["n0", "n1"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "key"),
+    (
+        ({"inspect_field": "sender"}, "inspect_field"),
+        ({"advisory": {"subject": "a.%s.%v"}}, "advisory"),
+        ({"inspect_force_field": "force"}, "inspect_force_field"),
+        ({"inspect_felid": "sender"}, "inspect_felid"),
+        ({"filter_subject": "a.b", "target_subject_remove": "a"}, "target_subject_remove"),
+    ),
+)
+def test_settings_that_were_accepted_in_silence_are_errors_that_name_the_key(
+    rig: Rig, entry: dict[str, Any], key: str
+) -> None:
+    rig.add("ANY", **entry)
+    with pytest.raises(ConfigurationError, match=key) as raised:
+        rig.settings()
+    assert "ANY" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_force_field_that_is_present_but_not_true_does_not_copy(rig: Rig) -> None:
+    stream = rig.make()
+    rig.publish(stream, [from_sender("a", force=force) for force in (None, False, "true", 1, True, 0, "", [True])])
+    rig.add(stream, inspect_force_field="force", **SAMPLED)
+    rig.drain()
+    assert [json.loads(payload)["force"] for payload in payloads(rig, stream)] == [None, True]
+
+
+def test_a_payload_that_grows_slowly_triggers_by_its_distance_to_the_last_copy(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream, size_trigger=100, **SAMPLED)
+    for fill in range(0, 301, 50):
+        rig.publish(stream, [from_sender("a", fill_bytes=fill)])
+        if fill in (100, 150):
+            rig.drain()
+    rig.drain()
+    assert [len(json.loads(payload)["fill"]) for payload in payloads(rig, stream)] == [0, 100, 200, 300]
+
+
+def test_a_size_triggered_copy_whose_target_was_down_is_made_after_healing(rig: Rig, tmp_path: Path) -> None:
+    stream = rig.make()
+    with NatsServer(tmp_path, "mortal") as mortal:
+        rig.add(stream, size_trigger=100, target_url=mortal.url, **SAMPLED)
+        rig.publish(stream, [from_sender("a")])
+        rig.drain()
+        rig.publish(stream, [from_sender("a", fill_bytes=500), from_sender("a", fill_bytes=510)])
+        mortal.stop()
+        assert mortal.address in rig.failure()
+        behind = rig.row("replication")
+        assert (behind["lag_messages"], behind["source_last_sequence"]) == (2, 3)
+        assert behind["lag_seconds"] > 0
+        mortal.start()
+        rig.drain()
+        assert [len(json.loads(copy.payload)["fill"]) for copy in rig.stored(stream, mortal)] == [0, 500]
+
+
+def test_our_own_downtime_makes_no_sender_silent_and_a_sender_that_died_meanwhile_is_told_with_its_times(
+    rig: Rig,
+) -> None:
+    """The rows 'replicator down longer than warn_duration', 'sender dies while it is down', 'timeouts noticed'."""
+    stream = rig.make()
+    rig.add(stream, **SHORT)
+    rig.publish(stream, [from_sender("dies")])
+    with rig.beating(stream, from_sender("alive")):
+        rig.drain()
+        time.sleep(5.5)  # our downtime
+        rig.drain()
+    assert events(rig, "alive") == ["new"]
+    assert events(rig, "dies") == ["new", "timeout", "expire"]
+    told = rig.rows("SELECT epoch_us(event_time) AS at FROM node_advisories WHERE node = 'dies' ORDER BY transition")
+    seen_ns = rig.stored(stream)[0].stored_ns
+    assert [row["at"] for row in told] == [(seen_ns + after * 10**9) // 1000 for after in (0, 2, 4)]
+    # The next deadline is known to the nanosecond, so a sensor can wake for it: no grid.
+    rig.drain()
+    deadline_ns = read_status(rig.home / "sites" / SITE)["streams"][stream]["next_deadline_ns"]
+    assert deadline_ns - rig.stored(stream)[-1].stored_ns in (2 * 10**9, 4 * 10**9)
+
+
+def test_a_target_that_is_down_for_a_while_times_nobody_out_and_copies_nothing_twice(rig: Rig, tmp_path: Path) -> None:
+    stream = rig.make()
+    with NatsServer(tmp_path, "mortal") as mortal:
+        rig.add(stream, target_url=mortal.url, **SHORT)
+        with rig.beating(stream, from_sender("alive")):
+            rig.drain()
+            mortal.stop()
+            began = time.monotonic()
+            while time.monotonic() < began + 3:
+                # Nothing to copy is no failure.
+                rig.run()
+            mortal.start()
+            rig.drain()
+        stored = rig.stored(stream, mortal)
+        assert events(rig) == ["new"]
+    assert len({copy.headers for copy in stored}) == len(stored) == rig.row("replication")["copied_messages"]
+
+
+def test_advisories_of_thousands_of_new_senders_are_kept_until_their_stream_is_there(rig: Rig) -> None:
+    stream, advisories = rig.make(), rig.unique("ADV")
+    rig.publish(stream, [from_sender(f"n{n}") for n in range(3000)])
+    rig.add(stream, advisory={"subject": f"{advisories}.%s.%v", "reliable": True}, **SAMPLED)
+    (report,) = rig.drain().values()
+    assert report.undeliverable is not None
+    assert f"{advisories}.new" in report.undeliverable
+    assert rig.row("SELECT count(*) AS n, count(published_at) AS sent FROM node_advisories") == {"n": 3000, "sent": 0}
+    rig.create(advisories)
+    (report,) = rig.drain().values()
+    assert (report.undeliverable, report.published) == (None, 3000)
+    assert len({message.subject for message in rig.stored(advisories)}) == 3000
+    assert rig.row("SELECT count(published_at) AS sent FROM node_advisories")["sent"] == 3000
+
+
+def test_a_senders_name_can_neither_break_nor_inject_protocol(rig: Rig) -> None:
+    stream, advisories = rig.make(), rig.make("ADV")
+    names = ("a b", "*", ">", "x\r\nPUB evil 2\r\nhi\r\n", "..", "\t", "ü.de", "%41", "x" * 250, "\x00")
+    rig.publish(stream, [from_sender(name) for name in names])
+    rig.add(stream, advisory={"subject": f"{advisories}.%s.%v"}, **SAMPLED)
+    rig.drain()
+    told = {json.loads(message.payload)["value"]: message.subject for message in rig.stored(advisories)}
+    assert told.keys() == set(names)
+    assert told["a b"] == f"{advisories}.new.a%20b"
+    assert told[".."] == f"{advisories}.new.%.%.%"
+    assert told["x\r\nPUB evil 2\r\nhi\r\n"] == f"{advisories}.new.x%0D%0APUB%20evil%202%0D%0Ahi%0D%0A"
+    assert len(rig.copies(stream)) == len(names)
+
+
+def test_a_message_the_target_refuses_is_parked_and_visible(rig: Rig) -> None:
+    stream = rig.make()
+    rig.create(stream, rig.target, max_msg_size=600)
+    rig.publish(stream, [from_sender("a"), from_sender("b", fill_bytes=1000), from_sender("c")])
+    rig.add(stream)
+    rig.drain()
+    assert [json.loads(payload)["sender"] for payload in payloads(rig, stream)] == ["a", "c"]
+    assert [row["sequence"] for row in rig.rows("parked_messages")] == [2]
+
+
+def test_headers_that_steer_a_server_are_not_carried_over(rig: Rig) -> None:
+    powers = {"allow_rollup_hdrs": True, "allow_msg_ttl": True, "deny_purge": False}
+    stream = rig.make(**powers)
+    rig.create(stream, rig.target, **powers)
+    steering = (
+        b"Nats-Expected-Last-Sequence: 0",
+        b"Nats-TTL: 1s",
+        b"Nats-Expected-Last-Subject-Sequence: 0",
+        b"Nats-Expected-Stream: " + stream.encode(),
+        b"Nats-Rollup: sub",
+        b"Nats-Msg-Id: once",
+    )
+    rig.publish(
+        stream,
+        [Sent(b"%d" % n, f"s{n}", b"NATS/1.0\r\n%b\r\nKept: 1\r\n\r\n" % line) for n, line in enumerate(steering)],
+    )
+    rig.publish(stream, [Sent(b"all", "s9", b"NATS/1.0\r\nNats-Rollup: sub\r\n\r\n")])
+    rig.add(stream)
+    rig.drain()
+    copies = rig.copies(stream)
+    assert [copy.payload for copy in copies] == [b"0", b"1", b"2", b"3", b"4", b"5", b"all"]
+    for copy in copies:
+        lines = copy.headers.split(b"\r\n")[1:-2]
+        assert [line.partition(b":")[0] for line in lines if line != b"Kept: 1"] == [
+            b"Choria-SR-Source",
+            b"Nats-Msg-Id",
+        ]
+    # A purge of everything would have left the last message alone; a time to live would take the second.
+    time.sleep(1.5)
+    assert len(rig.copies(stream)) == 7
+
+
+def test_a_target_with_no_ack_is_refused_at_the_start(rig: Rig) -> None:
+    stream = rig.make()
+    rig.create(stream, rig.target, no_ack=True)
+    rig.publish(stream, [from_sender("a")])
+    rig.add(stream)
+    assert "no_ack" in rig.failure()
+    assert not rig.copies(stream)
+
+
+def test_a_stop_under_load_is_gone_on_from_at_once_and_without_duplicates(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = rig.make()
+    rig.publish(stream, [Sent(b"%d" % n) for n in range(2000)])
+    rig.add(stream)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Batch, "_commit", stop)
+        with pytest.raises(KeyboardInterrupt):
+            rig.run()
+    rig.drain()
+    assert payloads(rig, stream) == [b"%d" % n for n in range(2000)]
+
+
+def test_a_source_that_was_made_again_is_never_skipped_in_silence(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream)
+    rig.publish(stream, [from_sender("a"), from_sender("b")])
+    rig.drain()
+    rig.api(f"STREAM.DELETE.{stream}")
+    rig.create(stream)
+    rig.publish(stream, [from_sender("c")])
+    assert "on_source_reset" in rig.failure()
+    rig.entries[0] |= {"on_source_reset": "recopy"}
+    rig.drain()
+    assert [json.loads(payload)["sender"] for payload in payloads(rig, stream)] == ["a", "b", "c"]
+
+
+def test_two_sites_with_the_same_stream_name_share_a_target_without_a_loss(rig: Rig) -> None:
+    stream = rig.make()
+    rig.create(stream, rig.target)
+    rig.publish(stream, [Sent(b"%d" % n) for n in range(3)])
+    rig.add(stream)
+    rig.add(stream, name="PARIS")
+    for site in (SITE, "PARIS", SITE, "PARIS"):
+        rig.drain(site)
+    rig.publish(stream, [Sent(b"3"), Sent(b"4")])
+    for site in ("PARIS", SITE):
+        rig.drain(site)
+    assert Counter(payloads(rig, stream)) == Counter([b"0", b"1", b"2", b"3", b"4"] * 2)
+    assert {row["name"]: row["copied_messages"] for row in rig.rows("replication")} == {SITE: 5, "PARIS": 5}
+
+
+def test_a_foreign_last_message_in_the_target_stops_nothing(rig: Rig) -> None:
+    """Nor do copies under another name, of another replicator or of another stream."""
+    stream = rig.make()
+    rig.create(stream, rig.target)
+    origins = (f"{stream} 1 {SITE} PARIS 7", f"{stream} 1 PARIS {SITE} 7", f"OTHER 1 {SITE} {SITE} 7", "nonsense")
+    foreign = [Sent(b"foreign", headers=f"NATS/1.0\r\nChoria-SR-Source: {one}\r\n\r\n".encode()) for one in origins]
+    rig.publish(stream, [*foreign, Sent(b"foreign")], rig.target)
+    rig.add(stream)
+    for n in range(3):
+        rig.publish(stream, [Sent(b"%d" % n)])
+        rig.drain()
+        rig.publish(stream, [Sent(b"foreign")], rig.target)
+    assert [payload for payload in payloads(rig, stream) if payload != b"foreign"] == [b"0", b"1", b"2"]
+
+
+def test_a_target_that_is_made_has_what_the_contract_lists_and_not_the_sources_wiring(rig: Rig) -> None:
+    origin, stream = rig.make("ORIGIN"), rig.make(no_ack=True, republish={"src": "nothing.>", "dest": "else.>"})
+    rig.api(f"STREAM.UPDATE.{stream}", {**rig.info(stream).config, "sources": [{"name": origin}]})
+    rig.publish(origin, [Sent(b"x")])
+    with cluster(rig.source) as asked:
+        while asked.stream_info(stream).last_sequence < 1:
+            time.sleep(0.01)
+    rig.add(stream)
+    rig.drain()
+    config = rig.info(stream, rig.target).config
+    assert not config.get("no_ack")
+    assert not {"sources", "mirror", "placement", "republish"} & {key for key, value in config.items() if value}
+    # What a stream got from its own sources has their subjects, which the target does not take: parked, not blocked.
+    assert rig.row("replication")["next_sequence"] == 2
+
+
+def test_the_lag_is_known_in_messages_and_in_seconds_and_no_port_is_open(rig: Rig) -> None:
+    stream = rig.make()
+    rig.create(stream, rig.target, max_msg_size=1000)
+    rig.publish(stream, [Sent(b"1"), Sent(b"2" * 2000), Sent(b"3")])
+    rig.add(stream, on_poison="stop", batch_messages=1)
+    assert rig.failure(monitor_port=8080)
+    behind = rig.row("replication")
+    assert (behind["lag_messages"], behind["next_sequence"]) == (2, 2)
+    assert behind["lag_seconds"] > 0
+    rig.entries[0] |= {"on_poison": "park"}
+    rig.drain()
+    level = rig.row("replication")
+    assert (level["lag_messages"], level["lag_seconds"], level["source_last_sequence"]) == (0, 0, 3)
+    assert "monitor_port" in " ".join(rig.settings(monitor_port=8080).warnings)
+
+
+def test_the_exit_code_says_that_a_stream_failed_and_the_others_still_ran(rig: Rig) -> None:
+    stream = rig.make()
+    rig.publish(stream, [Sent(b"x")])
+    rig.add("MISSING")
+    rig.add(stream)
+    rig.settings()
+    environ = {**os.environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml"), "SR_ASSETS_HOME": str(rig.home)}
+    command = [sys.executable, "-m", "sr_assets", "run", "--once"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert "MISSING" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(rig.copies(stream)) == 1
+    (rig.home / "replication.yaml").write_text(yaml.safe_dump({"name": SITE, "strems": []}))
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2
+    assert "strems" in done.stderr
