@@ -17,7 +17,8 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from sr_assets.adapters.nats.cluster import Cluster, StreamInfo
-from sr_assets.adapters.state.store import lock_owner, read_status, status_age_seconds
+from sr_assets.adapters.state.lock import lock_owner
+from sr_assets.adapters.state.status_file import read_status, status_age_seconds
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import watermark
 from sr_assets.domain.subjects import advisory_subject

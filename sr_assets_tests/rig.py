@@ -23,8 +23,9 @@ from sr_assets.adapters.published.tables import open_fleet
 from sr_assets.adapters.wire import Connection, Outgoing, Publisher, read_range
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.settings import ClusterSettings, Settings, TlsSettings, load_settings
+from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.run import run_site
-from sr_assets.stages.site import Site, Stage, StreamReport
+from sr_assets.stages.site import Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -43,7 +44,8 @@ import json, sys
 from pathlib import Path
 from sr_assets.settings import load_settings
 from sr_assets.stages.run import run_site
-from sr_assets.stages.site import Site, Stage
+from sr_assets.stages.report import Stage
+from sr_assets.stages.site import Site
 
 with Site(load_settings(Path(sys.argv[1]), {{}}), {SITE!r}, owner="child", run_id="child") as site:
     reports = run_site(site, {{one.stream: frozenset(Stage) for one in site.entries}}, drain_only=True)

@@ -19,7 +19,8 @@ from pyarrow import parquet
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.published import history, tables
-from sr_assets.adapters.state.store import SiteState, StreamState
+from sr_assets.adapters.state.records import CopyState, StreamState
+from sr_assets.adapters.state.store import SiteState
 from sr_assets.cli.render import duration
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import parse_cluster
@@ -113,12 +114,13 @@ def publish(
 ) -> None:
     with SiteState(home / "sites" / "london") as state:
         with state.transaction():
-            state.save_stream(StreamState("REG", 1, 8, watermark_ns=NOW_NS, copied_messages=3, as_of_ns=NOW_NS))
-            state.merge_nodes("REG", pa.Table.from_pylist(nodes))
+            state.save_stream(StreamState("REG", 1, 8, watermark_ns=NOW_NS, as_of_ns=NOW_NS))
+            state.save_copying(CopyState("REG", copied_messages=3))
+            state.nodes("REG").merge(pa.Table.from_pylist(nodes))
             if transitions:
                 state.add_rows("transitions", pa.Table.from_pylist(transitions))
         if files:
-            state.index_snapshots("REG", 1, 8, files)
+            state.snapshot_index("REG").add(1, 8, files)
         streams = [tables.PublishedStream("REG", "LONDON_REG", tracked=True)]
         tables.publish_site(home, "london", state, streams, sites=["london", "paris"], run_id="run", as_of_ns=NOW_NS)
 

@@ -15,7 +15,8 @@ import pytest
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.published import tables
 from sr_assets.adapters.spark.source import read_advisories
-from sr_assets.adapters.state.store import SiteState, StreamState
+from sr_assets.adapters.state.records import StreamState
+from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.advisories import PROTOCOL, observer_alive
 from sr_assets.domain.availability import Observation, read_message
 from sr_assets.domain.messages import Message

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sr_assets.adapters.state.store import read_status
+from sr_assets.adapters.state.status_file import read_status
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.stages.replication.batch import Batch

@@ -21,6 +21,8 @@ class Point(StrEnum):
 
     PLANNED = "planned"
     READ = "read"
+    FOLDING = "folding"
+    FOLDED = "folded"
     PUBLISHING = "publishing"
     PUBLISHED = "published"
     COMMITTING = "committing"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from sr_assets.adapters.state.records import CopyState
 from sr_assets.assets.streams import stream_key
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import last_origin
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sr_assets.settings import StreamSettings
-    from sr_assets.stages.site import Site, StreamReport
+    from sr_assets.stages.report import StreamReport
+    from sr_assets.stages.site import Site
 
 
 def replica_check_specs(stream: StreamSettings) -> list[dg.AssetCheckSpec]:
@@ -99,7 +101,7 @@ def check_progress(site: Site, report: StreamReport) -> dg.AssetCheckResult:
     """
     key, state = stream_key(report.stream, "replica"), report.state
     behind = state is not None and state.progress_ns is not None and state.lag_messages > 0
-    stalled_ns = site.now_ns() - state.progress_ns if state and state.progress_ns and behind else 0
+    stalled_ns = site.clock.now_ns() - state.progress_ns if state and state.progress_ns and behind else 0
     intervals = stalled_ns / site.settings.sensor.interval_ns
     since_ns = state.last_error_since_ns if state else None
     error = f"{state.last_error} (since {format_rfc3339_ns(since_ns)})" if state and since_ns is not None else None
@@ -122,7 +124,9 @@ def _check_loss(site: Site, report: StreamReport) -> dg.AssetCheckResult:
         return dg.AssetCheckResult(
             asset_key=key, check_name="no_loss", passed=True, description="Nothing was read yet."
         )
-    accounted = state.copied_messages + state.skipped_messages + state.too_old_messages + state.parked_messages
+    copying = report.copying or CopyState(report.stream.stream)
+    accounted = copying.copied_messages + state.skipped_messages + state.too_old_messages + copying.parked_messages
+    accounted += report.queued + copying.lost_messages
     problem = "" if accounted == state.seen_messages else f"{state.seen_messages} seen, {accounted} accounted for"
     return dg.AssetCheckResult(
         asset_key=key,
@@ -138,22 +142,22 @@ def _tail_problem(site: Site, report: StreamReport) -> str:
 
     It may have been purged or expired since, but not be another.
     """
-    state, stream = report.state, report.stream
-    if state is None or state.target_sequence == 0:
+    copying, stream = report.copying, report.stream
+    if copying is None or copying.target_sequence == 0:
         return ""
     try:
-        target = site.cluster(stream.target)
+        target = site.clusters.reach(stream.target)
         info = target.stream_info(stream.target_stream)
-        if info.created_ns != state.target_created_ns or info.first_sequence > state.target_sequence:
+        if info.created_ns != copying.target_created_ns or info.first_sequence > copying.target_sequence:
             return ""
-        if info.last_sequence < state.target_sequence:
-            return f"the target ends at {info.last_sequence}, before our copy at {state.target_sequence}"
-        stored = target.message(stream.target_stream, state.target_sequence)
+        if info.last_sequence < copying.target_sequence:
+            return f"the target ends at {info.last_sequence}, before our copy at {copying.target_sequence}"
+        stored = target.message(stream.target_stream, copying.target_sequence)
     except RunError as error:
         return f"the target cannot be asked: {error}"
     origin = last_origin(stored.headers) if stored else None
-    if stored is not None and (origin is None or origin.sequence != state.target_holds):
-        return f"the target's {state.target_sequence} is not our copy of {state.target_holds}"
+    if stored is not None and (origin is None or origin.sequence != copying.target_holds):
+        return f"the target's {copying.target_sequence} is not our copy of {copying.target_holds}"
     return ""
 
 

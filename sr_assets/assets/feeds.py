@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sr_assets.settings import FeedSettings, StreamSettings
-    from sr_assets.stages.site import Site, StreamReport
+    from sr_assets.stages.report import StreamReport
+    from sr_assets.stages.site import Site
 
 _DAY_NS = 86_400_000_000_000
 _MOST_NAMED = 10
@@ -102,14 +103,18 @@ def check_feed(site: Site, report: StreamReport) -> Iterator[dg.AssetCheckResult
         severity=dg.AssetCheckSeverity.WARN,
         metadata={"messages": report.gap_messages},
     )
-    since_ns = (state.watermark_ns if state else None) or site.now_ns()
+    since_ns = (state.watermark_ns if state else None) or site.clock.now_ns()
     apart = site.state.global_tables.rejects_since(report.stream.stream, since_ns - _DAY_NS)
     yield dg.AssetCheckResult(
         asset_key=key,
         check_name="advisories_understood",
         passed=apart == 0,
         severity=dg.AssetCheckSeverity.WARN,
-        metadata={"last_day": apart, "this_run": report.parked, "ever": state.parked_messages if state else 0},
+        metadata={
+            "last_day": apart,
+            "this_run": report.parked,
+            "ever": report.copying.parked_messages if report.copying else 0,
+        },
     )
     blind = site.state.global_tables.blind_sites(report.stream.stream, state.watermark_ns if state else None)
     named = [f"{label} (last heard {format_rfc3339_ns(heard_ns)[:19]}Z)" for label, heard_ns in blind[:_MOST_NAMED]]

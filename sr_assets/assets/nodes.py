@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sr_assets.settings import StreamSettings
-    from sr_assets.stages.site import StreamReport
+    from sr_assets.stages.report import StreamReport
 
 
 def node_snapshots_spec(stream: StreamSettings) -> dg.AssetSpec:

@@ -28,7 +28,8 @@ from sr_assets.domain.errors import ConfigurationError, SrAssetsError, cannot_wr
 from sr_assets.domain.positions import format_rfc3339_ns
 from sr_assets.resources import LINGER, MISCONFIGURED, MODE_TAG
 from sr_assets.settings import Entry, FeedSettings, Settings, StreamSettings
-from sr_assets.stages.site import Site, Stage, StreamReport
+from sr_assets.stages.report import Stage, StreamReport
+from sr_assets.stages.site import Site
 
 _NEWEST = 10
 
@@ -141,11 +142,7 @@ def _recorded(site: Site, report: StreamReport) -> list[tuple[Stage, Mapping[str
 
 
 def _newest(site: Site, stream: StreamSettings) -> list[dict[str, object]]:
-    rows = site.state.connection.execute(
-        "SELECT event, node, event_ns, late FROM transitions WHERE stream = ? ORDER BY event_ns DESC, node LIMIT ?",
-        [stream.stream, _NEWEST],
-    ).fetchall()
     return [
-        {"event": event, "node": node, "event_time": format_rfc3339_ns(event_ns), "late": late}
-        for event, node, event_ns, late in rows
+        {**row, "event_time": format_rfc3339_ns(row["event_ns"])}
+        for row in site.state.outbox(stream.stream).newest(_NEWEST)
     ]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sr_assets.settings import Entry, StreamSettings
-    from sr_assets.stages.site import StreamReport
+    from sr_assets.stages.report import StreamReport
 
 OWNERS = ["team:fleet-platform"]
 

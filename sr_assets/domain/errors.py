@@ -19,6 +19,10 @@ class TransientError(RunError):
     """A RunError that may pass by itself, such as a lost connection: a run tries again as long as its budget lasts."""
 
 
+class EngineLostError(TransientError):
+    """The Spark engine does not answer any more; the next use starts another."""
+
+
 def cannot_write(place: object, error: OSError) -> str:
     """Return the line for a file or folder that cannot be written, a full disk say."""
     said = os.strerror(error.errno) if error.errno else str(error)

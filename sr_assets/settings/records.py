@@ -90,6 +90,11 @@ class StreamSettings:
         """`name/stream`, the pair that is unique in a configuration."""
         return f"{self.name}/{self.stream}"
 
+    @property
+    def clusters(self) -> tuple[ClusterSettings, ...]:
+        """The clusters the entry talks to."""
+        return self.source, self.target
+
     def target_pattern(self, pattern: str) -> str:
         """Rewrite one of the source's subjects, wildcards allowed, as its messages will be rewritten.
 
@@ -119,6 +124,12 @@ class FeedSettings:
     policy: ClassVar[None] = None
     advisory: ClassVar[None] = None
     tracked: ClassVar[bool] = False
+    ephemeral: ClassVar[bool] = False
+
+    @property
+    def clusters(self) -> tuple[ClusterSettings, ...]:
+        """The clusters the feed talks to."""
+        return (self.source,)
 
     @property
     def asset_prefix(self) -> list[str]:

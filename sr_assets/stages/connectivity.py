@@ -19,7 +19,8 @@ from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.subjects import advisory_subject
 from sr_assets.domain.tracking import Event
 from sr_assets.settings import FeedSettings
-from sr_assets.stages.replication.target import check_source, check_target
+from sr_assets.stages.replication.target import check_target
+from sr_assets.stages.source.suitability import check_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable

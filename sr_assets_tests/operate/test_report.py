@@ -7,7 +7,7 @@ from pathlib import Path
 import dagster as dg
 
 from sr_assets import operate
-from sr_assets.adapters.state.store import SiteLock
+from sr_assets.adapters.state.lock import SiteLock
 
 
 def test_the_words_of_a_busy_site_and_of_a_failure_reach_the_user(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from sr_assets.adapters.state.store import SiteBusyError, lock_owner, read_status
+from sr_assets.adapters.state.lock import SiteBusyError, lock_owner
+from sr_assets.adapters.state.status_file import read_status
 from sr_assets.stages.replication.batch import Batch
-from sr_assets.stages.site import Site, Stage, needs_publishing
+from sr_assets.stages.report import Stage
+from sr_assets.stages.site import Site, needs_publishing
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 SAMPLED = {"inspect_field": "sender", "inspect_duration": "10m"}

@@ -140,8 +140,10 @@ class Parked:
 class Receipt:
     """What one batch's writers did, added up: the only thing a commit is based on.
 
-    `target_sequence` is the highest sequence in the target that was acknowledged or found, `target_holds` the source
-    sequence that stands there, `disordered` how many copies stand right behind one of a later source sequence; `copied_ranges` are
+    `last_sequence` is that of the last source message that was read, stored at `last_stored_ns`. `target_sequence` is the
+    highest sequence in the target that was acknowledged or found, `target_holds` the source
+    sequence that stands there, `disordered` how many copies stand right behind one of a later source sequence;
+    `copied_ranges` are
     runs of copies: (place in the target, source sequence, how many follow one another in both). `missing` are
     ranges the source does not hold (any more); `found` of the copied ones were in the target already (an earlier
     attempt's); `failure` is one line when the target refuses to go on: then the intent stays open.
@@ -151,6 +153,7 @@ class Receipt:
     copied_bytes: int = 0
     found: int = 0
     too_old: int = 0
+    last_sequence: int = 0
     last_stored_ns: int | None = None
     target_sequence: int = 0
     target_holds: int = 0
@@ -166,8 +169,8 @@ class Receipt:
         self.copied_bytes += other.copied_bytes
         self.found += other.found
         self.too_old += other.too_old
-        known = [ns for ns in (self.last_stored_ns, other.last_stored_ns) if ns is not None]
-        self.last_stored_ns = max(known, default=None)
+        if other.last_sequence > self.last_sequence:
+            self.last_sequence, self.last_stored_ns = other.last_sequence, other.last_stored_ns
         if other.target_sequence > self.target_sequence:
             self.target_sequence, self.target_holds = other.target_sequence, other.target_holds
         self.disordered += other.disordered
@@ -313,7 +316,7 @@ class Copier:
         for messages in lists:
             staged: list[Message] = []
             for message in messages:
-                receipt.last_stored_ns = message.stored_ns
+                receipt.last_sequence, receipt.last_stored_ns = message.sequence, message.stored_ns
                 if plan.cutoff_ns is not None and message.stored_ns < plan.cutoff_ns:
                     receipt.too_old += 1
                     continue

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import secrets
 import ssl
 import threading
 from collections.abc import Coroutine, Iterable, Sequence
@@ -33,7 +34,11 @@ from sr_assets.settings import ClusterSettings, StreamSettings
 
 REQUEST_SECONDS: Final = 10.0
 CLOSE_SECONDS: Final = 0.1
+#: How long the server keeps a consumer that was made to count, if we cannot delete it.
+COUNTED_NS: Final = 30 * 1_000_000_000
 PUBLISH_WINDOW: Final = 256
+#: So many refusals one after the other are not about single messages.
+MOST_REFUSALS: Final = 512
 MIN_DUPLICATE_WINDOW_NS: Final = 120 * 1_000_000_000
 
 #: What a server without a leader, or one that is just starting, answers.
@@ -169,6 +174,17 @@ def _widest(patterns: Iterable[str]) -> list[str]:
     return [one for one in unique if not any(other != one and covers(other, one) for other in unique)]
 
 
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What became of a published message: stored, refused with a reason, or neither is known."""
+
+    acknowledged: bool
+    refusal: str | None = None
+
+
+NOT_DELIVERED: Final = Delivery(acknowledged=False)
+
+
 class Cluster:
     """A connection to one cluster's JetStream, opened by `with` or the first call, closed at the end of `with`.
 
@@ -283,18 +299,38 @@ class Cluster:
         """Return the leader's last message that matches; None when there is none."""
         return self._message(stream, {"last_by_subj": subject})
 
+    def count_from(self, stream: str, sequence: int, subject: str | None = None) -> int:
+        """Return how many messages at or after a sequence a consumer would get; it is made and deleted for the answer."""
+        name = f"sr_count_{secrets.token_hex(8)}"
+        config: dict[str, Any] = {
+            "name": name,
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": max(1, sequence),
+            "ack_policy": "none",
+            "mem_storage": True,
+            "num_replicas": 1,
+            "inactive_threshold": COUNTED_NS,
+        }
+        if subject:
+            config["filter_subject"] = subject
+        create = f"CONSUMER.CREATE.{stream}.{name}" + (f".{subject}" if subject else "")
+        answer = self.request_api(create, {"stream_name": stream, "config": config})
+        self.request_api(f"CONSUMER.DELETE.{stream}.{name}")
+        return int(answer["num_pending"])
+
     def publish_many(
         self,
         items: Sequence[tuple[str, bytes, str]],
         senders: Sequence[str] | None = None,
         timeout_seconds: float = REQUEST_SECONDS,
-    ) -> list[bool]:
-        """Publish (subject, payload, message id) in order into JetStream; tell which were acknowledged.
+    ) -> list[Delivery]:
+        """Publish (subject, payload, message id) in order into JetStream; returns what became of each.
 
-        Sending stops at the first refusal, whose reason is then in `last_refusal`; what comes later than the timeout
-        after the acknowledgement before it, and what was under way when the connection was lost, counts as not
-        acknowledged: send it again with the same id. With `senders`, one for each item, a sender's next message waits
-        until the one before it was acknowledged: refused amid others and sent again it would stand behind its successor.
+        With `senders`, one for each item, a sender's next message waits until the one before it was acknowledged, and one
+        that is refused keeps back its sender's later ones: sent again it would stand behind its successor. What comes
+        later than the timeout after the acknowledgement before it, and what was under way when the connection was lost,
+        is not acknowledged: send it again with the same id; `last_refusal` then says why. After many refusals without an
+        acknowledgement between them nothing more is sent.
         """
         patience_seconds = timeout_seconds * max(1, len(items))
         return self._run(self._publish_many(items, senders or range(len(items)), timeout_seconds), patience_seconds)
@@ -359,19 +395,23 @@ class Cluster:
 
     async def _publish_many(
         self, items: Sequence[tuple[str, bytes, str]], senders: Sequence[object], timeout_seconds: float
-    ) -> list[bool]:
+    ) -> list[Delivery]:
         client, loop = self._opened(), asyncio.get_running_loop()
-        acknowledged = [False] * len(items)
+        deliveries = [NOT_DELIVERED] * len(items)
+        held_back: set[object] = set()
+        refused_in_a_row = 0
         under_way: dict[object, int] = {}
         inbox, deadline = client.new_inbox(), loop.time() + timeout_seconds
         self.last_refusal = self._complaint = None
 
         async def on_answer(message: Msg) -> None:
-            nonlocal deadline
+            nonlocal deadline, refused_in_a_row
             number = int(message.subject.rpartition(".")[2])
             refusal = _refusal(message)
-            acknowledged[number] = refusal is None
-            self.last_refusal = self.last_refusal or (refusal[1] if refusal else None)
+            deliveries[number] = Delivery(refusal is None, refusal[1] if refusal else None)
+            refused_in_a_row = refused_in_a_row + 1 if refusal else 0
+            if refusal:
+                held_back.add(senders[number])
             under_way.pop(senders[number], None)
             deadline = loop.time() + timeout_seconds
             self._woken.set()
@@ -385,8 +425,10 @@ class Cluster:
             for number, ((subject, payload, message_id), sender) in enumerate(zip(items, senders, strict=True)):
                 while (sender in under_way or len(under_way) >= PUBLISH_WINDOW) and not self._complaint:
                     await next_answer()
-                if self.last_refusal or self._complaint:
+                if refused_in_a_row >= MOST_REFUSALS or self._complaint:
                     break
+                if sender in held_back:
+                    continue
                 under_way[sender] = number
                 await client.publish(subject, payload, reply=f"{inbox}.{number}", headers={"Nats-Msg-Id": message_id})
             while under_way and not self._complaint:
@@ -400,7 +442,7 @@ class Cluster:
             if not client.is_closed:
                 await subscription.unsubscribe()
         self.last_refusal = self.last_refusal or self._complaint
-        return acknowledged
+        return deliveries
 
     async def _publish_core(self, items: Iterable[tuple[str, bytes]]) -> None:
         client = self._opened()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from sr_assets.adapters.state.store import SiteState
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 #: Any DuckDB 1.x reads this format.
 _STORAGE_VERSION: Final = "v1.0.0"
 
@@ -63,12 +63,12 @@ TABLES: Final[dict[str, tuple[str, str]]] = {
         (
             "event_id VARCHAR, name VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_time TIMESTAMPTZ,"
             " detected_at TIMESTAMPTZ, seen TIMESTAMPTZ, age_seconds DOUBLE, previous VARCHAR, transition BIGINT, late"
-            " BOOLEAN, returned BOOLEAN, outage_seconds DOUBLE, published_at TIMESTAMPTZ"
+            " BOOLEAN, returned BOOLEAN, outage_seconds DOUBLE, published_at TIMESTAMPTZ, epoch BIGINT"
         ),
         (
             f"SELECT event_id, $name, stream, node, event, {at('event_ns')}, {at('detected_ns')}, {at('seen_ns')},"
             " round(age_ns / 1e9, 3), previous, transition, late, returned, round(outage_ns / 1e9, 3),"
-            f" {at('published_ns')} FROM transitions WHERE true"
+            f" {at('published_ns')}, epoch FROM transitions WHERE true"
         ),
     ),
     "replication": (
@@ -77,15 +77,20 @@ TABLES: Final[dict[str, tuple[str, str]]] = {
             " next_sequence BIGINT, source_last_sequence BIGINT, lag_messages BIGINT, lag_seconds DOUBLE, seen_messages"
             " BIGINT, copied_messages BIGINT, copied_bytes BIGINT, skipped_messages BIGINT, too_old_messages BIGINT,"
             " no_sender_messages BIGINT, gap_messages BIGINT, parked_messages BIGINT, late_sightings BIGINT, watermark"
-            " TIMESTAMPTZ, next_deadline TIMESTAMPTZ, last_error VARCHAR, as_of TIMESTAMPTZ"
+            " TIMESTAMPTZ, next_deadline TIMESTAMPTZ, last_error VARCHAR, as_of TIMESTAMPTZ, queued_messages BIGINT, paused"
+            " BOOLEAN, blind_seconds DOUBLE"
         ),
         (
-            f"SELECT $name, stream, stream, {at('nullif(created_ns, 0)')}, configured.target_stream, next_sequence,"
-            " source_last_sequence, lag_messages, round(lag_ns / 1e9, 3), seen_messages, copied_messages,"
-            " copied_bytes, skipped_messages, too_old_messages, no_sender_messages, gap_messages, parked_messages,"
-            f" late_sightings, {at('watermark_ns')},"
-            f" {at('(SELECT min(deadline_ns) FROM nodes WHERE nodes.stream = streams.stream)')}, last_error,"
-            f" {at('as_of_ns')} FROM streams JOIN configured USING (stream) WHERE true"
+            f"SELECT $name, stream, stream, {at('nullif(streams.created_ns, 0)')}, configured.target_stream,"
+            " next_sequence, source_last_sequence, lag_messages, round(lag_ns / 1e9, 3), seen_messages -"
+            " coalesce(lost_messages, 0), coalesce(copied_messages, 0), coalesce(copied_bytes, 0), skipped_messages,"
+            " too_old_messages, no_sender_messages, gap_messages + coalesce(lost_messages, 0), coalesce(parked_messages,"
+            f" 0), late_sightings, {at('watermark_ns')},"
+            f" {at('(SELECT min(deadline_ns) FROM nodes WHERE nodes.stream = streams.stream)')}, coalesce(last_error,"
+            f" error), {at('as_of_ns')}, (SELECT count(*) FROM copy_queue AS queue WHERE queue.stream ="
+            " streams.stream), configured.paused, (SELECT coalesce(round(sum(next_ns - first_ns) / 1e9, 3), 0) FROM"
+            " blind_spans AS span WHERE span.stream = streams.stream) FROM streams JOIN configured USING (stream) LEFT"
+            " JOIN copying USING (stream) WHERE true"
         ),
     ),
     "gaps": (
@@ -150,6 +155,7 @@ class PublishedStream:
     stream: str
     target_stream: str | None
     tracked: bool
+    paused: bool = False
 
 
 def publish_site(
@@ -248,10 +254,11 @@ def _site_of(table: str) -> str:
 
 def _insert_site(connection: duckdb.DuckDBPyConnection, name: str, streams: Sequence[PublishedStream]) -> None:
     connection.execute(
-        "CREATE OR REPLACE TEMP TABLE configured (stream VARCHAR, target_stream VARCHAR, tracked BOOLEAN)"
+        "CREATE OR REPLACE TEMP TABLE configured (stream VARCHAR, target_stream VARCHAR, tracked BOOLEAN, paused BOOLEAN)"
     )
     connection.executemany(
-        "INSERT INTO configured VALUES (?, ?, ?)", [(one.stream, one.target_stream, one.tracked) for one in streams]
+        "INSERT INTO configured VALUES (?, ?, ?, ?)",
+        [(one.stream, one.target_stream, one.tracked, one.paused) for one in streams],
     )
     for table, (_, query) in TABLES.items():
         ours = "feed" if table in global_view.PUBLISHED else "stream"

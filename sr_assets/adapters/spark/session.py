@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from sr_assets.adapters.spark.engine import Engine, child_environment, engine_config, start_engine
-from sr_assets.domain.errors import RunError, TransientError
+from sr_assets.domain.errors import EngineLostError, RunError, TransientError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -146,6 +146,6 @@ def spark_error(error: Exception) -> RunError:
         kind, said = ours[-1]
         return (TransientError if kind in ("WireError", "TransientError") else RunError)(said.strip())
     if "StatusCode.UNAVAILABLE" in text or "RETRIES_EXCEEDED" in text:
-        return TransientError("the Spark engine does not answer any more; another is started")
+        return EngineLostError("the Spark engine does not answer any more; another is started")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return RunError(f"Spark: {lines[0] if lines else type(error).__name__}"[:500])

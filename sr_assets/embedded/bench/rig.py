@@ -26,8 +26,9 @@ from sr_assets.adapters.spark.engine import engine_status, stop_engine
 from sr_assets.embedded.emulator import FleetPlan
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings, Settings, load_settings
+from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.run import run_site
-from sr_assets.stages.site import Site, Stage, StreamReport
+from sr_assets.stages.site import Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

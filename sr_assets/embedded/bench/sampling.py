@@ -98,7 +98,7 @@ def _make_known(bench: Bench, stream: str, count: int) -> None:
         )
         state.connection.execute(
             "INSERT INTO transitions SELECT uuid()::VARCHAR, $stream, 'known' || i || '.example.net', 'new', $now, $now,"
-            " $now, 0, 1, NULL, 1, false, false, NULL, NULL, false FROM range($count) AS t(i)",
+            " $now, 0, 1, NULL, 1, false, false, NULL, NULL, false, 0 FROM range($count) AS t(i)",
             {**row, "now": now_ns},
         )
         state.connection.execute(

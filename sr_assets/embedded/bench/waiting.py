@@ -24,14 +24,15 @@ import psutil
 from sr_assets.adapters import wire
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.published.tables import open_fleet, read_rows
-from sr_assets.adapters.state.store import lock_owner
+from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.automation import find_work
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.bench.rig import SITE, cluster_of
 from sr_assets.operate import Services
 from sr_assets.settings import load_settings
+from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
-from sr_assets.stages.site import Site, Stage
+from sr_assets.stages.site import Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,22 +16,22 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from sr_assets.adapters import wire
 from sr_assets.adapters.published.history import file_range, stream_folder
-from sr_assets.adapters.state.store import NODE_COLUMNS, BrokenStateError, StreamState
+from sr_assets.adapters.state.records import CopyState, StreamState
+from sr_assets.adapters.state.store import BrokenStateError
 from sr_assets.domain.availability import Advisory, read_message
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import last_origin
 from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
 from sr_assets.domain.senders import inspect
 from sr_assets.domain.subjects import advisory_pattern
-from sr_assets.domain.tracking import Sighting, deadline_ns, sight, splay_ns
-from sr_assets.stages.site import Site, StreamReport
-from sr_assets.stages.tracking.columns import state_values
+from sr_assets.domain.tracking import Sighting, sight, splay_ns
+from sr_assets.stages.report import StreamReport
+from sr_assets.stages.site import Site
 from sr_assets.stages.tracking.fold import folded_table, transition_row
-from sr_assets.stages.tracking.node_state import NODE_SCHEMA, add_transitions
+from sr_assets.stages.tracking.node_state import node_row, node_table
+from sr_assets.stages.tracking.transitions import add_transitions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,23 +66,24 @@ class Rebuilt:
     unknown: list[str] = field(default_factory=list)
 
 
-def recover_stream(settings: Settings, stream: StreamSettings) -> str:
+def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = False) -> str:
     """Rebuild a stream's state and return what was done and what could not be known, in lines.
 
-    Raises RunError when there is a readable state already, when the target holds nothing of ours, or when the source's
+    `force` rebuilds the stream although its state is readable; the site's other streams keep theirs. Raises RunError when
+    there is a readable state already, when the target holds nothing of ours, or when the source's
     message is another than the one that was copied.
     """
     folder = settings.home / "sites" / stream.name
     said = _set_broken_state_aside(settings, stream)
     with Site(settings, stream.name, owner="recover", run_id="recover") as site:
         known = site.state.load_stream(stream.stream)
-        if known is not None and known.begun:
+        if known is not None and known.begun and not force:
             raise RunError(
-                f"{stream.label} has a readable state in {folder}: nothing to recover; to begin anew remove that folder"
-                " first"
+                f"{stream.label} has a readable state in {folder}: nothing to recover; to rebuild it all the same say"
+                " --force"
             )
-        source = site.cluster(stream.source).stream_info(stream.stream)
-        site.set_clock(source.ts_ns)
+        source = site.clusters.reach(stream.source).stream_info(stream.stream)
+        site.clock.set(source.ts_ns)
         copies = _find_copies(site, stream)
         if not copies:
             raise RunError(
@@ -95,8 +96,9 @@ def recover_stream(settings: Settings, stream: StreamSettings) -> str:
         if stream.policy is not None:
             _rebuild_nodes(stream, stream.policy, source, copies, last, rebuilt)
             _count_on(site, stream, rebuilt)
-        state = _recovered_state(site, stream, source, copies, last)
-        _commit(site, stream, state, rebuilt)
+        state, copying = _recovered_state(site, stream, source, copies, last)
+        state.epoch_ns = max(source.ts_ns or site.clock.now_ns(), known.epoch_ns + 1 if known else 0)
+        _commit(site, stream, state, copying, rebuilt)
         files = _index_history(site, stream, last + 1)
         site.publish()
     lines = [
@@ -137,7 +139,7 @@ def _set_broken_state_aside(settings: Settings, stream: StreamSettings) -> list[
 
 def _find_copies(site: Site, stream: StreamSettings) -> dict[int, Copy]:
     """Return every copy of this entry in the target, by source sequence; of several the last."""
-    target = site.cluster(stream.target)
+    target = site.clusters.reach(stream.target)
     if not target.stream_exists(stream.target_stream):
         return {}
     info = target.stream_info(stream.target_stream)
@@ -176,7 +178,7 @@ def _check_original(
     site: Site, stream: StreamSettings, source: StreamInfo, last: int, copy: Copy, rebuilt: Rebuilt
 ) -> None:
     """Compare the stored time of the last copied message with its original's: another one means another stream."""
-    original = site.cluster(stream.source).message(stream.stream, last)
+    original = site.clusters.reach(stream.source).message(stream.stream, last)
     if original is None:
         if last > source.last_sequence:
             raise RunError(
@@ -242,7 +244,7 @@ def _count_on(site: Site, stream: StreamSettings, rebuilt: Rebuilt) -> None:
     where = stream.source if advisory.cluster == "source" else stream.target
     pattern, told = advisory_pattern(advisory.subject), dict[str, int]()
     try:
-        cluster = site.cluster(where)
+        cluster = site.clusters.reach(where)
         keepers = cluster.stream_names(pattern)
         for message in chain.from_iterable(_read(where, cluster.stream_info(name), pattern) for name in keepers):
             found = read_message(message.payload, message.stored_ns)
@@ -259,10 +261,10 @@ def _count_on(site: Site, stream: StreamSettings, rebuilt: Rebuilt) -> None:
 
 def _recovered_state(
     site: Site, stream: StreamSettings, source: StreamInfo, copies: dict[int, Copy], last: int
-) -> StreamState:
-    target = site.cluster(stream.target).stream_info(stream.target_stream)
+) -> tuple[StreamState, CopyState]:
+    target = site.clusters.reach(stream.target).stream_info(stream.target_stream)
     holder = max(copies, key=lambda sequence: copies[sequence].target_sequence)
-    return StreamState(
+    state = StreamState(
         stream.stream,
         source.created_ns,
         last + 1,
@@ -271,37 +273,41 @@ def _recovered_state(
         last_stored_ns=copies[last].stored_ns,
         source_last_sequence=source.last_sequence,
         lag_messages=max(0, source.last_sequence - last),
+        seen_messages=len(copies),
+        as_of_ns=site.clock.now_ns(),
+    )
+    copying = CopyState(
+        stream.stream,
+        source.created_ns,
+        target_stream=stream.target_stream,
         target_created_ns=target.created_ns,
         target_sequence=copies[holder].target_sequence,
         target_holds=holder,
-        seen_messages=len(copies),
+        target_checked=target.last_sequence,
         copied_messages=len(copies),
         copied_bytes=sum(copy.payload_bytes for copy in copies.values()),
-        as_of_ns=site.now_ns(),
     )
+    return state, copying
 
 
-def _commit(site: Site, stream: StreamSettings, state: StreamState, rebuilt: Rebuilt) -> None:
-    policy = stream.policy
-    with site.state.transaction():
-        site.state.save_stream(state)
-        site.state.clear_intent(stream.stream)
+def _commit(site: Site, stream: StreamSettings, state: StreamState, copying: CopyState, rebuilt: Rebuilt) -> None:
+    """Write the rebuilt state in the place of what there was of the stream."""
+    policy, store, name = stream.policy, site.state, stream.stream
+    with store.transaction():
+        store.forget_stream(name)
+        store.save_stream(state)
+        store.save_copying(copying)
         if policy is None or not rebuilt.nodes:
             return
-        rows = [(node, *state_values(one), deadline_ns(policy, one)) for node, one in rebuilt.nodes.items()]
-        arrays = [
-            pa.array(column, kind.type) for column, kind in zip(zip(*rows, strict=True), NODE_SCHEMA, strict=True)
-        ]
-        site.state.merge_nodes(
-            stream.stream, pa.Table.from_arrays(arrays, names=["node", *NODE_COLUMNS, "deadline_ns"])
-        )
+        store.nodes(name).merge(node_table([node_row(policy, node, one) for node, one in rebuilt.nodes.items()]))
         folded = folded_table([transition_row(sender, transition) for sender, transition in rebuilt.transitions])
-        add_transitions(site, stream, state, folded, StreamReport(stream), history=True)
+        add_transitions(store, stream, state, folded, StreamReport(stream), history=True)
 
 
 def _index_history(site: Site, stream: StreamSettings, next_sequence: int) -> int:
     """Take the Parquet history that is still there into the table of the newest per node."""
     folder = stream_folder(site.settings.home.resolve(), stream.name, stream.stream)
     files = [file for file in folder.glob("date=*/[0-9]*.parquet") if file_range(file)[1] <= next_sequence]
-    site.state.index_snapshots(stream.stream, 0, 0, sorted(files, key=file_range))
+    with site.state.transaction():
+        site.state.snapshot_index(stream.stream).add(0, 0, sorted(files, key=file_range))
     return len(files)

@@ -1,139 +1,205 @@
-"""Stage `replica`: one batch after the other from source to target, each done exactly once.
+"""Stage `replica`: one batch after the other into the target, each done exactly once.
 
-Here: whether there is a next range, and its intent. Not here: where a stream begins (`position`), what is done for the range
-(`batch`), the target itself (`target`).
+Of a tracked stream the copies that are due come from the copy queue; any other stream is copied range by range. Here:
+what comes next, and its intent. Not here: what is done for it (`batch`), the target itself (`target`), what became of
+copies made before (`target_history`), where a stream begins (`source.position`).
 
-An intent is committed on its own before anything is done. After a crash the very same range is done again with the very
-same cut-off: the fold gives the same decisions, the writers find in the target what is there already, and only the rest
-is sent.
+An intent is committed on its own before anything is done. After a crash the very same copies are made again: the writers
+find in the target what is there already, and only the rest is sent.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.checkpoints import Point, reach
-from sr_assets.adapters.state.store import Intent
+from sr_assets.adapters.state.records import Intent
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.replication.batch import Batch
-from sr_assets.stages.replication.target import check_source, prepare_target
-from sr_assets.stages.replication.target_history import refuse_other_writer, review_target
+from sr_assets.stages.replication.lost import settle_lost
+from sr_assets.stages.replication.target import prepare_target
+from sr_assets.stages.replication.target_history import TargetReview
 from sr_assets.stages.source.position import advance, load_position
 from sr_assets.stages.source.reading import next_range
+from sr_assets.stages.source.suitability import check_source
 
 if TYPE_CHECKING:
     from sr_assets.adapters.nats.cluster import StreamInfo
-    from sr_assets.adapters.state.store import StreamState
-    from sr_assets.settings import StreamSettings
-    from sr_assets.stages.site import Site, StreamReport
+    from sr_assets.adapters.state.records import CopyState, StreamState
+    from sr_assets.stages.replication.context import CopyContext
 
 logger = logging.getLogger(__name__)
 
+#: The copies of a batch are on their way through a window of 32 MiB: what bounds a batch is how much is done again.
+_BYTES_SHARE: Final = 10
 
-def copy_batch(site: Site, stream: StreamSettings, report: StreamReport, ends: dict[str, int] | None) -> bool:
-    """Copy the next batch, or finish the one that a crash left open; returns whether there was one.
 
-    `ends` holds, when the run is to stop there, each source's last sequence as first seen by this run. Raises RunError
-    or ConfigurationError with one line.
-    """
-    source = site.cluster(stream.source).stream_info(stream.stream)
-    site.set_clock(source.ts_ns)
-    if report.state is None:
-        check_source(stream, source)
-    end = source.last_sequence if ends is None else ends.setdefault(stream.stream, source.last_sequence)
-    state = load_position(site, stream, source)
-    # Once a run, after trouble, and when something is about to be written: a look each second is not worth its cost.
-    if report.state is None or report.retries:
-        review_target(site, stream, source, state)
-        report.reached = True
-    intent = _open_intent(site, stream)
-    if intent is None:
-        resend = bool(site.state.copy_log(stream.stream).resends(1))
-        covered = _resend_range(site, stream) if resend else next_range(stream, state, source, end)
-        if covered is None:
-            _note_level(site, stream, state, source, report)
+class ReplicaStage:
+    """The stage of one stream, for the time of a run; used by one thread."""
+
+    def __init__(self, context: CopyContext) -> None:
+        """Take what the stage uses."""
+        self._context = context
+        self._stream, self._store, self._report = context.stream, context.store, context.report
+        self._looked = False
+
+    def look_again(self) -> None:
+        """Let the next step compare the target with what is known of it: something went wrong since."""
+        self._looked = False
+
+    def copy_next(self, ends: dict[str, int] | None) -> bool:
+        """Make the next copies, or finish those that a crash left open; returns whether there was anything to do.
+
+        `ends` holds, when the run is to stop there, each source's last sequence as first seen by this run. Raises
+        RunError or ConfigurationError with one line.
+        """
+        stream, store = self._stream, self._store
+        tracked = store.load_stream(stream.stream) if stream.tracked else None
+        if stream.tracked and (tracked is None or not tracked.begun or self._waits_for_fold() or self._nothing_due()):
             return False
-        if _changed_target(site, stream, state):
-            review_target(site, stream, source, state)
+        source_cluster = self._context.clusters.reach(stream.source)
+        source = source_cluster.stream_info(stream.stream)
+        self._context.clock.set(source.ts_ns)
+        if not self._looked:
+            check_source(stream, source)
+        state = tracked or load_position(store, source_cluster, stream, source, first_look=not self._looked)
+        copying = self._report.copying = store.load_copying(stream.stream)
+        if not stream.tracked:
+            self._report.state = state
+        if settle_lost(self._context, source, copying):
             return True
-        intent = _write_intent(site, stream, source, state, covered, resend=resend)
-    started = time.monotonic()
-    batch = Batch(site, stream, source, state, intent)
-    messages = batch.run(report)
-    _log_progress(stream, intent, messages, time.monotonic() - started, source, report)
-    return True
+        return self._go_on(source, state, copying, ends)
 
+    def _go_on(self, source: StreamInfo, state: StreamState, copying: CopyState, ends: dict[str, int] | None) -> bool:
+        stream, report = self._stream, self._report
+        target = prepare_target(stream, source, self._context.clusters.reach(stream.target))
+        review = TargetReview(self._context, source, state, copying, target)
+        self._follow_beginning(review, state, copying, target)
+        if target is None or not self._looked or review.changed():
+            target = review.run()
+            self._looked = True
+        intent = self._open_intent()
+        if intent is None:
+            intent = self._plan(source, state, copying, target, ends)
+        if intent is None:
+            if not stream.tracked:
+                self._note_caught_up(state, source)
+            return False
+        started = time.monotonic()
+        copied_before = report.copied
+        Batch(self._context, source, state, copying, intent, target).run()
+        seconds = time.monotonic() - started
+        report.seconds += seconds
+        copied = report.copied - copied_before
+        logger.info(
+            "%s: [%d, %d) %d copied, %.0f/s, %d queued, %d behind",
+            stream.label,
+            intent.first,
+            intent.next,
+            copied,
+            copied / max(seconds, 1e-9),
+            self._store.copy_queue(stream.stream).size(),
+            max(0, source.last_sequence + 1 - state.next_sequence),
+        )
+        return True
 
-def _open_intent(site: Site, stream: StreamSettings) -> Intent | None:
-    """Return what a crash left open: sending again what the target lost goes first, unless a batch had begun by then."""
-    resending, batch = (site.state.open_intent(stream.stream, resend=resend) for resend in (True, False))
-    return resending or (None if batch is not None and batch.waits else batch)
+    def _nothing_due(self) -> bool:
+        """Tell whether a target that was looked at in this run has nothing to get, so that nobody need be asked."""
+        store, name = self._store, self._stream.stream
+        return (
+            self._looked
+            and store.copy_queue(name).size() == 0
+            and self._open_intent() is None
+            and not store.copy_log(name).resends(1)
+        )
 
+    def _waits_for_fold(self) -> bool:
+        """Tell whether an earlier version left a batch open whose decisions are not in the copy queue yet."""
+        intent = self._store.open_intent(self._stream.stream)
+        return intent is not None and not intent.folded
 
-def _changed_target(site: Site, stream: StreamSettings, state: StreamState) -> bool:
-    """Tell whether a target that was written to has gone, was made again, or ends before our last copy."""
-    if not state.target_created_ns:
-        return False
-    target = site.cluster(stream.target).find_stream(stream.target_stream)
-    return (
-        target is None or target.created_ns != state.target_created_ns or target.last_sequence < state.target_sequence
-    )
+    def _follow_beginning(
+        self, review: TargetReview, state: StreamState, copying: CopyState, target: StreamInfo | None
+    ) -> None:
+        """Begin the bookkeeping of the target: for the first copies, and for those of another source or beginning."""
+        front = self._store.copy_queue(self._stream.stream).front(1, 1) if self._stream.tracked else None
+        created_ns, starts = (front.created_ns, front.starts) if front else (state.created_ns, state.starts)
+        same = (copying.created_ns, copying.starts) == (created_ns, starts)
+        if same and copying.target_stream is not None:
+            return
+        end = target.last_sequence if target else 0
+        if copying.target_stream is None and not copying.copied_messages and self._open_intent() is None:
+            review.refuse_lost_state()
+            copying.target_checked = end
+        elif not same:
+            # What an attempt that is given up left in the target is not taken for another writer's.
+            review.begin_anew()
+            copying.target_sequence, copying.target_holds, copying.target_checked = 0, 0, end
+        copying.created_ns, copying.starts = created_ns, starts
+        copying.target_stream = copying.target_stream or self._stream.target_stream
+        with self._store.transaction():
+            self._store.save_copying(copying)
 
+    def _open_intent(self) -> Intent | None:
+        """Return what a crash left open: sending again what the target lost goes first, unless a batch had begun by then."""
+        resending, batch = (self._store.open_intent(self._stream.stream, resend=resend) for resend in (True, False))
+        return resending or (None if batch is not None and batch.waits else batch)
 
-def _resend_range(site: Site, stream: StreamSettings) -> SequenceRange:
-    """Plan what is sent again next: it lies in a range, without filling it."""
-    resends = site.state.copy_log(stream.stream).resends(stream.batch_messages)
-    return SequenceRange(resends[0].covered.first, resends[-1].covered.next)
+    def _plan(
+        self,
+        source: StreamInfo,
+        state: StreamState,
+        copying: CopyState,
+        target: StreamInfo,
+        ends: dict[str, int] | None,
+    ) -> Intent | None:
+        """Plan what is copied next, and commit its intent; None when nothing is due."""
+        stream, store = self._stream, self._store
+        resends = store.copy_log(stream.stream).resends(stream.batch_messages)
+        queue = store.copy_queue(stream.stream)
+        cutoff_ns: int | None = None
+        if resends:
+            # What is sent again lies in a range, without filling it.
+            covered: SequenceRange | None = SequenceRange(resends[0].covered.first, resends[-1].covered.next)
+        elif queued := queue.front(stream.batch_messages, _BYTES_SHARE * stream.batch_bytes):
+            covered = queued.covered
+        elif stream.tracked:
+            return None
+        else:
+            end = source.last_sequence if ends is None else ends.setdefault(stream.stream, source.last_sequence)
+            covered = next_range(stream, state.next_sequence, source, end, self._context.clusters.reach(stream.source))
+            if stream.max_age_ns is not None and source.ts_ns is not None:
+                cutoff_ns = source.ts_ns - stream.max_age_ns
+        if covered is None:
+            return None
+        TargetReview(self._context, source, state, copying, target).refuse_other_writer()
+        copying.target_checked = max(copying.target_checked, target.last_sequence)
+        intent = Intent(
+            stream.stream,
+            covered.first,
+            min(max(covered.first, source.first_sequence), covered.next),
+            covered.next,
+            source.ts_ns,
+            cutoff_ns,
+            copying.created_ns,
+            target.created_ns,
+            # An answer of a server that fell behind must not make copies of the batch before look like strangers'.
+            max(target.last_sequence, copying.target_sequence),
+            resend=bool(resends),
+            folded=stream.tracked,
+            target_stream=stream.target_stream,
+            starts=copying.starts,
+        )
+        with store.transaction():
+            store.save_copying(copying)
+            store.save_intent(intent)
+        reach(Point.PLANNED)
+        return intent
 
-
-def _write_intent(
-    site: Site, stream: StreamSettings, source: StreamInfo, state: StreamState, covered: SequenceRange, *, resend: bool
-) -> Intent:
-    target = prepare_target(stream, source, site.cluster(stream.target))
-    refuse_other_writer(stream, state, target)
-    state.target_checked = target.last_sequence
-    cutoff_ns = source.ts_ns - stream.max_age_ns if stream.max_age_ns is not None and source.ts_ns is not None else None
-    available = min(max(covered.first, source.first_sequence), covered.next)
-    numbers = (source.ts_ns, cutoff_ns, source.created_ns, target.created_ns, target.last_sequence)
-    intent = Intent(stream.stream, covered.first, available, covered.next, *numbers, resend=resend)
-    with site.state.transaction():
-        site.state.save_stream(state)
-        site.state.save_intent(intent)
-    reach(Point.PLANNED)
-    return intent
-
-
-def _note_level(
-    site: Site, stream: StreamSettings, state: StreamState, source: StreamInfo, report: StreamReport
-) -> None:
-    """Nothing to copy: time has passed all the same.
-
-    It is committed when a node is due, else with the end of the run.
-    """
-    level = source.last_sequence < state.next_sequence
-    advance(stream, state, source, level=level)
-    report.state, report.lag_messages = state, state.lag_messages
-    deadline_ns = site.state.next_deadline(stream.stream)
-    if deadline_ns is not None and state.watermark_ns is not None and deadline_ns < state.watermark_ns:
-        with site.state.transaction():
-            site.state.save_stream(state)
-
-
-def _log_progress(
-    stream: StreamSettings, intent: Intent, messages: int, seconds: float, source: StreamInfo, report: StreamReport
-) -> None:
-    report.seconds += seconds
-    left = max(0, source.last_sequence + 1 - intent.next)
-    rate = messages / max(seconds, 1e-9)
-    logger.info(
-        "%s: [%d, %d) %d messages, %.0f/s, %d copied, %d left",
-        stream.label,
-        intent.first,
-        intent.next,
-        messages,
-        rate,
-        report.copied,
-        left,
-    )
+    def _note_caught_up(self, state: StreamState, source: StreamInfo) -> None:
+        """Nothing to copy: time has passed all the same, which is committed as the run ends."""
+        caught_up = source.last_sequence < state.next_sequence
+        advance(state, source, warning_ns=None, caught_up=caught_up)
+        self._report.state, self._report.lag_messages = state, state.lag_messages

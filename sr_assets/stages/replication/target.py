@@ -1,6 +1,7 @@
 """The target of a stream before anything is copied into it: made when missing, refused when it cannot be right.
 
-Not here: the copying (`replica`, `spark.sink`), what a created target looks like (`adapters.nats.cluster.target_config`).
+Not here: the copying (`batch`), what a created target looks like (`target_config`), what became of copies made before
+(`target_history`).
 """
 
 from __future__ import annotations
@@ -10,55 +11,36 @@ from typing import TYPE_CHECKING
 
 from sr_assets.adapters.nats.cluster import target_config
 from sr_assets.domain.errors import ConfigurationError, RunError
-from sr_assets.domain.subjects import advisory_pattern, overlaps
+from sr_assets.domain.subjects import overlaps
 
 if TYPE_CHECKING:
     from sr_assets.adapters.nats.cluster import Cluster, StreamInfo
-    from sr_assets.settings import Entry, StreamSettings
+    from sr_assets.settings import StreamSettings
 
 logger = logging.getLogger(__name__)
 
 
-def check_source(stream: Entry, source: StreamInfo) -> None:
-    """Refuse a source that cannot be read by sequence without changing it, or whose subjects do not survive the rewriting."""
-    if source.retention != "limits":
-        raise RunError(
-            f"source stream {stream.stream} has retention {source.retention}: reading it would compete with its"
-            " consumers; copy a stream with limits retention (a mirror of it, say)"
-        )
-    if stream.advisory is not None and stream.advisory.cluster == "source":
-        for key, subject in (
-            ("subject", stream.advisory.subject),
-            ("observer_subject", stream.advisory.observer_subject),
-        ):
-            taken = [pattern for pattern in source.subjects if overlaps(pattern, advisory_pattern(subject))]
-            if taken:
-                raise ConfigurationError(
-                    f"stream {stream.label}: advisory.{key} {subject!r} is taken by the source stream"
-                    f" itself (subject {taken[0]}); choose another"
-                )
-
-
-def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) -> StreamInfo:
-    """Return the target's info, creating it when it is missing and that is allowed.
-
-    Raises RunError when it must not be used.
-    """
+def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) -> StreamInfo | None:
+    """Return the target's info after checking it; None when it does not exist. Raises RunError when it must not be used."""
     info = target.find_stream(stream.target_stream)
-    if info is None:
-        if not stream.create_target:
-            raise RunError(
-                f"target stream {stream.target_stream} does not exist on {stream.target.label} and no_target_create is"
-                " set: create it"
-            )
-        config = target_config(source, stream, target.server_version, target.cluster_size)
-        info = target.create_stream(config)
-        shown = ", ".join(f"{key} {value}" for key, value in config.items() if key != "name")
-        logger.info(
-            "%s: created target stream %s on %s: %s", stream.label, stream.target_stream, stream.target.label, shown
+    if info is not None:
+        check_target(stream, source, info)
+    elif not stream.create_target:
+        raise RunError(
+            f"target stream {stream.target_stream} does not exist on {stream.target.label} and no_target_create is"
+            " set: create it"
         )
-        return info
-    check_target(stream, source, info)
+    return info
+
+
+def create_target(stream: StreamSettings, source: StreamInfo, target: Cluster) -> StreamInfo:
+    """Create the missing target and return its info; the log says what was set."""
+    config = target_config(source, stream, target.server_version, target.cluster_size)
+    info = target.create_stream(config)
+    shown = ", ".join(f"{key} {value}" for key, value in config.items() if key != "name")
+    logger.info(
+        "%s: created target stream %s on %s: %s", stream.label, stream.target_stream, stream.target.label, shown
+    )
     return info
 
 

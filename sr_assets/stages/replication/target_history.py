@@ -1,18 +1,19 @@
 """What became of our copies in the target since the last batch, and what follows from it.
 
-Told apart by what the state remembers: a target that was *made again* has another created time; one that was *rolled
-back* (a power failure, a restored disk) has the same, but ends before a copy it acknowledged, or holds something else
-in its place; one that was *purged*, or whose messages expired, has moved its first sequence only: nothing follows.
-Copies of ours that no batch made are *another writer's*, or the state is an old one: the stream stops. Not here: what a
-crash left open, which the writers find out themselves (`adapters.copying`).
+Told apart by what the state remembers: a target with another name was *chosen* since; one that was *made again* has
+another created time; one that was *rolled back* (a power failure, a restored disk) has the same, but ends before a copy
+it acknowledged, or holds something else in its place; one that was *purged*, or whose messages expired, has moved its
+first sequence only: nothing follows. Copies of ours that no batch made are *another writer's*, or the state is an old
+one: the stream stops. Not here: what a crash left open, which the writers find out themselves (`adapters.copying`).
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -23,169 +24,244 @@ from sr_assets.adapters.state.store import gap_row
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import last_origin
 from sr_assets.domain.positions import SequenceRange, merge_ranges
+from sr_assets.stages.replication.target import create_target, prepare_target
 
 if TYPE_CHECKING:
     from sr_assets.adapters.copying.copier import Identity
     from sr_assets.adapters.nats.cluster import StreamInfo
-    from sr_assets.adapters.state.store import StreamState
-    from sr_assets.settings import StreamSettings
-    from sr_assets.stages.site import Site
+    from sr_assets.adapters.state.records import CopyState, Intent, StreamState
+    from sr_assets.stages.replication.context import CopyContext
 
 logger = logging.getLogger(__name__)
 
-
-def review_target(site: Site, stream: StreamSettings, source: StreamInfo, state: StreamState) -> None:
-    """Compare the target with what the state remembers of it, and commit what is to be sent again.
-
-    Raises RunError when the stream must not go on by itself: `on_target_reset: stop`, or another writer's copies.
-    """
-    target = site.cluster(stream.target).find_stream(stream.target_stream)
-    if state.target_created_ns and (target is None or target.created_ns != state.target_created_ns):
-        _follow_new_target(site, stream, source, state, target)
-    elif target is not None and state.target_sequence and _rolled_back(site, stream, state, target):
-        _note_rollback(site, stream, state, target)
-    # An open batch may be of a target that went before anything was committed, or that was made since.
-    intents = [site.state.open_intent(stream.stream, resend=resend) for resend in (False, True)]
-    if target is not None and any(one is not None and one.target_created_ns != target.created_ns for one in intents):
-        with site.state.transaction():
-            _move_intent(site, stream, created_ns=target.created_ns, target_sequence=0, waits=False)
+#: A server that fell behind, or a new leader, may answer once with an old state: nothing is concluded before so long.
+_OLD_ANSWERS_SECONDS: Final = 5.0
 
 
-def refuse_other_writer(stream: StreamSettings, state: StreamState, target: StreamInfo) -> None:
-    """Stop when copies of ours stand behind the last one that a batch of this state made.
+class TargetReview:
+    """A comparison of the target with what is known of it; `target` is its info, None while it does not exist."""
 
-    Others' messages there are only looked at once: `target_checked` moves with the next intent.
-    """
-    checked = max(state.target_checked, state.target_sequence)
-    behind = SequenceRange(checked + 1, max(checked, target.last_sequence) + 1)
-    if stream.ephemeral or not state.target_created_ns or not len(behind):
-        return
-    for sequence in _read_copies(stream, state, behind).values():
-        raise RunError(other_writer(stream.target_stream, _identity(stream), sequence))
+    def __init__(
+        self,
+        context: CopyContext,
+        source: StreamInfo,
+        state: StreamState,
+        copying: CopyState,
+        target: StreamInfo | None,
+    ) -> None:
+        """Take what is compared."""
+        self._context, self._source, self._state, self._copying, self._target = context, source, state, copying, target
+        self._stream, self._store = context.stream, context.store
+        self._log = self._store.copy_log(self._stream.stream)
 
+    @property
+    def _identity(self) -> Identity:
+        return self._stream.stream, self._stream.replicator, self._stream.name
 
-def _identity(stream: StreamSettings) -> Identity:
-    return stream.stream, stream.replicator, stream.name
+    def changed(self) -> bool:
+        """Tell whether a target that was written to seems to have gone, to be another, or to end before our last copy."""
+        copying, target = self._copying, self._target
+        if target is None:
+            return True
+        if not copying.target_created_ns:
+            return False
+        return target.created_ns != copying.target_created_ns or target.last_sequence < copying.target_sequence
 
+    def run(self) -> StreamInfo:
+        """Compare, commit what is to be sent again, and return the target's info; a missing target is created.
 
-def _read_copies(stream: StreamSettings, state: StreamState, held: SequenceRange) -> dict[int, int]:
-    """Return the source sequences of this entry's copies in a part of the target, by their places, in order."""
-    found: dict[int, int] = {}
-    with wire.Connection(stream.target, "sr-assets review") as connection:
-        for message in itertools.chain.from_iterable(wire.read_headers(connection, stream.target_stream, held)):
-            origin = last_origin(message.headers)
-            if origin and is_ours(origin, message.headers, _identity(stream), state.created_ns):
-                found[message.sequence] = origin.sequence
-    return found
+        Raises RunError when the stream must not go on by itself: `on_target_reset: stop`, or another writer's copies.
+        """
+        stream, copying = self._stream, self._copying
+        self._confirm()
+        renamed = copying.target_stream not in (None, stream.target_stream)
+        target = self._target
+        if copying.target_created_ns and (renamed or target is None or target.created_ns != copying.target_created_ns):
+            self._follow_new_target(renamed=renamed)
+        elif target is not None and copying.target_sequence and self._rolled_back(target):
+            self._note_rollback(target)
+        if target is None:
+            target = self._target = create_target(stream, self._source, self._context.clusters.reach(stream.target))
+        # An open batch may be of a target that went before anything was committed, or that was made since.
+        intents = [self._store.open_intent(stream.stream, resend=resend) for resend in (False, True)]
+        if any(intent is not None and intent.target_created_ns != target.created_ns for intent in intents):
+            with self._store.transaction():
+                self._move_intents(created_ns=target.created_ns, target_sequence=0, waits=False)
+        return target
 
+    def _confirm(self) -> None:
+        """Ask again for some seconds while the answer would have consequences."""
+        cluster = self._context.clusters.reach(self._stream.target)
+        deadline = time.monotonic() + _OLD_ANSWERS_SECONDS
+        while self._copying.target_created_ns and self.changed() and time.monotonic() < deadline:
+            time.sleep(0.5)
+            self._target = prepare_target(self._stream, self._source, cluster)
 
-# ------------------------------------------------------------------------------------------------------- made again
+    def refuse_other_writer(self) -> None:
+        """Stop when copies of ours stand behind the last one that a batch of this state made.
 
+        Others' messages there are only looked at once: `target_checked` moves with the next intent.
+        """
+        copying, target = self._copying, self._target
+        assert target is not None
+        checked = max(copying.target_checked, copying.target_sequence)
+        behind = SequenceRange(checked + 1, max(checked, target.last_sequence) + 1)
+        if self._stream.ephemeral or not copying.target_created_ns or not len(behind):
+            return
+        for sequence in self.read_copies(behind).values():
+            raise RunError(other_writer(self._stream.target_stream, self._identity, sequence))
 
-def _follow_new_target(
-    site: Site, stream: StreamSettings, source: StreamInfo, state: StreamState, target: StreamInfo | None
-) -> None:
-    """Apply `on_target_reset`: nothing that was copied before stands in this target."""
-    if stream.on_target_reset == "stop":
-        raise RunError(
-            f"target stream {stream.target_stream} was deleted{' and made again' if target else ''}: what was copied "
-            "before is not in it; set on_target_reset: continue (go on with what is new) or recopy (also copy again what "
-            "the source still has)"
+    def refuse_lost_state(self) -> None:
+        """Stop when nothing is known of any copy but the target holds copies of ours: to begin again would double them."""
+        stream, target = self._stream, self._target
+        if stream.ephemeral or target is None:
+            return
+        # All of it, once in a stream's life: on a shared target ours may lie far behind what others wrote since.
+        held = SequenceRange(min(max(1, target.first_sequence), target.last_sequence + 1), target.last_sequence + 1)
+        if not len(held):
+            return
+        with wire.Connection(stream.target, "sr-assets review") as connection:
+            for message in itertools.chain.from_iterable(wire.read_headers(connection, stream.target_stream, held)):
+                origin = last_origin(message.headers)
+                if origin and (origin.stream, origin.replicator, origin.name) == self._identity:
+                    raise RunError(
+                        f"there is no state for {stream.label}, but target stream {stream.target_stream} already holds"
+                        f" copies of it ({origin.sequence} at {message.sequence}); run `sr-assets recover --stream"
+                        f" {stream.label}`"
+                    )
+
+    def begin_anew(self) -> None:
+        """Forget what is known of the copies so far: those to come are of another source, or another beginning."""
+        with self._store.transaction():
+            self._log.clear()
+            for resend in (False, True):
+                intent = self._store.open_intent(self._stream.stream, resend=resend)
+                if intent is not None and (resend or not self._stream.tracked):
+                    self._store.clear_intent(self._stream.stream, resend=resend)
+
+    def read_copies(self, held: SequenceRange) -> dict[int, int]:
+        """Return the source sequences of this entry's copies in a part of the target, by their sequences there."""
+        copies: dict[int, int] = {}
+        with wire.Connection(self._stream.target, "sr-assets review") as connection:
+            messages = itertools.chain.from_iterable(wire.read_headers(connection, self._stream.target_stream, held))
+            for message in messages:
+                origin = last_origin(message.headers)
+                if origin and is_ours(origin, message.headers, self._identity, self._copying.created_ns):
+                    copies[message.sequence] = origin.sequence
+        return copies
+
+    # ------------------------------------------------------------------------------------------ another, or made again
+
+    def _follow_new_target(self, *, renamed: bool) -> None:
+        """Apply `on_target_reset`: nothing that was copied before stands in this target.
+
+        One that was chosen by name may hold older copies of ours, which no open batch made: they are not looked at.
+        """
+        stream, target, copying = self._stream, self._target, self._copying
+        happened = "was replaced by another" if renamed else f"was deleted{' and made again' if target else ''}"
+        if stream.on_target_reset == "stop":
+            raise RunError(
+                f"target stream {copying.target_stream or stream.target_stream} {happened}: what was copied before is"
+                f" not in {stream.target_stream}; set on_target_reset: continue (go on with what is new) or recopy (also"
+                " copy again what the source still has)"
+            )
+        again = self._copied_before() if stream.on_target_reset == "recopy" else []
+        logger.warning(
+            "%s: target stream %s %s; %d messages are copied again (on_target_reset: %s)",
+            stream.label,
+            copying.target_stream or stream.target_stream,
+            happened,
+            sum(map(len, again)),
+            stream.on_target_reset,
         )
-    again: list[SequenceRange] = []
-    if stream.on_target_reset == "recopy":
-        again = _copied_before(site, stream, source, state)
-    logger.warning(
-        "%s: target stream %s was %s; %d messages are copied again (on_target_reset: %s)",
-        stream.label,
-        stream.target_stream,
-        "made again" if target else "deleted",
-        sum(map(len, again)),
-        stream.on_target_reset,
-    )
-    state.target_created_ns = target.created_ns if target else 0
-    state.target_sequence = state.target_holds = state.target_checked = 0
-    copy_log = site.state.copy_log(stream.stream)
-    with site.state.transaction():
-        copy_log.clear()
-        copy_log.add_resends(again, stood=False)
-        _move_intent(site, stream, created_ns=state.target_created_ns, target_sequence=0, waits=False)
-        site.state.save_stream(state)
+        end = target.last_sequence if target and renamed else 0
+        copying.target_stream = stream.target_stream
+        copying.target_created_ns = target.created_ns if target else 0
+        copying.target_sequence = copying.target_holds = 0
+        copying.target_checked = end
+        with self._store.transaction():
+            self._log.clear()
+            self._log.add_resends(again, stood=False)
+            self._move_intents(created_ns=copying.target_created_ns, target_sequence=end, waits=False)
+            self._store.save_copying(copying)
+
+    def _copied_before(self) -> list[SequenceRange]:
+        """Return what was copied so far and may still be in the source: of a sampled stream what its history holds."""
+        source, stream = self._source, self._stream
+        whole = SequenceRange(max(1, source.first_sequence), max(1, source.first_sequence, self._state.next_sequence))
+        if not stream.tracked:
+            return [whole]
+        folder = stream_folder(self._context.home.resolve(), stream.name, stream.stream)
+        sequences = copied_sequences(folder, since_ns=self._copying.created_ns)
+        return merge_ranges(SequenceRange(sequence, sequence + 1) for sequence in sequences if sequence in whole)
+
+    def _move_intents(self, *, created_ns: int, target_sequence: int, waits: bool) -> None:
+        """Let the open intents look for copies from where the target ends now; called inside a transaction."""
+        for resend in (False, True):
+            if intent := self._store.open_intent(self._stream.stream, resend=resend):
+                self._store.save_intent(_moved(intent, created_ns, target_sequence, waits=waits))
+
+    # ---------------------------------------------------------------------------------------------------- rolled back
+
+    def _rolled_back(self, target: StreamInfo) -> bool:
+        """Tell whether the target took back a copy it had acknowledged: it ends before, or another message stands there."""
+        copying = self._copying
+        if target.last_sequence < copying.target_sequence:
+            return True
+        if target.first_sequence > copying.target_sequence:
+            return False
+        cluster = self._context.clusters.reach(self._stream.target)
+        stored = cluster.message(self._stream.target_stream, copying.target_sequence)
+        if stored is None:
+            return False
+        origin = last_origin(stored.headers)
+        ours = origin is not None and is_ours(origin, stored.headers, self._identity, copying.created_ns)
+        return not (ours and origin is not None and origin.sequence == copying.target_holds)
+
+    def _note_rollback(self, target: StreamInfo) -> None:
+        """Find the last copy that still stands where it stood, and ask for everything behind it to be sent again.
+
+        What was copied more than an hour ago is not known one by one: it is recorded as lost.
+        """
+        stream, copying = self._stream, self._copying
+        copies = self._log.copies()
+        held = SequenceRange(max(1, target.first_sequence), max(1, target.first_sequence, target.last_sequence + 1))
+        standing = self.read_copies(held)
+        kept = [(at, sequence) for at, sequence in copies if standing.get(at) == sequence]
+        # Without one of the last hour that still stands, the last of ours that does, however old it is.
+        at, sequence = kept[-1] if kept else max(standing.items(), default=(target.first_sequence - 1, 0))
+        there = set(standing.values())
+        lost = [copy for place, copy in copies if place > at and place >= held.first and copy not in there]
+        known_from = next(
+            (copy for copy in copies if copy[0] > at), (copying.target_sequence + 1, copying.target_holds + 1)
+        )
+        unknown = 0 if kept or known_from[1] <= sequence + 1 else max(0, known_from[0] - at - 1)
+        intent = self._store.open_intent(stream.stream)
+        waits = intent is not None and not any(intent.first <= copy < intent.next for copy in there)
+        logger.error(
+            "%s: target stream %s was rolled back from %d to %d: %d copies are sent again, %d cannot be told",
+            stream.label,
+            stream.target_stream,
+            copying.target_sequence,
+            at,
+            len(lost),
+            unknown,
+        )
+        copying.target_sequence, copying.target_holds = max(0, at), sequence
+        copying.target_checked = target.last_sequence
+        copying.lost_messages += unknown
+        with self._store.transaction():
+            if unknown:
+                hole = SequenceRange(sequence + 1, known_from[1])
+                gap = gap_row(stream.stream, hole, unknown, "lost", self._context.clock.now_ns())
+                self._store.add_rows("gaps", pa.Table.from_pylist([gap]))
+            self._log.keep_until(at)
+            self._log.add_resends(merge_ranges(SequenceRange(copy, copy + 1) for copy in lost), stood=True)
+            since = target.last_sequence if waits else min(at, target.last_sequence)
+            self._move_intents(created_ns=target.created_ns, target_sequence=since, waits=waits)
+            self._store.save_copying(copying)
 
 
-def _copied_before(site: Site, stream: StreamSettings, source: StreamInfo, state: StreamState) -> list[SequenceRange]:
-    """Return what was copied so far and may still be in the source: of a sampled stream what its history holds."""
-    whole = SequenceRange(max(1, source.first_sequence), max(1, source.first_sequence, state.next_sequence))
-    if not stream.tracked:
-        return [whole]
-    folder = stream_folder(site.settings.home.resolve(), stream.name, stream.stream)
-    sequences = copied_sequences(folder, since_ns=state.created_ns)
-    return merge_ranges(SequenceRange(one, one + 1) for one in sequences if one in whole)
-
-
-def _move_intent(site: Site, stream: StreamSettings, *, created_ns: int, target_sequence: int, waits: bool) -> None:
-    """Let the open intents begin to look for copies where the target ends now; called inside a transaction."""
-    for resend in (False, True):
-        if intent := site.state.open_intent(stream.stream, resend=resend):
-            moved = replace(intent, target_created_ns=created_ns, target_sequence=target_sequence)
-            site.state.save_intent(replace(moved, waits=waits and not resend))
-
-
-# ------------------------------------------------------------------------------------------------------ rolled back
-
-
-def _rolled_back(site: Site, stream: StreamSettings, state: StreamState, target: StreamInfo) -> bool:
-    """Tell whether the target took back a copy it had acknowledged: it ends before, or another message stands there."""
-    if target.last_sequence < state.target_sequence:
-        return True
-    if target.first_sequence > state.target_sequence:
-        return False
-    stored = site.cluster(stream.target).message(stream.target_stream, state.target_sequence)
-    origin = last_origin(stored.headers) if stored else None
-    return stored is not None and not (
-        origin
-        and is_ours(origin, stored.headers, _identity(stream), state.created_ns)
-        and origin.sequence == state.target_holds
-    )
-
-
-def _note_rollback(site: Site, stream: StreamSettings, state: StreamState, target: StreamInfo) -> None:
-    """Find the last copy that still stands where it stood, and ask for everything behind it to be sent again.
-
-    What was copied more than an hour ago is not known one by one: it is recorded as lost.
-    """
-    copy_log = site.state.copy_log(stream.stream)
-    copies = copy_log.copies()
-    held = SequenceRange(max(1, target.first_sequence), max(1, target.first_sequence, target.last_sequence + 1))
-    standing = _read_copies(stream, state, held)
-    kept = [(at, sequence) for at, sequence in copies if standing.get(at) == sequence]
-    # Without one of the last hour that still stands, the last of ours that does, however old it is.
-    at, sequence = kept[-1] if kept else max(standing.items(), default=(target.first_sequence - 1, 0))
-    there = set(standing.values())
-    lost = [one for place, one in copies if place > at and place >= held.first and one not in there]
-    known_from = next((copy for copy in copies if copy[0] > at), (state.target_sequence + 1, state.target_holds + 1))
-    unknown = 0 if kept or known_from[1] <= sequence + 1 else max(0, known_from[0] - at - 1)
-    intent = site.state.open_intent(stream.stream)
-    waits = intent is not None and not any(intent.first <= one < intent.next for one in there)
-    logger.error(
-        "%s: target stream %s was rolled back from %d to %d: %d copies are sent again, %d cannot be told",
-        stream.label,
-        stream.target_stream,
-        state.target_sequence,
-        at,
-        len(lost),
-        unknown,
-    )
-    state.target_sequence, state.target_holds = max(0, at), sequence
-    state.target_checked = target.last_sequence
-    with site.state.transaction():
-        if unknown:
-            state.gap_messages += unknown
-            hole = SequenceRange(sequence + 1, known_from[1])
-            gap = gap_row(stream.stream, hole, unknown, "lost", site.now_ns())
-            site.state.add_rows("gaps", pa.Table.from_pylist([gap]))
-        copy_log.keep_until(at)
-        copy_log.add_resends(merge_ranges(SequenceRange(one, one + 1) for one in lost), stood=True)
-        since = target.last_sequence if waits else min(at, target.last_sequence)
-        _move_intent(site, stream, created_ns=target.created_ns, target_sequence=since, waits=waits)
-        site.state.save_stream(state)
+def _moved(intent: Intent, target_created_ns: int, target_sequence: int, *, waits: bool) -> Intent:
+    moved = replace(intent, target_created_ns=target_created_ns, target_sequence=target_sequence)
+    return replace(moved, waits=waits and not intent.resend)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.state.store import read_status
+from sr_assets.adapters.state.status_file import read_status
 from sr_assets.domain.errors import SrAssetsError
 
 if TYPE_CHECKING:

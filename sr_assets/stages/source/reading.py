@@ -1,6 +1,6 @@
-"""What every reader of a stream shares: how much is read next, reading it with Spark, and the rows for what was not there.
+"""What every reader of a stream shares: how much is read next, reading it with Spark, and the rows for what was absent.
 
-Not here: where a stream begins (`position`), what is made of the rows (`batch`, `advisory_feed`).
+Not here: where a stream begins (`position`), what is made of the rows (`tracking`, `replication`, `feeds`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from sr_assets.domain.positions import SequenceRange
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sr_assets.adapters.nats.cluster import StreamInfo
-    from sr_assets.adapters.state.store import StreamState
+    from sr_assets.adapters.nats.cluster import Cluster, StreamInfo
     from sr_assets.settings import Entry
-    from sr_assets.stages.site import Site
+    from sr_assets.stages.links import ConnectionFiles, SparkLink
 
 _DIRECT_BATCH_VERSION = (2, 11, 0)
 _MAX_GAP_ROWS = 1_000
@@ -26,17 +25,47 @@ _MAX_GAP_ROWS = 1_000
 _READ_SHARE = 10
 
 
-def next_range(entry: Entry, state: StreamState, source: StreamInfo, end: int) -> SequenceRange | None:
-    """Plan the next range: from the position, as far as there is something up to `end`, bounded by messages and by bytes
-    at the source's average size.
+def next_range(
+    entry: Entry, next_sequence: int, source: StreamInfo, end: int, cluster: Cluster | None = None
+) -> SequenceRange | None:
+    """Plan the next range: from a position, as far as there is something up to `end`, bounded by messages and by bytes.
 
-    What bounds the bytes is what is held: of a sampled stream and of a feed narrow rows and a tenth of the payloads, of
-    a plain copy no more than the window that waits for its acks.
+    What bounds the bytes, at the source's average size, is what is held: of a sampled stream and of a feed narrow rows
+    and a tenth of the payloads, of a plain copy no more than the window that waits for its acks. With the source's
+    `cluster` a hole in front is stepped over at once, and of a source with many holes a range spans more sequences.
     """
     average_bytes = max(1, source.bytes // max(1, source.messages))
     count = min(entry.batch_messages, max(1, _READ_SHARE * entry.batch_bytes // average_bytes))
-    after = min(end + 1, max(state.next_sequence, source.first_sequence) + count)
-    return SequenceRange(state.next_sequence, after) if after > state.next_sequence else None
+    begin = max(next_sequence, source.first_sequence)
+    after = min(end + 1, begin + count)
+    if after <= next_sequence:
+        return None
+    if cluster is not None and after < end + 1 and source.messages < source.last_sequence + 1 - source.first_sequence:
+        after = _sparse_end(entry, cluster, SequenceRange(begin, end + 1), count)
+    return SequenceRange(next_sequence, after)
+
+
+def _sparse_end(entry: Entry, cluster: Cluster, rest: SequenceRange, count: int) -> int:
+    """Return where a range with about `count` messages ends in a source with holes; asks the server how many follow.
+
+    Halving finds the end by the number of messages that a consumer from there on would get.
+    """
+    subject = entry.filter_subject
+
+    def behind(sequence: int) -> int:
+        return cluster.count_from(entry.stream, sequence, subject) if sequence < rest.next else 0
+
+    total = behind(rest.first)
+    if total <= count:
+        return rest.next
+    low, high = rest.first + count, rest.next
+    # Invariant: from `rest.first` to `low` there are at most `count` messages, to `high` more.
+    while high - low > count and (middle := (low + high) // 2):
+        if total - behind(middle) <= count:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def reads_direct(source: StreamInfo) -> bool:
@@ -44,27 +73,48 @@ def reads_direct(source: StreamInfo) -> bool:
     return source.allow_direct and source.server_version >= _DIRECT_BATCH_VERSION
 
 
-def read_with_spark(site: Site, entry: Entry, source: StreamInfo, wanted: SequenceRange, **options: str) -> pa.Table:
-    """Return one row per message of a range, in sequence order; `options` choose their shape. Raises RunError."""
-    options |= {
-        "connection": site.connection_file(entry.source),
-        "stream": entry.stream,
-        "direct": str(reads_direct(source)).lower(),
-        "first": str(wanted.first),
-        "next": str(wanted.next),
-        "partitions": str(2 if len(wanted) > _MAX_GAP_ROWS else 1),
-    }
+class SparkReader:
+    """Reads ranges of streams with Spark."""
+
+    def __init__(self, spark: SparkLink, files: ConnectionFiles) -> None:
+        """Keep how Spark, and Spark's tasks, reach what they need."""
+        self._spark, self._files = spark, files
+
+    def read(self, entry: Entry, source: StreamInfo, wanted: SequenceRange, **options: str) -> pa.Table:
+        """Return one row per message of a range, in sequence order; `options` choose their shape. Raises RunError."""
+        options |= {
+            "connection": self._files.path(entry.source),
+            "stream": entry.stream,
+            "direct": str(reads_direct(source)).lower(),
+            "first": str(wanted.first),
+            "next": str(wanted.next),
+            "partitions": str(2 if len(wanted) > _MAX_GAP_ROWS else 1),
+        }
+        if entry.filter_subject:
+            options["filter"] = entry.filter_subject
+        try:
+            table = self._spark.session().read.format(FORMAT).options(**options).load().toArrow()
+        except Exception as error:
+            failed = spark_error(error)
+            self._spark.forget(failed)
+            raise failed from error
+        return table.sort_by("sequence")
+
+
+def absence_reason(entry: Entry, source: StreamInfo) -> str:
+    """Return why sequences inside a source are absent: `filtered`, `per_subject_limit` or `deleted`."""
     if entry.filter_subject:
-        options["filter"] = entry.filter_subject
-    try:
-        table = site.spark().read.format(FORMAT).options(**options).load().toArrow()
-    except Exception as error:
-        raise spark_error(error) from error
-    return table.sort_by("sequence")
+        return "filtered"
+    return "per_subject_limit" if source.max_msgs_per_subject > 0 else "deleted"
 
 
 def gap_rows(
-    site: Site, entry: Entry, source: StreamInfo, covered: SequenceRange, available: int, absent: list[SequenceRange]
+    entry: Entry,
+    source: StreamInfo,
+    covered: SequenceRange,
+    available: int,
+    absent: list[SequenceRange],
+    noticed_ns: int,
 ) -> list[dict[str, Any]]:
     """Return the rows for what a range did not hold: what retention took, up to `available`, first, then the holes.
 
@@ -72,7 +122,7 @@ def gap_rows(
     """
 
     def gap(hole: SequenceRange, reason: str, messages: int | None = None) -> dict[str, Any]:
-        return gap_row(entry.stream, hole, len(hole) if messages is None else messages, reason, site.now_ns())
+        return gap_row(entry.stream, hole, len(hole) if messages is None else messages, reason, noticed_ns)
 
     rows = []
     if available > covered.first:
@@ -80,9 +130,7 @@ def gap_rows(
     holes = [hole for hole in absent if len(hole)]
     if not holes:
         return rows
-    reason = (
-        "filtered" if entry.filter_subject else "per_subject_limit" if source.max_msgs_per_subject > 0 else "deleted"
-    )
+    reason = absence_reason(entry, source)
     if reason != "deleted" or len(holes) > _MAX_GAP_ROWS:
         return [*rows, gap(SequenceRange(holes[0].first, holes[-1].next), reason, sum(map(len, holes)))]
     return [*rows, *(gap(hole, reason) for hole in holes)]

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sr_assets.adapters.state.store import NODE_COLUMNS
+from sr_assets.adapters.state.nodes import NODE_COLUMNS
 from sr_assets.domain.tracking import NodeState, Policy, Reason, Sighting, Status, sight, splay_ns
 
 if TYPE_CHECKING:

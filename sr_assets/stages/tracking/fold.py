@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from sr_assets.adapters.state.store import NODE_COLUMNS
+from sr_assets.adapters.state.nodes import NODE_COLUMNS
 from sr_assets.stages.tracking.columns import ColumnFold, Sightings
 
 if TYPE_CHECKING:

@@ -5,82 +5,135 @@ Not here: which transitions there are (`fold`, `node_state`), what an advisory l
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.domain.advisories import encode
-from sr_assets.domain.subjects import advisory_subject
+from sr_assets.domain.subjects import advisory_pattern, advisory_subject
 from sr_assets.domain.tracking import Event, Status, Transition
 
 if TYPE_CHECKING:
     from sr_assets.adapters.nats.cluster import Cluster
+    from sr_assets.adapters.state.store import SiteState
     from sr_assets.settings import AdvisorySettings, StreamSettings
-    from sr_assets.stages.site import Site, StreamReport
+    from sr_assets.stages.clock import Clock
+    from sr_assets.stages.report import StreamReport
 
-_CHUNK = 2_000
+_CHUNK: Final = 2_000
+#: An answer that no stream takes the advisories may come from a server that is just starting: it is asked again so long.
+_OLD_ANSWERS_SECONDS: Final = 3.0
+#: What was refused is tried again after so long; what is new goes out meanwhile.
+_RETRY_SECONDS: Final = 10.0
 
 
-def publish_outbox(site: Site, stream: StreamSettings, report: StreamReport) -> bool:
-    """Publish what waits; returns whether anything went out.
+class AdvisoryStage:
+    """The stage of one stream with an `advisory` block, for the time of a run."""
 
-    Reliable advisories wait in the outbox until a stream has acknowledged them, however long that takes: without a
-    stream for the subject nothing is published and the report says so. Unreliable ones are sent to whoever listens, and
-    flushed.
-    """
-    advisory = stream.advisory
-    if advisory is None or site.state.outbox_size(stream.stream) == 0:
-        return False
-    cluster = site.cluster(stream.source if advisory.cluster == "source" else stream.target)
-    reliable = _is_reliable(cluster, advisory)
-    if reliable and not _taken(cluster, advisory):
-        report.undeliverable = (
-            f"no stream on {cluster.settings.label} takes {_sample(advisory)}: {site.state.outbox_size(stream.stream)}"
-            " advisories wait for one"
+    def __init__(self, stream: StreamSettings, store: SiteState, clock: Clock, report: StreamReport) -> None:
+        """Take what the stage uses."""
+        assert stream.advisory is not None
+        self._stream, self._advisory = stream, stream.advisory
+        self._outbox, self._store = store.outbox(stream.stream), store
+        self._clock, self._report = clock, report
+        # Senders whose next advisory was refused, until when they wait.
+        self._held_back: set[str] = set()
+        self._retry_at = 0.0
+
+    def publish(self, cluster: Cluster) -> bool:
+        """Publish what waits; returns whether anything went out.
+
+        Reliable advisories wait in the outbox until a stream has acknowledged them, however long that takes. One that
+        is refused holds back its sender's later ones and nobody else's. Unreliable ones are sent to whoever listens.
+        """
+        if self._outbox.size() == 0:
+            return False
+        if not self._is_reliable(cluster):
+            return self._publish_core(cluster)
+        if time.monotonic() >= self._retry_at:
+            self._held_back.clear()
+            if not _takers(cluster, self._advisory):
+                self._report.undeliverable = (
+                    f"no stream on {cluster.settings.label} takes {advisory_pattern(self._advisory.subject)}:"
+                    f" {self._outbox.size()} advisories wait for one"
+                )
+                self._retry_at = time.monotonic() + _RETRY_SECONDS
+                return False
+            self._report.undeliverable = None
+        elif self._report.undeliverable and not self._held_back:
+            return False
+        return self._publish_reliably(cluster)
+
+    def _is_reliable(self, cluster: Cluster) -> bool:
+        """Tell whether advisories go into JetStream. Left to us, they do for ever once a stream was seen to take them."""
+        if self._advisory.reliable is not None:
+            return self._advisory.reliable
+        state = self._report.state or self._store.load_stream(self._stream.stream)
+        if state is None or state.advisories_stored:
+            return True
+        deadline = time.monotonic() + _OLD_ANSWERS_SECONDS
+        while not _takers(cluster, self._advisory):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.5)
+        state.advisories_stored = True
+        with self._store.transaction():
+            self._store.save_stream(state)
+        return True
+
+    def _publish_core(self, cluster: Cluster) -> bool:
+        sent = 0
+        while rows := self._outbox.waiting(_CHUNK):
+            cluster.publish_core([(self._subject(row), _body(self._stream, row)) for row in rows])
+            self._mark(rows)
+            sent += len(rows)
+        self._report.published += sent
+        return sent > 0
+
+    def _publish_reliably(self, cluster: Cluster) -> bool:
+        sent = 0
+        while rows := self._outbox.waiting(_CHUNK, without=self._held_back):
+            items = [(self._subject(row), _body(self._stream, row), row["event_id"]) for row in rows]
+            deliveries = cluster.publish_many(items, [row["node"] for row in rows])
+            acknowledged = [row for row, delivery in zip(rows, deliveries, strict=True) if delivery.acknowledged]
+            reach(Point.PUBLISHING_OUTBOX)
+            self._mark(acknowledged)
+            sent += len(acknowledged)
+            refusals = {
+                row["node"]: delivery.refusal
+                for row, delivery in zip(rows, deliveries, strict=True)
+                if delivery.refusal
+            }
+            if refusals:
+                self._hold_back(cluster, refusals)
+            if not acknowledged and not refusals:
+                self._report.undeliverable = f"{cluster.settings.label}: {cluster.last_refusal}; they are sent again"
+                break
+        self._report.published += sent
+        return sent > 0
+
+    def _hold_back(self, cluster: Cluster, refusals: dict[str, str]) -> None:
+        if not self._held_back:
+            self._retry_at = time.monotonic() + _RETRY_SECONDS
+        self._held_back.update(refusals)
+        node, refusal = next(iter(refusals.items()))
+        self._report.undeliverable = (
+            f"{cluster.settings.label} refuses advisories of {len(self._held_back)} nodes, the first of {node}: {refusal};"
+            " they are kept and sent again"
         )
-        return False
-    report.undeliverable = None
-    sent = 0
-    while rows := site.state.outbox(stream.stream, _CHUNK):
-        published = _send(cluster, stream, advisory, rows, reliable=reliable)
-        reach(Point.PUBLISHING_OUTBOX)
-        if published:
-            site.state.mark_published(published, site.now_ns())
-            site.changed()
-            sent += len(published)
-        if len(published) < len(rows):
-            report.undeliverable = (
-                f"{cluster.settings.label} refuses advisories: {cluster.last_refusal}; they are kept and sent again"
-            )
-            break
-    report.published += sent
-    return sent > 0
+
+    def _mark(self, rows: list[dict[str, Any]]) -> None:
+        if rows:
+            with self._store.transaction():
+                self._outbox.mark_published([row["event_id"] for row in rows], self._clock.now_ns())
+
+    def _subject(self, row: dict[str, Any]) -> str:
+        return advisory_subject(self._advisory.subject, row["event"], row["node"])
 
 
-def _is_reliable(cluster: Cluster, advisory: AdvisorySettings) -> bool:
-    return _taken(cluster, advisory) if advisory.reliable is None else advisory.reliable
-
-
-def _taken(cluster: Cluster, advisory: AdvisorySettings) -> bool:
-    return bool(cluster.stream_names(_sample(advisory)))
-
-
-def _sample(advisory: AdvisorySettings) -> str:
-    return advisory_subject(advisory.subject, Event.NEW.value, "node")
-
-
-def _send(
-    cluster: Cluster, stream: StreamSettings, advisory: AdvisorySettings, rows: list[dict[str, Any]], *, reliable: bool
-) -> list[str]:
-    """Publish rows of the outbox; returns the ids of those that are delivered."""
-    items = [
-        (advisory_subject(advisory.subject, row["event"], row["node"]), _body(stream, row), row["event_id"])
-        for row in rows
-    ]
-    if not reliable:
-        cluster.publish_core([(subject, body) for subject, body, _ in items])
-        return [row["event_id"] for row in rows]
-    acknowledged = cluster.publish_many(items, [row["node"] for row in rows])
-    return [row["event_id"] for row, done in zip(rows, acknowledged, strict=True) if done]
+def _takers(cluster: Cluster, advisory: AdvisorySettings) -> list[str]:
+    """Return the streams that take some of the advisories."""
+    return cluster.stream_names(advisory_pattern(advisory.subject))
 
 
 def _body(stream: StreamSettings, row: dict[str, Any]) -> bytes:
@@ -95,13 +148,12 @@ def _body(stream: StreamSettings, row: dict[str, Any]) -> bytes:
         row["returned"],
         row["outage_ns"],
     )
-    inspected = stream.extractor.text if stream.extractor else ""
     return encode(
         transition,
         replicator=stream.replicator,
         name=stream.name,
         stream=stream.stream,
         sender=row["node"],
-        inspect_field=inspected,
+        inspect_field=stream.extractor.text if stream.extractor else "",
         late=row["late"],
     )

@@ -16,61 +16,77 @@ from sr_assets.domain.positions import SequenceRange
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from sr_assets.adapters.state.store import SiteState
     from sr_assets.settings import StreamSettings
-    from sr_assets.stages.site import Site, StreamReport
+    from sr_assets.stages.report import StreamReport
 
 #: An open day is compacted too once it has this many files: a view over thousands of them is slow to open.
 _MANY_FILES = 200
+_DAY_NS = 86_400_000_000_000
 
 
-def staging_folder(site: Site, stream: StreamSettings, covered: SequenceRange) -> Path:
+def staging_folder(site_folder: Path, stream: StreamSettings, covered: SequenceRange) -> Path:
     """Return where a batch's writers put their Parquet files."""
-    return site.folder.resolve() / "staging" / stream.asset_prefix[1] / f"{covered.first}-{covered.next}"
+    return site_folder.resolve() / "staging" / stream.asset_prefix[1] / f"{covered.first}-{covered.next}"
 
 
-def index_staged(site: Site, stream: StreamSettings, report: StreamReport) -> bool:
-    """Put staged files in their place and the nodes' newest messages into the table; returns whether there were any."""
-    folder = stream_folder(site.settings.home.resolve(), stream.name, stream.stream)
-    batches = site.state.staged(stream.stream)
-    for first, after in batches:
-        covered = SequenceRange(first, after)
-        files = place_staged(staging_folder(site, stream, covered), folder, covered)
-        reach(Point.PLACING_SNAPSHOTS)
-        site.state.index_snapshots(stream.stream, first, after, files)
-        report.snapshots += 1
-        site.changed()
-    return bool(batches)
+class SnapshotStage:
+    """The stage of one tracked stream, for the time of a run."""
 
+    def __init__(
+        self,
+        stream: StreamSettings,
+        store: SiteState,
+        home: Path,
+        site_folder: Path,
+        retention_ns: int | None,
+        report: StreamReport,
+    ) -> None:
+        """Take what the stage uses; `retention_ns` is how long history is kept, None for ever."""
+        self._stream, self._store, self._index = stream, store, store.snapshot_index(stream.stream)
+        self._site_folder, self._retention_ns, self._report = site_folder, retention_ns, report
+        self._folder = stream_folder(home.resolve(), stream.name, stream.stream)
 
-def compact(site: Site, stream: StreamSettings) -> None:
-    """Compact closed days, delete days beyond the retention and what no batch knows; once a run.
+    def index_staged(self) -> bool:
+        """Put staged files in their place and the nodes' newest messages into the index; returns whether there were any."""
+        batches = self._index.staged()
+        for first, after in batches:
+            covered = SequenceRange(first, after)
+            files = place_staged(staging_folder(self._site_folder, self._stream, covered), self._folder, covered)
+            reach(Point.PLACING_SNAPSHOTS)
+            with self._store.transaction():
+                self._index.add(first, after, files)
+            self._report.snapshots += 1
+        return bool(batches)
 
-    Files that were compacted go with the next run: until this one has published, a reader's view still names them.
-    """
-    folder = stream_folder(site.settings.home.resolve(), stream.name, stream.stream)
-    today = datetime.fromtimestamp(site.now_ns() / 1e9, UTC).date()
-    retention_ns = site.settings.snapshots_retention_ns
-    if retention_ns is not None:
-        oldest = (today - timedelta(days=max(1, retention_ns // 86_400_000_000_000))).isoformat()
-        lost = [file for file in site.state.snapshot_files(stream.stream) if file.rpartition("date=")[2][:10] < oldest]
+    def compact(self, now_ns: int) -> None:
+        """Compact closed days, delete days beyond the retention and what no batch knows; once a run.
+
+        Files that were compacted go with the next run: until this one has published, a reader's view still names them.
+        """
+        today = datetime.fromtimestamp(now_ns / 1e9, UTC).date()
+        if self._retention_ns is not None:
+            self._remove_before((today - timedelta(days=max(1, self._retention_ns // _DAY_NS))).isoformat())
+        for day in sorted(self._folder.glob("date=*")):
+            remove_covered(day)
+            closed = day.name.removeprefix("date=") < today.isoformat()
+            if (closed or sum(1 for _ in day.glob("*.parquet")) >= _MANY_FILES) and (whole := compact_day(day)):
+                with self._store.transaction():
+                    self._index.move(str(day), whole)
+        self._remove_orphans()
+
+    def _remove_before(self, oldest: str) -> None:
+        lost = [file for file in self._index.files() if file.rpartition("date=")[2][:10] < oldest]
         if lost:
-            site.state.forget_snapshots(stream.stream, lost)
-        if remove_before(folder, oldest):
-            site.changed()
-    for day in sorted(folder.glob("date=*")):
-        remove_covered(day)
-        closed = day.name.removeprefix("date=") < today.isoformat()
-        if (closed or sum(1 for _ in day.glob("*.parquet")) >= _MANY_FILES) and (whole := compact_day(day)):
-            site.state.move_snapshots(stream.stream, str(day), whole)
-            site.changed()
-    _remove_orphans(site, stream)
+            with self._store.transaction():
+                self._index.forget(lost)
+        remove_before(self._folder, oldest)
 
-
-def _remove_orphans(site: Site, stream: StreamSettings) -> None:
-    known = {f"{first}-{after}" for first, after in site.state.staged(stream.stream)}
-    intent = site.state.open_intent(stream.stream)
-    if intent:
-        known.add(f"{intent.first}-{intent.next}")
-    for folder in (site.folder / "staging" / stream.asset_prefix[1]).glob("*-*"):
-        if folder.name not in known:
-            shutil.rmtree(folder, ignore_errors=True)
+    def _remove_orphans(self) -> None:
+        known = {f"{first}-{after}" for first, after in self._index.staged()}
+        intent = self._store.open_intent(self._stream.stream)
+        if intent:
+            known.add(f"{intent.first}-{intent.next}")
+        for folder in (self._site_folder / "staging" / self._stream.asset_prefix[1]).glob("*-*"):
+            if folder.name not in known:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -1,123 +1,296 @@
-"""Stage `node_state`: let time pass. Nodes whose deadline lies before the committed watermark time out and expire.
+"""Stage `node_state`: read what the fleet sent, fold it per sender, let time pass. It needs the source alone.
 
-It asks nobody: the watermark was committed by `replica`. Not here: what a sighting does (`fold`), who is told
-(`node_advisories`).
+A batch's node states, transitions, counters, gaps and the copies that are due (the copy queue) are one transaction with
+the position behind it. Nothing outside changes before that, so a batch that a crash cut off is simply read again. Not
+here: the rules (`domain.tracking`), the copying (`replication`), who is told (`node_advisories`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from sr_assets.adapters.state.store import NODE_COLUMNS
-from sr_assets.domain.advisories import event_id, is_late
-from sr_assets.domain.tracking import deadline_ns, sweep
+from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.spark.session import spark_error
+from sr_assets.adapters.spark.source import encode_extractor
+from sr_assets.adapters.state.nodes import NODE_COLUMNS
+from sr_assets.domain.positions import SequenceRange, missing
+from sr_assets.domain.tracking import NO_SENDER, Policy, Reason, deadline_ns, sweep, untracked
+from sr_assets.stages.source.position import advance, load_position, note_read
+from sr_assets.stages.source.reading import gap_rows, next_range
 from sr_assets.stages.tracking.columns import state_of, state_values
-from sr_assets.stages.tracking.fold import folded_table, transition_row
+from sr_assets.stages.tracking.fold import fold_batch, folded_table, transition_row
+from sr_assets.stages.tracking.transitions import add_transitions
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.state.store import StreamState
-    from sr_assets.settings import StreamSettings
-    from sr_assets.stages.site import Site, StreamReport
+    from collections.abc import Sequence
 
-NODE_SCHEMA = pa.schema(
+    from sr_assets.adapters.nats.cluster import StreamInfo
+    from sr_assets.adapters.state.records import Intent, StreamState
+    from sr_assets.adapters.state.store import SiteState
+    from sr_assets.domain.tracking import NodeState
+    from sr_assets.settings import StreamSettings
+    from sr_assets.stages.clock import Clock
+    from sr_assets.stages.links import Clusters, SparkLink
+    from sr_assets.stages.report import StreamReport
+    from sr_assets.stages.source.reading import SparkReader
+
+logger = logging.getLogger(__name__)
+
+NODE_SCHEMA: Final = pa.schema(
     [
         ("node", pa.string()),
         *((name, pa.string() if name == "status" else pa.int64()) for name in NODE_COLUMNS),
         ("deadline_ns", pa.int64()),
     ]
 )
-
-
-def sweep_due(site: Site, stream: StreamSettings, report: StreamReport) -> bool:
-    """Sweep the nodes that are due, commit their states and transitions in one transaction.
-
-    Returns whether there were any.
-    """
-    state, policy = site.state.load_stream(stream.stream), stream.policy
-    if state is None or state.watermark_ns is None or policy is None:
-        return False
-    due = site.state.due_nodes(stream.stream, state.watermark_ns)
-    if not due:
-        return False
-    nodes, rows = [], []
-    for node, *values in due:
-        swept, transitions = sweep(policy, state_of(values), state.watermark_ns)
-        nodes.append((node, *state_values(swept), deadline_ns(policy, swept)))
-        rows += [transition_row(node, transition) for transition in transitions]
-    arrays = [pa.array(column, kind.type) for column, kind in zip(zip(*nodes, strict=True), NODE_SCHEMA, strict=True)]
-    with site.state.transaction():
-        site.state.merge_nodes(stream.stream, pa.Table.from_arrays(arrays, schema=NODE_SCHEMA))
-        add_transitions(site, stream, state, folded_table(rows), report)
-    report.swept += len(due)
-    site.changed()
-    return True
-
-
-def add_transitions(
-    site: Site,
-    stream: StreamSettings,
-    state: StreamState,
-    folded: pa.Table,
-    report: StreamReport,
-    *,
-    history: bool = False,
-) -> None:
-    """Write the transitions among folded rows, with their ids; `late` and `detected_at` are fixed here. Inside a
-    transaction.
-
-    `history` is for what is only recorded: it is late and never published.
-    """
-    policy = stream.policy
-    rows: list[dict[str, Any]] = []
-    for row in folded.filter(pa.compute.is_valid(folded["event"])).to_pylist():
-        report.events[row["event"]] += 1
-        rows.append(
-            {
-                "event_id": event_id(
-                    stream.replicator, stream.name, stream.stream, row["sender"], row["event"], row["event_ns"]
-                ),
-                "stream": stream.stream,
-                "node": row["sender"],
-                "event": row["event"],
-                "event_ns": row["event_ns"],
-                "detected_ns": state.watermark_ns,
-                "seen_ns": row["event_seen_ns"],
-                "age_ns": row["event_age_ns"],
-                "sequence": row["event_sequence"],
-                "previous": row["event_previous"],
-                "transition": row["event_transition"],
-                "late": (
-                    history or (policy is not None and is_late(state.planned_ns, row["event_ns"], policy.interval_ns))
-                ),
-                "returned": row["event_returned"],
-                "outage_ns": row["event_outage_ns"],
-                "published_ns": None,
-                "outbox": stream.advisory is not None and not history,
-            }
-        )
-    if rows:
-        site.state.add_rows("transitions", pa.Table.from_pylist(rows, schema=_TRANSITION_SCHEMA))
-
-
-_TRANSITION_SCHEMA = pa.schema(
-    [
-        ("event_id", pa.string()),
-        ("stream", pa.string()),
-        ("node", pa.string()),
-        ("event", pa.string()),
-        ("event_ns", pa.int64()),
-        ("detected_ns", pa.int64()),
-        ("seen_ns", pa.int64()),
-        ("age_ns", pa.int64()),
-        ("sequence", pa.int64()),
-        ("previous", pa.string()),
-        ("transition", pa.int64()),
-        ("late", pa.bool_()),
-        ("returned", pa.bool_()),
-        ("outage_ns", pa.int64()),
-        ("published_ns", pa.int64()),
-        ("outbox", pa.bool_()),
-    ]
+_COPIED: Final = pa.array(
+    [reason.value for reason in (Reason.NEW, Reason.FORCED, Reason.SIZE, Reason.INTERVAL, Reason.NO_SENDER)]
 )
+#: So many nodes are swept in one transaction: a fleet that falls silent at once costs no more memory than that.
+_SWEPT_AT_ONCE: Final = 50_000
+
+
+class NodeStage:
+    """The stage of one tracked stream, for the time of a run."""
+
+    def __init__(
+        self,
+        stream: StreamSettings,
+        store: SiteState,
+        clusters: Clusters,
+        spark: SparkLink,
+        reader: SparkReader,
+        clock: Clock,
+        report: StreamReport,
+    ) -> None:
+        """Take what the stage uses."""
+        assert stream.policy is not None
+        self._stream, self._policy = stream, stream.policy
+        self._store, self._clusters, self._spark, self._reader = store, clusters, spark, reader
+        self._clock, self._report = clock, report
+
+    def fold_next(self, ends: dict[str, int] | None) -> bool:
+        """Read and fold the next batch; returns whether there was one.
+
+        `ends` holds, when the run is to stop there, each source's last sequence as first seen by this run. Raises
+        RunError or ConfigurationError with one line.
+        """
+        stream, report = self._stream, self._report
+        cluster = self._clusters.reach(stream.source)
+        source = cluster.stream_info(stream.stream)
+        self._clock.set(source.ts_ns)
+        first_look = report.state is None
+        state = load_position(self._store, cluster, stream, source, first_look=first_look)
+        if first_look:
+            follow_policy(self._store, stream, self._policy, state)
+        report.state = state
+        end = source.last_sequence if ends is None else ends.setdefault(stream.stream, source.last_sequence)
+        left_open = self._left_open()
+        if left_open is not None:
+            covered: SequenceRange | None = SequenceRange(left_open.first, left_open.next)
+        else:
+            covered = next_range(stream, state.next_sequence, source, end, cluster)
+        if covered is None:
+            self._note_caught_up(state, source)
+            return False
+        reach(Point.PLANNED)
+        started = time.monotonic()
+        sightings = self._read(source, covered)
+        reach(Point.READ)
+        self._commit(state, source, covered, sightings, left_open)
+        seconds = time.monotonic() - started
+        report.seconds += seconds
+        logger.info(
+            "%s: [%d, %d) %d messages, %.0f/s, %d left",
+            stream.label,
+            covered.first,
+            covered.next,
+            sightings.num_rows,
+            sightings.num_rows / max(seconds, 1e-9),
+            max(0, source.last_sequence + 1 - covered.next),
+        )
+        return True
+
+    def _left_open(self) -> Intent | None:
+        """Return the intent of an earlier version, which folded and copied at once: its range is folded first."""
+        intent = self._store.open_intent(self._stream.stream)
+        return intent if intent is not None and not intent.folded else None
+
+    def _note_caught_up(self, state: StreamState, source: StreamInfo) -> None:
+        """Nothing to read: time has passed all the same. It is committed when a node is due, else as the run ends."""
+        caught_up = source.last_sequence < state.next_sequence
+        advance(state, source, warning_ns=self._policy.warning_ns, caught_up=caught_up)
+        self._report.lag_messages = state.lag_messages
+        due_ns = self._store.nodes(self._stream.stream).next_deadline()
+        if due_ns is not None and state.watermark_ns is not None and due_ns < state.watermark_ns:
+            with self._store.transaction():
+                self._store.save_stream(state)
+
+    # -------------------------------------------------------------------------------------------------- one batch
+
+    def _read(self, source: StreamInfo, covered: SequenceRange) -> pa.Table:
+        """Return one row per message in sequence order: sequence, stored_ns, sender, payload_bytes, forced."""
+        stream, present = self._stream, SequenceRange(_available(source, covered), covered.next)
+        if not len(present):
+            return pa.table(
+                {"sequence": pa.array([], pa.int64()), "stored_ns": [], "sender": [], "payload_bytes": [], "forced": []}
+            )
+        assert stream.extractor is not None  # a tracked stream has one: settings see to it
+        return self._reader.read(stream, source, present, inspect=encode_extractor(stream.extractor, stream.force_path))
+
+    def _commit(
+        self,
+        state: StreamState,
+        source: StreamInfo,
+        covered: SequenceRange,
+        sightings: pa.Table,
+        left_open: Intent | None,
+    ) -> None:
+        """Fold a batch and commit everything it changed, in one transaction, with the position that says so."""
+        stream, store, report = self._stream, self._store, self._report
+        available = _available(source, covered)
+        absent = missing(SequenceRange(available, covered.next), sightings["sequence"].to_pylist())
+        gaps = gap_rows(stream, source, covered, available, absent, self._clock.now_ns())
+        cutoff_ns = left_open.cutoff_ns if left_open else _cutoff(stream, source)
+        folded = self._fold(sightings, cutoff_ns)
+        decisions = _decisions(sightings, folded, cutoff_ns)
+        reasons = {row["values"]: row["counts"] for row in pc.value_counts(decisions["reason"]).to_pylist()}
+        due = decisions.filter(pc.is_in(decisions["reason"], _COPIED)).select(["sequence", "node", "payload_bytes"])
+        _count(state, reasons, gaps, sightings)
+        state.next_sequence = covered.next
+        if sightings.num_rows:
+            note_read(state, sightings["sequence"][-1].as_py(), sightings["stored_ns"][-1].as_py())
+        caught_up = covered.next > source.last_sequence
+        advance(state, source, warning_ns=self._policy.warning_ns, caught_up=caught_up)
+        state.as_of_ns = self._clock.now_ns()
+        with store.transaction():
+            store.save_stream(state)
+            if due.num_rows:
+                store.copy_queue(stream.stream).append(due, state.created_ns, state.starts)
+            self._save_nodes(state, folded)
+            if gaps:
+                store.add_rows("gaps", pa.Table.from_pylist(gaps))
+            if left_open is not None:
+                store.save_intent(_folded(left_open, state))
+            reach(Point.FOLDING)
+        reach(Point.FOLDED)
+        report.first = covered.first if report.first is None else report.first
+        report.next = covered.next
+        report.batches += 1
+        report.reasons.update(reasons)
+        report.gap_messages += sum(gap["messages"] for gap in gaps if gap["reason"] != "filtered")
+        report.lag_messages = state.lag_messages
+
+    def _fold(self, sightings: pa.Table, cutoff_ns: int | None) -> pa.Table:
+        rows = self._store.nodes(self._stream.stream).fold_input(sightings)
+        try:
+            return fold_batch(self._spark.session, rows, self._policy, cutoff_ns)
+        except Exception as error:
+            failed = spark_error(error)
+            self._spark.forget(failed)
+            raise failed from error
+
+    def _save_nodes(self, state: StreamState, folded: pa.Table) -> None:
+        if not folded.num_rows:
+            return
+        states = folded.filter(pc.is_valid(folded["seen_ns"])).select(["sender", *NODE_COLUMNS, "deadline_ns"])
+        self._store.nodes(self._stream.stream).merge(states.rename_columns(NODE_SCHEMA.names))
+        add_transitions(self._store, self._stream, state, folded, self._report)
+
+    # ------------------------------------------------------------------------------------------- the passing of time
+
+    def sweep_due(self) -> bool:
+        """Let time pass for the nodes whose deadline lies before the committed watermark; returns whether there were any.
+
+        It asks nobody. Their states and transitions are committed in portions, in the order of their deadlines.
+        """
+        store, stream = self._store, self._stream
+        state = store.load_stream(stream.stream)
+        if state is None or state.watermark_ns is None:
+            return False
+        due = store.nodes(stream.stream).due(state.watermark_ns)
+        for first in range(0, len(due), _SWEPT_AT_ONCE):
+            self._sweep(state, due[first : first + _SWEPT_AT_ONCE], state.watermark_ns)
+        self._report.swept += len(due)
+        return bool(due)
+
+    def _sweep(self, state: StreamState, due: Sequence[tuple[Any, ...]], now_ns: int) -> None:
+        nodes, events = [], []
+        for node, *values in due:
+            swept, transitions = sweep(self._policy, state_of(values), now_ns)
+            nodes.append(node_row(self._policy, node, swept))
+            events += [transition_row(node, transition) for transition in transitions]
+        with self._store.transaction():
+            self._store.nodes(self._stream.stream).merge(node_table(nodes))
+            add_transitions(self._store, self._stream, state, folded_table(events), self._report)
+
+
+def follow_policy(store: SiteState, stream: StreamSettings, policy: Policy, state: StreamState) -> None:
+    """Compute every deadline anew when the durations are others than those the stored deadlines were computed with."""
+    text = f"{policy.interval_ns}/{policy.warning_ns}"
+    if state.policy == text:
+        return
+    nodes = store.nodes(stream.stream)
+    rows = [node_row(policy, node, state_of(values)) for node, *values in nodes.waiting()] if state.policy else []
+    state.policy = text
+    with store.transaction():
+        store.save_stream(state)
+        if rows:
+            nodes.merge(node_table(rows))
+
+
+def node_row(policy: Policy, node: str, state: NodeState) -> tuple[Any, ...]:
+    """Return a node's state as `node_table` takes it, with its deadline."""
+    return node, *state_values(state), deadline_ns(policy, state)
+
+
+def node_table(rows: Sequence[tuple[Any, ...]]) -> pa.Table:
+    """Return node states, rows of `node_row`, as a table of `NODE_SCHEMA`."""
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, NODE_SCHEMA, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=NODE_SCHEMA)
+
+
+def _available(source: StreamInfo, covered: SequenceRange) -> int:
+    """Return the first sequence of a range that the source still holds."""
+    return min(max(covered.first, source.first_sequence), covered.next)
+
+
+def _cutoff(stream: StreamSettings, source: StreamInfo) -> int | None:
+    if stream.max_age_ns is None or source.ts_ns is None:
+        return None
+    return source.ts_ns - stream.max_age_ns
+
+
+def _folded(intent: Intent, state: StreamState) -> Intent:
+    """Return an earlier version's intent as it stands once its decisions are in the copy queue."""
+    from dataclasses import replace
+
+    return replace(intent, folded=True, starts=state.starts)
+
+
+def _decisions(sightings: pa.Table, folded: pa.Table, cutoff_ns: int | None) -> pa.Table:
+    """Return one row per message: sequence, node (null when there is no sender), reason, payload_bytes."""
+    decided = folded.filter(pc.is_valid(folded["reason"]))
+    tracked = pa.table({"sequence": decided["decided"], "node": decided["sender"], "reason": decided["reason"]})
+    strangers = sightings.filter(pc.is_null(sightings["sender"]))
+    reasons = [untracked(ns, cutoff_ns, NO_SENDER).reason.value for ns in strangers["stored_ns"].to_pylist()]
+    nodes = pa.nulls(strangers.num_rows, pa.string())
+    others = pa.table({"sequence": strangers["sequence"], "node": nodes, "reason": pa.array(reasons, pa.string())})
+    both = pa.concat_tables([tracked, others.cast(tracked.schema)])
+    return both.join(sightings.select(["sequence", "payload_bytes"]), "sequence")
+
+
+def _count(state: StreamState, reasons: dict[str, int], gaps: list[dict[str, Any]], sightings: pa.Table) -> None:
+    if state.watermark_ns is not None and sightings.num_rows:
+        state.late_sightings += pc.sum(pc.less(sightings["stored_ns"], state.watermark_ns)).as_py() or 0
+    state.seen_messages += sum(reasons.values())
+    state.skipped_messages += reasons.get(Reason.SAMPLED.value, 0)
+    state.too_old_messages += reasons.get(Reason.TOO_OLD.value, 0)
+    state.no_sender_messages += reasons.get(Reason.NO_SENDER.value, 0)
+    state.gap_messages += sum(gap["messages"] for gap in gaps)

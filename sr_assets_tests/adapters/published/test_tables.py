@@ -20,7 +20,8 @@ from sr_assets.adapters.published.tables import (
     read_rows,
 )
 from sr_assets.adapters.state.global_view import VIEWS
-from sr_assets.adapters.state.store import SiteState, StreamState
+from sr_assets.adapters.state.records import StreamState
+from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.messages import Message
 

@@ -8,18 +8,12 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from sr_assets.adapters.state.store import (
-    NODE_COLUMNS,
-    SCHEMA_VERSION,
-    Intent,
-    SiteBusyError,
-    SiteLock,
-    SiteState,
-    StreamState,
-    lock_owner,
-    read_status,
-    write_status,
-)
+from sr_assets.adapters.state.lock import SiteBusyError, SiteLock, lock_owner
+from sr_assets.adapters.state.nodes import NODE_COLUMNS
+from sr_assets.adapters.state.records import Intent, StreamState
+from sr_assets.adapters.state.schema import SCHEMA_VERSION
+from sr_assets.adapters.state.status_file import read_status, write_status
+from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError
 
 INTENT = Intent("S", 1, 1, 11, 5, None, 7, 8, 9)
@@ -56,7 +50,7 @@ def test_a_transaction_that_fails_changes_nothing(state: SiteState) -> None:
     def fail() -> None:
         with state.transaction():
             state.save_stream(StreamState("S", 7, 11))
-            state.merge_nodes("S", nodes(node("a", deadline_ns=5)))
+            state.nodes("S").merge(nodes(node("a", deadline_ns=5)))
             state.clear_intent("S")
             raise KeyboardInterrupt
 
@@ -64,7 +58,7 @@ def test_a_transaction_that_fails_changes_nothing(state: SiteState) -> None:
     with pytest.raises(KeyboardInterrupt):
         fail()
     assert state.load_stream("S") is None
-    assert state.next_deadline("S") is None
+    assert state.nodes("S").next_deadline() is None
     assert state.open_intent("S") == INTENT
 
 
@@ -84,8 +78,8 @@ def test_an_intent_takes_the_place_of_the_one_before_of_its_kind(tmp_path: Path)
 
 
 def test_the_fold_gets_the_sightings_with_a_sender_and_the_nodes_among_them(state: SiteState) -> None:
-    state.merge_nodes("S", nodes(node("a", deadline_ns=5), node("b", deadline_ns=5)))
-    state.merge_nodes("T", nodes(node("a", deadline_ns=5)))
+    state.nodes("S").merge(nodes(node("a", deadline_ns=5), node("b", deadline_ns=5)))
+    state.nodes("T").merge(nodes(node("a", deadline_ns=5)))
     # Whatever was asked before, and not read to the end, is in nobody's way.
     assert state.open_intent("S") is None
     state.save_intent(INTENT)
@@ -99,7 +93,7 @@ def test_the_fold_gets_the_sightings_with_a_sender_and_the_nodes_among_them(stat
             "forced": [False, False, True],
         }
     )
-    rows = sorted(state.fold_input("S", sightings).to_pylist(), key=lambda row: (row["sender"], row["turn"]))
+    rows = sorted(state.nodes("S").fold_input(sightings).to_pylist(), key=lambda row: (row["sender"], row["turn"]))
     assert [(row["sender"], row["turn"], row["status"], row["forced"]) for row in rows] == [
         ("a", 0, "up", False),
         ("a", 4, None, False),
@@ -108,25 +102,24 @@ def test_the_fold_gets_the_sightings_with_a_sender_and_the_nodes_among_them(stat
 
 
 def test_nodes_are_due_strictly_before_the_watermark_earliest_first(state: SiteState) -> None:
-    state.merge_nodes(
-        "S",
+    state.nodes("S").merge(
         nodes(
             node("late", deadline_ns=9), node("b", deadline_ns=5), node("a", deadline_ns=5), node("r", deadline_ns=None)
         ),
     )
-    assert [row[0] for row in state.due_nodes("S", 9)] == ["a", "b"]
-    assert state.due_nodes("S", 5) == []
-    assert state.next_deadline("S") == 5
-    state.merge_nodes("S", nodes(node("a", deadline_ns=7), node("b", deadline_ns=8)))
-    assert state.next_deadline("S") == 7
-    assert len(state.due_nodes("S", 100)) == 3
+    assert [row[0] for row in state.nodes("S").due(9)] == ["a", "b"]
+    assert state.nodes("S").due(5) == []
+    assert state.nodes("S").next_deadline() == 5
+    state.nodes("S").merge(nodes(node("a", deadline_ns=7), node("b", deadline_ns=8)))
+    assert state.nodes("S").next_deadline() == 7
+    assert len(state.nodes("S").due(100)) == 3
 
 
 def test_retired_nodes_are_dropped_by_their_time_and_no_others(state: SiteState) -> None:
-    state.merge_nodes("S", nodes(node("up", deadline_ns=5), node("gone", deadline_ns=None, status="retired")))
-    state.drop_retired("S", 1)
+    state.nodes("S").merge(nodes(node("up", deadline_ns=5), node("gone", deadline_ns=None, status="retired")))
+    state.nodes("S").forget_retired(1)
     assert len(state.connection.execute("SELECT * FROM nodes").fetchall()) == 2
-    state.drop_retired("S", 2)
+    state.nodes("S").forget_retired(2)
     assert state.connection.execute("SELECT node FROM nodes").fetchall() == [("up",)]
 
 
@@ -137,11 +130,11 @@ def test_the_outbox_is_in_order_of_time_and_each_nodes_in_order_of_its_transitio
             "INSERT INTO transitions (event_id, stream, node, event_ns, transition, outbox) VALUES (?, 'S', ?, ?, ?, ?)",
             [event_id, name, event_ns, transition, event_id != "e4"],
         )
-    assert [row["event_id"] for row in state.outbox("S", 10)] == ["e1", "e2", "e3"]
-    assert [row["event_id"] for row in state.outbox("S", 1)] == ["e1"]
-    state.mark_published(["e1", "e3"], 77)
-    assert [row["event_id"] for row in state.outbox("S", 10)] == ["e2"]
-    assert state.outbox_size("S") == 1
+    assert [row["event_id"] for row in state.outbox("S").waiting(10)] == ["e1", "e2", "e3"]
+    assert [row["event_id"] for row in state.outbox("S").waiting(1)] == ["e1"]
+    state.outbox("S").mark_published(["e1", "e3"], 77)
+    assert [row["event_id"] for row in state.outbox("S").waiting(10)] == ["e2"]
+    assert state.outbox("S").size() == 1
 
 
 def test_a_file_that_is_no_state_is_named_with_what_to_do(tmp_path: Path) -> None:
@@ -163,23 +156,6 @@ def test_a_state_of_another_version_is_refused_and_closed(tmp_path: Path) -> Non
         opened.execute(f"UPDATE about SET schema_version = {SCHEMA_VERSION}")
     with SiteState(tmp_path):
         pass
-
-
-def test_a_state_of_the_first_schema_is_brought_up_to_date_once(tmp_path: Path) -> None:
-    with SiteState(tmp_path) as state:
-        state.save_stream(StreamState("S", 7, 11, target_sequence=5))
-        for column in ("target_checked", "progress_ns", "alive_ns", "alive_due_ns"):
-            state.connection.execute(f"ALTER TABLE streams DROP COLUMN {column}")
-        for column in ("resend", "waits"):
-            state.connection.execute(f"ALTER TABLE intents DROP COLUMN {column}")
-        for table in ("copies", "resends"):
-            state.connection.execute(f"DROP TABLE {table}")
-        state.connection.execute("UPDATE about SET schema_version = 1")
-    for _ in range(2):
-        with SiteState(tmp_path) as state:
-            assert state.load_stream("S") == StreamState("S", 7, 11, target_sequence=5, target_checked=5)
-            assert state.open_intent("S") is None
-            assert state.copy_log("S").copies() == []
 
 
 def test_a_lock_is_one_owners_and_free_when_it_ends(tmp_path: Path) -> None:

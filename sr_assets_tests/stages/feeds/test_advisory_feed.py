@@ -15,8 +15,8 @@ from sr_assets.assets.feeds import check_feed
 from sr_assets.automation import find_work
 from sr_assets.domain.advisories import observer_alive
 from sr_assets.settings import StreamSettings
-from sr_assets.stages.site import StreamReport
-from sr_assets.stages.tracking.heartbeat import send_heartbeat
+from sr_assets.stages.report import StreamReport
+from sr_assets.stages.tracking.heartbeat import HeartbeatStage, heartbeat_grace_ns
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 BASE = 1_700_000_000
@@ -291,16 +291,19 @@ def test_a_site_says_that_it_watches_but_not_again_what_still_holds_and_its_cent
     )
     assert not row["blind"]
     assert row["observer_alive_at"] > row["last_advisory_at"]
-    # A busy run waits with its first word, but not where a centre has waited for it in vain.
+    # A busy run waits with its first heartbeat, but not where a centre has waited for it in vain.
     with rig.open() as site:
         stream, state = site.entries[0], site.state.load_stream(source)
         assert isinstance(stream, StreamSettings)
         assert state is not None
-        site.set_clock(state.as_of_ns)
-        for ago_seconds, words in ((0, 1), (3600, 2)):
+        assert state.as_of_ns is not None
+        site.clock.set(state.as_of_ns)
+        for ago_seconds, heartbeats in ((0, 1), (3600, 2)):
             state.alive_ns = state.alive_due_ns = state.as_of_ns - ago_seconds * 10**9
-            send_heartbeat(site, stream, StreamReport(stream, state=state), busy=True)
-            assert len(rig.stored(observers)) == words
+            report, grace_ns = StreamReport(stream, state=state), heartbeat_grace_ns(site.settings)
+            stage = HeartbeatStage(stream, site.state, site.clock, grace_ns, report)
+            stage.send(site.clusters.reach(stream.source), busy=True)
+            assert len(rig.stored(observers)) == heartbeats
 
 
 def test_a_feed_that_was_overtaken_or_made_again_behaves_like_every_stream(rig: Rig, feed: str) -> None:

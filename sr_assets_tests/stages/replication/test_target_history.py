@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.state.store import Intent
+from sr_assets.adapters.state.records import Intent
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.rig import Rig, Sent
 

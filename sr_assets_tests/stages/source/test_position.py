@@ -11,7 +11,7 @@ import duckdb
 import pytest
 
 from sr_assets.adapters.nats.cluster import Cluster, StreamInfo
-from sr_assets.adapters.state.store import StreamState
+from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.positions import format_rfc3339_ns
 from sr_assets.stages.source.position import START_VARIABLE, advance
 from sr_assets_tests.rig import SITE, Rig, Sent
@@ -203,20 +203,20 @@ def test_what_an_info_that_fell_behind_does_not_know_is_neither_read_nor_silent(
     stream = rig.make()
     rig.add(stream)
     rig.publish(stream, numbered(rig, 6))
-    known, (settings,) = rig.info(stream), rig.settings().streams
+    known = rig.info(stream)
     assert known.ts_ns is not None
     stored_ns = known.ts_ns - 60_000_000_000
     state = StreamState(stream, known.created_ns, next_sequence=5, last_stored_ns=stored_ns, seen_messages=4)
-    advance(settings, state, known, level=False)
+    advance(state, known, warning_ns=None, caught_up=False)
     assert (state.source_last_sequence, state.lag_messages, state.watermark_ns) == (6, 2, stored_ns)
-    # It ends where we stand: that looks level.
-    advance(settings, state, replace(known, last_sequence=4), level=True)
+    # It ends where we stand: that looks caught up.
+    advance(state, replace(known, last_sequence=4), warning_ns=None, caught_up=True)
     assert (state.source_last_sequence, state.lag_messages, state.watermark_ns) == (6, 2, stored_ns)
     state.next_sequence = 7
-    advance(settings, state, known, level=True)
+    advance(state, known, warning_ns=None, caught_up=True)
     assert (state.lag_messages, state.watermark_ns) == (0, known.ts_ns - 1_000_000_000)
     # A position that `start_sequence` put ahead of its source knows nothing of it.
     ahead = StreamState(stream, known.created_ns, next_sequence=99)
-    advance(settings, ahead, known, level=True)
-    advance(settings, ahead, known, level=True)
+    advance(ahead, known, warning_ns=None, caught_up=True)
+    advance(ahead, known, warning_ns=None, caught_up=True)
     assert (ahead.source_last_sequence, ahead.lag_messages, ahead.watermark_ns) == (6, 0, known.ts_ns - 1_000_000_000)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sr_assets.adapters.spark.session import leave_session, open_session
-from sr_assets.adapters.state.store import NODE_COLUMNS
+from sr_assets.adapters.state.nodes import NODE_COLUMNS
 from sr_assets.domain.tracking import NodeState, Policy, Sighting, Status, Transition, deadline_ns, sight, splay_ns
 from sr_assets.settings import SparkSettings
 from sr_assets.stages.tracking import columns, fold

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters.state.store import SiteState
+from sr_assets.adapters.state.outbox import Outbox
 from sr_assets_tests.rig import Rig, Sent, connection
 
 SAMPLED = {"inspect_field": "sender", "inspect_duration": "10m"}
@@ -76,7 +76,7 @@ def test_what_was_sent_but_not_marked_is_sent_again_under_the_same_id(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(SiteState, "mark_published", crash)
+        patched.setattr(Outbox, "mark_published", crash)
         with pytest.raises(KeyboardInterrupt):
             rig.run()
     assert [row["published_at"] for row in rig.rows("node_advisories")] == [None, None]

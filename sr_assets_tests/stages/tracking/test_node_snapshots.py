@@ -7,8 +7,9 @@ import json
 import pytest
 from pyarrow import parquet
 
-from sr_assets.stages.site import Stage
-from sr_assets.stages.tracking.node_snapshots import compact
+from sr_assets.stages.report import Stage, StreamReport
+from sr_assets.stages.site import Site
+from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 SAMPLED = {"inspect_subject_token": 2, "inspect_duration": "10m", "size_trigger": 1}
@@ -33,6 +34,14 @@ ODD = (
     b"-0",
     b'{"a": .5}',
 )
+
+
+def compact(site: Site) -> None:
+    """Compact the history of the site's one stream, as a run does at its end."""
+    stream, settings = site.streams[0], site.settings
+    retention_ns = settings.snapshots_retention_ns
+    stage = SnapshotStage(stream, site.state, settings.home, site.folder, retention_ns, StreamReport(stream))
+    stage.compact(site.clock.now_ns())
 
 
 def registration(content: dict[str, object]) -> bytes:
@@ -114,12 +123,12 @@ def test_closed_days_become_one_file_and_readers_of_the_old_ones_are_not_disturb
     with rig.open() as site:
         tomorrow_ns = rig.stored(stream)[-1].stored_ns + 86_400 * 10**9
         monkeypatch.setattr(type(site), "now_ns", lambda _: tomorrow_ns)
-        compact(site, site.streams[0])
+        compact(site)
         # The published view still names the old files.
         assert rig.row("SELECT node, sequence, payload_raw FROM node_snapshots") == before
         site.publish()
         assert rig.row("SELECT node, sequence, payload_raw FROM node_snapshots") == before
-        compact(site, site.streams[0])
+        compact(site)
     assert [file.name for file in day.glob("*.parquet")] == ["1-4.parquet"]
     assert rig.row("SELECT node, sequence, payload_raw FROM node_snapshots") == before
 
@@ -135,7 +144,7 @@ def test_days_beyond_the_retention_are_deleted_with_what_pointed_there(
     with rig.open(**retention) as site:
         later_ns = rig.stored(stream)[-1].stored_ns + 4 * 86_400 * 10**9
         monkeypatch.setattr(type(site), "now_ns", lambda _: later_ns)
-        compact(site, site.streams[0])
+        compact(site)
         site.publish()
     assert not list((rig.home / "snapshots").rglob("*.parquet"))
     assert not rig.rows("node_snapshots")

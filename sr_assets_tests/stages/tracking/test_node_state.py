@@ -3,8 +3,8 @@
 import json
 import time
 
-from sr_assets.adapters.state.store import read_status
-from sr_assets.stages.site import Stage
+from sr_assets.adapters.state.status_file import read_status
+from sr_assets.stages.report import Stage
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 SECOND = 10**9

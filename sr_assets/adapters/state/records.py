@@ -1,0 +1,123 @@
+"""The records of a site's state: where a stream stands, where its copying stands, and what a batch is about to do.
+
+Here: rows as dataclasses, their fields in the order of the columns. Not here: the statements (`store`), the rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What a batch of copies is about to do, committed before it does anything and done again with the same numbers.
+
+    `first` and `next` bound the source sequences; `available` is the first that the source still held: what lies before
+    it was overtaken. `starts` and `created_ns` say of which copying of which source, `target_stream`,
+    `target_created_ns` and `target_sequence` where the target ended. `resend`: what the target lost is sent again,
+    nothing is read anew; `waits`: the intent was open when that was noticed, and comes after. `folded`: the decisions
+    stand in the copy queue; a tracked stream's intent without it was left by schema 2, which folded and copied in one.
+    """
+
+    stream: str
+    first: int
+    available: int
+    next: int
+    planned_ns: int | None
+    cutoff_ns: int | None
+    created_ns: int
+    target_created_ns: int
+    target_sequence: int
+    resend: bool = False
+    waits: bool = False
+    folded: bool = False
+    target_stream: str | None = None
+    starts: int = 0
+
+
+@dataclass(slots=True)
+class StreamState:
+    """Where the reading of a stream stands: one row of `streams`.
+
+    `epoch_ns` is the watermark at which this state began. `mark_sequence` and `mark_ns` are the last message read and
+    when it was stored: another stored time there means another stream. `progress_ns` is when the position last moved or
+    was caught up, `alive_ns` when the last heartbeat was sent, `alive_due_ns` when it said that the next run is due.
+    `starts` counts how often the stream was begun again to be copied anew, `reset_starts` is its value since the source
+    was last made again or went back. `policy` is what the stored deadlines were
+    computed with; `advisories_stored`: a stream was seen to take the advisories. `forgotten_transition` is the highest
+    transition counter of a sender that was forgotten, `ahead_clocks` how many stream infos were not believed.
+    """
+
+    stream: str
+    created_ns: int
+    next_sequence: int
+    epoch_ns: int = 0
+    watermark_ns: int | None = None
+    planned_ns: int | None = None
+    last_stored_ns: int | None = None
+    mark_sequence: int | None = None
+    mark_ns: int | None = None
+    source_last_sequence: int = 0
+    lag_messages: int = 0
+    lag_ns: int = 0
+    progress_ns: int | None = None
+    alive_ns: int | None = None
+    alive_due_ns: int | None = None
+    started: str | None = None
+    starts: int = 0
+    reset_starts: int = 0
+    forgotten_transition: int = 0
+    policy: str | None = None
+    advisories_stored: bool = False
+    seen_messages: int = 0
+    skipped_messages: int = 0
+    too_old_messages: int = 0
+    no_sender_messages: int = 0
+    gap_messages: int = 0
+    late_sightings: int = 0
+    ahead_clocks: int = 0
+    last_error: str | None = None
+    last_error_since_ns: int | None = None
+    as_of_ns: int | None = None
+
+    @classmethod
+    def not_begun(cls, stream: str) -> Self:
+        """Return the row of a stream that could not even begin: it has no source yet, only an error."""
+        return cls(stream, 0, 0)
+
+    @property
+    def begun(self) -> bool:
+        """Tell whether there is a position."""
+        return self.created_ns != 0
+
+    @property
+    def has_read(self) -> bool:
+        """Tell whether the source once reached the position: one that `start_sequence` set may lie ahead of it."""
+        return bool(self.seen_messages or self.gap_messages)
+
+
+@dataclass(slots=True)
+class CopyState:
+    """Where the copying of a stream stands: one row of `copying`, written by whoever copies and by nobody else.
+
+    `created_ns` and `starts` say of which source, and which beginning of it, the copies are. `target_sequence` is the
+    place of our last acknowledged copy in the target, `target_holds` the source sequence that stands there,
+    `target_checked` how far it is known who wrote what there. `lost_messages` were due and gone from the source before
+    they were copied. Of a feed `copied_messages` counts folded advisories, `parked_messages` rejected messages.
+    """
+
+    stream: str
+    created_ns: int = 0
+    starts: int = 0
+    target_stream: str | None = None
+    target_created_ns: int = 0
+    target_sequence: int = 0
+    target_holds: int = 0
+    target_checked: int = 0
+    copied_messages: int = 0
+    copied_bytes: int = 0
+    parked_messages: int = 0
+    lost_messages: int = 0
+    error: str | None = None
+    error_since_ns: int | None = None

@@ -1,0 +1,101 @@
+"""How a run reaches clusters and Spark: one open connection to each cluster for each thread, one session for all.
+
+Here: opening, sharing, closing. Not here: what is asked of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.spark.engine import use_engine
+from sr_assets.adapters.wire.connection_file import write_connection
+from sr_assets.domain.errors import EngineLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from sr_assets.settings import ClusterSettings, SparkSettings
+
+
+class Clusters:
+    """The open connections of one thread, one for each cluster; closed by `close`, made again by the next use."""
+
+    def __init__(self, site: str) -> None:
+        """Name the site, which the servers see as the client's name."""
+        self._name = f"sr-assets {site}"
+        self._open: dict[ClusterSettings, Cluster] = {}
+
+    def reach(self, settings: ClusterSettings) -> Cluster:
+        """Return the open connection to a cluster."""
+        if settings not in self._open:
+            self._open[settings] = Cluster(settings, self._name)
+        return self._open[settings]
+
+    def close(self) -> None:
+        """Close all connections: one that a server has forgotten may look alive."""
+        while self._open:
+            _, cluster = self._open.popitem()
+            cluster.close()
+
+
+class ConnectionFiles:
+    """The files that tell Spark's tasks how to reach a site's clusters."""
+
+    def __init__(self, folder: Path, clusters: Sequence[ClusterSettings]) -> None:
+        """Name the site's folder and all clusters of its entries."""
+        self._folder = folder / "connections"
+        self._clusters = list(dict.fromkeys(clusters))
+
+    def path(self, settings: ClusterSettings) -> str:
+        """Return the path of a cluster's file, written if it is missing or says something else."""
+        file = self._folder / f"{self._clusters.index(settings)}.json"
+        return str(write_connection(file, settings).resolve())
+
+
+class SparkLink:
+    """The site's Spark session, joined by its first user in a run and shared by all threads.
+
+    The engine stays warm for `keep_seconds` after the run. Joining interrupts what an earlier run left in the session.
+    """
+
+    def __init__(self, settings: SparkSettings, home: Path, site: str, keep_seconds: float) -> None:
+        """Keep what is needed to join; nothing is started before `session`."""
+        self._settings, self._home, self._site, self._keep_seconds = settings, home, site, keep_seconds
+        self._guard = threading.Lock()
+        self._stack = contextlib.ExitStack()
+        self._session: SparkSession | None = None
+
+    def session(self) -> SparkSession:
+        """Return the session; raises RunError, TransientError when the engine is gone before it is joined."""
+        with self._guard:
+            if self._session is None:
+                from sr_assets.adapters.spark.session import leave_session, open_session
+
+                self._session = open_session(self._settings, self._home, self._site)
+                self._stack.callback(leave_session, self._session)
+                self._stack.enter_context(use_engine(self._home, self._keep_seconds))
+            return self._session
+
+    def forget(self, error: BaseException) -> None:
+        """Join anew at the next use when an error says that the engine is gone."""
+        if isinstance(error, EngineLostError):
+            self.close()
+
+    def interrupt(self) -> None:
+        """Stop what runs in the session: the run is given up in the middle of something."""
+        if self._session is not None:
+            from sr_assets.adapters.spark.session import stop_work
+
+            stop_work(self._session)
+
+    def close(self) -> None:
+        """Leave the session; the next use joins it again."""
+        with self._guard:
+            self._session = None
+            self._stack.close()

@@ -1,0 +1,38 @@
+"""What the copying of one stream works with, for the time of a run: handed to each step instead of the whole site."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sr_assets.adapters.state.store import SiteState
+    from sr_assets.settings import StreamSettings
+    from sr_assets.stages.clock import Clock
+    from sr_assets.stages.links import Clusters, ConnectionFiles, SparkLink
+    from sr_assets.stages.report import StreamReport
+
+
+@dataclass(frozen=True, slots=True)
+class CopyContext:
+    """The stream, its state with a connection of its own, and how to reach clusters and Spark.
+
+    `home` holds the history, `folder` is the site's: writers' locks, staged files.
+    """
+
+    stream: StreamSettings
+    store: SiteState
+    clusters: Clusters
+    spark: SparkLink
+    files: ConnectionFiles
+    clock: Clock
+    home: Path
+    folder: Path
+    report: StreamReport
+
+    @property
+    def writers(self) -> Path:
+        """The folder of this stream's writers: their locks, the batch that may write, the receipt."""
+        return (self.folder / "writers" / self.stream.asset_prefix[1]).resolve()

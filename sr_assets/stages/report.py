@@ -1,0 +1,79 @@
+"""What a run says it did for one stream or feed, and the stages it may be asked for.
+
+Here: the record that the stages add to and that checks, materialisations and the command line read. Not here: what is
+committed (`adapters.state`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sr_assets.adapters.state.records import CopyState, StreamState
+    from sr_assets.settings import Entry
+
+
+class Stage(StrEnum):
+    """What can be materialised of a stream, in the order of the flow; of a feed `advisory_feed` alone."""
+
+    NODE_STATE = "node_state"
+    NODE_ADVISORIES = "node_advisories"
+    REPLICA = "replica"
+    NODE_SNAPSHOTS = "node_snapshots"
+    ADVISORY_FEED = "advisory_feed"
+
+
+@dataclass(slots=True)
+class StreamReport:
+    """What a run did for one stream or feed.
+
+    `first` and `next` are the sequences that were read, `failures` one line for each lane that gave up (reading,
+    copying). Of a feed `copied` counts what was folded, `parked` what was rejected. `state` and `copying` are the rows
+    as last committed, or as they are about to be. `alive_at` is when the last heartbeat was sent, `began_at` when the
+    run began (monotonic seconds); `alive_ns` and `alive_due_ns` are as in the state.
+    """
+
+    stream: Entry
+    first: int | None = None
+    next: int | None = None
+    batches: int = 0
+    seconds: float = 0.0
+    reasons: Counter[str] = field(default_factory=Counter)
+    copied: int = 0
+    copied_bytes: int = 0
+    found: int = 0
+    parked: int = 0
+    gap_messages: int = 0
+    disordered: int = 0
+    resent: int = 0
+    swept: int = 0
+    events: Counter[str] = field(default_factory=Counter)
+    published: int = 0
+    waiting: int = 0
+    queued: int = 0
+    paused: bool = False
+    snapshots: int = 0
+    lag_messages: int = 0
+    began_at: float = field(default_factory=time.monotonic)
+    alive_at: float | None = None
+    alive_ns: int | None = None
+    alive_due_ns: int | None = None
+    undeliverable: str | None = None
+    failures: list[str] = field(default_factory=list)
+    misconfigured: bool = False
+    state: StreamState | None = None
+    copying: CopyState | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """Why the stream failed, in one line; None when it did not."""
+        return "; ".join(dict.fromkeys(self.failures)) or None
+
+    @property
+    def messages(self) -> int:
+        """How many source messages were read and decided."""
+        return sum(self.reasons.values())
