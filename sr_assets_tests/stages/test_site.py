@@ -4,15 +4,18 @@ import json
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
 
+from sr_assets.adapters.published.tables import SCHEMA_VERSION
 from sr_assets.adapters.state.lock import SiteBusyError, lock_owner
 from sr_assets.adapters.state.status_file import read_status
 from sr_assets.stages.replication.batch import Batch
 from sr_assets.stages.report import Stage
 from sr_assets.stages.site import Site, needs_publishing
+from sr_assets.stages.tracking.node_state import NodeStage
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 SAMPLED = {"inspect_field": "sender", "inspect_duration": "10m"}
@@ -129,14 +132,14 @@ def test_a_run_that_stops_before_the_end_dates_its_watermark_by_the_last_message
     stream = rig.make()
     rig.publish(stream, from_sender(*"abcdef"))
     rig.add(stream, batch_messages=4, **SAMPLED)
-    commit, stored = Batch._commit, rig.stored(stream)
+    commit, stored = NodeStage._commit, rig.stored(stream)
 
-    def commit_once(batch: Batch, *arguments: object) -> None:
-        if batch._intent.first > 1:
+    def commit_once(stage: NodeStage, *arguments: Any) -> None:
+        if arguments[2].first > 1:
             raise KeyboardInterrupt
-        commit(batch, *arguments)  # type: ignore[arg-type]
+        commit(stage, *arguments)
 
-    monkeypatch.setattr(Batch, "_commit", commit_once)
+    monkeypatch.setattr(NodeStage, "_commit", commit_once)
     with pytest.raises(KeyboardInterrupt):
         rig.run()
     shown = read_status(folder(rig))["streams"][stream]
@@ -186,10 +189,13 @@ def test_stages_can_be_run_by_themselves_in_any_order(rig: Rig) -> None:
     rig.add(stream, advisory={"subject": f"{advisories}.%s.%v"}, **SAMPLED)
     for stage in reversed(Stage):
         rig.drain(stages=[stage])
-    assert len(rig.copies(stream)) == 1
     assert not rig.stored(advisories)
     rig.drain(stages=[Stage.NODE_ADVISORIES])
     assert len(rig.stored(advisories)) == 1
+    assert (rig.row("replication")["queued_messages"], rig.row("replication")["copied_messages"]) == (1, 0)
+    rig.drain(stages=[Stage.REPLICA])
+    assert len(rig.copies(stream)) == 1
+    assert (rig.row("replication")["queued_messages"], rig.row("replication")["copied_messages"]) == (0, 1)
 
 
 def test_a_run_that_lingers_takes_what_comes_meanwhile_and_ends_when_nothing_does(rig: Rig) -> None:
@@ -226,19 +232,20 @@ def test_what_is_published_says_by_which_run_and_when(rig: Rig) -> None:
     rig.add(rig.make())
     rig.drain()
     info = rig.row("snapshot_info")
-    assert (info["run_id"], info["schema_version"]) == ("test", 1)
+    assert (info["run_id"], info["schema_version"]) == ("test", SCHEMA_VERSION)
     assert abs(info["as_of"].timestamp() - time.time()) < 60
 
 
-def test_a_run_that_finds_more_publishes_once_it_is_level(rig: Rig) -> None:
+def test_a_run_that_finds_more_publishes_once_it_is_caught_up(rig: Rig) -> None:
     rig.add(rig.make())
     rig.drain()
     published = rig.home / "fleet.duckdb"
     before = published.stat().st_mtime_ns
     with rig.open() as site:
         site.publish(now=False)
-        site.changed()
-        site.publish(now=False, level=False)
+        with site.state.transaction():
+            pass
+        site.publish(now=False, caught_up=False)
         assert published.stat().st_mtime_ns == before
         site.publish(now=False)
         assert published.stat().st_mtime_ns > before

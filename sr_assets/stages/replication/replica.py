@@ -62,7 +62,7 @@ class ReplicaStage:
         source_cluster = self._context.clusters.reach(stream.source)
         source = source_cluster.stream_info(stream.stream)
         self._context.clock.set(source.ts_ns)
-        if not self._looked:
+        if not self._looked and not stream.tracked:
             check_source(stream, source)
         state = tracked or load_position(store, source_cluster, stream, source, first_look=not self._looked)
         copying = self._report.copying = store.load_copying(stream.stream)

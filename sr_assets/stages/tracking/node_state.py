@@ -22,6 +22,7 @@ from sr_assets.domain.positions import SequenceRange, missing
 from sr_assets.domain.tracking import NO_SENDER, Policy, Reason, deadline_ns, sweep, untracked
 from sr_assets.stages.source.position import advance, load_position, note_read
 from sr_assets.stages.source.reading import gap_rows, next_range
+from sr_assets.stages.source.suitability import check_source
 from sr_assets.stages.tracking.columns import state_of, state_values
 from sr_assets.stages.tracking.fold import fold_batch, folded_table, transition_row
 from sr_assets.stages.tracking.transitions import add_transitions
@@ -85,6 +86,8 @@ class NodeStage:
         source = cluster.stream_info(stream.stream)
         self._clock.set(source.ts_ns)
         first_look = report.state is None
+        if first_look:
+            check_source(stream, source)
         state = load_position(self._store, cluster, stream, source, first_look=first_look)
         if first_look:
             follow_policy(self._store, stream, self._policy, state)

@@ -192,7 +192,7 @@ def test_stream_info_that_jumps_backwards_moves_nothing_backwards_and_lets_no_ti
     meanwhile = rig.row(f"SELECT {columns} FROM replication")
     processed = datetime.fromtimestamp(rig.stored(stream)[9].stored_ns / 1e9, UTC)
     assert before["watermark"] <= meanwhile["watermark"] <= max(before["watermark"], processed)
-    assert {**meanwhile, "watermark": before["watermark"]} == before
+    assert [meanwhile[column] for column in ("next_sequence", "copied_messages")] == [11, 10]
     rig.drain()
     after = rig.row(f"SELECT {columns} FROM replication")
     assert (after["next_sequence"], after["source_last_sequence"], after["copied_messages"]) == (16, 15, 10)

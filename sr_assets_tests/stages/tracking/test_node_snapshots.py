@@ -4,7 +4,6 @@ import base64
 import gzip
 import json
 
-import pytest
 from pyarrow import parquet
 
 from sr_assets.stages.report import Stage, StreamReport
@@ -36,12 +35,12 @@ ODD = (
 )
 
 
-def compact(site: Site) -> None:
+def compact(site: Site, now_ns: int) -> None:
     """Compact the history of the site's one stream, as a run does at its end."""
     stream, settings = site.streams[0], site.settings
     retention_ns = settings.snapshots_retention_ns
     stage = SnapshotStage(stream, site.state, settings.home, site.folder, retention_ns, StreamReport(stream))
-    stage.compact(site.clock.now_ns())
+    stage.compact(now_ns)
 
 
 def registration(content: dict[str, object]) -> bytes:
@@ -86,14 +85,14 @@ def test_the_newest_copied_message_of_each_node_is_shown_and_all_are_in_the_hist
     assert not list((rig.home / "sites" / SITE / "staging").rglob("*.parquet"))
 
 
-def test_files_staged_by_a_run_that_ended_there_are_adopted_by_the_next(rig: Rig) -> None:
+def test_files_staged_by_a_run_that_ended_there_are_indexed_by_the_next(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, **SAMPLED)
     rig.publish(stream, [Sent(b"1", "a"), Sent(b"22", "b")])
-    rig.run(stages=[Stage.REPLICA])
+    rig.run(stages=[Stage.NODE_STATE, Stage.REPLICA])
     assert not rig.rows("node_snapshots")
     rig.publish(stream, [Sent(b"333", "a")])
-    rig.run(stages=[Stage.REPLICA])
+    rig.run(stages=[Stage.NODE_STATE, Stage.REPLICA])
     rig.run(stages=[Stage.NODE_SNAPSHOTS])
     assert [row["sequence"] for row in rig.rows("SELECT * FROM node_snapshots ORDER BY node")] == [3, 2]
 
@@ -109,9 +108,7 @@ def test_messages_without_a_sender_and_streams_without_sampling_have_no_snapshot
     assert [len(rig.copies(one)) for one in (stream, plain)] == [1, 1]
 
 
-def test_closed_days_become_one_file_and_readers_of_the_old_ones_are_not_disturbed(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closed_days_become_one_file_and_readers_of_the_old_ones_are_not_disturbed(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, batch_messages=1, **SAMPLED)
     rig.publish(stream, [Sent(b"x" * n, "n") for n in range(1, 4)])
@@ -122,20 +119,17 @@ def test_closed_days_become_one_file_and_readers_of_the_old_ones_are_not_disturb
     before = rig.row("SELECT node, sequence, payload_raw FROM node_snapshots")
     with rig.open() as site:
         tomorrow_ns = rig.stored(stream)[-1].stored_ns + 86_400 * 10**9
-        monkeypatch.setattr(type(site), "now_ns", lambda _: tomorrow_ns)
-        compact(site)
+        compact(site, tomorrow_ns)
         # The published view still names the old files.
         assert rig.row("SELECT node, sequence, payload_raw FROM node_snapshots") == before
         site.publish()
         assert rig.row("SELECT node, sequence, payload_raw FROM node_snapshots") == before
-        compact(site)
+        compact(site, tomorrow_ns)
     assert [file.name for file in day.glob("*.parquet")] == ["1-4.parquet"]
     assert rig.row("SELECT node, sequence, payload_raw FROM node_snapshots") == before
 
 
-def test_days_beyond_the_retention_are_deleted_with_what_pointed_there(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_days_beyond_the_retention_are_deleted_with_what_pointed_there(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, **SAMPLED)
     rig.publish(stream, [Sent(b"x", "n")])
@@ -143,8 +137,7 @@ def test_days_beyond_the_retention_are_deleted_with_what_pointed_there(
     rig.drain(**retention)
     with rig.open(**retention) as site:
         later_ns = rig.stored(stream)[-1].stored_ns + 4 * 86_400 * 10**9
-        monkeypatch.setattr(type(site), "now_ns", lambda _: later_ns)
-        compact(site)
+        compact(site, later_ns)
         site.publish()
     assert not list((rig.home / "snapshots").rglob("*.parquet"))
     assert not rig.rows("node_snapshots")
