@@ -53,8 +53,6 @@ def test_a_position_ahead_of_the_source_is_refused_and_recovered_once_the_state_
         columns = "next_sequence, copied_messages"
         found = opened.execute(f"SELECT {columns} FROM streams JOIN copying USING (stream)").fetchall()
     assert found == [(100, 3)]
-            "SELECT next_sequence, copied_messages FROM streams JOIN copying USING (stream)"
-        ).fetchall() == [(100, 3)]
     # The sensor does not take it for level: it asks for a run, ever more patiently, whose error is in the table.
     assert "ends at 3, before 99" in find_work(rig.settings(), SITE)[1]
     state_file(rig).rename(state_file(rig).with_suffix(".aside"))
