@@ -32,6 +32,7 @@ LIBRARIES = {
     "domain.senders": {"orjson"},
     "settings": set(),
     "settings.document": {"yaml"},
+    "settings.file": {"pydantic"},
     "settings.shape": {"pydantic"},
     "settings.loading": {"pydantic"},
     "adapters.nats": {"nats", "nkeys"},
