@@ -531,6 +531,7 @@ def test_sites_are_the_entries_with_one_name_in_the_order_of_the_file(load: Load
         "PAR": ["ONE"],
     }
     assert list(settings.sites) == ["LON", "PAR"]
+    assert settings.sites is settings.sites, "sorted once, not at each access"
     assert [e.label for e in settings.find("ONE")] == ["LON/ONE", "PAR/ONE"]
     assert [e.label for e in settings.find("LON/TWO")] == ["LON/TWO"]
     with pytest.raises(ConfigurationError, match=r"no stream 'TWOO' is configured; did you mean 'TWO'\?"):
