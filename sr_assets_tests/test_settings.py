@@ -1,10 +1,11 @@
-"""The configuration file: what is accepted, what it means, and in which words everything else is refused."""
+"""The configuration file: what is accepted, what it means, and with which message everything else is refused."""
 
 import os
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 import yaml
@@ -283,7 +284,7 @@ def test_a_tls_block_is_inherited_as_a_whole_and_an_empty_one_asks_for_nothing(
     block = f"tls: {{ca: {top}, cert: /c, key: /k}}\n" if top else ""
     entry = load(TOP + block + STREAM % (keys and f", {keys}")).streams[0]
     for cluster, ca in ((entry.source, source), (entry.target, target)):
-        inherited = {"cert": "/c", "key": "/k"} if ca == "/top" else {}
+        inherited: dict[str, Any] = {"cert": "/c", "key": "/k"} if ca == "/top" else {}
         assert cluster.tls == (TlsSettings(ca, **inherited) if ca else None)
 
 
@@ -291,16 +292,16 @@ def test_a_tls_block_and_the_url_add_up(load: Load, tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     text = TOP + "tls: {cert: c.pem, key: c.key}\nstreams:\n- {stream: A, source_url: 'a?tls_handshake_first=true', "
     entry = load(text + "target_url: 'tls://b?insecure=true'}").streams[0]
-    files = {"cert": str(tmp_path / "c.pem"), "key": str(tmp_path / "c.key")}
+    files: dict[str, Any] = {"cert": str(tmp_path / "c.pem"), "key": str(tmp_path / "c.key")}
     assert entry.source.tls == TlsSettings(**files, handshake_first=True)
     assert entry.target.tls == TlsSettings(**files, insecure=True)
 
 
 def test_a_feed_has_a_tls_block_of_its_own_or_the_one_at_the_top(load: Load) -> None:
     feeds = "feeds: [{stream: A, url: 'tls://a?nkey=/n'}, {stream: B, url: a, tls: {ca: /own}}]\n"
-    one, other = load(TOP + "tls: {ca: /top}\n" + feeds).feeds
-    assert one.source == ClusterSettings(("a:4222",), nkey="/n", tls=TlsSettings("/top"))
-    assert other.source.tls == TlsSettings("/own")
+    inheriting, own = load(TOP + "tls: {ca: /top}\n" + feeds).feeds
+    assert inheriting.source == ClusterSettings(("a:4222",), nkey="/n", tls=TlsSettings("/top"))
+    assert own.source.tls == TlsSettings("/own")
 
 
 def test_the_digest_follows_who_we_are_and_whom_we_trust(load: Load) -> None:
@@ -317,12 +318,12 @@ def test_the_digest_follows_who_we_are_and_whom_we_trust(load: Load) -> None:
 def test_no_secret_is_in_a_repr_or_in_the_digest(load: Load) -> None:
     text = TOP + "spark: {mode: 'sc://h:15002/;token=%s', config: {spark.ssl.keyPassword: %s, spark.a: b}}\n"
     text += "streams: [{stream: REG, source_url: 'nats://me:%s@city', target_url: '%s@centre'}]"
-    one, other = (load(text % ((secret,) * 4)) for secret in ("hunter2", "swordfish"))
-    assert "hunter2" not in repr(one)
-    assert "hunter2" not in one.streams[0].source.label
-    assert one.streams[0].source.password == one.streams[0].target.token == "hunter2"
-    assert one.digest == other.digest
-    assert one != other
+    settings, other = (load(text % ((secret,) * 4)) for secret in ("hunter2", "swordfish"))
+    assert "hunter2" not in repr(settings)
+    assert "hunter2" not in settings.streams[0].source.label
+    assert settings.streams[0].source.password == settings.streams[0].target.token == "hunter2"
+    assert settings.digest == other.digest
+    assert settings != other
 
 
 # -------------------------------------------------------------------------------------------------- what is accepted
@@ -354,6 +355,8 @@ def test_the_smallest_file_has_the_documented_defaults(
     assert (settings.run_budget_ns, settings.linger_ns) == (300 * SECOND_NS, 60 * SECOND_NS)
     assert (settings.sensor.interval_ns, settings.sensor.lag_messages, settings.sensor.lag_ns) == (30 * SECOND_NS, 1, 0)
     assert (settings.spark, settings.warnings) == (SparkSettings("connect-local", {}), ())
+    assert settings.snapshots_retention_ns == settings.advisories_retention_ns == 90 * DAY_NS
+    assert (settings.gaps_retention_ns, entry.retired_retention_ns) == (90 * DAY_NS, None)
 
 
 def test_every_key_of_ours_and_of_the_stream_replicator_arrives_where_it_belongs(load: Load) -> None:
@@ -368,6 +371,7 @@ def test_every_key_of_ours_and_of_the_stream_replicator_arrives_where_it_belongs
         spark: {mode: classic, config: {spark.driver.memory: 2g, spark.ui.enabled: false, spark.cores.max: 4}}
         sensor: {interval: 10s, lag_messages: 100, lag_seconds: 1.5}
         snapshots: {retention: 1M}
+        gaps: {retention: 1w}
         streams:
           - Stream: REG
             NAME: city.one
@@ -407,6 +411,7 @@ def test_every_key_of_ours_and_of_the_stream_replicator_arrives_where_it_belongs
     assert settings.spark.config == {"spark.driver.memory": "2g", "spark.ui.enabled": "false", "spark.cores.max": "4"}
     assert (settings.sensor.interval_ns, settings.sensor.lag_messages) == (10 * SECOND_NS, 100)
     assert (settings.sensor.lag_ns, settings.snapshots_retention_ns) == (3 * SECOND_NS // 2, 30 * DAY_NS)
+    assert settings.gaps_retention_ns == 7 * DAY_NS
     assert (entry.replicator, entry.name, entry.label) == ("US-EAST", "city.one", "city.one/REG")
     assert entry.asset_prefix == ["city_one", "REG"]
     assert (entry.target_stream, entry.prefix, entry.remove) == ("FLEET", "fleet", "in.")
@@ -465,9 +470,7 @@ def test_the_first_start_option_that_is_set_wins(keys: str, start: Start, stream
     ("keys", "order"),
     (("workers: 1", "stream"), (f"workers: 4, {SAMPLED}", "sender"), ("workers: 4, order: none", "none")),
 )
-def test_several_workers_keep_each_senders_order_unless_told_otherwise(
-    keys: str, order: str, stream: LoadStream
-) -> None:
+def test_several_workers_keep_each_senders_order_by_default(keys: str, order: str, stream: LoadStream) -> None:
     assert stream(keys).order == order
 
 
@@ -504,6 +507,22 @@ def test_merge_keys_and_anchors_share_settings_between_streams(load: Load) -> No
     assert [(entry.stream, entry.max_age_ns) for entry in settings.streams] == [("ONE", HOUR_NS), ("TWO", HOUR_NS)]
 
 
+def test_a_thousand_entries_may_share_their_keys_by_an_alias(load: Load) -> None:
+    base = "- &base {stream: S, source_url: '${CITY}', target_url: b, max_age: 1h}\n"
+    others = "".join(f"- {{<<: *base, stream: S{number}}}\n" for number in range(1_000))
+    settings = load(TOP + "streams:\n" + base + others, CITY="city")
+    assert len(settings.streams) == 1_001
+    assert {entry.source.servers for entry in settings.streams} == {("city:4222",)}
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("twice", ("[*a{0}, *a{0}]", "{{x: *a{0}, y: *a{0}}}", "{{<<: [*a{0}, *a{0}]}}"))
+def test_aliases_that_repeat_too_much_are_refused_before_they_become_values(twice: str, refusal: Refusal) -> None:
+    doublings = [f"k{level + 1}: &a{level + 1} {twice.format(level)}\n" for level in range(40)]
+    text = "name: EAST\nk0: &a0 {x: 1}\n" + "".join(doublings) + "streams: *a40\n"
+    assert refusal(text) == "its aliases (*name) repeat more than 500,000 values; use fewer of them"
+
+
 def test_sites_are_the_entries_with_one_name_in_the_order_of_the_file(load: Load) -> None:
     entry = "- {stream: %s, source_url: a, target_url: b, name: %s}\n"
     settings = load(TOP + "streams:\n" + entry % ("ONE", "LON") + entry % ("ONE", "PAR") + entry % ("TWO", "LON"))
@@ -512,6 +531,7 @@ def test_sites_are_the_entries_with_one_name_in_the_order_of_the_file(load: Load
         "PAR": ["ONE"],
     }
     assert list(settings.sites) == ["LON", "PAR"]
+    assert settings.sites is settings.sites, "sorted once, not at each access"
     assert [e.label for e in settings.find("ONE")] == ["LON/ONE", "PAR/ONE"]
     assert [e.label for e in settings.find("LON/TWO")] == ["LON/TWO"]
     with pytest.raises(ConfigurationError, match=r"no stream 'TWOO' is configured; did you mean 'TWO'\?"):
@@ -520,7 +540,45 @@ def test_sites_are_the_entries_with_one_name_in_the_order_of_the_file(load: Load
 
 def test_settings_travel_to_other_processes(load: Load) -> None:
     settings = load(TOP + STREAM % f", {SAMPLED}")
-    assert pickle.loads(pickle.dumps(settings)) == settings
+    received = pickle.loads(pickle.dumps(settings))
+    assert (received, received.sites) == (settings, settings.sites)
+
+
+def test_changed_settings_have_the_sites_of_their_own_streams(load: Load) -> None:
+    settings = load(TOP + STREAM % "" + "feeds: [{stream: ADV, url: a, name: centre}]\n")
+    changed = replace(settings, streams=())
+    assert (list(settings.sites), list(changed.sites)) == (["EAST", "centre"], ["centre"])
+    with pytest.raises(ConfigurationError, match="no stream 'REG' is configured"):
+        changed.find("REG")
+
+
+def test_a_stream_and_a_feed_answer_the_same_questions(load: Load) -> None:
+    advisory = "advisory: {subject: adv, cluster: %s}"
+    entry = "- {stream: %s, source_url: a, target_url: b, %s}\n"
+    settings = load(
+        TOP
+        + "streams:\n"
+        + entry % ("ALL", "ephemeral: true")
+        + entry % ("ONE", f"{SAMPLED}, {advisory % 'source'}")
+        + entry % ("TWO", f"{SAMPLED}, {advisory % 'target'}")
+        + "feeds: [{stream: ADV, url: c}]\n"
+    )
+    a, b, c = (ClusterSettings((f"{host}:4222",)) for host in "abc")
+    assert [
+        (entry.kind, entry.tracked, entry.ephemeral, entry.clusters, entry.advisory_cluster)
+        for entry in settings.entries
+    ] == [
+        ("stream", False, True, (a, b), None),
+        ("stream", True, False, (a, b), a),
+        ("stream", True, False, (a, b), b),
+        ("feed", False, False, (c,), None),
+    ]
+    assert [(entry.policy is None, entry.advisory is None) for entry in settings.entries] == [
+        (True, True),
+        (False, False),
+        (False, False),
+        (True, True),
+    ]
 
 
 def test_the_digest_follows_what_takes_effect_and_nothing_else(load: Load) -> None:
@@ -647,6 +705,7 @@ def test_an_unknown_key_is_named_with_the_closest_and_all_allowed_ones(stream_re
         ("spark: {modus: classic}\n", "spark: "),
         ("sensor: {every: 1s}\n", "sensor: "),
         ("snapshots: {keep: 1d}\n", "snapshots: "),
+        ("gaps: {keep: 1d}\n", "gaps: "),
     ),
 )
 def test_an_unknown_key_above_the_streams_is_refused(keys: str, where: str, refusal: Refusal) -> None:
@@ -761,6 +820,7 @@ def test_a_bad_value_is_named_with_its_key_and_what_is_allowed(keys: str, says: 
         ("spark: {config: [a]}\n", "spark.config: must be a mapping"),
         ("spark: {config: {a: [b]}}\n", "spark.config: 'a' must be text with one value"),
         ("snapshots: {retention: soon}\n", "snapshots.retention: 'soon' is not a duration"),
+        ("gaps: {retention: 0d}\n", "gaps.retention: '0d' must be longer than zero"),
         ("logfile: [a]\n", "logfile: ['a'] is not text"),
     ),
 )
@@ -783,7 +843,7 @@ def test_a_name_that_yaml_takes_for_no_is_refused_with_the_remedy(refusal: Refus
     assert refusal("name: NO\n" + STREAM % "") == "name: False is not text: put it in quotes"
 
 
-def test_with_several_mistakes_the_first_is_told_and_the_others_counted(stream_refusal: Refusal) -> None:
+def test_with_several_mistakes_the_first_is_named_and_the_others_counted(stream_refusal: Refusal) -> None:
     assert stream_refusal("max_age: x, workers: 0, batch_bytes: x").endswith("(and 2 more)")
 
 
@@ -934,7 +994,7 @@ def test_an_advisory_subject_beside_the_tracked_stream_is_accepted(
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "says"),
+    ("first", "second", "says"),
     (
         (("A", "EAST"), ("A", None), "stream 'A' (name 'EAST'): is there twice"),
         (("A-B", None), ("A_B", None), "name 'EAST': stream: 'A-B' and 'A_B' get the same asset keys"),
@@ -943,12 +1003,12 @@ def test_an_advisory_subject_beside_the_tracked_stream_is_accepted(
         (("A", "Stra\u00dfe"), ("B", "STRASSE"), "share a folder"),
     ),
 )
-def test_entries_that_would_share_a_place_are_refused(
-    one: tuple[str, str | None], other: tuple[str, str | None], says: str, refusal: Refusal
+def test_entries_that_would_share_a_folder_or_a_key_are_refused(
+    first: tuple[str, str | None], second: tuple[str, str | None], says: str, refusal: Refusal
 ) -> None:
     entries = [
         {"stream": stream, "source_url": "a", "target_url": "b"} | ({"name": name} if name else {})
-        for stream, name in (one, other)
+        for stream, name in (first, second)
     ]
     assert says in refusal(yaml.safe_dump({"name": "EAST", "streams": entries}))
 
@@ -963,6 +1023,7 @@ def test_a_feed_needs_no_stream_and_has_the_documented_defaults(load: Load) -> N
         name="EAST", stream="ADVISORIES", source=ClusterSettings(("centre:4222",), "me", "hunter2", None)
     )
     assert (feed.batch_messages, feed.on_source_reset, feed.start) == (200_000, "stop", Start("all"))
+    assert feed.retired_retention_ns == 365 * DAY_NS
     assert (settings.streams, settings.entries, settings.sites) == ((), (feed,), {"EAST": (feed,)})
     assert settings.advisories_retention_ns == 90 * 24 * HOUR_NS
     assert settings.find("EAST/ADVISORIES") == (feed,)
@@ -971,18 +1032,19 @@ def test_a_feed_needs_no_stream_and_has_the_documented_defaults(load: Load) -> N
 
 def test_every_key_of_a_feed_arrives_where_it_belongs(load: Load) -> None:
     feed = "Name: centre, stream: ADV, url: 'a,b', filter_subject: adv.>, start_delta: 1h, on_source_reset: recopy"
-    feed += ", batch_messages: 7, batch_bytes: 1KiB"
+    feed += ", batch_messages: 7, batch_bytes: 1KiB, retired_retention: 2w"
     settings = load(TOP + "advisories: {retention: 7d}\nfeeds: [{" + feed + "}]\n" + STREAM % "")
     assert settings.feeds == (
         FeedSettings(
-            "centre",
-            "ADV",
-            ClusterSettings(("a:4222", "b:4222")),
-            "adv.>",
-            Start("delta", HOUR_NS),
-            "recopy",
+            name="centre",
+            stream="ADV",
+            source=ClusterSettings(("a:4222", "b:4222")),
+            filter_subject="adv.>",
+            start=Start("delta", HOUR_NS),
+            on_source_reset="recopy",
             batch_messages=7,
             batch_bytes=1024,
+            retired_retention_ns=14 * DAY_NS,
         ),
     )
     assert settings.advisories_retention_ns == 7 * 24 * HOUR_NS
@@ -1006,6 +1068,7 @@ def test_every_key_of_a_feed_arrives_where_it_belongs(load: Load) -> None:
         ("feeds: [{stream: A_B, url: a}, {stream: A-B, url: b}]", "get the same asset keys"),
         ("advisories: {retention: 0s}", "advisories.retention: "),
         ("advisories: {keep: 1d}", "advisories: unknown key 'keep'"),
+        ("feeds: [{stream: A, url: a, retired_retention: 0s}]", "feed 'A': retired_retention: '0s' must be longer"),
     ),
 )
 def test_a_feed_that_cannot_be_is_refused(keys: str, says: str, refusal: Refusal) -> None:
@@ -1014,13 +1077,12 @@ def test_a_feed_that_cannot_be_is_refused(keys: str, says: str, refusal: Refusal
     assert "hunter2" not in line
 
 
-def test_a_site_says_that_it_watches_on_a_subject_that_no_listener_of_advisories_hears(load: Load) -> None:
+def test_a_sites_heartbeat_has_a_subject_that_no_subscriber_of_advisories_receives(load: Load) -> None:
     def subject(advisory: str, name: str = "london.city") -> str:
-        found = load(TOP + STREAM % f", {SAMPLED}, name: '{name}', advisory: {{subject: adv.%s.%v{advisory}}}").streams[
-            0
-        ]
-        assert found.advisory is not None
-        return found.advisory.observer_subject
+        keys = f", {SAMPLED}, name: '{name}', advisory: {{subject: adv.%s.%v{advisory}}}"
+        (entry,) = load(TOP + STREAM % keys).streams
+        assert entry.advisory is not None
+        return entry.advisory.observer_subject
 
     assert subject("") == "sr_assets.observer_alive.EAST.london.city.REG"
     assert subject("", "Z\u00fcrich") == "sr_assets.observer_alive.EAST.Z%C3%BCrich.REG"
@@ -1029,10 +1091,12 @@ def test_a_site_says_that_it_watches_on_a_subject_that_no_listener_of_advisories
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), ((("A", "x"), ("A", "y")), (("A", "x"), ("B", "x")), (("A", "x"), ("a", "x")))
+    ("first", "second"), ((("A", "x"), ("A", "y")), (("A", "x"), ("B", "x")), (("A", "x"), ("a", "x")))
 )
-def test_entries_with_places_of_their_own_are_accepted(
-    one: tuple[str, str | None], other: tuple[str, str | None], load: Load
+def test_entries_with_a_folder_and_keys_of_their_own_are_accepted(
+    first: tuple[str, str | None], second: tuple[str, str | None], load: Load
 ) -> None:
-    entries = [{"stream": stream, "name": name, "source_url": "a", "target_url": "b"} for stream, name in (one, other)]
+    entries = [
+        {"stream": stream, "name": name, "source_url": "a", "target_url": "b"} for stream, name in (first, second)
+    ]
     assert len(load(yaml.safe_dump({"name": "EAST", "streams": entries})).streams) == 2

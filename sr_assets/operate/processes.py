@@ -1,4 +1,7 @@
-"""Signals and children: what Ctrl-C and SIGTERM do to us, and how what we started is ended, also when we are killed."""
+"""Signals and child processes: what Ctrl-C and SIGTERM do to us, and how our children end, also when we are killed.
+
+Not here: which processes there are (`services`, `runs`).
+"""
 
 from __future__ import annotations
 
@@ -16,33 +19,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
-# The exit code of what a signal ended, as shells have it for Ctrl-C.
+# The exit code after a signal, as shells have it for Ctrl-C.
 INTERRUPTED: Final = 130
 _STOP_SECONDS: Final = 60.0
-# How long after an interrupt that was not heard it is raised again.
+# How long after an interrupt that had no effect it is raised again.
 _AGAIN_SECONDS: Final = 0.05
 
 
-def start_leashed(command: Sequence[str]) -> subprocess.Popen[bytes]:
+def start_child(command: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a child that leads a process group and, if it calls `end_with_parent`, never outlives us."""
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def end_with_parent() -> None:
-    """Kill this process and its group when its parent is gone: SIGKILL leaves nobody to stop the children.
+    """Kill this process and its group when its parent is gone: after SIGKILL nobody else stops the children.
 
-    The parent holds the other end of our stdin, and says nothing there; the kernel closes it however the parent ends.
+    The parent holds the other end of our stdin and writes nothing; the kernel closes it however the parent ends.
     """
 
     def watch() -> None:
         os.read(0, 1)
         os.killpg(0, signal.SIGKILL)
 
-    threading.Thread(target=watch, name="leash", daemon=True).start()
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
 
 def stop_groups(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask children that lead process groups to end, with all that they started, and wait; after a minute they are killed."""
+    """Ask children that lead process groups to end, with all that they started, and wait; kill them after a minute."""
     for child in children:
         _signal_group(child, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_SECONDS
@@ -61,14 +64,14 @@ def _signal_group(child: subprocess.Popen[bytes], number: signal.Signals) -> Non
 
 @contextlib.contextmanager
 def signals_as_interrupt(*signals: signal.Signals) -> Iterator[Callable[[], None]]:
-    """Let signals, SIGTERM and SIGINT unless others are named, end what is inside as Ctrl-C does: in order.
+    """Raise KeyboardInterrupt inside the block for these signals, by default SIGTERM and SIGINT.
 
-    Yields what makes them be ignored from then on. SIGINT gets a handler too: a shell's `&` has it ignored, our children
-    would inherit that, and Dagster takes what it finds there for SIGTERM as well. One that arrives where Python loses it (a
-    weak reference's callback) or remembers it for ever (a library's import: the process would end with SIGINT's code
-    whatever is done about it) is raised a moment later.
+    Yields a function that has them ignored from then on. SIGINT gets a handler too: a shell's `&` has it ignored, our
+    children would inherit that, and Dagster uses SIGINT's handler for SIGTERM as well. A signal that arrives where Python
+    loses the exception (a weak reference's callback) or keeps it for ever (a library's import: the process would end with
+    SIGINT's code in any case) is raised a moment later.
     """
-    heard = signals or (signal.SIGTERM, signal.SIGINT)
+    handled = signals or (signal.SIGTERM, signal.SIGINT)
 
     def interrupt(_signal: int, frame: FrameType | None) -> None:
         if _importing(frame):
@@ -76,30 +79,31 @@ def signals_as_interrupt(*signals: signal.Signals) -> Iterator[Callable[[], None
         else:
             raise KeyboardInterrupt
 
-    def lost(unraisable: sys.UnraisableHookArgs) -> None:
+    def raise_again(unraisable: sys.UnraisableHookArgs) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
             signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
         else:
             hook(unraisable)
 
     def ignore() -> None:
-        for one in before:
-            signal.signal(one, signal.SIG_IGN)
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
 
-    # Dagster's storage, interrupted while it closes a connection, would say so with a trace before it passes that on.
+    # Dagster's storage, interrupted while it closes a connection, would log a trace before it passes the interrupt on.
     logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
-    hook, sys.unraisablehook = sys.unraisablehook, lost
-    before = {one: signal.signal(one, interrupt) for one in (*heard, signal.SIGALRM)}
+    hook, sys.unraisablehook = sys.unraisablehook, raise_again
+    before = {number: signal.signal(number, interrupt) for number in (*handled, signal.SIGALRM)}
     try:
         yield ignore
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         sys.unraisablehook = hook
 
 
 def _importing(frame: FrameType | None) -> bool:
+    """Tell whether a frame is within an import."""
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True
@@ -108,8 +112,11 @@ def _importing(frame: FrameType | None) -> bool:
 
 
 @contextlib.contextmanager
-def noticed_signals() -> Iterator[Callable[[], bool]]:
-    """Tell whether SIGTERM or SIGINT arrived meanwhile: Dagster, while it executes, has their handlers and ends but the run."""
+def recorded_signals() -> Iterator[Callable[[], bool]]:
+    """Yield a function that says whether SIGTERM or SIGINT arrived inside the block.
+
+    While Dagster executes it has handlers of its own, which end the run and not the process.
+    """
     reader, writer = os.pipe()
     for end in (reader, writer):
         os.set_blocking(end, False)

@@ -1,55 +1,66 @@
-"""What a run has to say: a line for each stream, why it failed, and the exit code that follows."""
+"""What a run prints: a line for each stream, why it failed, and the exit code that follows.
+
+Not here: what the run did (`stages`), its record in Dagster (`assets`).
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.domain.errors import SrAssetsError
-from sr_assets.settings import FeedSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dagster import DagsterEvent, ExecuteInProcessResult
 
-    from sr_assets.settings import Entry, Settings
+    from sr_assets.settings import Entry, Kind, Settings
 
 
-def say(line: str) -> None:
-    """Say a line on stdout."""
-    print(line, flush=True)  # noqa: T201  what `run` and `up` have to say
+#: What is printed of an entry, by its kind: a verb and the column of `replication` that counts it.
+_COUNTERS: Final[Mapping[Kind, Mapping[str, str]]] = {
+    "stream": {"copied": "copied_messages", "skipped": "skipped_messages"},
+    "feed": {"folded": "copied_messages", "rejected": "parked_messages"},
+}
 
 
-def complain(line: str) -> None:
-    """Say on stderr what went wrong."""
+def print_line(line: str) -> None:
+    """Print a line on stdout."""
+    print(line, flush=True)  # noqa: T201  the output of `run` and `up`
+
+
+def print_error(line: str) -> None:
+    """Print an error on stderr."""
     print(f"error: {line}", file=sys.stderr, flush=True)  # noqa: T201  as above
 
 
 def report_run(
     settings: Settings,
-    streams: Sequence[Entry],
+    entries: Sequence[Entry],
     result: ExecuteInProcessResult,
     before: Mapping[tuple[str, str], Mapping[str, Any]],
 ) -> int:
-    """Say what a run did for each stream: what its counters gained, which begin anew with a new state."""
+    """Print what a run did for each entry, by its counters before and after; returns the exit code.
+
+    Counters start again from 0 with a new state. An entry that has not begun, or was not published anew, has no line.
+    """
     after = published(settings)
-    for stream in streams:
-        row, old = after.get((stream.name, stream.stream)), before.get((stream.name, stream.stream), {})
-        begun = row is not None and row["source_created"] is not None
-        if row is not None and begun and row["as_of"] != old.get("as_of"):
-            feed = isinstance(stream, FeedSettings)
-            counters = ("copied_messages", "parked_messages" if feed else "skipped_messages")
-            taken, left = (
-                row[column] - old[column] if old and row[column] >= old[column] else row[column] for column in counters
-            )
-            did = f"folded {taken}, kept apart {left}" if feed else f"copied {taken}, skipped {left}"
-            say(f"{stream.label}: {did}, lag {row['lag_messages']}")
+    for entry in entries:
+        row, old = after.get((entry.name, entry.stream)), before.get((entry.name, entry.stream), {})
+        if row is None or row["source_created"] is None or row["as_of"] == old.get("as_of"):
+            continue
+        gains = (f"{verb} {_gain(row[column], old.get(column, 0))}" for verb, column in _COUNTERS[entry.kind].items())
+        print_line(f"{entry.label}: {', '.join(gains)}, lag {row['lag_messages']}")
     if result.success:
         return 0
     for line in failures(result.all_events):
-        complain(line)
+        print_error(line)
     return 2 if _misconfigured(result.all_events) else 1
+
+
+def _gain(now: int, before: int) -> int:
+    return now - before if now >= before else now
 
 
 def published(settings: Settings) -> dict[tuple[str, str], dict[str, Any]]:
@@ -61,17 +72,17 @@ def published(settings: Settings) -> dict[tuple[str, str], dict[str, Any]]:
             rows = read_rows(connection, "SELECT * FROM replication")
     except SrAssetsError:
         return {}
-    found = [dict(zip(rows.columns, values, strict=True)) for values in rows.values]
-    return {(row["name"], row["stream"]): row for row in found}
+    streams = [dict(zip(rows.columns, values, strict=True)) for values in rows.values]
+    return {(row["name"], row["stream"]): row for row in streams}
 
 
 def failures(events: Sequence[DagsterEvent]) -> list[str]:
-    """Return why a run failed, in lines without repeats: a step's own words, else the error under it."""
+    """Return why a run failed, in lines without repeats: a step's own description, else the innermost error."""
     lines: list[str] = []
     for event in events:
         data = event.event_specific_data
-        if (said := getattr(data, "user_failure_data", None)) is not None and said.description:
-            lines += said.description.splitlines()
+        if (failure := getattr(data, "user_failure_data", None)) is not None and failure.description:
+            lines += failure.description.splitlines()
         elif (error := getattr(data, "error", None)) is not None and (event.is_step_failure or not lines):
             lines.append(_innermost(error))
     return list(dict.fromkeys(line for line in lines if line.strip())) or [
@@ -80,11 +91,11 @@ def failures(events: Sequence[DagsterEvent]) -> list[str]:
 
 
 def _misconfigured(events: Sequence[DagsterEvent]) -> bool:
-    """Tell whether a step said that its configuration is wrong."""
+    """Tell whether a step failed because the configuration is wrong."""
     from sr_assets.resources import MISCONFIGURED
 
-    said = (getattr(event.event_specific_data, "user_failure_data", None) for event in events)
-    marks = (failure.metadata.get(MISCONFIGURED) for failure in said if failure is not None)
+    failed = (getattr(event.event_specific_data, "user_failure_data", None) for event in events)
+    marks = (failure.metadata.get(MISCONFIGURED) for failure in failed if failure is not None)
     return any(mark is not None and mark.value for mark in marks)
 
 

@@ -1,6 +1,6 @@
 """The runs of `sr-assets run`: every site in a child process of its own, side by side.
 
-A child is `python -m sr_assets.operate SITE` and does what `site` says.
+A child is `python -m sr_assets.operate SITE`. Not here: what it does (`site`).
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
-from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt, start_leashed, stop_groups
+from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt, start_child, stop_groups
 
 if TYPE_CHECKING:
     import subprocess
@@ -22,26 +23,28 @@ if TYPE_CHECKING:
 
 
 def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> int:
-    """Run each site that has one of the streams, in processes side by side, as many as there are cores; returns the exit code.
+    """Run each site that has one of the streams, in processes side by side; returns the exit code.
 
-    0; 1 when a stream failed, the others ran all the same; 2 when a site found its configuration wrong. Ctrl-C and SIGTERM
-    end the sites in order: their batches under way are done again by the next run.
+    With `once` as many at a time as there are cores, without it all of them. 0; 1 when a stream failed, the others ran all
+    the same; 2 when a site found its configuration wrong. Ctrl-C and SIGTERM end the sites in order: the next run repeats
+    their open batches.
     """
     folder = prepare_instance(settings)
     mark_start()
     prepare_storage(folder)
-    sites = list(dict.fromkeys(stream.name for stream in streams))
-    chosen = {site: [stream.label for stream in streams if stream.name == site] for site in sites}
-    crew = _Crew()
+    chosen: dict[str, list[str]] = defaultdict(list)
+    for stream in streams:
+        chosen[stream.name].append(stream.label)
+    children = _Children()
     with (
         signals_as_interrupt(),
-        ThreadPoolExecutor(len(sites) if not once else min(len(sites), os.cpu_count() or 1)) as pool,
+        ThreadPoolExecutor(min(len(chosen), os.cpu_count() or 1) if once else len(chosen)) as pool,
     ):
-        working = [pool.submit(crew.work, site, chosen[site], once) for site in sites]
+        working = [pool.submit(children.run, site, labels, once) for site, labels in chosen.items()]
         try:
             codes = [future.result() for future in working]
         except KeyboardInterrupt:
-            crew.dismiss()
+            children.stop()
             return INTERRUPTED if once else 0
     return _worst(codes)
 
@@ -50,16 +53,16 @@ def _worst(codes: Sequence[int]) -> int:
     return 2 if 2 in codes else int(any(codes))
 
 
-class _Crew:
-    """The child processes of a `run`, one for each site, until they are dismissed."""
+class _Children:
+    """The child processes of a `run`, one for each site, until they are stopped."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._children: list[subprocess.Popen[bytes]] = []
-        self._dismissed = False
+        self._stopped = False
 
-    def work(self, site: str, labels: Sequence[str], once: bool) -> int:
-        """Let a child work a site and return its exit code; after a dismissal nobody begins."""
+    def run(self, site: str, labels: Sequence[str], once: bool) -> int:
+        """Run a site in a child and return its exit code; after `stop` none is started."""
         command = [
             sys.executable,
             "-W",
@@ -73,15 +76,15 @@ class _Crew:
         for label in labels:
             command += ["--stream", label]
         with self._guard:
-            if self._dismissed:
+            if self._stopped:
                 return 0
-            child = start_leashed(command)
+            child = start_child(command)
             self._children.append(child)
         with child:
             return child.wait()
 
-    def dismiss(self) -> None:
-        """Stop all children and let no other begin."""
+    def stop(self) -> None:
+        """Stop all children and start no other."""
         with self._guard:
-            self._dismissed = True
+            self._stopped = True
         stop_groups(self._children)

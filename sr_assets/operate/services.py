@@ -1,4 +1,7 @@
-"""The services of `sr-assets up`: code server, daemon and webserver, until they are told to stop."""
+"""The services of `sr-assets up`: Dagster's code server, daemon and webserver as child processes.
+
+Not here: stopping processes and signals (`processes`), the instance's folder (`instance`).
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,17 @@ import os
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from sr_assets.domain.errors import RunError
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
 from sr_assets.operate.processes import signals_as_interrupt, stop_groups
-from sr_assets.operate.report import say
+from sr_assets.operate.report import print_line
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sr_assets.settings import Settings
 
 _MODULE: Final = "sr_assets.definitions"
@@ -30,8 +33,8 @@ _LOG_LEVELS: Final = {"debug": "debug", "info": "info", "warn": "warning", "erro
 class Services:
     """The code server, the daemon and the webserver as child processes, from `with` to its end.
 
-    Each leads a process group of its own, so Ctrl-C in a terminal reaches their owner only, who stops them in order: first who
-    starts runs, then the runs, then who shows them. Raises RunError when one does not come up.
+    Each leads a process group of its own, so Ctrl-C in a terminal reaches their owner only, who stops them in order: the
+    daemon, which starts runs; the code server with the runs; the webserver. Raises RunError when one does not come up.
     """
 
     def __init__(self, settings: Settings, port: int, *, ui: bool = True) -> None:
@@ -64,40 +67,27 @@ class Services:
     def _start(self, folder: Path) -> None:
         level = _LOG_LEVELS[self._settings.loglevel]
         code_port = _free_port()
-        self._launch(
-            "code server",
-            "dagster",
-            "code-server",
-            "start",
-            "-m",
-            _MODULE,
-            "-h",
-            _LOOPBACK,
-            "-p",
-            str(code_port),
-            "--log-level",
-            level,
-        )
-        # The name is the one that a workspace of the module has: the state of sensors and schedules hangs on it.
+        served = ("-m", _MODULE, "-h", _LOOPBACK, "-p", str(code_port), "--log-level", level)
+        self._launch("code server", "dagster", "code-server", "start", *served)
+        # The location has the name that a workspace of the module gives it: sensors and schedules keep their state under it.
         workspace = folder / "workspace.yaml"
         workspace.write_text(
             f"load_from:\n  - grpc_server: {{host: {_LOOPBACK}, port: {code_port}, location_name: {_MODULE}}}\n"
         )
         self._await_port("code server", code_port)
-        self._launch("daemon", "dagster._daemon", "run", "-w", str(workspace), "--log-level", level)
+        self._launch("daemon", "dagster-daemon", "run", "-w", str(workspace), "--log-level", level)
         if self._ui:
-            quiet = ("--log-level", "warning", "--dagster-log-level", level)
-            self._launch(
-                "webserver", "dagster_webserver", "-h", _LOOPBACK, "-p", str(self._port), "-w", str(workspace), *quiet
-            )
+            address = ("-h", _LOOPBACK, "-p", str(self._port))
+            levels = ("--log-level", "warning", "--dagster-log-level", level)
+            self._launch("webserver", "dagster-webserver", *address, "-w", str(workspace), *levels)
             self._await_port("webserver", self._port)
 
-    def _launch(self, name: str, module: str, *arguments: str) -> None:
+    def _launch(self, name: str, script: str, *arguments: str) -> None:
         with contextlib.ExitStack() as stack:
             logfile = self._settings.logfile
             output = stack.enter_context(logfile.open("ab")) if logfile else None
             self._children[name] = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [sys.executable, str(_find_script(script)), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output or sys.stderr.fileno(),
                 stderr=output,
@@ -121,7 +111,7 @@ class Services:
                 raise RunError(f"the Dagster {name} ended with exit code {child.returncode}; its last lines say why")
 
     def stop(self, *names: str) -> None:
-        """Stop the named ones, by default all, the daemon first; what does not end within a minute is killed."""
+        """Stop the named processes, by default all, the daemon first; one that does not end within a minute is killed."""
         for name in names or ("daemon", "code server", "webserver"):
             child = self._children.pop(name, None)
             if child is not None:
@@ -146,7 +136,7 @@ def serve(settings: Settings, port: int) -> int:
             ) from None
         try:
             with signals_as_interrupt(), Services(settings, port) as services:
-                say(f"Dagster: {services.url}  (Ctrl-C stops it)")
+                print_line(f"Dagster: {services.url}  (Ctrl-C stops it)")
                 while True:
                     services.check()
                     time.sleep(0.5)
@@ -154,6 +144,18 @@ def serve(settings: Settings, port: int) -> int:
             return 0
         finally:
             stop_engine(settings.home.resolve())
+
+
+def _find_script(name: str) -> Path:
+    """Return one of the commands that Dagster's packages install; raises RunError when it is not there.
+
+    They are public, the modules behind them are not. The first place is pip's, the second a virtual environment's.
+    """
+    folders = (Path(sysconfig.get_path("scripts")), Path(sys.executable).parent)
+    script = next((folder / name for folder in folders if (folder / name).is_file()), None)
+    if script is None:
+        raise RunError(f"the command {name} is not in {folders[0]}; install dagster and dagster-webserver there")
+    return script
 
 
 def _listens(port: int) -> bool:

@@ -1,4 +1,7 @@
-"""One site's job, executed in this process and recorded in the Dagster instance that `up` uses too."""
+"""One site's job, executed in this process and recorded in the Dagster instance that `up` uses too.
+
+Not here: the job's definition (`automation`, `assets`), what is printed of its result (`report`).
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sr_assets.domain.errors import SrAssetsError
-from sr_assets.operate.instance import open_instance, storage_trouble
-from sr_assets.operate.processes import noticed_signals
-from sr_assets.operate.report import complain, published, report_run
+from sr_assets.operate.instance import open_instance, storage_errors
+from sr_assets.operate.processes import recorded_signals
+from sr_assets.operate.report import print_error, published, report_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,20 +24,20 @@ if TYPE_CHECKING:
 
 
 def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: bool) -> int:
-    """Execute a site's job here, recorded in the Dagster instance, and say what came of it; returns the exit code.
+    """Execute a site's job in this process, print its result, and return the exit code.
 
     One line for each stream on stdout, one for each that failed on stderr. Without `once` the job is repeated until an
-    interrupt, whenever the site's sensor would ask for a run.
+    interrupt, whenever the site's sensor would request a run.
     """
     from sr_assets.automation import site_job_name
     from sr_assets.definitions import build
 
     streams = [stream for stream in settings.sites[site] if stream.label in labels]
     job = build(settings).resolve_job_def(site_job_name(site))
-    with noticed_signals() as interrupted:
+    with recorded_signals() as interrupted:
         while True:
             before = published(settings)
-            with storage_trouble(Path(os.environ["DAGSTER_HOME"])), open_instance() as instance:
+            with storage_errors(Path(os.environ["DAGSTER_HOME"])), open_instance() as instance:
                 result = _execute(job, instance, streams, whole=len(streams) == len(settings.sites[site]), once=once)
             if interrupted():
                 raise KeyboardInterrupt
@@ -51,7 +54,7 @@ def _has_work(settings: Settings, site: str) -> bool:
     try:
         return find_work(settings, site)[0] is not None
     except SrAssetsError as error:
-        complain(str(error))
+        print_error(str(error))
         return False
 
 
@@ -68,7 +71,7 @@ def _execute(
         if whole
         else [key for key in keys if key.path[0] == "fleet" or list(key.path[:2]) in prefixes],
         tags={MODE_TAG: ONCE if once else LINGER},
-        # The event log has it all; the console is for our lines.
+        # The event log has all of it; the console is for our lines.
         run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
         raise_on_error=False,
     )

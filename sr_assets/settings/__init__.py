@@ -1,10 +1,11 @@
 """The configuration: one YAML file and the environment → frozen, validated Settings; the only reader of either.
 
-The file is the Stream Replicator's own, with a few keys more. The way through the modules:
-`document` (YAML and environment → a tree) → `shape` (its keys) with `values`, `names` and `clusters` (what one key may
-hold) and `contradictions` (what keys may not say together) → `loading` → `records` (what everything else works with).
-Not here: anything that needs a connection. What only a server can tell (does the source exist, what are its subjects)
-is asked by `check --connect` and by a run.
+The file is the Stream Replicator's own, with a few keys more. Each module uses those before it:
+`values`, `names`, `clusters` (what one key may hold) → `records` (what everything else works with) → `shape` (the
+mappings of the file) → `contradictions` (keys that exclude each other) → `file` (the whole of it) → `document` (YAML and
+environment → a tree) → `loading` (all of it in order).
+Not here: anything that needs a connection. What only a server knows (does the source exist, what are its subjects) is
+asked by `check --connect` and by a run.
 """
 
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
@@ -14,6 +15,7 @@ from sr_assets.settings.records import (
     AdvisorySettings,
     Entry,
     FeedSettings,
+    Kind,
     OnPoison,
     OnSourceReset,
     OnTargetReset,
@@ -33,6 +35,7 @@ __all__ = [
     "ClusterSettings",
     "Entry",
     "FeedSettings",
+    "Kind",
     "OnPoison",
     "OnSourceReset",
     "OnTargetReset",

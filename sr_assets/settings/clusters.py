@@ -1,29 +1,26 @@
-"""How to reach a cluster, as the file says it → ClusterSettings: the URL, and the `tls` block that counts for it.
+"""How to reach a cluster, as a URL of the file → ClusterSettings.
 
-A URL that cannot be used is refused without showing any of it. The files it names are read when a link is opened.
+A new option of the URL is added here. A URL that cannot be used is refused without showing any of it; the files it
+names are read when a link is opened. Not here: the `tls` blocks (`shape`).
 """
 
 import ipaddress
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.settings.values import read_duration, read_flag, read_path
 
-if TYPE_CHECKING:
-    from sr_assets.settings.shape import RawTls
-
 
 def parse_cluster(value: object) -> ClusterSettings:
     """Read comma-separated servers: `[nats://|tls://][user:password@|token@]host[:port][?option=…&option=…]`.
 
     Options: `connect_timeout=5s`, `credentials=FILE`, `jwt=FILE&nkey=FILE`, `nkey=FILE`, `tls_handshake_first=true`,
-    `insecure=true`. What one server says counts for all. User, password and token are percent-decoded. Raises
+    `insecure=true`. An option of one server counts for all. User, password and token are percent-decoded. Raises
     ValueError, which never shows any part of the value: a misplaced character would make a password look like a host.
     """
     if not isinstance(value, str):
@@ -31,9 +28,9 @@ def parse_cluster(value: object) -> ClusterSettings:
     servers: list[str] = []
     options: dict[str, Any] = {}
     for part in value.split(","):
-        server, said = _server(part.strip())
+        server, of_server = _server(part.strip())
         servers.append(server)
-        for key, item in said.items():
+        for key, item in of_server.items():
             if options.setdefault(key, item) != item:
                 raise ValueError(f"{key} differs between the servers of one cluster")
     user, password, token = options.pop("login", (None, None, None))
@@ -51,24 +48,13 @@ def parse_cluster(value: object) -> ClusterSettings:
     )
 
 
-def with_tls(cluster: ClusterSettings, *blocks: "RawTls | None") -> ClusterSettings:
-    """Return the cluster with the first `tls` block that there is: a block is inherited as a whole or not at all.
-
-    An empty block asks for nothing: TLS is then what the URL and the server make of it.
-    """
-    block = next((block for block in blocks if block is not None), None)
-    if block is None or not (block.ca or block.cert):
-        return cluster
-    return replace(cluster, tls=replace(cluster.tls or TlsSettings(), ca=block.ca, cert=block.cert, key=block.key))
-
-
 def read_file_path(value: object) -> str:
     """Read the path of a file that is read when it is needed; a relative one lies in the working directory."""
     return str(Path.cwd() / read_path(value))
 
 
 def _server(text: str) -> tuple[str, dict[str, Any]]:
-    """Split one server's URL into `host:port` and what it says besides: login, TLS, options."""
+    """Split one server's URL into `host:port` and its login, TLS and options."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         scheme, rest = "nats", text
@@ -77,23 +63,23 @@ def _server(text: str) -> tuple[str, dict[str, Any]]:
     if scheme.lower() not in ("nats", "tls"):
         raise ValueError("the URL must begin with nats:// or tls://, or be host:port")
     # As in RFC 3986 the authority ends at the first of these, so a password must have them percent-encoded.
-    authority, tail = re.fullmatch(r"([^/?#]*)(.*)", rest, re.DOTALL).groups()  # type: ignore[union-attr]
-    path, _, query = tail.partition("?")
+    authority, after = re.fullmatch(r"([^/?#]*)(.*)", rest, re.DOTALL).groups()  # type: ignore[union-attr]
+    path, _, query = after.partition("?")
     if path not in ("", "/"):
         raise ValueError(
             "nothing but options such as ?connect_timeout=5s may follow host:port "
             "('/', '?', '#' in a password: %2F %3F %23)"
         )
     login, _, address = authority.rpartition("@")
-    said = _login(login, "@" in authority) | _options(query)
-    return _address(address), said | {"tls": True} if scheme.lower() == "tls" else said
+    options = _login(login, "@" in authority) | _options(query)
+    return _address(address), options | {"tls": True} if scheme.lower() == "tls" else options
 
 
 def _address(text: str) -> str:
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_][A-Za-z0-9_.-]*)(?::([0-9]{1,5}))?", text)
-    if found is None:
+    parts = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_][A-Za-z0-9_.-]*)(?::([0-9]{1,5}))?", text)
+    if parts is None:
         raise ValueError("a server must be host, host:port or [IPv6]:port (a ',' in a password: %2C)")
-    host, port = found[1].lower(), int(found[2] or 4222)
+    host, port = parts[1].lower(), int(parts[2] or 4222)
     if host.startswith("["):
         try:
             host = f"[{ipaddress.IPv6Address(host[1:-1])}]"
@@ -114,12 +100,12 @@ def _login(text: str, present: bool) -> dict[str, Any]:
     return {"login": (unquote(user), unquote(password), None) if separator else (None, None, unquote(user))}
 
 
-def _timeout(text: str) -> float:
+def _timeout_seconds(text: str) -> float:
     return read_duration(text) / SECOND_NS
 
 
 _OPTIONS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
-    "connect_timeout": (_timeout, "a duration such as 5s"),
+    "connect_timeout": (_timeout_seconds, "a duration such as 5s"),
     "credentials": (read_file_path, "the path of a file"),
     "jwt": (read_file_path, "the path of a file"),
     "nkey": (read_file_path, "the path of a file"),
@@ -129,25 +115,25 @@ _OPTIONS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
 
 
 def _options(query: str) -> dict[str, Any]:
-    said = {}
+    options = {}
     for key, value in parse_qsl(query, keep_blank_values=True):
         name = key.lower()
         if name not in _OPTIONS:
             raise ValueError(f"unknown option in the URL; allowed: {', '.join(_OPTIONS)}")
-        read, what = _OPTIONS[name]
-        refusal = ValueError(f"{name} in the URL is not {what}")
+        read, allowed = _OPTIONS[name]
+        refusal = ValueError(f"{name} in the URL is not {allowed}")
         if not value:
             raise refusal
         try:
-            said[name] = read(value)
+            options[name] = read(value)
         except ValueError:
             raise refusal from None
-    return said
+    return options
 
 
 def _refuse_two_logins(user: str | None, credentials: str | None, jwt: str | None, nkey: str | None) -> None:
     if credentials and (jwt or nkey):
-        raise ValueError("credentials holds jwt and nkey already: use either the one or the other two")
+        raise ValueError("credentials holds jwt and nkey already: use either credentials or the other two")
     if jwt and not nkey:
         raise ValueError("jwt needs nkey, the file with the seed of the same user")
     if user is not None and (credentials or nkey):

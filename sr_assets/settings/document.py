@@ -1,10 +1,11 @@
-"""The file as text → a tree of plain values with the environment in it; and the line that says where in it a mistake is.
+"""The file as text → a tree of plain values with the environment in it; and the message that says where a mistake is.
 
-Not here: what the tree may hold (`shape`).
+Here: YAML, `${NAME}`, the place of an error. Not here: what the tree may hold (`file`, `shape`).
 """
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +15,15 @@ from sr_assets.domain.errors import ConfigurationError
 from sr_assets.settings.values import shown
 
 Location = tuple[str | int, ...]
+
+#: How many values aliases may repeat. Entries that share their keys need 20 to 100 each.
+_MOST_REPEATED = 500_000
+_DEEPEST = 20
+_REFERENCE = re.compile(r"\$\{(?:([A-Za-z_][A-Za-z0-9_]*)\})?")
+
+
+class _TooManyRepeatedError(Exception):
+    """Aliases stand for more values than a configuration can mean."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -39,9 +49,13 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read_tree(path: Path) -> dict[Any, Any]:
-    """Read a YAML file; raises ConfigurationError when it is no mapping of keys that stand there once."""
+    """Read a YAML file; raises ConfigurationError when it is no mapping of unique keys."""
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8-sig"), Loader=_Loader)  # noqa: S506  a SafeLoader
+        tree = _parse(path.read_text(encoding="utf-8-sig"))
+    except _TooManyRepeatedError:
+        raise ConfigurationError(
+            f"{path}: its aliases (*name) repeat more than {_MOST_REPEATED:,} values; use fewer of them"
+        ) from None
     except OSError as error:
         hint = "; create it, or name another with SR_ASSETS_CONFIG" if isinstance(error, FileNotFoundError) else ""
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}{hint}") from None
@@ -63,44 +77,73 @@ def read_tree(path: Path) -> dict[Any, Any]:
     return tree
 
 
-def with_environment(
-    value: Any, environ: Mapping[str, str], refuse: Callable[[Location, str], NoReturn], loc: Location = ()
-) -> Any:
+def _parse(text: str) -> Any:
+    """Return the values of a YAML text; raises _TooManyRepeatedError before aliases are made into values."""
+    loader = _Loader(text)
+    node = loader.get_single_node()
+    if node is None:
+        return None
+    sizes: dict[int, int] = {}
+    if _size(node, sizes) - len(sizes) > _MOST_REPEATED:
+        raise _TooManyRepeatedError
+    return loader.construct_document(node)
+
+
+def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """Return how many nodes a node stands for, each alias counted as what it repeats; `sizes` are those known, by id."""
+    if id(node) not in sizes:
+        sizes[id(node)] = 0  # an alias of what is around it: refused later, as nested too deeply
+        children = node.value if isinstance(node, yaml.CollectionNode) else ()
+        parts = (part for child in children for part in (child if isinstance(child, tuple) else (child,)))
+        sizes[id(node)] = 1 + sum(_size(part, sizes) for part in parts)
+    return sizes[id(node)]
+
+
+def with_environment(tree: Any, environ: Mapping[str, str], refuse: Callable[[Location, str], NoReturn]) -> Any:
     """Replace every `${NAME}` in values by the environment's value; keys and numbers stay."""
-    if len(loc) > 20:
-        refuse(loc[:1], "is nested too deeply")
-    if isinstance(value, dict):
-        return {key: with_environment(item, environ, refuse, (*loc, str(key))) for key, item in value.items()}
-    if isinstance(value, list):
-        return [with_environment(item, environ, refuse, (*loc, place)) for place, item in enumerate(value)]
-    if not isinstance(value, str):
-        return value
+    replaced: dict[int, Any] = {}  # what aliases share is replaced once, and shared again
 
-    def lookup(found: re.Match[str]) -> str:
-        if not found[1]:
-            refuse(loc, "has a '${' that does not begin ${NAME}")
-        if found[1] not in environ:
-            refuse(loc, f"environment variable {found[1]} is not set")
-        return environ[found[1]]
+    def replace_in(value: Any, loc: Location) -> Any:
+        if isinstance(value, str):
+            return _REFERENCE.sub(lambda match: _look_up(match[1], environ, partial(refuse, loc)), value)
+        if not isinstance(value, (dict, list)):
+            return value
+        if len(loc) > _DEEPEST:
+            refuse(loc[:1], "is nested too deeply")
+        if id(value) not in replaced:
+            replaced[id(value)] = (
+                {key: replace_in(item, (*loc, str(key))) for key, item in value.items()}
+                if isinstance(value, dict)
+                else [replace_in(item, (*loc, index)) for index, item in enumerate(value)]
+            )
+        return replaced[id(value)]
 
-    return re.sub(r"\$\{(?:([A-Za-z_][A-Za-z0-9_]*)\})?", lookup, value)
+    return replace_in(tree, ())
+
+
+def _look_up(name: str | None, environ: Mapping[str, str], refuse: Callable[[str], NoReturn]) -> str:
+    if not name:
+        refuse("has a '${' that does not begin ${NAME}")
+    if name not in environ:
+        refuse(f"environment variable {name} is not set")
+    return environ[name]
 
 
 def refuse(path: Path, tree: Any, loc: Location, problem: str) -> NoReturn:
-    """Raise the error about `loc`, with a stream or feed called by its name instead of its place in the list."""
-    place, keys = [str(path)], loc
+    """Raise the error about `loc`, with a stream or feed named by its keys instead of its index in the list."""
+    parts, keys = [str(path)], loc
     if len(loc) > 1 and (kind := str(loc[0]).lower()) in ("streams", "feeds"):
         entry = _get(_get(tree, kind), loc[1])
         stream, name = _get(entry, "stream"), _get(entry, "name")
-        called = f"{kind[:-1]} {shown(stream)}" if isinstance(stream, str) else f"{kind} entry {int(loc[1]) + 1}"
-        place.append(called + (f" (name {shown(name)})" if isinstance(name, str) else ""))
+        title = f"{kind[:-1]} {shown(stream)}" if isinstance(stream, str) else f"{kind} entry {int(loc[1]) + 1}"
+        parts.append(title + (f" (name {shown(name)})" if isinstance(name, str) else ""))
         keys = loc[2:]
-    place.append(".".join(str(key) for key in keys))
-    raise ConfigurationError(": ".join(part for part in (*place, problem) if part)) from None
+    parts.append(".".join(str(key) for key in keys))
+    raise ConfigurationError(": ".join(part for part in (*parts, problem) if part)) from None
 
 
 def _get(container: Any, key: Any) -> Any:
-    """Look into a raw tree, whatever it is, by key in any case or by place."""
+    """Look into a raw tree, whatever it is, by key in any case or by index."""
     if isinstance(container, list) and isinstance(key, int):
         return container[key]
     if isinstance(container, dict):

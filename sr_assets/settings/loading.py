@@ -1,4 +1,7 @@
-"""From the file and the environment to Settings: read, check, complete; the only reader of either."""
+"""From the file and the environment to Settings: read, check, complete; the only reader of either.
+
+A new key is put into Settings here. Not here: which keys there are (`file`, `shape`), what Settings are (`records`).
+"""
 
 import os
 from collections.abc import Mapping
@@ -9,8 +12,8 @@ from pydantic import ValidationError
 
 from sr_assets.domain.subjects import observer_subject
 from sr_assets.domain.tracking import Policy
-from sr_assets.settings.clusters import with_tls
 from sr_assets.settings.document import read_tree, refuse, with_environment
+from sr_assets.settings.file import RawFile
 from sr_assets.settings.records import (
     AdvisorySettings,
     FeedSettings,
@@ -20,7 +23,7 @@ from sr_assets.settings.records import (
     Start,
     StreamSettings,
 )
-from sr_assets.settings.shape import RawFeed, RawFile, RawStream
+from sr_assets.settings.shape import RawFeed, RawStream
 
 DEFAULT_CONFIG = Path("conf/replication.yaml")
 
@@ -29,7 +32,7 @@ def load_settings(path: Path | None = None, environ: Mapping[str, str] = os.envi
     """Read, check and complete the configuration: `path`, else SR_ASSETS_CONFIG, else `conf/replication.yaml`.
 
     Raises ConfigurationError, one line that names the file, the stream, the key and what is allowed; when several
-    things are wrong it tells the first and how many more. No URL and no value from one is ever shown.
+    things are wrong it names the first and counts the others. No URL and no value from one is ever shown.
     """
     path = path or Path(environ.get("SR_ASSETS_CONFIG") or DEFAULT_CONFIG)
     tree = read_tree(path)
@@ -45,7 +48,7 @@ def load_settings(path: Path | None = None, environ: Mapping[str, str] = os.envi
 
 
 def _problem(error: Mapping[str, Any]) -> str:
-    """Say in our words what pydantic found; our own validators' words are used as they are."""
+    """Return the message for what pydantic refused; a message of our own validators stays as it is."""
     match error["type"]:
         case "value_error":
             return str(error["ctx"]["error"])
@@ -69,6 +72,7 @@ def _settings(raw: RawFile, environ: Mapping[str, str]) -> Settings:
         linger_ns=2 * raw.sensor.interval if raw.linger is None else raw.linger,
         snapshots_retention_ns=raw.snapshots.retention,
         advisories_retention_ns=raw.advisories.retention,
+        gaps_retention_ns=raw.gaps.retention,
         loglevel=raw.loglevel,
         logfile=raw.logfile,
         warnings=_warnings(raw),
@@ -80,8 +84,8 @@ def _stream(raw: RawStream, top: RawFile) -> StreamSettings:
         replicator=top.name,
         name=raw.name or top.name,
         stream=raw.stream,
-        source=with_tls(raw.source_url, raw.source_tls, raw.tls, top.tls),
-        target=with_tls(raw.target_url, raw.target_tls, raw.tls, top.tls),
+        source=raw.source(top.tls),
+        target=raw.target(top.tls),
         target_stream=raw.target_stream or raw.stream,
         prefix=raw.target_subject_prefix,
         remove=raw.target_subject_remove,
@@ -109,22 +113,22 @@ def _feed(raw: RawFeed, top: RawFile) -> FeedSettings:
     return FeedSettings(
         name=raw.name or top.name,
         stream=raw.stream,
-        source=with_tls(raw.url, raw.tls, top.tls),
+        source=raw.source(top.tls),
         filter_subject=raw.filter_subject,
         start=_start(raw),
         on_source_reset=raw.on_source_reset,
         batch_messages=raw.batch_messages,
         batch_bytes=raw.batch_bytes,
+        retired_retention_ns=raw.retired_retention,
     )
 
 
 def _advisory(raw: RawStream, replicator: str) -> AdvisorySettings | None:
-    said = raw.advisory
-    if said is None:
+    advisory = raw.advisory
+    if advisory is None:
         return None
-    name = raw.name or replicator
-    observer = observer_subject(said.observer_subject, replicator, name, raw.stream)
-    return AdvisorySettings(said.subject, said.reliable, said.cluster, observer)
+    observer = observer_subject(advisory.observer_subject, replicator, raw.name or replicator, raw.stream)
+    return AdvisorySettings(advisory.subject, advisory.reliable, advisory.cluster, observer)
 
 
 def _start(raw: RawStream | RawFeed) -> Start:

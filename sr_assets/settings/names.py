@@ -1,6 +1,7 @@
 """Values that name something: a site, a stream, a subject, a header, a field of a message, where Spark runs.
 
-Each reader returns what Settings hold, or raises ValueError with what is wrong and what is allowed, as in `values`.
+A new kind of name gets its reader here: it returns what Settings hold, or raises ValueError that says what is wrong
+and what is allowed, as in `values`. Not here: URLs (`clusters`), values that name nothing (`values`).
 """
 
 import re
@@ -108,7 +109,7 @@ def read_header_name(value: object) -> HeaderName:
 
 
 def read_subject_token(value: object) -> SubjectToken | None:
-    """Read a token number; 0 is the Stream Replicator's way to say none."""
+    """Read a token number; 0 means none, as in the Stream Replicator."""
     number = int(value) if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,4}", value) else value
     if not isinstance(number, int) or isinstance(number, bool) or number < -1:
         raise ValueError(f"{shown(value)} is not a token: 1 is the first, -1 the whole subject")

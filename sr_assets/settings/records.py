@@ -1,13 +1,15 @@
-"""What the configuration says, as frozen records: the shape everything else works with.
+"""The configuration as frozen records: what everything else works with.
 
-Here: the records and what can be told from one of them alone. Not here: how the file is read (`loading`) and what it
-may say (`shape`, `contradictions`).
+Here: the records, and what one of them answers by itself; what any entry can be asked belongs to `Entry`. Not here: how
+the file is read (`loading`) and what it may hold (`file`, `shape`, `contradictions`).
 """
 
 import difflib
 import hashlib
 import json
 import re
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -20,6 +22,7 @@ from sr_assets.domain.tracking import Policy
 from sr_assets.settings.names import rewritten
 from sr_assets.settings.values import DAY_NS, MEBIBYTE, MINUTE_NS, shown
 
+Kind = Literal["stream", "feed"]
 Order = Literal["stream", "sender", "none"]
 OnSourceReset = Literal["stop", "recopy", "skip_to_now"]
 OnTargetReset = Literal["continue", "recopy", "stop"]
@@ -42,37 +45,27 @@ class AdvisorySettings:
     reliable: bool | None
     cluster: Literal["source", "target"]
     observer_subject: str
-    """Where the site says that it watches: no subject of the feed of transitions, unless the file says so."""
+    """Where the site sends its heartbeat: no subject of the transitions, unless the file says so."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamSettings:
-    """One configured entry: what is copied from where to where, and how its senders are sampled and tracked."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What a site works on, a stream or a feed: where it is read from and how.
 
-    replicator: str
+    `retired_retention_ns` None: retired nodes are kept for ever. A question that both kinds can answer is asked here.
+    """
+
+    #: What the site does with it: copy it into a target (`stream`) or fold it into the global view (`feed`).
+    kind: ClassVar[Kind]
+
     name: str
     stream: str
     source: ClusterSettings
-    target: ClusterSettings
-    target_stream: str
-    prefix: str = ""
-    remove: str = ""
     filter_subject: str | None = None
     start: Start = Start("all")
-    max_age_ns: int | None = None
-    extractor: JsonField | HeaderName | SubjectToken | None = None
-    force_path: tuple[str, ...] | None = None
-    policy: Policy | None = None
-    advisory: AdvisorySettings | None = None
-    workers: int = 1
-    order: Order = "stream"
     on_source_reset: OnSourceReset = "stop"
-    on_target_reset: OnTargetReset = "continue"
-    on_poison: OnPoison = "park"
     batch_messages: int = 50_000
     batch_bytes: int = 64 * MEBIBYTE
-    create_target: bool = True
-    ephemeral: bool = False
     retired_retention_ns: int | None = None
 
     @property
@@ -81,25 +74,81 @@ class StreamSettings:
         return [asset_name(self.name), asset_name(self.stream)]
 
     @property
-    def tracked(self) -> bool:
-        """Tell whether senders are sampled and their availability followed."""
-        return self.policy is not None
-
-    @property
     def label(self) -> str:
         """`name/stream`, the pair that is unique in a configuration."""
         return f"{self.name}/{self.stream}"
 
     @property
     def clusters(self) -> tuple[ClusterSettings, ...]:
-        """The clusters the entry talks to."""
+        """The clusters it is read from and copied to."""
+        return (self.source,)
+
+    @property
+    def policy(self) -> Policy | None:
+        """How senders are sampled and followed; None: neither."""
+        return None
+
+    @property
+    def tracked(self) -> bool:
+        """Whether senders are sampled and their availability followed."""
+        return self.policy is not None
+
+    @property
+    def advisory(self) -> AdvisorySettings | None:
+        """Where transitions of its senders are announced; None: nowhere."""
+        return None
+
+    @property
+    def advisory_cluster(self) -> ClusterSettings | None:
+        """The cluster on which transitions are announced; None: nowhere."""
+        return None
+
+    @property
+    def ephemeral(self) -> bool:
+        """Whether it begins anew with each start of `up` or `run`."""
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings(Entry):
+    """One of `streams`: what is copied from where to where, and how its senders are sampled and tracked."""
+
+    kind: ClassVar[Kind] = "stream"
+
+    replicator: str
+    target: ClusterSettings
+    target_stream: str
+    prefix: str = ""
+    remove: str = ""
+    max_age_ns: int | None = None
+    extractor: JsonField | HeaderName | SubjectToken | None = None
+    force_path: tuple[str, ...] | None = None
+    policy: Policy | None = None
+    advisory: AdvisorySettings | None = None
+    workers: int = 1
+    order: Order = "stream"
+    on_target_reset: OnTargetReset = "continue"
+    on_poison: OnPoison = "park"
+    create_target: bool = True
+    ephemeral: bool = False
+
+    @property
+    def clusters(self) -> tuple[ClusterSettings, ...]:
+        """The source's and the target's."""
         return self.source, self.target
+
+    @property
+    def advisory_cluster(self) -> ClusterSettings | None:
+        """The cluster on which transitions are announced; None: nowhere."""
+        if self.advisory is None:
+            return None
+        return self.source if self.advisory.cluster == "source" else self.target
 
     def target_pattern(self, pattern: str) -> str:
         """Rewrite one of the source's subjects, wildcards allowed, as its messages will be rewritten.
 
-        Raises ConfigurationError when the result is no subject: for streams without a filter only the source's own
-        subjects can tell, so whoever knows them asks here before anything is copied.
+        Raises ConfigurationError when the result is no subject. Without a filter only the source's own subjects show
+        that, so it is asked for each of them before anything is copied.
         """
         try:
             return rewritten(pattern, self.prefix, self.remove)
@@ -107,43 +156,14 @@ class StreamSettings:
             raise ConfigurationError(f"stream {self.stream!r} (name {self.name!r}): {error}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class FeedSettings:
-    """One configured feed: an advisory stream that is folded into the global view of its site, which is often a centre."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedSettings(Entry):
+    """One of `feeds`: an advisory stream that is folded into the global view of its site, which is often a centre."""
 
-    name: str
-    stream: str
-    source: ClusterSettings
-    filter_subject: str | None = None
-    start: Start = Start("all")
-    on_source_reset: OnSourceReset = "stop"
+    kind: ClassVar[Kind] = "feed"
+
     batch_messages: int = 200_000
-    batch_bytes: int = 64 * MEBIBYTE
-
-    #: What an entry may have besides; a feed tracks and announces nothing itself.
-    policy: ClassVar[None] = None
-    advisory: ClassVar[None] = None
-    tracked: ClassVar[bool] = False
-    ephemeral: ClassVar[bool] = False
-
-    @property
-    def clusters(self) -> tuple[ClusterSettings, ...]:
-        """The clusters the feed talks to."""
-        return (self.source,)
-
-    @property
-    def asset_prefix(self) -> list[str]:
-        """The first two parts of this feed's asset keys."""
-        return [asset_name(self.name), asset_name(self.stream)]
-
-    @property
-    def label(self) -> str:
-        """`name/stream`, the pair that is unique in a configuration, among entries and feeds."""
-        return f"{self.name}/{self.stream}"
-
-
-#: What a site works on: what it copies, and what it folds.
-Entry = StreamSettings | FeedSettings
+    retired_retention_ns: int | None = 365 * DAY_NS
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -157,8 +177,8 @@ class SparkSettings:
     def public(self) -> dict[str, Any]:
         """What may be shown: the mode without its parameters, and no value whose key sounds secret."""
         secret = re.compile(r"secret|password|token|credential|key", re.IGNORECASE)
-        shown = {key: value for key, value in self.config.items() if not secret.search(key)}
-        return {"mode": self.mode.partition(";")[0].rpartition("@")[2], "config": shown}
+        config = {key: value for key, value in self.config.items() if not secret.search(key)}
+        return {"mode": self.mode.partition(";")[0].rpartition("@")[2], "config": config}
 
     def __repr__(self) -> str:
         return f"SparkSettings({self.public})"
@@ -175,7 +195,10 @@ class SensorSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything a deployment is configured with; `warnings` name what was accepted but has no effect."""
+    """Everything a deployment is configured with; `warnings` name what was accepted but has no effect.
+
+    `sites` has the entries of each site, sites and entries in the order of the file, streams before feeds.
+    """
 
     replicator: str
     home: Path
@@ -185,22 +208,30 @@ class Settings:
     sensor: SensorSettings = SensorSettings()
     run_budget_ns: int = 5 * MINUTE_NS
     linger_ns: int = 60 * SECOND_NS
-    snapshots_retention_ns: int | None = None
+    snapshots_retention_ns: int = 90 * DAY_NS
     advisories_retention_ns: int = 90 * DAY_NS
+    gaps_retention_ns: int = 90 * DAY_NS
     loglevel: Literal["debug", "info", "warn", "error"] = "info"
     logfile: Path | None = None
     warnings: tuple[str, ...] = ()
+    sites: Mapping[str, tuple[Entry, ...]] = field(init=False, repr=False, compare=False)
+    _by_name: Mapping[str, tuple[Entry, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Sort the entries by site and by what they are called, once: both are asked for every asset."""
+        sites, by_name = defaultdict[str, list[Entry]](list), defaultdict[str, list[Entry]](list)
+        for entry in self.entries:
+            sites[entry.name].append(entry)
+            for name in (entry.stream, entry.label):
+                by_name[name].append(entry)
+        # The only way to set a field of a frozen record that follows from the others.
+        object.__setattr__(self, "sites", {name: tuple(entries) for name, entries in sites.items()})
+        object.__setattr__(self, "_by_name", {name: tuple(entries) for name, entries in by_name.items()})
 
     @property
     def entries(self) -> tuple[Entry, ...]:
         """The streams and the feeds, in the order of the file."""
         return (*self.streams, *self.feeds)
-
-    @property
-    def sites(self) -> dict[str, tuple[Entry, ...]]:
-        """The streams and feeds of each site, sites and entries in the order of the file."""
-        names = dict.fromkeys(entry.name for entry in self.entries)
-        return {name: tuple(entry for entry in self.entries if entry.name == name) for name in names}
 
     @property
     def digest(self) -> str:
@@ -213,13 +244,13 @@ class Settings:
 
         Raises ConfigurationError when there is none.
         """
-        found = tuple(entry for entry in self.entries if name in (entry.stream, entry.label))
-        if not found:
-            labels = [entry.label for entry in self.entries]
-            near = difflib.get_close_matches(name, labels + [entry.stream for entry in self.entries], n=1)
+        entries = self._by_name.get(name)
+        if entries is None:
+            near = difflib.get_close_matches(name, self._by_name, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ConfigurationError(f"no stream {shown(name)} is configured; {hint}configured: {', '.join(labels)}")
-        return found
+            labels = ", ".join(entry.label for entry in self.entries)
+            raise ConfigurationError(f"no stream {shown(name)} is configured; {hint}configured: {labels}")
+        return entries
 
 
 def asset_name(text: str) -> str:
@@ -232,8 +263,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, SparkSettings):
         return value.public
     if is_dataclass(value):
-        shown = {item.name: _plain(getattr(value, item.name)) for item in fields(value) if item.repr}
-        return {"is": type(value).__name__, **shown}
+        visible = {item.name: _plain(getattr(value, item.name)) for item in fields(value) if item.repr}
+        return {"is": type(value).__name__, **visible}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value

@@ -1,19 +1,19 @@
-"""The shape of the file: its mappings, the type of each key, which keys there are; nothing unknown is accepted.
+"""The mappings of the file: which keys each has, of which type and with which default; an unknown key is refused.
 
-Not here: how a value is read (`values`, `names`, `clusters`), which keys contradict each other (`contradictions`).
+A new key is added here, and `loading` puts it into Settings. Not here: how a value is read (`values`, `names`,
+`clusters`), which keys contradict each other (`contradictions`), the file as a whole (`file`).
 """
 
 import difflib
-from pathlib import Path
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, InstanceOf, model_validator
 
-from sr_assets.domain.clusters import ClusterSettings
+from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
-from sr_assets.settings.clusters import parse_cluster, read_file_path, with_tls
-from sr_assets.settings.contradictions import refuse_contradiction, refuse_same_names
+from sr_assets.settings.clusters import parse_cluster, read_file_path
 from sr_assets.settings.names import (
     read_advisory_template,
     read_filter,
@@ -32,11 +32,9 @@ from sr_assets.settings.records import OnPoison, OnSourceReset, OnTargetReset, O
 from sr_assets.settings.values import (
     DAY_NS,
     MEBIBYTE,
-    MINUTE_NS,
     one_of,
     read_duration,
     read_flag,
-    read_path,
     read_seconds,
     read_span,
     read_text,
@@ -54,7 +52,6 @@ Duration = Annotated[int, BeforeValidator(read_duration)]
 SiteName = Annotated[str, BeforeValidator(read_site_name)]
 StreamName = Annotated[str, BeforeValidator(read_stream_name)]
 Url = Annotated[InstanceOf[ClusterSettings], BeforeValidator(parse_cluster)]
-File = Annotated[Path, BeforeValidator(read_path)]
 PemFile = Annotated[str, BeforeValidator(read_file_path)]
 
 _CHORIA = (
@@ -137,14 +134,8 @@ class RawSensor(Raw):
         return self
 
 
-class RawSnapshots(Raw):
-    """`snapshots`."""
-
-    retention: Duration | None = None
-
-
-class RawAdvisories(Raw):
-    """`advisories`."""
+class RawHistory(Raw):
+    """`snapshots`, `advisories` and `gaps`: how long a history is kept."""
 
     retention: Duration = 90 * DAY_NS
 
@@ -193,30 +184,23 @@ class RawStream(Raw):
     target_choria: NoChoria = None
     leader_election_name: NoElection = None
 
-    @property
-    def source(self) -> ClusterSettings:
-        """The source as this entry alone says it, without what it inherits from the top."""
-        return with_tls(self.source_url, self.source_tls, self.tls)
+    def source(self, inherited_tls: RawTls | None = None) -> ClusterSettings:
+        """Return the source with the `tls` block that counts for it; `inherited_tls` is the one at the top."""
+        return _with_tls(self.source_url, self.source_tls, self.tls, inherited_tls)
 
-    @property
-    def target(self) -> ClusterSettings:
-        """The target as this entry alone says it, without what it inherits from the top."""
-        return with_tls(self.target_url, self.target_tls, self.tls)
+    def target(self, inherited_tls: RawTls | None = None) -> ClusterSettings:
+        """Return the target with the `tls` block that counts for it; `inherited_tls` is the one at the top."""
+        return _with_tls(self.target_url, self.target_tls, self.tls, inherited_tls)
 
     @property
     def extractor(self) -> JsonField | HeaderName | SubjectToken | None:
-        """How the sender is found, if senders are followed."""
+        """The sender extractor, if senders are sampled."""
         return self.inspect_field or self.inspect_header or self.inspect_subject_token
 
     @property
     def effective_order(self) -> Order:
-        """The order that is kept: the one of the stream, with several workers each sender's."""
+        """The order that is kept: by default the stream's, with several workers each sender's."""
         return self.order or ("stream" if self.workers == 1 else "sender")
-
-    @model_validator(mode="after")
-    def _no_contradiction(self) -> Self:
-        refuse_contradiction(self)
-        return self
 
 
 class RawFeed(Raw):
@@ -233,37 +217,21 @@ class RawFeed(Raw):
     on_source_reset: Annotated[OnSourceReset, BeforeValidator(one_of("stop", "recopy", "skip_to_now"))] = "stop"
     batch_messages: Annotated[int, BeforeValidator(whole_number(1))] = 200_000
     batch_bytes: Annotated[int, BeforeValidator(size_in_bytes(1))] = 64 * MEBIBYTE
+    retired_retention: Duration = 365 * DAY_NS
     tls: RawTls | None = None
     choria: NoChoria = None
 
+    def source(self, inherited_tls: RawTls | None = None) -> ClusterSettings:
+        """Return the cluster with the `tls` block that counts for it; `inherited_tls` is the one at the top."""
+        return _with_tls(self.url, self.tls, inherited_tls)
 
-class RawFile(Raw):
-    """The whole file."""
 
-    name: SiteName
-    streams: list[RawStream] = []
-    feeds: list[RawFeed] = []
-    state_store: File | None = None
-    logfile: File | None = None
-    loglevel: Annotated[
-        Literal["debug", "info", "warn", "error"], BeforeValidator(one_of("debug", "info", "warn", "error"))
-    ] = "info"
-    monitor_port: Any = None
-    profiling: Any = None
-    spark: RawSpark = RawSpark()
-    sensor: RawSensor = RawSensor()
-    run_budget: Duration = 5 * MINUTE_NS
-    linger: Span | None = None
-    snapshots: RawSnapshots = RawSnapshots()
-    advisories: RawAdvisories = RawAdvisories()
-    tls: RawTls | None = None
-    choria: NoChoria = None
-    heartbeats: NoHeartbeats = None
+def _with_tls(cluster: ClusterSettings, *blocks: RawTls | None) -> ClusterSettings:
+    """Return the cluster with the first `tls` block that there is: a block is inherited as a whole or not at all.
 
-    @model_validator(mode="after")
-    def _distinct(self) -> Self:
-        if "streams" not in self.model_fields_set and not self.feeds:
-            raise ValueError("streams: is required")
-        entries: list[RawStream | RawFeed] = [*self.streams, *self.feeds]
-        refuse_same_names([(entry.name or self.name, entry.stream) for entry in entries])
-        return self
+    An empty block asks for nothing: TLS is then what the URL and the server make of it.
+    """
+    block = next((block for block in blocks if block is not None), None)
+    if block is None or not (block.ca or block.cert):
+        return cluster
+    return replace(cluster, tls=replace(cluster.tls or TlsSettings(), ca=block.ca, cert=block.cert, key=block.key))

@@ -1,7 +1,8 @@
 """The value of one key, whatever it belongs to: durations, sizes, numbers, flags, times, paths.
 
-Each reader returns what Settings hold, or raises ValueError with what is wrong and what is allowed; the key is put in
-front by whoever reads the file. Not here: values that name a site, a stream or a subject (`names`), URLs (`clusters`).
+A new kind of value gets its reader here. A reader returns what Settings hold, or raises ValueError that says what is
+wrong and what is allowed; `document` puts the key in front. Not here: values that name a site, a stream or a subject
+(`names`), URLs (`clusters`).
 """
 
 import math
@@ -49,8 +50,11 @@ def parse_duration(text: str) -> int:
 
 
 def shown(value: object) -> str:
-    """Show a value on one line, shortened; a URL in the wrong place keeps its login to itself."""
-    text = re.sub(r"//.*@", "//***@", repr(value))
+    """Show a value on one line, shortened, and without the login of a URL that stands in the wrong place."""
+    text = repr(value)
+    start, end = text.find("//"), text.rfind("@")
+    if 0 <= start < end:
+        text = f"{text[:start]}//***{text[end:]}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -92,11 +96,11 @@ def read_text(value: object) -> str:
 
 def read_flag(value: object) -> bool:
     """Read true or false; a flag from the environment arrives as text."""
-    words = {"true": True, "false": False}
+    flags = {"true": True, "false": False}
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.lower() in words:
-        return words[value.lower()]
+    if isinstance(value, str) and value.lower() in flags:
+        return flags[value.lower()]
     raise ValueError(f"{shown(value)} is neither true nor false")
 
 
@@ -118,13 +122,13 @@ def size_in_bytes(smallest: int) -> Callable[[object], int]:
     """Return the reader of a size, `smallest` bytes or more: a plain number, or one with KiB, MB and the like."""
 
     def size(value: object) -> int:
-        found = None if isinstance(value, bool) else _SIZE.fullmatch(str(value).strip())
-        if found is None:
+        parts = None if isinstance(value, bool) else _SIZE.fullmatch(str(value).strip())
+        if parts is None:
             raise ValueError(f"{shown(value)} is not a size: write bytes, or a number with KiB, MiB or GiB")
-        unit = (found[2] or "B").upper()
+        unit = (parts[2] or "B").upper()
         step = 1024 if "I" in unit else 1000
         factor: int = step ** "BKMG".index(unit[0])
-        total = math.ceil(Fraction(found[1]) * factor)
+        total = math.ceil(Fraction(parts[1]) * factor)
         if total < smallest:
             raise ValueError(f"{shown(value)} must be {smallest} byte or more")
         return total
@@ -144,7 +148,7 @@ def one_of(*allowed: str) -> Callable[[object], str]:
 
 
 def unsupported(remedy: str) -> Callable[[object], None]:
-    """Return the reader of what only the Stream Replicator can do: accepted when it says nothing, else refused."""
+    """Return the reader of a block that only the Stream Replicator supports: accepted when empty or off, else refused."""
 
     def refuse(value: object) -> None:
         if value not in ({}, [], False):

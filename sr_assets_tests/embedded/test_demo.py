@@ -1,4 +1,4 @@
-"""The demo as a user runs it: with nothing but Python around, judged by its last line; and stopped at any time."""
+"""The demo as a user runs it: on a machine with Python alone, checked by its last line; and stopped at any time."""
 
 import json
 import signal
@@ -79,17 +79,18 @@ def test_any_number_of_cities_is_configured_alike(tmp_path: Path, count: int) ->
     assert settings.home == file.with_suffix("")
     assert tuple(settings.sites) == (*cities, "centre")
     registrations, advisories = settings.streams[::2], settings.streams[1::2]
-    for number, (stream, told) in enumerate(zip(registrations, advisories, strict=True), 1):
-        for one in (stream, told):
-            assert one.name == cities[number - 1]
-            assert one.source.servers == (f"127.0.0.1:{number}",)
-            assert one.target.servers == (f"127.0.0.1:{count + 1}",)
+    for number, (stream, advisory_stream) in enumerate(zip(registrations, advisories, strict=True), 1):
+        for entry in (stream, advisory_stream):
+            assert entry.name == cities[number - 1]
+            assert entry.source.servers == (f"127.0.0.1:{number}",)
+            assert entry.target.servers == (f"127.0.0.1:{count + 1}",)
         assert stream.target_stream == f"{stream.name.upper()}_REGISTRATION"
         assert stream.prefix == stream.name
         assert stream.policy == settings.streams[0].policy
         assert stream.advisory is not None
         assert stream.advisory.subject == f"choria.stream.advisories.{stream.name}.%s.%v"
-        assert (told.stream, told.target_stream, told.tracked) == ("CHORIA_ADVISORIES", "ADVISORIES", False)
+        assert (advisory_stream.stream, advisory_stream.target_stream) == ("CHORIA_ADVISORIES", "ADVISORIES")
+        assert not advisory_stream.tracked
     (feed,) = settings.feeds
     assert (feed.stream, feed.source) == ("ADVISORIES", advisories[0].target)
 

@@ -1,4 +1,4 @@
-"""The packaged server starts where it may, stops when told, and keeps what it stored."""
+"""The packaged server starts on a free port, stops on request, and starts again on the same port."""
 
 import socket
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_stopping_twice_is_harmless_and_ends_the_process(tmp_path: Path) -> None
         greeting(server)
 
 
-def test_a_bad_configuration_is_one_line_with_the_servers_words(tmp_path: Path) -> None:
+def test_a_bad_configuration_is_one_line_with_the_servers_message(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no_such_key") as caught:
         NatsServer(tmp_path, "broken", config="no_such_key: 1").start()
     assert "\n" not in str(caught.value)

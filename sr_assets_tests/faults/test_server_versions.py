@@ -371,7 +371,15 @@ def test_a_target_is_made_from_a_source_of_another_version(
         source, target = (packed, admin) if newest_first else (admin, packed)
         info = source.create_stream(rich(name, storage, source.server_version))
         here = ClusterSettings(("127.0.0.1:4222",))
-        entry = replace(StreamSettings(SITE, SITE, name, here, here, f"{name}_COPY"), prefix="copy")
+        entry = StreamSettings(
+            replicator=SITE,
+            name=SITE,
+            stream=name,
+            source=here,
+            target=here,
+            target_stream=f"{name}_COPY",
+            prefix="copy",
+        )
         config = target_config(replace(info, replicas=3), entry, target.server_version, 3)
         copy = target.create_stream(config)
     assert (copy.subjects, copy.storage, copy.replicas) == ((f"copy.{name}.>",), storage, 1)

@@ -1,4 +1,4 @@
-"""A configuration in a folder, `sr-assets run` in a process, waiting for what comes of it."""
+"""Helpers: a configuration in a folder, `sr-assets run` in a process, waiting for a condition."""
 
 import subprocess
 import sys
@@ -30,5 +30,5 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def wait_for(condition: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, f"did not become true within {seconds} s"
         time.sleep(0.05)

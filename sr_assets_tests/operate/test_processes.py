@@ -1,4 +1,4 @@
-"""What a signal does, wherever it arrives."""
+"""A signal interrupts what runs, wherever it arrives."""
 
 import os
 import signal
@@ -16,15 +16,15 @@ from sr_assets.operate.processes import signals_as_interrupt
 
 
 class Interrupted(sqlite3.Connection):
-    """A connection whose closing is interrupted."""
+    """A connection whose `close` is interrupted."""
 
     def close(self) -> None:
-        """Close, and be interrupted at it."""
+        """Close, and raise what a signal at this moment would raise."""
         super().close()
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_amid_dagsters_storage_shows_no_trace(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_interrupt_inside_dagsters_storage_logs_no_trace(caplog: pytest.LogCaptureFixture) -> None:
     engine = create_engine("sqlite://", poolclass=NullPool, connect_args={"factory": Interrupted})
     with signals_as_interrupt(), pytest.raises(KeyboardInterrupt):
         engine.connect().close()
@@ -32,7 +32,9 @@ def test_an_interrupt_amid_dagsters_storage_shows_no_trace(caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGINT))
-def test_an_interrupt_that_python_loses_comes_again(capfd: pytest.CaptureFixture[str], number: signal.Signals) -> None:
+def test_an_interrupt_that_python_loses_is_raised_again(
+    capfd: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
     def interrupted_here(_reference: object) -> None:
         os.kill(os.getpid(), number)
 
@@ -46,7 +48,7 @@ def test_an_interrupt_that_python_loses_comes_again(capfd: pytest.CaptureFixture
     assert "KeyboardInterrupt" not in capfd.readouterr().err
 
 
-def test_an_interrupt_amid_an_import_waits_for_its_end_and_leaves_the_exit_code_alone(tmp_path: Path) -> None:
+def test_an_interrupt_inside_an_import_waits_for_its_end_and_does_not_change_the_exit_code(tmp_path: Path) -> None:
     (tmp_path / "library.py").write_text(
         "exec('import os, signal; os.kill(os.getpid(), signal.SIGTERM)')\nwhole = True\n"
     )

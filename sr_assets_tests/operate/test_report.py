@@ -1,4 +1,4 @@
-"""What a run says when it fails."""
+"""What a run prints when it fails."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from sr_assets import operate
 from sr_assets.adapters.state.lock import SiteLock
 
 
-def test_the_words_of_a_busy_site_and_of_a_failure_reach_the_user(tmp_path: Path) -> None:
+def test_the_messages_of_a_busy_site_and_of_a_failure_reach_the_user(tmp_path: Path) -> None:
     @dg.op
     def busy() -> None:
         with SiteLock(tmp_path, "run 1", 0), SiteLock(tmp_path, "run 2", 0):

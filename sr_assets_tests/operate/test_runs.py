@@ -15,7 +15,7 @@ from sr_assets.settings import Settings
 from sr_assets_tests.operate.rig import configure, run, wait_for
 
 
-def test_run_once_works_every_site_and_records_it_in_dagster(platform: Settings) -> None:
+def test_run_once_runs_every_site_and_records_it_in_dagster(platform: Settings) -> None:
     ended = run("--once")
     assert (ended.returncode, "Traceback" in ended.stderr) == (0, False)
     assert sorted(ended.stdout.splitlines()) == [
@@ -30,7 +30,7 @@ def test_run_once_works_every_site_and_records_it_in_dagster(platform: Settings)
     }
 
 
-def test_run_works_only_the_streams_it_is_given(platform: Settings) -> None:
+def test_run_runs_only_the_streams_it_is_given(platform: Settings) -> None:
     ended = run("--once", "--stream", platform.streams[1].stream)
     assert (ended.returncode, ended.stdout) == (0, f"{platform.streams[1].label}: copied 0, skipped 0, lag 0\n")
 
@@ -51,7 +51,7 @@ def test_a_stream_that_fails_is_one_line_and_exit_code_1_and_the_others_run(
     assert "secret" not in ended.stderr
 
 
-def test_follow_goes_on_until_it_is_told_to_stop(platform: Settings) -> None:
+def test_follow_goes_on_until_it_is_interrupted(platform: Settings) -> None:
     following = subprocess.Popen(
         [sys.executable, "-m", "sr_assets", "run", "--follow", "--stream", "london/" + platform.streams[0].stream],
         stdout=subprocess.PIPE,

@@ -13,7 +13,7 @@ from sr_assets.settings import Settings
 from sr_assets_tests.operate.rig import wait_for
 
 
-def test_up_serves_the_platform_and_leaves_nothing_behind(platform: Settings) -> None:
+def test_up_serves_the_platform_and_leaves_no_process(platform: Settings) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -22,14 +22,14 @@ def test_up_serves_the_platform_and_leaves_nothing_behind(platform: Settings) ->
     try:
         assert up.stdout is not None
         assert up.stdout.readline() == f"Dagster: http://127.0.0.1:{port}  (Ctrl-C stops it)\n"
-        asked = json.dumps(
+        query = json.dumps(
             {
                 "query": '{ sensorsOrError(repositorySelector: {repositoryName: "__repository__", '
                 'repositoryLocationName: "sr_assets.definitions"}) { ... on Sensors { results { name } } } }'
             }
         )
         request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/graphql", asked.encode(), {"Content-Type": "application/json"}
+            f"http://127.0.0.1:{port}/graphql", query.encode(), {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request) as answer:
             sensors = json.load(answer)["data"]["sensorsOrError"]["results"]

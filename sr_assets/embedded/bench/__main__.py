@@ -1,4 +1,7 @@
-"""`python -m sr_assets.embedded.bench`: the workloads one after the other, as a table and, last, one JSON object."""
+"""`python -m sr_assets.embedded.bench`: the workloads one after the other, as a table and, last, one JSON object.
+
+A new workload gets its name here. Not here: what it does (`copying`, `sampling`, `waiting`, `feeds`).
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ from rich.table import Table
 
 from sr_assets.embedded.bench.copying import measure_copy, measure_workers
 from sr_assets.embedded.bench.feeds import measure_feeds
-from sr_assets.embedded.bench.rig import Bench, opened
+from sr_assets.embedded.bench.rig import Bench, open_bench
 from sr_assets.embedded.bench.sampling import measure_backlog, measure_sampled, measure_tracked
 from sr_assets.embedded.bench.waiting import measure_latency, measure_quiet, measure_runs
 
-#: Workload → what it measures; the number is how much less than everything is wanted, from 0 to 1.
+#: Workload → its measurement; the number is the share of the messages to use, from 0 to 1.
 WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "copy_512": lambda bench, scale: measure_copy(bench, 512, int(200_000 * scale)),
     "copy_7k": lambda bench, scale: measure_copy(bench, 7_000, int(60_000 * scale)),
@@ -53,29 +56,33 @@ def measure_sampled_of(bench: Bench, scale: float, payload_bytes: int) -> dict[s
 
 
 def main() -> None:
-    """Measure what was asked for, each workload on servers and an engine of its own, and print what was found."""
+    """Measure the chosen workloads, each on servers and an engine of its own, and print the figures."""
     parser = argparse.ArgumentParser(prog="bench", description="Measure sr-assets on this machine.")
-    parser.add_argument("--only", choices=tuple(WORKLOADS), action="append", help="leave out the others")
-    parser.add_argument("--scale", type=float, default=1.0, help="that part of the messages; 0.1 for a quick look")
-    parser.add_argument("--json", type=Path, help="write the figures there too; what it holds of others stays")
+    parser.add_argument("--only", choices=tuple(WORKLOADS), action="append", help="only this workload; may be repeated")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="the share of the messages to use; 0.1 for a quick look"
+    )
+    parser.add_argument("--json", type=Path, help="write the figures there too; those of other workloads stay")
     arguments = parser.parse_args()
     console = Console(stderr=True)
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for name in arguments.only or WORKLOADS:
         started = time.perf_counter()
-        with opened() as bench:
+        with open_bench() as bench:
             _warm(bench)
-            found[name] = WORKLOADS[name](bench, arguments.scale)
+            figures[name] = WORKLOADS[name](bench, arguments.scale)
         console.print(f"{name}: {time.perf_counter() - started:.0f} s", highlight=False)
         if arguments.json:
             known = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
-            arguments.json.write_text(json.dumps({**known, "machine": _machine(), name: found[name]}, indent=1) + "\n")
-    _show(console, found)
-    sys.stdout.write(json.dumps(found) + "\n")
+            arguments.json.write_text(
+                json.dumps({**known, "machine": _machine(), name: figures[name]}, indent=1) + "\n"
+            )
+    _show(console, figures)
+    sys.stdout.write(json.dumps(figures) + "\n")
 
 
 def _warm(bench: Bench) -> None:
-    """Start the engine and let each kind of its work happen once."""
+    """Start the engine and run each kind of its work once."""
     bench.create(bench.source, "WARM")
     bench.publish("WARM", 5_000, 100, 1_000)
     for inspected in ({}, {"inspect_field": "sender", "inspect_duration": "1h"}):
@@ -107,11 +114,11 @@ def _processor() -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
-def _show(console: Console, found: dict[str, Any]) -> None:
-    table = Table("bench", "figure", "value")
-    for bench, figures in found.items():
-        for figure, value in figures.items():
-            table.add_row(bench, figure, f"{value:,}" if isinstance(value, int) else str(value))
+def _show(console: Console, figures: dict[str, Any]) -> None:
+    table = Table("workload", "figure", "value")
+    for workload, measured in figures.items():
+        for figure, value in measured.items():
+            table.add_row(workload, figure, f"{value:,}" if isinstance(value, int) else str(value))
     console.print(table)
 
 

@@ -1,6 +1,6 @@
-"""The plain copy: beside the server's own mirror and a copier that waits for each acknowledgement; with more workers.
+"""The plain copy, beside the server's own mirror and a copier that waits for each acknowledgement; and with two workers.
 
-Not here: what is sampled (`sampling`).
+Not here: sampled streams (`sampling`).
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ def measure_copy(bench: Bench, payload_bytes: int, messages: int, *, direct: boo
     bench.create(bench.source, stream, allow_direct=direct)
     bench.publish(stream, messages, _SENDERS, payload_bytes)
     rates: dict[str, list[float]] = {"ours": [], "mirror": [], "one_at_a_time": []}
-    for turn in range(ROUNDS):
-        rates["ours"].append(_ours(bench, stream, f"T{turn}_{stream}", messages))
+    for index in range(ROUNDS):
+        rates["ours"].append(_ours(bench, stream, f"T{index}_{stream}", messages))
         rates["mirror"].append(_mirror(bench, stream, messages))
-        rates["one_at_a_time"].append(_one_at_a_time(bench, stream, f"O{turn}_{stream}", min(messages, _ONE_AT_A_TIME)))
+        rates["one_at_a_time"].append(
+            _one_at_a_time(bench, stream, f"O{index}_{stream}", min(messages, _ONE_AT_A_TIME))
+        )
     _delete(bench, stream)
-    found: dict[str, Any] = {"messages": messages, "payload_bytes": payload_bytes, "direct_get": direct}
-    found |= {f"{kind}_per_second": round(statistics.median(those)) for kind, those in rates.items()}
-    found["times_mirror"] = round(_ratio(rates["ours"], rates["mirror"]), 2)
-    found["times_one_at_a_time"] = round(_ratio(rates["ours"], rates["one_at_a_time"]), 1)
-    return found
+    figures: dict[str, Any] = {"messages": messages, "payload_bytes": payload_bytes, "direct_get": direct}
+    figures |= {f"{kind}_per_second": round(statistics.median(measured)) for kind, measured in rates.items()}
+    figures["times_mirror"] = round(_ratio(rates["ours"], rates["mirror"]), 2)
+    figures["times_one_at_a_time"] = round(_ratio(rates["ours"], rates["one_at_a_time"]), 1)
+    return figures
 
 
 def measure_workers(bench: Bench, payload_bytes: int, messages: int) -> dict[str, Any]:
@@ -48,17 +50,19 @@ def measure_workers(bench: Bench, payload_bytes: int, messages: int) -> dict[str
     bench.create(bench.source, stream)
     bench.publish(stream, messages, _SENDERS, payload_bytes)
     rates: dict[int, list[float]] = {1: [], 2: []}
-    for turn in range(ROUNDS):
-        for workers, found in rates.items():
+    for index in range(ROUNDS):
+        for workers, measured in rates.items():
             keys = {"workers": workers, "order": "none"}
-            found.append(_ours(bench, stream, f"W{workers}_{turn}", messages, **keys))
+            measured.append(_ours(bench, stream, f"W{workers}_{index}", messages, **keys))
     _delete(bench, stream)
-    medians = {f"workers_{workers}_per_second": round(statistics.median(found)) for workers, found in rates.items()}
+    medians = {
+        f"workers_{workers}_per_second": round(statistics.median(measured)) for workers, measured in rates.items()
+    }
     return {"messages": messages, "payload_bytes": payload_bytes, **medians}
 
 
 def _ratio(ours: list[float], others: list[float]) -> float:
-    return statistics.median(one / other for one, other in zip(ours, others, strict=True))
+    return statistics.median(our / other for our, other in zip(ours, others, strict=True))
 
 
 def _ours(bench: Bench, stream: str, target: str, messages: int, **keys: Any) -> float:
@@ -88,7 +92,7 @@ def _mirror(bench: Bench, stream: str, messages: int) -> float:
 
 
 def _one_at_a_time(bench: Bench, stream: str, target: str, messages: int) -> float:
-    """Copy like a replicator that asks for the next message once the last is acknowledged."""
+    """Copy like a replicator that requests the next message when the last is acknowledged."""
     os.sync()
     bench.create(bench.target, target)
     with wire.Connection(cluster_of(bench.source)) as source, wire.Connection(cluster_of(bench.target)) as copied:

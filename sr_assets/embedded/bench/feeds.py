@@ -1,6 +1,6 @@
-"""The workload of a centre: advisories of many sites folded into one view, how soon one can be asked for, and the asking.
+"""The workload of a centre: advisories of many sites folded into one view, the delay of one, and querying the view.
 
-Here: its advisories and its measurements. Not here: the servers and the other workloads (`bench`).
+Here: its advisories and its measurements. Not here: the servers (`rig`), the other workloads.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def measure_feeds(bench: Bench, advisories: int) -> dict[str, Any]:
         "run_per_second": round(report.copied / seconds),
         "queryable_seconds_p50": round(statistics.median(delays), 2),
         "queryable_seconds_max": round(max(delays), 2),
-        "nodes_global_seconds": round(min(_ask_nodes(bench) for _ in range(3)), 2),
+        "nodes_global_seconds": round(min(_seconds_of_nodes(bench) for _ in range(3)), 2),
     }
 
 
 def _publish(bench: Bench, first: int, after: int) -> None:
-    """Publish one advisory for each of the nodes with these numbers, from a process of its own."""
+    """Publish one advisory for each node from number `first` to before `after`, from a process of its own."""
     filling = get_context("spawn").Process(target=_fill, args=(bench.target.address, first, after))
     filling.start()
     filling.join()
@@ -98,7 +98,7 @@ def _iso(seconds: int) -> str:
 
 
 def _delays(bench: Bench) -> list[float]:
-    """Return for some advisories, one after the other, the seconds from publishing it to finding its node in the table."""
+    """Return for some advisories, one after the other, the seconds from publishing to its node in the table."""
     lingering = get_context("spawn").Process(target=linger, args=(str(bench.file), _FEED))
     lingering.start()
     try:
@@ -128,8 +128,8 @@ def _known(bench: Bench, pattern: str) -> bool:
         return bool(read_rows(connection, "SELECT 1 FROM global_availability WHERE node LIKE ?", [pattern]).values)
 
 
-def _ask_nodes(bench: Bench) -> float:
-    """Return how long a person waits for the nodes of all sites."""
+def _seconds_of_nodes(bench: Bench) -> float:
+    """Return the seconds of the command that lists the nodes of all sites."""
     command = [sys.executable, "-m", "sr_assets", "nodes", "--global"]
     started = time.perf_counter()
     subprocess.run(command, env=bench.environ, check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""What every workload needs: two servers, a home, a fleet that fills streams, a run, and what our processes hold.
+"""What every workload needs: two servers, a home, a fleet that fills streams, a run, and the memory of our processes.
 
 Not here: the workloads.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 SITE: Final = "bench"
-#: How often a workload that is compared with others is measured, in turns with them; the median counts.
+#: How often a workload that is compared with others is measured, alternating with them; the median counts.
 ROUNDS: Final = 3
 _SMALLEST_BYTES: Final = 1_000
 
@@ -49,25 +49,26 @@ class Bench:
     target: NatsServer
 
     def settings(self, streams: list[dict[str, Any]], **top: Any) -> Settings:
-        """Return the settings of a configuration with these streams, and whatever else stands at its top."""
+        """Return the settings of a configuration with these streams and these other keys at the top."""
         common = {"source_url": self.source.url, "target_url": self.target.url}
-        told = {"name": SITE, "state_store": str(self.home), "streams": [{**common, **one} for one in streams], **top}
-        self.file.write_text(json.dumps(told))
+        entries = [{**common, **stream} for stream in streams]
+        tree = {"name": SITE, "state_store": str(self.home), "streams": entries, **top}
+        self.file.write_text(json.dumps(tree))
         return load_settings(self.file, {})
 
     @property
     def file(self) -> Path:
-        """The configuration of the settings that were made last."""
+        """The configuration file of the last `settings`."""
         return self.home / "replication.yaml"
 
     @property
     def environ(self) -> dict[str, str]:
-        """What a process of ours needs to find it."""
+        """The environment in which a process of ours finds that file and this home."""
         environ = {key: value for key, value in os.environ.items() if key != "DAGSTER_HOME"}
         return environ | {"SR_ASSETS_CONFIG": str(self.file), "SR_ASSETS_HOME": str(self.home)}
 
     def create(self, server: NatsServer, stream: str, **config: Any) -> None:
-        """Make a file stream that takes `<stream>.>`, with direct gets, as `nats stream add` makes them."""
+        """Create a file stream that takes `<stream>.>`, with direct gets, as `nats stream add` does."""
         with Cluster(cluster_of(server)) as cluster:
             cluster.create_stream(
                 {"name": stream, "subjects": [f"{stream}.>"], "storage": "file", "allow_direct": True, **config}
@@ -78,10 +79,10 @@ class Bench:
     ) -> None:
         """Fill a source stream with registrations of `senders` nodes in turn, as fast as the server takes them.
 
-        `forced_share` of them carry `"now":true`, spread evenly. Payloads of less than 1,000 bytes hold little more than
+        `forced_share` of them have `"now":true`, spread evenly. Payloads of less than 1,000 bytes hold little more than
         the sender.
         """
-        # In a process of its own: what an emulated fleet holds is not to be counted as ours.
+        # In a process of its own: the memory of an emulated fleet is not to be counted as ours.
         filling = get_context("spawn").Process(
             target=_fill, args=(self.source.address, stream, messages, senders, payload_bytes, forced_share)
         )
@@ -92,7 +93,7 @@ class Bench:
         os.sync()
 
     def run(self, settings: Settings, stream: str) -> tuple[StreamReport, float]:
-        """Drain one stream; returns the report and the seconds of the whole run, warm session included."""
+        """Drain one stream; returns the report and the seconds of the whole run; the Spark session is warm."""
         started = time.perf_counter()
         with Site(settings, SITE, owner="bench", run_id="bench") as site:
             reports = run_site(site, {stream: frozenset(Stage)}, drain_only=True)
@@ -102,7 +103,7 @@ class Bench:
         return report, time.perf_counter() - started
 
     def forget(self) -> None:
-        """Let the site begin from nothing, in the Spark session that is warm."""
+        """Delete the site's state; its Spark session stays warm."""
         shutil.rmtree(self.home / "sites" / SITE, ignore_errors=True)
 
 
@@ -136,7 +137,7 @@ def cluster_of(server: NatsServer) -> ClusterSettings:
 
 
 @contextmanager
-def opened() -> Iterator[Bench]:
+def open_bench() -> Iterator[Bench]:
     """Start two servers in a temporary home; everything is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="sr-assets-bench-") as folder:
         home = Path(folder)
@@ -148,7 +149,7 @@ def opened() -> Iterator[Bench]:
 
 
 def memory_bytes(home: Path) -> int:
-    """Return what our processes hold together (sum of PSS): this one, and the Spark engine with its Python workers."""
+    """Return the memory of our processes (sum of PSS): this one, and the Spark engine with its Python workers."""
     engine = engine_status(home)
     total, processes = 0, [psutil.Process()]
     try:
@@ -162,7 +163,7 @@ def memory_bytes(home: Path) -> int:
 
 
 class PeakMemory:
-    """The most that our processes hold from `with` to its end, looked at twice a second."""
+    """The highest memory of our processes from `with` to its end, measured twice a second."""
 
     def __init__(self, home: Path) -> None:
         self.most_bytes = 0
@@ -175,7 +176,7 @@ class PeakMemory:
             self.most_bytes = max(self.most_bytes, memory_bytes(self._home))
 
     def __enter__(self) -> Self:
-        """Begin to look."""
+        """Begin to measure."""
         self._thread.start()
         return self
 

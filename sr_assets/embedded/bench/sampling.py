@@ -1,6 +1,6 @@
-"""The sampled path: reading, deciding, copying what is due; a long backlog and what it takes to hold; many known nodes.
+"""The sampled path: reading, deciding, copying what is due; a long backlog and its memory; many known nodes.
 
-Not here: copying without a decision (`copying`), how soon one message is through (`waiting`).
+Not here: copying without a decision (`copying`), the delay of one message (`waiting`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KEYS: Final = {"inspect_field": "sender", "inspect_duration": "1h", "warn_durat
 
 
 def measure_sampled(bench: Bench, messages: int, senders: int, payload_bytes: int) -> dict[str, Any]:
-    """Measure a fleet that is known, of whose messages one in ten is to be copied (they force it).
+    """Measure a fleet that is known, of whose messages one in ten is to be copied because it says so.
 
     `messages_per_second` is the whole run, `decided_per_second` the run without publishing the tables.
     """
@@ -51,29 +51,29 @@ def measure_sampled(bench: Bench, messages: int, senders: int, payload_bytes: in
 
 
 def measure_backlog(bench: Bench, messages: int, senders: int) -> dict[str, Any]:
-    """Measure a backlog of 1 KB messages beside a tenth of it; and the most that our processes hold meanwhile.
+    """Measure a backlog of 1 KB messages beside a tenth of it, and the highest memory of our processes meanwhile.
 
-    The fleet is known, so that what grows is the backlog alone.
+    The fleet is known, so that only the backlog grows.
     """
     stream = "BACKLOG"
     bench.create(bench.source, stream)
     bench.publish(stream, senders, senders, 1_000)
     settings = bench.settings([{"stream": stream, "target_subject_prefix": "backlog", **_KEYS}])
     bench.run(settings, stream)
-    found: dict[str, Any] = {"senders": senders}
+    figures: dict[str, Any] = {"senders": senders}
     for label, count in (("short", messages // _SHORT_SHARE), ("long", messages)):
         bench.publish(stream, count, senders, 1_000)
         with PeakMemory(bench.home) as peak:
             report, seconds = bench.run(settings, stream)
-        found[f"{label}_messages"] = report.messages
-        found[f"{label}_per_second"] = round(report.messages / seconds)
-        found[f"{label}_peak_mib"] = peak.most_bytes >> 20
-    found["long_to_short"] = round(found["long_per_second"] / found["short_per_second"], 2)
-    return found
+        figures[f"{label}_messages"] = report.messages
+        figures[f"{label}_per_second"] = round(report.messages / seconds)
+        figures[f"{label}_peak_mib"] = peak.most_bytes >> 20
+    figures["long_to_short"] = round(figures["long_per_second"] / figures["short_per_second"], 2)
+    return figures
 
 
 def measure_tracked(bench: Bench, known: int) -> dict[str, Any]:
-    """Measure a run of 1,000 messages while so many nodes are known, each with its history and its newest message."""
+    """Measure a run of 1,000 messages with so many nodes known, each with its history and its newest message."""
     stream = f"KNOWN_{known}"
     bench.create(bench.source, stream)
     bench.publish(stream, _NEW_MESSAGES, _NEW_MESSAGES, 1_000)
@@ -88,7 +88,7 @@ def measure_tracked(bench: Bench, known: int) -> dict[str, Any]:
 
 
 def _make_known(bench: Bench, stream: str, count: int) -> None:
-    """Write nodes into the state as runs would have left them: none is due within the hour."""
+    """Write nodes into the state as runs would have written them: none is due within the hour."""
     with SiteState(bench.home / "sites" / SITE) as state, state.transaction():
         now_ns, row = time.time_ns(), {"stream": stream, "count": count}
         state.connection.execute(

@@ -1,7 +1,7 @@
-"""How long one message takes to its target and into the tables, while a run lingers and when none is under way; and what it
-costs that nothing happens.
+"""How long one message takes to its target and into the tables, during a lingering run and without one; and the cost of
+idle streams.
 
-Not here: how many messages go through in a second (`copying`, `sampling`).
+Not here: messages per second (`copying`, `sampling`).
 """
 
 from __future__ import annotations
@@ -64,14 +64,13 @@ def measure_latency(bench: Bench) -> dict[str, Any]:
         lingering = _probe(bench, "lingering", lambda: None)
     settings = bench.settings(entries, **_SHORT)
     with _sensing(bench, settings):
-        sensed = _probe(bench, "sensed", lambda: _await_rest(settings))
-    found: dict[str, Any] = {"probes": len(lingering)}
+        sensed = _probe(bench, "sensed", lambda: _await_idle(settings))
+    figures: dict[str, Any] = {"probes": len(lingering)}
     for label, delays in (("lingering", lingering), ("sensed", sensed)):
-        for place, what in enumerate(("target", "queryable")):
-            values = [delay[place] for delay in delays]
-            found[f"{label}_{what}_p50"] = round(statistics.median(values), 2)
-            found[f"{label}_{what}_max"] = round(max(values), 2)
-    return found
+        for end, values in zip(("target", "queryable"), zip(*delays, strict=True), strict=True):
+            figures[f"{label}_{end}_p50"] = round(statistics.median(values), 2)
+            figures[f"{label}_{end}_max"] = round(max(values), 2)
+    return figures
 
 
 @contextmanager
@@ -85,14 +84,14 @@ def _lingering(bench: Bench) -> Iterator[None]:
 
 
 def linger(file: str, stream: str) -> None:
-    """Run a site until nothing comes any more, as a sensor's run does."""
+    """Run a site until nothing arrives any more, as a sensor's run does."""
     with Site(load_settings(Path(file), {}), SITE, owner="bench", run_id="linger") as site:
         run_site(site, {stream: frozenset(Stage)}, drain_only=False)
 
 
 @contextmanager
 def _sensing(bench: Bench, settings: Settings) -> Iterator[None]:
-    """Let Dagster's daemon and the site's sensor work, as `sr-assets up` does."""
+    """Run Dagster's daemon with the site's sensor, as `sr-assets up` does."""
     before = dict(os.environ)
     os.environ |= bench.environ
     os.environ.pop("DAGSTER_HOME", None)
@@ -104,15 +103,15 @@ def _sensing(bench: Bench, settings: Settings) -> Iterator[None]:
         os.environ |= before
 
 
-def _await_rest(settings: Settings) -> None:
-    """Wait until no run is under way, and for a moment of a sensor's interval that nobody chose."""
+def _await_idle(settings: Settings) -> None:
+    """Wait until no run is under way, and then for a random part of the sensor's interval."""
     while lock_owner(settings.home / "sites" / SITE):
         time.sleep(0.1)
-    time.sleep(2.0 + random.random() * settings.sensor.interval_ns / 1e9)  # noqa: S311  a moment, not a secret
+    time.sleep(2.0 + random.random() * settings.sensor.interval_ns / 1e9)  # noqa: S311  a delay, not a secret
 
 
 def _probe(bench: Bench, label: str, prepare: Callable[[], None]) -> list[tuple[float, float]]:
-    """Return for some messages how long they took to the target and into the table. The first waits for the run to begin."""
+    """Return for some messages the seconds to the target and into the table; the first, which starts the run, is left out."""
     delays = []
     with wire.Connection(cluster_of(bench.source)) as connection, Cluster(cluster_of(bench.target)) as target:
         for probe in range(_PROBES + 1):
@@ -131,7 +130,7 @@ def _probe(bench: Bench, label: str, prepare: Callable[[], None]) -> list[tuple[
 def _seconds_until(started: float, condition: Callable[[], bool]) -> float:
     while not condition():
         if time.perf_counter() - started > _PROBE_SECONDS:
-            raise RunError(f"a message was not through within {_PROBE_SECONDS:.0f} s")
+            raise RunError(f"a message was not copied and published within {_PROBE_SECONDS:.0f} s")
         time.sleep(_LOOK_SECONDS)
     return time.perf_counter() - started
 
@@ -146,9 +145,9 @@ def _is_known(bench: Bench, node: str) -> bool:
 
 
 def measure_quiet(bench: Bench, streams: int) -> dict[str, Any]:
-    """Measure the sensor's look at streams where nothing happens: our CPU and the source server's.
+    """Measure the sensor's tick over idle streams: our CPU and the source server's, at a tick every 30 s.
 
-    At a tick every 30 s; no run is asked for.
+    No run may be requested.
     """
     names = [f"QUIET{streams}_{number}" for number in range(streams)]
     for name in names:
@@ -163,7 +162,7 @@ def measure_quiet(bench: Bench, streams: int) -> dict[str, Any]:
     for _ in range(_TICKS):
         reason, _ = find_work(settings, SITE)
         if reason is not None:
-            raise SystemExit(f"a run was asked for: {reason}")
+            raise SystemExit(f"a run was requested: {reason}")
     tick_seconds = (time.process_time() + sum(server.cpu_times()[:2]) - before) / _TICKS
     return {
         "streams": streams,
@@ -173,7 +172,7 @@ def measure_quiet(bench: Bench, streams: int) -> dict[str, Any]:
 
 
 def measure_runs(bench: Bench) -> dict[str, Any]:
-    """Measure a run with nothing to do, alone and as a command; and importing the definitions, best of three; seconds."""
+    """Measure a run without work, in this process and as a command; and importing the definitions, best of three; seconds."""
     bench.create(bench.source, "IDLE")
     bench.publish("IDLE", 100, 100, 1_000)
     settings = bench.settings([{"stream": "IDLE", "target_subject_prefix": "idle"}])
@@ -182,14 +181,14 @@ def measure_runs(bench: Bench) -> dict[str, Any]:
     command = [sys.executable, "-m", "sr_assets", "run", "--once"]
     return {
         "run_seconds": round(alone, 3),
-        "command_seconds": round(min(_seconds(command, bench.environ) for _ in range(2)), 2),
+        "command_seconds": round(min(_seconds_of(command, bench.environ) for _ in range(2)), 2),
         "import_seconds": round(
-            min(_seconds([sys.executable, "-c", "import sr_assets.definitions"], bench.environ) for _ in range(3)), 2
+            min(_seconds_of([sys.executable, "-c", "import sr_assets.definitions"], bench.environ) for _ in range(3)), 2
         ),
     }
 
 
-def _seconds(command: list[str], environ: dict[str, str]) -> float:
+def _seconds_of(command: list[str], environ: dict[str, str]) -> float:
     started = time.perf_counter()
     subprocess.run(command, env=environ, check=True, capture_output=True)
     return time.perf_counter() - started

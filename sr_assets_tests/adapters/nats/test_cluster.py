@@ -32,7 +32,8 @@ def made(cluster: Cluster, name: str, **config: Any) -> StreamInfo:
 
 def entry(**changes: Any) -> StreamSettings:
     here = ClusterSettings(("127.0.0.1:4222",))
-    return replace(StreamSettings("sr", "site", "SRC", here, here, "COPY"), **changes)
+    entry = StreamSettings(replicator="sr", name="site", stream="SRC", source=here, target=here, target_stream="COPY")
+    return replace(entry, **changes)
 
 
 def source_info(**config: Any) -> StreamInfo:

@@ -1,6 +1,6 @@
 """What the demo shows while it runs: the steps of its start, then each site, the centre's view and the newest events.
 
-Not here: what runs (`demo`), what a cell looks like (`render`).
+Not here: what is started (`run`), the tables of the commands (`cli.render`).
 """
 
 import time
@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from sr_assets.adapters.published.tables import Rows, open_fleet, read_rows
-from sr_assets.cli.render import text
 from sr_assets.domain.errors import SrAssetsError
 
 _SITES = """
@@ -24,7 +24,7 @@ _SITES = """
         skipped_messages AS skipped, lag_messages AS lag, replication.as_of AS as_of
     FROM replication JOIN site_summary USING (name, stream) ORDER BY name
 """
-# By their advisories alone, so a moment behind.
+# From their advisories alone, so a moment behind.
 _CENTRE = """
     SELECT name, observer, up, timeout, retired, last_advisory_at, observer_alive_at, as_of
     FROM global_summary ORDER BY name
@@ -34,6 +34,7 @@ _EVENTS = """
     ORDER BY event_time DESC, node LIMIT 8
 """
 _NUMBERS = frozenset({"up", "timeout", "retired", "copied", "skipped", "lag", "age_seconds"})
+_STYLES = {"new": "green", "recover": "green", "timeout": "yellow", "expire": "red"}
 _PLAIN_SECONDS = 10.0
 
 
@@ -47,7 +48,7 @@ def step(console: Console, title: str) -> Iterator[None]:
 
 
 class Summary:
-    """The live summary, from `with` to its end; where nobody watches it is a line for each site every 10 seconds."""
+    """The live summary, from `with` to its end; without a terminal a line for each site every 10 seconds."""
 
     def __init__(self, console: Console, home: Path) -> None:
         self._console = console
@@ -75,18 +76,18 @@ class Summary:
         except SrAssetsError:
             return
         if self._console.is_terminal:
-            shown = Group(
-                _table(sites, "the sites"),
-                _table(centre, "the centre, by their advisories"),
-                _table(events, "what happened"),
+            tables = Group(
+                _table(sites, "sites"),
+                _table(centre, "centre, from their advisories"),
+                _table(events, "newest transitions"),
             )
-            self._live.update(shown, refresh=True)
+            self._live.update(tables, refresh=True)
         else:
-            for place, rows in (("", sites), ("centre: ", centre)):
+            for prefix, rows in (("", sites), ("centre: ", centre)):
                 for row in rows.values:
                     cells = zip(rows.columns, row, strict=True)
-                    words = (f"{column} {value}" for column, value in cells if not isinstance(value, datetime))
-                    self._console.print(place + "  ".join(words), highlight=False)
+                    parts = (f"{column} {value}" for column, value in cells if not isinstance(value, datetime))
+                    self._console.print(prefix + "  ".join(parts), highlight=False)
 
 
 def _table(rows: Rows, title: str) -> RenderableType:
@@ -95,5 +96,16 @@ def _table(rows: Rows, title: str) -> RenderableType:
         header = column.removesuffix("_seconds").replace("_", " ")
         table.add_column(header, justify="right" if column in _NUMBERS else "left", no_wrap=True)
     for row in rows.values:
-        table.add_row(*(text(column, value) for column, value in zip(rows.columns, row, strict=True)))
+        table.add_row(*map(_cell, row))
     return table
+
+
+def _cell(value: Any) -> Text:
+    """Return a value as text; the emulated names need no escapes, seconds are few."""
+    if value is None:
+        return Text("-", style="dim")
+    if isinstance(value, datetime):
+        return Text(f"{value:%Y-%m-%d %H:%M:%S}")
+    if isinstance(value, float):
+        return Text(f"{value:.0f} s")
+    return Text(str(value), style=_STYLES.get(str(value), ""))

@@ -1,6 +1,6 @@
-"""The verdict of a demo that ends: what CONTRACT promises of it, asked of the tables and of the servers.
+"""The verdict of a demo that ends: the JSON of `--json`, and its failures, from the tables and the servers.
 
-Not here: running it (`demo`), the failed runs, which Dagster knows.
+A new promise of the demo is checked here. Not here: running it and the failed runs, which Dagster knows (`run`).
 """
 
 from collections import Counter
@@ -12,26 +12,26 @@ from sr_assets.domain.tracking import Event
 from sr_assets.settings import ClusterSettings, Settings
 from sr_assets.stages.source.lag import measure_lag
 
-#: How far the centre's view is from what the sites themselves know: site, stream, and what of it.
-_DISAGREEMENTS: Final = """
+#: Where the centre's view differs from what the sites themselves know: site, stream, and how.
+_DIFFERENCES: Final = """
     WITH site AS (SELECT name, stream, node, status, status_since FROM node_availability),
         centre AS (SELECT name, stream, node, status, status_since FROM global_availability)
-    SELECT name, stream, count(DISTINCT node) || ' nodes are not at the centre as they are at their site' FROM (
+    SELECT name, stream, count(DISTINCT node) || ' nodes differ between the centre and their site' FROM (
         (FROM site EXCEPT FROM centre) UNION ALL (FROM centre EXCEPT FROM site)
     ) GROUP BY name, stream
     UNION ALL
-    SELECT name, stream, 'the centre does not hear that it is watched'
+    SELECT name, stream, 'the centre receives no heartbeat of it'
     FROM (SELECT DISTINCT name, stream FROM site) LEFT JOIN global_summary USING (name, stream)
     WHERE coalesce(blind, true) OR observer_alive_at IS NULL
 """
 
 
 def judge(settings: Settings, seconds: float) -> dict[str, Any]:
-    """Return what the demo did, with the lag as of now; `failed` has what it promises and did not keep."""
+    """Return what the demo did, with the lag as of now; `failed` has a line for each promise that it did not keep."""
     with open_fleet(settings.home) as connection:
         counts = read_rows(connection, "SELECT name, stream, copied_messages, skipped_messages FROM replication").values
         events = read_rows(connection, "SELECT event, count(*) FROM node_advisories GROUP BY event").values
-        disagreements = read_rows(connection, _DISAGREEMENTS).values
+        differences = read_rows(connection, _DIFFERENCES).values
     counters = {(name, stream): numbers for name, stream, *numbers in counts}
     lags = {(lag.name, lag.stream): lag for lag in measure_lag(settings)}
     failed = [
@@ -52,11 +52,11 @@ def judge(settings: Settings, seconds: float) -> dict[str, Any]:
             "lag_messages": lags[key].messages,
         }
     for (target, name), copied in copied_into.items():
-        if (held := _messages(target, name)) != copied:
-            failed.append(f"{name}: {copied} messages were copied into it, it holds {held}")
+        if (stored := _messages(target, name)) != copied:
+            failed.append(f"{name}: {copied} messages were copied into it, it holds {stored}")
     advisories = {event.value: dict(events).get(event.value, 0) for event in Event}
     failed += [f"no {event} happened" for event, count in advisories.items() if not count]
-    failed += [f"{name}/{stream}: {what}" for name, stream, what in disagreements]
+    failed += [f"{name}/{stream}: {difference}" for name, stream, difference in differences]
     return {
         "seconds": round(seconds),
         "streams": streams,

@@ -1,0 +1,39 @@
+"""The demo's configuration file for any number of cities, made from the commented template `demo.yaml`.
+
+Not here: starting the servers that it names (`run`).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+CITIES: Final = (
+    *("london", "paris", "berlin", "madrid", "rome", "vienna", "prague", "warsaw", "dublin", "lisbon"),
+    *("oslo", "helsinki", "athens", "budapest", "brussels", "zagreb", "sofia", "riga", "vilnius", "tallinn"),
+)
+CENTRE: Final = "centre"
+#: The name of the template, and of the file in the demo's folder.
+FILE_NAME: Final = "demo.yaml"
+_FEEDS_COMMENT: Final = "\n# The centre's view"
+
+
+def configuration(cities: Sequence[str], home: Path, urls: Mapping[str, str]) -> str:
+    """Return the template's text for these cities; the entries of its last city are repeated for every further one.
+
+    `urls` has the URL of each city's server and of `centre`. They are written into the text, so that any other command
+    can use the file.
+    """
+    template = files("sr_assets.embedded").joinpath(FILE_NAME).read_text(encoding="utf-8")
+    head, first_line, rest = template.partition(f"  - name: {CITIES[1]}\n")
+    rest, comment, feeds = rest.partition(_FEEDS_COMMENT)
+    entries = [
+        (first_line + rest).replace(CITIES[1], city).replace(CITIES[1].upper(), city.upper())
+        for city in cities
+        if city != CITIES[0]
+    ]
+    text = "\n".join([head.rstrip("\n") + "\n", *entries]) + comment + feeds
+    for name, url in urls.items():
+        text = text.replace(f"${{SR_DEMO_{name.upper()}_URL}}", url)
+    return text.replace("${SR_DEMO_HOME}", json.dumps(str(home), ensure_ascii=False)[1:-1])

@@ -1,0 +1,60 @@
+"""The demo's folder, and where its output goes.
+
+Not here: what is in the folder (`run`).
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.embedded.demo.configuration import FILE_NAME
+
+
+@contextlib.contextmanager
+def demo_home(chosen: Path | None) -> Iterator[Path]:
+    """Yield the folder of the demo: a new one that is removed at the end, or the chosen one, which is kept.
+
+    The chosen folder is empty or an earlier demo's. Raises ConfigurationError when it holds something else, RunError
+    when another demo runs in it.
+    """
+    if chosen is None:
+        folder = Path(tempfile.mkdtemp(prefix="sr-assets-demo-")).resolve()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return
+    folder = chosen.expanduser().resolve()
+    try:
+        if folder.exists() and any(folder.iterdir()) and not (folder / FILE_NAME).exists():
+            raise ConfigurationError(f"--home {chosen} holds something that is no demo; name a new folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "demo.lock").open("a+")
+    except OSError as error:
+        raise ConfigurationError(f"--home {chosen} cannot be used: {error.strerror}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"another demo runs in {chosen}; stop it, or name another --home") from None
+        yield folder
+
+
+@contextlib.contextmanager
+def stdout_on_stderr() -> Iterator[None]:
+    """Send what we and our children write to stdout to stderr instead."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)

@@ -1,0 +1,71 @@
+"""The whole file: its top level, and that the entries neither contradict themselves nor each other.
+
+A new key at the top is added here. Not here: the mappings inside (`shape`), the rules about contradictions
+(`contradictions`), what becomes of the file (`loading`).
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from sr_assets.settings.contradictions import refuse_contradiction, refuse_same_names
+from sr_assets.settings.shape import (
+    Duration,
+    NoChoria,
+    NoHeartbeats,
+    Raw,
+    RawFeed,
+    RawHistory,
+    RawSensor,
+    RawSpark,
+    RawStream,
+    RawTls,
+    SiteName,
+    Span,
+)
+from sr_assets.settings.values import MINUTE_NS, one_of, read_path
+
+File = Annotated[Path, BeforeValidator(read_path)]
+
+
+class CheckedStream(RawStream):
+    """One of `streams`, whose keys do not contradict each other."""
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> Self:
+        refuse_contradiction(self)
+        return self
+
+
+class RawFile(Raw):
+    """The whole file."""
+
+    name: SiteName
+    streams: list[CheckedStream] = Field(default_factory=list)
+    feeds: list[RawFeed] = Field(default_factory=list)
+    state_store: File | None = None
+    logfile: File | None = None
+    loglevel: Annotated[
+        Literal["debug", "info", "warn", "error"], BeforeValidator(one_of("debug", "info", "warn", "error"))
+    ] = "info"
+    monitor_port: Any = None
+    profiling: Any = None
+    spark: RawSpark = RawSpark()
+    sensor: RawSensor = RawSensor()
+    run_budget: Duration = 5 * MINUTE_NS
+    linger: Span | None = None
+    snapshots: RawHistory = RawHistory()
+    advisories: RawHistory = RawHistory()
+    gaps: RawHistory = RawHistory()
+    tls: RawTls | None = None
+    choria: NoChoria = None
+    heartbeats: NoHeartbeats = None
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        if "streams" not in self.model_fields_set and not self.feeds:
+            raise ValueError("streams: is required")
+        entries: list[RawStream | RawFeed] = [*self.streams, *self.feeds]
+        refuse_same_names([(entry.name or self.name, entry.stream) for entry in entries])
+        return self
