@@ -432,6 +432,16 @@ class SiteState:
         row = self._row("SELECT count(*) FROM nodes WHERE stream = ? AND status <> 'retired'", [stream])
         return int(row[0]) if row else 0
 
+    def newest_transitions(self, stream: str, limit: int) -> list[tuple[str, str, int, bool]]:
+        """Return a stream's newest transitions, the newest first: event, node, event time in unix ns, late."""
+        return self._connection.execute(
+            """
+            SELECT event, node, event_ns, late FROM transitions WHERE stream = ?
+            ORDER BY event_ns DESC, node LIMIT ?
+            """,
+            [stream, limit],
+        ).fetchall()
+
     def outbox(self, stream: str, limit: int) -> list[dict[str, Any]]:
         """Return the next transitions to publish, in the order in which they happened (per node: of `transition`)."""
         cursor = self._connection.execute(
