@@ -27,11 +27,10 @@ def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.
     """Return everything Dagster knows of the platform; `resources` replace those of the same name."""
     sources = [spec for entry in settings.entries for spec in entry_assets(entry).source_specs(settings.streams)]
     sites = [build_site_assets(settings, name) for name in settings.sites]
-    jobs = {name: build_site_job(name) for name in settings.sites}
     return dg.Definitions(
         assets=[*sources, *sites, build_fleet_assets(settings.streams, settings.feeds)],
-        jobs=[*jobs.values(), retention],
-        sensors=[build_lag_sensor(settings, name, job) for name, job in jobs.items()],
+        jobs=[*map(build_site_job, settings.sites), retention],
+        sensors=[build_lag_sensor(settings, name) for name in settings.sites],
         schedules=[build_retention_schedule()],
         resources={"platform": Platform(settings), **(resources or {})},
         executor=dg.in_process_executor,
