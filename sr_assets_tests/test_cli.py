@@ -486,7 +486,7 @@ def test_check_prints_what_would_run(home: Path, command: Command) -> None:
     assert not home.exists()
 
 
-def test_check_connect_tries_every_link_and_changes_nothing(
+def test_check_connect_tries_every_connection_and_changes_nothing(
     connected: tuple[str, Cluster, Cluster], command: Command
 ) -> None:
     stream, source, target = connected

@@ -36,7 +36,12 @@ def configuration(home: Path, *feeds: str, url: str = "nats://127.0.0.1:1") -> s
 
 
 def advisory(node: str, event: str, transition: int, ago: int, name: str = "london") -> bytes:
-    body = {"protocol": PROTOCOL, "event_id": f"{name}-{node}-{transition}", "replicator": "EAST", "name": name}
+    body: dict[str, Any] = {
+        "protocol": PROTOCOL,
+        "event_id": f"{name}-{node}-{transition}",
+        "replicator": "EAST",
+        "name": name,
+    }
     body |= {"stream": "NODES", "value": node, "event": event, "transition": transition, "timestamp": NOW - ago}
     return json.dumps(body | {"seen": NOW - ago - 60, "age_seconds": 60.0}).encode()
 
@@ -82,7 +87,7 @@ def publish(home: Path, received: list[bytes], heartbeats: Sequence[tuple[str, i
             state.save_stream(StreamState("ADVISORIES", 1, 8, watermark_ns=watermark_ns, as_of_ns=watermark_ns))
             state.global_tables.fold("ADVISORIES", read_advisories(messages))
             for name, ago in heartbeats:
-                heartbeat = {
+                heartbeat: dict[str, Any] = {
                     "replicator": "EAST",
                     "name": name,
                     "stream": "NODES",

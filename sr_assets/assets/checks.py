@@ -35,7 +35,7 @@ _REPLICA_CHECKS: Final = {
 
 def replica_check_specs(stream: StreamSettings) -> list[dg.AssetCheckSpec]:
     """Describe the checks of a replica; of a tracked stream also whether every message has a sender."""
-    senders = {"senders_found": "Every message says who sent it."} if stream.tracked else {}
+    senders = {"senders_found": "Every message names its sender."} if stream.tracked else {}
     key = stream_key(stream, "replica")
     return [
         dg.AssetCheckSpec(name, asset=key, description=description)

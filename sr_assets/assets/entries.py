@@ -1,6 +1,6 @@
 """What assets an entry has: of a stream its replica and what is known of its nodes, of a feed its fold.
 
-Here: the one place where a stream and a feed differ as assets. Add a kind of entry here, and its assets' words in a
+Here: the one place where a stream and a feed differ as assets. Add a kind of entry here, and describe its assets in a
 module of their own. Not here: the assets themselves (`streams`, `nodes`, `advisories`, `feeds`, `checks`), running them
 (`sites`).
 """

@@ -91,6 +91,6 @@ def _named(blind: Sequence[tuple[str, int]]) -> str | None:
     """Return which sites are blind, the first of many: (site and stream, time of the last heartbeat in unix ns)."""
     if not blind:
         return None
-    named = [f"{label} (last heard {format_rfc3339_ns(alive_ns)[:19]}Z)" for label, alive_ns in blind[:_MOST_NAMED]]
+    named = [f"{label} (last heartbeat {format_rfc3339_ns(alive_ns)[:19]}Z)" for label, alive_ns in blind[:_MOST_NAMED]]
     named += [f"{len(blind) - _MOST_NAMED} more"] if len(blind) > _MOST_NAMED else []
     return f"blind: {', '.join(named)}"

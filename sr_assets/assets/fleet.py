@@ -1,7 +1,7 @@
 """The shared tables of `fleet.duckdb` as assets: what is published, recorded with its row counts.
 
 Here: their specs and the step that records them. Not here: the publishing, which every run of a site does itself as it
-ends (`stages.site`), so that a stream that failed unpublishes nobody.
+ends (`stages.site`), so that a stream that failed takes no other's rows away.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ TABLES = {
     "gaps": ("replica", "hole in a source"),
     "parked_messages": ("replica", "message that a target cannot take"),
     "site_summary": ("node_state", "site and stream"),
-    "snapshot_info": ("replica", "publication: there is only the last one"),
+    "snapshot_info": ("replica", "publication: only the last"),
 }
 #: global table → what one row is of; these are assets only where there is a feed.
 GLOBAL_TABLES = {

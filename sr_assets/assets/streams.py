@@ -68,7 +68,7 @@ def made_spec(
 
 
 def source_spec(stream: StreamSettings) -> dg.AssetSpec:
-    """Describe the stream that is read; nobody here makes it."""
+    """Describe the stream that is read; the fleet writes it."""
     filtered = f", subjects {stream.filter_subject}" if stream.filter_subject else ""
     return external_spec(
         stream, f"JetStream stream {stream.stream} on {stream.source.label}{filtered}, written by the fleet."

@@ -64,7 +64,7 @@ class SourceNow:
     """What a source says now; times are in unix ns.
 
     `watermark_ns` is what a run that began now would commit, `unread_seconds` how long the first unread message has
-    waited: None when there is none, or when nobody wants to know.
+    waited: None when there is none, or when no limit is configured for it.
     """
 
     created_ns: int
@@ -92,7 +92,7 @@ class Observed:
     """All that a decision about one stream goes by.
 
     `committed_at_ns` is the servers' time when the site's last run committed, `age_seconds` how long ago that was: None
-    when nobody knows. `deliverable`: something takes the subject of its advisories now.
+    when it is not known. `deliverable`: a stream takes the subject of its advisories now.
     """
 
     status: StreamStatus
@@ -161,7 +161,7 @@ def reason_to_copy(status: StreamStatus) -> str | None:
 
 
 def reason_to_publish(status: StreamStatus, *, deliverable: bool) -> str | None:
-    """Return why the outbox has to be published: it waits, and something takes its subject now."""
+    """Return why the outbox has to be published: it waits, and a stream takes its subject now."""
     return f"{status.unpublished} advisories can be delivered" if status.unpublished and deliverable else None
 
 

@@ -86,14 +86,14 @@ class _Tick:
         self,
         settings: Settings,
         site: str,
-        status: Mapping[str, Any],
+        status: dict[str, Any],
         paused: frozenset[str],
         connections: ExitStack,
     ) -> None:
         self._settings = settings
         self._entries = settings.sites[site]
         self._status = status
-        self._age_seconds = status_age_seconds(dict(status))
+        self._age_seconds = status_age_seconds(status)
         self._paused = paused
         self._connections = connections
         self._name = f"sr-assets sensor {site}"

@@ -17,7 +17,7 @@ _NO_COPY = "a feed copies nothing, so there is nothing to pause"
 
 
 @cli.command()
-@click.option("--connect", is_flag=True, help="Try every link and each permission; changes nothing.")
+@click.option("--connect", is_flag=True, help="Try every connection and each permission; changes nothing.")
 @form_option
 @configured
 def check(settings: "Settings", connect: bool, form: Format) -> int:
@@ -27,7 +27,7 @@ def check(settings: "Settings", connect: bool, form: Format) -> int:
     warn(settings)
     check_home(settings.home)
     if connect:
-        return _check_links(settings, form)
+        return _check_connectivity(settings, form)
     paused = _paused_labels(settings)
     columns = ("name", "stream", "from", "to", "filter", "start", "sampling", "advisories", "paused")
     rows = [(*_stream_row(stream), stream.label in paused) for stream in settings.streams]
@@ -37,8 +37,8 @@ def check(settings: "Settings", connect: bool, form: Format) -> int:
     return 0
 
 
-def _check_links(settings: "Settings", form: Format) -> int:
-    """Try every link and show each probe; returns the exit code."""
+def _check_connectivity(settings: "Settings", form: Format) -> int:
+    """Try every connection and permission and show each probe; returns the exit code."""
     from sr_assets.stages.connectivity import probe_connectivity
 
     probes = probe_connectivity(settings)

@@ -103,7 +103,7 @@ def test_what_failed_is_tried_again_ever_more_patiently(
     what: str, lasted: int, age_seconds: float | None, waits: str | None
 ) -> None:
     since_ns = NOW_NS - lasted * SECOND_NS
-    status = (
+    status: dict[str, Any] = (
         {"last_error": "no", "last_error_since_ns": since_ns, "next_sequence": 8}
         if what == "read"
         else {"copy_error": "no", "copy_error_since_ns": since_ns, "queued": 1}
@@ -116,7 +116,7 @@ def test_what_failed_is_tried_again_ever_more_patiently(
 
 
 def test_a_failing_target_keeps_nothing_from_being_read_and_a_failing_source_no_queue_from_being_drained() -> None:
-    failing = {"copy_error": "target away", "copy_error_since_ns": NOW_NS - SECOND_NS, "queued": 4}
+    failing: dict[str, Any] = {"copy_error": "away", "copy_error_since_ns": NOW_NS - SECOND_NS, "queued": 4}
     assert decide(observed(**failing, next_sequence=8), SENSOR).reason == "2 messages behind"
     assert decide(observed(**failing, next_deadline_ns=1), SENSOR).reason == "a deadline has passed"
     failing = {"last_error": "made again", "last_error_since_ns": NOW_NS - SECOND_NS, "next_sequence": 8}
@@ -155,7 +155,7 @@ def test_a_status_of_an_earlier_version_is_read_with_nothing_queued() -> None:
     paused=st.booleans(),
 )
 def test_there_is_a_reason_or_none_but_never_both_a_reason_and_an_excuse(
-    values: dict[str, int], last: int, paused: bool
+    values: dict[str, Any], last: int, paused: bool
 ) -> None:
     seen = observed(source={"last_sequence": last}, around={"paused": paused}, **values)
     reason, skip = decide(seen, SENSOR)
