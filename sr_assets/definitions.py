@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from sr_assets.assets.feeds import feed_source_specs
+from sr_assets.assets.entries import entry_assets
 from sr_assets.assets.fleet import build_fleet_assets
 from sr_assets.assets.sites import build_site_assets
-from sr_assets.assets.streams import source_spec
 from sr_assets.automation import build_lag_sensor, build_retention_schedule, build_site_job, retention
 from sr_assets.resources import Platform
 from sr_assets.settings import load_settings
@@ -26,14 +25,12 @@ if TYPE_CHECKING:
 
 def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.Definitions:
     """Return everything Dagster knows of the platform; `resources` replace those of the same name."""
-    sources = [source_spec(stream) for stream in settings.streams]
-    sources += [spec for feed in settings.feeds for spec in feed_source_specs(feed, settings.streams)]
+    sources = [spec for entry in settings.entries for spec in entry_assets(entry).source_specs(settings.streams)]
     sites = [build_site_assets(settings, name) for name in settings.sites]
-    jobs = {name: build_site_job(name) for name in settings.sites}
     return dg.Definitions(
         assets=[*sources, *sites, build_fleet_assets(settings.streams, settings.feeds)],
-        jobs=[*jobs.values(), retention],
-        sensors=[build_lag_sensor(settings, name, job) for name, job in jobs.items()],
+        jobs=[*map(build_site_job, settings.sites), retention],
+        sensors=[build_lag_sensor(settings, name) for name in settings.sites],
         schedules=[build_retention_schedule()],
         resources={"platform": Platform(settings), **(resources or {})},
         executor=dg.in_process_executor,

@@ -173,6 +173,8 @@ def test_help_comes_at_once_and_names_every_command() -> None:
         "node",
         "advisories",
         "lag",
+        "pause",
+        "resume",
         "recover",
         "export",
         "query",
@@ -195,6 +197,9 @@ def test_help_comes_at_once_and_names_every_command() -> None:
         ("run", "--once", "--follow"),
         ("run", "--stream", "NOPE"),
         ("recover", "--stream", "NOPE"),
+        ("pause", "--stream", "NOPE"),
+        ("resume", "--stream", "NOPE"),
+        ("pause",),
         ("emulate", "--url", "nats://127.0.0.1:1", "--nodes", "1", "--churn", "much"),
         ("query", "SELEC 1"),
         ("up", "--port", "0"),
@@ -483,17 +488,17 @@ def test_check_prints_what_would_run(home: Path, command: Command) -> None:
     assert not home.exists()
 
 
-def test_check_connect_tries_every_link_and_changes_nothing(
+def test_check_connect_tries_every_connection_and_changes_nothing(
     connected: tuple[str, Cluster, Cluster], command: Command
 ) -> None:
     stream, source, target = connected
     source.create_stream({"name": f"ADV_{stream}", "subjects": [f"adv{stream}.>"]})
     before = source.stream_info(stream)
     code, output, errors = command("check", "--connect", "--format", "json")
-    trials = json.loads(output)
+    probes = json.loads(output)
     assert (code, errors) == (0, "")
-    assert {trial["result"] for trial in trials} == {"ok"}
-    tried = " ".join(trial["tried"] for trial in trials)
+    assert {probe["result"] for probe in probes} == {"ok"}
+    tried = " ".join(probe["tried"] for probe in probes)
     for permission in (
         "STREAM.INFO",
         "MSG.GET",
@@ -539,7 +544,7 @@ def test_check_connect_names_a_missing_permission(
         file = write_configuration(tmp_path, text[: text.index("  - name: paris")])
         monkeypatch.setenv("SR_ASSETS_CONFIG", str(file))
         code, output, errors = command("check", "--connect", "--format", "json")
-    failed = [trial["tried"] for trial in json.loads(output) if trial["result"] == "failed"]
+    failed = [probe["tried"] for probe in json.loads(output) if probe["result"] == "failed"]
     assert code == 1
     assert failed == [
         "$JS.API.CONSUMER.CREATE.REG",
@@ -567,6 +572,45 @@ def test_lag_asks_the_servers_now(connected: tuple[str, Cluster, Cluster], comma
     (folder / "status.json").write_text(json.dumps({"streams": {stream: {**status, "created_ns": 1}}}))
     (row,) = json.loads(command("lag", "--format", "json")[1])
     assert "made again" in row["problem"]
+
+
+def test_pausing_is_shown_by_check_until_it_is_resumed(home: Path, command: Command) -> None:
+    def paused() -> list[bool]:
+        return [row["paused"] for row in json.loads(command("check", "--format", "json")[1])]
+
+    assert paused() == [False, False]
+    assert command("pause", "--stream", "REG") == (0, "london/REG: paused; its nodes are still watched\n", "")
+    assert command("pause", "--stream", "paris/PLAIN") == (
+        0,
+        "paris/PLAIN: paused; nothing is read meanwhile\n",
+        "",
+    )
+    assert paused() == [True, True]
+    assert command("pause", "--stream", "REG")[:2] == (
+        0,
+        "london/REG: is paused already; its nodes are still watched\n",
+    )
+    assert command("resume", "--stream", "REG")[:2] == (0, "london/REG: resumed; the next run copies\n")
+    assert command("resume", "--stream", "REG")[:2] == (0, "london/REG: is not paused\n")
+    assert paused() == [False, True]
+
+
+def test_pausing_one_of_several_streams_of_a_name_wants_its_site(
+    home: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_configuration(tmp_path, configuration(home).replace("PLAIN", "REG"))
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(file))
+    code, output, errors = command("pause", "--stream", "REG")
+    assert (code, output) == (2, "")
+    assert errors == "error: --stream REG: there are several, name one: london/REG, paris/REG\n"
+    assert command("pause", "--stream", "paris/REG")[0] == 0
+
+
+def test_lag_shows_what_is_paused(connected: tuple[str, Cluster, Cluster], command: Command) -> None:
+    stream, _, _ = connected
+    assert command("pause", "--stream", stream)[0] == 0
+    (row,) = json.loads(command("lag", "--format", "json")[1])
+    assert (row["stream"], row["paused"], row["lag_messages"]) == (stream, True, 2)
 
 
 def test_lag_of_a_server_that_is_away_is_exit_code_1_and_one_line_a_stream(home: Path, command: Command) -> None:

@@ -1,4 +1,4 @@
-"""The global view on the command line: over tables that a feed's state published, and a live tail of real streams."""
+"""The global view on the command line: over tables that a feed's state published, and following real streams."""
 
 import csv
 import io
@@ -27,8 +27,8 @@ from sr_assets_tests.rig import Command
 SECOND_NS = 1_000_000_000
 #: The feed's clock in all these tables: 2026-01-31T12:00:00Z.
 NOW = 1_769_860_800
-#: Which sites say that they watch, and how many seconds ago they last did.
-HEARD = (("london", 500), ("paris", 5))
+#: Which sites send heartbeats, and how many seconds ago the last was received.
+HEARTBEATS = (("london", 500), ("paris", 5))
 
 
 def configuration(home: Path, *feeds: str, url: str = "nats://127.0.0.1:1") -> str:
@@ -37,14 +37,19 @@ def configuration(home: Path, *feeds: str, url: str = "nats://127.0.0.1:1") -> s
 
 
 def advisory(node: str, event: str, transition: int, ago: int, name: str = "london") -> bytes:
-    told = {"protocol": PROTOCOL, "event_id": f"{name}-{node}-{transition}", "replicator": "EAST", "name": name}
-    told |= {"stream": "NODES", "value": node, "event": event, "transition": transition, "timestamp": NOW - ago}
-    return json.dumps(told | {"seen": NOW - ago - 60, "age_seconds": 60.0}).encode()
+    body: dict[str, Any] = {
+        "protocol": PROTOCOL,
+        "event_id": f"{name}-{node}-{transition}",
+        "replicator": "EAST",
+        "name": name,
+    }
+    body |= {"stream": "NODES", "value": node, "event": event, "transition": transition, "timestamp": NOW - ago}
+    return json.dumps(body | {"seen": NOW - ago - 60, "age_seconds": 60.0}).encode()
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A configured home whose feed was told of three sites: london, blind by now, paris, and one of the Stream Replicator."""
+    """A configured home whose feed received three sites' advisories: london, blind by now, paris, and a Stream Replicator."""
     home = tmp_path / "home"
     file = tmp_path / "replication.yaml"
     file.write_text(configuration(home, "ADVISORIES"))
@@ -59,7 +64,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "event": "new",
         "timestamp": NOW - 9,
     }
-    told = [
+    received = [
         advisory("web1", "new", 1, 7200),
         advisory("web1", "new", 1, 7200),
         advisory("web1", "timeout", 2, 600),
@@ -68,22 +73,22 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         json.dumps(go).encode(),
         b"nonsense",
     ]
-    publish(home, told)
+    publish(home, received)
     return home
 
 
-def publish(home: Path, told: list[bytes], heard: Sequence[tuple[str, int]] = HEARD) -> None:
-    """Fold messages of the feed, and what sites say of themselves, and publish what came of it."""
+def publish(home: Path, received: list[bytes], heartbeats: Sequence[tuple[str, int]] = HEARTBEATS) -> None:
+    """Fold advisories and heartbeats of a feed, and publish the tables."""
     messages = [
-        Message(place, (NOW - 3_000 + place) * SECOND_NS, "adv.x", b"", body) for place, body in enumerate(told)
+        Message(index, (NOW - 3_000 + index) * SECOND_NS, "adv.x", b"", body) for index, body in enumerate(received)
     ]
     with SiteState(home / "sites" / "centre") as state:
         with state.transaction():
             watermark_ns = NOW * SECOND_NS
             state.save_stream(StreamState("ADVISORIES", 1, 8, watermark_ns=watermark_ns, as_of_ns=watermark_ns))
             state.global_tables.fold("ADVISORIES", read_advisories(messages))
-            for name, ago in heard:
-                words = {
+            for name, ago in heartbeats:
+                heartbeat: dict[str, Any] = {
                     "replicator": "EAST",
                     "name": name,
                     "stream": "NODES",
@@ -91,17 +96,17 @@ def publish(home: Path, told: list[bytes], heard: Sequence[tuple[str, int]] = HE
                     "lag_messages": 0,
                     "nodes": 9,
                 }
-                body = observer_alive(**words, ts_ns=0, watermark_ns=None, lag_ns=0, next_within_ns=90 * SECOND_NS)
-                said = read_message(body, 0)
-                assert isinstance(said, Observation)
-                state.global_tables.observe("ADVISORIES", said, (NOW - ago) * SECOND_NS)
+                body = observer_alive(**heartbeat, ts_ns=0, watermark_ns=None, lag_ns=0, next_within_ns=90 * SECOND_NS)
+                observation = read_message(body, 0)
+                assert isinstance(observation, Observation)
+                state.global_tables.observe("ADVISORIES", observation, (NOW - ago) * SECOND_NS)
         streams = [tables.PublishedStream("ADVISORIES", None, tracked=False)]
         tables.publish_site(home, "centre", state, streams, sites=["centre"], run_id="r", as_of_ns=NOW * SECOND_NS)
 
 
 def rows(command: Command, *arguments: str) -> list[dict[str, Any]]:
-    code, output, complaint = command(*arguments, "--format", "json")
-    assert (code, complaint) == (0, "")
+    code, output, errors = command(*arguments, "--format", "json")
+    assert (code, errors) == (0, "")
     found: list[dict[str, Any]] = json.loads(output)
     return found
 
@@ -135,26 +140,26 @@ def test_nodes_of_all_sites_can_be_narrowed(
     assert [row["node"] for row in rows(command, "nodes", "--global", *arguments)] == nodes
 
 
-def test_a_person_is_shown_the_first_of_many_and_told_so_a_program_gets_all(home: Path, command: Command) -> None:
+def test_a_person_is_shown_the_first_of_many_and_a_program_gets_all(home: Path, command: Command) -> None:
     publish(home, [advisory(f"n{number:04}", "new", 1, 0) for number in range(200)])
-    _, output, said = command("nodes", "--global")
+    _, output, errors = command("nodes", "--global")
     assert "n0099" in output
     assert "n0100" not in output
     assert "web1" not in output
-    assert said == "only the first 100 are shown: narrow them, or take all with --format json or csv\n"
+    assert errors == "only the first 100 are shown: narrow them, or take all with --format json or csv\n"
     assert len(rows(command, "nodes", "--global")) == 204
 
 
 def test_node_shows_every_site_that_knows_it(home: Path, command: Command) -> None:
     london, paris = rows(command, "node", "web1")
     assert (london["name"], london["status"], paris["name"], paris["status"]) == ("london", "timeout", "paris", "up")
-    assert [(one["transition"], one["event"]) for one in london["history"]] == [(1, "new"), (2, "timeout")]
+    assert [(event["transition"], event["event"]) for event in london["history"]] == [(1, "new"), (2, "timeout")]
     assert len(paris["history"]) == 1
     code, output, _ = command("node", "web1")
     assert code == 0
     assert "web1, at all sites" in output
-    code, _, said = command("node", "web3")
-    assert (code, said) == (1, "error: no node 'web3' is known; did you mean 'web1' or 'web2'?\n")
+    code, _, errors = command("node", "web3")
+    assert (code, errors) == (1, "error: no node 'web3' is known; did you mean 'web1' or 'web2'?\n")
 
 
 def test_advisories_of_all_sites_come_in_order_of_time_and_once(home: Path, command: Command) -> None:
@@ -174,7 +179,7 @@ def test_advisories_of_all_sites_come_in_order_of_time_and_once(home: Path, comm
     assert [row["node"] for row in csv.DictReader(io.StringIO(output))] == ["web1"]
 
 
-def test_summary_is_one_screen_with_what_is_blind_named(home: Path, command: Command) -> None:
+def test_summary_is_one_screen_that_names_blind_sites(home: Path, command: Command) -> None:
     found = {row["name"]: row for row in rows(command, "summary")}
     assert {name: row["observer"] for name, row in found.items()} == {
         "london": "blind",
@@ -185,27 +190,27 @@ def test_summary_is_one_screen_with_what_is_blind_named(home: Path, command: Com
     assert (london["up"], london["timeout"], london["retired"], london["new_24h"]) == (0, 1, 0, 1)
     assert (london["advisories_1h"], london["advisories_24h"]) == (2, 2)
     assert (london["observer_age_seconds"], london["last_advisory_age_seconds"]) == (500.0, 2998.0)
-    assert found[None]["observer_age_seconds"] is None, "what never spoke did not speak just now"
+    assert found[None]["observer_age_seconds"] is None, "a heartbeat that never came has no age"
     code, output, _ = command("summary")
     assert code == 0
     assert "3 sites (1 blind): 3 up, 1 silent, 0 retired, 4 new in 24 h; as of 2026-01-31 12:00:00" in output
-    assert "blind: nobody watches there" in output
-    assert "unwatched: never said" in output
+    assert "blind: heartbeat overdue; node states may be stale" in output
+    assert "unwatched: no heartbeat was ever received" in output
 
 
-def test_summary_says_that_nothing_was_heard_or_published_yet(home: Path, command: Command) -> None:
+def test_summary_says_that_nothing_was_reported_or_published_yet(home: Path, command: Command) -> None:
     shutil.rmtree(home / "sites")
-    publish(home, [b"nonsense"], heard=[])
-    code, output, complaint = command("summary")
-    assert (code, complaint) == (0, "")
-    assert output.startswith("no site has been heard of yet: ")
+    publish(home, [b"nonsense"], heartbeats=[])
+    code, output, errors = command("summary")
+    assert (code, errors) == (0, "")
+    assert output.startswith("no site is reported yet: ")
     assert output.count("\n") == 1
     assert rows(command, "summary") == []
     (home / "fleet.duckdb").unlink()
-    code, output, complaint = command("summary")
+    code, output, errors = command("summary")
     assert (code, output) == (1, "")
-    assert complaint.startswith("error: nothing is published yet: ")
-    assert complaint.count("\n") == 1
+    assert errors.startswith("error: nothing is published yet: ")
+    assert errors.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -229,33 +234,36 @@ def test_a_feed_is_checked_measured_and_has_nothing_to_recover(
         cluster.publish_many([(f"{stream}.a", b"{}", "1")])
     here, _ = rows(command, "check")
     assert (here["name"], here["stream"], here["to"]) == ("centre", stream, "the global view")
-    code, output, said = command("check", "--connect", "--format", "json")
-    tried = [(one["stream"], one["result"]) for one in json.loads(output)]
+    code, output, errors = command("check", "--connect", "--format", "json")
+    tried = [(probe["stream"], probe["result"]) for probe in json.loads(output)]
     assert code == 1
-    assert {result for one, result in tried if one == f"centre/{stream}"} == {"ok"}
+    assert {result for label, result in tried if label == f"centre/{stream}"} == {"ok"}
     assert tried[-1] == ("centre/NOWHERE", "failed")
-    assert "stream NOWHERE does not exist" in said
+    assert "stream NOWHERE does not exist" in errors
     _, output, _ = command("lag", "--format", "json")
-    assert [(one["stream"], one["lag_messages"]) for one in json.loads(output)] == [(stream, 1), ("NOWHERE", None)]
-    code, _, said = command("recover", "--stream", stream)
+    assert [(row["stream"], row["lag_messages"]) for row in json.loads(output)] == [(stream, 1), ("NOWHERE", None)]
+    code, _, errors = command("recover", "--stream", stream)
     assert code == 2
-    assert "a feed has nothing to recover" in said
+    assert "a feed has nothing to recover" in errors
+    code, _, errors = command("pause", "--stream", stream)
+    assert code == 2
+    assert "a feed copies nothing" in errors
 
 
-def test_follow_is_a_live_tail_of_the_streams_themselves(
+def test_follow_prints_what_the_streams_themselves_store(
     nats_server: NatsServer, unique: Callable[[str], str], home: Path, tmp_path: Path
 ) -> None:
     feeds = [unique("FEED") for _ in range(2)]
     (tmp_path / "replication.yaml").write_text(configuration(home, *feeds, url=nats_server.url))
     with Cluster(parse_cluster(nats_server.url)) as cluster:
 
-        def tell(feed: str, *bodies: bytes) -> None:
-            cluster.publish_many([(f"{feed}.a", body, str(place)) for place, body in enumerate(bodies)])
+        def store(feed: str, *bodies: bytes) -> None:
+            cluster.publish_many([(f"{feed}.a", body, str(index)) for index, body in enumerate(bodies)])
 
         for feed in feeds:
             config = {"name": feed, "subjects": [f"{feed}.>"], "allow_direct": True, "duplicate_window": 100_000_000}
             cluster.create_stream(config)
-        tell(feeds[0], advisory("web1", "new", 1, 0), b"nonsense", advisory("web1", "timeout", 2, 0))
+        store(feeds[0], advisory("web1", "new", 1, 0), b"nonsense", advisory("web1", "timeout", 2, 0))
         following = subprocess.Popen(
             [
                 sys.executable,
@@ -276,9 +284,9 @@ def test_follow_is_a_live_tail_of_the_streams_themselves(
             assert following.stdout is not None
             lines = (json.loads(line) for line in following.stdout)
             assert [next(lines)["event"] for _ in range(2)] == ["new", "timeout"]
-            tell(feeds[1], advisory("web2", "new", 1, 0, "paris"))
-            told = next(lines)
-            assert (told["name"], told["node"], told["transition"], told["source"]) == ("paris", "web2", 1, "ours")
+            store(feeds[1], advisory("web2", "new", 1, 0, "paris"))
+            row = next(lines)
+            assert (row["name"], row["node"], row["transition"], row["source"]) == ("paris", "web2", 1, "ours")
         finally:
             following.kill()
             following.communicate()

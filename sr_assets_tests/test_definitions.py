@@ -33,6 +33,26 @@ def test_a_tracked_stream_has_every_stage_and_a_plain_one_its_replica_alone(defi
     assert {key.path[-1] for key in graph.get_all_asset_keys() if key.path[0] == "paris"} == {"source", "replica"}
 
 
+def test_watching_depends_on_the_source_alone_and_copying_on_what_was_decided(definitions: dg.Definitions) -> None:
+    graph = definitions.resolve_asset_graph()
+
+    def parents(*key: str) -> set[str]:
+        return {"/".join(parent.path) for parent in graph.get(dg.AssetKey(key)).parent_keys}
+
+    tracked = "london_city/NODES"
+    assert parents("london_city", "NODES", "node_state") == {f"{tracked}/source"}
+    assert parents("london_city", "NODES", "replica") == {f"{tracked}/source", f"{tracked}/node_state"}
+    assert parents("london_city", "NODES", "node_snapshots") == {f"{tracked}/replica"}
+    assert parents("london_city", "NODES", "node_advisories") == {f"{tracked}/node_state"}
+    assert parents("paris", "NODES", "replica") == {"paris/NODES/source"}
+
+
+def test_overdue_is_what_watches_and_not_what_copies(definitions: dg.Definitions) -> None:
+    specs = {spec.key: spec for spec in definitions.resolve_all_asset_specs()}
+    timed = {key.to_user_string() for key, spec in specs.items() if spec.freshness_policy is not None}
+    assert timed == {"london_city/NODES/node_state"}
+
+
 def test_every_published_table_is_an_asset_of_its_own(definitions: dg.Definitions) -> None:
     graph = definitions.resolve_asset_graph()
     tables = {key.path[1] for key in graph.get_all_asset_keys() if key.path[0] == "fleet"}

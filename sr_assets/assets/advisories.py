@@ -1,4 +1,4 @@
-"""The asset `node_advisories`: what the world was told about nodes.
+"""The asset `node_advisories`: the transitions of a stream's nodes, published where others listen.
 
 Here: its spec and what is recorded of it. Not here: the outbox (`stages.tracking.node_advisories`), the message
 (`domain.advisories`).
@@ -6,11 +6,12 @@ Here: its spec and what is recorded of it. Not here: the outbox (`stages.trackin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import dagster as dg
 
-from sr_assets.assets.streams import OWNERS, group_name, stream_key
+from sr_assets.assets.streams import made_spec, stream_key
+from sr_assets.domain.positions import format_rfc3339_ns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,32 +19,38 @@ if TYPE_CHECKING:
     from sr_assets.settings import StreamSettings
     from sr_assets.stages.report import StreamReport
 
+#: How many transitions an asset's page shows.
+NEWEST: Final = 10
+_LONGEST_NAME: Final = 80
+
 
 def node_advisories_spec(stream: StreamSettings) -> dg.AssetSpec:
     """Describe the feed of transitions."""
-    where = (
+    published = (
         f"published to {stream.advisory.subject}"
         if stream.advisory
         else "recorded, not published (no `advisory` block)"
     )
-    return dg.AssetSpec(
-        stream_key(stream, "node_advisories"),
-        deps=[stream_key(stream, "node_state")],
-        description=f"Which node is new, silent, back or gone: {where}.",
-        group_name=group_name(stream),
-        kinds={"nats", "duckdb"},
-        owners=OWNERS,
+    return made_spec(
+        stream,
+        "node_advisories",
+        [stream_key(stream, "node_state")],
+        f"Which node is new, silent, back or gone: {published}.",
+        {"nats", "duckdb"},
     )
 
 
 def node_advisories_metadata(
-    report: StreamReport, newest: Sequence[Mapping[str, object]]
+    report: StreamReport, newest: Sequence[tuple[str, str, int, bool]]
 ) -> Mapping[str, dg.MetadataValue]:
-    """Return what went out and what waits, with the newest transitions as a small table."""
+    """Return what was published and what waits, with the newest transitions as a small table.
+
+    `newest`: event, node, event time in unix ns, late.
+    """
     lines = ["| event | node | at | late |", "| --- | --- | --- | --- |"]
     lines += [
-        f"| {row['event']} | {_cell(row['node'])} | {row['event_time']} | {'late' if row['late'] else ''} |"
-        for row in newest
+        f"| {event} | {_cell(node)} | {format_rfc3339_ns(event_ns)} | {'late' if late else ''} |"
+        for event, node, event_ns, late in newest
     ]
     return {
         "published": dg.MetadataValue.int(report.published),
@@ -52,10 +59,7 @@ def node_advisories_metadata(
     }
 
 
-def _cell(value: object) -> str:
+def _cell(name: str) -> str:
     """Return a node's name as it may stand in a Markdown table."""
-    return (
-        "".join(character if character.isprintable() else "\ufffd" for character in str(value))
-        .replace("|", "\\|")
-        .replace("`", "'")[:80]
-    )
+    printable = "".join(character if character.isprintable() else "\ufffd" for character in name)
+    return printable.replace("|", "\\|").replace("`", "'")[:_LONGEST_NAME]

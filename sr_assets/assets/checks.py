@@ -1,11 +1,11 @@
-"""Asset checks: is anything missing, out of order, lost, unpublished or without a sender.
+"""Asset checks of a stream: is anything missing, out of order, lost, unpublished or without a sender.
 
-Here: their specs and verdicts, from a run's report. Not here: the counting (`stages`).
+Here: their specs and verdicts, from a run's report. Not here: the counting (`stages`), the checks of a feed (`feeds`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
@@ -15,43 +15,35 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import last_origin
 from sr_assets.domain.positions import format_rfc3339_ns
 
-#: Sensor intervals without progress, while the source is ahead, after which the check warns, and after which it fails.
-_STALLED_INTERVALS = 2
-_LOST_INTERVALS = 10
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from sr_assets.settings import StreamSettings
     from sr_assets.stages.report import StreamReport
     from sr_assets.stages.site import Site
 
+#: Sensor intervals without progress, while the source is ahead, after which the check warns, and after which it fails.
+_STALLED_INTERVALS: Final = 2
+_LOST_INTERVALS: Final = 10
+_REPLICA_CHECKS: Final = {
+    "no_gap": "The source held every sequence between where this run began and ended.",
+    "in_order": "Copies stand in the target in the source's order.",
+    "no_loss": (
+        "Seen = copied + queued + skipped + too old + parked, and the last copy acknowledged is the one that stands in the"
+        " target."
+    ),
+    "progressing": "The position moves as long as the source is ahead of it.",
+}
+
 
 def replica_check_specs(stream: StreamSettings) -> list[dg.AssetCheckSpec]:
-    """Describe the checks of a replica."""
+    """Describe the checks of a replica; of a tracked stream also whether every message has a sender."""
+    senders = {"senders_found": "Every message names its sender."} if stream.tracked else {}
     key = stream_key(stream, "replica")
-    specs = [
-        dg.AssetCheckSpec(
-            "no_gap", asset=key, description="The source held every sequence between where this run began and ended."
-        ),
-        dg.AssetCheckSpec("in_order", asset=key, description="Copies stand in the target in the source's order."),
-        dg.AssetCheckSpec(
-            "no_loss",
-            asset=key,
-            description=(
-                "Seen = copied + skipped + too old + parked, and the last copy acknowledged is the one that stands in"
-                " the target."
-            ),
-        ),
+    return [
+        dg.AssetCheckSpec(name, asset=key, description=description)
+        for name, description in (_REPLICA_CHECKS | senders).items()
     ]
-    specs.append(
-        dg.AssetCheckSpec(
-            "progressing", asset=key, description="The position moves as long as the source is ahead of it."
-        )
-    )
-    if stream.tracked:
-        specs.append(dg.AssetCheckSpec("senders_found", asset=key, description="Every message said who sent it."))
-    return specs
 
 
 def advisories_check_spec(stream: StreamSettings) -> dg.AssetCheckSpec:
@@ -63,50 +55,46 @@ def advisories_check_spec(stream: StreamSettings) -> dg.AssetCheckSpec:
     )
 
 
-def check_replica(site: Site, report: StreamReport) -> Iterator[dg.AssetCheckResult]:
+def warning(
+    key: dg.AssetKey, name: str, passed: bool, metadata: Mapping[str, Any], description: str | None = None
+) -> dg.AssetCheckResult:
+    """Return a verdict that only warns when it is bad."""
+    return dg.AssetCheckResult(
+        asset_key=key,
+        check_name=name,
+        passed=passed,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=description,
+        metadata=metadata,
+    )
+
+
+def check_replica(site: Site, stream: StreamSettings, report: StreamReport) -> Iterator[dg.AssetCheckResult]:
     """Yield the verdicts on a replica after a run."""
-    stream = report.stream
-    key, warn = stream_key(stream, "replica"), dg.AssetCheckSeverity.WARN
-    yield dg.AssetCheckResult(
-        asset_key=key,
-        check_name="no_gap",
-        passed=report.gap_messages == 0,
-        severity=warn,
-        metadata={"messages": report.gap_messages},
-    )
-    yield dg.AssetCheckResult(
-        asset_key=key,
-        check_name="in_order",
-        passed=report.disordered == 0 or stream.order != "stream",
-        severity=warn,
-        metadata={"messages": report.disordered, "order": stream.order},
-    )
-    yield _check_loss(site, report)
-    yield check_progress(site, report)
+    key = stream_key(stream, "replica")
+    yield warning(key, "no_gap", report.gap_messages == 0, {"messages": report.gap_messages})
+    in_order = report.disordered == 0 or stream.order != "stream"
+    yield warning(key, "in_order", in_order, {"messages": report.disordered, "order": stream.order})
+    yield _check_loss(site, stream, report)
+    yield check_progress(site, stream, report)
     if stream.tracked:
-        unknown = report.reasons.get("no_sender", 0)
-        yield dg.AssetCheckResult(
-            asset_key=key,
-            check_name="senders_found",
-            passed=unknown == 0,
-            severity=warn,
-            metadata={"messages": unknown},
-        )
+        without_sender = report.reasons.get("no_sender", 0)
+        yield warning(key, "senders_found", without_sender == 0, {"messages": without_sender})
 
 
-def check_progress(site: Site, report: StreamReport) -> dg.AssetCheckResult:
+def check_progress(site: Site, stream: StreamSettings, report: StreamReport) -> dg.AssetCheckResult:
     """Return whether a stream that is behind moves on; a warning after 2 sensor intervals without, an error after 10.
 
-    Told of a stream that failed, too: with what keeps it, and since when.
+    Also for a stream that failed: with its error, and since when.
     """
-    key, state = stream_key(report.stream, "replica"), report.state
+    state = report.state
     behind = state is not None and state.progress_ns is not None and state.lag_messages > 0
     stalled_ns = site.clock.now_ns() - state.progress_ns if state and state.progress_ns and behind else 0
     intervals = stalled_ns / site.settings.sensor.interval_ns
     since_ns = state.last_error_since_ns if state else None
     error = f"{state.last_error} (since {format_rfc3339_ns(since_ns)})" if state and since_ns is not None else None
     return dg.AssetCheckResult(
-        asset_key=key,
+        asset_key=stream_key(stream, "replica"),
         check_name="progressing",
         passed=intervals <= _STALLED_INTERVALS,
         severity=dg.AssetCheckSeverity.ERROR if intervals > _LOST_INTERVALS else dg.AssetCheckSeverity.WARN,
@@ -118,31 +106,35 @@ def check_progress(site: Site, report: StreamReport) -> dg.AssetCheckResult:
     )
 
 
-def _check_loss(site: Site, report: StreamReport) -> dg.AssetCheckResult:
-    key, state = stream_key(report.stream, "replica"), report.state
+def _check_loss(site: Site, stream: StreamSettings, report: StreamReport) -> dg.AssetCheckResult:
+    key, state = stream_key(stream, "replica"), report.state
     if state is None:
         return dg.AssetCheckResult(
             asset_key=key, check_name="no_loss", passed=True, description="Nothing was read yet."
         )
-    copying = report.copying or CopyState(report.stream.stream)
-    accounted = copying.copied_messages + state.skipped_messages + state.too_old_messages + copying.parked_messages
+    copying = report.copying or CopyState(stream.stream)
+    accounted = state.skipped_messages + state.too_old_messages + copying.copied_messages + copying.parked_messages
     accounted += report.queued + copying.lost_messages
-    problem = "" if accounted == state.seen_messages else f"{state.seen_messages} seen, {accounted} accounted for"
+    problem = (
+        f"{state.seen_messages} seen, {accounted} accounted for"
+        if accounted != state.seen_messages
+        else _last_copy_problem(site, stream, report)
+    )
     return dg.AssetCheckResult(
         asset_key=key,
         check_name="no_loss",
-        passed=not (problem := problem or _tail_problem(site, report)),
+        passed=not problem,
         description=problem or None,
         metadata={"seen": state.seen_messages, "accounted": accounted},
     )
 
 
-def _tail_problem(site: Site, report: StreamReport) -> str:
-    """Return what is wrong with our last copy in the target.
+def _last_copy_problem(site: Site, stream: StreamSettings, report: StreamReport) -> str:
+    """Return what is wrong with our last copy in the target; empty when nothing is.
 
     It may have been purged or expired since, but not be another.
     """
-    copying, stream = report.copying, report.stream
+    copying = report.copying
     if copying is None or copying.target_sequence == 0:
         return ""
     try:
@@ -161,13 +153,7 @@ def _tail_problem(site: Site, report: StreamReport) -> str:
     return ""
 
 
-def check_advisories(report: StreamReport) -> dg.AssetCheckResult:
+def check_advisories(stream: StreamSettings, report: StreamReport) -> dg.AssetCheckResult:
     """Return the verdict on the outbox after a run."""
-    return dg.AssetCheckResult(
-        asset_key=stream_key(report.stream, "node_advisories"),
-        check_name="advisories_published",
-        passed=report.waiting == 0,
-        severity=dg.AssetCheckSeverity.WARN,
-        description=report.undeliverable,
-        metadata={"waiting": report.waiting},
-    )
+    key = stream_key(stream, "node_advisories")
+    return warning(key, "advisories_published", report.waiting == 0, {"waiting": report.waiting}, report.undeliverable)

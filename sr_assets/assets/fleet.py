@@ -1,7 +1,7 @@
 """The shared tables of `fleet.duckdb` as assets: what is published, recorded with its row counts.
 
 Here: their specs and the step that records them. Not here: the publishing, which every run of a site does itself as it
-ends (`stages.site`), so that a stream that failed unpublishes nobody.
+ends (`stages.site`), so that a stream that failed takes no other's rows away.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from sr_assets.assets.streams import OWNERS, stream_key
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.settings import FeedSettings, StreamSettings
 
-#: table → (the stage whose rows it shows, one row per what)
+#: table → (the stage that makes its rows, what one row is of)
 TABLES = {
     "last_seen_nodes": ("node_state", "tracked node that is not retired"),
     "retired_nodes": ("node_state", "retired node"),
@@ -24,13 +24,13 @@ TABLES = {
     "gaps": ("replica", "hole in a source"),
     "parked_messages": ("replica", "message that a target cannot take"),
     "site_summary": ("node_state", "site and stream"),
-    "snapshot_info": ("replica", "publication: there is only the last one"),
+    "snapshot_info": ("replica", "publication: only the last"),
 }
-#: The same for what the feeds fold: there are such assets only where there is a feed.
+#: global table → what one row is of; these are assets only where there is a feed.
 GLOBAL_TABLES = {
-    "global_availability": "node ever told of, at each site",
+    "global_availability": "node ever reported, at each site",
     "global_advisories": "advisory of any site",
-    "global_summary": "site and stream, with what became of its observer",
+    "global_summary": "site and stream, with the state of its heartbeat",
     "global_rejects": "message of a feed that is no advisory",
 }
 
@@ -42,25 +42,13 @@ def table_key(table: str) -> dg.AssetKey:
 
 def build_fleet_assets(streams: Sequence[StreamSettings], feeds: Sequence[FeedSettings] = ()) -> dg.AssetsDefinition:
     """Return the shared tables; needs the resource `platform`."""
-
-    def told(stage: str) -> list[dg.AssetKey]:
-        return [stream_key(stream, stage) for stream in streams if stage == "replica" or stream.tracked]
-
-    def spec(table: str, row: str, sources: list[dg.AssetKey]) -> dg.AssetSpec:
-        return dg.AssetSpec(
-            table_key(table),
-            deps=sources,
-            description=f"Table {table} of fleet.duckdb: one row per {row}.",
-            group_name="fleet",
-            kinds={"duckdb"},
-            owners=OWNERS,
-            skippable=True,
-        )
-
-    specs = {table: spec(table, row, told(stage)) for table, (stage, row) in TABLES.items()}
+    specs = {
+        table: _table_spec(table, row, [stream_key(stream, stage) for stream in streams if _has(stream, stage)])
+        for table, (stage, row) in TABLES.items()
+    }
     if feeds:
         sources = [stream_key(feed, "advisory_feed") for feed in feeds]
-        specs |= {table: spec(table, row, sources) for table, row in GLOBAL_TABLES.items()}
+        specs |= {table: _table_spec(table, row, sources) for table, row in GLOBAL_TABLES.items()}
 
     @dg.multi_asset(
         name="fleet_tables",
@@ -68,7 +56,7 @@ def build_fleet_assets(streams: Sequence[StreamSettings], feeds: Sequence[FeedSe
         can_subset=True,
         required_resource_keys={"platform"},
     )
-    def fleet_tables(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
+    def fleet_tables(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
         try:
             counts = count_rows(context.resources.platform.settings.home)
         except SrAssetsError as error:
@@ -78,3 +66,20 @@ def build_fleet_assets(streams: Sequence[StreamSettings], feeds: Sequence[FeedSe
                 yield dg.MaterializeResult(table_key(table), metadata={"dagster/row_count": counts[table]})
 
     return fleet_tables
+
+
+def _has(stream: StreamSettings, stage: str) -> bool:
+    """Tell whether a stream has the asset of a stage: without senders it has its replica alone."""
+    return stage == "replica" or stream.tracked
+
+
+def _table_spec(table: str, row: str, deps: Sequence[dg.AssetKey]) -> dg.AssetSpec:
+    return dg.AssetSpec(
+        table_key(table),
+        deps=deps,
+        description=f"Table {table} of fleet.duckdb: one row per {row}.",
+        group_name="fleet",
+        kinds={"duckdb"},
+        owners=OWNERS,
+        skippable=True,
+    )

@@ -1,64 +1,89 @@
 """Assets of a stream as such: `source`, which others write, and `replica`, what a target holds of it.
 
-Here: their specs and what is recorded of them. Not here: how they are made (`stages.replication.replica`), when (`automation`).
+Here: their specs and what is recorded of them, and what every asset of an entry has in common. Not here: how they are
+made (`stages.replication`), when (`automation`).
 """
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import dagster as dg
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+    from datetime import timedelta
 
     from sr_assets.settings import Entry, StreamSettings
     from sr_assets.stages.report import StreamReport
 
-OWNERS = ["team:fleet-platform"]
+OWNERS: Final = ["team:fleet-platform"]
 
 
-def stream_key(stream: Entry, noun: str) -> dg.AssetKey:
+def stream_key(entry: Entry, noun: str) -> dg.AssetKey:
     """Return the key `[name, stream, noun]`."""
-    return dg.AssetKey([*stream.asset_prefix, noun])
+    return dg.AssetKey([*entry.asset_prefix, noun])
 
 
-def group_name(stream: Entry) -> str:
-    """Return the group of a stream's assets: its site."""
-    return stream.asset_prefix[0]
+def group_name(entry: Entry) -> str:
+    """Return the group of an entry's assets: its site."""
+    return entry.asset_prefix[0]
 
 
-def source_spec(stream: StreamSettings) -> dg.AssetSpec:
-    """Describe the stream that is read; nobody here makes it."""
-    filtered = f", subjects {stream.filter_subject}" if stream.filter_subject else ""
+def external_spec(entry: Entry, description: str) -> dg.AssetSpec:
+    """Describe the stream that an entry reads and that others write."""
     return dg.AssetSpec(
-        stream_key(stream, "source"),
-        description=f"JetStream stream {stream.stream} on {stream.source.label}{filtered}, written by the fleet.",
-        group_name=group_name(stream),
+        stream_key(entry, "source"),
+        description=description,
+        group_name=group_name(entry),
         kinds={"nats"},
         owners=OWNERS,
     )
 
 
-def replica_spec(stream: StreamSettings) -> dg.AssetSpec:
-    """Describe what the target holds of the source."""
-    how = "each sender's messages sampled" if stream.tracked else "every message"
+def made_spec(
+    entry: Entry,
+    noun: str,
+    deps: Sequence[dg.AssetKey],
+    description: str,
+    kinds: set[str],
+    overdue: tuple[timedelta, timedelta] | None = None,
+) -> dg.AssetSpec:
+    """Describe an asset that a site's run makes; it may be left out of a run: of a stream that failed nothing is.
+
+    `overdue`: how old it may be before Dagster warns, and before it fails.
+    """
     return dg.AssetSpec(
-        stream_key(stream, "replica"),
-        deps=[stream_key(stream, "source")],
-        description=(
-            f"Stream {stream.target_stream} on {stream.target.label}: {how}, exactly once, {stream.order} order."
-        ),
-        group_name=group_name(stream),
-        kinds={"nats", "spark"},
+        stream_key(entry, noun),
+        deps=deps,
+        description=description,
+        group_name=group_name(entry),
+        kinds=kinds,
         owners=OWNERS,
-        # A fleet that reports is never quiet for an hour: overdue means that nothing arrived or nothing ran.
+        skippable=True,
         freshness_policy=(
-            dg.FreshnessPolicy.time_window(fail_window=timedelta(days=1), warn_window=timedelta(hours=1))
-            if stream.tracked
-            else None
+            dg.FreshnessPolicy.time_window(warn_window=overdue[0], fail_window=overdue[1]) if overdue else None
         ),
+    )
+
+
+def source_spec(stream: StreamSettings) -> dg.AssetSpec:
+    """Describe the stream that is read; the fleet writes it."""
+    filtered = f", subjects {stream.filter_subject}" if stream.filter_subject else ""
+    return external_spec(
+        stream, f"JetStream stream {stream.stream} on {stream.source.label}{filtered}, written by the fleet."
+    )
+
+
+def replica_spec(stream: StreamSettings) -> dg.AssetSpec:
+    """Describe what the target holds of the source; which messages of a tracked stream, its nodes' states decide."""
+    copied, deciding = ("each sender's messages sampled", ["node_state"]) if stream.tracked else ("every message", [])
+    return made_spec(
+        stream,
+        "replica",
+        [stream_key(stream, noun) for noun in ("source", *deciding)],
+        f"Stream {stream.target_stream} on {stream.target.label}: {copied}, exactly once, {stream.order} order.",
+        {"nats", "spark"},
     )
 
 

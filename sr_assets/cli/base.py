@@ -1,23 +1,23 @@
-"""What every command shares: the group, exit codes, settings, formats, durations.
+"""What every command shares: the group, exit codes, settings, the options for formats and durations.
 
 Exit codes: 0, 1 (a run, a server or a lookup failed), 2 (configuration or usage), 130 (interrupted). An error is one
-line. Not here: the commands.
+line. Add here what a second command needs. Not here: the commands, how rows are drawn (`render`).
 """
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from sr_assets.cli.render import FORMATS, duration
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.published.tables import Rows
-    from sr_assets.settings import Settings
+    from sr_assets.settings import Settings, StreamSettings
 
 _INTERRUPTED = 130
 
@@ -43,7 +43,7 @@ SECONDS = _Seconds()
 form_option = click.option(
     "--format",
     "form",
-    type=click.Choice(("table", "json", "csv")),
+    type=click.Choice(FORMATS),
     default="table",
     show_default=True,
     help="How rows are shown.",
@@ -68,19 +68,19 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _INTERRUPTED
     except BrokenPipeError:
-        # Whoever read us has enough; closing stdout at exit must not complain again.
+        # The reader of our output has ended; closing stdout at exit must not complain again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 def fail(message: str, code: int) -> int:
-    """Say what went wrong in one line on stderr; returns the exit code."""
+    """Print what went wrong as one line on stderr; returns the exit code."""
     click.echo(f"error: {' '.join(message.split())}", err=True)
     return code
 
 
 def configured(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Hand the settings to a command, which are read when it is called."""
+    """Read the settings when a command is called, and hand them to it."""
 
     @wraps(command)
     def with_settings(*arguments: Any, **options: Any) -> Any:
@@ -95,18 +95,18 @@ def _settings() -> "Settings":
     return load_settings()
 
 
-def print_rows(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-    form: Any,
-    title: str | None = None,
-    *,
-    alarmed: Callable[[Sequence[Any]], bool] = lambda _: False,
-) -> None:
-    """Print rows in the form that was asked for; people see those in red that are `alarmed`."""
-    from sr_assets.cli import render
+def one_stream(settings: "Settings", name: str, refusal: str) -> "StreamSettings":
+    """Return the one stream that `--stream NAME` means; `refusal` says why it may not be a feed.
 
-    render.show(columns, rows, form, title=title, alarmed=alarmed)
+    Raises ConfigurationError when there is none, when there are several, or when it is a feed.
+    """
+    labels = [entry.label for entry in settings.find(name)]
+    if len(labels) > 1:
+        raise ConfigurationError(f"--stream {name}: there are several, name one: {', '.join(labels)}")
+    for stream in settings.streams:
+        if stream.label in labels:
+            return stream
+    raise ConfigurationError(f"--stream {name}: {refusal}")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -122,37 +122,32 @@ def cli(config: Path | None) -> None:
         os.environ["SR_ASSETS_CONFIG"] = str(config.absolute())
 
 
+def need_feeds(settings: "Settings", asked: str) -> None:
+    """Raise ConfigurationError when no feed is configured: then there is no global view; `asked` is what wants it."""
+    if not settings.feeds:
+        raise ConfigurationError(f"{asked}: no feed is configured; add one to feeds")
+
+
 def warn(settings: "Settings") -> None:
-    """Say what of the configuration has no effect, and which warning durations the fleet itself contradicts."""
+    """Print what of the configuration has no effect, and which warning durations the fleet itself contradicts."""
     for warning in (*settings.warnings, *_short_warnings(settings)):
         click.echo(f"warning: {warning}", err=True)
 
 
 def _short_warnings(settings: "Settings") -> list[str]:
-    """Return the tracked streams where half of the nodes come back by themselves: in a tree the upstream sends that rarely."""
-    from sr_assets.cli.render import duration
+    """Return a warning for each tracked stream where most nodes come back by themselves.
 
-    query = """
-        SELECT name || '/' || stream, median(age_seconds) FROM node_advisories
-        WHERE event = 'recover' GROUP BY name, stream
-        HAVING count(DISTINCT node) * 2 > (SELECT count(*) FROM node_availability AS all_nodes
-            WHERE (all_nodes.name, all_nodes.stream) = (node_advisories.name, node_advisories.stream))
+    In a tree the upstream site copies that rarely.
     """
+    from sr_assets.adapters.published.queries import recovery_ages
+
     try:
-        often = dict(ask(settings, query).values)
+        ages = recovery_ages(settings.home)
     except SrAssetsError:
         return []
     return [
-        f"{stream.label}: most nodes time out and recover, after {duration(often[stream.label])}: warn_duration "
+        f"{stream.label}: most nodes time out and recover, after {duration(ages[stream.label])}: warn_duration "
         f"({duration(stream.policy.warning_ns / 1e9)}) must exceed how often the source hears of them"
         for stream in settings.streams
-        if stream.policy is not None and stream.label in often
+        if stream.policy is not None and stream.label in ages
     ]
-
-
-def ask(settings: "Settings", sql: str, parameters: Mapping[str, Any] | None = None) -> "Rows":
-    """Ask the published tables as a stranger may; raises RunError when nothing is published yet."""
-    from sr_assets.adapters.published.tables import open_fleet, read_rows
-
-    with open_fleet(settings.home, confined=True) as connection:
-        return read_rows(connection, sql, parameters or ())

@@ -1,8 +1,10 @@
 """How rows are shown: a table for people, JSON and CSV for programs; one way for every command.
 
 JSON is one array of objects, or one object a line; CSV has a header. Times are ISO 8601 in UTC in both. To a pipe goes
-no colour and no cut-off cell. Not here: which rows.
+no colour and no cut-off cell. Add here whatever draws a table. Not here: which rows (`adapters.published.queries`).
 """
+
+from __future__ import annotations
 
 import base64
 import csv
@@ -13,15 +15,18 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+if TYPE_CHECKING:
+    from sr_assets.adapters.published.tables import Rows
+
 Format = Literal["table", "json", "csv"]
-FORMATS: Final = ("table", "json", "csv")
+FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 _STYLES: Final = {
     "up": "green",
     "new": "green",
@@ -35,10 +40,25 @@ _STYLES: Final = {
     "retired": "dim",
 }
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
+#: The columns of the summary that fit a screen; those that are summed below it.
+_SUMMARY: Final = (
+    "replicator",
+    "name",
+    "stream",
+    "observer",
+    "up",
+    "timeout",
+    "retired",
+    "new_24h",
+    "advisories_1h",
+    "last_advisory_age_seconds",
+    "observer_age_seconds",
+)
+_SUMMED: Final = ("up", "timeout", "retired", "new_24h")
 
 
 def console() -> Console:
-    """Stdout as rich writes it; as wide as it takes when nobody watches."""
+    """Return stdout as rich writes it; as wide as the rows need when it is no terminal."""
     return Console() if sys.stdout.isatty() else Console(width=100_000)
 
 
@@ -115,8 +135,8 @@ def _table(
     alarmed: Callable[[Sequence[Any]], bool],
 ) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
-    for place, column in enumerate(columns):
-        numbers = any(isinstance(row[place], (int, float)) and not isinstance(row[place], bool) for row in rows)
+    for index, column in enumerate(columns):
+        numbers = any(isinstance(row[index], (int, float)) and not isinstance(row[index], bool) for row in rows)
         header = column.removesuffix("_seconds").replace("_", " ")
         table.add_column(header, justify="right" if numbers else "left", overflow="fold")
     for row in rows:
@@ -156,7 +176,7 @@ def duration(seconds: float) -> str:
 
 
 def print_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: Format, *, header: bool) -> None:
-    """Print rows as they come, one a line, at once: JSON objects, CSV (its header once), or plain words."""
+    """Print rows as they come, one a line, at once: JSON objects, CSV (its header once), or plain text."""
     if form == "json":
         lines = "".join(json_line(dict(zip(columns, row, strict=True))) + "\n" for row in rows)
     elif form == "csv":
@@ -171,6 +191,38 @@ def print_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: For
 
 
 def print_document(value: Any) -> None:
-    """Print a JSON document for people, indented."""
+    """Print a JSON document for people, indented; nothing for None."""
     if value is not None:
         sys.stdout.write(json.dumps(_plain(value), indent=2) + "\n")
+
+
+def print_node(tables: Iterable[tuple[str, Rows]], messages: Rows) -> None:
+    """Print what is known of one node: its tables under their titles, then its newest message of each stream."""
+    for title, rows in tables:
+        show(rows.columns, rows.values, "table", title=title)
+    for site, stream, stored_at, subject, payload_bytes, payload, metadata in messages.values:
+        heading = f"{site}/{stream}: {payload_bytes} bytes on {subject}, stored {stored_at:%Y-%m-%d %H:%M:%S}"
+        console().print(text("", heading))
+        print_document(metadata if metadata is not None else payload)
+
+
+def print_summary(rows: Rows) -> None:
+    """Print what fits a screen of the summary: blind sites in red, below a sum and what the warning words mean."""
+    records = [dict(zip(rows.columns, row, strict=True)) for row in rows.values]
+    show(
+        _SUMMARY,
+        [[record[column] for column in _SUMMARY] for record in records],
+        "table",
+        alarmed=lambda row: row[_SUMMARY.index("observer")] == "blind",
+    )
+    sites = len({(record["replicator"], record["name"]) for record in records})
+    blind = sum(record["observer"] == "blind" for record in records)
+    up, silent, retired, new = (sum(record[column] for record in records) for column in _SUMMED)
+    as_of = max(record["as_of"] for record in records)
+    counted = f"{up} up, {silent} silent, {retired} retired, {new} new in 24 h"
+    lines = [f"{sites} sites ({blind} blind): {counted}; as of {as_of:%Y-%m-%d %H:%M:%S}"]
+    if blind:
+        lines.append("blind: heartbeat overdue; node states may be stale")
+    if any(record["observer"] == "unwatched" for record in records):
+        lines.append("unwatched: no heartbeat was ever received; node states may be stale without notice")
+    sys.stdout.write("\n".join(lines) + "\n")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sr_assets.cli.base import SECONDS, cli, configured, warn
+from sr_assets.cli.base import SECONDS, cli, configured, one_stream, warn
+from sr_assets.cli.render import duration
 from sr_assets.domain.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -85,23 +86,14 @@ def run(settings: "Settings", names: tuple[str, ...], once: bool, follow: bool) 
 def recover(settings: "Settings", name: str) -> None:
     """Rebuild a stream's position and nodes from its target and source.
 
-    For a lost state, and to take over from the Go replicator.
+    For a lost state, and to take over from the Stream Replicator.
     """
     from sr_assets.resources import configure_logging
-    from sr_assets.settings import StreamSettings
     from sr_assets.stages.replication.recover import recover_stream
 
     configure_logging(settings)
-    found = settings.find(name)
-    if len(found) > 1:
-        raise ConfigurationError(
-            f"--stream {name}: there are several, name one: {', '.join(stream.label for stream in found)}"
-        )
-    if not isinstance(found[0], StreamSettings):
-        raise ConfigurationError(
-            f"--stream {name}: a feed has nothing to recover: without a state it folds its stream again from the start"
-        )
-    click.echo(recover_stream(settings, found[0]))
+    refusal = "a feed has nothing to recover: without a state it folds its stream again from the start"
+    click.echo(recover_stream(settings, one_stream(settings, name, refusal)))
 
 
 @cli.command()
@@ -128,7 +120,7 @@ def recover(settings: "Settings", name: str) -> None:
     metavar="SHARE[,SHORT,LONG]",
     help="The share of nodes that come and go, and how long they are silent; default 4 and 13 intervals.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed tells the same story.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same fleet.")
 def emulate(
     url: str,
     subject: str,
@@ -189,9 +181,8 @@ def spark_start(settings: "Settings") -> None:
 @spark.command("status")
 @configured
 def spark_status(settings: "Settings") -> int:
-    """Say whether the engine runs; exit code 1 when it does not."""
+    """Show whether the engine runs; exit code 1 when it does not."""
     from sr_assets.adapters.spark.engine import engine_status
-    from sr_assets.cli.render import duration
 
     engine = engine_status(settings.home.resolve())
     click.echo(

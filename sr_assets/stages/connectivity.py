@@ -18,7 +18,7 @@ from sr_assets.domain.errors import RunError, SrAssetsError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.subjects import advisory_subject
 from sr_assets.domain.tracking import Event
-from sr_assets.settings import FeedSettings
+from sr_assets.settings import StreamSettings
 from sr_assets.stages.replication.target import check_target
 from sr_assets.stages.source.suitability import check_source
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sr_assets.adapters.nats.cluster import StreamInfo
-    from sr_assets.settings import AdvisorySettings, Entry, Settings, StreamSettings
+    from sr_assets.settings import AdvisorySettings, Entry, Settings
 
 T = TypeVar("T")
 
@@ -50,20 +50,20 @@ class Probe:
 
 
 def probe_connectivity(settings: Settings) -> list[Probe]:
-    """Try every link of every stream, streams side by side; returns the trials in the order of the file."""
+    """Try every link of every stream, streams side by side; returns the probes in the order of the file."""
     with ThreadPoolExecutor(min(_LINKS, len(settings.entries))) as pool:
-        return [trial for trials in pool.map(_try_entry, settings.entries) for trial in trials]
+        return [probe for probes in pool.map(_try_entry, settings.entries) for probe in probes]
 
 
 def _try_entry(entry: Entry) -> list[Probe]:
-    return _try_feed(entry) if isinstance(entry, FeedSettings) else _try_stream(entry)
+    return _try_stream(entry) if isinstance(entry, StreamSettings) else _try_feed(entry)
 
 
-def _try_feed(feed: FeedSettings) -> list[Probe]:
+def _try_feed(feed: Entry) -> list[Probe]:
     with closing(Cluster(feed.source, "sr-assets check")) as source:
-        trials = _Probes(feed)
-        _try_source(trials, source)
-        return trials.made
+        probes = _Probes(feed)
+        _try_source(probes, source)
+        return probes.made
 
 
 def _try_stream(stream: StreamSettings) -> list[Probe]:
@@ -71,17 +71,17 @@ def _try_stream(stream: StreamSettings) -> list[Probe]:
         closing(Cluster(stream.source, "sr-assets check")) as source,
         closing(Cluster(stream.target, "sr-assets check")) as target,
     ):
-        trials = _Probes(stream)
-        info = _try_source(trials, source)
-        reached = _try_target(trials, stream, source, info, target)
+        probes = _Probes(stream)
+        info = _try_source(probes, source)
+        reached = _try_target(probes, stream, source, info, target)
         advisory = stream.advisory
         if advisory is not None and (reached if advisory.cluster == "target" else info is not None):
-            _try_advisories(trials, advisory, target if advisory.cluster == "target" else source)
-        return trials.made
+            _try_advisories(probes, advisory, target if advisory.cluster == "target" else source)
+        return probes.made
 
 
 class _Probes:
-    """The trials of one stream, as they are made."""
+    """The probes of one stream, as they are made."""
 
     def __init__(self, stream: Entry) -> None:
         self.stream = stream
@@ -101,32 +101,32 @@ class _Probes:
         self.made.append(Probe(self.stream.label, cluster.settings.label, tried, works, learned))
 
 
-def _try_source(trials: _Probes, source: Cluster) -> StreamInfo | None:
-    stream = trials.stream
-    if not _try_connecting(trials, source):
+def _try_source(probes: _Probes, source: Cluster) -> StreamInfo | None:
+    stream = probes.stream
+    if not _try_connecting(probes, source):
         return None
     asked = f"$JS.API.STREAM.INFO.{stream.stream}"
-    info = trials.attempt(source, asked, lambda: source.stream_info(stream.stream), _held)
+    info = probes.attempt(source, asked, lambda: source.stream_info(stream.stream), _held)
     if info is not None:
-        trials.attempt(
+        probes.attempt(
             source, "a source to read by sequence", lambda: check_source(stream, info), lambda _: "limits retention"
         )
-        _try_reading(trials, source, info)
+        _try_reading(probes, source, info)
     return info
 
 
-def _try_connecting(trials: _Probes, cluster: Cluster) -> bool:
-    def told(version: tuple[int, ...]) -> str:
+def _try_connecting(probes: _Probes, cluster: Cluster) -> bool:
+    def describe(version: tuple[int, ...]) -> str:
         return f"nats-server {'.'.join(map(str, version))}"
 
-    return trials.attempt(cluster, "connect", lambda: cluster.server_version, told) is not None
+    return probes.attempt(cluster, "connect", lambda: cluster.server_version, describe) is not None
 
 
 def _held(info: StreamInfo) -> str:
     return f"{info.messages} messages, last sequence {info.last_sequence}"
 
 
-def _try_reading(trials: _Probes, cluster: Cluster, info: StreamInfo) -> None:
+def _try_reading(probes: _Probes, cluster: Cluster, info: StreamInfo) -> None:
     """Read the last message in each way a run may need; the consumer made for it is deleted again."""
     last = SequenceRange(max(1, info.last_sequence), max(1, info.last_sequence) + 1)
 
@@ -134,26 +134,26 @@ def _try_reading(trials: _Probes, cluster: Cluster, info: StreamInfo) -> None:
         with Connection(cluster.settings, "sr-assets check") as connection:
             return sum(map(len, read_range(connection, info.stream, last, direct=direct)))
 
-    def told(messages: int) -> str:
+    def describe(messages: int) -> str:
         return "read" if messages else "answered, nothing there"
 
     asked = f"$JS.API.STREAM.MSG.GET.{info.stream}"
-    trials.attempt(
-        cluster, asked, lambda: cluster.next_message(info.stream, last.first), lambda found: told(found is not None)
+    probes.attempt(
+        cluster, asked, lambda: cluster.next_message(info.stream, last.first), lambda found: describe(found is not None)
     )
     if info.allow_direct and info.server_version >= _BATCHED_DIRECT_GET:
-        trials.attempt(cluster, f"$JS.API.DIRECT.GET.{info.stream}", lambda: read(direct=True), told)
-    trials.attempt(cluster, f"$JS.API.CONSUMER.CREATE.{info.stream}", lambda: read(direct=False), told)
+        probes.attempt(cluster, f"$JS.API.DIRECT.GET.{info.stream}", lambda: read(direct=True), describe)
+    probes.attempt(cluster, f"$JS.API.CONSUMER.CREATE.{info.stream}", lambda: read(direct=False), describe)
 
 
 def _try_target(
-    trials: _Probes, stream: StreamSettings, source: Cluster, source_info: StreamInfo | None, target: Cluster
+    probes: _Probes, stream: StreamSettings, source: Cluster, source_info: StreamInfo | None, target: Cluster
 ) -> bool:
     """Try what a run does with the target; returns whether its cluster answers."""
-    if not _try_connecting(trials, target):
+    if not _try_connecting(probes, target):
         return False
     asked = f"$JS.API.STREAM.INFO.{stream.target_stream}"
-    exists = trials.attempt(
+    exists = probes.attempt(
         target,
         asked,
         lambda: target.stream_exists(stream.target_stream),
@@ -165,32 +165,32 @@ def _try_target(
         info = target.stream_info(stream.target_stream)
         if source_info is not None:
             known = source_info
-            trials.attempt(
+            probes.attempt(
                 target,
                 "a target for the copies",
                 lambda: check_target(stream, known, info),
                 lambda _: f"takes {', '.join(info.subjects)}",
             )
-        _try_reading(trials, target, info)
+        _try_reading(probes, target, info)
     elif not stream.create_target:
-        trials.note(
+        probes.note(
             target,
             "a target for the copies",
             works=False,
             learned=f"{stream.target_stream} does not exist and no_target_create is set: create it",
         )
     elif source_info is not None:
-        _try_creating(trials, stream, source_info, target)
+        _try_creating(probes, stream, source_info, target)
     if exists and source_info is not None:
         subject = _subject(stream, source, source_info)
         if subject is not None:
-            _try_publishing(trials, target, subject)
+            _try_publishing(probes, target, subject)
     return True
 
 
-def _try_creating(trials: _Probes, stream: StreamSettings, source_info: StreamInfo, target: Cluster) -> None:
+def _try_creating(probes: _Probes, stream: StreamSettings, source_info: StreamInfo, target: Cluster) -> None:
     asked = f"$JS.API.STREAM.CREATE.{stream.target_stream}"
-    trials.attempt(
+    probes.attempt(
         target, asked, lambda: _refused_creation(target, stream.target_stream), lambda _: "allowed; nothing was created"
     )
 
@@ -204,7 +204,7 @@ def _try_creating(trials: _Probes, stream: StreamSettings, source_info: StreamIn
                 )
         return subjects
 
-    trials.attempt(
+    probes.attempt(
         target, "a target for the copies", free, lambda subjects: f"would be created with {', '.join(subjects)}"
     )
 
@@ -234,24 +234,24 @@ def _subject(stream: StreamSettings, source: Cluster, info: StreamInfo) -> str |
     return ".".join(_NODE if token in ("*", ">") else token for token in rewritten.split("."))
 
 
-def _try_publishing(trials: _Probes, cluster: Cluster, subject: str) -> None:
+def _try_publishing(probes: _Probes, cluster: Cluster, subject: str) -> None:
     def publish() -> None:
         code, said = cluster.publish_refusal(subject)
         if code != _WRONG_LAST_SEQUENCE:
             raise RunError(f"{cluster.settings.label}: {subject}: {said}")
 
-    trials.attempt(cluster, f"publish {subject}", publish, lambda _: "allowed; nothing was stored")
+    probes.attempt(cluster, f"publish {subject}", publish, lambda _: "allowed; nothing was stored")
 
 
-def _try_advisories(trials: _Probes, advisory: AdvisorySettings, cluster: Cluster) -> None:
+def _try_advisories(probes: _Probes, advisory: AdvisorySettings, cluster: Cluster) -> None:
     subject = advisory_subject(advisory.subject, Event.NEW.value, _NODE)
-    names = trials.attempt(
+    names = probes.attempt(
         cluster,
         "$JS.API.STREAM.NAMES",
         lambda: cluster.stream_names(subject),
         lambda found: f"{subject}: {', '.join(found) or 'no stream'}",
     )
-    observers = trials.attempt(
+    observers = probes.attempt(
         cluster,
         "$JS.API.STREAM.NAMES",
         lambda: cluster.stream_names(advisory.observer_subject),
@@ -260,18 +260,18 @@ def _try_advisories(trials: _Probes, advisory: AdvisorySettings, cluster: Cluste
         ),
     )
     if observers and advisory.reliable is not False:
-        _try_publishing(trials, cluster, advisory.observer_subject)
+        _try_publishing(probes, cluster, advisory.observer_subject)
     if names and advisory.reliable is not False:
-        _try_publishing(trials, cluster, subject)
+        _try_publishing(probes, cluster, subject)
     elif names is not None and advisory.reliable:
-        trials.note(
+        probes.note(
             cluster,
             "advisories",
             works=False,
             learned=f"no stream takes {subject}: advisories wait for one; create it, or set reliable: false",
         )
     elif names is not None:
-        trials.note(
+        probes.note(
             cluster,
             "advisories",
             works=True,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.errors import SrAssetsError
-from sr_assets.settings import FeedSettings
+from sr_assets.settings import FeedSettings, StreamSettings
 from sr_assets.stages.feeds.advisory_feed import FeedStage
 from sr_assets.stages.lane import Beside, Lane
 from sr_assets.stages.links import Clusters
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sr_assets.adapters.state.store import SiteState
-    from sr_assets.settings import ClusterSettings, Entry, StreamSettings
+    from sr_assets.settings import ClusterSettings, Entry
     from sr_assets.stages.site import Site
 
 Ends = dict[str, int] | None
@@ -336,6 +336,9 @@ class StreamWork(EntryWork):
 
 def entry_work(site: Site, entry: Entry, stages: frozenset[Stage], final: Callable[[Lane], bool]) -> EntryWork:
     """Return the work on an entry of a site."""
-    if isinstance(entry, FeedSettings):
-        return FeedWork(site, entry, stages, final)
-    return StreamWork(site, entry, stages, final)
+    match entry:
+        case FeedSettings():
+            return FeedWork(site, entry, stages, final)
+        case StreamSettings():
+            return StreamWork(site, entry, stages, final)
+    raise TypeError(f"no work for {type(entry).__name__}")

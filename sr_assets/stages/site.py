@@ -16,6 +16,7 @@ from sr_assets.adapters.spark.engine import KEEP_SECONDS
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.status_file import read_status, write_status
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.errors import RunError
 from sr_assets.settings import FeedSettings, StreamSettings
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.links import Clusters, ConnectionFiles, SparkLink
@@ -100,7 +101,7 @@ class Site:
             return
         started = time.monotonic()
         self._changed = False
-        paused = paused_streams(self.folder)
+        paused = self._paused()
         streams = [
             PublishedStream(one.stream, one.target_stream, one.tracked, one.stream in paused) for one in self.streams
         ]
@@ -116,6 +117,13 @@ class Site:
         )
         self._publish_after = time.monotonic() + (time.monotonic() - started) / _PUBLISHING_SHARE
         self._write_status(generation, paused)
+
+    def _paused(self) -> frozenset[str]:
+        """Return the paused streams; what cannot be read is a failure of the copying, not of the publishing."""
+        try:
+            return paused_streams(self.folder)
+        except RunError:
+            return frozenset()
 
     def _write_status(self, generation: str, paused: frozenset[str]) -> None:
         """Write what the sensor and the command line go by."""

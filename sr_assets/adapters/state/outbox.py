@@ -51,10 +51,9 @@ class Outbox:
             [at_ns, list(event_ids)],
         )
 
-    def newest(self, limit: int) -> list[dict[str, Any]]:
-        """Return the newest transitions, newest first: event, node, event_ns, late."""
-        rows = self._connection.execute(
+    def newest(self, limit: int) -> list[tuple[str, str, int, bool]]:
+        """Return the newest transitions, the newest first: event, node, event time in unix ns, late."""
+        return self._connection.execute(
             "SELECT event, node, event_ns, late FROM transitions WHERE stream = ? ORDER BY event_ns DESC, node LIMIT ?",
             [self._stream, limit],
         ).fetchall()
-        return [dict(zip(("event", "node", "event_ns", "late"), row, strict=True)) for row in rows]

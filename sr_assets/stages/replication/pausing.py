@@ -1,38 +1,72 @@
-"""Which streams of a site are paused: nothing is copied for them, while watching, tables and advisories go on.
+"""Which streams of a site do not copy for now: the marker `sites/<name>/paused.json`.
 
-Here: the file `paused.json` in the site's folder, which needs no lock to be read. Not here: who asks (`cli`).
+Here: writing and reading the marker, without the site's lock, so that neither waits for a run. Not here: what a run
+leaves out for a paused stream (`replica`), the commands (`cli`).
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from sr_assets.settings import Settings, StreamSettings
 
+_MARKER: Final = "paused.json"
+
+
+def set_paused(settings: Settings, stream: StreamSettings, paused: bool) -> bool:
+    """Pause or resume a stream's copying; returns whether that changes anything.
+
+    Raises RunError when the marker cannot be read or written; it is then as before.
+    """
+    folder = settings.home / "sites" / stream.name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder):
+            before = paused_streams(folder)
+            after = before | {stream.stream} if paused else before - {stream.stream}
+            if after != before:
+                draft = folder / f".{_MARKER}.new"
+                draft.write_text(json.dumps({"streams": sorted(after)}))
+                draft.replace(folder / _MARKER)
+    except OSError as error:
+        raise RunError(cannot_write(folder / _MARKER, error)) from None
+    return after != before
+
 
 def paused_streams(folder: Path) -> frozenset[str]:
-    """Return the paused streams of a site, by its folder."""
+    """Return the source streams of a site's folder that are paused.
+
+    Raises RunError when the marker is there but cannot be read: copying against an operator's will is worse than a
+    message.
+    """
+    file = folder / _MARKER
     try:
-        names = json.loads((folder / "paused.json").read_text())
-    except (OSError, ValueError):
+        streams = json.loads(file.read_text())["streams"]
+        return frozenset(map(str, streams))
+    except FileNotFoundError:
         return frozenset()
-    return frozenset(names) if isinstance(names, list) else frozenset()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{file} cannot be read ({error}); delete it and pause again the streams that are to stay paused"
+        ) from None
 
 
-def set_paused(settings: Settings, stream: StreamSettings, *, paused: bool) -> bool:
-    """Pause a stream or let it go on; returns whether that changes anything."""
-    folder = settings.home / "sites" / stream.name
-    before = paused_streams(folder)
-    after = before | {stream.stream} if paused else before - {stream.stream}
-    if after == before:
-        return False
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".paused.json.{os.getpid()}"
-    draft.write_text(json.dumps(sorted(after)))
-    draft.replace(folder / "paused.json")
-    return True
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time change the marker: two that change different streams both count."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -245,10 +245,10 @@ def test_a_site_that_is_silent_for_longer_than_it_said_is_blind_and_a_run_is_ask
     while (found := find_work(settings, SITE)[0]) is None:
         assert time.monotonic() < deadline, "the silence was never noticed"
         time.sleep(0.1)
-    assert found == f"{SITE}/{feed}: a site has been silent for longer than it said"
+    assert found == f"{SITE}/{feed}: a heartbeat is overdue"
     verdict = watched_check()
     assert not verdict.passed
-    assert (verdict.description or "").startswith("blind: london/NODES (last heard 20")
+    assert (verdict.description or "").startswith("blind: london/NODES (last heartbeat 20")
     assert find_work(settings, SITE)[0] is None, "known silence is no reason for another run"
     columns = "name, blind, observer_alive_at IS NOT NULL AS heard, nodes, position, tracked_nodes"
     assert [tuple(row.values()) for row in rig.rows(f"SELECT {columns} FROM global_summary ORDER BY name")] == [

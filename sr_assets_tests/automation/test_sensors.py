@@ -1,5 +1,6 @@
 """The lag sensor over several ticks, on real servers and a real instance: when it asks for a run, and why it does not."""
 
+import json
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ from sr_assets.automation import delete_old_runs, find_work, retention, site_job
 from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError
 from sr_assets.settings import Settings
+from sr_assets.stages.replication.pausing import set_paused
 from sr_assets.stages.report import Stage
 from sr_assets_tests.rig import SITE, Rig, Sent, cluster
 
@@ -38,7 +40,7 @@ def reason(result: dg.SensorResult) -> str | None:
     return result.run_requests[0].tags["sr_assets/reason"] if result.run_requests else None
 
 
-def test_a_site_is_run_at_first_then_when_its_source_is_ahead_and_not_when_it_is_level(
+def test_a_site_is_run_at_first_then_when_its_source_is_ahead_and_not_when_it_is_caught_up(
     rig: Rig, instance: dg.DagsterInstance
 ) -> None:
     stream = rig.make()
@@ -46,9 +48,9 @@ def test_a_site_is_run_at_first_then_when_its_source_is_ahead_and_not_when_it_is
     settings = rig.settings()
     assert reason(tick(settings, instance)) == "first run"
     rig.drain()
-    level = tick(settings, instance)
-    assert reason(level) is None
-    assert "level" in str(level.skip_reason)
+    idle = tick(settings, instance)
+    assert reason(idle) is None
+    assert "caught up" in str(idle.skip_reason)
     rig.publish(stream, [Sent(), Sent()])
     assert reason(tick(settings, instance)) == f"{SITE}/{stream}: 2 messages behind"
     # Level-triggered: a run that was asked for and never came is asked for again.
@@ -61,14 +63,14 @@ def test_a_run_is_asked_for_when_a_deadline_has_passed_although_nothing_arrives(
     stream = rig.make()
     rig.add(stream, target_subject_prefix="c", **TRACKED)
     rig.publish(stream, [Sent(b'{"sender": "web1"}')])
-    # Only copied, so that however slow this machine is the deadline passes unnoticed.
-    rig.run(stages=[Stage.REPLICA])
+    # On a machine so slow that this run notices the first deadline, the second one is still to come.
+    rig.run(stages=[Stage.NODE_STATE])
     settings = rig.settings()
     deadline = time.monotonic() + 20
-    while (found := find_work(settings, SITE)[0]) is None:
+    while (work := find_work(settings, SITE)[0]) is None:
         assert time.monotonic() < deadline, "the deadline was never noticed"
         time.sleep(0.1)
-    assert found == f"{SITE}/{stream}: a node's deadline has passed"
+    assert work == f"{SITE}/{stream}: a node's deadline has passed"
     rig.drain()
     assert [row["event"] for row in rig.rows("SELECT event FROM node_advisories ORDER BY transition")][:2] == [
         "new",
@@ -103,10 +105,11 @@ def test_no_run_is_asked_for_while_one_is_starting_and_one_without_a_process_is_
     job = build(settings).resolve_job_def(site_job_name(SITE))
     run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTING)
     assert "starting" in str(tick(settings, instance).skip_reason)
-    instance.handle_new_event(_started(run))
+    instance.delete_run(run.run_id)
+    run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
     first = tick(settings, instance)
     assert "started" in str(first.skip_reason)
-    # The cursor says since when it has been without its lock; a minute later nobody believes it any more.
+    # The cursor says since when it has been without its lock; a minute later it counts as gone.
     aged = (
         first.cursor.replace(first.cursor.split(": ")[1].rstrip("}"), str(time.monotonic() - 61))
         if first.cursor
@@ -116,16 +119,6 @@ def test_no_run_is_asked_for_while_one_is_starting_and_one_without_a_process_is_
     failed = instance.get_run_by_id(run.run_id)
     assert failed is not None
     assert failed.status is dg.DagsterRunStatus.FAILURE
-
-
-def _started(run: dg.DagsterRun) -> object:
-    from dagster._core.events import DagsterEvent, DagsterEventType
-    from dagster._core.events.log import EventLogEntry
-
-    event = DagsterEvent(DagsterEventType.RUN_START.value, run.job_name)
-    return EventLogEntry(
-        error_info=None, level=20, user_message="", run_id=run.run_id, timestamp=time.time(), dagster_event=event
-    )
 
 
 def test_a_deleted_fleet_file_is_mended_by_the_next_run(rig: Rig, instance: dg.DagsterInstance) -> None:
@@ -140,9 +133,7 @@ def test_a_deleted_fleet_file_is_mended_by_the_next_run(rig: Rig, instance: dg.D
     assert rig.row("SELECT count(*) AS n FROM replication")["n"] == 1
 
 
-def test_advisories_that_nobody_took_are_tried_again_once_a_stream_takes_them(
-    rig: Rig, instance: dg.DagsterInstance
-) -> None:
+def test_advisories_that_no_stream_took_are_tried_again_once_one_does(rig: Rig, instance: dg.DagsterInstance) -> None:
     stream, feed = rig.make(), rig.unique("FEED")
     advisory = {"subject": f"{feed}.%s.%v", "reliable": True}
     rig.add(stream, target_subject_prefix="c", inspect_field="sender", inspect_duration="1h", advisory=advisory)
@@ -185,9 +176,55 @@ def test_a_failing_stream_is_tried_again_ever_more_patiently(rig: Rig) -> None:
     rig.add(stream, target_subject_prefix="c", target_stream=target, no_target_create=True)
     rig.publish(stream, [Sent()])
     assert "no_target_create" in rig.failure()
-    work, words = find_work(rig.settings(), SITE)
+    work, skip = find_work(rig.settings(), SITE)
     assert work is None
-    assert "tried again in" in words
+    assert "tried again in" in skip
+
+
+def edit_status(settings: Settings, stream: str, **values: object) -> None:
+    """Change what the last run wrote of a stream."""
+    file = settings.home / "sites" / SITE / "status.json"
+    status = json.loads(file.read_text())
+    status["streams"][stream] |= values
+    file.write_text(json.dumps(status))
+
+
+def test_queued_copies_are_a_reason_to_run_unless_the_stream_is_paused(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream, target_subject_prefix="c", inspect_field="sender", inspect_duration="1h")
+    rig.drain()
+    settings = rig.settings()
+    edit_status(settings, stream, queued=2)
+    assert find_work(settings, SITE) == (f"{SITE}/{stream}: 2 copies are queued", "")
+    set_paused(settings, settings.streams[0], paused=True)
+    assert find_work(settings, SITE) == (None, f"{SITE}/{stream}: copying is paused")
+    rig.publish(stream, [Sent(b'{"sender": "web1"}')])
+    assert find_work(settings, SITE)[0] == f"{SITE}/{stream}: 1 messages behind"
+
+
+def test_a_paused_stream_that_copies_what_it_reads_is_left_alone_until_it_is_resumed(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream, target_subject_prefix="c")
+    rig.drain()
+    settings = rig.settings()
+    rig.publish(stream, [Sent()])
+    set_paused(settings, settings.streams[0], paused=True)
+    assert find_work(settings, SITE) == (None, f"{SITE}/{stream}: paused")
+    set_paused(settings, settings.streams[0], paused=False)
+    assert find_work(settings, SITE)[0] == f"{SITE}/{stream}: 1 messages behind"
+
+
+def test_a_target_that_is_away_while_its_advisories_wait_is_a_note_and_no_failed_tick(rig: Rig) -> None:
+    stream = rig.make()
+    advisory = {"subject": f"{rig.unique('ADV')}.%s.%v", "reliable": True, "cluster": "target"}
+    entry = rig.add(stream, target_subject_prefix="c", inspect_field="sender", inspect_duration="1h", advisory=advisory)
+    rig.drain()
+    entry["target_url"] = "nats://127.0.0.1:1"
+    settings = rig.settings()
+    edit_status(settings, stream, unpublished=1)
+    work, skip = find_work(settings, SITE)
+    assert work is None
+    assert skip.startswith(f"{SITE}/{stream}: cannot connect to NATS: 127.0.0.1:1")
 
 
 def test_old_runs_are_deleted_at_night_and_younger_ones_kept(instance: dg.DagsterInstance) -> None:

@@ -1,0 +1,238 @@
+"""Questions to the published tables: one function a question, each returns `Rows`.
+
+Here: the SQL of everything the command line shows. Add a function when a command asks something new. Not here: opening
+the file and running a statement (`tables`), how rows are drawn (`cli.render`). Every question is asked as a stranger
+may ask it; each raises RunError when nothing is published yet.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from sr_assets.adapters.published.tables import open_fleet, read_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from sr_assets.adapters.published.tables import Rows
+
+#: The watermark of the feed that a row of a global table came through.
+_FEED_CLOCK: Final = "(SELECT name || '/' || stream AS feed, watermark FROM replication) AS r"
+#: The columns of `global_advisories` that a person or a program is shown, in this order.
+GLOBAL_ADVISORY_COLUMNS: Final = (
+    "event_time",
+    "replicator",
+    "name",
+    "stream",
+    "node",
+    "event",
+    "age_seconds",
+    "previous",
+    "outage_seconds",
+    "late",
+    "returned",
+    "seen",
+    "received_at",
+    "transition",
+    "source",
+    "event_id",
+)
+
+
+def ask(home: Path, sql: str, parameters: Mapping[str, Any] | None = None) -> Rows:
+    """Answer one SELECT on the published tables of a home, with nothing else in reach.
+
+    Raises ConfigurationError when it is not one SELECT or is wrong.
+    """
+    with open_fleet(home, confined=True) as connection:
+        return read_rows(connection, sql, parameters or ())
+
+
+# ------------------------------------------------------------------------------------------ what this installation tracks
+
+
+def nodes(home: Path, *, labels: Sequence[str], status: str | None, silent_for: float | None, like: str | None) -> Rows:
+    """Return the nodes of some streams (`name/stream`), by stream and name; `silent_for` is in seconds."""
+    sql = """
+        SELECT a.name, a.stream, a.node, a.status, age_seconds, a.last_seen, a.status_since, a.first_seen,
+            l.last_copied, l.copied_bytes, l.last_sequence
+        FROM node_availability AS a
+        JOIN (SELECT name, stream, watermark FROM replication) AS r USING (name, stream)
+        LEFT JOIN last_seen_nodes AS l USING (name, stream, node),
+        LATERAL (SELECT greatest(0, (epoch_us(r.watermark) - epoch_us(a.last_seen)) / 1e6) AS age_seconds)
+        WHERE list_contains($labels, a.name || '/' || a.stream)
+            AND ($status IS NULL OR a.status = $status)
+            AND ($silent_for IS NULL OR age_seconds >= $silent_for)
+            AND ($like IS NULL OR a.node GLOB $like)
+        ORDER BY a.name, a.stream, a.node
+    """
+    return ask(home, sql, {"labels": labels, "status": status, "silent_for": silent_for, "like": like})
+
+
+def node_states(home: Path, node: str) -> Rows:
+    """Return a node's state at every stream that tracks it; the first two columns say which."""
+    sql = """
+        SELECT a.name, a.stream, a.status,
+            greatest(0, (epoch_us(r.watermark) - epoch_us(a.last_seen)) / 1e6) AS age_seconds,
+            a.last_seen, a.status_since, a.first_seen, l.last_copied, l.copied_bytes, l.last_sequence,
+            gone.retired_at, gone.times_retired
+        FROM node_availability AS a
+        JOIN (SELECT name, stream, watermark FROM replication) AS r USING (name, stream)
+        LEFT JOIN last_seen_nodes AS l USING (name, stream, node)
+        LEFT JOIN retired_nodes AS gone USING (name, stream, node)
+        WHERE a.node = $node ORDER BY a.name, a.stream
+    """
+    return ask(home, sql, {"node": node})
+
+
+def node_history(home: Path, node: str) -> Rows:
+    """Return a node's transitions in order; the first two columns say of which stream."""
+    sql = """
+        SELECT name, stream, transition, event, event_time, previous, age_seconds, outage_seconds, late, returned,
+            published_at
+        FROM node_advisories WHERE node = $node ORDER BY name, stream, transition
+    """
+    return ask(home, sql, {"node": node})
+
+
+def node_snapshots(home: Path, node: str) -> Rows:
+    """Return a node's newest copied messages, one a stream.
+
+    Raises ConfigurationError when their Parquet files are gone.
+    """
+    sql = """
+        SELECT name, stream, stored_at, subject, payload_bytes, payload, metadata
+        FROM node_snapshots WHERE node = $node ORDER BY name, stream
+    """
+    return ask(home, sql, {"node": node})
+
+
+def similar_nodes(home: Path, name: str) -> list[str]:
+    """Return at most three known nodes whose names are like a name, the likest first."""
+    sql = """
+        SELECT DISTINCT node, jaro_winkler_similarity(lower(node), lower($node)) AS likeness
+        FROM (SELECT node FROM node_availability UNION SELECT node FROM global_availability)
+        WHERE likeness > 0.8 OR contains(lower(node), lower($node)) ORDER BY likeness DESC, node LIMIT 3
+    """
+    return [row[0] for row in ask(home, sql, {"node": name}).values]
+
+
+def advisories(home: Path, *, since: float | None, node: str | None, event: str | None) -> Rows:
+    """Return the transitions in order of time; `since` is in seconds before the watermark. The last column is the id."""
+    sql = """
+        SELECT a.event_time, a.name, a.stream, a.node, a.event, a.age_seconds, a.previous, a.outage_seconds, a.late,
+            a.returned, a.seen, a.detected_at, a.transition, a.published_at, a.event_id
+        FROM node_advisories AS a JOIN (SELECT name, stream, watermark FROM replication) AS r USING (name, stream)
+        WHERE ($since IS NULL OR epoch_us(r.watermark) - epoch_us(a.event_time) <= $since * 1e6)
+            AND ($node IS NULL OR a.node = $node)
+            AND ($event IS NULL OR a.event = $event)
+        ORDER BY a.event_time, a.name, a.stream, a.node, a.transition
+    """
+    return ask(home, sql, {"since": since, "node": node, "event": event})
+
+
+def recovery_ages(home: Path) -> dict[str, float]:
+    """Return by stream (`name/stream`) the median silence in seconds after which nodes came back, where most nodes did."""
+    sql = """
+        SELECT name || '/' || stream, median(age_seconds) FROM node_advisories
+        WHERE event = 'recover' GROUP BY name, stream
+        HAVING count(DISTINCT node) * 2 > (SELECT count(*) FROM node_availability AS all_nodes
+            WHERE (all_nodes.name, all_nodes.stream) = (node_advisories.name, node_advisories.stream))
+    """
+    return dict(ask(home, sql).values)
+
+
+# ------------------------------------------------------------------------------------- what the feeds report of all sites
+
+
+def global_nodes(
+    home: Path,
+    *,
+    site: str | None,
+    stream: str | None,
+    status: str | None,
+    silent_for: float | None,
+    like: str | None,
+    limit: int | None = None,
+) -> Rows:
+    """Return the nodes of all sites, ages against the feed's watermark; `site` is a name or a replicator."""
+    sql = f"""
+        SELECT a.replicator, a.name, a.stream, a.node, a.status, age_seconds, a.last_seen, a.status_since, a.event_time,
+            a.received_at, a.source, blind
+        FROM global_availability AS a
+        JOIN {_FEED_CLOCK} USING (feed)
+        LEFT JOIN (SELECT replicator, name, stream, blind FROM global_summary) AS s ON s.replicator = a.replicator
+            AND s.name IS NOT DISTINCT FROM a.name AND s.stream IS NOT DISTINCT FROM a.stream,
+        LATERAL (SELECT {_age("r.watermark", "a.last_seen")} AS age_seconds)
+        WHERE ($site IS NULL OR $site IN (a.name, a.replicator))
+            AND ($stream IS NULL OR a.stream = $stream)
+            AND ($status IS NULL OR a.status = $status)
+            AND ($silent_for IS NULL OR age_seconds >= $silent_for)
+            AND ($like IS NULL OR a.node GLOB $like)
+        ORDER BY a.replicator, a.name, a.stream, a.node
+        {"" if limit is None else f"LIMIT {limit}"}
+    """
+    wanted = {"site": site, "stream": stream, "status": status, "silent_for": silent_for, "like": like}
+    return ask(home, sql, wanted)
+
+
+def global_node_states(home: Path, node: str) -> Rows:
+    """Return a node's state at every site that reports it; the first three columns say which."""
+    sql = f"""
+        SELECT a.replicator, a.name, a.stream, a.status, {_age("r.watermark", "a.last_seen")} AS age_seconds,
+            a.last_seen, a.status_since, a.event_time, a.received_at, a.source, a.feed
+        FROM global_availability AS a
+        JOIN {_FEED_CLOCK} USING (feed)
+        WHERE a.node = $node ORDER BY a.replicator, a.name, a.stream
+    """
+    return ask(home, sql, {"node": node})
+
+
+def global_node_history(home: Path, node: str) -> Rows:
+    """Return a node's transitions as all sites report them; the first three columns say which site and stream."""
+    sql = """
+        SELECT replicator, name, stream, transition, event, event_time, previous, age_seconds, outage_seconds, late,
+            returned, received_at
+        FROM global_advisories WHERE node = $node ORDER BY replicator, name, stream, transition, event_time, event
+    """
+    return ask(home, sql, {"node": node})
+
+
+def global_advisories(home: Path, *, since: float | None, node: str | None, event: str | None) -> Rows:
+    """Return the transitions of all sites in order of time: columns `GLOBAL_ADVISORY_COLUMNS`."""
+    sql = f"""
+        SELECT {", ".join(GLOBAL_ADVISORY_COLUMNS)} FROM global_advisories AS a
+        JOIN {_FEED_CLOCK} USING (feed)
+        WHERE ($since IS NULL OR epoch_us(r.watermark) - epoch_us(a.event_time) <= $since * 1e6)
+            AND ($node IS NULL OR a.node = $node)
+            AND ($event IS NULL OR a.event = $event)
+        ORDER BY a.event_time, a.replicator, a.name, a.stream, a.node, a.transition
+    """
+    return ask(home, sql, {"since": since, "node": node, "event": event})
+
+
+def summary(home: Path) -> Rows:
+    """Return one row per site and stream that the feeds report, with its counts, rates and the age of its heartbeat."""
+    sql = f"""
+        SELECT s.replicator, s.name, s.stream, s.observer, s.up, s.timeout, s.retired, s.new_24h,
+            coalesce(h.last_hour, 0) AS advisories_1h, coalesce(h.last_day, 0) AS advisories_24h,
+            {_age("s.as_of", "s.last_advisory_at")} AS last_advisory_age_seconds,
+            {_age("s.as_of", "s.observer_alive_at")} AS observer_age_seconds,
+            s.lag_messages, s.tracked_nodes, s.last_advisory_at, s.observer_alive_at, s.watermark, s.as_of, s.feed
+        FROM global_summary AS s LEFT JOIN (
+            SELECT a.replicator, a.name, a.stream,
+                count(*) FILTER (a.received_at > r.watermark - INTERVAL 1 HOUR) AS last_hour, count(*) AS last_day
+            FROM global_advisories AS a
+            JOIN {_FEED_CLOCK} USING (feed)
+            WHERE a.received_at > r.watermark - INTERVAL 24 HOUR GROUP BY ALL
+        ) AS h ON h.replicator = s.replicator AND h.name IS NOT DISTINCT FROM s.name
+            AND h.stream IS NOT DISTINCT FROM s.stream
+        ORDER BY s.replicator, s.name, s.stream
+    """
+    return ask(home, sql)
+
+
+def _age(now: str, time: str) -> str:
+    """Return SQL for how many seconds ago a time was, 0 when it is ahead; NULL when one of them is not known."""
+    return f"CASE WHEN {now} >= {time} THEN (epoch_us({now}) - epoch_us({time})) / 1e6 WHEN {now} < {time} THEN 0.0 END"

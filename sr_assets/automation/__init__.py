@@ -1,0 +1,27 @@
+"""When things run: a lag sensor and a job for each site, and the nightly removal of old runs.
+
+`decisions` decides from what was observed, `observing` asks the servers, `sensors` and `jobs` are what Dagster sees. Add
+here what starts a run. Not here: what a run does (`stages`).
+"""
+
+from sr_assets.automation.decisions import Decision
+from sr_assets.automation.jobs import (
+    build_retention_schedule,
+    build_site_job,
+    delete_old_runs,
+    retention,
+    site_job_name,
+)
+from sr_assets.automation.observing import find_work
+from sr_assets.automation.sensors import build_lag_sensor
+
+__all__ = [
+    "Decision",
+    "build_lag_sensor",
+    "build_retention_schedule",
+    "build_site_job",
+    "delete_old_runs",
+    "find_work",
+    "retention",
+    "site_job_name",
+]

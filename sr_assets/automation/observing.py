@@ -1,0 +1,170 @@
+"""What a sensor's tick asks for: where a site's streams stand, and what their sources say now.
+
+Here: the questions to files and servers, none more than a decision needs. Not here: the decision (`decisions`), asking
+Dagster for a run (`sensors`).
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.state.status_file import read_status, status_age_seconds
+from sr_assets.automation.decisions import (
+    Decision,
+    EntryRules,
+    Observed,
+    SourceNow,
+    StreamStatus,
+    decide,
+    unread_messages,
+)
+from sr_assets.domain.errors import RunError
+from sr_assets.domain.positions import watermark
+from sr_assets.domain.subjects import advisory_subject
+from sr_assets.settings import FeedSettings, StreamSettings
+from sr_assets.stages.replication.pausing import paused_streams
+from sr_assets.stages.site import needs_publishing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sr_assets.adapters.nats.cluster import StreamInfo
+    from sr_assets.settings import ClusterSettings, Entry, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How an entry is looked at: its rules, and where its advisories are delivered (cluster, subject); None: nowhere."""
+
+    rules: EntryRules
+    delivery: tuple[ClusterSettings, str] | None = None
+
+
+def _stream_kind(stream: StreamSettings) -> _Kind:
+    rules = EntryRules(
+        begins_empty=True, deadline_passed="a node's deadline has passed", copies_what_it_reads=not stream.tracked
+    )
+    if stream.advisory is None:
+        return _Kind(rules)
+    cluster = stream.source if stream.advisory.cluster == "source" else stream.target
+    return _Kind(rules, (cluster, advisory_subject(stream.advisory.subject, "new", "node")))
+
+
+def _feed_kind(_: FeedSettings) -> _Kind:
+    return _Kind(EntryRules(begins_empty=False, deadline_passed="a heartbeat is overdue", copies_what_it_reads=False))
+
+
+_KINDS: Final[Mapping[type[Entry], Callable[[Any], _Kind]]] = {StreamSettings: _stream_kind, FeedSettings: _feed_kind}
+
+
+def find_work(settings: Settings, site: str) -> Decision:
+    """Decide whether a site needs a run.
+
+    Raises RunError when no source could be asked at all, or when it cannot be known what is paused.
+    """
+    folder = settings.home / "sites" / site
+    status = read_status(folder)
+    if not status and any(_kind(entry).rules.begins_empty for entry in settings.sites[site]):
+        return Decision("first run")
+    if needs_publishing(settings.home, folder):
+        return Decision("fleet.duckdb lacks this site")
+    with ExitStack() as connections:
+        return _Tick(settings, site, status, paused_streams(folder), connections).decide()
+
+
+def _kind(entry: Entry) -> _Kind:
+    return _KINDS[type(entry)](entry)
+
+
+class _Tick:
+    """One look at a site: each cluster is connected to once, entries are looked at until one needs a run."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        site: str,
+        status: dict[str, Any],
+        paused: frozenset[str],
+        connections: ExitStack,
+    ) -> None:
+        self._settings = settings
+        self._entries = settings.sites[site]
+        self._status = status
+        self._age_seconds = status_age_seconds(status)
+        self._paused = paused
+        self._connections = connections
+        self._name = f"sr-assets sensor {site}"
+        self._clusters: dict[ClusterSettings, Cluster] = {}
+
+    def decide(self) -> Decision:
+        """Decide on the site; raises RunError when no source could be asked at all."""
+        notes, unreachable = [], []
+        for entry in self._entries:
+            try:
+                reason, skip = self._decide_entry(entry)
+            except RunError as error:
+                unreachable.append(f"{entry.label}: {error}")
+                continue
+            if reason is not None:
+                return Decision(f"{entry.label}: {reason}")
+            if skip:
+                notes.append(f"{entry.label}: {skip}")
+        if len(unreachable) == len(self._entries):
+            raise RunError("; ".join(unreachable))
+        return Decision(None, "; ".join([*notes, *unreachable]) or "caught up")
+
+    def _decide_entry(self, entry: Entry) -> Decision:
+        """Decide on one entry; raises RunError when its source cannot be asked."""
+        observed, kind = self._observe(entry), _kind(entry)
+        decision = decide(observed, self._settings.sensor)
+        if decision.reason is not None or not observed.status.unpublished or kind.delivery is None:
+            return decision
+        cluster, subject = kind.delivery
+        try:
+            deliverable = bool(self._cluster(cluster).stream_names(subject))
+        except RunError as error:
+            return Decision(None, "; ".join(filter(None, [decision.skip, str(error)])))
+        return decide(replace(observed, deliverable=deliverable), self._settings.sensor)
+
+    def _observe(self, entry: Entry) -> Observed:
+        cluster = self._cluster(entry.source)
+        info = cluster.stream_info(entry.stream)
+        status = StreamStatus.from_json(self._status.get("streams", {}).get(entry.stream) or {})
+        source = SourceNow(info.created_ns, info.first_sequence, info.last_sequence, _watermark(entry, status, info))
+        if self._settings.sensor.lag_ns and status.begun and unread_messages(status, source) > 0:
+            source = replace(source, unread_seconds=_unread_seconds(entry, status, info, cluster))
+        return Observed(
+            status,
+            source,
+            _kind(entry).rules,
+            paused=entry.stream in self._paused,
+            committed_at_ns=self._status.get("committed_at_ns", 0),
+            age_seconds=self._age_seconds,
+        )
+
+    def _cluster(self, settings: ClusterSettings) -> Cluster:
+        if settings not in self._clusters:
+            self._clusters[settings] = self._connections.enter_context(Cluster(settings, self._name))
+        return self._clusters[settings]
+
+
+def _unread_seconds(entry: Entry, status: StreamStatus, info: StreamInfo, cluster: Cluster) -> float | None:
+    """Return how long the first unread message has waited; None when there is none, or the server does not say its time."""
+    unread = cluster.next_message(entry.stream, status.next_sequence, entry.filter_subject or ">")
+    return None if unread is None or info.ts_ns is None else (info.ts_ns - unread.stored_ns) / 1e9
+
+
+def _watermark(entry: Entry, status: StreamStatus, info: StreamInfo) -> int | None:
+    """Return what a run that began now would commit."""
+    return watermark(
+        info.ts_ns,
+        None,
+        replicas=info.replicas,
+        warning_ns=entry.policy.warning_ns if entry.policy else None,
+        level=info.last_sequence < status.next_sequence,
+        mirror=info.mirror,
+        previous_ns=status.watermark_ns,
+    )

@@ -1,0 +1,161 @@
+"""The command `advisories`: transitions from the published tables, or as they come.
+
+Not here: the SQL (`adapters.published.queries`), reading a feed's stream (`stages.feeds.follow`), how rows are drawn
+(`render`).
+"""
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sr_assets.cli.base import SECONDS, cli, configured, form_option, need_feeds
+from sr_assets.cli.render import Format, print_lines, show
+from sr_assets.domain.errors import RunError
+
+if TYPE_CHECKING:
+    from sr_assets.domain.availability import Advisory
+    from sr_assets.settings import Settings
+    from sr_assets.stages.feeds.follow import Follower
+
+_FOLLOW_SECONDS = 0.5
+
+
+@cli.command()
+@click.option("--since", type=SECONDS, help="Only what happened so long before the table's watermark, or later.")
+@click.option("--node", help="Only this node.")
+@click.option("--event", type=click.Choice(("new", "timeout", "recover", "expire")), help="Only this event.")
+@click.option(
+    "--follow", is_flag=True, help="Go on with what is published from now on; JSON is then one object a line."
+)
+@click.option(
+    "--global",
+    "everywhere",
+    is_flag=True,
+    help="The advisories of all sites, as the feeds report them; with --follow straight from their streams.",
+)
+@form_option
+@configured
+def advisories(
+    settings: "Settings",
+    since: float | None,
+    node: str | None,
+    event: str | None,
+    follow: bool,
+    everywhere: bool,
+    form: Format,
+) -> None:
+    """Show the feed: which nodes appeared, fell silent, came back, retired."""
+    from sr_assets.adapters.published import queries
+
+    if everywhere:
+        need_feeds(settings, "--global")
+    if follow:
+        (_follow_streams if everywhere else _follow_tables)(settings, since, node, event, form)
+        return
+    question = queries.global_advisories if everywhere else queries.advisories
+    rows = question(settings.home, since=since, node=node, event=event)
+    show(rows.columns, rows.values, form)
+
+
+def _follow_tables(
+    settings: "Settings", since: float | None, node: str | None, event: str | None, form: Format
+) -> None:
+    """Print the transitions, and each time the file is published anew those that it has more, until interrupted."""
+    from sr_assets.adapters.published import queries
+
+    printed: set[str] = set()
+    for number, _ in enumerate(_publications(settings.home / "fleet.duckdb")):
+        rows = queries.advisories(settings.home, since=since, node=node, event=event)
+        fresh = [row for row in rows.values if row[-1] not in printed]
+        printed.update(row[-1] for row in fresh)
+        print_lines(rows.columns, fresh, form, header=number == 0)
+
+
+def _publications(file: Path) -> Iterator[None]:
+    """Yield whenever there is another published file than before, the first included."""
+    seen = None
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            status = file.stat()
+            if (identity := (status.st_ino, status.st_mtime_ns)) != seen:
+                seen = identity
+                yield
+        time.sleep(_FOLLOW_SECONDS)
+
+
+def _follow_streams(
+    settings: "Settings", since: float | None, node: str | None, event: str | None, form: Format
+) -> None:
+    """Print the advisories of all feeds as their streams store them, until interrupted."""
+    from sr_assets.adapters.published.queries import GLOBAL_ADVISORY_COLUMNS
+    from sr_assets.stages.feeds.follow import Follower
+
+    since_ns = None if since is None else int(since * 1e9)
+    with contextlib.ExitStack() as stack:
+        followers = [stack.enter_context(closing(Follower(feed, since_ns))) for feed in settings.feeds]
+        for number, received in enumerate(_rounds(followers)):
+            rows = list(_rows(received, node, event))
+            if rows or number == 0:
+                print_lines(GLOBAL_ADVISORY_COLUMNS, rows, form, header=number == 0)
+            if not received:
+                time.sleep(_FOLLOW_SECONDS)
+
+
+def _rounds(followers: Sequence["Follower"]) -> Iterator[list[tuple["Advisory", int]]]:
+    """Ask every feed in turn, without end; yield what a round of all received, with the times (unix ns) of storing.
+
+    Raises RunError when a feed cannot be read and none ever could: that may be a mistake; later it is an outage, which is
+    waited out with a warning.
+    """
+    answering = [False] * len(followers)
+    while True:
+        received: list[tuple[Advisory, int]] = []
+        for index, follower in enumerate(followers):
+            try:
+                received += follower.poll()
+                answering[index] = True
+            except RunError as error:
+                if not any(answering):
+                    raise
+                if answering[index]:
+                    click.echo(f"warning: {follower.feed.label}: {error}; it is asked again", err=True)
+                answering[index] = False
+        yield received
+
+
+def _rows(received: Iterable[tuple["Advisory", int]], node: str | None, event: str | None) -> Iterator[tuple[Any, ...]]:
+    """Yield the advisories of a node and an event, each as a row of `GLOBAL_ADVISORY_COLUMNS`."""
+    from sr_assets.domain.availability import LIFE_CYCLE
+
+    for advisory, received_ns in received:
+        kind = LIFE_CYCLE[advisory.cycle].value
+        if node not in (None, advisory.node) or event not in (None, kind):
+            continue
+        yield (
+            _time(advisory.event_ns),
+            advisory.replicator,
+            advisory.name or None,
+            advisory.stream or None,
+            advisory.node,
+            kind,
+            advisory.age_seconds,
+            advisory.previous,
+            advisory.outage_seconds,
+            advisory.late,
+            advisory.returned,
+            None if advisory.seen_ns is None else _time(advisory.seen_ns),
+            _time(received_ns),
+            advisory.transition or None,
+            advisory.origin,
+            advisory.event_id,
+        )
+
+
+def _time(ns: int) -> datetime:
+    return datetime.fromtimestamp(ns // 1000 / 1e6, UTC)

@@ -1,0 +1,144 @@
+"""Commands about streams: `check`, `lag`, `pause` and `resume`.
+
+Not here: what is asked of the servers (`stages.connectivity`, `stages.source.lag`), how rows are drawn (`render`).
+"""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from sr_assets.cli.base import cli, configured, fail, form_option, one_stream, warn
+from sr_assets.cli.render import Format, duration, show
+
+if TYPE_CHECKING:
+    from sr_assets.settings import FeedSettings, Settings, Start, StreamSettings
+
+_NO_COPY = "a feed copies nothing, so there is nothing to pause"
+
+
+@cli.command()
+@click.option("--connect", is_flag=True, help="Try every connection and each permission; changes nothing.")
+@form_option
+@configured
+def check(settings: "Settings", connect: bool, form: Format) -> int:
+    """Validate the configuration and print what would run."""
+    from sr_assets.operate import check_home
+
+    warn(settings)
+    check_home(settings.home)
+    if connect:
+        return _check_connectivity(settings, form)
+    paused = _paused_labels(settings)
+    columns = ("name", "stream", "from", "to", "filter", "start", "sampling", "advisories", "paused")
+    rows = [(*_stream_row(stream), stream.label in paused) for stream in settings.streams]
+    rows += [(*_feed_row(feed), False) for feed in settings.feeds]
+    title = f"replicator {settings.replicator}, home {settings.home}, Spark {settings.spark.public['mode']}"
+    show(columns, rows, form, title=title)
+    return 0
+
+
+def _check_connectivity(settings: "Settings", form: Format) -> int:
+    """Try every connection and permission and show each probe; returns the exit code."""
+    from sr_assets.stages.connectivity import probe_connectivity
+
+    probes = probe_connectivity(settings)
+    rows = [
+        (probe.stream, probe.cluster, probe.tried, "ok" if probe.works else "failed", probe.learned) for probe in probes
+    ]
+    show(("stream", "cluster", "tried", "result", "learned"), rows, form)
+    failed = [probe for probe in probes if not probe.works]
+    for probe in failed:
+        fail(f"{probe.stream}: {probe.tried}: {probe.learned}", 1)
+    return int(bool(failed))
+
+
+def _stream_row(stream: "StreamSettings") -> tuple[str | None, ...]:
+    sampling = None
+    if stream.policy is not None and stream.extractor is not None:
+        interval, silent = duration(stream.policy.interval_ns / 1e9), duration(stream.policy.warning_ns / 1e9)
+        sampling = f"by {stream.extractor.text} every {interval}, silent after {silent}"
+    return (
+        stream.name,
+        stream.stream,
+        stream.source.label,
+        f"{stream.target.label} {stream.target_stream}",
+        stream.filter_subject,
+        _start(stream.start),
+        sampling,
+        stream.advisory.subject if stream.advisory else None,
+    )
+
+
+def _feed_row(feed: "FeedSettings") -> tuple[str | None, ...]:
+    start, to = _start(feed.start), "the global view"
+    return feed.name, feed.stream, feed.source.label, to, feed.filter_subject, start, None, None
+
+
+def _start(start: "Start") -> str:
+    return start.kind if start.kind in ("all", "end") else f"{start.kind} {start.value}"
+
+
+@cli.command()
+@form_option
+@configured
+def lag(settings: "Settings", form: Format) -> int:
+    """Show how far every stream is behind, asked of the servers now.
+
+    Exit code 1 when a source could not be asked.
+    """
+    from sr_assets.stages.source.lag import measure_lag
+
+    lags, paused = measure_lag(settings), _paused_labels(settings)
+    columns = ("name", "stream", "position", "source_last_sequence", "lag_messages", "lag_seconds", "problem", "paused")
+    rows = [
+        (
+            lag.name,
+            lag.stream,
+            lag.position,
+            lag.source_last_sequence,
+            lag.messages,
+            lag.seconds,
+            lag.problem,
+            f"{lag.name}/{lag.stream}" in paused,
+        )
+        for lag in lags
+    ]
+    show(columns, rows, form)
+    unknown = [lag for lag in lags if lag.source_last_sequence is None]
+    for lag in unknown:
+        fail(f"{lag.name}/{lag.stream}: {lag.problem}", 1)
+    return int(bool(unknown))
+
+
+def _paused_labels(settings: "Settings") -> frozenset[str]:
+    """Return the paused streams, as name/stream."""
+    from sr_assets.stages.replication.pausing import paused_streams
+
+    return frozenset(
+        f"{site}/{stream}" for site in settings.sites for stream in paused_streams(settings.home / "sites" / site)
+    )
+
+
+@cli.command()
+@click.option("--stream", "name", required=True, metavar="NAME", help="The stream, or name/stream.")
+@configured
+def pause(settings: "Settings", name: str) -> None:
+    """Stop copying a stream until `resume`; a tracked stream is still watched, published and advised on."""
+    from sr_assets.stages.replication.pausing import set_paused
+
+    stream = one_stream(settings, name, _NO_COPY)
+    changed = set_paused(settings, stream, paused=True)
+    meanwhile = "its nodes are still watched" if stream.tracked else "nothing is read meanwhile"
+    click.echo(f"{stream.label}: {'paused' if changed else 'is paused already'}; {meanwhile}")
+
+
+@cli.command()
+@click.option("--stream", "name", required=True, metavar="NAME", help="The stream, or name/stream.")
+@configured
+def resume(settings: "Settings", name: str) -> None:
+    """Go on copying a stream where `pause` stopped it."""
+    from sr_assets.stages.replication.pausing import set_paused
+
+    stream = one_stream(settings, name, _NO_COPY)
+    changed = set_paused(settings, stream, paused=False)
+    click.echo(f"{stream.label}: {'resumed; the next run copies' if changed else 'is not paused'}")

@@ -1,0 +1,40 @@
+"""Commands about the published tables as such: `export`, `query`.
+
+Not here: opening them (`adapters.published`), how rows are drawn (`render`).
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sr_assets.cli.base import cli, configured, form_option
+from sr_assets.cli.render import Format, show
+
+if TYPE_CHECKING:
+    from sr_assets.settings import Settings
+
+
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@configured
+def export(settings: "Settings", file: Path) -> None:
+    """Write a self-contained copy of the published tables, a DuckDB file."""
+    from sr_assets.adapters.published.tables import export_fleet
+
+    export_fleet(settings.home, file)
+
+
+@cli.command()
+@click.argument("sql")
+@form_option
+@configured
+def query(settings: "Settings", sql: str, form: Format) -> None:
+    """Answer one SELECT on the published tables.
+
+    It reads nothing else: no other file, no network, no settings. SHOW TABLES and DESCRIBE say what there is.
+    """
+    from sr_assets.adapters.published.queries import ask
+
+    rows = ask(settings.home, sql)
+    show(rows.columns, rows.values, form)

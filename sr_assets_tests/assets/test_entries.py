@@ -1,0 +1,65 @@
+"""The assets of an entry, stream or feed: specs, stages and checks of one kind fit together."""
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from sr_assets.assets.entries import entry_assets
+from sr_assets.assets.streams import stream_key
+from sr_assets.settings import Settings, load_settings
+from sr_assets.stages.report import Stage
+
+CONFIGURATION = """
+name: US-EAST
+streams:
+  - {name: london, stream: TRACKED, source_url: a:1, target_url: b:1, inspect_field: sender, inspect_duration: 1h}
+  - {name: london, stream: PLAIN, source_url: a:1, target_url: b:1}
+feeds:
+  - {name: london, stream: FEED, url: b:1}
+"""
+EXPECTED = {
+    "TRACKED": ["node_state", "replica", "node_snapshots", "node_advisories"],
+    "PLAIN": ["replica"],
+    "FEED": ["advisory_feed"],
+}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    file = tmp_path / "replication.yaml"
+    file.write_text(CONFIGURATION)
+    return load_settings(file, {"SR_ASSETS_HOME": str(tmp_path)})
+
+
+@pytest.mark.parametrize("stream", EXPECTED)
+def test_each_stage_of_an_entry_makes_one_asset_and_recording_follows_the_flow(settings: Settings, stream: str) -> None:
+    (entry,) = settings.find(stream)
+    assets = entry_assets(entry)
+    specs = assets.specs(settings.streams)
+    assert [spec.key.path[-1] for spec in specs] == EXPECTED[stream]
+    assert [stage.value for stage in assets.stages] == EXPECTED[stream]
+    recorded: set[dg.AssetKey] = set()
+    for spec in specs:
+        # Dagster refuses an asset that is recorded before one it depends on.
+        ours = {dep.asset_key for dep in spec.deps} & {other.key for other in specs}
+        assert ours <= recorded, spec.key
+        recorded.add(spec.key)
+        assert spec.skippable
+
+
+@pytest.mark.parametrize("stream", EXPECTED)
+def test_every_check_is_of_an_asset_that_the_entry_makes(settings: Settings, stream: str) -> None:
+    (entry,) = settings.find(stream)
+    assets = entry_assets(entry)
+    checks = assets.check_specs()
+    assert checks
+    assert {check.asset_key for check in checks} <= {spec.key for spec in assets.specs(settings.streams)}
+
+
+def test_only_the_stages_of_the_selected_assets_run(settings: Settings) -> None:
+    (tracked,), (feed,) = settings.find("TRACKED"), settings.find("FEED")
+    keys = {stream_key(tracked, "replica"), stream_key(tracked, "node_advisories"), stream_key(feed, "advisory_feed")}
+    assert entry_assets(tracked).selected_stages(keys) == {Stage.REPLICA, Stage.NODE_ADVISORIES}
+    assert entry_assets(feed).selected_stages(keys) == {Stage.ADVISORY_FEED}
+    assert entry_assets(settings.find("PLAIN")[0]).selected_stages(keys) == frozenset()

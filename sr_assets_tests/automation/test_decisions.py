@@ -1,0 +1,164 @@
+"""Whether a site needs a run, as tables: no server, no file, no clock."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sr_assets.automation.decisions import Decision, EntryRules, Observed, SourceNow, StreamStatus, decide
+from sr_assets.settings import SensorSettings
+
+SECOND_NS = 1_000_000_000
+NOW_NS = 1_769_860_800 * SECOND_NS
+TRACKED = EntryRules(begins_empty=True, deadline_passed="a deadline has passed", copies_what_it_reads=False)
+PLAIN = replace(TRACKED, copies_what_it_reads=True)
+FEED = EntryRules(begins_empty=False, deadline_passed="a heartbeat is overdue", copies_what_it_reads=False)
+SENSOR = SensorSettings(interval_ns=30 * SECOND_NS, lag_messages=1, lag_ns=0)
+#: Caught up with a source that holds 1 to 9, nothing waits anywhere.
+STATUS = StreamStatus(created_ns=5, next_sequence=10, seen_messages=9, watermark_ns=NOW_NS)
+SOURCE = SourceNow(created_ns=5, first_sequence=1, last_sequence=9, watermark_ns=NOW_NS)
+CAUGHT_UP = Observed(STATUS, SOURCE, TRACKED, committed_at_ns=NOW_NS, age_seconds=5.0)
+
+
+def observed(
+    rules: EntryRules = TRACKED,
+    source: dict[str, Any] | None = None,
+    around: dict[str, Any] | None = None,
+    **status: Any,
+) -> Observed:
+    """Return a caught-up stream but for what is said: of its status, its source, or around them."""
+    return replace(
+        CAUGHT_UP,
+        rules=rules,
+        status=replace(STATUS, **status),
+        source=replace(SOURCE, **(source or {})),
+        **(around or {}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    (
+        (observed(), None),
+        (observed(created_ns=0, next_sequence=0), "first run"),
+        (observed(created_ns=0, source={"last_sequence": 0}), "first run"),
+        (observed(FEED, created_ns=0, source={"last_sequence": 0}), None),
+        (observed(FEED, created_ns=0), "first run"),
+        (observed(source={"created_ns": 6}), "the source was made again"),
+        (observed(source={"last_sequence": 8}), "the source ends before the position"),
+        (observed(source={"last_sequence": 8}, seen_messages=0), None),
+        (observed(source={"last_sequence": 10}), "1 messages behind"),
+        (observed(next_sequence=3, source={"first_sequence": 8}), "2 messages behind"),
+        (observed(next_sequence=3, source={"first_sequence": 10}), None),
+        (observed(next_deadline_ns=NOW_NS - 1), "a deadline has passed"),
+        (observed(FEED, next_deadline_ns=NOW_NS - 1), "a heartbeat is overdue"),
+        (observed(next_deadline_ns=NOW_NS), None),
+        (observed(next_deadline_ns=1, source={"watermark_ns": None}), None),
+        (observed(unpublished=2), None),
+        (observed(unpublished=2, around={"deliverable": True}), "2 advisories can be delivered"),
+        (observed(around={"deliverable": True}), None),
+        (observed(queued=3), "3 copies are queued"),
+        (observed(queued=3, source={"last_sequence": 12}), "3 messages behind"),
+    ),
+)
+def test_a_run_is_asked_for_when_there_is_something_to_do(seen: Observed, reason: str | None) -> None:
+    assert decide(seen, SENSOR) == Decision(reason)
+
+
+@pytest.mark.parametrize(
+    ("behind", "lag_messages", "lag_seconds", "unread_seconds", "reason"),
+    (
+        (2, 3, 0, None, None),
+        (3, 3, 0, None, "3 messages behind"),
+        (2, 3, 60, 59.9, None),
+        (2, 3, 60, 60.0, "2 messages behind for 60 s"),
+        (2, 3, 60, None, None),
+        (0, 3, 60, 99.0, None),
+    ),
+)
+def test_lag_is_tolerated_as_configured(
+    behind: int, lag_messages: int, lag_seconds: int, unread_seconds: float | None, reason: str | None
+) -> None:
+    sensor = SensorSettings(lag_messages=lag_messages, lag_ns=lag_seconds * SECOND_NS)
+    seen = observed(source={"last_sequence": 9 + behind, "unread_seconds": unread_seconds})
+    assert decide(seen, sensor).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("lasted", "age_seconds", "waits"),
+    (
+        (0, 29.0, "1 s"),  # at least a sensor interval
+        (0, 30.0, None),
+        (100, 40.0, "60 s"),  # as long as it has lasted
+        (100, 100.0, None),
+        (9_000, 299.0, "1 s"),  # at most five minutes
+        (9_000, 300.0, None),
+        (100, None, None),  # nobody knows when: try
+    ),
+)
+@pytest.mark.parametrize("what", ("read", "copy"))
+def test_what_failed_is_tried_again_ever_more_patiently(
+    what: str, lasted: int, age_seconds: float | None, waits: str | None
+) -> None:
+    since_ns = NOW_NS - lasted * SECOND_NS
+    status: dict[str, Any] = (
+        {"last_error": "no", "last_error_since_ns": since_ns, "next_sequence": 8}
+        if what == "read"
+        else {"copy_error": "no", "copy_error_since_ns": since_ns, "queued": 1}
+    )
+    decision = decide(observed(around={"age_seconds": age_seconds}, **status), SENSOR)
+    if waits is None:
+        assert decision.reason is not None
+    else:
+        assert decision == Decision(None, f"no (tried again in {waits})")
+
+
+def test_a_failing_target_keeps_nothing_from_being_read_and_a_failing_source_no_queue_from_being_drained() -> None:
+    failing: dict[str, Any] = {"copy_error": "away", "copy_error_since_ns": NOW_NS - SECOND_NS, "queued": 4}
+    assert decide(observed(**failing, next_sequence=8), SENSOR).reason == "2 messages behind"
+    assert decide(observed(**failing, next_deadline_ns=1), SENSOR).reason == "a deadline has passed"
+    failing = {"last_error": "made again", "last_error_since_ns": NOW_NS - SECOND_NS, "next_sequence": 8}
+    assert decide(observed(**failing, queued=4), SENSOR).reason == "4 copies are queued"
+
+
+@pytest.mark.parametrize(
+    ("rules", "status", "decision"),
+    (
+        (TRACKED, {"queued": 4}, Decision(None, "copying is paused")),
+        (TRACKED, {}, Decision(None)),
+        (TRACKED, {"next_sequence": 8, "queued": 4}, Decision("2 messages behind")),
+        (TRACKED, {"next_deadline_ns": 1}, Decision("a deadline has passed")),
+        (PLAIN, {"next_sequence": 8}, Decision(None, "paused")),
+        (PLAIN, {"created_ns": 0}, Decision(None, "paused")),
+    ),
+)
+def test_a_paused_stream_is_watched_when_it_is_tracked_and_left_alone_otherwise(
+    rules: EntryRules, status: dict[str, Any], decision: Decision
+) -> None:
+    assert decide(observed(rules, around={"paused": True}, **status), SENSOR) == decision
+
+
+def test_a_status_of_an_earlier_version_is_read_with_nothing_queued() -> None:
+    row = {"created_ns": 5, "next_sequence": 10, "lag_messages": 0, "unpublished": 1, "last_error": None}
+    assert StreamStatus.from_json(row) == StreamStatus(created_ns=5, next_sequence=10, unpublished=1)
+    assert StreamStatus.from_json({}) == StreamStatus()
+
+
+@given(
+    values=st.fixed_dictionaries(
+        {},
+        optional={field.name: st.integers(0, 20) for field in fields(StreamStatus) if field.type == "int"},
+    ),
+    last=st.integers(0, 20),
+    paused=st.booleans(),
+)
+def test_there_is_a_reason_or_none_but_never_both_a_reason_and_an_excuse(
+    values: dict[str, Any], last: int, paused: bool
+) -> None:
+    seen = observed(source={"last_sequence": last}, around={"paused": paused}, **values)
+    reason, skip = decide(seen, SENSOR)
+    assert not (reason and skip)
+    # What can be done at once is never put off: nothing failed here.
+    assert reason is not None or paused or (seen.status.begun and not seen.status.queued)

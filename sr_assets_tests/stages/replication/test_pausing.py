@@ -1,0 +1,79 @@
+"""The marker of paused streams: who is in it, what survives another writer, what a broken one says."""
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from sr_assets.domain.errors import RunError
+from sr_assets.settings import Settings, load_settings
+from sr_assets.stages.replication.pausing import paused_streams, set_paused
+
+STREAMS = [f"S{number}" for number in range(8)]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return configured(tmp_path)
+
+
+def configured(home: Path) -> Settings:
+    entries = "".join(f"  - {{stream: {stream}, source_url: a, target_url: b}}\n" for stream in STREAMS)
+    file = home / "replication.yaml"
+    file.write_text(f"name: LONDON\nstate_store: {home}\nstreams:\n{entries}")
+    return load_settings(file, {})
+
+
+def folder_of(settings: Settings) -> Path:
+    return settings.home / "sites" / "LONDON"
+
+
+def test_nothing_is_paused_at_first_and_asking_makes_no_folder(settings: Settings) -> None:
+    assert paused_streams(folder_of(settings)) == frozenset()
+    assert not folder_of(settings).exists()
+
+
+def test_pausing_and_resuming_say_whether_they_changed_anything(settings: Settings) -> None:
+    first, second = settings.streams[:2]
+    assert set_paused(settings, first, paused=True)
+    assert not set_paused(settings, first, paused=True)
+    assert set_paused(settings, second, paused=True)
+    assert paused_streams(folder_of(settings)) == {"S0", "S1"}
+    assert set_paused(settings, first, paused=False)
+    assert not set_paused(settings, first, paused=False)
+    assert paused_streams(folder_of(settings)) == {"S1"}
+
+
+def pause(home: Path, index: int) -> None:
+    settings = load_settings(home / "replication.yaml", {})
+    set_paused(settings, settings.streams[index], paused=True)
+
+
+def test_processes_that_pause_different_streams_at_once_all_count(settings: Settings) -> None:
+    home = settings.home
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        pool.starmap(pause, [(home, index) for index in range(len(STREAMS))], chunksize=1)
+    assert paused_streams(folder_of(settings)) == set(STREAMS)
+
+
+@pytest.mark.parametrize("text", ("", "[]", '{"streams": 1}', "{"))
+def test_a_broken_marker_is_an_error_that_names_the_file(settings: Settings, text: str) -> None:
+    folder = folder_of(settings)
+    folder.mkdir(parents=True)
+    (folder / "paused.json").write_text(text)
+    with pytest.raises(RunError, match=r"paused\.json cannot be read"):
+        paused_streams(folder)
+    with pytest.raises(RunError, match=r"paused\.json cannot be read"):
+        set_paused(settings, settings.streams[0], paused=True)
+
+
+def test_a_folder_that_takes_no_file_is_one_line(settings: Settings) -> None:
+    (settings.home / "sites").write_text("a file where the folder belongs")
+    with pytest.raises(RunError, match=r"paused\.json"):
+        set_paused(settings, settings.streams[0], paused=True)
+
+
+def test_the_marker_is_readable_json(settings: Settings) -> None:
+    set_paused(settings, settings.streams[0], paused=True)
+    assert json.loads((folder_of(settings) / "paused.json").read_text()) == {"streams": ["S0"]}
