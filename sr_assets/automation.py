@@ -16,7 +16,8 @@ from typing import Any
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from sr_assets.adapters.nats.cluster import Cluster, StreamInfo
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.store import lock_owner, read_status, status_age_seconds
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import watermark

@@ -14,7 +14,8 @@ import pytest
 
 from sr_assets.adapters.copying import copier
 from sr_assets.adapters.copying.copier import Copier, Receipt
-from sr_assets.adapters.nats.cluster import STREAM_NOT_FOUND, ApiError, Cluster, target_config
+from sr_assets.adapters.nats.api import STREAM_NOT_FOUND, ApiError
+from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import (
     HEADERS_TOO_LARGE,
     MESSAGE_TOO_LARGE,
@@ -32,12 +33,12 @@ from sr_assets.adapters.wire import (
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import MESSAGE_ID_HEADER, Message, header_values, last_origin
 from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.target_stream import target_config
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets.settings import ClusterSettings, StreamSettings
 from sr_assets.stages.connectivity import probe_connectivity
 from sr_assets_tests.adapters.wire.rig import ODD, Names, consumers, delete, flat, made, outgoing, publish
 from sr_assets_tests.faults.copying import copy_plan
-from sr_assets_tests.rig import SITE, Rig, Sent, address, cluster
+from sr_assets_tests.rig import Rig, Sent, address, cluster
 from sr_assets_tests.server_versions import MINORS, server_binary
 
 Write = Callable[..., Receipt]
@@ -317,10 +318,14 @@ def test_stream_info_says_where_a_stream_stands(
     assert (empty.last_sequence, empty.messages, empty.last_stored_ns) == (0, 0, None)
     publish(connection, outgoing(stream, 10))
     delete(connection, stream, 2, 3, 5)
-    info = admin.stream_info(stream, deleted=True)
+    info = admin.stream_info(stream)
     assert (info.first_sequence, info.last_sequence, info.messages, info.num_deleted) == (1, 10, 7, 3)
-    assert info.deleted == (2, 3, 5)
-    assert (info.storage, info.retention, info.subjects, info.replicas) == (storage, "limits", (f"{stream}.>",), 1)
+    assert (info.config["storage"], info.retention, info.subjects, info.replicas) == (
+        storage,
+        "limits",
+        (f"{stream}.>",),
+        1,
+    )
     assert info.created_ns == empty.created_ns
     assert info.ts_ns is not None
     assert info.last_stored_ns is not None
@@ -370,12 +375,10 @@ def test_a_target_is_made_from_a_source_of_another_version(
     with cluster(nats_server) as packed:
         source, target = (packed, admin) if newest_first else (admin, packed)
         info = source.create_stream(rich(name, storage, source.server_version))
-        here = ClusterSettings(("127.0.0.1:4222",))
-        entry = replace(StreamSettings(SITE, SITE, name, here, here, f"{name}_COPY"), prefix="copy")
-        config = target_config(replace(info, replicas=3), entry, target.server_version, 3)
+        config = target_config(f"{name}_COPY", [f"copy.{name}.>"], {**info.config, "num_replicas": 3})
         copy = target.create_stream(config)
-    assert (copy.subjects, copy.storage, copy.replicas) == ((f"copy.{name}.>",), storage, 1)
-    assert (copy.allow_direct, copy.max_msg_size, copy.max_msgs_per_subject) == (True, 4000, 5)
+    assert (copy.subjects, copy.config["storage"], copy.replicas) == ((f"copy.{name}.>",), storage, 1)
+    assert (copy.allow_direct, copy.config["max_msg_size"], copy.max_msgs_per_subject) == (True, 4000, 5)
     given = (
         "allow_msg_ttl",
         "allow_atomic",

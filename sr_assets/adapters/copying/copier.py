@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.connection_file import open_connection
 from sr_assets.adapters.published.history import StagedFiles
-from sr_assets.adapters.wire.connection_file import open_connection
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import (
     MESSAGE_ID_HEADER,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, InputPartition
 
-from sr_assets.adapters.wire.connection_file import open_connection
+from sr_assets.adapters.connection_file import open_connection
 from sr_assets.domain.subjects import printable
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from sr_assets.stages.source.position import advance, load_position
 from sr_assets.stages.source.reading import gap_rows, next_range, read_with_spark
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.nats.cluster import StreamInfo
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.adapters.state.store import StreamState
     from sr_assets.settings import FeedSettings
     from sr_assets.stages.site import Site, StreamReport

@@ -19,7 +19,7 @@ from sr_assets.stages.source.position import first_sequence
 from sr_assets.stages.source.reading import reads_direct
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.nats.cluster import StreamInfo
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.settings import FeedSettings
 
 

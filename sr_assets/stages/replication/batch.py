@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from sr_assets.adapters.nats.cluster import StreamInfo
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.adapters.state.store import Intent, StreamState
     from sr_assets.settings import StreamSettings
     from sr_assets.stages.site import Site, StreamReport

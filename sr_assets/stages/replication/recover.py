@@ -36,7 +36,7 @@ from sr_assets.stages.tracking.node_state import NODE_SCHEMA, add_transitions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sr_assets.adapters.nats.cluster import StreamInfo
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.domain.messages import Message, Origin
     from sr_assets.domain.tracking import NodeState, Policy, Transition
     from sr_assets.settings import ClusterSettings, Settings, StreamSettings

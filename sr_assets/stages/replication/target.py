@@ -1,19 +1,20 @@
 """The target of a stream before anything is copied into it: made when missing, refused when it cannot be right.
 
-Not here: the copying (`replica`, `spark.sink`), what a created target looks like (`adapters.nats.cluster.target_config`).
+Not here: the copying (`replica`, `spark.sink`), what a created target looks like (`domain.target_stream`).
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sr_assets.adapters.nats.cluster import target_config
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.subjects import advisory_pattern, overlaps
+from sr_assets.domain.target_stream import target_config
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.nats.cluster import Cluster, StreamInfo
+    from sr_assets.adapters.nats.cluster import Cluster
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.settings import Entry, StreamSettings
 
 logger = logging.getLogger(__name__)
@@ -51,15 +52,32 @@ def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) 
                 f"target stream {stream.target_stream} does not exist on {stream.target.label} and no_target_create is"
                 " set: create it"
             )
-        config = target_config(source, stream, target.server_version, target.cluster_size)
+        config = new_target(stream, source)
         info = target.create_stream(config)
-        shown = ", ".join(f"{key} {value}" for key, value in config.items() if key != "name")
+        shown = ", ".join(
+            f"{key} {value}" for key, value in {**config, "num_replicas": info.replicas}.items() if key != "name"
+        )
         logger.info(
             "%s: created target stream %s on %s: %s", stream.label, stream.target_stream, stream.target.label, shown
         )
         return info
     check_target(stream, source, info)
     return info
+
+
+def new_target(stream: StreamSettings, source: StreamInfo) -> dict[str, Any]:
+    """Return the configuration of a target that is to be created.
+
+    Raises RunError when the source names no subjects (a mirror without a filter), ConfigurationError when a rewritten
+    one is none.
+    """
+    patterns = [stream.filter_subject] if stream.filter_subject else source.subjects
+    if not patterns:
+        raise RunError(
+            f"stream {stream.label}: the source names no subjects (a mirror does not): create target stream "
+            f"{stream.target_stream} yourself or set filter_subject"
+        )
+    return target_config(stream.target_stream, map(stream.target_pattern, patterns), source.config)
 
 
 def check_target(stream: StreamSettings, source: StreamInfo, info: StreamInfo) -> None:

@@ -26,7 +26,7 @@ from sr_assets.domain.positions import SequenceRange, merge_ranges
 
 if TYPE_CHECKING:
     from sr_assets.adapters.copying.copier import Identity
-    from sr_assets.adapters.nats.cluster import StreamInfo
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.adapters.state.store import StreamState
     from sr_assets.settings import StreamSettings
     from sr_assets.stages.site import Site

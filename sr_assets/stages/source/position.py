@@ -19,7 +19,8 @@ from sr_assets.domain.positions import SequenceRange, watermark
 from sr_assets.settings import StreamSettings
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.nats.cluster import Cluster, StreamInfo
+    from sr_assets.adapters.nats.cluster import Cluster
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.settings import Entry, Start
     from sr_assets.stages.site import Site
 

@@ -15,12 +15,11 @@ from sr_assets.domain.positions import SequenceRange
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sr_assets.adapters.nats.cluster import StreamInfo
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.adapters.state.store import StreamState
     from sr_assets.settings import Entry
     from sr_assets.stages.site import Site
 
-_DIRECT_BATCH_VERSION = (2, 11, 0)
 _MAX_GAP_ROWS = 1_000
 #: A batch may read this many times `batch_bytes`: that is for what it holds, and it holds far less than it reads.
 _READ_SHARE = 10
@@ -41,7 +40,7 @@ def next_range(entry: Entry, state: StreamState, source: StreamInfo, end: int) -
 
 def reads_direct(source: StreamInfo) -> bool:
     """Tell whether batched direct get can be used."""
-    return source.allow_direct and source.server_version >= _DIRECT_BATCH_VERSION
+    return source.supports_batched_direct_get
 
 
 def read_with_spark(site: Site, entry: Entry, source: StreamInfo, wanted: SequenceRange, **options: str) -> pa.Table:

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from sr_assets.adapters.connection_file import write_connection
 from sr_assets.adapters.copying import copier
 from sr_assets.adapters.copying.copier import Receipt
 from sr_assets.adapters.spark import sink
 from sr_assets.adapters.spark.sink import JetStreamWriter
-from sr_assets.adapters.wire.connection_file import write_connection
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import MESSAGE_ID_HEADER, header_values
 from sr_assets.embedded.nats_server import NatsServer
