@@ -11,8 +11,8 @@ import dagster as dg
 
 from sr_assets.assets.streams import stream_key
 from sr_assets.domain.errors import RunError
-from sr_assets.domain.messages import last_origin
 from sr_assets.domain.positions import format_rfc3339_ns
+from sr_assets.domain.provenance import Identity, find_copy
 
 #: Sensor intervals without progress, while the source is ahead, after which the check warns, and after which it fails.
 _STALLED_INTERVALS = 2
@@ -151,8 +151,9 @@ def _tail_problem(site: Site, report: StreamReport) -> str:
         stored = target.message(stream.target_stream, state.target_sequence)
     except RunError as error:
         return f"the target cannot be asked: {error}"
-    origin = last_origin(stored.headers) if stored else None
-    if stored is not None and (origin is None or origin.sequence != state.target_holds):
+    identity = Identity(stream.stream, stream.replicator, stream.name)
+    copy = find_copy(stored.headers, identity) if stored else None
+    if stored is not None and (copy is None or copy.sequence != state.target_holds):
         return f"the target's {state.target_sequence} is not our copy of {state.target_holds}"
     return ""
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters.copying import copier
-from sr_assets.adapters.copying.copier import Copier, Receipt
+from sr_assets.adapters.copying import sending
+from sr_assets.adapters.copying.copier import Copier
+from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.nats.api import STREAM_NOT_FOUND, ApiError
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import (
@@ -165,7 +166,7 @@ def write(
     server: NatsServer, stream: str, target: str, direct: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Write:
     """Copy some sequences of `stream` into `target`, in this process."""
-    monkeypatch.setattr(copier, "_REFUSAL_SECONDS", 0.2)
+    monkeypatch.setattr(sending, "_REFUSAL_SECONDS", 0.2)
     plan = copy_plan(tmp_path, address(server), stream, target, direct=direct)
 
     def task(sequences: Any, **changes: Any) -> Receipt:

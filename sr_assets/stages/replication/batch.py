@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sr_assets.adapters.checkpoints import Point, reach
-from sr_assets.adapters.copying.copier import CopyPlan, Parked, Receipt
+from sr_assets.adapters.copying.plan import CopyPlan
+from sr_assets.adapters.copying.receipt import Parked, Receipt
 from sr_assets.adapters.spark.session import spark_error
 from sr_assets.adapters.spark.sink import await_writers
 from sr_assets.adapters.spark.source import FORMAT, encode_extractor

@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sr_assets.adapters import wire
-from sr_assets.adapters.copying.copier import is_ours, other_writer
 from sr_assets.adapters.published.history import copied_sequences, stream_folder
 from sr_assets.adapters.state.store import gap_row
 from sr_assets.domain.errors import RunError
-from sr_assets.domain.messages import last_origin
 from sr_assets.domain.positions import SequenceRange, merge_ranges
+from sr_assets.domain.provenance import Identity, find_copy, other_writer
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.copying.copier import Identity
     from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.adapters.state.store import StreamState
     from sr_assets.settings import StreamSettings
@@ -65,7 +63,7 @@ def refuse_other_writer(stream: StreamSettings, state: StreamState, target: Stre
 
 
 def _identity(stream: StreamSettings) -> Identity:
-    return stream.stream, stream.replicator, stream.name
+    return Identity(stream.stream, stream.replicator, stream.name)
 
 
 def _read_copies(stream: StreamSettings, state: StreamState, held: SequenceRange) -> dict[int, int]:
@@ -73,9 +71,9 @@ def _read_copies(stream: StreamSettings, state: StreamState, held: SequenceRange
     found: dict[int, int] = {}
     with wire.Connection(stream.target, "sr-assets review") as connection:
         for message in itertools.chain.from_iterable(wire.read_headers(connection, stream.target_stream, held)):
-            origin = last_origin(message.headers)
-            if origin and is_ours(origin, message.headers, _identity(stream), state.created_ns):
-                found[message.sequence] = origin.sequence
+            copy = find_copy(message.headers, _identity(stream), state.created_ns)
+            if copy is not None:
+                found[message.sequence] = copy.sequence
     return found
 
 
@@ -141,12 +139,8 @@ def _rolled_back(site: Site, stream: StreamSettings, state: StreamState, target:
     if target.first_sequence > state.target_sequence:
         return False
     stored = site.cluster(stream.target).message(stream.target_stream, state.target_sequence)
-    origin = last_origin(stored.headers) if stored else None
-    return stored is not None and not (
-        origin
-        and is_ours(origin, stored.headers, _identity(stream), state.created_ns)
-        and origin.sequence == state.target_holds
-    )
+    copy = find_copy(stored.headers, _identity(stream), state.created_ns) if stored else None
+    return stored is not None and (copy is None or copy.sequence != state.target_holds)
 
 
 def _note_rollback(site: Site, stream: StreamSettings, state: StreamState, target: StreamInfo) -> None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from sr_assets.adapters import wire
 from sr_assets.adapters.state.store import StreamState
 from sr_assets.domain.errors import RunError
-from sr_assets.domain.messages import last_origin
 from sr_assets.domain.positions import SequenceRange, watermark
+from sr_assets.domain.provenance import Identity, find_copy
 from sr_assets.settings import StreamSettings
 
 if TYPE_CHECKING:
@@ -156,15 +156,11 @@ def _refuse_lost_state(site: Site, stream: StreamSettings) -> None:
     with wire.Connection(stream.target, "sr-assets tail") as connection:
         for messages in wire.read_headers(connection, stream.target_stream, held):
             for message in messages:
-                origin = last_origin(message.headers)
-                if origin and (origin.stream, origin.replicator, origin.name) == (
-                    stream.stream,
-                    stream.replicator,
-                    stream.name,
-                ):
+                copy = find_copy(message.headers, Identity(stream.stream, stream.replicator, stream.name))
+                if copy is not None:
                     raise RunError(
                         f"there is no state for {stream.label}, but target stream {stream.target_stream} already holds"
-                        f" copies of it ({origin.sequence} at {message.sequence}); run `sr-assets recover --stream"
+                        f" copies of it ({copy.sequence} at {message.sequence}); run `sr-assets recover --stream"
                         f" {stream.label}`"
                     )
 
