@@ -16,7 +16,7 @@ import click
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.published.tables import Rows
+    from sr_assets.adapters.published.reading import Rows
     from sr_assets.settings import Settings
 
 _INTERRUPTED = 130
@@ -152,7 +152,7 @@ def _short_warnings(settings: "Settings") -> list[str]:
 
 def ask(settings: "Settings", sql: str, parameters: Mapping[str, Any] | None = None) -> "Rows":
     """Ask the published tables as a stranger may; raises RunError when nothing is published yet."""
-    from sr_assets.adapters.published.tables import open_fleet, read_rows
+    from sr_assets.adapters.published.reading import open_fleet, read_rows
 
     with open_fleet(settings.home, confined=True) as connection:
         return read_rows(connection, sql, parameters or ())

@@ -16,7 +16,7 @@ from sr_assets.cli.base import ask, cli, configured, form_option, print_rows
 from sr_assets.domain.errors import ConfigurationError, RunError
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.published.tables import Rows
+    from sr_assets.adapters.published.reading import Rows
     from sr_assets.domain.availability import Advisory
     from sr_assets.settings import Settings
 

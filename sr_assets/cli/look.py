@@ -17,7 +17,7 @@ from sr_assets.cli.central import NODE_HISTORY, NODE_STATE, follow_advisories, s
 from sr_assets.domain.errors import ConfigurationError, RunError
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.published.tables import Rows
+    from sr_assets.adapters.published.reading import Rows
     from sr_assets.settings import Entry, Settings
 
 
@@ -191,7 +191,7 @@ _NODE_SNAPSHOT = """
 
 def _latest(settings: "Settings", name: str) -> "Rows":
     """Return a node's latest messages; none, with a warning, when their Parquet files are gone."""
-    from sr_assets.adapters.published.tables import Rows
+    from sr_assets.adapters.published.reading import Rows
 
     try:
         return ask(settings, _NODE_SNAPSHOT, {"node": name})
@@ -332,7 +332,7 @@ def lag(settings: "Settings", form: Any) -> int:
 @configured
 def export(settings: "Settings", file: Path) -> None:
     """Write a self-contained copy of the published tables, a DuckDB file."""
-    from sr_assets.adapters.published.tables import export_fleet
+    from sr_assets.adapters.published.reading import export_fleet
 
     export_fleet(settings.home, file)
 

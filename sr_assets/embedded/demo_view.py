@@ -15,7 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from sr_assets.adapters.published.tables import Rows, open_fleet, read_rows
+from sr_assets.adapters.published.reading import Rows, open_fleet, read_rows
 from sr_assets.cli.render import text
 from sr_assets.domain.errors import SrAssetsError
 

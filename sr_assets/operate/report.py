@@ -54,7 +54,7 @@ def report_run(
 
 def published(settings: Settings) -> dict[tuple[str, str], dict[str, Any]]:
     """Return the table `replication` by name and stream; empty when nothing is published."""
-    from sr_assets.adapters.published.tables import open_fleet, read_rows
+    from sr_assets.adapters.published.reading import open_fleet, read_rows
 
     try:
         with open_fleet(settings.home) as connection:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sr_assets.adapters.connection_file import write_connection
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.published.tables import PublishedStream, publish_site, read_generation
+from sr_assets.adapters.published.publishing import PublishedStream, publish_site, read_generation
 from sr_assets.adapters.spark.engine import KEEP_SECONDS, use_engine
 from sr_assets.adapters.state.store import SiteLock, SiteState, read_status, status_age_seconds, write_status
 from sr_assets.settings import FeedSettings, StreamSettings
