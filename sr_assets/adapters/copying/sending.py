@@ -196,7 +196,7 @@ class Sender:
         return self._settled is not None and self._answers()
 
     def _answers(self) -> bool:
-        """Tell whether the target answers a publish, on the subject of a copy that it took; nothing is stored."""
+        """Return whether the target answers a publish, on the subject of a copy that it took; nothing is stored."""
         message = self._settled or self._window[min(self._window)]
         probe = self._outgoing(message)._replace(headers=_IMPOSSIBLE, payload=b"")
         try:

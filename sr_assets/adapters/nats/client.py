@@ -33,7 +33,7 @@ class ClientThread:
     """A connection to the first of a cluster's servers that answers, and the thread its event loop runs in.
 
     Opened by the first call, opened again by the first call after it was lost. `woken` is set by what arrives outside
-    of an answer; `complaint` is then what the server, or the socket, said.
+    of an answer; `complaint` is then the error text of the server or the socket.
     """
 
     def __init__(self, settings: ClusterSettings, name: str) -> None:

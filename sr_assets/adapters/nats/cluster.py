@@ -90,7 +90,7 @@ class Cluster:
             raise
 
     def stream_exists(self, stream: str) -> bool:
-        """Tell whether there is such a stream."""
+        """Return whether there is such a stream."""
         return self.find_stream(stream) is not None
 
     def stream_names(self, subject: str = ">") -> list[str]:
@@ -104,7 +104,7 @@ class Cluster:
                 return names
 
     def create_stream(self, config: dict[str, Any]) -> StreamInfo:
-        """Create a stream, with fewer replicas when the cluster has too few servers; the answer says what was made."""
+        """Create a stream, with fewer replicas when the cluster has too few servers; returns what was made."""
         for replicas in range(config.get("num_replicas", 1), 0, -1):
             try:
                 answer = self.request_api(f"STREAM.CREATE.{config['name']}", {**config, "num_replicas": replicas})
@@ -133,7 +133,7 @@ class Cluster:
         senders: Sequence[str] | None = None,
         timeout_seconds: float = REQUEST_SECONDS,
     ) -> list[bool]:
-        """Publish (subject, payload, message id) in order into JetStream; tell which were acknowledged.
+        """Publish (subject, payload, message id) in order into JetStream; returns which were acknowledged.
 
         Sending stops at the first refusal, whose reason is then in `last_refusal`; what comes later than the timeout
         after the acknowledgement before it, and what was under way when the connection was lost, counts as not
