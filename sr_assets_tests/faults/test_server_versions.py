@@ -265,13 +265,12 @@ def test_what_belongs_to_one_message_parks_it_and_the_rest_goes_on(
     assert "on_poison" in (write((10,), since=1, on_poison="stop").failure or "")
 
 
-@pytest.mark.parametrize("limit", ({"max_msgs": 4}, {"max_bytes": 1500}, {"max_msgs_per_subject": 1}), ids=str)
+@pytest.mark.parametrize("limit", ({"max_msgs": 4}, {"max_bytes": 1500}), ids=str)
 def test_a_full_target_stops_the_batch_and_gets_the_rest_when_it_has_room(
     connection: Connection, stream: str, target: str, storage: str, direct: bool, write: Write, limit: dict[str, int]
 ) -> None:
-    per_subject = {"discard_new_per_subject": True} if "max_msgs_per_subject" in limit else {}
     config = {"name": target, "subjects": [f"to.{stream}.>"], "storage": storage, "allow_direct": direct}
-    full = {**config, "discard": "new", **limit, **per_subject}
+    full = {**config, "discard": "new", **limit}
     assert "error" not in connection.request(f"$JS.API.STREAM.UPDATE.{target}", full)
     publish(connection, outgoing(stream, 30))
     receipt = write(range(1, 31))
@@ -307,6 +306,19 @@ def test_headers_that_steer_the_source_do_not_steer_the_target(
     for one in copies(connection, target):
         names = [line.partition(b":")[0] for line in one.headers.split(b"\r\n")[1:] if line]
         assert names == [b"Keep", b"Choria-SR-Source", b"Nats-Msg-Id"]
+
+
+def test_a_full_subject_of_the_target_parks_its_messages_and_no_others(
+    connection: Connection, stream: str, storage: str, write: Write
+) -> None:
+    config = {"storage": storage, "discard": "new", "discard_new_per_subject": True, "max_msgs_per_subject": 1}
+    target = made(connection, f"{stream}_ONE", subjects=[f"one.{stream}.>"], **config)
+    publish(connection, outgoing(stream, 10))
+    receipt = write(range(1, 11), stream=target, subjects=(f"one.{stream}.>",), prefix="one")
+    assert (receipt.copied, receipt.failure) == (7, None)
+    assert [(parked.sequence, parked.reason) for parked in receipt.parked] == [
+        (sequence, "maximum messages per subject exceeded (10077)") for sequence in (8, 9, 10)
+    ]
 
 
 # ----------------------------------------------------------------------------------------------------- administration
