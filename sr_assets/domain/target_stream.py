@@ -1,4 +1,4 @@
-"""Which target stream is created for a source.
+"""Which target stream is created for a source, and what no target can hold.
 
 Not here: what an existing target must be like (`stages.replication.target`), the request (`adapters.nats`).
 """
@@ -12,6 +12,8 @@ from sr_assets.domain.subjects import covers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+#: No stream's last sequence: a publish that expects it is answered by every stream and stored by none.
+IMPOSSIBLE_SEQUENCE: Final = 18446744073709551614
 _MIN_DUPLICATE_WINDOW_NS: Final = 120 * 1_000_000_000
 #: Taken over from the source as they are; all that a source has besides stays there.
 _TAKEN_OVER: Final = ("max_msgs", "max_bytes", "max_age", "max_msgs_per_subject", "max_msg_size", "discard")

@@ -20,6 +20,7 @@ from sr_assets.domain.messages import header_writer
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.provenance import find_copy, other_writer
 from sr_assets.domain.subjects import matcher, printable, target_subject
+from sr_assets.domain.target_stream import IMPOSSIBLE_SEQUENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -39,8 +40,7 @@ _ACK_SECONDS: Final = 30.0
 _PROBE_SECONDS: Final = 5.0
 _MAX_PAUSE_SECONDS: Final = 5.0
 _MAX_PARKED: Final = 1000
-#: No stream's last sequence: what expects it is answered by every stream and stored by none.
-_IMPOSSIBLE: Final = b"NATS/1.0\r\nNats-Expected-Last-Sequence: 18446744073709551614\r\n\r\n"
+_IMPOSSIBLE: Final = b"NATS/1.0\r\nNats-Expected-Last-Sequence: %d\r\n\r\n" % IMPOSSIBLE_SEQUENCE
 
 
 class StopError(Exception):
@@ -62,6 +62,7 @@ class Sender:
         self._refused_since: dict[int, float] = {}
         self._settled: Message | None = None
         self._settled_at = 0.0
+        self._source_failure: wire.WireError | None = None
         self._takes = matcher(plan.subjects)
         self._headers = header_writer(plan.replicator, plan.name, plan.source_stream, plan.created_ns)
 
@@ -91,8 +92,9 @@ class Sender:
         """Send everything in order and wait for every acknowledgement.
 
         Raises StopError when the stream must not go on, WireError when the connection is lost or the target does not
-        answer anything.
+        answer anything; also what `items` raises.
         """
+        items = self._watch(items)
         pause_seconds = 0.1
         again: list[wire.Outgoing] = []
         while True:
@@ -101,6 +103,8 @@ class Sender:
             try:
                 refused = self._publish(itertools.chain(again, items))
             except wire.WireError as lost:
+                if lost is self._source_failure:
+                    raise
                 refused = self._send_unanswered(lost)
             else:
                 if not refused and not self._window:
@@ -110,6 +114,14 @@ class Sender:
             if waiting:
                 pause_seconds = 0.1 if self._settled_at > began else min(2 * pause_seconds, _MAX_PAUSE_SECONDS)
                 time.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311  jitter, not a secret
+
+    def _watch(self, items: Iterator[wire.Outgoing]) -> Iterator[wire.Outgoing]:
+        """Note the failure of the source: items that are not there are not to be taken for the end of the items."""
+        try:
+            yield from items
+        except wire.WireError as failure:
+            self._source_failure = failure
+            raise
 
     # --------------------------------------------------------------------------------------------- acknowledgements
 

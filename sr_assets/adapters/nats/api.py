@@ -21,8 +21,6 @@ MESSAGE_NOT_FOUND: Final = 10037
 NAME_MISMATCH: Final = 10056
 #: A cluster too small for the replicas, and a server without a cluster.
 TOO_FEW_SERVERS: Final = frozenset({10005, 10074})
-#: No stream's last sequence: a publish that expects it is answered but never stored.
-IMPOSSIBLE_SEQUENCE: Final = 18446744073709551614
 
 
 class ApiError(RunError):

@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from sr_assets.adapters.nats.api import (
-    IMPOSSIBLE_SEQUENCE,
     MESSAGE_NOT_FOUND,
     STREAM_NOT_FOUND,
     TOO_FEW_SERVERS,
@@ -25,6 +24,7 @@ from sr_assets.adapters.wire.frames import encode_json, stored_message
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message
+from sr_assets.domain.target_stream import IMPOSSIBLE_SEQUENCE
 
 
 class Cluster:

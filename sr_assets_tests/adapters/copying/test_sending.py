@@ -1,11 +1,13 @@
 """A message that the target does not take is parked when it is about that message, and no other message waits for it."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sr_assets.adapters.connection_file import write_connection
 from sr_assets.adapters.copying import sending
 from sr_assets.adapters.copying.copier import Copier
 from sr_assets.adapters.copying.receipt import Receipt
@@ -15,7 +17,7 @@ from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.messages import last_origin
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets_tests.adapters.wire.rig import flat, made
+from sr_assets_tests.adapters.wire.rig import flat, made, outgoing, publish
 from sr_assets_tests.faults.copying import copy_plan
 
 #: A publish on a mapped subject reaches a subscriber who never answers: no stream, no refusal, no acknowledgement.
@@ -43,9 +45,9 @@ class Rig:
         plan = copy_plan(self.folder, self.cluster, "FROM", "TO", next=count + 1, **changes)
         return Copier(plan, dict.fromkeys(range(1, count + 1)), 0).run()
 
-    def copied(self) -> list[int]:
+    def copied(self, count: int = 6) -> list[int]:
         """Return the source sequences in the target, in its order."""
-        stored = flat(read_range(self.connection, "TO", SequenceRange(1, 100), direct=True))
+        stored = flat(read_range(self.connection, "TO", SequenceRange(1, count + 1), direct=True))
         origins = [last_origin(message.headers) for message in stored]
         return [origin.sequence for origin in origins if origin]
 
@@ -119,3 +121,28 @@ def test_a_target_that_answers_nothing_is_a_lost_connection_not_a_parked_message
     rig.fill(no_ack=True)
     with pytest.raises(WireError, match=r"no acknowledgement within 0\.5 s"):
         rig.copy()
+
+
+def test_a_source_that_is_lost_amid_a_batch_fails_it_although_the_target_answers(rig: Rig, tmp_path: Path) -> None:
+    count = 60_000
+    made(rig.connection, "TO", subjects=["to.FROM.>"])
+    with NatsServer(tmp_path, "mortal") as mortal:
+        source = ClusterSettings((mortal.address,))
+        with Connection(source) as connection:
+            made(connection, "FROM", storage="memory")
+            assert not any(ack.error for ack in publish(connection, outgoing("FROM", count, size_bytes=600)))
+        here = str(write_connection(tmp_path / "source", source))
+        killer = threading.Thread(target=kill_once, args=(mortal, rig.cluster, "TO"))
+        killer.start()
+        with pytest.raises(WireError, match=str(mortal.port)):
+            rig.copy(count, source_connection=here)
+        killer.join()
+    assert 0 < len(rig.copied(count)) < count
+
+
+def kill_once(server: NatsServer, cluster: ClusterSettings, target: str) -> None:
+    """Kill a server once a target holds something."""
+    with Cluster(cluster) as admin:
+        while not admin.stream_info(target).last_sequence:
+            pass
+    server.kill()
