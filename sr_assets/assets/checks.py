@@ -12,8 +12,8 @@ import dagster as dg
 from sr_assets.adapters.state.records import CopyState
 from sr_assets.assets.streams import stream_key
 from sr_assets.domain.errors import RunError
-from sr_assets.domain.messages import last_origin
 from sr_assets.domain.positions import format_rfc3339_ns
+from sr_assets.domain.provenance import Identity, find_copy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -147,8 +147,9 @@ def _last_copy_problem(site: Site, stream: StreamSettings, report: StreamReport)
         stored = target.message(stream.target_stream, copying.target_sequence)
     except RunError as error:
         return f"the target cannot be asked: {error}"
-    origin = last_origin(stored.headers) if stored else None
-    if stored is not None and (origin is None or origin.sequence != copying.target_holds):
+    identity = Identity(stream.stream, stream.replicator, stream.name)
+    copy = find_copy(stored.headers, identity, copying.created_ns) if stored else None
+    if stored is not None and (copy is None or copy.sequence != copying.target_holds):
         return f"the target's {copying.target_sequence} is not our copy of {copying.target_holds}"
     return ""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import dagster as dg
 
-from sr_assets.adapters.published.tables import count_rows
+from sr_assets.adapters.published.reading import count_rows
 from sr_assets.assets.streams import OWNERS, stream_key
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.settings import FeedSettings, StreamSettings

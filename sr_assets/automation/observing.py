@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.state.pausing import paused_streams
 from sr_assets.adapters.state.status_file import read_status, status_age_seconds
 from sr_assets.automation.decisions import (
     Decision,
@@ -25,13 +26,12 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import watermark
 from sr_assets.domain.subjects import advisory_subject
 from sr_assets.settings import FeedSettings, StreamSettings
-from sr_assets.stages.replication.pausing import paused_streams
 from sr_assets.stages.site import needs_publishing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from sr_assets.adapters.nats.cluster import StreamInfo
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.settings import ClusterSettings, Entry, Settings
 
 

@@ -14,7 +14,7 @@ from sr_assets.cli.render import Format, print_json, print_node, print_summary, 
 from sr_assets.domain.errors import ConfigurationError, RunError
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.published.tables import Rows
+    from sr_assets.adapters.published.reading import Rows
     from sr_assets.settings import Settings
 
 #: How many nodes of all sites a person is shown at once; programs get all of them.
@@ -108,7 +108,7 @@ def node(settings: "Settings", name: str, form: str) -> None:
 def _newest_messages(settings: "Settings", name: str) -> "Rows":
     """Return a node's newest messages; none, with a warning, when their Parquet files are gone."""
     from sr_assets.adapters.published import queries
-    from sr_assets.adapters.published.tables import Rows
+    from sr_assets.adapters.published.reading import Rows
 
     try:
         return queries.node_snapshots(settings.home, name)

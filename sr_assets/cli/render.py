@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.published.tables import Rows
+    from sr_assets.adapters.published.reading import Rows
 
 Format = Literal["table", "json", "csv"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)

@@ -112,7 +112,7 @@ def lag(settings: "Settings", form: Format) -> int:
 
 def _paused_labels(settings: "Settings") -> frozenset[str]:
     """Return the paused streams, as name/stream."""
-    from sr_assets.stages.replication.pausing import paused_streams
+    from sr_assets.adapters.state.pausing import paused_streams
 
     return frozenset(
         f"{site}/{stream}" for site in settings.sites for stream in paused_streams(settings.home / "sites" / site)
@@ -124,7 +124,7 @@ def _paused_labels(settings: "Settings") -> frozenset[str]:
 @configured
 def pause(settings: "Settings", name: str) -> None:
     """Stop copying a stream until `resume`; a tracked stream is still watched, published and advised on."""
-    from sr_assets.stages.replication.pausing import set_paused
+    from sr_assets.adapters.state.pausing import set_paused
 
     stream = one_stream(settings, name, _NO_COPY)
     changed = set_paused(settings, stream, paused=True)
@@ -137,7 +137,7 @@ def pause(settings: "Settings", name: str) -> None:
 @configured
 def resume(settings: "Settings", name: str) -> None:
     """Go on copying a stream where `pause` stopped it."""
-    from sr_assets.stages.replication.pausing import set_paused
+    from sr_assets.adapters.state.pausing import set_paused
 
     stream = one_stream(settings, name, _NO_COPY)
     changed = set_paused(settings, stream, paused=False)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @configured
 def export(settings: "Settings", file: Path) -> None:
     """Write a self-contained copy of the published tables, a DuckDB file."""
-    from sr_assets.adapters.published.tables import export_fleet
+    from sr_assets.adapters.published.reading import export_fleet
 
     export_fleet(settings.home, file)
 

@@ -65,7 +65,7 @@ def _gain(now: int, before: int) -> int:
 
 def published(settings: Settings) -> dict[tuple[str, str], dict[str, Any]]:
     """Return the table `replication` by name and stream; empty when nothing is published."""
-    from sr_assets.adapters.published.tables import open_fleet, read_rows
+    from sr_assets.adapters.published.reading import open_fleet, read_rows
 
     try:
         with open_fleet(settings.home) as connection:

@@ -12,27 +12,25 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from sr_assets.adapters.nats.cluster import ApiError, Cluster, target_config
-from sr_assets.adapters.wire import Connection, read_range
+from sr_assets.adapters.nats.api import NAME_MISMATCH, ApiError
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.wire import WRONG_LAST_SEQUENCE, Connection, read_range
 from sr_assets.domain.errors import RunError, SrAssetsError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.subjects import advisory_subject
 from sr_assets.domain.tracking import Event
 from sr_assets.settings import StreamSettings
-from sr_assets.stages.replication.target import check_target
+from sr_assets.stages.replication.target import check_target, new_target
 from sr_assets.stages.source.suitability import check_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sr_assets.adapters.nats.cluster import StreamInfo
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.settings import AdvisorySettings, Entry, Settings
 
 T = TypeVar("T")
 
-_WRONG_LAST_SEQUENCE: Final = 10071
-_NAME_MISMATCH: Final = 10056
-_BATCHED_DIRECT_GET: Final = (2, 11, 0)
 _LINKS: Final = 16
 #: Stands for a node in a subject that is only tried.
 _NODE: Final = "sr-assets-check"
@@ -141,7 +139,7 @@ def _try_reading(probes: _Probes, cluster: Cluster, info: StreamInfo) -> None:
     probes.attempt(
         cluster, asked, lambda: cluster.next_message(info.stream, last.first), lambda found: describe(found is not None)
     )
-    if info.allow_direct and info.server_version >= _BATCHED_DIRECT_GET:
+    if info.supports_batched_direct_get:
         probes.attempt(cluster, f"$JS.API.DIRECT.GET.{info.stream}", lambda: read(direct=True), describe)
     probes.attempt(cluster, f"$JS.API.CONSUMER.CREATE.{info.stream}", lambda: read(direct=False), describe)
 
@@ -195,7 +193,7 @@ def _try_creating(probes: _Probes, stream: StreamSettings, source_info: StreamIn
     )
 
     def free() -> list[str]:
-        subjects: list[str] = target_config(source_info, stream, target.server_version, target.cluster_size)["subjects"]
+        subjects: list[str] = new_target(stream, source_info)["subjects"]
         for subject in subjects:
             if others := target.stream_names(subject):
                 raise RunError(
@@ -213,7 +211,7 @@ def _refused_creation(target: Cluster, name: str) -> None:
     try:
         target.request_api(f"STREAM.CREATE.{name}", {"name": f"{name}-"})
     except ApiError as error:
-        if error.code == _NAME_MISMATCH:
+        if error.code == NAME_MISMATCH:
             return
         raise
     raise RunError(f"{target.settings.label}: a request that contradicts itself was taken")
@@ -237,7 +235,7 @@ def _subject(stream: StreamSettings, source: Cluster, info: StreamInfo) -> str |
 def _try_publishing(probes: _Probes, cluster: Cluster, subject: str) -> None:
     def publish() -> None:
         code, said = cluster.publish_refusal(subject)
-        if code != _WRONG_LAST_SEQUENCE:
+        if code != WRONG_LAST_SEQUENCE:
             raise RunError(f"{cluster.settings.label}: {subject}: {said}")
 
     probes.attempt(cluster, f"publish {subject}", publish, lambda _: "allowed; nothing was stored")

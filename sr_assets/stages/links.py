@@ -9,9 +9,9 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
+from sr_assets.adapters.connection_file import write_connection
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.spark.engine import use_engine
-from sr_assets.adapters.wire.connection_file import write_connection
 from sr_assets.domain.errors import EngineLostError
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """One run of a site: the rounds of its entries, how long they go on, and what is written down as they end.
 
-Not here: the work on an entry (`entries`), when trouble is tried again (`lane`), what the entries share (`site`), what
-Dagster is told about it (`assets`).
+Not here: the work on an entry (`stream_work`, `feed_work`), when trouble is tried again (`lane`), what the entries share
+(`site`), what Dagster is told about it (`assets`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Final
 
-from sr_assets.stages.entries import entry_work
+from sr_assets.settings import FeedSettings, StreamSettings
+from sr_assets.stages.feed_work import FeedWork
+from sr_assets.stages.stream_work import StreamWork
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from sr_assets.stages.entries import EntryWork
+    from sr_assets.settings import Entry
+    from sr_assets.stages.entry_work import EntryWork
     from sr_assets.stages.lane import Lane
     from sr_assets.stages.report import Stage, StreamReport
     from sr_assets.stages.site import Site
@@ -39,7 +42,7 @@ def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_onl
         return time.monotonic() > budget_ends or (drain_only and not lane.reached)
 
     works = [
-        entry_work(site, entry, selection[entry.stream], final) for entry in site.entries if entry.stream in selection
+        _entry_work(site, entry, selection[entry.stream], final) for entry in site.entries if entry.stream in selection
     ]
     try:
         _go_round(site, works, budget_ends, drain_only=drain_only)
@@ -81,3 +84,12 @@ def _go_round(site: Site, works: Sequence[EntryWork], budget_ends: float, *, dra
         site.publish(now=False, caught_up=not busy)
         if not busy:
             site.woken.wait(_POLL_SECONDS)
+
+
+def _entry_work(site: Site, entry: Entry, stages: frozenset[Stage], final: Callable[[Lane], bool]) -> EntryWork:
+    match entry:
+        case FeedSettings():
+            return FeedWork(site, entry, stages, final)
+        case StreamSettings():
+            return StreamWork(site, entry, stages, final)
+    raise TypeError(f"no work for {type(entry).__name__}")

@@ -11,16 +11,16 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from sr_assets.adapters.published.tables import PublishedStream, publish_site, read_generation
+from sr_assets.adapters.published.publishing import PublishedStream, publish_site, read_generation
 from sr_assets.adapters.spark.engine import KEEP_SECONDS
 from sr_assets.adapters.state.lock import SiteLock
+from sr_assets.adapters.state.pausing import paused_streams
 from sr_assets.adapters.state.status_file import read_status, write_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError
 from sr_assets.settings import FeedSettings, StreamSettings
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.links import Clusters, ConnectionFiles, SparkLink
-from sr_assets.stages.replication.pausing import paused_streams
 
 if TYPE_CHECKING:
     from pathlib import Path

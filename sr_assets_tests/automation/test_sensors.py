@@ -9,11 +9,11 @@ import dagster as dg
 import pytest
 
 from sr_assets.adapters.state.lock import SiteLock
+from sr_assets.adapters.state.pausing import set_paused
 from sr_assets.automation import delete_old_runs, find_work, retention, site_job_name
 from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError
 from sr_assets.settings import Settings
-from sr_assets.stages.replication.pausing import set_paused
 from sr_assets.stages.report import Stage
 from sr_assets_tests.rig import SITE, Rig, Sent, cluster
 

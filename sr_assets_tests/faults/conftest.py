@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.checkpoints import HOLD_VARIABLE, Point
+from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.spark.engine import engine_status, start_engine, stop_engine
 from sr_assets.settings import SparkSettings
+from sr_assets_tests.faults.holding import hold_at
 from sr_assets_tests.faults.rig import wait_until
 from sr_assets_tests.rig import Rig
 
@@ -44,7 +45,8 @@ def hold(rig: Rig) -> Hold:
     if engine is None or engine.pid not in _prepared:
         stop_engine(rig.home)
         with pytest.MonkeyPatch.context() as environment:
-            environment.setenv(HOLD_VARIABLE, f"{Point.PUBLISHING}:{held.marker}")
+            for name, text in hold_at(Point.PUBLISHING, held.marker).items():
+                environment.setenv(name, text)
             engine = start_engine(SparkSettings(), rig.home)
         _prepared.add(engine.pid)
     return held

@@ -15,9 +15,10 @@ from typing import IO, Any
 
 import psutil
 
-from sr_assets.adapters.checkpoints import HOLD_VARIABLE
+from sr_assets.adapters.checkpoints import Point
 from sr_assets.domain.messages import last_origin
 from sr_assets.embedded.nats_server import NatsServer
+from sr_assets_tests.faults.holding import hold_at
 from sr_assets_tests.rig import Rig, Sent
 
 SECONDS = 120.0
@@ -46,10 +47,10 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = SECOND
 
 
 def start_run(
-    rig: Rig, hold: str = "", *, mode: str = "--once", log: IO[bytes] | None = None
+    rig: Rig, hold: tuple[Point | str, Path] | None = None, *, mode: str = "--once", log: IO[bytes] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start `sr-assets run`, to be held at a point, `POINT:FILE`, if one is named; all it says goes to a log, if one is."""
-    environ = {**os.environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml"), HOLD_VARIABLE: hold}
+    """Start `sr-assets run`, to be held at a point (its marker beside it) if one is named, with its output in a log if one is."""
+    environ = {**os.environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml"), **(hold_at(*hold) if hold else {})}
     for name in ("DAGSTER_HOME", "SR_ASSETS_HOME"):
         environ.pop(name, None)
     return subprocess.Popen(

@@ -60,7 +60,7 @@ def test_a_run_killed_at_a_point_is_mended_by_the_next(
     rig: Rig, undisturbed: dict[str, Any], disturbed: str, tmp_path: Path, point: Point
 ) -> None:
     marker = tmp_path / point
-    process = start_run(rig, f"{point}:{marker}")
+    process = start_run(rig, (point, marker))
     await_marker(process, marker)
     kill_run(process)
     finish(start_run(rig))
@@ -106,7 +106,7 @@ def test_a_run_whose_engine_is_killed_starts_another_and_goes_on(
     rig: Rig, undisturbed: dict[str, Any], disturbed: str, tmp_path: Path
 ) -> None:
     marker = tmp_path / Point.READ
-    process = start_run(rig, f"{Point.READ}:{marker}")
+    process = start_run(rig, (Point.READ, marker))
     await_marker(process, marker)
     engine = engine_status(rig.home)
     assert engine is not None
@@ -129,7 +129,7 @@ def test_a_run_killed_in_mid_feed_folds_nothing_twice_and_leaves_nothing_out(rig
     rig.add_feed(feed, batch_messages=40)
     rig.settings()
     for point in (Point.READ, Point.COMMITTED):
-        process = start_run(rig, f"{point}:{tmp_path / point}")
+        process = start_run(rig, (point, tmp_path / point))
         await_marker(process, tmp_path / point)
         kill_run(process)
     finish(start_run(rig))

@@ -12,12 +12,13 @@ import dagster as dg
 import psutil
 import pytest
 
-from sr_assets.adapters.checkpoints import HOLD_VARIABLE, Point
+from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.state.lock import SiteBusyError, lock_owner
 from sr_assets.automation import site_job_name
 from sr_assets.operate import Services
 from sr_assets.stages.site import Site
 from sr_assets_tests.faults.conftest import Hold
+from sr_assets_tests.faults.holding import hold_at
 from sr_assets_tests.faults.rig import (
     await_marker,
     configure,
@@ -72,7 +73,8 @@ def test_a_stopped_owner_keeps_its_site_and_finishes_when_it_goes_on(
 ) -> None:
     marker = tmp_path / "read"
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv(HOLD_VARIABLE, f"{Point.READ}:{marker}")
+        for name, text in hold_at(Point.READ, marker).items():
+            environment.setenv(name, text)
         owner = rig.start()
     held = await_marker(owner, marker)
     os.kill(held, signal.SIGSTOP)

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters.copying import copier
-from sr_assets.adapters.copying.copier import Copier, Receipt
-from sr_assets.adapters.nats.cluster import STREAM_NOT_FOUND, ApiError, Cluster, target_config
+from sr_assets.adapters.copying import sending
+from sr_assets.adapters.copying.copier import Copier
+from sr_assets.adapters.copying.receipt import Receipt
+from sr_assets.adapters.nats.api import STREAM_NOT_FOUND, ApiError
+from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import (
     HEADERS_TOO_LARGE,
     MESSAGE_TOO_LARGE,
@@ -32,12 +34,12 @@ from sr_assets.adapters.wire import (
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import MESSAGE_ID_HEADER, Message, header_values, last_origin
 from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.target_stream import target_config
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets.settings import ClusterSettings, StreamSettings
 from sr_assets.stages.connectivity import probe_connectivity
 from sr_assets_tests.adapters.wire.rig import ODD, Names, consumers, delete, flat, made, outgoing, publish
 from sr_assets_tests.faults.copying import copy_plan
-from sr_assets_tests.rig import SITE, Rig, Sent, address, cluster
+from sr_assets_tests.rig import Rig, Sent, address, cluster
 from sr_assets_tests.server_versions import MINORS, server_binary
 
 Write = Callable[..., Receipt]
@@ -164,7 +166,7 @@ def write(
     server: NatsServer, stream: str, target: str, direct: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Write:
     """Copy some sequences of `stream` into `target`, in this process."""
-    monkeypatch.setattr(copier, "_REFUSAL_SECONDS", 0.2)
+    monkeypatch.setattr(sending, "_REFUSAL_SECONDS", 0.2)
     plan = copy_plan(tmp_path, address(server), stream, target, direct=direct)
 
     def task(sequences: Any, **changes: Any) -> Receipt:
@@ -263,13 +265,12 @@ def test_what_belongs_to_one_message_parks_it_and_the_rest_goes_on(
     assert "on_poison" in (write((10,), since=1, on_poison="stop").failure or "")
 
 
-@pytest.mark.parametrize("limit", ({"max_msgs": 4}, {"max_bytes": 1500}, {"max_msgs_per_subject": 1}), ids=str)
+@pytest.mark.parametrize("limit", ({"max_msgs": 4}, {"max_bytes": 1500}), ids=str)
 def test_a_full_target_stops_the_batch_and_gets_the_rest_when_it_has_room(
     connection: Connection, stream: str, target: str, storage: str, direct: bool, write: Write, limit: dict[str, int]
 ) -> None:
-    per_subject = {"discard_new_per_subject": True} if "max_msgs_per_subject" in limit else {}
     config = {"name": target, "subjects": [f"to.{stream}.>"], "storage": storage, "allow_direct": direct}
-    full = {**config, "discard": "new", **limit, **per_subject}
+    full = {**config, "discard": "new", **limit}
     assert "error" not in connection.request(f"$JS.API.STREAM.UPDATE.{target}", full)
     publish(connection, outgoing(stream, 30))
     receipt = write(range(1, 31))
@@ -307,6 +308,19 @@ def test_headers_that_steer_the_source_do_not_steer_the_target(
         assert names == [b"Keep", b"Choria-SR-Source", b"Nats-Msg-Id"]
 
 
+def test_a_full_subject_of_the_target_parks_its_messages_and_no_others(
+    connection: Connection, stream: str, storage: str, write: Write
+) -> None:
+    config = {"storage": storage, "discard": "new", "discard_new_per_subject": True, "max_msgs_per_subject": 1}
+    target = made(connection, f"{stream}_ONE", subjects=[f"one.{stream}.>"], **config)
+    publish(connection, outgoing(stream, 10))
+    receipt = write(range(1, 11), stream=target, subjects=(f"one.{stream}.>",), prefix="one")
+    assert (receipt.copied, receipt.failure) == (7, None)
+    assert [(parked.sequence, parked.reason) for parked in receipt.parked] == [
+        (sequence, "maximum messages per subject exceeded (10077)") for sequence in (8, 9, 10)
+    ]
+
+
 # ----------------------------------------------------------------------------------------------------- administration
 
 
@@ -317,10 +331,14 @@ def test_stream_info_says_where_a_stream_stands(
     assert (empty.last_sequence, empty.messages, empty.last_stored_ns) == (0, 0, None)
     publish(connection, outgoing(stream, 10))
     delete(connection, stream, 2, 3, 5)
-    info = admin.stream_info(stream, deleted=True)
+    info = admin.stream_info(stream)
     assert (info.first_sequence, info.last_sequence, info.messages, info.num_deleted) == (1, 10, 7, 3)
-    assert info.deleted == (2, 3, 5)
-    assert (info.storage, info.retention, info.subjects, info.replicas) == (storage, "limits", (f"{stream}.>",), 1)
+    assert (info.config["storage"], info.retention, info.subjects, info.replicas) == (
+        storage,
+        "limits",
+        (f"{stream}.>",),
+        1,
+    )
     assert info.created_ns == empty.created_ns
     assert info.ts_ns is not None
     assert info.last_stored_ns is not None
@@ -370,20 +388,10 @@ def test_a_target_is_made_from_a_source_of_another_version(
     with cluster(nats_server) as packed:
         source, target = (packed, admin) if newest_first else (admin, packed)
         info = source.create_stream(rich(name, storage, source.server_version))
-        here = ClusterSettings(("127.0.0.1:4222",))
-        entry = StreamSettings(
-            replicator=SITE,
-            name=SITE,
-            stream=name,
-            source=here,
-            target=here,
-            target_stream=f"{name}_COPY",
-            prefix="copy",
-        )
-        config = target_config(replace(info, replicas=3), entry, target.server_version, 3)
+        config = target_config(f"{name}_COPY", [f"copy.{name}.>"], {**info.config, "num_replicas": 3})
         copy = target.create_stream(config)
-    assert (copy.subjects, copy.storage, copy.replicas) == ((f"copy.{name}.>",), storage, 1)
-    assert (copy.allow_direct, copy.max_msg_size, copy.max_msgs_per_subject) == (True, 4000, 5)
+    assert (copy.subjects, copy.config["storage"], copy.replicas) == ((f"copy.{name}.>",), storage, 1)
+    assert (copy.allow_direct, copy.config["max_msg_size"], copy.max_msgs_per_subject) == (True, 4000, 5)
     given = (
         "allow_msg_ttl",
         "allow_atomic",

@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 import yaml
 
-from sr_assets.adapters.published.tables import open_fleet, read_rows
+from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.settings import Settings
 from sr_assets_tests.operate.rig import configure, run, wait_for

@@ -1,1 +1,1 @@
-"""One writer's work on a batch: the plan, the copier, its receipt."""
+"""One writer's work on a batch: `plan` (what to copy), `copier` (how), `receipt` (what became of it)."""

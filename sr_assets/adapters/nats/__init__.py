@@ -1,1 +1,1 @@
-"""A cluster's JetStream by nats-py: the control plane, and what a connection is secured with."""
+"""A cluster's JetStream by nats-py: the control plane. `wire` carries what is copied."""

@@ -1,8 +1,8 @@
-"""The Parquet history of what was copied: its rows, its files, what of them is the newest per node.
+"""The Parquet history of copied messages: its rows and its files.
 
 Here: the columns of a snapshot, moving staged files to their place, compaction and retention of days, removing what no
-commit knows. Not here: who writes the staged files (`spark.sink`), the table of the newest per node (`state`), the view
-over the files (`fleet`).
+commit knows. Not here: who writes the staged files (`copying`), the table of the newest per node (`state`), the view
+over the files (`schema`).
 
 A file lies at `snapshots/name=…/stream=…/date=YYYY-MM-DD/<first>-<next>.parquet`: the UTC date of `stored_at`, and the
 batch's range of source sequences, so a batch that is done again overwrites its own file.
@@ -136,11 +136,11 @@ def stream_folder(home: Path, name: str, stream: str) -> Path:
 def copied_sequences(folder: Path, since_ns: int) -> list[int]:
     """Return the source sequences in a stream's history, ascending, of messages stored since a time (unix ns)."""
     since = pa.scalar(since_ns // 1000, pa.timestamp("us", tz="UTC"))
-    found: set[int] = set()
+    sequences: set[int] = set()
     for file in folder.glob("date=*/[0-9]*.parquet"):
         rows = parquet.read_table(file, columns=["sequence", "stored_at"], partitioning=None)
-        found.update(rows.filter(pc.greater_equal(rows["stored_at"], since))["sequence"].to_pylist())
-    return sorted(found)
+        sequences.update(rows.filter(pc.greater_equal(rows["stored_at"], since))["sequence"].to_pylist())
+    return sorted(sequences)
 
 
 def place_staged(staging: Path, folder: Path, covered: SequenceRange) -> list[Path]:
@@ -205,7 +205,7 @@ def _outermost(day: Path) -> dict[Path, tuple[int, int]]:
 
 
 def file_range(file: Path) -> tuple[int, int]:
-    """Return the range of source sequences a file's name says."""
+    """Return the range of source sequences in a file's name."""
     first, _, after = file.stem.partition("-")
     return int(first), int(after)
 

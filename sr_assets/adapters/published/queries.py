@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.adapters.published.tables import open_fleet, read_rows
+from sr_assets.adapters.published.reading import open_fleet, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from sr_assets.adapters.published.tables import Rows
+    from sr_assets.adapters.published.reading import Rows
 
 #: The watermark of the feed that a row of a global table came through.
 _FEED_CLOCK: Final = "(SELECT name || '/' || stream AS feed, watermark FROM replication) AS r"

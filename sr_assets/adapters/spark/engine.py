@@ -1,6 +1,7 @@
 """The warm local Spark Connect server: start it, know it, keep it, stop it.
 
-Not here: sessions on it (`spark.session`), the process that watches over it (`spark.watch`).
+Not here: sessions on it (`spark.session`), what it is started with (`spark.config`), the process that watches over it
+(`spark.watch`).
 
 The server is ours alone: it lives under `<home>/spark`, in its own process session (so it outlives the run that started
 it, and is never hit by that run's signals), with a bounded heap, on a loopback port behind a random token. It is
@@ -13,11 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import logging
 import os
-import resource
 import secrets
 import signal
 import socket
@@ -26,11 +25,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sr_assets.adapters.spark.java import find_java
+from sr_assets.adapters.spark.config import child_environment, engine_config, fingerprint
 from sr_assets.domain.errors import RunError
 
 if TYPE_CHECKING:
@@ -41,37 +39,10 @@ logger = logging.getLogger(__name__)
 _SERVER_CLASS: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _START_SECONDS: Final = 120.0
 _UNUSED_SECONDS: Final = 30.0
-_SCRUBBED: Final = (
-    "PYSPARK_SUBMIT_ARGS",
-    "SPARK_HOME",
-    "SPARK_CONF_DIR",
-    "JAVA_TOOL_OPTIONS",
-    "SPARK_REMOTE",
-    "SPARK_LOCAL_REMOTE",
-)
 #: How long the server stays warm after its last use: between the runs that a sensor asks for, and after a single run.
 KEEP_SECONDS: Final = 900.0
 KEEP_ONCE_SECONDS: Final = 60.0
 _WATCHER: Final = "sr_assets.adapters.spark.watch"
-#: Settings every engine of ours runs with; `spark.config` in the configuration overrides them.
-_DEFAULTS: Final = {
-    "spark.ui.enabled": "false",
-    "spark.speculation": "false",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.driver.memory": "768m",
-    # Its work comes in short bursts, and most of it is done in Python: the optimizing compiler and a collector with
-    # threads of its own took two thirds of the JVM's processor time and gave nothing back.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",
-    # Larger relations would be cached in the session, which is never left: a batch's rows travel in the plan instead.
-    "spark.sql.session.localRelationCacheThreshold": str(64 * 1024 * 1024),
-    "spark.sql.artifact.isolation.enabled": "false",
-    "spark.connect.session.manager.defaultSessionTimeout": "24h",
-    "spark.connect.grpc.maxInboundMessageSize": str(256 * 1024 * 1024),
-    "spark.sql.execution.pyspark.udf.faulthandler.enabled": "false",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,49 +74,6 @@ class Engine:
         with socket.socket() as probe:
             probe.settimeout(1.0)
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-
-def _source_digest() -> str:
-    package = Path(__file__).resolve().parents[2]
-    digest = hashlib.sha256()
-    for file in sorted(package.rglob("*.py")):
-        digest.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()
-
-
-def _fingerprint(config: Mapping[str, str]) -> str:
-    parts = [
-        sys.executable,
-        sys.version,
-        version("pyspark"),
-        _source_digest(),
-        json.dumps(dict(config), sort_keys=True),
-        # What only a new process can have more of.
-        str(resource.getrlimit(resource.RLIMIT_FSIZE)[1]),
-    ]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def child_environment(home: Path) -> dict[str, str]:
-    """Return the environment for everything of Spark: our Java, our interpreter, nothing that steers another Spark."""
-    environ = {key: value for key, value in os.environ.items() if key not in _SCRUBBED}
-    environ["JAVA_HOME"] = str(find_java(home))
-    environ["PYSPARK_PYTHON"] = environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    # glibc keeps an arena per thread; the JVM's own threads then hold hundreds of MB that nothing uses.
-    environ.setdefault("MALLOC_ARENA_MAX", "4")
-    return environ
-
-
-def engine_config(settings: SparkSettings, home: Path) -> dict[str, str]:
-    """Return the settings an engine is started with; `spark.config` overrides ours."""
-    scratch = home / "spark" / "scratch"
-    return {
-        **_DEFAULTS,
-        "spark.local.dir": str(scratch),
-        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        **settings.config,
-    }
 
 
 @contextlib.contextmanager
@@ -223,11 +151,11 @@ def start_engine(settings: SparkSettings, home: Path) -> Engine:
     be replaced is still used by a run after half a minute.
     """
     config = engine_config(settings, home)
-    fingerprint = _fingerprint(config)
+    started_with = fingerprint(config)
     folder = home / "spark"
     with _locked(folder):
         engine = _recorded(folder)
-        if engine is not None and engine.fingerprint == fingerprint:
+        if engine is not None and engine.fingerprint == started_with:
             # A run that was killed may have begun to start it: then it is on its way.
             _wait_until(lambda: engine.alive or not engine.running, _START_SECONDS)
             if engine.alive:
@@ -236,7 +164,7 @@ def start_engine(settings: SparkSettings, home: Path) -> Engine:
         elif engine is not None and engine.alive:
             _await_unused(folder, engine)
         _stop(folder)
-        return _launch(folder, home, config, fingerprint)
+        return _launch(folder, home, config, started_with)
 
 
 def _await_unused(folder: Path, engine: Engine) -> None:
@@ -268,7 +196,7 @@ def use_engine(home: Path, keep_seconds: float) -> Iterator[None]:
 
 
 def keep_engine(home: Path, seconds: float) -> None:
-    """Ask the server to stay warm for at least so long from now; whoever asked for longer is still heard."""
+    """Ask the server to stay warm for at least so long from now; a longer time that was asked for before stays."""
     file = home / "spark" / "keep"
     try:
         until = float(file.read_text())
@@ -280,44 +208,16 @@ def keep_engine(home: Path, seconds: float) -> None:
         draft.replace(file)
 
 
-def _launch(folder: Path, home: Path, config: Mapping[str, str], fingerprint: str) -> Engine:
-    import pyspark
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    token = secrets.token_urlsafe(24)
-    properties = folder / "engine.properties"
-    lines = {
-        **config,
-        "spark.master": config.get("spark.master", "local[*,3]"),
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": str(port),
-    }
-    properties.write_text("".join(f"{key}={value}\n".replace("\\", "\\\\") for key, value in lines.items()))
-    log = folder / "engine.log"
-    spark_home = Path(pyspark.__file__).parent
-    environ = {**child_environment(home), "SPARK_HOME": str(spark_home), "SPARK_CONNECT_AUTHENTICATE_TOKEN": token}
+def _launch(folder: Path, home: Path, config: Mapping[str, str], started_with: str) -> Engine:
+    """Start the server and wait until it listens; raises RunError with its log when it does not."""
+    port, token, log = _free_port(), secrets.token_urlsafe(24), folder / "engine.log"
+    environ = {**child_environment(home), "SPARK_HOME": str(_spark_home()), "SPARK_CONNECT_AUTHENTICATE_TOKEN": token}
     # What an earlier engine was asked for may be of before the machine's last start, whose clock went further.
     (folder / "keep").unlink(missing_ok=True)
     keep_engine(home, _START_SECONDS)
-    command = [
-        sys.executable,
-        "-m",
-        _WATCHER,
-        str(folder),
-        str(spark_home / "bin" / "spark-submit"),
-        "--class",
-        _SERVER_CLASS,
-        "--name",
-        "sr-assets",
-        "--properties-file",
-        str(properties),
-        "spark-internal",
-    ]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command,
+            _command(folder, config, port),
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -325,7 +225,7 @@ def _launch(folder: Path, home: Path, config: Mapping[str, str], fingerprint: st
             start_new_session=True,
             cwd=folder,
         )
-    engine = Engine(port, process.pid, token, fingerprint, time.time())
+    engine = Engine(port, process.pid, token, started_with, time.time())
     _record(folder, engine)
     # Not by its command: that cannot be read yet in the first moments of a process.
     if _wait_until(lambda: process.poll() is not None or engine.alive, _START_SECONDS) and process.poll() is None:
@@ -337,5 +237,35 @@ def _launch(folder: Path, home: Path, config: Mapping[str, str], fingerprint: st
         return engine
     _stop(folder)
     process.wait()
-    tail = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
-    raise RunError(f"the Spark engine did not start: {tail[0]!r}; its log is {log}")
+    last_line = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
+    raise RunError(f"the Spark engine did not start: {last_line[0]!r}; its log is {log}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _spark_home() -> Path:
+    import pyspark
+
+    return Path(pyspark.__file__).parent
+
+
+def _command(folder: Path, config: Mapping[str, str], port: int) -> list[str]:
+    """Write the server's properties, and return the command that starts it behind its watcher."""
+    properties = folder / "engine.properties"
+    lines = {
+        **config,
+        "spark.master": config.get("spark.master", "local[*,3]"),
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+    }
+    properties.write_text("".join(f"{key}={value}\n".replace("\\", "\\\\") for key, value in lines.items()))
+    submit = [str(_spark_home() / "bin" / "spark-submit"), "--class", _SERVER_CLASS, "--name", "sr-assets"]
+    return [
+        *(sys.executable, "-m", _WATCHER, str(folder)),
+        *submit,
+        *("--properties-file", str(properties), "spark-internal"),
+    ]

@@ -13,7 +13,8 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from sr_assets.adapters.spark.engine import Engine, child_environment, engine_config, start_engine
+from sr_assets.adapters.spark.config import child_environment, engine_config
+from sr_assets.adapters.spark.engine import Engine, start_engine
 from sr_assets.domain.errors import EngineLostError, RunError, TransientError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Where Spark's client says every error once more, as JSON with a trace. It is off, until Dagster sets up its logging.
+#: Where Spark's client logs every error once more, as JSON with a trace. It is off, until Dagster sets up its logging.
 _CLIENT_LOG = "pyspark.sql.connect.logging"
 _RETRIES = 6
 _LONGEST_PAUSE_MS = 2_000
@@ -143,8 +144,8 @@ def spark_error(error: Exception) -> RunError:
     text = str(error)
     ours = _OUR_ERRORS.findall(text)
     if ours:
-        kind, said = ours[-1]
-        return (TransientError if kind in ("WireError", "TransientError") else RunError)(said.strip())
+        kind, text = ours[-1]
+        return (TransientError if kind in ("WireError", "TransientError") else RunError)(text.strip())
     if "StatusCode.UNAVAILABLE" in text or "RETRIES_EXCEEDED" in text:
         return EngineLostError("the Spark engine does not answer any more; another is started")
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, InputPartition
 
-from sr_assets.adapters.wire.connection_file import open_connection
+from sr_assets.adapters.connection_file import open_connection
 from sr_assets.domain.subjects import printable
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ MESSAGE_SCHEMA = "sequence long, stored_ns long, subject string, headers binary,
 #: One row per message, reduced to what the rules look at; `sender` is null when there is none.
 SIGHTING_SCHEMA = "sequence long, stored_ns long, sender string, payload_bytes long, forced boolean"
 #: One row per message of an advisory stream: an `advisory` with the columns of `domain.availability.Advisory`, an
-#: `observation` or `nothing`. `reason`, `field`, `subject` and `excerpt` (of an observation: all of it) are told of what is
-#: kept apart.
+#: `observation` or `nothing`. `reason`, `field`, `subject` and `excerpt` (of an observation: all of it) are those of a
+#: rejected message.
 ADVISORY_SCHEMA = (
     "sequence long, stored_ns long, kind string, payload_bytes long, replicator string, name string, stream string,"
-    " node string, transition long, event_ns long, cycle byte, seen_ns long, origin string, event_id string,"
+    " node string, epoch_ns long, transition long, event_ns long, event_code byte, seen_ns long, origin string, event_id string,"
     " age_seconds double, previous string, late boolean, returned boolean, outage_seconds double, reason string, field"
     " string, subject string, excerpt string"
 )
@@ -175,14 +175,14 @@ def _sightings(option: str) -> Any:
     extractor, force_path = decode_extractor(option)
 
     def to_batch(messages: list[Message]) -> pa.RecordBatch:
-        found = [inspect(extractor, force_path, m.subject, m.headers, m.payload) for m in messages]
+        inspected = [inspect(extractor, force_path, m.subject, m.headers, m.payload) for m in messages]
         return pa.RecordBatch.from_arrays(
             [
                 pa.array([m.sequence for m in messages], pa.int64()),
                 pa.array([m.stored_ns for m in messages], pa.int64()),
-                pa.array([sender for sender, _ in found], pa.string()),
+                pa.array([sender for sender, _ in inspected], pa.string()),
                 pa.array([len(m.payload) for m in messages], pa.int64()),
-                pa.array([forced for _, forced in found], pa.bool_()),
+                pa.array([forced for _, forced in inspected], pa.bool_()),
             ],
             names=["sequence", "stored_ns", "sender", "payload_bytes", "forced"],
         )
@@ -191,7 +191,7 @@ def _sightings(option: str) -> Any:
 
 
 def advisory_schema() -> pa.Schema:
-    """Return `ADVISORY_SCHEMA` as Arrow says it."""
+    """Return `ADVISORY_SCHEMA` as an Arrow schema."""
     import pyarrow as pa
 
     types = {
@@ -206,31 +206,34 @@ def advisory_schema() -> pa.Schema:
 
 
 def read_advisories(messages: list[Message]) -> pa.RecordBatch:
-    """Return what messages tell, one row each, as `ADVISORY_SCHEMA` says."""
+    """Return what messages of an advisory stream report, one row each, with the columns of `ADVISORY_SCHEMA`."""
     import pyarrow as pa
 
     from sr_assets.domain.availability import Advisory, Observation, read_message
 
-    told = len(Advisory._fields) - 1
+    # All but the warning, in the order of the schema's columns.
+    count = len(Advisory._fields) - 1
+    unset = (None,) * (count + 1)
     rows = []
-    for m in messages:
-        found = read_message(m.payload, m.stored_ns)
-        if isinstance(found, Advisory):
-            head, body = ("advisory", len(m.payload)), found[:told]
-            apart = _apart(m, found.doubt, "event_time") if found.doubt else (None,) * 4
-        elif isinstance(found, Observation):
-            head, body = ("observation", len(m.payload)), (None,) * told
-            apart = (None, None, None, m.payload.decode())
+    for message in messages:
+        content = read_message(message.payload, message.stored_ns)
+        if isinstance(content, Advisory):
+            # The rules do not read the epoch yet: every advisory is of the first.
+            kind, body = "advisory", (*content[:4], 0, *content[4:count])
+            rest = _rejected(message, content.doubt, "event_time") if content.doubt else (None,) * 4
+        elif isinstance(content, Observation):
+            kind, body = "observation", unset
+            rest = (None, None, None, message.payload.decode())
         else:
-            head, body = ("nothing", len(m.payload)), (None,) * told
-            apart = _apart(m, found.reason, found.what or None)
-        rows.append((m.sequence, m.stored_ns, *head, *body, *apart))
+            kind, body = "nothing", unset
+            rest = _rejected(message, content.reason, content.what or None)
+        rows.append((message.sequence, message.stored_ns, kind, len(message.payload), *body, *rest))
     schema = advisory_schema()
     arrays = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _apart(message: Message, reason: str, field: str | None) -> tuple[str | None, ...]:
-    """Return what is told of a message that is kept apart: reason, field, subject, how it begins."""
+def _rejected(message: Message, reason: str, field: str | None) -> tuple[str | None, ...]:
+    """Return what is kept of a rejected message: reason, field, subject, how it begins."""
     begins = message.payload[: 4 * _EXCERPT_LETTERS].decode(errors="replace")[:_EXCERPT_LETTERS]
     return str(reason), field, printable(message.subject), begins

@@ -60,9 +60,16 @@ ALTER TABLE streams ADD COLUMN alive_due_ns BIGINT;
 UPDATE streams SET target_checked = target_sequence;
 ALTER TABLE intents ADD COLUMN resend BOOLEAN DEFAULT false;
 ALTER TABLE intents ADD COLUMN waits BOOLEAN DEFAULT false;
+CREATE TABLE IF NOT EXISTS global_nodes (
+    feed VARCHAR, replicator VARCHAR, name VARCHAR, stream VARCHAR, node VARCHAR, transition BIGINT, event_ns BIGINT,
+    cycle TINYINT, seen_ns BIGINT, origin VARCHAR, received_ns BIGINT);
+CREATE TABLE IF NOT EXISTS global_history (
+    feed VARCHAR, event_id VARCHAR, replicator VARCHAR, name VARCHAR, stream VARCHAR, node VARCHAR, cycle TINYINT,
+    event_ns BIGINT, received_ns BIGINT, seen_ns BIGINT, age_seconds DOUBLE, previous VARCHAR, transition BIGINT,
+    late BOOLEAN, returned BOOLEAN, outage_seconds DOUBLE, origin VARCHAR);
 """
 # The copying gets a row of its own; an open intent of a tracked stream is folded first, with its own range and cut-off.
-_FROM_2: Final = """
+_FROM_2: Final = f"""
 CREATE TABLE copying AS SELECT
     stream, created_ns, coalesce(starts, 0) AS starts, NULL::VARCHAR AS target_stream, target_created_ns,
     target_sequence, target_holds, target_checked, copied_messages, copied_bytes, parked_messages,
@@ -87,6 +94,7 @@ ALTER TABLE intents ADD COLUMN target_stream VARCHAR;
 ALTER TABLE intents ADD COLUMN starts BIGINT DEFAULT 0;
 UPDATE intents SET starts = coalesce((SELECT starts FROM streams WHERE streams.stream = intents.stream), 0);
 ALTER TABLE transitions ADD COLUMN epoch BIGINT DEFAULT 0;
+{global_view.MIGRATION}
 """
 #: Schema version → the statements that make the next one of it.
 MIGRATIONS: Final = {1: _FROM_1, 2: _FROM_2}

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
-from sr_assets.adapters.nats.security import NO_TLS, login_options, silence_words, tls_context, tls_words
+from sr_assets.adapters.security import NO_TLS, login_options, silence_words, tls_context, tls_words
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.frames import Frame
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings

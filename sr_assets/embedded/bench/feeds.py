@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.published.tables import open_fleet, read_rows
+from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.domain.advisories import PROTOCOL
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.bench.rig import SITE, cluster_of

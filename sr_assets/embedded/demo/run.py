@@ -21,7 +21,7 @@ from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 from rich.console import Console
 
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.published.tables import count_rows
+from sr_assets.adapters.published.reading import count_rows
 from sr_assets.adapters.spark.engine import Engine, abandon_start, start_engine, stop_engine
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.embedded.demo.configuration import CENTRE, CITIES, FILE_NAME, configuration

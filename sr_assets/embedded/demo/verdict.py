@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any, Final
 
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.published.tables import count_rows, open_fleet, read_rows
+from sr_assets.adapters.published.reading import count_rows, open_fleet, read_rows
 from sr_assets.domain.tracking import Event
 from sr_assets.settings import ClusterSettings, Settings
 from sr_assets.stages.source.lag import measure_lag

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sr_assets.adapters.published.tables import Rows, open_fleet, read_rows
+from sr_assets.adapters.published.reading import Rows, open_fleet, read_rows
 from sr_assets.domain.errors import SrAssetsError
 
 _SITES = """

@@ -24,7 +24,7 @@ from sr_assets.stages.source.reading import gap_rows, next_range
 from sr_assets.stages.source.suitability import check_source
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.nats.cluster import StreamInfo
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.adapters.state.records import StreamState
     from sr_assets.adapters.state.store import SiteState
     from sr_assets.settings import FeedSettings
@@ -126,7 +126,7 @@ class FeedStage:
         report.copied += received.num_rows - nothing
         report.parked += rejected
         report.gap_messages += sum(gap["messages"] for gap in gaps if gap["reason"] != "filtered")
-        for row in pc.value_counts(received["cycle"].drop_null()).to_pylist():
+        for row in pc.value_counts(received["event_code"].drop_null()).to_pylist():
             report.events[LIFE_CYCLE[row["values"]].value] += row["counts"]
 
     def _fold(self, received: pa.Table, rejected: int) -> None:

@@ -16,10 +16,9 @@ from sr_assets.domain.availability import Advisory, read_message
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.settings import Start
 from sr_assets.stages.source.position import first_sequence
-from sr_assets.stages.source.reading import reads_direct
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.nats.cluster import StreamInfo
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.settings import FeedSettings
 
 
@@ -52,7 +51,7 @@ class Follower:
                 self.feed.stream,
                 fresh,
                 filter_subject=self.feed.filter_subject,
-                direct=reads_direct(source),
+                direct=source.supports_batched_direct_get,
             )
             found = [(read_message(one.payload, one.stored_ns), one.stored_ns) for one in chain.from_iterable(lists)]
         self._next = fresh.next

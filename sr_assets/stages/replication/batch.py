@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sr_assets.adapters.checkpoints import Point, reach
-from sr_assets.adapters.copying.copier import CopyPlan, Parked, Receipt
+from sr_assets.adapters.copying.plan import CopyPlan
+from sr_assets.adapters.copying.receipt import Parked, Receipt
 from sr_assets.adapters.spark.session import spark_error
 from sr_assets.adapters.spark.sink import await_writers
 from sr_assets.adapters.spark.source import FORMAT
@@ -21,7 +22,7 @@ from sr_assets.adapters.state.store import gap_row
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.stages.source.position import advance, note_read
-from sr_assets.stages.source.reading import gap_rows, reads_direct
+from sr_assets.stages.source.reading import gap_rows
 from sr_assets.stages.tracking.node_snapshots import staging_folder
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from sr_assets.adapters.nats.cluster import StreamInfo
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.adapters.state.records import CopyState, Intent, StreamState
     from sr_assets.stages.replication.context import CopyContext
 
@@ -206,7 +207,7 @@ class Batch:
             subjects=self._target.subjects,
             source_connection=context.files.path(stream.source),
             source_stream=stream.stream,
-            direct=reads_direct(self._source),
+            direct=self._source.supports_batched_direct_get,
             filter=None if intent.folded else stream.filter_subject,
             replicator=stream.replicator,
             name=stream.name,

@@ -16,7 +16,7 @@ from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.replication.target_history import TargetReview
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.nats.cluster import StreamInfo
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.adapters.state.records import CopyState, Intent
     from sr_assets.stages.replication.context import CopyContext
 

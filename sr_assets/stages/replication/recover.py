@@ -22,8 +22,8 @@ from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.store import BrokenStateError
 from sr_assets.domain.availability import Advisory, read_message
 from sr_assets.domain.errors import RunError
-from sr_assets.domain.messages import last_origin
 from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
+from sr_assets.domain.provenance import Identity, find_copy
 from sr_assets.domain.senders import inspect
 from sr_assets.domain.subjects import advisory_pattern
 from sr_assets.domain.tracking import Sighting, sight, splay_ns
@@ -36,8 +36,8 @@ from sr_assets.stages.tracking.transitions import add_transitions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sr_assets.adapters.nats.cluster import StreamInfo
-    from sr_assets.domain.messages import Message, Origin
+    from sr_assets.adapters.nats.stream_info import StreamInfo
+    from sr_assets.domain.messages import Message
     from sr_assets.domain.tracking import NodeState, Policy, Transition
     from sr_assets.settings import ClusterSettings, Settings, StreamSettings
 
@@ -145,19 +145,15 @@ def _find_copies(site: Site, stream: StreamSettings) -> dict[int, Copy]:
     info = target.stream_info(stream.target_stream)
     copies: dict[int, Copy] = {}
     for message in _read(stream.target, info):
-        origin = last_origin(message.headers)
-        if origin and _is_ours(origin, stream):
+        copy = find_copy(message.headers, Identity(stream.stream, stream.replicator, stream.name))
+        if copy is not None:
             sender = (
                 inspect(stream.extractor, None, message.subject, message.headers, message.payload)[0]
                 if stream.extractor
                 else None
             )
-            copies[origin.sequence] = Copy(message.sequence, origin.stored_ms * 1_000_000, len(message.payload), sender)
+            copies[copy.sequence] = Copy(message.sequence, copy.stored_ms * 1_000_000, len(message.payload), sender)
     return copies
-
-
-def _is_ours(origin: Origin, stream: StreamSettings) -> bool:
-    return (origin.stream, origin.replicator, origin.name) == (stream.stream, stream.replicator, stream.name)
 
 
 def _read(

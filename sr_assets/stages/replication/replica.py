@@ -22,11 +22,11 @@ from sr_assets.stages.replication.lost import settle_lost
 from sr_assets.stages.replication.target import prepare_target
 from sr_assets.stages.replication.target_history import TargetReview
 from sr_assets.stages.source.position import advance, load_position
-from sr_assets.stages.source.reading import next_range
+from sr_assets.stages.source.reading import next_range, too_old_before
 from sr_assets.stages.source.suitability import check_source
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.nats.cluster import StreamInfo
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.adapters.state.records import CopyState, StreamState
     from sr_assets.stages.replication.context import CopyContext
 
@@ -158,20 +158,14 @@ class ReplicaStage:
         """Plan what is copied next, and commit its intent; None when nothing is due."""
         stream, store = self._stream, self._store
         resends = store.copy_log(stream.stream).resends(stream.batch_messages)
-        queue = store.copy_queue(stream.stream)
-        cutoff_ns: int | None = None
         if resends:
             # What is sent again lies in a range, without filling it.
             covered: SequenceRange | None = SequenceRange(resends[0].covered.first, resends[-1].covered.next)
-        elif queued := queue.front(stream.batch_messages, _BYTES_SHARE * stream.batch_bytes):
-            covered = queued.covered
         elif stream.tracked:
-            return None
+            queued = store.copy_queue(stream.stream).front(stream.batch_messages, _BYTES_SHARE * stream.batch_bytes)
+            covered = queued.covered if queued else None
         else:
-            end = source.last_sequence if ends is None else ends.setdefault(stream.stream, source.last_sequence)
-            covered = next_range(stream, state.next_sequence, source, end, self._context.clusters.reach(stream.source))
-            if stream.max_age_ns is not None and source.ts_ns is not None:
-                cutoff_ns = source.ts_ns - stream.max_age_ns
+            covered = self._next_range(source, state, ends)
         if covered is None:
             return None
         TargetReview(self._context, source, state, copying, target).refuse_other_writer()
@@ -182,7 +176,7 @@ class ReplicaStage:
             min(max(covered.first, source.first_sequence), covered.next),
             covered.next,
             source.ts_ns,
-            cutoff_ns,
+            too_old_before(stream.max_age_ns, source),
             copying.created_ns,
             target.created_ns,
             # An answer of a server that fell behind must not make copies of the batch before look like strangers'.
@@ -197,6 +191,11 @@ class ReplicaStage:
             store.save_intent(intent)
         reach(Point.PLANNED)
         return intent
+
+    def _next_range(self, source: StreamInfo, state: StreamState, ends: dict[str, int] | None) -> SequenceRange | None:
+        stream = self._stream
+        end = source.last_sequence if ends is None else ends.setdefault(stream.stream, source.last_sequence)
+        return next_range(stream, state.next_sequence, source, end, self._context.clusters.reach(stream.source))
 
     def _note_caught_up(self, state: StreamState, source: StreamInfo) -> None:
         """Nothing to copy: time has passed all the same, which is committed as the run ends."""

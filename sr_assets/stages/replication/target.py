@@ -7,14 +7,15 @@ Not here: the copying (`batch`), what a created target looks like (`target_confi
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sr_assets.adapters.nats.cluster import target_config
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.subjects import overlaps
+from sr_assets.domain.target_stream import target_config
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.nats.cluster import Cluster, StreamInfo
+    from sr_assets.adapters.nats.cluster import Cluster
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.settings import StreamSettings
 
 logger = logging.getLogger(__name__)
@@ -35,13 +36,28 @@ def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) 
 
 def create_target(stream: StreamSettings, source: StreamInfo, target: Cluster) -> StreamInfo:
     """Create the missing target and return its info; the log says what was set."""
-    config = target_config(source, stream, target.server_version, target.cluster_size)
+    config = new_target(stream, source)
     info = target.create_stream(config)
     shown = ", ".join(f"{key} {value}" for key, value in config.items() if key != "name")
     logger.info(
         "%s: created target stream %s on %s: %s", stream.label, stream.target_stream, stream.target.label, shown
     )
     return info
+
+
+def new_target(stream: StreamSettings, source: StreamInfo) -> dict[str, Any]:
+    """Return the configuration of a target that is to be created.
+
+    Raises RunError when the source does not say its subjects (a mirror without a filter), ConfigurationError when a
+    rewritten one is none.
+    """
+    patterns = [stream.filter_subject] if stream.filter_subject else source.subjects
+    if not patterns:
+        raise RunError(
+            f"stream {stream.label}: the source names no subjects (a mirror does not): create target stream "
+            f"{stream.target_stream} yourself or set filter_subject"
+        )
+    return target_config(stream.target_stream, [stream.target_pattern(pattern) for pattern in patterns], source.config)
 
 
 def check_target(stream: StreamSettings, source: StreamInfo, info: StreamInfo) -> None:

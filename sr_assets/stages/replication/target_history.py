@@ -18,17 +18,15 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from sr_assets.adapters import wire
-from sr_assets.adapters.copying.copier import is_ours, other_writer
 from sr_assets.adapters.published.history import copied_sequences, stream_folder
 from sr_assets.adapters.state.store import gap_row
 from sr_assets.domain.errors import RunError
-from sr_assets.domain.messages import last_origin
 from sr_assets.domain.positions import SequenceRange, merge_ranges
+from sr_assets.domain.provenance import Identity, find_copy, other_writer
 from sr_assets.stages.replication.target import create_target, prepare_target
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.copying.copier import Identity
-    from sr_assets.adapters.nats.cluster import StreamInfo
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.adapters.state.records import CopyState, Intent, StreamState
     from sr_assets.stages.replication.context import CopyContext
 
@@ -56,7 +54,7 @@ class TargetReview:
 
     @property
     def _identity(self) -> Identity:
-        return self._stream.stream, self._stream.replicator, self._stream.name
+        return Identity(self._stream.stream, self._stream.replicator, self._stream.name)
 
     def changed(self) -> bool:
         """Tell whether a target that was written to seems to have gone, to be another, or to end before our last copy."""
@@ -122,11 +120,11 @@ class TargetReview:
             return
         with wire.Connection(stream.target, "sr-assets review") as connection:
             for message in itertools.chain.from_iterable(wire.read_headers(connection, stream.target_stream, held)):
-                origin = last_origin(message.headers)
-                if origin and (origin.stream, origin.replicator, origin.name) == self._identity:
+                copy = find_copy(message.headers, self._identity)
+                if copy is not None:
                     raise RunError(
                         f"there is no state for {stream.label}, but target stream {stream.target_stream} already holds"
-                        f" copies of it ({origin.sequence} at {message.sequence}); run `sr-assets recover --stream"
+                        f" copies of it ({copy.sequence} at {message.sequence}); run `sr-assets recover --stream"
                         f" {stream.label}`"
                     )
 
@@ -145,9 +143,8 @@ class TargetReview:
         with wire.Connection(self._stream.target, "sr-assets review") as connection:
             messages = itertools.chain.from_iterable(wire.read_headers(connection, self._stream.target_stream, held))
             for message in messages:
-                origin = last_origin(message.headers)
-                if origin and is_ours(origin, message.headers, self._identity, self._copying.created_ns):
-                    copies[message.sequence] = origin.sequence
+                if copy := find_copy(message.headers, self._identity, self._copying.created_ns):
+                    copies[message.sequence] = copy.sequence
         return copies
 
     # ------------------------------------------------------------------------------------------ another, or made again
@@ -214,9 +211,8 @@ class TargetReview:
         stored = cluster.message(self._stream.target_stream, copying.target_sequence)
         if stored is None:
             return False
-        origin = last_origin(stored.headers)
-        ours = origin is not None and is_ours(origin, stored.headers, self._identity, copying.created_ns)
-        return not (ours and origin is not None and origin.sequence == copying.target_holds)
+        copy = find_copy(stored.headers, self._identity, copying.created_ns)
+        return copy is None or copy.sequence != copying.target_holds
 
     def _note_rollback(self, target: StreamInfo) -> None:
         """Find the last copy that still stands where it stood, and ask for everything behind it to be sent again.

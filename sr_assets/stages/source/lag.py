@@ -15,7 +15,7 @@ from sr_assets.adapters.state.status_file import read_status
 from sr_assets.domain.errors import SrAssetsError
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.nats.cluster import StreamInfo
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.settings import ClusterSettings, Entry, Settings
 
 _LINKS = 16

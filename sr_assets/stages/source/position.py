@@ -16,7 +16,8 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import watermark
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.nats.cluster import Cluster, StreamInfo
+    from sr_assets.adapters.nats.cluster import Cluster
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.adapters.state.store import SiteState
     from sr_assets.settings import Entry, Start
 
@@ -40,7 +41,7 @@ def load_position(
         state = StreamState(entry.stream, source.created_ns, first_sequence(cluster, entry.start, source))
         state.started = os.environ.get(START_VARIABLE)
         state.progress_ns = source.ts_ns
-        state.epoch_ns = source.ts_ns or time.time_ns()
+        state.epoch_ns = source.ts_ns or source.created_ns
     elif problem := _another_source(cluster, entry, source, state, first_look=first_look):
         _move_to_new_source(entry, state, source, problem)
     elif entry.ephemeral and state.started != os.environ.get(START_VARIABLE):

@@ -15,11 +15,11 @@ from sr_assets.domain.positions import SequenceRange
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sr_assets.adapters.nats.cluster import Cluster, StreamInfo
+    from sr_assets.adapters.nats.cluster import Cluster
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.settings import Entry
     from sr_assets.stages.links import ConnectionFiles, SparkLink
 
-_DIRECT_BATCH_VERSION = (2, 11, 0)
 _MAX_GAP_ROWS = 1_000
 #: A batch may read this many times `batch_bytes`: that is for what it holds, and it holds far less than it reads.
 _READ_SHARE = 10
@@ -68,9 +68,9 @@ def _sparse_end(entry: Entry, cluster: Cluster, rest: SequenceRange, count: int)
     return low
 
 
-def reads_direct(source: StreamInfo) -> bool:
-    """Tell whether batched direct get can be used."""
-    return source.allow_direct and source.server_version >= _DIRECT_BATCH_VERSION
+def too_old_before(max_age_ns: int | None, source: StreamInfo) -> int | None:
+    """Return before which stored time (unix ns) a message is too old to be copied; None when none is."""
+    return None if max_age_ns is None or source.ts_ns is None else source.ts_ns - max_age_ns
 
 
 class SparkReader:
@@ -85,7 +85,7 @@ class SparkReader:
         options |= {
             "connection": self._files.path(entry.source),
             "stream": entry.stream,
-            "direct": str(reads_direct(source)).lower(),
+            "direct": str(source.supports_batched_direct_get).lower(),
             "first": str(wanted.first),
             "next": str(wanted.next),
             "partitions": str(2 if len(wanted) > _MAX_GAP_ROWS else 1),

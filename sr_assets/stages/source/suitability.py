@@ -11,7 +11,7 @@ from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.subjects import advisory_pattern, overlaps
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.nats.cluster import StreamInfo
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.settings import Entry
 
 

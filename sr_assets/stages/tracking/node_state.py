@@ -21,7 +21,7 @@ from sr_assets.adapters.state.nodes import NODE_COLUMNS
 from sr_assets.domain.positions import SequenceRange, missing
 from sr_assets.domain.tracking import NO_SENDER, Policy, Reason, deadline_ns, sweep, untracked
 from sr_assets.stages.source.position import advance, load_position, note_read
-from sr_assets.stages.source.reading import gap_rows, next_range
+from sr_assets.stages.source.reading import gap_rows, next_range, too_old_before
 from sr_assets.stages.source.suitability import check_source
 from sr_assets.stages.tracking.columns import state_of, state_values
 from sr_assets.stages.tracking.fold import fold_batch, folded_table, transition_row
@@ -30,7 +30,7 @@ from sr_assets.stages.tracking.transitions import add_transitions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sr_assets.adapters.nats.cluster import StreamInfo
+    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.adapters.state.records import Intent, StreamState
     from sr_assets.adapters.state.store import SiteState
     from sr_assets.domain.tracking import NodeState
@@ -159,7 +159,7 @@ class NodeStage:
         available = _available(source, covered)
         absent = missing(SequenceRange(available, covered.next), sightings["sequence"].to_pylist())
         gaps = gap_rows(stream, source, covered, available, absent, self._clock.now_ns())
-        cutoff_ns = left_open.cutoff_ns if left_open else _cutoff(stream, source)
+        cutoff_ns = left_open.cutoff_ns if left_open else too_old_before(stream.max_age_ns, source)
         folded = self._fold(sightings, cutoff_ns)
         decisions = _decisions(sightings, folded, cutoff_ns)
         reasons = {row["values"]: row["counts"] for row in pc.value_counts(decisions["reason"]).to_pylist()}
@@ -262,12 +262,6 @@ def node_table(rows: Sequence[tuple[Any, ...]]) -> pa.Table:
 def _available(source: StreamInfo, covered: SequenceRange) -> int:
     """Return the first sequence of a range that the source still holds."""
     return min(max(covered.first, source.first_sequence), covered.next)
-
-
-def _cutoff(stream: StreamSettings, source: StreamInfo) -> int | None:
-    if stream.max_age_ns is None or source.ts_ns is None:
-        return None
-    return source.ts_ns - stream.max_age_ns
 
 
 def _folded(intent: Intent, state: StreamState) -> Intent:

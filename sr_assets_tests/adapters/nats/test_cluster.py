@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters.nats.cluster import ApiError, Cluster, StreamInfo, parse_stream_info, target_config
-from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.adapters.nats.api import ApiError
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.stream_info import StreamInfo, Version
+from sr_assets.domain.clusters import ClusterSettings
+from sr_assets.domain.errors import RunError
+from sr_assets.domain.target_stream import target_config
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets.settings import ClusterSettings, StreamSettings
 from sr_assets_tests import rig
 
 Names = Callable[[str], str]
@@ -30,37 +33,34 @@ def made(cluster: Cluster, name: str, **config: Any) -> StreamInfo:
     return cluster.create_stream({"name": name, "subjects": [f"{name}.>"], **config})
 
 
-def entry(**changes: Any) -> StreamSettings:
-    here = ClusterSettings(("127.0.0.1:4222",))
-    entry = StreamSettings(replicator="sr", name="site", stream="SRC", source=here, target=here, target_stream="COPY")
-    return replace(entry, **changes)
-
-
-def source_info(**config: Any) -> StreamInfo:
-    """The info of a stream with the given configuration, as a server would send it."""
-    state = {"first_seq": 0, "last_seq": 0, "messages": 0, "bytes": 0}
-    answer = {"config": {"name": "SRC", "subjects": ["a.>"], **config}, "state": state}
-    return parse_stream_info({**answer, "created": "2026-03-15T13:48:10Z"}, (2, 15, 1), 1)
-
-
 def test_stream_info_says_where_a_stream_stands(cluster: Cluster, unique: Names) -> None:
     name = unique("INFO")
     empty = made(cluster, name, allow_direct=True, max_msgs_per_subject=5)
-    assert (empty.last_sequence, empty.messages, empty.last_stored_ns, empty.deleted) == (0, 0, None, ())
+    assert (empty.last_sequence, empty.messages, empty.last_stored_ns) == (0, 0, None)
     cluster.publish_many([(f"{name}.{n}", b"x", f"{name}-{n}") for n in range(6)])
     for sequence in (2, 3, 5):
         cluster.request_api(f"STREAM.MSG.DELETE.{name}", {"seq": sequence})
-    info = cluster.stream_info(name, deleted=True)
+    info = cluster.stream_info(name)
     assert (info.first_sequence, info.last_sequence, info.messages) == (1, 6, 3)
-    assert (info.num_deleted, info.deleted) == (3, (2, 3, 5))
-    assert cluster.stream_info(name).deleted == ()
+    assert info.num_deleted == 3
     assert info.created_ns == empty.created_ns
     assert info.ts_ns is not None
     assert info.last_stored_ns is not None
     assert info.created_ns < info.last_stored_ns < info.ts_ns
     assert (info.allow_direct, info.max_msgs_per_subject, info.mirror, info.no_ack) == (True, 5, False, False)
-    assert (info.retention, info.storage, info.replicas, info.cluster_size) == ("limits", "file", 1, 1)
+    assert (info.retention, info.replicas, info.config["storage"]) == ("limits", 1, "file")
     assert info.server_version == cluster.server_version >= (2, 10, 0)
+
+
+@pytest.mark.parametrize(
+    ("allow_direct", "version", "supported"),
+    ((True, (2, 11, 0), True), (True, (2, 10, 25), False), (False, (2, 15, 1), False)),
+)
+def test_ranges_are_read_by_direct_get_where_stream_and_server_allow_it(
+    cluster: Cluster, unique: Names, allow_direct: bool, version: Version, supported: bool
+) -> None:
+    info = made(cluster, unique("DIRECT"), allow_direct=allow_direct)
+    assert replace(info, server_version=version).supports_batched_direct_get is supported
 
 
 def test_a_missing_stream_is_named_with_its_cluster(cluster: Cluster) -> None:
@@ -209,76 +209,6 @@ def test_the_right_to_publish_is_proven_without_storing_anything(cluster: Cluste
 # -------------------------------------------------------------------------------------------------------------- target
 
 
-def test_a_target_gets_what_the_contract_lists_and_nothing_else() -> None:
-    source = source_info(
-        subjects=["a.>", "b.*"],
-        storage="memory",
-        retention="workqueue",
-        max_msgs=10,
-        max_bytes=1000,
-        max_age=60 * MINUTE_NS,
-        max_msgs_per_subject=3,
-        max_msg_size=500,
-        discard="new",
-        duplicate_window=5 * MINUTE_NS,
-        num_replicas=3,
-        no_ack=True,
-        sources=[{"name": "OTHER"}],
-        placement={"tags": ["x"]},
-        deny_delete=True,
-        metadata={"owner": "x"},
-    )
-    assert target_config(source, entry(prefix="copy", remove="a."), (2, 15, 1), 2) == {
-        "name": "COPY",
-        "subjects": ["copy.>"],
-        "storage": "memory",
-        "retention": "limits",
-        "max_msgs": 10,
-        "max_bytes": 1000,
-        "max_age": 60 * MINUTE_NS,
-        "max_msgs_per_subject": 3,
-        "max_msg_size": 500,
-        "discard": "new",
-        "duplicate_window": 5 * MINUTE_NS,
-        "num_replicas": 2,
-        "allow_direct": True,
-    }
-
-
-def test_a_filter_decides_the_targets_subjects() -> None:
-    config = target_config(source_info(), entry(filter_subject="a.b.*", prefix="p"), (2, 10, 0), 1)
-    assert config["subjects"] == ["p.a.b.*"]
-
-
-@pytest.mark.parametrize(
-    ("window_ns", "max_age_ns", "expected_ns"),
-    (
-        (0, 0, 2 * MINUTE_NS),
-        (MINUTE_NS, 0, 2 * MINUTE_NS),
-        (9 * MINUTE_NS, 0, 9 * MINUTE_NS),
-        (0, MINUTE_NS, MINUTE_NS),
-    ),
-)
-def test_the_duplicate_window_is_two_minutes_or_what_the_server_allows(
-    window_ns: int, max_age_ns: int, expected_ns: int
-) -> None:
-    source = source_info(duplicate_window=window_ns, max_age=max_age_ns)
-    assert target_config(source, entry(), (2, 15, 1), 1)["duplicate_window"] == expected_ns
-
-
-def test_a_mirror_without_a_filter_needs_a_target_made_by_hand() -> None:
-    mirror = source_info(subjects=None, mirror={"name": "ORIGIN"})
-    assert mirror.mirror
-    with pytest.raises(RunError, match="filter_subject"):
-        target_config(mirror, entry(), (2, 15, 1), 1)
-    assert target_config(mirror, entry(filter_subject="a.b"), (2, 15, 1), 1)["subjects"] == ["a.b"]
-
-
-def test_a_rewritten_subject_that_is_none_is_a_configuration_error() -> None:
-    with pytest.raises(ConfigurationError):
-        target_config(source_info(subjects=["a"]), entry(remove="a"), (2, 15, 1), 1)
-
-
 @pytest.mark.parametrize("max_age_ns", (0, MINUTE_NS))
 def test_a_real_server_takes_the_configuration_with_the_replicas_it_can_give(
     nats_pair: tuple[NatsServer, NatsServer], unique: Names, max_age_ns: int
@@ -286,9 +216,8 @@ def test_a_real_server_takes_the_configuration_with_the_replicas_it_can_give(
     source, target = (ClusterSettings((server.address,)) for server in nats_pair)
     name = unique("MADE")
     with Cluster(source) as at_source, Cluster(target) as at_target:
-        info = replace(made(at_source, name, max_age=max_age_ns), replicas=3)
-        stream = entry(stream=name, target_stream=name, prefix="far")
-        made_there = at_target.create_stream(target_config(info, stream, at_target.server_version, 3))
+        config = {**made(at_source, name, max_age=max_age_ns).config, "num_replicas": 3}
+        made_there = at_target.create_stream(target_config(name, [f"far.{name}.>"], config))
         assert (made_there.subjects, made_there.replicas) == ((f"far.{name}.>",), 1)
         assert made_there.allow_direct
 

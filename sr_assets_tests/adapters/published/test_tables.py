@@ -8,18 +8,11 @@ import duckdb
 import pytest
 from pyarrow import parquet
 
+from sr_assets.adapters.published.global_schema import GLOBAL_VIEWS
 from sr_assets.adapters.published.history import snapshot_rows
-from sr_assets.adapters.published.tables import (
-    TABLES,
-    PublishedStream,
-    count_rows,
-    export_fleet,
-    open_fleet,
-    publish_site,
-    read_generation,
-    read_rows,
-)
-from sr_assets.adapters.state.global_view import VIEWS
+from sr_assets.adapters.published.publishing import PublishedStream, publish_site, read_generation
+from sr_assets.adapters.published.reading import count_rows, export_fleet, open_fleet, read_rows
+from sr_assets.adapters.published.schema import INTERNAL, TABLES
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError, RunError
@@ -44,7 +37,7 @@ CONTRACT = {
     "snapshot_info": "as_of run_id schema_version",
     "global_availability": "replicator name stream node status status_since last_seen event_time received_at source",
     "global_advisories": "event_id replicator name stream node event event_time received_at seen age_seconds previous "
-    "transition late returned outage_seconds source",
+    "transition late returned outage_seconds source feed epoch",
     "global_summary": "replicator name stream nodes up timeout retired new_24h last_advisory_at blind observer observer_alive_at "
     "watermark position lag_messages tracked_nodes as_of",
     "global_rejects": "feed sequence received_at subject payload_bytes reason field excerpt",
@@ -207,10 +200,10 @@ def test_an_export_is_one_file_that_needs_no_other(tmp_path: Path, state: SiteSt
     export_fleet(tmp_path, tmp_path / "copy.duckdb")
     with duckdb.connect(str(tmp_path / "copy.duckdb"), read_only=True) as copy:
         tables = {row[0] for row in copy.execute("SHOW TABLES").fetchall()}
-        assert tables == CONTRACT.keys() | VIEWS.keys()
+        assert tables == CONTRACT.keys() | GLOBAL_VIEWS.keys()
         assert copy.execute("SELECT count(*) FROM duckdb_views() WHERE NOT internal").fetchall() == [(0,)]
     with pytest.raises(RunError, match="exists"):
         export_fleet(tmp_path, tmp_path / "copy.duckdb")
     with pytest.raises(RunError, match="cannot be written"):
         export_fleet(tmp_path, tmp_path / "no" / "copy.duckdb")
-    assert set(TABLES) - {"latest_snapshots"} < CONTRACT.keys()
+    assert TABLES.keys() - INTERNAL < CONTRACT.keys()

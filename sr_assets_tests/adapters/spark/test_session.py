@@ -4,7 +4,8 @@ import json
 import logging
 from dataclasses import replace
 
-from sr_assets.adapters.spark.engine import engine_config, engine_status, start_engine
+from sr_assets.adapters.spark.config import engine_config
+from sr_assets.adapters.spark.engine import engine_status, start_engine
 from sr_assets.adapters.spark.session import leave_session, open_session
 from sr_assets.settings import SparkSettings
 from sr_assets_tests.rig import SITE, Rig, Sent

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from sr_assets.adapters.copying import copier
-from sr_assets.adapters.copying.copier import Receipt
+from sr_assets.adapters.connection_file import write_connection
+from sr_assets.adapters.copying import sending
+from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.spark import sink
 from sr_assets.adapters.spark.sink import JetStreamWriter
-from sr_assets.adapters.wire.connection_file import write_connection
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import MESSAGE_ID_HEADER, header_values
 from sr_assets.embedded.nats_server import NatsServer
@@ -280,7 +280,7 @@ def test_copies_of_an_earlier_source_of_the_same_name_are_not_taken_for_ours(
 def test_a_full_target_is_tried_again_and_then_the_batch_is_left_open(
     rig: Rig, stream: str, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copier, "_REFUSAL_SECONDS", 0.3)
+    monkeypatch.setattr(sending, "_REFUSAL_SECONDS", 0.3)
     limited = {"name": stream, "subjects": [f"{stream}.>"], "discard": "new", "max_msgs": 4, "allow_direct": True}
     rig.api(f"STREAM.UPDATE.{stream}", limited, rig.target)
     receipt = write()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sr_assets.adapters.connection_file import write_connection
 from sr_assets.adapters.spark.session import leave_session, open_session
 from sr_assets.adapters.spark.source import (
     FORMAT,
@@ -19,7 +20,6 @@ from sr_assets.adapters.spark.source import (
     encode_extractor,
     open_connection,
 )
-from sr_assets.adapters.wire.connection_file import write_connection
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.senders import HeaderName, JsonField, SenderExtractor, SubjectToken
 from sr_assets.settings import ClusterSettings, SparkSettings

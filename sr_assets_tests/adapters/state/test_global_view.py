@@ -5,16 +5,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sr_assets.adapters.spark.source import read_advisories
-from sr_assets.adapters.state.global_view import GlobalTables
+from sr_assets.adapters.state.global_view import MIGRATION, GlobalTables
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.advisories import PROTOCOL
-from sr_assets.domain.availability import Advisory, fold, read_message
+from sr_assets.domain.availability import Advisory, Observation, fold, read_message
 from sr_assets.domain.messages import Message
+from sr_assets.domain.positions import SECOND_NS
 
 BASE = 1_700_000_000
 V1 = {"$schema": "https://choria.io/schemas/sr/v1/age_advisory.json"}
@@ -65,7 +67,7 @@ def test_the_statements_fold_like_the_rules(
         with state.transaction():
             tables.fold("FEED", read_advisories(rest[:cut]))
         rest = rest[cut:]
-    columns = "replicator, name, stream, node, transition, event_ns, cycle, seen_ns, origin, received_ns"
+    columns = "replicator, name, stream, node, transition, event_ns, event_code, seen_ns, origin, received_ns"
     found = {
         tuple(row[:4]): row[4:] for row in state.connection.execute(f"SELECT {columns} FROM global_nodes").fetchall()
     }
@@ -82,3 +84,70 @@ def test_the_statements_fold_like_the_rules(
     assert {(row[0], row[1]): row[2] for row in heard} == {
         site: max(at for one, at in told if one[:2] == site) for site in {one[:2] for one, _ in told}
     }
+
+
+def advisories(*documents: dict[str, Any], epochs: tuple[int, ...]) -> pa.Table:
+    """What a feed reads of advisories of one node, each of an epoch."""
+    common = {"replicator": "EAST", "value": "web1", "name": "x", "stream": "S", "timestamp": BASE}
+    messages = [
+        message(place, {**common, **document}, first=False, stored=place) for place, document in enumerate(documents, 1)
+    ]
+    table = pa.Table.from_batches([read_advisories(messages)])
+    return table.set_column(table.schema.get_field_index("epoch_ns"), "epoch_ns", pa.array(epochs, pa.int64()))
+
+
+def status(state: SiteState) -> list[tuple[Any, ...]]:
+    return state.connection.execute("SELECT node, epoch_ns, transition, event_code FROM global_nodes").fetchall()
+
+
+@pytest.mark.parametrize("cut", (1, 2))
+@pytest.mark.parametrize("turned", (False, True), ids=("in order", "the older state's later"))
+def test_a_state_begun_anew_is_believed_whatever_its_counter(tmp_path: Path, turned: bool, cut: int) -> None:
+    """A forgotten node starts at transition 1 again; its epoch is later than that of the retired one."""
+    expired = {"event": "expire", "transition": 9, "event_id": "old"}
+    again = {"event": "new", "transition": 1, "event_id": "fresh"}
+    rows = advisories(again, expired, epochs=(7, 3)) if turned else advisories(expired, again, epochs=(3, 7))
+    with SiteState(tmp_path) as state:
+        for part in (rows.slice(0, cut), rows.slice(cut)):
+            state.global_tables.fold("FEED", part)
+        assert status(state) == [("web1", 7, 1, 0)]
+        kept = state.connection.execute("SELECT event_id, epoch_ns FROM global_history ORDER BY ALL").fetchall()
+        assert kept == [("fresh", 7), ("old", 3)]
+
+
+def test_a_state_of_before_the_epochs_is_migrated_with_its_rows(tmp_path: Path) -> None:
+    with SiteState(tmp_path) as state:
+        columns = {table: described(state, table) for table in ("global_nodes", "global_history")}
+        for table in columns:
+            state.connection.execute(f"ALTER TABLE {table} DROP COLUMN epoch_ns")
+            state.connection.execute(f"ALTER TABLE {table} RENAME COLUMN event_code TO cycle")
+        state.connection.execute(
+            "INSERT INTO global_nodes BY NAME SELECT 'FEED' AS feed, 'EAST' AS replicator, 'x' AS name, 'S' AS stream,"
+            " 'web1' AS node, 9 AS transition, 3 AS cycle, 1 AS event_ns, 1 AS received_ns, 'ours' AS origin"
+        )
+        state.connection.execute(MIGRATION)
+        assert {table: described(state, table) for table in columns} == columns
+        assert status(state) == [("web1", 0, 9, 3)]
+        state.global_tables.fold("FEED", advisories({"event": "new", "transition": 1}, epochs=(5,)))
+        assert status(state) == [("web1", 5, 1, 0)]
+
+
+def described(state: SiteState, table: str) -> set[tuple[Any, ...]]:
+    """Columns, types and defaults: their order is nobody's business."""
+    return {(row[0], row[1], row[4]) for row in state.connection.execute(f"DESCRIBE {table}").fetchall()}
+
+
+@pytest.mark.parametrize(
+    ("next_within_seconds", "now_seconds", "blind"),
+    ((30, 40, []), (30, 41, [("x/S", 10 * SECOND_NS)]), (None, 9_999, [])),
+    ids=("just in time", "overdue", "promised no other"),
+)
+def test_a_site_is_blind_when_its_next_heartbeat_is_overdue(
+    tmp_path: Path, next_within_seconds: int | None, now_seconds: int, blind: list[tuple[str, int]]
+) -> None:
+    within_ns = None if next_within_seconds is None else next_within_seconds * SECOND_NS
+    with SiteState(tmp_path) as state:
+        heartbeat = Observation("EAST", "x", "S", None, None, None, None, within_ns)
+        state.global_tables.observe("FEED", heartbeat, 10 * SECOND_NS)
+        assert state.global_tables.blind_sites("FEED", now_seconds * SECOND_NS) == blind
+        assert state.global_tables.next_silence("FEED", 0) == (None if within_ns is None else 40 * SECOND_NS)

@@ -1,13 +1,17 @@
 """Sources and targets that cannot be right are refused in one line; a missing target is made."""
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.clusters import ClusterSettings
+from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.settings import StreamSettings
+from sr_assets.stages.replication.target import new_target
 from sr_assets_tests.rig import Rig, Sent
 
 
@@ -32,10 +36,19 @@ def test_a_missing_target_is_made_with_the_sources_limits_and_nothing_else(rig: 
     limits["duplicate_window"] = 120 * 10**9
     assert {key: config[key] for key in limits} == limits
     assert made.allow_direct
-    assert not made.deny_delete
+    assert not config.get("deny_delete")
     assert "description" not in config
     assert config.get("max_consumers", -1) == -1
     assert config["num_replicas"] == 1
+
+
+def test_a_mirror_without_a_filter_needs_a_target_made_by_hand(rig: Rig) -> None:
+    mirror = replace(rig.info(rig.make()), subjects=())
+    here = ClusterSettings(("127.0.0.1:4222",))
+    stream = StreamSettings("sr", "site", mirror.stream, here, here, "COPY")
+    with pytest.raises(RunError, match="filter_subject"):
+        new_target(stream, mirror)
+    assert new_target(replace(stream, filter_subject="a.b", prefix="p"), mirror)["subjects"] == ["p.a.b"]
 
 
 def test_a_missing_target_is_not_made_when_that_is_not_wanted(rig: Rig) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import duckdb
 import pytest
 
-from sr_assets.adapters.nats.cluster import Cluster, StreamInfo
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.positions import format_rfc3339_ns
 from sr_assets.stages.source.position import START_VARIABLE, advance

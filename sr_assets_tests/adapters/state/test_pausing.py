@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from sr_assets.adapters.state.pausing import paused_streams, set_paused
 from sr_assets.domain.errors import RunError
 from sr_assets.settings import Settings, load_settings
-from sr_assets.stages.replication.pausing import paused_streams, set_paused
 
 STREAMS = [f"S{number}" for number in range(8)]
 

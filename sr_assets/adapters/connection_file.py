@@ -32,6 +32,6 @@ def write_connection(file: Path, cluster: ClusterSettings) -> Path:
 
 def open_connection(file: str, name: str) -> Connection:
     """Return a connection, to be entered with `with`, to the cluster described in `file`."""
-    said = json.loads(Path(file).read_text())
-    tls = TlsSettings(**said["tls"]) if said["tls"] else None
-    return Connection(ClusterSettings(**said | {"servers": tuple(said["servers"]), "tls": tls}), name)
+    fields = json.loads(Path(file).read_text())
+    tls = TlsSettings(**fields["tls"]) if fields["tls"] else None
+    return Connection(ClusterSettings(**fields | {"servers": tuple(fields["servers"]), "tls": tls}), name)

@@ -1,7 +1,7 @@
-"""What a link is secured with: the TLS context, the login, and plain words for what can be wrong with either.
+"""How connections to servers are secured: the TLS context, the login, and error messages about either.
 
-For both kinds of links, `wire` and `jetstream`. Files are read when a link is opened, so a renewed certificate or
-credential counts from then on. Not here: sockets; what the server thinks of a login.
+For both kinds of connections, `wire` and `nats`. Files are read when a connection is opened, so a renewed certificate or
+credential counts from then on. Not here: sockets; whether the server accepts a login.
 """
 
 import base64
@@ -15,7 +15,7 @@ from sr_assets.domain.errors import RunError
 
 NO_TLS: Final = "the server has no TLS, which tls or tls:// asks for: give it a certificate or take that out"
 
-# The third letter holds the end of what says that this is a user's.
+# The third letter is part of the prefix that marks a user's seed.
 _SEED: Final = re.compile(r"\bSU[A-D][A-Z2-7]{55}\b")
 _JWT: Final = re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]+")
 # OpenSSL's numbers (X509_V_ERR_…) and what they mean to whoever runs the server.
@@ -29,10 +29,10 @@ _UNKNOWN_CA: Final = frozenset({2, 18, 19, 20, 21})
 
 
 def tls_context(tls: TlsSettings) -> ssl.SSLContext:
-    """Return what a TLS link to a server is made with; raises RunError naming the file that cannot be used."""
+    """Return the context of a TLS connection to a server; raises RunError naming the file that cannot be used."""
     for key, path in (("ca", tls.ca), ("cert", tls.cert), ("key", tls.key)):
         if path:
-            # OpenSSL would not say which of them is not there.
+            # OpenSSL's own error does not name the missing file.
             _text(f"tls: {key}", path)
     try:
         context = ssl.create_default_context(cafile=tls.ca)
@@ -54,7 +54,7 @@ def tls_context(tls: TlsSettings) -> ssl.SSLContext:
 
 
 def tls_words(error: ssl.SSLError) -> str:
-    """Say in one line what is wrong with a TLS link and what to do."""
+    """Return, in one line, what is wrong with a TLS connection and what to do."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _UNKNOWN_CA:
             return "the server's certificate is from a CA that is not trusted here: name the CA's file in tls: ca"
@@ -72,7 +72,7 @@ def tls_words(error: ssl.SSLError) -> str:
 
 
 def silence_words(cluster: ClusterSettings) -> str:
-    """Say what a server's silence may mean, to be put behind the line that complains about it."""
+    """Return what a server's silence may mean, to be appended to the error about it."""
     if cluster.tls and cluster.tls.handshake_first:
         return " (if the server does not begin with TLS, take tls_handshake_first out of the URL)"
     return " (a server that begins with TLS needs ?tls_handshake_first=true)"
@@ -85,13 +85,13 @@ def read_login(cluster: ClusterSettings) -> tuple[str | None, str | None]:
     """
     jwt_file = cluster.credentials or cluster.jwt
     seed_file = cluster.credentials or cluster.nkey
-    jwt = _found(_JWT, "user's JWT", "credentials" if cluster.credentials else "jwt", jwt_file)
-    seed = _found(_SEED, "user's seed (SU…)", "credentials" if cluster.credentials else "nkey", seed_file)
+    jwt = _extract(_JWT, "user's JWT", "credentials" if cluster.credentials else "jwt", jwt_file)
+    seed = _extract(_SEED, "user's seed (SU…)", "credentials" if cluster.credentials else "nkey", seed_file)
     return jwt, seed
 
 
 def login_options(cluster: ClusterSettings, nonce: str | None) -> dict[str, Any]:
-    """Return what CONNECT says about who we are; the nonce, if the server sent one, is signed with the user's seed."""
+    """Return the login as options of CONNECT; the nonce, if the server sent one, is signed with the user's seed."""
     options = {"user": cluster.user, "pass": cluster.password, "auth_token": cluster.token}
     jwt, seed = read_login(cluster)
     if seed and nonce:
@@ -103,13 +103,13 @@ def login_options(cluster: ClusterSettings, nonce: str | None) -> dict[str, Any]
     return {key: value for key, value in options.items() if value}
 
 
-def _found(pattern: re.Pattern[str], what: str, key: str, file: str | None) -> str | None:
+def _extract(pattern: re.Pattern[str], content: str, key: str, file: str | None) -> str | None:
     if file is None:
         return None
-    found = pattern.search(_text(key, file))
-    if found is None:
-        raise RunError(f"{key} {file}: there is no {what} in it")
-    return found[0]
+    match = pattern.search(_text(key, file))
+    if match is None:
+        raise RunError(f"{key} {file}: there is no {content} in it")
+    return match[0]
 
 
 def _text(key: str, file: str) -> str:
@@ -120,5 +120,5 @@ def _text(key: str, file: str) -> str:
 
 
 def _plain(reason: str) -> str:
-    """OpenSSL's TLSV1_ALERT_UNKNOWN_CA in words."""
+    """Spell OpenSSL's reason, such as TLSV1_ALERT_UNKNOWN_CA, as text."""
     return re.sub(r"^(TLSV\d+|SSLV\d+)_", "", reason).replace("_", " ").lower()

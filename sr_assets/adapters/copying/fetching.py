@@ -1,0 +1,53 @@
+"""The messages of a batch as the source holds them, and which of them it does not hold (any more).
+
+Not here: how a range is read and confirmed (`wire`), what follows from a missing message (the stages).
+"""
+
+from __future__ import annotations
+
+import bisect
+from typing import TYPE_CHECKING
+
+from sr_assets.adapters import wire
+from sr_assets.domain.positions import SequenceRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sr_assets.adapters.copying.plan import CopyPlan
+    from sr_assets.domain.messages import Message
+
+
+def fetch(source: wire.Connection, plan: CopyPlan, sequences: list[int]) -> Iterator[tuple[list[Message], list[int]]]:
+    """Yield the messages of ascending sequences in source order, with the sequences up to there that are missing.
+
+    A run of sequences is read as a range, others one by one; then what one replica does not have is asked of the leader.
+    """
+    whole = SequenceRange(sequences[0], sequences[-1] + 1)
+    contiguous = len(whole) == len(sequences)
+    if contiguous:
+        lists = wire.read_confirmed(source, plan.source_stream, whole, filter_subject=plan.filter, direct=plan.direct)
+    else:
+        lists = wire.read_sequences(source, plan.source_stream, sequences, direct=plan.direct)
+    at = 0
+    for messages in lists:
+        plan.check_batch()
+        held = [message.sequence for message in messages]
+        after = bisect.bisect(sequences, held[-1], at)
+        missing = [] if after - at == len(held) else sorted(set(sequences[at:after]).difference(held))
+        at = after
+        if missing and not contiguous:
+            late, missing = _ask_leader(source, plan.source_stream, missing)
+            yield sorted([*messages, *late], key=lambda message: message.sequence), missing
+        else:
+            yield messages, missing
+    rest = sequences[at:]
+    if rest:
+        yield ([], rest) if contiguous else _ask_leader(source, plan.source_stream, rest)
+
+
+def _ask_leader(source: wire.Connection, stream: str, sequences: list[int]) -> tuple[list[Message], list[int]]:
+    """Return the messages that the leader has, and the sequences that it does not have: single gets meet any replica."""
+    answers = [(sequence, wire.stored_message(source, stream, sequence)) for sequence in sequences]
+    held = [message for _, message in answers if message is not None]
+    return held, [sequence for sequence, message in answers if message is None]

@@ -1,0 +1,83 @@
+"""The plan of a batch's copies, and its form as options of a Spark write.
+
+Add a field here when a writer needs to know more. Not here: the copying (`copier`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from sr_assets.domain.errors import RunError
+from sr_assets.domain.provenance import Identity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """What a batch's writers do, each field an option of the sink.
+
+    - `connection`, `stream`, `subjects`: the target: a file made by `write_connection`, its name, what it takes
+    - `source_connection`, `source_stream`, `direct`, `filter`: where the messages are; `direct` by direct get
+    - `replicator`, `name`, `created_ns`: whose copies these are; the source's created time in unix ns
+    - `prefix`, `remove`: how the subject is rewritten
+    - `first`, `next`, `since`: the intent: its range of source sequences, and the target's last sequence when it was
+      made. Our copies in the target behind `since` are copied already
+    - `folder`, `batch`: the folder with this stream's writer locks, and the batch that may write (its file `batch`)
+    - `receipt`: the file that the receipt of all tasks is written to once all succeeded
+    - `resend`: appended to each `Nats-Msg-Id` as `/r<resend>` unless 0: for a stream that is copied again on purpose
+    - `cutoff_ns`: messages stored before (unix ns) are not copied but counted as too old
+    - `on_poison`: `park` or `stop`
+    - `staging`: the folder for the Parquet rows of what was copied; none without it
+    """
+
+    connection: str
+    stream: str
+    subjects: tuple[str, ...]
+    source_connection: str
+    source_stream: str
+    direct: bool
+    replicator: str
+    name: str
+    created_ns: int
+    prefix: str
+    remove: str
+    first: int
+    next: int
+    since: int
+    folder: str
+    batch: str
+    receipt: str
+    filter: str | None = None
+    resend: int = 0
+    cutoff_ns: int | None = None
+    on_poison: str = "park"
+    staging: str | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """Whose copies these are."""
+        return Identity(self.source_stream, self.replicator, self.name)
+
+    def encode(self) -> dict[str, str]:
+        """Return the plan as options: text as it is, everything else as JSON."""
+        values = {key: value for key, value in asdict(self).items() if value is not None}
+        return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+
+    @classmethod
+    def decode(cls, options: Mapping[str, str]) -> Self:
+        """Read the options of a write; raises TypeError when one is missing."""
+        given = {field.name: options[field.name] for field in fields(cls) if field.name in options}
+        text = {field.name for field in fields(cls) if str(field.type).startswith("str")}
+        values: dict[str, Any] = {key: value if key in text else json.loads(value) for key, value in given.items()}
+        return cls(**{**values, "subjects": tuple(values.get("subjects", ()))})
+
+    def check_batch(self) -> None:
+        """Raise RunError when a later run has taken over: a task may outlive the run that started it."""
+        current = Path(self.folder, "batch").read_text()
+        if current != self.batch:
+            raise RunError(f"batch {self.batch} was given up for {current}")

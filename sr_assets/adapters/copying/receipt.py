@@ -1,0 +1,97 @@
+"""What became of a batch's copies: the receipt of one writer, or of all of them added up.
+
+Not here: what a commit makes of it (`stages.replication`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass
+class Parked:
+    """A message the target cannot take, and why."""
+
+    sequence: int
+    stored_ns: int
+    subject: str
+    payload_bytes: int
+    reason: str
+
+
+@dataclass
+class Receipt:
+    """What one batch's writers did, added up: the only thing a commit is based on.
+
+    `last_sequence` is the last source message that was read, stored at `last_stored_ns` (unix ns). `target_sequence` is the
+    highest sequence in the target that was acknowledged or found, `target_holds` the source
+    sequence that stands there, `disordered` how many copies stand right behind one of a later source sequence;
+    `copied_ranges` are runs of copies: (target sequence, source sequence, how many follow one another in both).
+    `missing` are ranges the source does not hold (any more); `found` of the copied ones were in the target already (an
+    earlier attempt's); `failure` is one line when the target refuses to go on: then the intent stays open.
+    """
+
+    copied: int = 0
+    copied_bytes: int = 0
+    found: int = 0
+    too_old: int = 0
+    last_sequence: int = 0
+    last_stored_ns: int | None = None
+    target_sequence: int = 0
+    target_holds: int = 0
+    disordered: int = 0
+    copied_ranges: list[tuple[int, int, int]] = field(default_factory=list)
+    parked: list[Parked] = field(default_factory=list)
+    missing: list[tuple[int, int]] = field(default_factory=list)
+    failure: str | None = None
+
+    def count(self, payload_bytes: int) -> None:
+        """Count one copied message."""
+        self.copied += 1
+        self.copied_bytes += payload_bytes
+
+    def locate(self, target_sequence: int, sequence: int) -> None:
+        """Note where in the target a source sequence's copy stands."""
+        at, first, length = self.copied_ranges[-1] if self.copied_ranges else (0, 0, 0)
+        if target_sequence == at + length and sequence == first + length:
+            self.copied_ranges[-1] = (at, first, length + 1)
+        else:
+            self.copied_ranges.append((target_sequence, sequence, 1))
+        if target_sequence > self.target_sequence:
+            self.disordered += sequence < self.target_holds
+            self.target_sequence, self.target_holds = target_sequence, sequence
+
+    def add(self, other: Receipt) -> None:
+        """Add another writer's."""
+        self.copied += other.copied
+        self.copied_bytes += other.copied_bytes
+        self.found += other.found
+        self.too_old += other.too_old
+        if other.last_sequence > self.last_sequence:
+            self.last_sequence, self.last_stored_ns = other.last_sequence, other.last_stored_ns
+        if other.target_sequence > self.target_sequence:
+            self.target_sequence, self.target_holds = other.target_sequence, other.target_holds
+        self.disordered += other.disordered
+        self.copied_ranges += other.copied_ranges
+        self.parked += other.parked
+        self.missing += other.missing
+        self.failure = self.failure or other.failure
+
+    def write(self, file: Path) -> None:
+        """Write it to a file, at once or not at all."""
+        draft = file.with_name(f".{file.name}")
+        draft.write_text(json.dumps(asdict(self)))
+        draft.replace(file)
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read what `write` left."""
+        raw = json.loads(file.read_text())
+        parked = [Parked(**fields) for fields in raw["parked"]]
+        runs = {key: [tuple(numbers) for numbers in raw[key]] for key in ("copied_ranges", "missing")}
+        return cls(**{**raw, **runs, "parked": parked})

@@ -1,0 +1,237 @@
+"""Publishing copies into a target: the window, acknowledgements, what is sent again, parked, or stops the stream.
+
+What the target refuses or does not answer is tried again. A message is parked when the refusal is about the message: by
+its code, or because the target goes on to take others. Everything else is the target's state and stops the stream with
+its intent open. Not here: which messages these are (`fetching`), the protocol and its window (`wire`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from typing import TYPE_CHECKING, Final
+
+from sr_assets.adapters import wire
+from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.copying.receipt import Parked
+from sr_assets.domain.errors import RunError
+from sr_assets.domain.messages import header_writer
+from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.provenance import find_copy, other_writer
+from sr_assets.domain.subjects import matcher, printable, target_subject
+from sr_assets.domain.target_stream import IMPOSSIBLE_SEQUENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from sr_assets.adapters.copying.plan import CopyPlan
+    from sr_assets.adapters.copying.receipt import Receipt
+    from sr_assets.domain.messages import Message
+
+#: Refusals that are about one message, whatever the target's state.
+_ABOUT_THE_MESSAGE: Final = frozenset({wire.MESSAGE_TOO_LARGE, wire.HEADERS_TOO_LARGE, wire.INVALID_SUBJECT})
+#: What tells `discard_new_per_subject` from a full stream, whose code it has.
+_SUBJECT_FULL: Final = "per subject"
+#: Refusals that are about the target and its server, however long they last: full, without memory or disk.
+_ABOUT_THE_TARGET: Final = frozenset({wire.STREAM_FULL, 10023, 10028, 10047})
+_REFUSAL_SECONDS: Final = 30.0
+_ACK_SECONDS: Final = 30.0
+_PROBE_SECONDS: Final = 5.0
+_MAX_PAUSE_SECONDS: Final = 5.0
+_MAX_PARKED: Final = 1000
+_IMPOSSIBLE: Final = b"NATS/1.0\r\nNats-Expected-Last-Sequence: %d\r\n\r\n" % IMPOSSIBLE_SEQUENCE
+
+
+class StopError(Exception):
+    """The stream must not go on by itself; the text is the receipt's failure."""
+
+
+class Sender:
+    """Sends one writer's copies and accounts for them in its receipt; used once."""
+
+    def __init__(self, plan: CopyPlan, target: wire.Connection, receipt: Receipt) -> None:
+        """Take the plan, an open connection to the target, and the receipt to fill."""
+        self._plan = plan
+        self._target = target
+        self._receipt = receipt
+        # What is on its way or waits to be sent again, by sequence; how often it had to be given another id.
+        self._window: dict[int, Message] = {}
+        self._resends: dict[int, int] = {}
+        # Since when a message has been refused; the last one that was acknowledged, and when that was.
+        self._refused_since: dict[int, float] = {}
+        self._settled: Message | None = None
+        self._settled_at = 0.0
+        self._source_failure: wire.WireError | None = None
+        self._takes = matcher(plan.subjects)
+        self._headers = header_writer(plan.replicator, plan.name, plan.source_stream, plan.created_ns)
+
+    def prepare(self, message: Message) -> wire.Outgoing | None:
+        """Return the copy to send, which then has to be sent; None when the target does not take its subject."""
+        outgoing = self._outgoing(message)
+        if not self._takes(outgoing.subject):
+            subject = printable(outgoing.subject)
+            self._park(message, f"target stream {self._plan.stream} does not take subject {subject}")
+            return None
+        self._window[message.sequence] = message
+        return outgoing
+
+    def copies(self) -> Iterator[tuple[int, int]]:
+        """Yield our copies in the target behind the intent: target sequence, source sequence."""
+        plan = self._plan
+        state = self._target.request(f"$JS.API.STREAM.INFO.{plan.stream}", {}).get("state")
+        if state is None:
+            raise RunError(f"target stream {plan.stream} on {self._target.address} is not there")
+        behind = SequenceRange(plan.since + 1, max(plan.since, int(state["last_seq"])) + 1)
+        for message in itertools.chain.from_iterable(wire.read_headers(self._target, plan.stream, behind)):
+            copy = find_copy(message.headers, plan.identity, plan.created_ns)
+            if copy is not None:
+                yield message.sequence, copy.sequence
+
+    def send(self, items: Iterator[wire.Outgoing]) -> None:
+        """Send everything in order and wait for every acknowledgement.
+
+        Raises StopError when the stream must not go on, WireError when the connection is lost or the target does not
+        answer anything; also what `items` raises.
+        """
+        items = self._watch(items)
+        pause_seconds = 0.1
+        again: list[wire.Outgoing] = []
+        while True:
+            self._plan.check_batch()
+            began = time.monotonic()
+            try:
+                refused = self._publish(itertools.chain(again, items))
+            except wire.WireError as lost:
+                if lost is self._source_failure:
+                    raise
+                refused = self._send_unanswered(lost)
+            else:
+                if not refused and not self._window:
+                    return
+            waiting = self._judge(refused)
+            again = [self._outgoing(self._window[sequence]) for sequence in sorted(self._window)]
+            if waiting:
+                pause_seconds = 0.1 if self._settled_at > began else min(2 * pause_seconds, _MAX_PAUSE_SECONDS)
+                time.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311  jitter, not a secret
+
+    def _watch(self, items: Iterator[wire.Outgoing]) -> Iterator[wire.Outgoing]:
+        """Note the failure of the source: items that are not there are not to be taken for the end of the items."""
+        try:
+            yield from items
+        except wire.WireError as failure:
+            self._source_failure = failure
+            raise
+
+    # --------------------------------------------------------------------------------------------- acknowledgements
+
+    def _publish(self, items: Iterable[wire.Outgoing]) -> list[wire.Ack]:
+        """Publish until the first refusal, settle what was acknowledged, and return the refusals."""
+        publisher = wire.Publisher(self._target, ack_timeout_seconds=_ACK_SECONDS)
+        refused: list[wire.Ack] = []
+        duplicates: list[wire.Ack] = []
+        settled = self._settled
+        try:
+            for ack in publisher.publish_all(items):
+                if ack.error is not None:
+                    refused.append(ack)
+                elif ack.duplicate:
+                    duplicates.append(ack)
+                else:
+                    self._settle(ack.sequence, ack.target_sequence or 0)
+        finally:
+            if self._settled is not settled:
+                self._settled_at = time.monotonic()
+        # Not before: who asks throws away what else arrives, and that would be acknowledgements.
+        for ack in duplicates:
+            self._settle_duplicate(ack)
+        return refused
+
+    def _settle(self, sequence: int, target_sequence: int) -> None:
+        message = self._window.pop(sequence)
+        self._receipt.count(len(message.payload))
+        self._receipt.locate(target_sequence, sequence)
+        if self._settled is None:
+            reach(Point.PUBLISHING)
+        self._settled = message
+
+    def _settle_duplicate(self, ack: wire.Ack) -> None:
+        """A duplicate is no proof: look the message up; what is not there is sent again under another id."""
+        at, plan = ack.target_sequence or 0, self._plan
+        stored = wire.stored_message(self._target, plan.stream, at)
+        copy = find_copy(stored.headers, plan.identity, plan.created_ns) if stored else None
+        if copy is not None and copy.sequence == ack.sequence:
+            if at <= plan.since:
+                raise StopError(other_writer(plan.stream, plan.identity, ack.sequence))
+            self._settle(ack.sequence, at)
+        else:
+            self._resends[ack.sequence] = self._resends.get(ack.sequence, plan.resend) + 1
+
+    # ------------------------------------------------------------------------------------- refused, or not answered
+
+    def _judge(self, refused: list[wire.Ack]) -> bool:
+        """Park what the target will never take, stop when it takes nothing; returns whether to wait and try again."""
+        now, waiting = time.monotonic(), False
+        for ack in refused:
+            since = self._refused_since.setdefault(ack.sequence, now)
+            reason = f"{ack.error} ({ack.error_code})"
+            if ack.error_code in _ABOUT_THE_MESSAGE or _SUBJECT_FULL in (ack.error or ""):
+                self._park(self._window.pop(ack.sequence), reason)
+            elif now - since > _REFUSAL_SECONDS and ack.error_code not in _ABOUT_THE_TARGET and self._takes_others():
+                self._park(self._window.pop(ack.sequence), f"refused, while others are taken: {reason}")
+            elif now - max(since, self._settled_at) > _REFUSAL_SECONDS:
+                raise StopError(f"target stream {self._plan.stream} refuses: {reason}")
+            else:
+                waiting = True
+        return waiting
+
+    def _send_unanswered(self, lost: wire.WireError) -> list[wire.Ack]:
+        """Send what got no answer once more, by itself, and park what gets none again while the target answers others.
+
+        Returns the refusals. Raises `lost`, or another WireError, when the target does not answer others either.
+        """
+        if not self._answers():
+            raise lost
+        try:
+            return self._publish([self._outgoing(self._window[sequence]) for sequence in sorted(self._window)])
+        except wire.WireError:
+            for target_sequence, sequence in self.copies():
+                if sequence in self._window:
+                    self._settle(sequence, target_sequence)
+            if not self._answers():
+                raise
+        for sequence in sorted(self._window):
+            self._park(self._window.pop(sequence), "the target answers others, but never this message")
+        return []
+
+    def _takes_others(self) -> bool:
+        return self._settled is not None and self._answers()
+
+    def _answers(self) -> bool:
+        """Return whether the target answers a publish, on the subject of a copy that it took; nothing is stored."""
+        message = self._settled or self._window[min(self._window)]
+        probe = self._outgoing(message)._replace(headers=_IMPOSSIBLE, payload=b"")
+        try:
+            acks = list(wire.Publisher(self._target, ack_timeout_seconds=_PROBE_SECONDS).publish_all([probe]))
+        except wire.WireError:
+            return False
+        return [ack.error_code for ack in acks] == [wire.WRONG_LAST_SEQUENCE]
+
+    # ------------------------------------------------------------------------------------------------- single messages
+
+    def _outgoing(self, message: Message) -> wire.Outgoing:
+        """Make the copy: subject, headers and payload as they go out."""
+        sequence, stored_ns, subject, headers, payload = message
+        resend = self._resends.get(sequence, self._plan.resend)
+        subject = target_subject(subject, self._plan.prefix, self._plan.remove)
+        return wire.Outgoing(sequence, subject, self._headers(headers, sequence, stored_ns, resend), payload)
+
+    def _park(self, message: Message, reason: str) -> None:
+        if self._plan.on_poison == "stop":
+            raise StopError(
+                f"message {message.sequence} cannot be copied: {reason}; on_poison: park goes on without it"
+            )
+        subject, parked = printable(message.subject), self._receipt.parked
+        parked.append(Parked(message.sequence, message.stored_ns, subject, len(message.payload), reason))
+        if len(parked) > _MAX_PARKED:
+            raise StopError(f"more than {_MAX_PARKED} messages of one batch cannot be copied, the last: {reason}")

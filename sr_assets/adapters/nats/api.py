@@ -1,0 +1,63 @@
+"""JetStream's JSON API as it answers: the error codes we act on, the error, and the reading of an answer.
+
+Add here what a request of the control plane is answered with. Not here: the connection (`client`), the requests
+(`cluster`), the answer to a publish, which `wire` reads for both.
+"""
+
+import json
+from typing import Any, Final
+
+from nats.aio.msg import Msg
+
+from sr_assets.adapters.wire import NO_STREAM, Ack, parse_ack
+from sr_assets.adapters.wire.frames import Frame
+from sr_assets.domain.errors import RunError, TransientError
+
+#: What a server without a leader, or one that is just starting, answers.
+UNAVAILABLE: Final = 503
+STREAM_NOT_FOUND: Final = 10059
+MESSAGE_NOT_FOUND: Final = 10037
+#: The name in a `STREAM.CREATE` contradicts its subject.
+NAME_MISMATCH: Final = 10056
+#: A cluster too small for the replicas, and a server without a cluster.
+TOO_FEW_SERVERS: Final = frozenset({10005, 10074})
+
+
+class ApiError(RunError):
+    """JetStream answered with an error; `code` is its `err_code`."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def read_answer(label: str, subject: str, data: bytes) -> dict[str, Any]:
+    """Return the JSON that a cluster answered to an API subject.
+
+    Raises TransientError when the API is unavailable, ApiError for every other refusal, RunError for what is no JSON.
+    """
+    try:
+        answer: dict[str, Any] = json.loads(data)
+    except ValueError:
+        raise RunError(f"{label}: {subject}: answered no JSON: {data[:80]!r}") from None
+    error = answer.get("error")
+    if error:
+        text = f"{label}: {subject}: {error.get('description')} ({error.get('err_code')})"
+        if error.get("code") == UNAVAILABLE:
+            raise TransientError(text)
+        raise ApiError(text, int(error.get("err_code") or error.get("code") or 0))
+    return answer
+
+
+def read_ack(message: Msg) -> Ack:
+    """Return what became of a publish: what nats-py received, read as `wire` reads it."""
+    status = (message.headers or {}).get("Status")
+    headers = f"NATS/1.0 {status}\r\n\r\n".encode() if status else b""
+    return parse_ack(0, Frame(b"HMSG", headers=headers, payload=message.data))
+
+
+def refusal_text(ack: Ack) -> str | None:
+    """Return why a publish was not stored, with the server's code; None when it was."""
+    if ack.error is None or ack.error_code in (None, NO_STREAM):
+        return ack.error
+    return f"{ack.error} ({ack.error_code})"

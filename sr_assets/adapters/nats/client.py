@@ -1,0 +1,225 @@
+"""A nats-py client in a thread of its own: connecting, waiting for its answers from synchronous code, closing.
+
+Not here: what is asked (`cluster`), how answers are read (`api`), certificates and credentials (`adapters.security`).
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import ssl
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from sr_assets.adapters.nats.api import UNAVAILABLE, ApiError
+from sr_assets.adapters.security import NO_TLS, read_login, silence_words, tls_context, tls_words
+from sr_assets.domain.clusters import ClusterSettings
+from sr_assets.domain.errors import RunError, TransientError
+
+REQUEST_SECONDS: Final = 10.0
+_CLOSE_SECONDS: Final = 0.1
+
+T = TypeVar("T")
+
+
+class ClientThread:
+    """A connection to the first of a cluster's servers that answers, and the thread its event loop runs in.
+
+    Opened by the first call, opened again by the first call after it was lost. `woken` is set by what arrives outside
+    of an answer; `complaint` is then the error text of the server or the socket.
+    """
+
+    def __init__(self, settings: ClusterSettings, name: str) -> None:
+        self.settings = settings
+        self.complaint: str | None = None
+        self.woken: asyncio.Event
+        self._name = name
+        self._client: Client | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def close(self) -> None:
+        """Close the connection and end its thread; harmless when there is none."""
+        if self._loop is None or self._thread is None:
+            return
+        self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join()
+        self._loop = self._thread = self._client = None
+
+    def connected(self) -> Client:
+        """Return the open connection; a lost one is made again."""
+        if self._client is None or self._client.is_closed:
+            self._client = self._submit(self._connect(), self.settings.connect_timeout_seconds)
+        return self._client
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_seconds: float = REQUEST_SECONDS) -> T:
+        """Let the connection's thread do something and wait for it.
+
+        Raises TransientError when the connection is lost or there is no answer in time.
+        """
+        try:
+            self.connected()
+        except BaseException:
+            work.close()
+            raise
+        return self._submit(work, timeout_seconds)
+
+    # ----------------------------------------------------------------------------- in the connection's own thread
+
+    def opened(self) -> Client:
+        """Return the open connection; raises RunError when there is none."""
+        if self._client is None:
+            raise RunError(f"{self.settings.label}: the connection is closed")
+        return self._client
+
+    async def ask(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> Msg:
+        """Return the answer to a request.
+
+        Raises ApiError when nobody listens there, RunError when the permission is refused, TransientError when the
+        connection is lost or there is no answer in time.
+        """
+        client, self.complaint = self.opened(), None
+        answer = asyncio.ensure_future(client.request(subject, payload, timeout=REQUEST_SECONDS, headers=headers))
+        self.woken.clear()
+        complaint = asyncio.ensure_future(self.woken.wait())
+        try:
+            # A refused permission is reported beside the answer, which never comes; after a lost connection none does.
+            await asyncio.wait((answer, complaint), return_when=asyncio.FIRST_COMPLETED)
+            if self.complaint and not answer.done():
+                kind = RunError if "violation" in self.complaint.lower() else TransientError
+                raise kind(f"{self.settings.label}: {subject}: {self.complaint}")
+            return await answer
+        except nats.errors.NoRespondersError:
+            text = f"{self.settings.label}: {subject}: nobody answers (is JetStream enabled?)"
+            raise ApiError(text, UNAVAILABLE) from None
+        except nats.errors.TimeoutError:
+            raise TransientError(f"{self.settings.label}: {subject}: no answer in {REQUEST_SECONDS:.0f} s") from None
+        finally:
+            answer.cancel()
+            complaint.cancel()
+
+    async def _serve(self, ready: Future[asyncio.AbstractEventLoop]) -> None:
+        self._ended, self.woken = asyncio.Event(), asyncio.Event()
+        logging.getLogger("asyncio").addFilter(_worth_logging)
+        ready.set_result(asyncio.get_running_loop())
+        await self._ended.wait()
+        if self._client is not None:
+            await self._client.close()
+
+    async def _connect(self) -> Client:
+        problems = []
+        options = _secure_options(self.settings)
+        for server in self.settings.servers:
+            client, self.complaint = _SecuredClient(self.settings), None
+            try:
+                await asyncio.wait_for(self._connect_to(client, server, options), self.settings.connect_timeout_seconds)
+            except (OSError, TimeoutError, nats.errors.Error) as error:
+                # nats-py waits for ever for a connection on which TLS failed.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(client.close(), _CLOSE_SECONDS)
+                hint = silence_words(self.settings) if isinstance(error, TimeoutError) else ""
+                problems.append(f"{server}: {self.complaint or error_text(error)}{hint}")
+            else:
+                return client
+        raise TransientError(f"cannot connect to NATS: {'; '.join(problems)}")
+
+    async def _connect_to(self, client: Client, server: str, options: dict[str, Any]) -> None:
+        async def on_error(error: Exception) -> None:
+            self.complaint = error_text(error)
+            self.woken.set()
+
+        async def on_closed() -> None:
+            if client is self._client:
+                self.complaint = self.complaint or "connection lost"
+                self.woken.set()
+
+        await client.connect(
+            servers=f"nats://{server}",
+            name=self._name,
+            # Ours, around it, is exact.
+            connect_timeout=math.ceil(self.settings.connect_timeout_seconds) + 1,
+            # Makes nats-py read the answer to CONNECT before it writes on: otherwise a reset may overtake the server's
+            # words about wrong credentials.
+            verbose=True,
+            # A lost connection is made again by the next call: waiting here would only hide it.
+            allow_reconnect=False,
+            # The fewest attempts that nats-py lets end: 0 means for ever.
+            max_reconnect_attempts=1,
+            reconnect_time_wait=0,
+            error_cb=on_error,
+            **options,
+            closed_cb=on_closed,
+        )
+
+    def _submit(self, work: Coroutine[Any, Any, T], timeout_seconds: float) -> T:
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._started())
+            # The work has its own deadline; this one only guards against a thread that hangs.
+            return future.result(timeout_seconds + 2 * REQUEST_SECONDS)
+        except (OSError, TimeoutError, nats.errors.Error) as error:
+            raise TransientError(f"{self.settings.label}: {self.complaint or error_text(error)}") from None
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        """Return the loop of the connection's thread, which is started by the first call."""
+        if self._loop is None:
+            ready: Future[asyncio.AbstractEventLoop] = Future()
+            self._thread = threading.Thread(
+                target=lambda: asyncio.run(self._serve(ready)), name=self._name, daemon=True
+            )
+            self._thread.start()
+            self._loop = ready.result()
+        return self._loop
+
+
+class _SecuredClient(Client):
+    """nats-py's client, which sends nothing in the clear to a server when TLS is configured.
+
+    It overrides a private method: nats-py decides by the server's `tls_required` alone and has no public hook between
+    the server's greeting and the login.
+    """
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        super().__init__()
+        self._tls = settings.tls
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and self._tls and not self._tls.handshake_first:
+            if not (info.get("tls_required") or info.get("tls_available")):
+                raise nats.errors.Error(NO_TLS)
+            info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
+
+
+def _worth_logging(record: logging.LogRecord) -> bool:
+    """Leave out what asyncio logs at the end of each TLS connection of nats-py; it means nothing."""
+    return "eof_received() has no effect" not in record.getMessage()
+
+
+def _secure_options(settings: ClusterSettings) -> dict[str, Any]:
+    """Return nats-py's options for TLS and the login; raises RunError naming a file that cannot be used."""
+    options: dict[str, Any] = {"user": settings.user, "password": settings.password, "token": settings.token}
+    jwt, seed = read_login(settings)
+    if jwt:
+        # nats-py would look for it in the file for ever, were it not there.
+        options["user_jwt_cb"] = jwt.encode
+    if settings.tls:
+        options |= {"tls": tls_context(settings.tls), "tls_handshake_first": settings.tls.handshake_first}
+    return options | {"nkeys_seed_str": seed}
+
+
+def error_text(error: Exception) -> str:
+    """Return what went wrong, without the library's decoration."""
+    if isinstance(error, ssl.SSLError):
+        return tls_words(error)
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    return str(error).removeprefix("nats: ").strip("'\"") or type(error).__name__

@@ -1,0 +1,104 @@
+"""Publishing a list of messages into JetStream by nats-py, with a bounded window and an order kept per sender.
+
+Not here: bulk copies (`wire.publishing`), what is published and what becomes of what was refused (the stages).
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from sr_assets.adapters.nats.api import read_ack, refusal_text
+from sr_assets.adapters.nats.client import ClientThread, error_text
+
+_WINDOW: Final = 256
+#: So many refusals one after the other are not about single messages.
+_MOST_REFUSALS: Final = 512
+
+#: Subject, payload, message id.
+Item = tuple[str, bytes, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What became of a published message: stored, refused with a reason, or neither is known."""
+
+    acknowledged: bool
+    refusal: str | None = None
+
+
+_UNKNOWN: Final = Delivery(acknowledged=False)
+
+
+class ItemPublisher:
+    """Publishes items in order and notes what became of each; used once, in the connection's own thread.
+
+    A sender's next item waits until the one before it was acknowledged, and one that is refused keeps back its sender's
+    later ones: sent again it would stand behind its successor. `trouble` says why something is neither acknowledged nor
+    refused.
+    """
+
+    def __init__(self, thread: ClientThread, senders: Sequence[object], timeout_seconds: float) -> None:
+        """Take the connection, each item's sender, and how long to wait after the acknowledgement before."""
+        self.deliveries = [_UNKNOWN] * len(senders)
+        self.trouble: str | None = None
+        self._thread = thread
+        self._senders = senders
+        self._timeout_seconds = timeout_seconds
+        self._under_way: set[object] = set()
+        self._held_back: set[object] = set()
+        self._refused_in_a_row = 0
+        self._postpone()
+
+    async def publish(self, items: Sequence[Item]) -> None:
+        """Publish everything and wait for the acknowledgements; an answer that is missing has its reason in `trouble`."""
+        client = self._thread.opened()
+        self._thread.complaint = None
+        inbox = client.new_inbox()
+        subscription = await client.subscribe(f"{inbox}.*", cb=self._on_answer)
+        try:
+            await self._send(client, inbox, items)
+            while self._under_way and not self._thread.complaint:
+                await self._next_answer()
+        except TimeoutError:
+            self.trouble = f"no acknowledgement within {self._timeout_seconds:g} s"
+        except (OSError, nats.errors.Error) as error:
+            # What was acknowledged until then counts all the same.
+            self._thread.complaint = self._thread.complaint or error_text(error)
+        finally:
+            if not client.is_closed:
+                await subscription.unsubscribe()
+        self.trouble = self.trouble or self._thread.complaint
+
+    async def _send(self, client: Client, inbox: str, items: Sequence[Item]) -> None:
+        for number, ((subject, payload, message_id), sender) in enumerate(zip(items, self._senders, strict=True)):
+            while (sender in self._under_way or len(self._under_way) >= _WINDOW) and not self._thread.complaint:
+                await self._next_answer()
+            if self._refused_in_a_row >= _MOST_REFUSALS or self._thread.complaint:
+                return
+            if sender in self._held_back:
+                continue
+            self._under_way.add(sender)
+            await client.publish(subject, payload, reply=f"{inbox}.{number}", headers={"Nats-Msg-Id": message_id})
+
+    async def _on_answer(self, message: Msg) -> None:
+        number = int(message.subject.rpartition(".")[2])
+        refusal = refusal_text(read_ack(message))
+        self.deliveries[number] = Delivery(refusal is None, refusal)
+        self._refused_in_a_row = self._refused_in_a_row + 1 if refusal else 0
+        if refusal:
+            self._held_back.add(self._senders[number])
+        self._under_way.discard(self._senders[number])
+        self._postpone()
+        self._thread.woken.set()
+
+    async def _next_answer(self) -> None:
+        self._thread.woken.clear()
+        await asyncio.wait_for(self._thread.woken.wait(), self._deadline - asyncio.get_running_loop().time())
+
+    def _postpone(self) -> None:
+        self._deadline = asyncio.get_running_loop().time() + self._timeout_seconds

@@ -1,0 +1,79 @@
+"""What a stream's leader says about the stream.
+
+Add a field here when something in the package decides by it. Not here: asking for it (`cluster`).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sr_assets.domain.positions import parse_rfc3339_ns
+
+Version = tuple[int, int, int]
+
+_BATCHED_DIRECT_GET: Final[Version] = (2, 11, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """What a stream's leader says about it. An empty stream's `first_sequence` is `last_sequence` + 1, or 0.
+
+    `ts_ns` is the server's clock when it answered (None before 2.10), `last_stored_ns` the stored time of the last
+    message, `num_deleted` how many sequences between the first and the last are missing, `server_version` that of the
+    server we talk to, `config` the configuration as it came.
+    """
+
+    stream: str
+    created_ns: int
+    first_sequence: int
+    last_sequence: int
+    messages: int
+    bytes: int
+    ts_ns: int | None
+    last_stored_ns: int | None
+    num_deleted: int
+    replicas: int
+    mirror: bool
+    retention: str
+    subjects: tuple[str, ...]
+    allow_direct: bool
+    max_msgs_per_subject: int
+    no_ack: bool
+    sealed: bool
+    server_version: Version
+    config: dict[str, Any]
+
+    @property
+    def supports_batched_direct_get(self) -> bool:
+        """Whether ranges can be read by direct get: the stream allows it and the server has batches (2.11)."""
+        return self.allow_direct and self.server_version >= _BATCHED_DIRECT_GET
+
+
+def parse_stream_info(answer: dict[str, Any], server_version: Version) -> StreamInfo:
+    """Read the JSON of `STREAM.INFO` or `STREAM.CREATE`."""
+    config, state = answer["config"], answer["state"]
+    return StreamInfo(
+        stream=config["name"],
+        created_ns=parse_rfc3339_ns(answer["created"]),
+        first_sequence=state["first_seq"],
+        last_sequence=state["last_seq"],
+        messages=state["messages"],
+        bytes=state["bytes"],
+        ts_ns=_time_ns(answer.get("ts")),
+        last_stored_ns=_time_ns(state.get("last_ts")),
+        num_deleted=state.get("num_deleted", 0),
+        replicas=config.get("num_replicas", 1),
+        mirror=bool(config.get("mirror")),
+        retention=config.get("retention", "limits"),
+        subjects=tuple(config.get("subjects") or ()),
+        allow_direct=bool(config.get("allow_direct")),
+        max_msgs_per_subject=config.get("max_msgs_per_subject", -1),
+        no_ack=bool(config.get("no_ack")),
+        sealed=bool(config.get("sealed")),
+        server_version=server_version,
+        config=config,
+    )
+
+
+def _time_ns(text: str | None) -> int | None:
+    """Go's zero time, the year 1, means that there is none."""
+    return None if not text or text.startswith("0001-") else parse_rfc3339_ns(text)

@@ -1,0 +1,169 @@
+"""Publishing a site's tables: `fleet.duckdb`, written as a whole new file and moved into place.
+
+A site replaces its own rows and carries over the other sites'. Readers keep the file they opened; the next open sees
+the new one. Payloads are not copied: `node_snapshots` is a view over the Parquet history. Not here: the tables
+(`schema`), reading them (`reading`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import duckdb
+
+from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.published.schema import (
+    NO_SNAPSHOTS,
+    SCHEMA_VERSION,
+    SNAPSHOT_INFO,
+    STORAGE_VERSION,
+    TABLES,
+    VIEWS,
+    snapshots_query,
+)
+from sr_assets.domain.errors import RunError, cannot_write
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from sr_assets.adapters.state.store import SiteState
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedStream:
+    """A configured stream, or feed, as far as the published tables show it."""
+
+    stream: str
+    target_stream: str | None
+    tracked: bool
+    paused: bool = False
+
+
+def publish_site(
+    home: Path,
+    name: str,
+    state: SiteState,
+    streams: Sequence[PublishedStream],
+    *,
+    sites: Sequence[str],
+    run_id: str,
+    as_of_ns: int,
+) -> str:
+    """Put a site's rows in place of its old ones, in a new `fleet.duckdb` moved into place; returns the file's generation.
+
+    Rows of sites not among `sites` are dropped. A new generation means that the file was made from nothing: every other
+    site has to publish again. Two sites publish one after the other (`fleet.lock`). Raises RunError when it cannot be
+    written: then the old one stays.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    file, draft = home / "fleet.duckdb", home / ".fleet.duckdb.new"
+    with (home / "fleet.lock").open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for leftover in (draft, draft.with_name(draft.name + ".wal")):
+            leftover.unlink(missing_ok=True)
+        connection = state.connection
+        try:
+            connection.execute(f"ATTACH '{quoted(draft)}' AS fleet (STORAGE_VERSION '{STORAGE_VERSION}')")
+            generation = _carry_over(connection, file, name, sites)
+            _insert_site(connection, name, streams)
+            _describe(connection, as_of_ns, run_id, generation)
+            # Detaching would do it too, but without a reason when it cannot.
+            connection.execute("CHECKPOINT fleet")
+            connection.execute("DETACH fleet")
+        except BaseException as error:
+            with contextlib.suppress(duckdb.Error):
+                connection.execute("DETACH fleet")
+            if not isinstance(error, duckdb.OperationalError):
+                raise
+            raise RunError(cannot_write(draft, OSError(str(error).splitlines()[0]))) from None
+        reach(Point.PUBLISHING_TABLES)
+        draft.replace(file)
+        reach(Point.PUBLISHED_TABLES)
+        marker = home / ".fleet.json.new"
+        marker.write_text(json.dumps({"generation": generation}))
+        marker.replace(home / "fleet.json")
+    return generation
+
+
+def read_generation(home: Path) -> str | None:
+    """Return the generation of the published file; None when there is none."""
+    if not (home / "fleet.duckdb").exists():
+        return None
+    try:
+        return str(json.loads((home / "fleet.json").read_text())["generation"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def quoted(path: Path) -> str:
+    """Return a path as it stands between single quotes in SQL."""
+    return str(path.resolve()).replace("'", "''")
+
+
+def _carry_over(connection: duckdb.DuckDBPyConnection, file: Path, name: str, sites: Sequence[str]) -> str:
+    """Create the tables with the other sites' rows, and return the generation."""
+    for name_of_table, table in TABLES.items():
+        connection.execute(f"CREATE TABLE fleet.{name_of_table} ({table.columns})")
+    connection.execute(f"CREATE TABLE fleet.snapshot_info ({SNAPSHOT_INFO})")
+    others = [site for site in sites if site != name]
+    try:
+        connection.execute(f"ATTACH '{quoted(file)}' AS published (READ_ONLY)")
+    except duckdb.Error:
+        # Missing, broken, or opened for writing by a stranger: start from nothing, with another generation.
+        return uuid.uuid4().hex
+    try:
+        info = connection.execute("SELECT schema_version, generation FROM published.snapshot_info").fetchone()
+        if info is None or info[0] != SCHEMA_VERSION:
+            return uuid.uuid4().hex
+        for name_of_table, table in TABLES.items():
+            connection.execute(
+                f"""
+                INSERT INTO fleet.{name_of_table} SELECT * FROM published.{name_of_table}
+                WHERE list_contains(?::VARCHAR[], {table.site})
+                """,
+                [others],
+            )
+        return str(info[1])
+    except duckdb.Error:
+        for name_of_table in TABLES:
+            connection.execute(f"DELETE FROM fleet.{name_of_table}")
+        return uuid.uuid4().hex
+    finally:
+        connection.execute("DETACH published")
+
+
+def _insert_site(connection: duckdb.DuckDBPyConnection, name: str, streams: Sequence[PublishedStream]) -> None:
+    connection.execute(
+        "CREATE OR REPLACE TEMP TABLE configured (stream VARCHAR, target_stream VARCHAR, tracked BOOLEAN, paused BOOLEAN)"
+    )
+    connection.executemany(
+        "INSERT INTO configured VALUES (?, ?, ?, ?)",
+        [(stream.stream, stream.target_stream, stream.tracked, stream.paused) for stream in streams],
+    )
+    for name_of_table, table in TABLES.items():
+        connection.execute(
+            f"INSERT INTO fleet.{name_of_table} {table.query} AND {table.entry} IN (SELECT stream FROM configured)",
+            {"name": name},
+        )
+
+
+def _describe(connection: duckdb.DuckDBPyConnection, as_of_ns: int, run_id: str, generation: str) -> None:
+    """Add what is known of the file as a whole, and the views."""
+    connection.execute(
+        "INSERT INTO fleet.snapshot_info VALUES (make_timestamptz(?::BIGINT // 1000), ?, ?, ?)",
+        [as_of_ns, run_id, SCHEMA_VERSION, generation],
+    )
+    named = connection.execute("SELECT DISTINCT file FROM fleet.latest_snapshots ORDER BY file").fetchall()
+    # A file that somebody took away costs its rows, not all tables.
+    files = [file for (file,) in named if os.path.exists(file)]  # noqa: PTH110  a text from a table
+    listed = ", ".join("'" + file.replace("'", "''") + "'" for file in files)
+    snapshots = snapshots_query(listed) if files else NO_SNAPSHOTS
+    for view, query in {"node_snapshots": snapshots, **VIEWS}.items():
+        connection.execute(f"CREATE VIEW fleet.{view} AS {query}")

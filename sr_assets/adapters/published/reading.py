@@ -1,0 +1,145 @@
+"""Reading the published tables, by anyone at any time: rows, counts, a copy of everything.
+
+Nobody waits for a reader and a reader waits for nobody. Not here: the tables (`schema`), who may ask what (`cli`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+
+from sr_assets.adapters.published.publishing import quoted
+from sr_assets.adapters.published.schema import INTERNAL, STORAGE_VERSION, TABLES, VIEWS
+from sr_assets.domain.errors import ConfigurationError, RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+
+@contextlib.contextmanager
+def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open the published tables for reading, in UTC.
+
+    `confined` is for SQL of a stranger: no file but our Parquet history, no network, no change of settings. Raises
+    RunError when nothing was published yet, or when the file is none of ours.
+    """
+    file = home / "fleet.duckdb"
+    if not file.exists():
+        raise RunError(
+            f"nothing is published yet: {file} is made by the first run (`sr-assets run --once`, or `sr-assets up`)"
+        )
+    try:
+        connection = duckdb.connect(str(file), read_only=True)
+    except duckdb.Error as error:
+        raise RunError(
+            f"{file} cannot be opened: {_first_line(error)}; delete it and the next run makes it anew"
+        ) from None
+    try:
+        connection.execute("SET TimeZone = 'UTC'")
+        if confined:
+            connection.execute("SET python_enable_replacements = false")
+            connection.execute(f"SET allowed_directories = ['{quoted(home / 'snapshots')}/']")
+            connection.execute("SET enable_external_access = false")
+            connection.execute("SET lock_configuration = true")
+        yield connection
+    finally:
+        connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a query answered: the columns, no two with one name, and the values, those of JSON columns decoded."""
+
+    columns: tuple[str, ...]
+    values: list[tuple[Any, ...]]
+
+
+def read_rows(
+    connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequence[Any] | Mapping[str, Any] = ()
+) -> Rows:
+    """Run one SELECT (also SHOW, DESCRIBE, SUMMARIZE) and return its rows.
+
+    Anything else is refused, because a confined connection may write where it may read: COPY, also inside EXPLAIN
+    ANALYZE or around a PIVOT, would put files among the Parquet history. Raises ConfigurationError, one line with
+    DuckDB's words.
+    """
+    try:
+        statements = duckdb.extract_statements(query)
+        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+            raise ConfigurationError(
+                "one SELECT is allowed (or SHOW TABLES, DESCRIBE, SUMMARIZE; a PIVOT with its values listed)"
+            )
+        cursor = connection.execute(statements[0], parameters or None)
+        described = cursor.description or []
+        values = cursor.fetchall()
+    except duckdb.Error as error:
+        raise ConfigurationError(_first_line(error)) from None
+    json_columns = {index for index, (_, kind, *_) in enumerate(described) if str(kind) == "JSON"}
+    if json_columns:
+        values = [
+            tuple(_decoded(value) if index in json_columns else value for index, value in enumerate(row))
+            for row in values
+        ]
+    return Rows(_distinct([str(column[0]) for column in described]), values)
+
+
+def export_fleet(home: Path, file: Path) -> None:
+    """Write a self-contained copy: every table, the views as tables too.
+
+    Raises RunError when `file` exists or cannot be written; nothing is left of it then.
+    """
+    if file.exists():
+        raise RunError(f"{file} exists; name a file that does not")
+    draft = file.with_name(f".{file.name}.new")
+    draft.unlink(missing_ok=True)
+    try:
+        with open_fleet(home) as connection:
+            connection.execute(
+                f"ATTACH '{quoted(draft)}' AS exported (READ_WRITE, STORAGE_VERSION '{STORAGE_VERSION}')"
+            )
+            for table in (*(TABLES.keys() - INTERNAL), "snapshot_info", "node_snapshots", *VIEWS):
+                connection.execute(f"CREATE TABLE exported.{table} AS SELECT * FROM {table}")
+            connection.execute("DETACH exported")
+        draft.replace(file)
+    except (duckdb.Error, OSError) as error:
+        raise RunError(f"{file} cannot be written: {_first_line(error)}") from None
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def count_rows(home: Path) -> dict[str, int]:
+    """Return the number of rows of every public table."""
+    tables = [
+        *(table for table in TABLES if table not in INTERNAL),
+        "node_availability",
+        "node_snapshots",
+        "snapshot_info",
+    ]
+    with open_fleet(home) as connection:
+        counts = [connection.execute(f"SELECT count(*) FROM {table}").fetchone() for table in tables]
+    return {table: count[0] for table, count in zip(tables, counts, strict=True) if count is not None}
+
+
+def _decoded(value: str | None) -> Any:
+    return None if value is None else json.loads(value)
+
+
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Number the repeated names, so that no column hides another: `name`, `name_1`."""
+    distinct: list[str] = []
+    for name in names:
+        number, unique = 0, name
+        while unique in distinct:
+            number += 1
+            unique = f"{name}_{number}"
+        distinct.append(unique)
+    return tuple(distinct)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,149 @@
+"""The published tables: each one's columns and the query that makes its rows from a site's state.
+
+Add a table here, a table of a centre in `global_schema`. Not here: the state itself (`adapters.state`), writing the file
+(`publishing`). Rows of streams, and of feeds, that are no longer configured are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sr_assets.adapters.published.global_schema import GLOBAL_TABLES, GLOBAL_VIEWS
+from sr_assets.adapters.published.table import Table, at
+
+#: Of the file as a whole: rows of another version's file are not carried over.
+SCHEMA_VERSION: Final = 2
+#: Any DuckDB 1.x reads this format.
+STORAGE_VERSION: Final = "v1.0.0"
+_DAY_NS: Final = 86_400_000_000_000
+
+TABLES: Final[dict[str, Table]] = {
+    "last_seen_nodes": Table(
+        """
+        name VARCHAR, stream VARCHAR, node VARCHAR, first_seen TIMESTAMPTZ, last_seen TIMESTAMPTZ,
+        last_copied TIMESTAMPTZ, last_sequence BIGINT, copied_bytes BIGINT, status VARCHAR, status_since TIMESTAMPTZ
+        """,
+        f"""
+        SELECT $name, stream, node, {at("first_seen_ns")}, {at("seen_ns")}, {at("copied_ns")}, sequence, copied_bytes,
+            status, {at("status_since_ns")}
+        FROM nodes WHERE status <> 'retired'
+        """,
+    ),
+    "retired_nodes": Table(
+        """
+        name VARCHAR, stream VARCHAR, node VARCHAR, first_seen TIMESTAMPTZ, last_seen TIMESTAMPTZ,
+        retired_at TIMESTAMPTZ, times_retired BIGINT
+        """,
+        f"""
+        SELECT $name, stream, node, {at("first_seen_ns")}, {at("seen_ns")}, {at("retired_at_ns")}, times_retired
+        FROM nodes WHERE status = 'retired'
+        """,
+    ),
+    "node_advisories": Table(
+        """
+        event_id VARCHAR, name VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_time TIMESTAMPTZ,
+        detected_at TIMESTAMPTZ, seen TIMESTAMPTZ, age_seconds DOUBLE, previous VARCHAR, transition BIGINT,
+        late BOOLEAN, returned BOOLEAN, outage_seconds DOUBLE, published_at TIMESTAMPTZ, epoch BIGINT
+        """,
+        f"""
+        SELECT event_id, $name, stream, node, event, {at("event_ns")}, {at("detected_ns")}, {at("seen_ns")},
+            round(age_ns / 1e9, 3), previous, transition, late, returned, round(outage_ns / 1e9, 3), {at("published_ns")},
+            epoch
+        FROM transitions WHERE true
+        """,
+    ),
+    "replication": Table(
+        """
+        name VARCHAR, stream VARCHAR, source_stream VARCHAR, source_created TIMESTAMPTZ, target_stream VARCHAR,
+        next_sequence BIGINT, source_last_sequence BIGINT, lag_messages BIGINT, lag_seconds DOUBLE,
+        seen_messages BIGINT, copied_messages BIGINT, copied_bytes BIGINT, skipped_messages BIGINT,
+        too_old_messages BIGINT, no_sender_messages BIGINT, gap_messages BIGINT, parked_messages BIGINT,
+        late_sightings BIGINT, watermark TIMESTAMPTZ, next_deadline TIMESTAMPTZ, last_error VARCHAR,
+        as_of TIMESTAMPTZ, queued_messages BIGINT, paused BOOLEAN, blind_seconds DOUBLE
+        """,
+        f"""
+        SELECT $name, stream, stream, {at("nullif(streams.created_ns, 0)")}, configured.target_stream, next_sequence,
+            source_last_sequence, lag_messages, round(lag_ns / 1e9, 3), seen_messages - coalesce(lost_messages, 0),
+            coalesce(copied_messages, 0), coalesce(copied_bytes, 0), skipped_messages, too_old_messages,
+            no_sender_messages, gap_messages + coalesce(lost_messages, 0), coalesce(parked_messages, 0), late_sightings,
+            {at("watermark_ns")}, {at("(SELECT min(deadline_ns) FROM nodes WHERE nodes.stream = streams.stream)")},
+            coalesce(last_error, error), {at("as_of_ns")},
+            (SELECT count(*) FROM copy_queue AS queue WHERE queue.stream = streams.stream), configured.paused,
+            (SELECT coalesce(round(sum(next_ns - first_ns) / 1e9, 3), 0) FROM blind_spans AS span
+                WHERE span.stream = streams.stream)
+        FROM streams JOIN configured USING (stream) LEFT JOIN copying USING (stream) WHERE true
+        """,
+    ),
+    "gaps": Table(
+        """
+        name VARCHAR, stream VARCHAR, first_sequence BIGINT, last_sequence BIGINT, messages BIGINT, reason VARCHAR,
+        noticed_at TIMESTAMPTZ
+        """,
+        f"""
+        SELECT $name, stream, first_sequence, last_sequence, messages, reason, {at("noticed_ns")} FROM gaps WHERE true
+        """,
+    ),
+    "parked_messages": Table(
+        """
+        name VARCHAR, stream VARCHAR, sequence BIGINT, stored_at TIMESTAMPTZ, subject VARCHAR, payload_bytes BIGINT,
+        reason VARCHAR, parked_at TIMESTAMPTZ
+        """,
+        f"""
+        SELECT $name, stream, sequence, {at("stored_ns")}, subject, payload_bytes, reason, {at("parked_ns")}
+        FROM parked WHERE true
+        """,
+    ),
+    "site_summary": Table(
+        """
+        name VARCHAR, stream VARCHAR, nodes BIGINT, up BIGINT, timeout BIGINT, retired BIGINT, new_24h BIGINT,
+        as_of TIMESTAMPTZ
+        """,
+        f"""
+        SELECT $name, stream, counted.up + counted.timeout, counted.up, counted.timeout, counted.retired, (
+                SELECT count(DISTINCT node) FROM transitions WHERE transitions.stream = streams.stream
+                    AND event = 'new' AND event_ns > streams.watermark_ns - {_DAY_NS}),
+            {at("as_of_ns")}
+        FROM streams JOIN configured USING (stream) JOIN (
+            SELECT streams.stream AS stream, count(*) FILTER (status = 'up') AS up,
+                count(*) FILTER (status = 'timeout') AS timeout, count(*) FILTER (status = 'retired') AS retired
+            FROM streams LEFT JOIN nodes USING (stream) GROUP BY streams.stream
+        ) AS counted USING (stream)
+        WHERE configured.tracked
+        """,
+    ),
+    "latest_snapshots": Table(
+        "name VARCHAR, stream VARCHAR, node VARCHAR, sequence BIGINT, file VARCHAR",
+        "SELECT $name, stream, node, sequence, file FROM snapshots WHERE true",
+    ),
+    **GLOBAL_TABLES,
+}
+#: Tables of the file that nobody outside relies on.
+INTERNAL: Final = frozenset({"latest_snapshots"})
+#: The file as a whole; `generation` is another one when the file was made from nothing.
+SNAPSHOT_INFO: Final = "as_of TIMESTAMPTZ, run_id VARCHAR, schema_version INTEGER, generation VARCHAR"
+#: View → query over the published tables: what these hold already is not written a second time, a row per node.
+VIEWS: Final[dict[str, str]] = {
+    "node_availability": """
+        SELECT name, stream, node, status, status_since, first_seen, last_seen FROM last_seen_nodes
+        UNION ALL SELECT name, stream, node, 'retired', retired_at, first_seen, last_seen FROM retired_nodes
+        """,
+    **GLOBAL_VIEWS,
+}
+#: `node_snapshots` without any file.
+NO_SNAPSHOTS: Final = """
+    SELECT NULL::VARCHAR AS name, NULL::VARCHAR AS stream, NULL::VARCHAR AS node, NULL::BIGINT AS sequence,
+        NULL::TIMESTAMPTZ AS stored_at, NULL::VARCHAR AS subject, NULL::BIGINT AS payload_bytes, NULL::JSON AS payload,
+        NULL::BLOB AS payload_raw, NULL::JSON AS metadata
+    WHERE false
+    """
+
+
+def snapshots_query(files: str) -> str:
+    """Return the query of `node_snapshots` over Parquet files, given as the elements of an SQL list."""
+    return f"""
+        SELECT latest.name, latest.stream, latest.node, stored.sequence, stored.stored_at, stored.subject,
+            stored.payload_bytes, stored.payload::JSON AS payload, stored.payload_raw, stored.metadata::JSON AS metadata
+        FROM latest_snapshots AS latest
+        JOIN read_parquet([{files}], filename = true, hive_partitioning = false) AS stored
+            ON stored.filename = latest.file AND stored.sequence = latest.sequence AND stored.node = latest.node
+        """

@@ -1,0 +1,25 @@
+"""What a published table is made of.
+
+Not here: the tables (`schema`, `global_schema`).
+"""
+
+from typing import NamedTuple
+
+
+class Table(NamedTuple):
+    """A table's columns as DuckDB declares them, and the query over a site's state that makes its rows.
+
+    In the query `$name` is the site, and a condition can be added at its end. `entry` is the column of the state that
+    names the configured stream, or feed, that a row is of; `site` is the expression on the published table that gives
+    the site that published a row.
+    """
+
+    columns: str
+    query: str
+    entry: str = "stream"
+    site: str = "name"
+
+
+def at(column: str) -> str:
+    """Return how a column of unix nanoseconds is published."""
+    return f"make_timestamptz({column} // 1000)"

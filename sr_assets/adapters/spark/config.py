@@ -1,0 +1,93 @@
+"""What an engine is started with: Spark's settings, the environment, and the fingerprint of all of it.
+
+Add a setting of every engine here. Not here: starting one (`spark.engine`), which Java it runs on (`spark.java`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sr_assets.adapters.spark.java import find_java
+
+if TYPE_CHECKING:
+    from sr_assets.settings import SparkSettings
+
+_SCRUBBED: Final = (
+    "PYSPARK_SUBMIT_ARGS",
+    "SPARK_HOME",
+    "SPARK_CONF_DIR",
+    "JAVA_TOOL_OPTIONS",
+    "SPARK_REMOTE",
+    "SPARK_LOCAL_REMOTE",
+)
+#: Settings every engine of ours runs with; `spark.config` in the configuration overrides them.
+_DEFAULTS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.speculation": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.driver.memory": "768m",
+    # Its work comes in short bursts, and most of it is done in Python: the optimizing compiler and a collector with
+    # threads of its own took two thirds of the JVM's processor time and gave nothing back.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",
+    # Larger relations would be cached in the session, which is never left: a batch's rows travel in the plan instead.
+    "spark.sql.session.localRelationCacheThreshold": str(64 * 1024 * 1024),
+    "spark.sql.artifact.isolation.enabled": "false",
+    "spark.connect.session.manager.defaultSessionTimeout": "24h",
+    "spark.connect.grpc.maxInboundMessageSize": str(256 * 1024 * 1024),
+    "spark.sql.execution.pyspark.udf.faulthandler.enabled": "false",
+}
+
+
+def child_environment(home: Path) -> dict[str, str]:
+    """Return the environment for everything of Spark: our Java, our interpreter, nothing that steers another Spark."""
+    environ = {key: value for key, value in os.environ.items() if key not in _SCRUBBED}
+    environ["JAVA_HOME"] = str(find_java(home))
+    environ["PYSPARK_PYTHON"] = environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # glibc keeps an arena per thread; the JVM's own threads then hold hundreds of MB that nothing uses.
+    environ.setdefault("MALLOC_ARENA_MAX", "4")
+    return environ
+
+
+def engine_config(settings: SparkSettings, home: Path) -> dict[str, str]:
+    """Return the settings an engine is started with; `spark.config` overrides ours."""
+    scratch = home / "spark" / "scratch"
+    return {
+        **_DEFAULTS,
+        "spark.local.dir": str(scratch),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        **settings.config,
+    }
+
+
+def _source_digest() -> str:
+    package = Path(__file__).resolve().parents[2]
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
+def fingerprint(config: Mapping[str, str]) -> str:
+    """Return what differs when an engine has to be started anew: interpreter, versions, our source, the settings."""
+    parts = [
+        sys.executable,
+        sys.version,
+        version("pyspark"),
+        _source_digest(),
+        json.dumps(dict(config), sort_keys=True),
+        # What only a new process can have more of.
+        str(resource.getrlimit(resource.RLIMIT_FSIZE)[1]),
+    ]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -1,0 +1,64 @@
+"""Whose copy a message in a target is: the one answer to "did we write this?".
+
+Here: the identity of an entry's copies, the decision by a message's headers, and what is reported of a copy that no batch
+explains. Not here: how headers are written and read (`messages`), what follows from the answer (the callers).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sr_assets.domain.messages import MESSAGE_ID_HEADER, header_values, last_origin, parse_message_id
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose copies: the source stream, the replicator and its entry's name, as `Choria-SR-Source` holds them."""
+
+    stream: str
+    replicator: str
+    name: str
+
+
+class CopyOf(NamedTuple):
+    """What a copy was made of: the source sequence and its stored time in ms.
+
+    `created_ns` is the created time of the source in the copy's message id; None when the id does not hold one, as in
+    the Stream Replicator's copies.
+    """
+
+    sequence: int
+    stored_ms: int
+    created_ns: int | None
+
+
+def find_copy(headers: bytes, identity: Identity, created_ns: int | None = None) -> CopyOf | None:
+    """Return what a message in a target was copied of when it is a copy of this identity's, else None.
+
+    With `created_ns`, the created time of the source (unix ns), a copy of an earlier source of the same name is not
+    ours; a copy that does not say which source it was made of is.
+    """
+    origin = last_origin(headers)
+    if origin is None or (origin.stream, origin.replicator, origin.name) != (
+        identity.stream,
+        identity.replicator,
+        identity.name,
+    ):
+        return None
+    ids = header_values(headers, MESSAGE_ID_HEADER)
+    parsed = parse_message_id(ids[-1]) if ids else None
+    known_ns = parsed[0] if parsed else None
+    if created_ns is not None and known_ns is not None and known_ns != created_ns:
+        return None
+    return CopyOf(origin.sequence, origin.stored_ms, known_ns)
+
+
+def other_writer(target_stream: str, identity: Identity, sequence: int) -> str:
+    """Return the message about a copy of ours in the target that no intent of this state explains."""
+    stream, replicator, name = identity.stream, identity.replicator, identity.name
+    return (
+        f"target stream {target_stream} holds a copy of {stream} {sequence} that no batch of this site made: another"
+        f" replicator called {replicator}/{name} writes there, or this state is an old one; stop it, or run `sr-assets"
+        f" recover --stream {name}/{stream}`"
+    )

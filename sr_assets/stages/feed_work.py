@@ -1,0 +1,44 @@
+"""The work on a feed, for the time of a run: its advisories are folded, and nothing is copied."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sr_assets.stages.entry_work import Ends, EntryWork
+from sr_assets.stages.feeds.advisory_feed import FeedStage
+from sr_assets.stages.report import Stage
+from sr_assets.stages.source.reading import SparkReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sr_assets.adapters.state.records import StreamState
+    from sr_assets.settings import FeedSettings
+    from sr_assets.stages.lane import Lane
+    from sr_assets.stages.site import Site
+
+
+class FeedWork(EntryWork):
+    """The work on a feed: its advisories are folded, and nothing is copied."""
+
+    def __init__(self, site: Site, feed: FeedSettings, stages: frozenset[Stage], final: Callable[[Lane], bool]) -> None:
+        """Make the one stage there is."""
+        super().__init__(site, feed, stages, final)
+        self._feed = FeedStage(
+            feed,
+            site.state,
+            site.clusters,
+            SparkReader(site.spark, site.files),
+            site.clock,
+            self.report,
+            most_feeds=len(site.settings.feeds),
+        )
+
+    def step(self, ends: Ends) -> bool:
+        """Fold the next batch."""
+        if Stage.ADVISORY_FEED not in self._stages or not self.watching.due:
+            return False
+        return self.watching.attempt(lambda: self._feed.fold_next(ends), final=lambda: self._final(self.watching))
+
+    def _forget_old(self, state: StreamState) -> None:
+        self._feed.forget_old(state, self._site.settings.advisories_retention_ns)

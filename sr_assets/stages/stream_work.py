@@ -1,0 +1,199 @@
+"""The work on a stream, for the time of a run: what is copied of it and, if it is tracked, who sent it.
+
+Reading, folding and sweeping is one lane, copying another, in a thread of its own: a target that is away, slow or full
+delays copies and nothing else. Advisories go with the lane whose cluster takes them. Not here: what a stage does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+from sr_assets.adapters.state.pausing import paused_streams
+from sr_assets.domain.errors import SrAssetsError
+from sr_assets.stages.entry_work import Ends, EntryWork
+from sr_assets.stages.lane import Beside, Lane
+from sr_assets.stages.links import Clusters
+from sr_assets.stages.replication.context import CopyContext
+from sr_assets.stages.replication.replica import ReplicaStage
+from sr_assets.stages.report import Stage
+from sr_assets.stages.source.reading import SparkReader
+from sr_assets.stages.tracking.heartbeat import HeartbeatStage, heartbeat_grace_ns
+from sr_assets.stages.tracking.node_advisories import AdvisoryStage
+from sr_assets.stages.tracking.node_snapshots import SnapshotStage
+from sr_assets.stages.tracking.node_state import NodeStage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sr_assets.adapters.state.records import StreamState
+    from sr_assets.adapters.state.store import SiteState
+    from sr_assets.settings import ClusterSettings, StreamSettings
+    from sr_assets.stages.site import Site
+
+#: How long the end of a run waits for copies under way: longer than a writer waits for an acknowledgement.
+_COPY_SECONDS: Final = 45.0
+_INTERRUPTED_SECONDS: Final = 10.0
+
+
+class StreamWork(EntryWork):
+    """The work on a stream: what is copied of it and, if it is tracked, who sent it."""
+
+    def __init__(
+        self, site: Site, stream: StreamSettings, stages: frozenset[Stage], final: Callable[[Lane], bool]
+    ) -> None:
+        """Make the stages that the stream has."""
+        super().__init__(site, stream, stages, final)
+        self._stream = stream
+        self._watcher = self._make_watcher() if stream.tracked and Stage.NODE_STATE in stages else None
+        self._stack = contextlib.ExitStack()
+        # The copying has connections of its own: it runs in another thread.
+        self._context = CopyContext(
+            stream,
+            self._stack.enter_context(site.state.beside()),
+            Clusters(site.name),
+            site.spark,
+            site.files,
+            site.clock,
+            site.settings.home,
+            site.folder,
+            self.report,
+        )
+        self._stack.callback(self._context.clusters.close)
+        self.copying = Lane(
+            self.report, site.folder, on_trouble=self._note_copy_error, on_lost=self._disconnect_copying
+        )
+        self._beside = Beside(f"copying {stream.label}", site.woken)
+        self._replica = ReplicaStage(self._context)
+        self._snapshots = SnapshotStage(
+            stream,
+            self._context.store,
+            site.settings.home,
+            site.folder,
+            site.settings.snapshots_retention_ns,
+            self.report,
+        )
+        announces = stream.advisory is not None and Stage.NODE_ADVISORIES in stages
+        self._announced_with_copies = announces and stream.advisory_cluster != stream.source
+        store = self._context.store if self._announced_with_copies else site.state
+        self._advisories = AdvisoryStage(stream, store, site.clock, self.report) if announces else None
+        grace_ns = heartbeat_grace_ns(site.settings)
+        self._heartbeat = HeartbeatStage(stream, store, site.clock, grace_ns, self.report) if announces else None
+        # Whether there may be something that the copying has not looked at yet.
+        self._news = True
+
+    def _make_watcher(self) -> NodeStage:
+        site, reader = self._site, SparkReader(self._site.spark, self._site.files)
+        return NodeStage(self._stream, site.state, site.clusters, site.spark, reader, site.clock, self.report)
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """Watching, if the stream is tracked, and copying, if that was asked for."""
+        return (*((self.watching,) if self._stream.tracked else ()), *((self.copying,) if self._copies else ()))
+
+    @property
+    def pending(self) -> bool:
+        """Whether copies are under way, or something was decided since."""
+        return self._copies and self.copying.failure is None and (self._beside.running or self._news)
+
+    @property
+    def _copies(self) -> bool:
+        return bool({Stage.REPLICA, Stage.NODE_SNAPSHOTS} & self._stages) or self._announced_with_copies
+
+    def step(self, ends: Ends) -> bool:
+        """Watch once, and begin the next copies when those before have ended."""
+        busy = False
+        if self._stream.tracked and self.watching.due:
+            busy = self.watching.attempt(lambda: self._watch(ends), final=lambda: self._final(self.watching))
+        if self._copies:
+            busy |= self._beside.take() or False
+            self._news |= busy
+            # A lingering run also looks where nobody says that there is something new.
+            wanted = self._news or self.copying.trouble or ends is None
+            if wanted and self.copying.due and not self._beside.running:
+                self._news = False
+                self._beside.start(lambda: self._copy(ends))
+        return busy
+
+    def _watch(self, ends: Ends) -> bool:
+        busy = False
+        if self._watcher is not None:
+            busy = self._watcher.fold_next(ends)
+            busy |= self._watcher.sweep_due()
+        if not self._announced_with_copies:
+            busy |= self._announce(self._site.clusters, self._stream.source, busy=busy)
+        return busy
+
+    def _announce(self, clusters: Clusters, where: ClusterSettings, *, busy: bool) -> bool:
+        if self._advisories is None or self._heartbeat is None:
+            return False
+        cluster = clusters.reach(where)
+        published = self._advisories.publish(cluster)
+        self._heartbeat.send(cluster, busy=busy or published)
+        return published
+
+    def _copy(self, ends: Ends) -> bool:
+        """Do one step of the copying, in its own thread."""
+        return self.copying.attempt(lambda: self._copy_step(ends), final=lambda: self._final(self.copying))
+
+    def _copy_step(self, ends: Ends) -> bool:
+        busy = False
+        if self.copying.retries:
+            self._replica.look_again()
+        if self._announced_with_copies:
+            busy = self._announce(self._context.clusters, self._stream.target, busy=False)
+        self.report.paused = self._stream.stream in paused_streams(self._site.folder)
+        if Stage.REPLICA in self._stages and not self.report.paused:
+            busy |= self._replica.copy_next(ends)
+        if Stage.NODE_SNAPSHOTS in self._stages and self._stream.tracked:
+            busy |= self._snapshots.index_staged()
+        return busy
+
+    def finish(self) -> None:
+        """Send the last heartbeat of the run, and compact the history."""
+        if self._heartbeat is not None and self.watching.failure is None:
+            where = self._stream.target if self._announced_with_copies else self._stream.source
+            with contextlib.suppress(SrAssetsError):
+                self._heartbeat.send(self._site.clusters.reach(where))
+        if Stage.NODE_SNAPSHOTS in self._stages and self._stream.tracked:
+            self._snapshots.compact(self._site.clock.now_ns())
+
+    def join(self) -> None:
+        """Wait for the copies under way; those that do not end are interrupted, and given up with a line."""
+        if not self._beside.join(_COPY_SECONDS):
+            self._site.spark.interrupt()
+            if not self._beside.join(_INTERRUPTED_SECONDS):
+                self.report.failures.append(f"{self._stream.label}: copying does not end; the next run goes on with it")
+                return
+        self._beside.take()
+
+    def close(self) -> None:
+        """Close the connections of the copying."""
+        if not self._beside.running:
+            self._stack.close()
+
+    def note_end(self) -> None:
+        """Write down how the run ended for reading and for copying."""
+        if self._copies and not self._beside.running:
+            self._note_copy_error(self.copying.failure, self._site.state)
+        super().note_end()
+
+    def _forget_old(self, state: StreamState) -> None:
+        retention_ns = self._stream.retired_retention_ns
+        if retention_ns is not None and state.watermark_ns is not None:
+            nodes = self._site.state.nodes(self._stream.stream)
+            highest = nodes.forget_retired(state.watermark_ns - retention_ns)
+            state.forgotten_transition = max(state.forgotten_transition, highest)
+
+    def _disconnect_copying(self, error: BaseException) -> None:
+        self._context.clusters.close()
+        self._site.spark.forget(error)
+
+    def _note_copy_error(self, error: str | None, store: SiteState | None = None) -> None:
+        """Show what keeps the copying from going on, and since when."""
+        store = store or self._context.store
+        copying = store.load_copying(self._stream.stream)
+        copying.error_since_ns = (copying.error_since_ns or self._site.clock.now_ns()) if error else None
+        copying.error = error
+        with store.transaction():
+            store.save_copying(copying)

@@ -1,0 +1,1 @@
+"""Tests of one writer's work, against real servers."""

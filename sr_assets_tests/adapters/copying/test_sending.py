@@ -1,0 +1,148 @@
+"""A message that the target does not take is parked when it is about that message, and no other message waits for it."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sr_assets.adapters.connection_file import write_connection
+from sr_assets.adapters.copying import sending
+from sr_assets.adapters.copying.copier import Copier
+from sr_assets.adapters.copying.receipt import Receipt
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.wire import Connection, WireError, read_range
+from sr_assets.domain.clusters import ClusterSettings
+from sr_assets.domain.messages import last_origin
+from sr_assets.domain.positions import SequenceRange
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets_tests.adapters.wire.rig import flat, made, outgoing, publish
+from sr_assets_tests.faults.copying import copy_plan
+
+#: A publish on a mapped subject reaches a subscriber who never answers: no stream, no refusal, no acknowledgement.
+SILENT = 'mappings: { "to.FROM.9": "void.9" }'
+
+
+class Rig:
+    """A source stream FROM with one message on each of FROM.1 … FROM.6, and a target TO on the same server."""
+
+    def __init__(self, server: NatsServer, folder: Path) -> None:
+        self.cluster = ClusterSettings((server.address,))
+        self.connection = Connection(self.cluster)
+        self.folder = folder
+
+    def fill(self, sent: tuple[int, ...] = (1, 2, 3, 4, 5, 6), **target: Any) -> None:
+        """Make both streams and store one message a subject."""
+        made(self.connection, "FROM")
+        made(self.connection, "TO", **{"subjects": ["to.FROM.>"], **target})
+        with Cluster(self.cluster) as admin:
+            items = [(f"FROM.{subject}", b"%d" % n, f"{n}") for n, subject in enumerate(sent, 1)]
+            assert all(admin.publish_many(items))
+
+    def copy(self, count: int = 6, **changes: Any) -> Receipt:
+        """Run one writer over all messages."""
+        plan = copy_plan(self.folder, self.cluster, "FROM", "TO", next=count + 1, **changes)
+        return Copier(plan, dict.fromkeys(range(1, count + 1)), 0).run()
+
+    def copied(self, count: int = 6) -> list[int]:
+        """Return the source sequences in the target, in its order."""
+        stored = flat(read_range(self.connection, "TO", SequenceRange(1, count + 1), direct=True))
+        origins = [last_origin(message.headers) for message in stored]
+        return [origin.sequence for origin in origins if origin]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    with NatsServer(tmp_path, "sending", config=SILENT) as server:
+        rig = Rig(server, tmp_path)
+        with rig.connection:
+            yield rig
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "_REFUSAL_SECONDS", 0.5)
+    monkeypatch.setattr(sending, "_ACK_SECONDS", 0.5)
+    monkeypatch.setattr(sending, "_PROBE_SECONDS", 2.0)
+
+
+def test_what_a_full_subject_does_not_take_is_parked_and_the_rest_is_copied(rig: Rig) -> None:
+    rig.fill((1, 2, 1, 1, 4, 2), discard="new", discard_new_per_subject=True, max_msgs_per_subject=1)
+    receipt = rig.copy()
+    assert (receipt.failure, receipt.copied) == (None, 3)
+    assert [parked.sequence for parked in receipt.parked] == [3, 4, 6]
+    assert {parked.reason for parked in receipt.parked} == {"maximum messages per subject exceeded (10077)"}
+    assert rig.copied() == [1, 2, 5]
+
+
+def test_a_full_target_stops_the_stream_and_parks_nothing(rig: Rig) -> None:
+    rig.fill(discard="new", max_msgs=4)
+    receipt = rig.copy()
+    assert receipt.failure == "target stream TO refuses: maximum messages exceeded (10077)"
+    assert (receipt.copied, receipt.parked) == (4, [])
+
+
+def test_what_is_refused_alone_while_others_are_taken_is_parked(rig: Rig) -> None:
+    """The target's subjects were edited after the plan was made: nobody takes to.FROM.4 any more."""
+    rig.fill((1, 2, 4, 4, 5, 6), subjects=["to.FROM.1", "to.FROM.2", "to.FROM.5", "to.FROM.6"])
+    receipt = rig.copy()
+    assert (receipt.failure, receipt.copied) == (None, 4)
+    assert [parked.sequence for parked in receipt.parked] == [3, 4]
+    assert receipt.parked[0].reason == "refused, while others are taken: no stream takes this subject (503)"
+    assert rig.copied() == [1, 2, 5, 6]
+
+
+def test_a_target_that_takes_nothing_stops_the_stream_and_parks_nothing(rig: Rig) -> None:
+    rig.fill(subjects=["elsewhere"])
+    receipt = rig.copy()
+    assert receipt.failure == "target stream TO refuses: no stream takes this subject (503)"
+    assert (receipt.copied, receipt.parked) == (0, [])
+
+
+@pytest.mark.parametrize("subjects", ((1, 2, 9, 4, 5, 6), (1, 2, 3, 4, 5, 9)), ids=("in the middle", "at the end"))
+def test_what_is_never_answered_while_others_are_is_parked(rig: Rig, subjects: tuple[int, ...]) -> None:
+    rig.fill(subjects)
+    with Connection(rig.cluster) as listener:
+        listener.send(b"SUB void.> 99\r\n")
+        # Answered behind the subscription: it is there.
+        listener.request("$JS.API.STREAM.NAMES", {})
+        receipt = rig.copy()
+        heard = [frame for frame in listener.receive(2.0) if frame.subject == b"void.9"]
+    silent = subjects.index(9) + 1
+    assert (receipt.failure, receipt.copied) == (None, 5)
+    assert [(parked.sequence, parked.subject) for parked in receipt.parked] == [(silent, "FROM.9")]
+    assert receipt.parked[0].reason == "the target answers others, but never this message"
+    assert rig.copied() == [n for n in range(1, 7) if n != silent]
+    assert len(heard) == 2, "sent once more, and not again"
+
+
+def test_a_target_that_answers_nothing_is_a_lost_connection_not_a_parked_message(rig: Rig) -> None:
+    rig.fill(no_ack=True)
+    with pytest.raises(WireError, match=r"no acknowledgement within 0\.5 s"):
+        rig.copy()
+
+
+def test_a_source_that_is_lost_amid_a_batch_fails_it_although_the_target_answers(rig: Rig, tmp_path: Path) -> None:
+    count = 60_000
+    made(rig.connection, "TO", subjects=["to.FROM.>"])
+    with NatsServer(tmp_path, "mortal") as mortal:
+        source = ClusterSettings((mortal.address,))
+        with Connection(source) as connection:
+            made(connection, "FROM", storage="memory")
+            assert not any(ack.error for ack in publish(connection, outgoing("FROM", count, size_bytes=600)))
+        here = str(write_connection(tmp_path / "source", source))
+        killer = threading.Thread(target=kill_once, args=(mortal, rig.cluster, "TO"))
+        killer.start()
+        with pytest.raises(WireError, match=str(mortal.port)):
+            rig.copy(count, source_connection=here)
+        killer.join()
+    assert 0 < len(rig.copied(count)) < count
+
+
+def kill_once(server: NatsServer, cluster: ClusterSettings, target: str) -> None:
+    """Kill a server once a target holds something."""
+    with Cluster(cluster) as admin:
+        while not admin.stream_info(target).last_sequence:
+            pass
+    server.kill()

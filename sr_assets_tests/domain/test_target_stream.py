@@ -1,0 +1,78 @@
+"""The target that is created: what it takes from the source and what it does not."""
+
+import pytest
+
+from sr_assets.domain.target_stream import target_config
+
+MINUTE_NS = 60 * 1_000_000_000
+
+
+def test_a_target_gets_what_the_contract_lists_and_nothing_else() -> None:
+    source = {
+        "name": "SRC",
+        "subjects": ["a.>", "b.*"],
+        "storage": "memory",
+        "retention": "workqueue",
+        "max_msgs": 10,
+        "max_bytes": 1000,
+        "max_age": 60 * MINUTE_NS,
+        "max_msgs_per_subject": 3,
+        "max_msg_size": 500,
+        "discard": "new",
+        "duplicate_window": 5 * MINUTE_NS,
+        "num_replicas": 3,
+        "no_ack": True,
+        "sources": [{"name": "OTHER"}],
+        "placement": {"tags": ["x"]},
+        "deny_delete": True,
+        "metadata": {"owner": "x"},
+    }
+    assert target_config("COPY", ["copy.>", "copy.b.*"], source) == {
+        "name": "COPY",
+        "subjects": ["copy.>"],
+        "storage": "memory",
+        "retention": "limits",
+        "max_msgs": 10,
+        "max_bytes": 1000,
+        "max_age": 60 * MINUTE_NS,
+        "max_msgs_per_subject": 3,
+        "max_msg_size": 500,
+        "discard": "new",
+        "duplicate_window": 5 * MINUTE_NS,
+        "num_replicas": 3,
+        "allow_direct": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("patterns", "subjects"),
+    (
+        (["a.b"], ["a.b"]),
+        (["a.>", "a.b", "c.*"], ["a.>", "c.*"]),
+        (["a.b", "a.b"], ["a.b"]),
+        (["a.*", "a.>"], ["a.>"]),
+    ),
+)
+def test_of_overlapping_subjects_the_widest_stay(patterns: list[str], subjects: list[str]) -> None:
+    assert target_config("COPY", patterns, {})["subjects"] == subjects
+
+
+@pytest.mark.parametrize(
+    ("window_ns", "max_age_ns", "expected_ns"),
+    (
+        (0, 0, 2 * MINUTE_NS),
+        (MINUTE_NS, 0, 2 * MINUTE_NS),
+        (9 * MINUTE_NS, 0, 9 * MINUTE_NS),
+        (0, MINUTE_NS, MINUTE_NS),
+    ),
+)
+def test_the_duplicate_window_is_two_minutes_or_what_the_server_allows(
+    window_ns: int, max_age_ns: int, expected_ns: int
+) -> None:
+    source = {"duplicate_window": window_ns, "max_age": max_age_ns}
+    assert target_config("COPY", ["a"], source)["duplicate_window"] == expected_ns
+
+
+def test_a_source_that_names_no_defaults_gets_them() -> None:
+    config = target_config("COPY", ["a"], {})
+    assert (config["storage"], config["num_replicas"]) == ("file", 1)

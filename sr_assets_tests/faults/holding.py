@@ -1,0 +1,16 @@
+"""The environment in which a process, and all its children, can be held at a point of a run."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from sr_assets.adapters.checkpoints import Point
+
+HOLD_VARIABLE = "SR_ASSETS_HOLD"
+_FOLDER = Path(__file__).parent / "hold"
+
+
+def hold_at(point: Point | str, marker: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables that hold a process at a point; what PYTHONPATH holds stays in it."""
+    path = os.pathsep.join(filter(None, [str(_FOLDER), environ.get("PYTHONPATH")]))
+    return {HOLD_VARIABLE: f"{point}:{marker}", "PYTHONPATH": path}
