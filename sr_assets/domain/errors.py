@@ -19,7 +19,7 @@ class TransientError(RunError):
     """A RunError that may pass by itself, such as a lost connection: a run tries again as long as its budget lasts."""
 
 
-def cannot_write(place: object, error: OSError) -> str:
+def cannot_write(path: object, error: OSError) -> str:
     """Return the line for a file or folder that cannot be written, a full disk say."""
-    said = os.strerror(error.errno) if error.errno else str(error)
-    return f"{place} cannot be written ({said}); make room, the next run goes on where this one stopped"
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return f"{path} cannot be written ({reason}); make room, the next run goes on where this one stopped"
