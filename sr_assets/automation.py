@@ -178,10 +178,11 @@ def _watermark(stream: Entry, position: dict[str, Any], source: StreamInfo) -> i
         None,
         replicas=source.replicas,
         warning_ns=stream.policy.warning_ns if stream.policy else None,
-        level=source.last_sequence < position["next_sequence"],
+        caught_up=source.last_sequence < position["next_sequence"],
         mirror=source.mirror,
         previous_ns=position["watermark_ns"],
-    )
+        own_clock_ns=time.time_ns(),
+    ).ns
 
 
 def _deliverable(stream: StreamSettings) -> bool:

@@ -117,8 +117,10 @@ def test_our_own_time_of_day_is_asked_only_where_no_table_advisory_or_decision_h
         ("adapters.spark.engine", "time.time"),  # since when the engine runs, as `spark status` shows it
         ("adapters.state.store", "time.gmtime"),  # the words in a lock: since when
         ("automation", "datetime.now"),  # Dagster's own old runs, by Dagster's own dates
+        ("automation", "time.time_ns"),  # whether a server's clock is to be believed
         ("cli.work", "time.time"),  # `spark status`
         ("stages.replication.recover", "time.gmtime"),  # the name of a broken state that is set aside
+        ("stages.source.position", "time.time_ns"),  # whether a server's clock is to be believed
         ("stages.site", "time.time_ns"),  # when a site's very first run finds no server to ask
     }
 

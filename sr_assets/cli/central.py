@@ -156,7 +156,7 @@ def _rows(found: Iterable[tuple["Advisory", int]], node: str | None, event: str 
             told.name or None,
             told.stream or None,
             told.node,
-            LIFE_CYCLE[told.cycle].value,
+            LIFE_CYCLE[told.event_code].value,
             told.age_seconds,
             told.previous,
             told.outage_seconds,
@@ -169,7 +169,7 @@ def _rows(found: Iterable[tuple["Advisory", int]], node: str | None, event: str 
             told.event_id,
         )
         for told, received_ns in found
-        if node in (None, told.node) and event in (None, LIFE_CYCLE[told.cycle].value)
+        if node in (None, told.node) and event in (None, LIFE_CYCLE[told.event_code].value)
     ]
 
 

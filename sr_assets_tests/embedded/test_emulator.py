@@ -10,8 +10,9 @@ from collections.abc import Callable
 import nats
 import pytest
 
+from sr_assets.domain.blindness import NO_BLIND_SPANS
 from sr_assets.domain.errors import ConfigurationError, RunError
-from sr_assets.domain.registration import decode_registration
+from sr_assets.domain.registration import decode_payload
 from sr_assets.domain.tracking import Event, NodeState, Policy, Sighting, sight, splay_ns
 from sr_assets.embedded.emulator import Churn, Fleet, FleetPlan, Publication
 from sr_assets.embedded.nats_server import NatsServer
@@ -65,11 +66,9 @@ def test_every_node_of_a_quiet_fleet_speaks_once_per_round_in_order_of_time() ->
 
 def test_a_message_is_the_adapters_with_the_nodes_own_inventory_inside() -> None:
     publication = next(FleetPlan(5, 300).events(epoch_seconds=1_773_595_224))
-    registration = decode_registration(publication.payload)
-    assert registration is not None
-    assert registration.sender == publication.sender
-    assert registration.time.startswith("2026-03-15T17:2")
-    inventory = json.loads(registration.metadata or "")
+    message, inventory = map(json.loads, map(str, decode_payload(publication.payload)))
+    assert message["sender"] == publication.sender
+    assert message["time"].startswith("2026-03-15T17:2")
     assert inventory["facts"]["fqdn"] == inventory["status"]["identity"] == publication.sender
 
 
@@ -112,7 +111,7 @@ def test_a_restless_fleet_goes_through_every_transition_within_40_seconds() -> N
         at_ns = round(publication.at_seconds * SECOND_NS)
         sighting = Sighting(number, at_ns, len(publication.payload), forced=False)
         splay = splay_ns(publication.sender, policy.interval_ns)
-        state, _, transitions = sight(policy, splay, nodes.get(publication.sender), sighting)
+        state, _, transitions = sight(policy, splay, nodes.get(publication.sender), sighting, NO_BLIND_SPANS)
         nodes[publication.sender] = state
         told += [(transition.event, transition.returned) for transition in transitions]
     assert {event for event, _ in told} == set(Event)
@@ -134,7 +133,7 @@ def test_a_fleet_publishes_its_story_until_its_time_is_over(
     assert fleet.run() == 30
     subjects = [subject for subject, _ in stored(nats_server, stream)]
     assert sorted(subjects) == sorted(f"{stream}.{publication.sender}" for publication in story(plan, 3))
-    assert all(decode_registration(payload) for _, payload in stored(nats_server, stream))
+    assert all(decode_payload(payload)[1] for _, payload in stored(nats_server, stream))
 
 
 def test_a_fleet_in_a_thread_keeps_to_the_clock_and_ends_when_told(

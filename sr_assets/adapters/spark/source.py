@@ -34,7 +34,7 @@ SIGHTING_SCHEMA = "sequence long, stored_ns long, sender string, payload_bytes l
 #: kept apart.
 ADVISORY_SCHEMA = (
     "sequence long, stored_ns long, kind string, payload_bytes long, replicator string, name string, stream string,"
-    " node string, transition long, event_ns long, cycle byte, seen_ns long, origin string, event_id string,"
+    " node string, epoch_ns long, transition long, event_ns long, event_code byte, seen_ns long, origin string, event_id string,"
     " age_seconds double, previous string, late boolean, returned boolean, outage_seconds double, reason string, field"
     " string, subject string, excerpt string"
 )
@@ -217,13 +217,13 @@ def read_advisories(messages: list[Message]) -> pa.RecordBatch:
         found = read_message(m.payload, m.stored_ns)
         if isinstance(found, Advisory):
             head, body = ("advisory", len(m.payload)), found[:told]
-            apart = _apart(m, found.doubt, "event_time") if found.doubt else (None,) * 4
+            apart = _apart(m, found.warning, "event_time") if found.warning else (None,) * 4
         elif isinstance(found, Observation):
             head, body = ("observation", len(m.payload)), (None,) * told
             apart = (None, None, None, m.payload.decode())
         else:
             head, body = ("nothing", len(m.payload)), (None,) * told
-            apart = _apart(m, found.reason, found.what or None)
+            apart = _apart(m, found.reason, found.field or None)
         rows.append((m.sequence, m.stored_ns, *head, *body, *apart))
     schema = advisory_schema()
     arrays = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)]

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.domain.availability import LIFE_CYCLE, STATUS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -57,9 +59,9 @@ def _rank(table: str) -> str:
 
 _FOLD_NODES: Final = f"""
 MERGE INTO global_nodes AS known USING (
-    SELECT {", ".join(_KEY)}, transition, event_ns, cycle, seen_ns, origin, stored_ns AS received_ns
+    SELECT {", ".join(_KEY)}, transition, event_ns, event_code AS cycle, seen_ns, origin, stored_ns AS received_ns
     FROM told WHERE kind = 'advisory' QUALIFY 1 = row_number() OVER (PARTITION BY {", ".join(_KEY)} ORDER BY
-        transition DESC, event_ns DESC, cycle DESC, coalesce(seen_ns, -1) DESC, origin DESC, stored_ns)
+        transition DESC, event_ns DESC, event_code DESC, coalesce(seen_ns, -1) DESC, origin DESC, stored_ns)
 ) AS fresh ON {_same("known", "fresh", _KEY)}
 WHEN MATCHED AND {_rank("fresh")} > {_rank("known")} THEN UPDATE SET
     feed = $feed, {", ".join(f"{column} = fresh.{column}" for column in _TOLD)}
@@ -69,7 +71,7 @@ WHEN NOT MATCHED THEN INSERT (feed, {", ".join((*_KEY, *_TOLD))})
 # Repetitions are looked for among the history's rows of the same time, so that of a long one little is read.
 _ADD_HISTORY: Final = f"""
 INSERT INTO global_history BY NAME
-SELECT $feed AS feed, event_id, {", ".join(_KEY)}, cycle, event_ns, stored_ns AS received_ns, seen_ns, age_seconds,
+SELECT $feed AS feed, event_id, {", ".join(_KEY)}, event_code AS cycle, event_ns, stored_ns AS received_ns, seen_ns, age_seconds,
     previous, transition, late, returned, outage_seconds, origin
 FROM told WHERE kind = 'advisory' AND NOT EXISTS (
     SELECT 1 FROM global_history AS known
@@ -172,8 +174,8 @@ def at(column: str) -> str:
     return f"make_timestamptz({column} // 1000)"
 
 
-_STATUS: Final = "['up', 'timeout', 'up', 'retired'][{}.cycle + 1]"
-_EVENT: Final = "['new', 'timeout', 'recover', 'expire'][{}.cycle + 1]"
+_STATUS: Final = f"{[status.value for status in STATUS]}[{{}}.cycle + 1]"
+_EVENT: Final = f"{[event.value for event in LIFE_CYCLE]}[{{}}.cycle + 1]"
 _FEED: Final = "$name || '/' || feed"
 _BLIND: Final = "coalesce(observed_ns + next_within_ns < watermarks.now_ns, false)"
 

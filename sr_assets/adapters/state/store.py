@@ -27,6 +27,7 @@ import duckdb
 from sr_assets.adapters.state import copy_log, global_view
 from sr_assets.adapters.state.copy_log import CopyLog
 from sr_assets.domain.errors import RunError, cannot_write
+from sr_assets.domain.tracking import NODE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,19 +37,6 @@ if TYPE_CHECKING:
     from sr_assets.domain.positions import SequenceRange
 
 SCHEMA_VERSION: Final = 2
-#: What is remembered of a node, in the order of `domain.tracking.NodeState`.
-NODE_COLUMNS: Final = (
-    "first_seen_ns",
-    "seen_ns",
-    "sequence",
-    "copied_ns",
-    "copied_bytes",
-    "status",
-    "status_since_ns",
-    "retired_at_ns",
-    "times_retired",
-    "transition",
-)
 COUNTERS: Final = (
     "seen_messages",
     "copied_messages",
@@ -368,18 +356,18 @@ class SiteState:
 
     def fold_input(self, stream: str, sightings: pa.Table) -> pa.Table:
         """Return what the fold needs: one row per sighting with a sender, and one per known node among them, with
-        `turn` 0.
+        `sighting` 0.
 
-        Columns: sender, turn (the sighting's sequence), stored_ns, payload_bytes, forced, then those of `NODE_COLUMNS`
+        Columns: sender, sighting (its sequence), stored_ns, payload_bytes, forced, then those of `NODE_COLUMNS`
         (null for sightings).
         """
         self._connection.register("sightings", sightings)
         try:
             return self._connection.sql(
                 f"""
-                SELECT node AS sender, 0::BIGINT AS turn, 0::BIGINT AS stored_ns, 0::BIGINT AS payload_bytes, false AS
+                SELECT node AS sender, 0::BIGINT AS sighting, 0::BIGINT AS stored_ns, 0::BIGINT AS payload_bytes, false AS
                 forced, {", ".join(NODE_COLUMNS)} FROM nodes WHERE stream = ? AND node IN (SELECT sender FROM sightings)
-                UNION ALL BY NAME SELECT sender, sequence AS turn, stored_ns, payload_bytes, forced FROM sightings WHERE
+                UNION ALL BY NAME SELECT sender, sequence AS sighting, stored_ns, payload_bytes, forced FROM sightings WHERE
                 sender IS NOT NULL
                 """,
                 params=[stream],

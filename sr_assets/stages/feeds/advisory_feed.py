@@ -122,7 +122,7 @@ def _commit(
     report.copied += told.num_rows - nothing
     report.parked += apart
     report.gap_messages += sum(gap["messages"] for gap in gaps if gap["reason"] != "filtered")
-    for row in pc.value_counts(told["cycle"].drop_null()).to_pylist():
+    for row in pc.value_counts(told["event_code"].drop_null()).to_pylist():
         report.events[LIFE_CYCLE[row["values"]].value] += row["counts"]
 
 

@@ -18,10 +18,11 @@ from sr_assets.adapters.copying.copier import CopyPlan, Parked, Receipt
 from sr_assets.adapters.spark.session import spark_error
 from sr_assets.adapters.spark.sink import await_writers
 from sr_assets.adapters.spark.source import FORMAT, encode_extractor
-from sr_assets.adapters.state.store import NODE_COLUMNS, gap_row
+from sr_assets.adapters.state.store import gap_row
+from sr_assets.domain.blindness import NO_BLIND_SPANS
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.positions import SequenceRange, merge_ranges, missing
-from sr_assets.domain.tracking import NO_SENDER, Reason, untracked
+from sr_assets.domain.tracking import NO_SENDER, NODE_COLUMNS, Reason, untracked
 from sr_assets.stages.replication.target import prepare_target
 from sr_assets.stages.source.position import advance
 from sr_assets.stages.source.reading import gap_rows, read_with_spark, reads_direct
@@ -141,7 +142,7 @@ class Batch:
         assert policy is not None
         rows = self._site.state.fold_input(self._stream.stream, sightings)
         try:
-            return fold_batch(self._site.spark, rows, policy, self._intent.cutoff_ns)
+            return fold_batch(self._site.spark, rows, policy, self._intent.cutoff_ns, NO_BLIND_SPANS)
         except Exception as error:
             raise spark_error(error) from error
 

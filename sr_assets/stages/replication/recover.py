@@ -20,14 +20,15 @@ import pyarrow as pa
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.published.history import file_range, stream_folder
-from sr_assets.adapters.state.store import NODE_COLUMNS, BrokenStateError, StreamState
+from sr_assets.adapters.state.store import BrokenStateError, StreamState
 from sr_assets.domain.availability import Advisory, read_message
+from sr_assets.domain.blindness import NO_BLIND_SPANS
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import last_origin
 from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
 from sr_assets.domain.senders import inspect
 from sr_assets.domain.subjects import advisory_pattern
-from sr_assets.domain.tracking import Sighting, deadline_ns, sight, splay_ns
+from sr_assets.domain.tracking import NODE_COLUMNS, Sighting, deadline_ns, sight, splay_ns
 from sr_assets.stages.site import Site, StreamReport
 from sr_assets.stages.tracking.columns import state_values
 from sr_assets.stages.tracking.fold import folded_table, transition_row
@@ -221,7 +222,7 @@ def _rebuild_nodes(
 
 def _see(policy: Policy, rebuilt: Rebuilt, sender: str, sighting: Sighting, *, copied: bool) -> None:
     before = rebuilt.nodes.get(sender)
-    state, _, transitions = sight(policy, splay_ns(sender, policy.interval_ns), before, sighting)
+    state, _, transitions = sight(policy, splay_ns(sender, policy.interval_ns), before, sighting, NO_BLIND_SPANS)
     expired = any(transition.event == "expire" for transition in transitions)
     known = None if before is None or expired else before
     if copied:
@@ -288,7 +289,9 @@ def _commit(site: Site, stream: StreamSettings, state: StreamState, rebuilt: Reb
         site.state.clear_intent(stream.stream)
         if policy is None or not rebuilt.nodes:
             return
-        rows = [(node, *state_values(one), deadline_ns(policy, one)) for node, one in rebuilt.nodes.items()]
+        rows = [
+            (node, *state_values(one), deadline_ns(policy, one, NO_BLIND_SPANS)) for node, one in rebuilt.nodes.items()
+        ]
         arrays = [
             pa.array(column, kind.type) for column, kind in zip(zip(*rows, strict=True), NODE_SCHEMA, strict=True)
         ]

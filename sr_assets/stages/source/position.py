@@ -175,15 +175,17 @@ def advance(stream: Entry, state: StreamState, source: StreamInfo, *, level: boo
     what was stored until now.
     """
     behind = source.last_sequence < _known_last(state)
-    state.watermark_ns = watermark(
+    mark = watermark(
         source.ts_ns,
         state.last_stored_ns,
         replicas=source.replicas,
         warning_ns=stream.policy.warning_ns if stream.policy else None,
-        level=level and not behind,
+        caught_up=level and not behind,
         mirror=source.mirror,
         previous_ns=state.watermark_ns,
+        own_clock_ns=time.time_ns(),
     )
+    state.watermark_ns = mark.ns
     state.planned_ns = source.ts_ns
     state.progress_ns = source.ts_ns or state.last_stored_ns
     note_source(state, source)

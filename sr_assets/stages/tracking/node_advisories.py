@@ -103,5 +103,6 @@ def _body(stream: StreamSettings, row: dict[str, Any]) -> bytes:
         stream=stream.stream,
         sender=row["node"],
         inspect_field=inspected,
+        epoch_ns=0,
         late=row["late"],
     )

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sr_assets.adapters.state.store import NODE_COLUMNS
 from sr_assets.domain.advisories import event_id, is_late
-from sr_assets.domain.tracking import deadline_ns, sweep
+from sr_assets.domain.blindness import NO_BLIND_SPANS
+from sr_assets.domain.tracking import NODE_COLUMNS, deadline_ns, sweep
 from sr_assets.stages.tracking.columns import state_of, state_values
 from sr_assets.stages.tracking.fold import folded_table, transition_row
 
@@ -43,8 +43,8 @@ def sweep_due(site: Site, stream: StreamSettings, report: StreamReport) -> bool:
         return False
     nodes, rows = [], []
     for node, *values in due:
-        swept, transitions = sweep(policy, state_of(values), state.watermark_ns)
-        nodes.append((node, *state_values(swept), deadline_ns(policy, swept)))
+        swept, transitions = sweep(policy, state_of(values), state.watermark_ns, NO_BLIND_SPANS)
+        nodes.append((node, *state_values(swept), deadline_ns(policy, swept, NO_BLIND_SPANS)))
         rows += [transition_row(node, transition) for transition in transitions]
     arrays = [pa.array(column, kind.type) for column, kind in zip(zip(*nodes, strict=True), NODE_SCHEMA, strict=True)]
     with site.state.transaction():

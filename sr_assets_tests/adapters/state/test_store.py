@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from sr_assets.adapters.state.store import (
-    NODE_COLUMNS,
     SCHEMA_VERSION,
     Intent,
     SiteBusyError,
@@ -21,6 +20,7 @@ from sr_assets.adapters.state.store import (
     write_status,
 )
 from sr_assets.domain.errors import RunError
+from sr_assets.domain.tracking import NODE_COLUMNS
 
 INTENT = Intent("S", 1, 1, 11, 5, None, 7, 8, 9)
 
@@ -99,8 +99,8 @@ def test_the_fold_gets_the_sightings_with_a_sender_and_the_nodes_among_them(stat
             "forced": [False, False, True],
         }
     )
-    rows = sorted(state.fold_input("S", sightings).to_pylist(), key=lambda row: (row["sender"], row["turn"]))
-    assert [(row["sender"], row["turn"], row["status"], row["forced"]) for row in rows] == [
+    rows = sorted(state.fold_input("S", sightings).to_pylist(), key=lambda row: (row["sender"], row["sighting"]))
+    assert [(row["sender"], row["sighting"], row["status"], row["forced"]) for row in rows] == [
         ("a", 0, "up", False),
         ("a", 4, None, False),
         ("new", 6, None, True),
