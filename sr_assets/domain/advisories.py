@@ -1,7 +1,6 @@
-"""What a transition looks like to those who listen: its id, its JSON (Choria's version 2 and more), whether it is late;
-and the heartbeat by which a site says that it watches at all.
+"""What leaves a site: an advisory's id, its JSON (Choria's version 2 and more), whether it is late; and a site's heartbeat.
 
-Add here what every reader of advisories gets to see. Not here: when a transition happens (`tracking`), the subject it
+Add here what readers of advisories get to see. Not here: when a transition happens (`tracking`), the subject it
 leaves on (`subjects.advisory_subject`), the outbox, what a reader makes of it (`availability`).
 """
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sr_assets.domain.positions import SequenceRange
 
-#: A stream has at most so many spans: the closest are merged first.
+#: The most spans of a stream: the closest are merged first.
 MAX_BLIND_SPANS: Final = 1_000
 #: Reasons of a hole whose messages were there and were not read. A filtered message is none of the stream's.
 BLINDING_REASONS: Final = frozenset({"overtaken", "deleted", "per_subject_limit"})

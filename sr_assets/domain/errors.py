@@ -1,4 +1,7 @@
-"""What can go wrong in words a user can act on: one line, what, which value, what to do. No traces, no secrets."""
+"""Errors that a user can act on: one line that says what, which value, what to do. No traces, no secrets.
+
+Add a class here when callers must tell it from the others. Not here: exit codes (`cli`).
+"""
 
 import os
 

@@ -55,15 +55,15 @@ def covers(pattern: str, subset: str) -> bool:
     return len(wide) == len(narrow)
 
 
-def overlaps(one: str, other: str) -> bool:
+def overlaps(left: str, right: str) -> bool:
     """Tell whether some subject falls under both patterns."""
-    left, right = one.split("."), other.split(".")
-    for a, b in zip(left, right, strict=False):
+    tokens, others = left.split("."), right.split(".")
+    for a, b in zip(tokens, others, strict=False):
         if ">" in (a, b):
             return True
         if a != b and "*" not in (a, b):
             return False
-    return len(left) == len(right)
+    return len(tokens) == len(others)
 
 
 def target_subject(subject: str, prefix: str = "", remove: str = "") -> str:

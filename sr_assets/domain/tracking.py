@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Status(StrEnum):
-    """How a sender stands."""
+    """Whether a sender is up, silent or gone."""
 
     UP = "up"
     TIMEOUT = "timeout"
@@ -92,7 +92,7 @@ class NodeState:
 
 
 #: What is remembered of a sender, as columns.
-NODE_COLUMNS: Final = tuple(one.name for one in fields(NodeState))
+NODE_COLUMNS: Final = tuple(column.name for column in fields(NodeState))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,8 @@ def splay_ns(sender: str, interval_ns: int) -> int:
 def deadline_ns(policy: Policy, state: NodeState, blind: BlindSpans) -> int | None:
     """When `sweep` has something to do: at every instant after this one, and not before; None for ever.
 
-    A deadline that is kept holds until the policy changes. More blind spans only put it off: one kept from before is too
-    early, and a sweep at it does nothing.
+    A stored deadline holds until the policy changes. More blind spans only put it off: one stored before is too early, and
+    a sweep at it does nothing.
     """
     if state.status is _RETIRED:
         return None

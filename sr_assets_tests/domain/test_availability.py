@@ -92,7 +92,7 @@ def test_stream_replicators_give_no_name_no_stream_no_epoch_and_no_transition() 
     older = advisory(V1)
     assert older[:7] == newer[:7]
     assert older.origin == "v1"
-    # It has no id: the same one has the same made one, another another.
+    # It has no id, so one is made of its fields: the same for a repetition, another for another.
     assert older.event_id == advisory(V1 | {"age": 61}).event_id != advisory(V1 | {"timestamp": 1_699_999_001}).event_id
 
 

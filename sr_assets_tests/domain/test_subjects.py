@@ -47,8 +47,8 @@ def test_a_matcher_takes_the_subjects_that_one_of_its_patterns_covers() -> None:
 
 
 def test_overlap_is_a_common_subject() -> None:
-    for one, other in PAIRS:
-        assert overlaps(one, other) == bool(falls_under(one) & falls_under(other)), (one, other)
+    for left, right in PAIRS:
+        assert overlaps(left, right) == bool(falls_under(left) & falls_under(right)), (left, right)
 
 
 def test_covering_is_taking_every_subject() -> None:

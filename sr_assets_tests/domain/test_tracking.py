@@ -174,7 +174,7 @@ def test_too_old_comes_first_looks_at_the_stored_time_and_still_counts_as_a_sigh
     assert state == NodeState(T0 + 9, T0 + 10, 3, T0 + 10, 500, Status.UP, T0 + 9, None, 0, 1)
 
 
-def test_messages_nobody_is_tracked_by_are_copied_unless_too_old() -> None:
+def test_messages_without_a_sender_are_copied_unless_too_old() -> None:
     assert untracked(T0, None) == Decision(copy=True, reason=Reason.NO_SENDER)
     assert untracked(T0, T0, tracking.ALL) == Decision(copy=True, reason=Reason.ALL)
     assert untracked(T0, T0 + 1, tracking.ALL) == Decision(copy=False, reason=Reason.TOO_OLD)
@@ -317,7 +317,7 @@ def test_a_live_sender_is_never_without_a_copy_for_longer_than_the_interval(
 def test_a_replay_gives_the_same_event_ids(history: list[Sighting], splay: int) -> None:
     def ids() -> list[str]:
         transitions = fold(history, splay=splay)[2]
-        return [event_id("R", "n", "S", "web1", one.event, one.event_ns) for one in transitions]
+        return [event_id("R", "n", "S", "web1", transition.event, transition.event_ns) for transition in transitions]
 
     assert ids() == ids()
 
@@ -328,8 +328,8 @@ def test_states_count_what_happened(history: list[Sighting], splay: int) -> None
     assert state
     assert state.first_seen_ns == history[0].stored_ns
     assert state.sequence == history[-1].sequence
-    assert state.seen_ns == max(one.stored_ns for one in history)
-    assert state.times_retired == sum(one.event is Event.EXPIRE for one in transitions)
+    assert state.seen_ns == max(sighting.stored_ns for sighting in history)
+    assert state.times_retired == sum(transition.event is Event.EXPIRE for transition in transitions)
     assert (state.status, state.retired_at_ns) == (Status.UP, None)
-    copied = [(after.seen_ns, one.payload_bytes) for one, decision, _, after in steps if decision.copy]
+    copied = [(after.seen_ns, sighting.payload_bytes) for sighting, decision, _, after in steps if decision.copy]
     assert (state.copied_ns, state.copied_bytes) == copied[-1]
