@@ -1,7 +1,9 @@
-"""The rules of sampling and availability told a second time, as plainly as possible, to compare the platform with.
+"""The rules of sampling and availability a second time, as plainly as possible, to compare the platform with.
 
 A whole history at once, sender by sender, gap by gap: no state that is carried on, no batches, no sweeps. Only the
 standard library, and nothing of `sr_assets`: what both get wrong is not seen.
+
+Blind spans are half-open pairs of unix ns, in any order, which may overlap.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 SECOND = 10**9
 STAYING = (
-    ("nats-expected-", "nats-batch-", "nats-schedule"),
+    ("nats-expected-", "nats-batch-", "nats-schedule", "nats-trace-"),
     {
         *("nats-msg-id", "nats-rollup", "nats-ttl", "nats-incr", "nats-stream-source", "nats-required-api-level"),
         *("nats-stream", "nats-subject", "nats-sequence", "nats-time-stamp", "nats-num-pending", "nats-last-sequence"),
@@ -50,6 +53,7 @@ class Rules:
     sender: Callable[[Seen], str | None]
     forced: Callable[[Seen], bool] = lambda _: False
     trigger_bytes: int = 0
+    epoch_ns: int = 0
 
     @property
     def tolerance_ns(self) -> int:
@@ -82,11 +86,40 @@ def by_field(message: Seen) -> str | None:
         document = json.loads(message.payload)
     except ValueError:
         return None
-    found = document.get("sender") if isinstance(document, dict) else None
-    return found if isinstance(found, str) else None
+    sender = document.get("sender") if isinstance(document, dict) else None
+    return sender if isinstance(sender, str) else None
 
 
-def expect(rules: Rules, history: Sequence[Seen], now_ns: int) -> Expected:
+def blind_spans(history: Sequence[Seen], gone: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the spans that sequences which were gone before anybody read them blind, but for those behind the last message."""
+    spans = []
+    for sequence in gone:
+        before = [message.stored_ns for message in history if message.sequence < sequence]
+        after = [message.stored_ns for message in history if message.sequence > sequence]
+        if before and after:
+            spans.append((max(before), after[0]))
+    return spans
+
+
+def covered(spans: Sequence[tuple[int, int]], since: int, until: int) -> int:
+    """Return how much of the time from `since` to `until` lies in a span: counted between all the times that there are."""
+    if until <= since:
+        return 0
+    times = sorted({since, until, *(min(max(at, since), until) for span in spans for at in span)})
+    pieces = pairwise(times)
+    return sum(end - start for start, end in pieces if any(first <= start < last for first, last in spans))
+
+
+def reached(spans: Sequence[tuple[int, int]], seen: int, limit: int) -> int:
+    """Return the last instant at which the silence since `seen` is not longer than `limit`."""
+    ends = [last for _, last in spans if last > seen]
+    starts = [first for first, _ in spans if first > seen]
+    instants = [seen, *starts, *ends]
+    instants += [at + limit - (at - seen - covered(spans, seen, at)) for at in instants]
+    return max(at for at in instants if at >= seen and at - seen - covered(spans, seen, at) <= limit)
+
+
+def expect(rules: Rules, history: Sequence[Seen], now_ns: int, blind: Sequence[tuple[int, int]] = ()) -> Expected:
     """Say what must have come of a history once time has passed until the watermark `now_ns`."""
     expected = Expected()
     by_sender: dict[str, list[Seen]] = {}
@@ -97,44 +130,55 @@ def expect(rules: Rules, history: Sequence[Seen], now_ns: int) -> Expected:
         else:
             expected.reasons[message.sequence] = "no_sender"
     for sender, messages in by_sender.items():
-        _one_sender(rules, sender, messages, now_ns, expected)
+        _one_sender(rules, sender, messages, now_ns, blind, expected)
     return expected
 
 
-def _one_sender(rules: Rules, sender: str, messages: list[Seen], now_ns: int, expected: Expected) -> None:
+def _one_sender(
+    rules: Rules,
+    sender: str,
+    messages: list[Seen],
+    now_ns: int,
+    blind: Sequence[tuple[int, int]],
+    expected: Expected,
+) -> None:
     interval, warning = rules.interval_ns, rules.warning_ns
     number = 0
     retired = 0
 
-    def tell(event: str, at: int, seen: int, age: int, sequence: int, previous: str | None, **more: Any) -> None:
+    def advise(event: str, at: int, seen: int, age: int, sequence: int, previous: str | None, **more: Any) -> None:
         nonlocal number
         number += 1
         expected.advisories.append(_advisory(rules, sender, event, at, seen, age, sequence, previous, number, **more))
 
     def silence(last: int, sequence: int, until: int) -> str:
-        status = "up"
-        if until - last > warning:
-            tell("timeout", last + warning, last, warning, sequence, "up")
+        status, silent = "up", until - last - covered(blind, last, until)
+        if silent > warning:
+            at = reached(blind, last, warning)
+            advise("timeout", at, last, at - last, sequence, "up")
             status = "timeout"
-        if until - last > interval:
-            tell("expire", last + interval, last, interval, sequence, "timeout")
+        if silent > interval:
+            at = reached(blind, last, interval)
+            advise("expire", at, last, at - last, sequence, "timeout")
             status = "retired"
         return status
 
-    first = at = copied_at = copied_bytes = since = None
-    sequence = 0
+    first: int | None = None
+    at: int | None = None
+    copied_at: int | None = None
+    copied_bytes = since = sequence = 0
     for message in messages:
         t = message.stored_ns if at is None else max(message.stored_ns, at)
         if at is None:
-            tell("new", t, t, 0, message.sequence, None)
+            advise("new", t, t, 0, message.sequence, None)
             first = since = t
         else:
             match silence(at, sequence, t):
                 case "timeout":
-                    tell("recover", t, at, t - at, message.sequence, "timeout", outage=t - at)
+                    advise("recover", t, at, t - at, message.sequence, "timeout", outage=t - at)
                     since = t
                 case "retired":
-                    tell("new", t, t, 0, message.sequence, "retired", returned=True, outage=t - at)
+                    advise("new", t, t, 0, message.sequence, "retired", returned=True, outage=t - at)
                     since, copied_at, retired = t, None, retired + 1
         size = len(message.payload)
         if copied_at is None:
@@ -154,9 +198,9 @@ def _one_sender(rules: Rules, sender: str, messages: list[Seen], now_ns: int, ex
     assert at is not None
     status = silence(at, sequence, now_ns)
     if status == "timeout":
-        since = at + warning
+        since = reached(blind, at, warning)
     if status == "retired":
-        since, copied_at, copied_bytes, retired = at + interval, None, None, retired + 1
+        since, copied_at, retired = reached(blind, at, interval), None, retired + 1
     expected.nodes[sender] = {
         "status": status,
         "status_since": clock(since),
@@ -164,7 +208,7 @@ def _one_sender(rules: Rules, sender: str, messages: list[Seen], now_ns: int, ex
         "last_seen": clock(at),
         "last_sequence": sequence,
         "last_copied": clock(copied_at),
-        "copied_bytes": copied_bytes,
+        "copied_bytes": None if copied_at is None else copied_bytes,
         "times_retired": retired,
     }
 
@@ -206,6 +250,7 @@ def _advisory(
         "event_time": f"{datetime.fromtimestamp(whole, UTC):%Y-%m-%dT%H:%M:%S}.{fraction:09d}Z",
         "sequence": sequence,
         "transition": number,
+        "epoch": rules.epoch_ns,
         "previous": previous,
         "returned": returned,
         "age_seconds": round(age / SECOND, 3),
@@ -221,7 +266,7 @@ def copied_headers(message: Seen, rules: Rules, created_ns: int) -> bytes:
         name = line.partition(b":")[0].decode("latin-1").lower()
         if line and not name.startswith(prefixes) and name not in names:
             kept.append(line)
-    where = f"{rules.stream} {message.sequence} {rules.replicator} {rules.name} {message.stored_ns // 1_000_000}"
+    origin = f"{rules.stream} {message.sequence} {rules.replicator} {rules.name} {message.stored_ns // 1_000_000}"
     unique = f"{rules.replicator}/{rules.name}/{rules.stream}/{created_ns}/{message.sequence}"
-    own = [f"Choria-SR-Source: {where}".encode(), f"Nats-Msg-Id: {unique}".encode()]
+    own = [f"Choria-SR-Source: {origin}".encode(), f"Nats-Msg-Id: {unique}".encode()]
     return b"\r\n".join([b"NATS/1.0", *kept, *own, b"", b""])

@@ -26,6 +26,7 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import watermark
 from sr_assets.domain.subjects import advisory_subject
 from sr_assets.settings import FeedSettings, StreamSettings
+from sr_assets.stages.clock import Clock
 from sr_assets.stages.site import needs_publishing
 
 if TYPE_CHECKING:
@@ -164,7 +165,8 @@ def _watermark(entry: Entry, status: StreamStatus, info: StreamInfo) -> int | No
         None,
         replicas=info.replicas,
         warning_ns=entry.policy.warning_ns if entry.policy else None,
-        level=info.last_sequence < status.next_sequence,
+        caught_up=info.last_sequence < status.next_sequence,
         mirror=info.mirror,
         previous_ns=status.watermark_ns,
-    )
+        own_clock_ns=Clock.own_ns(),
+    ).ns

@@ -134,7 +134,7 @@ def _rows(received: Iterable[tuple["Advisory", int]], node: str | None, event: s
     from sr_assets.domain.availability import LIFE_CYCLE
 
     for advisory, received_ns in received:
-        kind = LIFE_CYCLE[advisory.cycle].value
+        kind = LIFE_CYCLE[advisory.event_code].value
         if node not in (None, advisory.node) or event not in (None, kind):
             continue
         yield (

@@ -1,21 +1,20 @@
-"""What a transition looks like to those who listen: its id, its JSON (Choria's version 2 and more), whether it is late;
-and the word by which a site says that it watches at all.
+"""What leaves a site: an advisory's id, its JSON (Choria's version 2 and more), whether it is late; and a site's heartbeat.
 
-Not here: when a transition happens (`tracking`), the subject it leaves on (`subjects.advisory_subject`), the outbox, what
-a reader makes of it (`availability`).
+Add here what readers of advisories get to see. Not here: when a transition happens (`tracking`), the subject it
+leaves on (`subjects.advisory_subject`), the outbox, what a reader makes of it (`availability`).
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from typing import Any, Final
+from typing import Final
 
 from sr_assets.domain.positions import SECOND_NS, format_rfc3339_ns
 from sr_assets.domain.tracking import Transition
 
 PROTOCOL: Final = "io.choria.sr.v2.age_advisory"
-#: The word by which a site says that it watches; no event of a node.
+#: The event of a heartbeat: a site's, no node's.
 OBSERVER_EVENT: Final = "observer_alive"
 OBSERVER_PROTOCOL: Final = "io.choria.sr_assets.v1.observer_alive"
 
@@ -40,12 +39,24 @@ def is_late(planned_ns: int | None, event_ns: int, interval_ns: int) -> bool:
     return planned_ns is not None and planned_ns - event_ns > interval_ns
 
 
-def advisory(
-    transition: Transition, *, replicator: str, name: str, stream: str, sender: str, inspect_field: str, late: bool
-) -> dict[str, Any]:
-    """Return an advisory's fields in order, Choria's first; whole seconds are rounded down."""
+def encode(
+    transition: Transition,
+    *,
+    replicator: str,
+    name: str,
+    stream: str,
+    sender: str,
+    inspect_field: str,
+    epoch_ns: int,
+    late: bool,
+) -> bytes:
+    """Return the body of an advisory: compact JSON in UTF-8, names as they are; Choria's fields first.
+
+    Whole seconds are rounded down. `epoch_ns` is the watermark at which the stream's state began, 0 when that is not known:
+    of two advisories of a node the one with the later epoch, then with the higher `transition`, counts.
+    """
     age_ns, outage_ns = transition.age_ns, transition.outage_ns
-    return {
+    body = {
         "protocol": PROTOCOL,
         "event_id": event_id(replicator, name, stream, sender, transition.event, transition.event_ns),
         "inspect_field": inspect_field,
@@ -60,27 +71,13 @@ def advisory(
         "event_time": format_rfc3339_ns(transition.event_ns),
         "sequence": transition.sequence,
         "transition": transition.transition,
+        "epoch": epoch_ns,
         "previous": None if transition.previous is None else transition.previous.value,
         "late": late,
         "returned": transition.returned,
         "age_seconds": seconds(age_ns),
         "outage_seconds": None if outage_ns is None else seconds(outage_ns),
     }
-
-
-def encode(
-    transition: Transition, *, replicator: str, name: str, stream: str, sender: str, inspect_field: str, late: bool
-) -> bytes:
-    """Return the body of an advisory: compact JSON in UTF-8, names as they are."""
-    body = advisory(
-        transition,
-        replicator=replicator,
-        name=name,
-        stream=stream,
-        sender=sender,
-        inspect_field=inspect_field,
-        late=late,
-    )
     return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -97,9 +94,9 @@ def observer_alive(
     nodes: int,
     next_within_ns: int | None,
 ) -> bytes:
-    """Return the body in which a site says that it watches: how far it is, and how many nodes are not retired.
+    """Return the body of a site's heartbeat: how far it is, and how many nodes are not retired.
 
-    `next_within_ns` is the promise how soon it speaks again, None when nothing may happen for ever.
+    `next_within_ns` promises how soon the next heartbeat follows, None when no next one is due.
     """
     body = {
         "protocol": OBSERVER_PROTOCOL,

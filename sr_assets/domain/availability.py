@@ -1,12 +1,13 @@
-"""The centre's rules: what a message of an advisory stream says, and the fold of all of them into one view.
+"""What the centre makes of messages that others wrote: each is read as an advisory, a heartbeat, or rejected.
 
-Here: reading an advisory whoever wrote it, what cannot be one, which advisory of a node wins. Not here: the history and
-its retention, the tables, when a site counts as blind (`adapters.state.global_view`), our own advisories (`advisories`).
+Here: reading an advisory whoever wrote it, what cannot be one, which advisory of a node wins, when a site is blind. Add here
+what else a writer may send. Not here: the tables, their retention and the statements that fold (`adapters.state`), our own
+advisories (`advisories`).
 
-A node is the key (replicator, name, stream, value); the Stream Replicator's advisories tell no name and no stream, which then
-are "". Its advisory with the highest `transition` wins, so that neither the order of arrival nor a repetition nor a cut
-of the history changes anything. An advisory without a `transition`, the Stream Replicator's, loses against any with one; among
-those without the later `timestamp` wins, of two in one second the later one in the order of the life cycle.
+A node is the key (replicator, name, stream, value); the Stream Replicator's advisories carry no name and no stream, which then
+are "". Its advisory that is highest by `RANK` wins, so that neither the order of arrival nor a repetition nor a cut of the
+history changes anything: ours by epoch and `transition`; before any of ours the Stream Replicator's, which have neither, by
+`timestamp`, of two in one second the later one in the order of the life cycle.
 """
 
 from __future__ import annotations
@@ -14,27 +15,30 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple
 
 from sr_assets.domain.advisories import OBSERVER_EVENT, PROTOCOL
-from sr_assets.domain.positions import SECOND_NS, parse_rfc3339_ns
-from sr_assets.domain.senders import MAX_SENDER_BYTES
+from sr_assets.domain.positions import CLOCK_TOLERANCE_NS, SECOND_NS, parse_rfc3339_ns
+from sr_assets.domain.senders import MAX_SENDER_BYTES, refuse_constant
 from sr_assets.domain.tracking import Event, Status
 
 #: An advisory is about 500 bytes; what is larger than this is not even parsed.
 MAX_PAYLOAD_BYTES: Final = 64 << 10
-#: A server's clock may run ahead of another's by less than this.
-CLOCK_TOLERANCE_NS: Final = 3_600 * SECOND_NS
 _END_OF_TIME_NS: Final = 1 << 63
 _V1_SCHEMA: Final = "/age_advisory.json"
 
-#: Status after an event, by its place in the life cycle.
+#: Events and the status after each, by event code: the order of the life cycle.
 LIFE_CYCLE: Final = (Event.NEW, Event.TIMEOUT, Event.RECOVER, Event.EXPIRE)
 STATUS: Final = (Status.UP, Status.TIMEOUT, Status.UP, Status.RETIRED)
-_CYCLE: Final = {event.value: place for place, event in enumerate(LIFE_CYCLE)}
-#: What a node was before an event, as `previous` tells it; anything else contradicts the event.
+_EVENT_CODES: Final = {event.value: code for code, event in enumerate(LIFE_CYCLE)}
+#: The fields that decide which advisory of a node wins, the first difference counting: the higher value, for `received_ns`
+#: (when the centre's stream stored it) the lower one. No `seen_ns` is lower than any.
+RANK: Final = ("epoch_ns", "transition", "event_ns", "event_code", "seen_ns", "origin", "received_ns")
+#: A site is blind while the centre's clock is past the sum of these: when its last heartbeat was received, and how soon that
+#: promised the next one. A site without both is never blind.
+BLIND_AFTER: Final = ("observed_ns", "next_within_ns")
+#: What a node was before an event, as `previous` says; anything else contradicts the event.
 _BEFORE: Final[dict[str, tuple[str | None, ...]]] = {
     "new": (None, "retired"),
     "timeout": ("up",),
@@ -43,8 +47,8 @@ _BEFORE: Final[dict[str, tuple[str | None, ...]]] = {
 }
 
 
-class Origin(StrEnum):
-    """Who wrote an advisory: the old replicator, the Stream Replicator, or we (what says its `transition`)."""
+class AdvisoryFormat(StrEnum):
+    """How an advisory is written: by the old replicator, by the Stream Replicator, or by us (with a `transition`)."""
 
     V1 = "v1"
     V2 = "v2"
@@ -52,7 +56,7 @@ class Origin(StrEnum):
 
 
 class Reject(StrEnum):
-    """Why a message is kept apart instead of folded. `clock_ahead` is folded all the same when it has a `transition`."""
+    """Why a message is rejected instead of folded. `clock_ahead` is folded all the same when it has a `transition`."""
 
     TOO_LARGE = "too_large"
     NOT_JSON = "not_json"
@@ -67,18 +71,21 @@ class Reject(StrEnum):
 
 # Tuples, because millions of them are made: one a message.
 class Advisory(NamedTuple):
-    """One advisory, checked. `transition` 0, `name` and `stream` "" are not told; `seen_ns` is the writer's, if any.
+    """One advisory, checked.
 
-    `cycle` is the event's place in `LIFE_CYCLE`. `doubt` says why it is kept apart as well, although it is folded.
+    `epoch_ns` 0, `transition` 0, `name` and `stream` "" are not given; `seen_ns` is the writer's, if any. `event_code` is the
+    event's index in `LIFE_CYCLE`, `origin` an `AdvisoryFormat`. `warning` says why it is shown among the rejected ones too,
+    although it is folded.
     """
 
     replicator: str
     name: str
     stream: str
     node: str
+    epoch_ns: int
     transition: int
     event_ns: int
-    cycle: int
+    event_code: int
     seen_ns: int | None
     origin: str
     event_id: str
@@ -87,11 +94,11 @@ class Advisory(NamedTuple):
     late: bool
     returned: bool
     outage_seconds: float | None
-    doubt: Reject | None = None
+    warning: Reject | None = None
 
 
 class Observation(NamedTuple):
-    """What a site says of itself (`observer_alive`): that it watches, how far it is, and how soon it speaks again."""
+    """A site's heartbeat (`observer_alive`): how far it is, and how soon the next one follows."""
 
     replicator: str
     name: str
@@ -104,66 +111,13 @@ class Observation(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """A message that is no advisory, and why; `what` names the field at fault when there is one."""
+    """A message that is no advisory, and why; `field` names the one at fault when there is one."""
 
     reason: Reject
-    what: str = ""
+    field: str = ""
 
 
-class Standing(NamedTuple):
-    """How a node stands by the advisory that won; the fields in the order that decides."""
-
-    transition: int
-    event_ns: int
-    cycle: int
-    seen_ns: int | None
-    origin: str
-    received_ns: int
-
-    @property
-    def status(self) -> Status:
-        """Whether the node is up, silent or gone."""
-        return STATUS[self.cycle]
-
-    @property
-    def last_seen_ns(self) -> int | None:
-        """When the node was seen last: by an event that is a sighting then, else as its writer says."""
-        return last_seen_ns(self.cycle, self.event_ns, self.seen_ns)
-
-
-Key = tuple[str, str, str, str]
-
-
-def last_seen_ns(cycle: int, event_ns: int, seen_ns: int | None) -> int | None:
-    """Return when a node was seen last, as an advisory about it tells."""
-    return event_ns if STATUS[cycle] is Status.UP else seen_ns
-
-
-def fold(view: Mapping[Key, Standing], received: Iterable[tuple[Advisory, int]]) -> dict[Key, Standing]:
-    """Return the view after advisories with the times (unix ns) at which the centre's stream stored them.
-
-    The order, repetitions and cuts of `received` do not matter: of equals the one received first stays.
-    """
-    after = dict(view)
-    for one, received_ns in received:
-        key = (one.replicator, one.name, one.stream, one.node)
-        told = Standing(one.transition, one.event_ns, one.cycle, one.seen_ns, one.origin, received_ns)
-        known = after.get(key)
-        if known is None or _rank(told) > _rank(known):
-            after[key] = told
-    return after
-
-
-def _rank(standing: Standing) -> tuple[int, int, int, int, str, int]:
-    transition, event_ns, cycle, seen_ns, origin, received_ns = standing
-    return transition, event_ns, cycle, -1 if seen_ns is None else seen_ns, origin, -received_ns
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
-_DECODER: Final = json.JSONDecoder(parse_constant=_refuse)
+_DECODER: Final = json.JSONDecoder(parse_constant=refuse_constant)
 
 
 class _UnfitError(Exception):
@@ -192,51 +146,51 @@ def read_message(payload: bytes, received_ns: int) -> Advisory | Observation | R
 
 
 def _advisory(document: dict[str, Any], received_ns: int) -> Advisory:
-    told = _told_by(document)
+    written_as = _format(document)
     event = document.get("event")
-    cycle = _CYCLE.get(event) if isinstance(event, str) else None
-    if cycle is None:
+    event_code = _EVENT_CODES.get(event) if isinstance(event, str) else None
+    if event_code is None:
         raise _UnfitError(Reject.UNKNOWN_EVENT, "event")
-    transition = _transition(document)
+    transition, epoch_ns = _counter(document, "transition", 1), _counter(document, "epoch", 0)
     replicator, node = _text(document, "replicator"), _text(document, "value")
     name, stream = _text(document, "name", ""), _text(document, "stream", "")
     event_ns = _event_ns(document)
-    if "previous" in document and document["previous"] not in _BEFORE[LIFE_CYCLE[cycle]]:
+    if "previous" in document and document["previous"] not in _BEFORE[LIFE_CYCLE[event_code]]:
         raise _UnfitError(Reject.IMPOSSIBLE, "previous")
-    if transition == 1 and cycle:
+    if transition == 1 and event_code:
         raise _UnfitError(Reject.IMPOSSIBLE, "transition")
-    doubt = Reject.CLOCK_AHEAD if event_ns - received_ns > CLOCK_TOLERANCE_NS else None
-    if doubt and not transition:
+    warning = Reject.CLOCK_AHEAD if event_ns - received_ns > CLOCK_TOLERANCE_NS else None
+    if warning and not transition:
         # Its time alone would decide, for hours, against everything that is true.
-        raise _UnfitError(doubt, "timestamp")
-    origin = Origin.OURS.value if transition else told
+        raise _UnfitError(warning, "timestamp")
     age = _seconds(document.get("age_seconds", document.get("age")))
     return Advisory(
         replicator,
         name,
         stream,
         node,
+        epoch_ns if transition else 0,
         transition,
         event_ns,
-        cycle,
+        event_code,
         _seen_ns(document.get("seen")),
-        origin,
-        _identity(document, (replicator, name, stream, node, cycle, event_ns)),
+        AdvisoryFormat.OURS.value if transition else written_as.value,
+        _identity(document, (replicator, name, stream, node, event_code, event_ns)),
         age,
         document.get("previous"),
         document.get("late") is True,
         document.get("returned") is True,
         _seconds(document.get("outage_seconds")),
-        doubt,
+        warning,
     )
 
 
-def _told_by(document: dict[str, Any]) -> str:
+def _format(document: dict[str, Any]) -> AdvisoryFormat:
     if document.get("protocol") == PROTOCOL:
-        return Origin.V2.value
+        return AdvisoryFormat.V2
     schema = document.get("$schema")
     if "protocol" not in document and isinstance(schema, str) and schema.endswith(_V1_SCHEMA):
-        return Origin.V1.value
+        return AdvisoryFormat.V1
     raise _UnfitError(Reject.NO_ADVISORY, "protocol")
 
 
@@ -255,12 +209,13 @@ def _text(document: dict[str, Any], field: str, default: str | None = None) -> s
     return value
 
 
-def _transition(document: dict[str, Any]) -> int:
-    value = document.get("transition")
+def _counter(document: dict[str, Any], field: str, least: int) -> int:
+    """Return what only we write, 0 when it is not given."""
+    value = document.get(field)
     if value is None:
         return 0
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < _END_OF_TIME_NS:
-        raise _UnfitError(Reject.BAD_FIELD, "transition")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < _END_OF_TIME_NS:
+        raise _UnfitError(Reject.BAD_FIELD, field)
     return value
 
 
@@ -300,12 +255,12 @@ def _seconds(value: object) -> float | None:
     return float(value)
 
 
-def _identity(document: dict[str, Any], told: tuple[object, ...]) -> str:
-    """Return the advisory's own id, or one made of what it tells, so that a repetition is known as one."""
+def _identity(document: dict[str, Any], fields: tuple[object, ...]) -> str:
+    """Return the advisory's own id, or one made of what it says, so that a repetition is known as one."""
     value = document.get("event_id")
     if isinstance(value, str) and 0 < len(value) <= MAX_SENDER_BYTES and value.isascii():
         return value
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(told, separators=(",", ":"), ensure_ascii=False)))
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(fields, separators=(",", ":"), ensure_ascii=False)))
 
 
 def _observation(document: dict[str, Any]) -> Observation:

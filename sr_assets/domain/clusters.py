@@ -1,7 +1,7 @@
 """How to reach a cluster, as a record: its servers, who we are there, whom we trust; and what of it may be shown.
 
-Here rather than in `settings` because Spark's tasks carry it too and start quickly. Not here: how the configuration
-says it (`settings.clusters`), the files it names (`adapters.security`).
+Here rather than in `settings` because Spark's tasks carry it too and start quickly. Add here what a connection needs to know.
+Not here: how the configuration says it (`settings.clusters`), the files it names (`adapters.nats.security`).
 """
 
 from dataclasses import dataclass, field
@@ -45,13 +45,13 @@ class ClusterSettings:
         return ",".join(self.servers)
 
     def same_as(self, other: "ClusterSettings") -> bool:
-        """Tell whether both name a common server and are the same user there; another account is another place."""
+        """Tell whether both name a common server and are the same user there; another account is another cluster to us."""
         ours, theirs = ({_canonical(server) for server in cluster.servers} for cluster in (self, other))
         return not ours.isdisjoint(theirs) and _identity(self) == _identity(other)
 
 
 def _identity(cluster: ClusterSettings) -> tuple[str | None, ...]:
-    # A server may tell users by their certificates, too.
+    # A server may know users by their certificates, too.
     certificate = cluster.tls.cert if cluster.tls else None
     return cluster.user, cluster.password, cluster.token, cluster.credentials, cluster.jwt, cluster.nkey, certificate
 

@@ -1,4 +1,7 @@
-"""What can go wrong in words a user can act on: one line, what, which value, what to do. No traces, no secrets."""
+"""Errors that a user can act on: one line that says what, which value, what to do. No traces, no secrets.
+
+Add a class here when callers must tell it from the others. Not here: exit codes (`cli`).
+"""
 
 import os
 
@@ -23,7 +26,7 @@ class EngineLostError(TransientError):
     """The Spark engine does not answer any more; the next use starts another."""
 
 
-def cannot_write(place: object, error: OSError) -> str:
+def cannot_write(path: object, error: OSError) -> str:
     """Return the line for a file or folder that cannot be written, a full disk say."""
-    said = os.strerror(error.errno) if error.errno else str(error)
-    return f"{place} cannot be written ({said}); make room, the next run goes on where this one stopped"
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return f"{path} cannot be written ({reason}); make room, the next run goes on where this one stopped"

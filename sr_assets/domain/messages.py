@@ -1,7 +1,8 @@
-r"""A message as it lies in a stream, and its headers: which travel, what a copy gets added, what the server added.
+r"""A message as it lies in a stream, and its headers: which a copy keeps, and what it gets added.
 
 Headers stay the bytes they are: `b""`, or a block `NATS/1.0\r\nName: value\r\n\r\n`. Names are compared exactly, as
-the server does, except when deciding what must not travel. Not here: frames on a socket (`adapters.wire`).
+the server does, except when deciding what a copy must not have. Add here what every copy carries. Not here: frames on a
+socket and what the server adds to an answer (`adapters.wire`).
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
-
-from sr_assets.domain.positions import parse_rfc3339_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +26,6 @@ _STAY: Final = frozenset(
         b"nats-rollup",
         b"nats-ttl",
         b"nats-incr",
-        b"nats-scheduler",
         b"nats-stream-source",
         b"nats-required-api-level",
         b"nats-stream",
@@ -38,7 +36,7 @@ _STAY: Final = frozenset(
         b"nats-last-sequence",
     }
 )
-_STAY_PREFIXES: Final = (b"nats-expected-", b"nats-batch-", b"nats-schedule")
+_STAY_PREFIXES: Final = (b"nats-expected-", b"nats-batch-", b"nats-schedule", b"nats-trace-")
 _MAY_STAY: Final = re.compile(rb"\r\nnats-", re.IGNORECASE)
 _MESSAGE_ID: Final = re.compile(rb".*/(\d+)/(\d+)(?:/r(\d+))?", re.DOTALL)
 
@@ -71,18 +69,6 @@ class Origin:
         return f"{self.stream} {self.sequence} {self.replicator} {self.name} {self.stored_ms}".encode()
 
 
-@dataclass(frozen=True, slots=True)
-class DirectGet:
-    """What the server adds to an answer; the last two only come with batches."""
-
-    stream: str
-    subject: str
-    sequence: int
-    stored_ns: int
-    num_pending: int | None
-    last_sequence: int | None
-
-
 def parse_origin(value: bytes) -> Origin | None:
     """Read a value of `Choria-SR-Source`; None when it is not one."""
     try:
@@ -108,34 +94,6 @@ def header_values(headers: bytes, name: bytes) -> list[bytes]:
     return [line[len(start) :].strip(b" \t") for line in headers.split(_CRLF)[1:] if line.startswith(start)]
 
 
-def split_direct_get(headers: bytes) -> tuple[bytes, DirectGet | None]:
-    """Part the headers of a direct get's answer into those of the message and what the server appended.
-
-    Only the trailing block is the server's; the same names further up are the sender's own and stay. Without such a
-    block the headers come back as they are, with None. Raises ValueError when the block is not what a server writes.
-    """
-    # None of the server's own values has a blank before `Nats-Stream: `, so the last one is where its block begins.
-    at = headers.rfind(b"Nats-Stream: ")
-    if at < 0:
-        return headers, None
-    added = dict(line.split(b": ", 1) for line in headers[at:].split(_CRLF) if line)
-    pending, last = added.get(b"Nats-Num-Pending"), added.get(b"Nats-Last-Sequence")
-    try:
-        direct = DirectGet(
-            added[b"Nats-Stream"].decode(errors="surrogateescape"),
-            added[b"Nats-Subject"].decode(errors="surrogateescape"),
-            int(added[b"Nats-Sequence"]),
-            parse_rfc3339_ns(added[b"Nats-Time-Stamp"].decode(errors="replace")),
-            None if pending is None else int(pending),
-            None if last is None else int(last),
-        )
-    except KeyError as absent:
-        raise ValueError(f"an answer to a direct get without {absent}") from None
-    own = headers[:at]
-    # The server replaced the blank line at the end of the message's own block with its lines.
-    return (b"" if own == _VERSION + _CRLF else own + _CRLF), direct
-
-
 def travelling_headers(headers: bytes) -> bytes:
     """Return the block without headers that steer the server or belong to the hop before; the rest byte for byte."""
     if not _MAY_STAY.search(headers):
@@ -151,8 +109,8 @@ def header_writer(replicator: str, name: str, stream: str, created_ns: int) -> C
     text but for the numbers, so it is prepared once.
     """
     of, by, identity = (
-        one.encode().replace(b"%", b"%%")
-        for one in (stream, f"{replicator} {name}", message_id(replicator, name, stream, created_ns, 0)[:-1])
+        text.encode().replace(b"%", b"%%")
+        for text in (stream, f"{replicator} {name}", message_id(replicator, name, stream, created_ns, 0)[:-1])
     )
     added = b"%b: %b %%d %b %%d\r\n%b: %b%%d%%b\r\n\r\n" % (SOURCE_HEADER, of, by, MESSAGE_ID_HEADER, identity)
 
@@ -172,8 +130,8 @@ def message_id(replicator: str, name: str, stream: str, created_ns: int, sequenc
 
 def parse_message_id(value: bytes) -> tuple[int, int] | None:
     """Return the source's created time and the sequence of a `message_id`; None when it is not one."""
-    found = _MESSAGE_ID.fullmatch(value)
-    return (int(found[1]), int(found[2])) if found else None
+    parts = _MESSAGE_ID.fullmatch(value)
+    return (int(parts[1]), int(parts[2])) if parts else None
 
 
 def _is_number(text: str) -> bool:

@@ -1,6 +1,7 @@
 """Where a stream stands: half-open ranges of sequences, what is missing in them, the watermark, and exact times.
 
-Not here: what a gap's reason is (`stages`), which range comes next (`stages`), who asks the server (`adapters`).
+Add here what says how far a stream is read and up to when its silence is known. Not here: what a gap's reason is
+(`stages`), which range comes next (`stages`), what a hole blinds (`blindness`), who asks the server (`adapters`).
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 SECOND_NS: Final = 1_000_000_000
+#: A server's clock may run ahead of another's, and of ours, by this much.
+CLOCK_TOLERANCE_NS: Final = 3_600 * SECOND_NS
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
 _RFC3339: Final = re.compile(
@@ -51,11 +54,11 @@ class SequenceRange:
 def merge_ranges(ranges: Iterable[SequenceRange]) -> list[SequenceRange]:
     """Return the same sequences as the fewest ranges, in order: neighbours and overlaps become one, empty ones go."""
     merged: list[SequenceRange] = []
-    for one in sorted(one for one in ranges if len(one)):
-        if merged and one.first <= merged[-1].next:
-            merged[-1] = SequenceRange(merged[-1].first, max(merged[-1].next, one.next))
+    for covered in sorted(covered for covered in ranges if len(covered)):
+        if merged and covered.first <= merged[-1].next:
+            merged[-1] = SequenceRange(merged[-1].first, max(merged[-1].next, covered.next))
         else:
-            merged.append(one)
+            merged.append(covered)
     return merged
 
 
@@ -76,27 +79,50 @@ def _holes(wanted: SequenceRange, present: Iterable[int]) -> Iterator[SequenceRa
         yield SequenceRange(expected, wanted.next)
 
 
+class Watermark(NamedTuple):
+    """Up to when a source's silence is known, in unix ns, None when it is not; and what the info's clock had to do with it.
+
+    `by_clock`: the clock of the stream info set it, so no later message is stored before it. `clock_ahead`: the info's
+    clock was not believed, to be counted and shown.
+    """
+
+    ns: int | None
+    by_clock: bool
+    clock_ahead: bool
+
+
 def watermark(
     ts_ns: int | None,
     last_processed_ns: int | None,
     *,
     replicas: int,
     warning_ns: int | None,
-    level: bool,
+    caught_up: bool,
     mirror: bool,
     previous_ns: int | None,
-) -> int | None:
-    """Return up to when a source's silence is known, the clock to call `tracking.sweep` with; None when not known.
+    own_clock_ns: int,
+) -> Watermark:
+    """Return the clock to call `tracking.sweep` with. It never goes back.
 
-    `ts_ns` is the server's clock in the stream info a run took, `level` that everything up to that info's last
-    sequence is processed. A mirror's clock says nothing about its origin, so there, and in a run that stopped earlier,
-    only the last message counts. It never goes back.
+    `ts_ns` is the server's clock in the stream info a run took, `caught_up` that everything up to that info's last
+    sequence is processed. A mirror's clock says nothing about its origin, so there, in a run that stopped earlier, and when
+    the clock is ahead of everything else that is known, only the last message counts.
     """
-    if level and not mirror and ts_ns is not None:
-        found: int | None = ts_ns - _margin_ns(replicas, warning_ns)
-    else:
-        found = last_processed_ns
-    return max((known for known in (found, previous_ns) if known is not None), default=None)
+    ahead = clock_is_ahead(ts_ns, last_processed_ns, own_clock_ns)
+    by_clock = caught_up and not mirror and ts_ns is not None and not ahead
+    fresh_ns = ts_ns - _margin_ns(replicas, warning_ns) if by_clock and ts_ns is not None else last_processed_ns
+    known_ns = max((ns for ns in (fresh_ns, previous_ns) if ns is not None), default=None)
+    return Watermark(known_ns, by_clock, ahead)
+
+
+def clock_is_ahead(ts_ns: int | None, last_stored_ns: int | None, own_clock_ns: int) -> bool:
+    """Tell whether a server's clock is wrong: more than an hour ahead of the last message's stored time and of our clock."""
+    return ts_ns is not None and ts_ns - max(last_stored_ns or 0, own_clock_ns) > CLOCK_TOLERANCE_NS
+
+
+def retention_clock_ns(watermark_ns: int | None, own_clock_ns: int) -> int | None:
+    """Return the time from which a retention counts back: a clock that jumps ahead deletes nothing. None: delete nothing."""
+    return None if watermark_ns is None else min(watermark_ns, own_clock_ns)
 
 
 def _margin_ns(replicas: int, warning_ns: int | None) -> int:
@@ -108,10 +134,10 @@ def _margin_ns(replicas: int, warning_ns: int | None) -> int:
 
 def parse_rfc3339_ns(text: str) -> int:
     """Return an RFC 3339 time as exact nanoseconds since 1970; digits after the ninth are cut. Raises ValueError."""
-    found = _RFC3339.fullmatch(text)
-    if not found:
+    parts = _RFC3339.fullmatch(text)
+    if not parts:
         raise ValueError(f"{text!r} is not a time such as 2026-03-15T13:48:10Z")
-    seconds, fraction, sign, hours, minutes = found.groups()
+    seconds, fraction, sign, hours, minutes = parts.groups()
     ns = _epoch_seconds(seconds) * SECOND_NS
     if fraction:
         ns += int(fraction.ljust(9, "0"))

@@ -1,18 +1,15 @@
 """Choria's registration messages: the adapter's JSON, the registration inside, the inventory or file inside that.
 
-Here: reading one as far as it can be read, and writing one for an emulated fleet. A payload that is anything else is
-not an error, it only has no metadata. Not here: who sent a message (`senders`), where metadata is kept
-(`adapters.snapshots`).
+Here: reading one as far as it can be read; add what else a node's message may hold. A payload that is anything else is not
+an error, it only has no metadata. Not here: who sent a message (`senders`), where metadata is kept
+(`adapters.published.history`), the messages of an emulated fleet (`embedded.inventory`).
 """
 
 from __future__ import annotations
 
 import base64
-import gzip
 import json
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
@@ -30,53 +27,27 @@ FILE_PROTOCOL: Final = "choria:registration:filecontent:1"
 _GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
 
 
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """What an adapter passed on: who sent what kind of registration, and its content as JSON text.
-
-    `metadata` is None when the content cannot be read, is too large, or is no JSON where it must be. The content of a
-    file that is text but not JSON comes as a JSON string.
-    """
-
-    sender: str
-    time: str
-    request_id: str
-    protocol: str
-    metadata: str | None
-
-
-def decode_registration(payload: bytes) -> Registration | None:
-    """Read an adapter's message; None when it is not one or holds no registration."""
-    return _registration(_object(payload))
-
-
 def decode_payload(payload: bytes) -> tuple[str | None, str | None]:
     """Return a payload as JSON text, and the inventory or file content inside a registration message as JSON text.
 
-    None for what is not there; the payload is parsed once for both.
+    None for a payload that is not JSON, and for content that is not there, cannot be read, is too large, or is no JSON where
+    it must be. The content of a file that is text but not JSON comes as a JSON string. The payload is parsed once for both.
     """
     try:
         value = orjson.loads(payload)
     except orjson.JSONDecodeError:
         return None, None
-    registration = _registration(value)
-    return payload.decode(), registration.metadata if registration else None
+    return payload.decode(), _content(value)
 
 
-def _registration(outer: object) -> Registration | None:
+def _content(outer: object) -> str | None:
     if not isinstance(outer, dict) or _text(outer.get("protocol")) not in ADAPTER_PROTOCOLS:
         return None
     data = _text(outer.get("data"))
     inner = _object(data)
     if inner is None or inner.get("protocol") not in (INVENTORY_PROTOCOL, FILE_PROTOCOL):
         return None
-    return Registration(
-        _text(outer.get("sender")),
-        _text(outer.get("time")),
-        _text(outer.get("requestid")),
-        inner["protocol"],
-        _metadata(inner, data),
-    )
+    return _metadata(inner, data)
 
 
 def inflate(packed: bytes, limit_bytes: int = MAX_INFLATED_BYTES) -> bytes | None:
@@ -95,19 +66,6 @@ def inflate(packed: bytes, limit_bytes: int = MAX_INFLATED_BYTES) -> bytes | Non
             return None
         packed = stream.unused_data
     return unpacked
-
-
-def encode_registration(sender: str, inventory: Mapping[str, Any], time_text: str, request_id: str) -> bytes:
-    """Return a message as the adapter publishes it, the inventory packed inside; the same arguments, the same bytes."""
-    packed = base64.b64encode(gzip.compress(_dump(inventory).encode(), mtime=0)).decode()
-    message = {
-        "protocol": "choria:adapters:choria_streams:output:1",
-        "data": _dump({"protocol": INVENTORY_PROTOCOL, "zcontent": packed}),
-        "sender": sender,
-        "time": time_text,
-        "requestid": request_id,
-    }
-    return _dump(message).encode()
 
 
 def _metadata(inner: dict[str, Any], data: str) -> str | None:
@@ -141,7 +99,7 @@ def _unpack(packed: str) -> str | None:
         return None
 
 
-def _object(document: bytes | str) -> dict[str, Any] | None:
+def _object(document: str) -> dict[str, Any] | None:
     try:
         value = orjson.loads(document)
     except orjson.JSONDecodeError:

@@ -1,8 +1,8 @@
 """Who sent a message: a JSON field of its payload, a header, or a token of its subject; and whether it forces a copy.
 
-Three finders with the same `find`, and `inspect`, which parses the payload once for both questions. Nothing here
-raises for what a message holds: what is not a sender is None. Not here: what is done with a message without one
-(`tracking.untracked`).
+Three extractors with the same `extract`, and `inspect`, which parses the payload once for both questions. Add a way to name
+the sender here. Nothing here raises for what a message holds: what is not a sender is None. Not here: what is done with a
+message without one (`tracking.untracked`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ MAX_SENDER_BYTES: Final = 255
 _SEPARATOR: Final = re.compile(r"(?<!\\)\.")
 
 
-def _refuse(constant: str) -> NoReturn:
+def refuse_constant(constant: str) -> NoReturn:
+    """Raise ValueError for NaN and the infinities, which `json` takes; pass it as `parse_constant`."""
     raise ValueError(f"{constant} is not JSON")
 
 
 # Decides what is JSON, and what a number says: its characters as they stand. It takes text, so no encoding is guessed.
-_DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_refuse)
+_DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=refuse_constant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class JsonField:
         """Parse the path once."""
         object.__setattr__(self, "path", parse_path(self.text))
 
-    def find(self, subject: str, headers: bytes, payload: bytes) -> str | None:  # noqa: ARG002
+    def extract(self, subject: str, headers: bytes, payload: bytes) -> str | None:  # noqa: ARG002
         """Return the sender, or None."""
         return _sender_at(self.path, _parse_object(payload), payload)
 
@@ -51,7 +52,7 @@ class HeaderName:
 
     text: str
 
-    def find(self, subject: str, headers: bytes, payload: bytes) -> str | None:  # noqa: ARG002
+    def extract(self, subject: str, headers: bytes, payload: bytes) -> str | None:  # noqa: ARG002
         """Return the sender, or None; also for bytes that are not UTF-8."""
         values = header_values(headers, self.text.encode())
         try:
@@ -71,7 +72,7 @@ class SubjectToken:
         """Return the number as an advisory's `inspect_field` shows it."""
         return str(self.number)
 
-    def find(self, subject: str, headers: bytes, payload: bytes) -> str | None:  # noqa: ARG002
+    def extract(self, subject: str, headers: bytes, payload: bytes) -> str | None:  # noqa: ARG002
         """Return the sender, or None."""
         return _accept(token(subject, self.number))
 
@@ -87,22 +88,20 @@ def parse_path(text: str) -> tuple[str, ...]:
     return segments
 
 
-def force_flag(path: tuple[str, ...], payload: bytes) -> bool:
-    """Tell whether the field at `path` is JSON `true`; presence, `"true"` or 1 are not enough."""
-    return _lookup(path, _parse_object(payload)) is True
-
-
 def inspect(
     extractor: SenderExtractor, force_path: tuple[str, ...] | None, subject: str, headers: bytes, payload: bytes
 ) -> tuple[str | None, bool]:
-    """Return a message's sender and whether it forces a copy, parsing the payload at most once."""
+    """Return a message's sender and whether it forces a copy, parsing the payload at most once.
+
+    Only JSON `true` at `force_path` forces one; presence, `"true"` or 1 are not enough.
+    """
     if force_path is None:
-        return extractor.find(subject, headers, payload), False
+        return extractor.extract(subject, headers, payload), False
     document = _parse_object(payload)
     if isinstance(extractor, JsonField):
         sender = _sender_at(extractor.path, document, payload)
     else:
-        sender = extractor.find(subject, headers, payload)
+        sender = extractor.extract(subject, headers, payload)
     return sender, _lookup(force_path, document) is True
 
 
@@ -134,8 +133,8 @@ def _lookup(path: tuple[str, ...], document: dict[str, Any] | None) -> object:
         if isinstance(value, dict):
             value = value.get(segment)
         elif isinstance(value, list) and segment.isascii() and segment.isdigit() and len(segment) < 10:
-            position = int(segment)
-            value = value[position] if position < len(value) else None
+            index = int(segment)
+            value = value[index] if index < len(value) else None
         else:
             return None
     return value

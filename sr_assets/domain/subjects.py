@@ -1,6 +1,7 @@
 """Subjects: tokens, wildcards, the subject a copy gets and the subject an advisory gets.
 
-Pure string rules. Not here: who a subject's token names (`senders`), which streams take a subject (`adapters`).
+Pure string rules: add here what is decided by a subject's text alone. Not here: who a subject's token names (`senders`),
+which streams take a subject (`adapters`).
 """
 
 from __future__ import annotations
@@ -31,40 +32,38 @@ def is_valid_filter(pattern: str) -> bool:
     return all(tokens) and ">" not in tokens[:-1] and not _FORBIDDEN.search(pattern)
 
 
-def matches(pattern: str, subject: str) -> bool:
-    """Tell whether a literal subject falls under a pattern: `*` is any one token, a last `>` one or more."""
-    return covers(pattern, subject)
-
-
 def matcher(patterns: Iterable[str]) -> Callable[[str], object]:
-    """Return what tells whether a literal subject falls under one of the patterns: `matches` for many subjects."""
+    """Return what tells whether a literal subject falls under one of the patterns; fast for many subjects.
+
+    `*` is any one token, a last `>` one or more.
+    """
     tokens = {"*": "[^.]*", ">": ".*"}
-    either = (r"\.".join(tokens.get(part) or re.escape(part) for part in one.split(".")) for one in patterns)
+    either = (r"\.".join(tokens.get(part) or re.escape(part) for part in pattern.split(".")) for pattern in patterns)
     return re.compile("|".join(either) or "(?!)", re.DOTALL).fullmatch
 
 
 def covers(pattern: str, subset: str) -> bool:
     """Tell whether every subject that falls under the pattern `subset` also falls under `pattern`."""
     wide, narrow = pattern.split("."), subset.split(".")
-    for position, want in enumerate(wide):
-        if want == ">":
-            return len(narrow) > position
-        if position >= len(narrow) or narrow[position] == ">":
+    for index, wanted in enumerate(wide):
+        if wanted == ">":
+            return len(narrow) > index
+        if index >= len(narrow) or narrow[index] == ">":
             return False
-        if want not in ("*", narrow[position]):
+        if wanted not in ("*", narrow[index]):
             return False
     return len(wide) == len(narrow)
 
 
-def overlaps(one: str, other: str) -> bool:
+def overlaps(left: str, right: str) -> bool:
     """Tell whether some subject falls under both patterns."""
-    left, right = one.split("."), other.split(".")
-    for a, b in zip(left, right, strict=False):
+    tokens, others = left.split("."), right.split(".")
+    for a, b in zip(tokens, others, strict=False):
         if ">" in (a, b):
             return True
         if a != b and "*" not in (a, b):
             return False
-    return len(left) == len(right)
+    return len(tokens) == len(others)
 
 
 def target_subject(subject: str, prefix: str = "", remove: str = "") -> str:
@@ -93,7 +92,7 @@ def advisory_subject(template: str, event: str, sender: str) -> str:
     is `%`.
     """
     values = {"%s": _encode(event), "%v": _encode(sender)}
-    return _TEMPLATE_FIELD.sub(lambda found: values[found[0]], template)
+    return _TEMPLATE_FIELD.sub(lambda field: values[field[0]], template)
 
 
 def advisory_pattern(template: str) -> str:
@@ -103,9 +102,9 @@ def advisory_pattern(template: str) -> str:
 
 
 def observer_subject(template: str | None, replicator: str, name: str, stream: str) -> str:
-    """Return where a site says that it watches: `%s` is `observer_alive`, `%v` the entry's name.
+    """Return the subject of a site's heartbeat: `%s` is `observer_alive`, `%v` the entry's name.
 
-    Without a template the subject has a root of its own, so that nobody hears it who listens to advisories, however wide:
+    Without a template the subject has a root of its own, so that no subscription to advisories, however wide, gets it:
     `sr_assets.observer_alive.<replicator>.<name>.<stream>`, made safe like an advisory's.
     """
     if template is not None:

@@ -1,21 +1,28 @@
 """The fold: a sender's state and a sighting (or the passing of time) become a new state, a decision and transitions.
 
-Here: the rules of sampling and availability, in integer nanoseconds of the source's stored times. Not here: who the
-sender is (`senders`), what a transition looks like outside (`advisories`), where the watermark comes from
-(`positions`). Nothing here reads a clock: the same history gives the same answer, however it is cut.
+Here: the rules of sampling and availability, in integer nanoseconds of the source's stored times. Add a rule here when it
+changes a decision or a transition. Not here: who the sender is (`senders`), what a transition looks like outside
+(`advisories`), where the watermark comes from (`positions`), what makes time blind (`blindness`). Nothing here reads a
+clock: the same history gives the same answer, however it is cut.
+
+Silence is the time since a sender's last sighting, less what blind spans cover of it.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING, Final
 
-SECOND_NS = 1_000_000_000
+from sr_assets.domain.positions import SECOND_NS
+
+if TYPE_CHECKING:
+    from sr_assets.domain.blindness import BlindSpans
 
 
 class Status(StrEnum):
-    """How a sender stands."""
+    """Whether a sender is up, silent or gone."""
 
     UP = "up"
     TIMEOUT = "timeout"
@@ -84,6 +91,10 @@ class NodeState:
     transition: int
 
 
+#: What is remembered of a sender, as columns.
+NODE_COLUMNS: Final = tuple(column.name for column in fields(NodeState))
+
+
 @dataclass(frozen=True, slots=True)
 class Sighting:
     """One message of a sender, reduced to what the rules look at."""
@@ -144,45 +155,61 @@ def splay_ns(sender: str, interval_ns: int) -> int:
     return interval_ns * share // (10 << 64)
 
 
-def deadline_ns(policy: Policy, state: NodeState) -> int | None:
-    """When `sweep` has something to do: at every instant after this one, and not before; None for ever."""
-    if state.status is _UP:
-        return state.seen_ns + policy.warning_ns
-    return state.seen_ns + policy.interval_ns if state.status is _TIMEOUT else None
+def deadline_ns(policy: Policy, state: NodeState, blind: BlindSpans) -> int | None:
+    """When `sweep` has something to do: at every instant after this one, and not before; None for ever.
+
+    A stored deadline holds until the policy changes. More blind spans only put it off: one stored before is too early, and
+    a sweep at it does nothing.
+    """
+    if state.status is _RETIRED:
+        return None
+    return blind.exceeds_at_ns(state.seen_ns, policy.warning_ns if state.status is _UP else policy.interval_ns)
 
 
-def sweep(policy: Policy, state: NodeState, now_ns: int) -> tuple[NodeState, tuple[Transition, ...]]:
+def sweep(policy: Policy, state: NodeState, now_ns: int, blind: BlindSpans) -> tuple[NodeState, tuple[Transition, ...]]:
     """Let time pass until `now_ns`: silence longer than the warning is a timeout, longer than the interval the end.
 
-    Exactly the warning or the interval is not yet one. Transitions carry the instant the limit was reached, not the
+    Exactly the warning or the interval is not yet one. Transitions carry the instant the limit was exceeded, not the
     one it was noticed; both come out of one call when the silence was long enough. A second call for the same silence
     gives none.
     """
     silence_ns = now_ns - state.seen_ns
+    if silence_ns > policy.warning_ns:
+        silence_ns -= blind.blind_ns(state.seen_ns, now_ns)
     transitions: tuple[Transition, ...] = ()
     if state.status is _UP and silence_ns > policy.warning_ns:
-        state, timed_out = _time_out(policy, state)
+        state, timed_out = _time_out(policy, state, blind)
         transitions = (timed_out,)
     if state.status is _TIMEOUT and silence_ns > policy.interval_ns:
-        state, expired = _expire(policy, state)
+        state, expired = _expire(policy, state, blind)
         transitions = (*transitions, expired)
     return state, transitions
 
 
 def sight(
-    policy: Policy, splay: int, state: NodeState | None, sighting: Sighting, cutoff_ns: int | None = None
+    policy: Policy,
+    splay: int,
+    state: NodeState | None,
+    sighting: Sighting,
+    blind: BlindSpans,
+    cutoff_ns: int | None = None,
+    first_transition: int = 1,
 ) -> tuple[NodeState, Decision, tuple[Transition, ...]]:
-    """Take one message of a sender, in sequence order; `state` is None for a sender never seen.
+    """Take one message of a sender, in sequence order; `state` is None for a sender never seen, or forgotten.
 
     `splay` is the sender's `splay_ns`. A message stored before `cutoff_ns` is too old to be copied but still a
     sighting. The time of a sighting is never before the sender's last one nor before its last transition, even when a
     server's clock went back. Silence is swept first, so it does not matter whether anybody looked in between.
+    `blind` are the spans of the batches so far and of the sighting's own. An unknown sender's transitions are counted from
+    `first_transition`: above the highest that a forgotten one of the stream came to, 1 if none was ever forgotten.
     """
     stored_ns = sighting.stored_ns
     at_ns = stored_ns if state is None else max(stored_ns, state.seen_ns, state.status_since_ns)
     transitions: tuple[Transition, ...] = ()
-    if state is None or state.status is not _UP or at_ns - state.seen_ns > policy.warning_ns:
-        state, transitions = _wake(policy, state, at_ns, sighting.sequence)
+    if state is None:
+        state, transitions = _begin(at_ns, sighting.sequence, first_transition)
+    elif state.status is not _UP or at_ns - state.seen_ns > policy.warning_ns:
+        state, transitions = _wake(policy, state, at_ns, sighting.sequence, blind)
     copied_ns, copied_bytes = state.copied_ns, state.copied_bytes
     if cutoff_ns is not None and stored_ns < cutoff_ns:
         decision = TOO_OLD
@@ -200,17 +227,9 @@ def sight(
         copied_ns, copied_bytes = at_ns, sighting.payload_bytes
     # By position, not by `replace`: this is the hot loop.
     seen = NodeState(
-        state.first_seen_ns,
-        at_ns,
-        sighting.sequence,
-        copied_ns,
-        copied_bytes,
-        state.status,
-        state.status_since_ns,
-        state.retired_at_ns,
-        state.times_retired,
-        state.transition,
-    )
+        state.first_seen_ns, at_ns, sighting.sequence, copied_ns, copied_bytes, state.status, state.status_since_ns,
+        state.retired_at_ns, state.times_retired, state.transition,
+    )  # fmt: skip
     return seen, decision, transitions
 
 
@@ -224,14 +243,19 @@ def _size_changed(trigger_bytes: int, copied_bytes: int, payload_bytes: int) -> 
     return copied_bytes == 0 < payload_bytes or 0 < trigger_bytes <= abs(payload_bytes - copied_bytes)
 
 
+def _begin(at_ns: int, sequence: int, number: int) -> tuple[NodeState, tuple[Transition, ...]]:
+    """Begin an unknown sender at `at_ns`."""
+    new = Transition(Event.NEW, at_ns, at_ns, 0, sequence, None, number, False, None)
+    return NodeState(at_ns, at_ns, sequence, None, None, _UP, at_ns, None, 0, number), (new,)
+
+
 def _wake(
-    policy: Policy, state: NodeState | None, at_ns: int, sequence: int
+    policy: Policy, state: NodeState, at_ns: int, sequence: int, blind: BlindSpans
 ) -> tuple[NodeState, tuple[Transition, ...]]:
-    """Bring an unknown, silent or retired sender up at `at_ns`, after the transitions its silence brought."""
-    if state is None:
-        born = Transition(Event.NEW, at_ns, at_ns, 0, sequence, None, 1, False, None)
-        return NodeState(at_ns, at_ns, sequence, None, None, _UP, at_ns, None, 0, 1), (born,)
-    state, silence = sweep(policy, state, at_ns)
+    """Bring a silent or retired sender up at `at_ns`, after the transitions its silence brought, if it brought any."""
+    state, silence = sweep(policy, state, at_ns, blind)
+    if state.status is _UP:
+        return state, ()
     away_ns, number = at_ns - state.seen_ns, state.transition + 1
     if state.status is _RETIRED:
         back = Transition(Event.NEW, at_ns, at_ns, 0, sequence, _RETIRED, number, True, away_ns)
@@ -241,17 +265,17 @@ def _wake(
     return state, (*silence, back)
 
 
-def _time_out(policy: Policy, state: NodeState) -> tuple[NodeState, Transition]:
-    at_ns, number = state.seen_ns + policy.warning_ns, state.transition + 1
-    event = Transition(Event.TIMEOUT, at_ns, state.seen_ns, policy.warning_ns, state.sequence, _UP, number, False, None)
+def _time_out(policy: Policy, state: NodeState, blind: BlindSpans) -> tuple[NodeState, Transition]:
+    at_ns, number = blind.exceeds_at_ns(state.seen_ns, policy.warning_ns), state.transition + 1
+    age_ns = at_ns - state.seen_ns
+    event = Transition(Event.TIMEOUT, at_ns, state.seen_ns, age_ns, state.sequence, _UP, number, False, None)
     return replace(state, status=_TIMEOUT, status_since_ns=at_ns, transition=number), event
 
 
-def _expire(policy: Policy, state: NodeState) -> tuple[NodeState, Transition]:
-    at_ns, number = state.seen_ns + policy.interval_ns, state.transition + 1
-    event = Transition(
-        Event.EXPIRE, at_ns, state.seen_ns, policy.interval_ns, state.sequence, _TIMEOUT, number, False, None
-    )
+def _expire(policy: Policy, state: NodeState, blind: BlindSpans) -> tuple[NodeState, Transition]:
+    at_ns, number = blind.exceeds_at_ns(state.seen_ns, policy.interval_ns), state.transition + 1
+    age_ns = at_ns - state.seen_ns
+    event = Transition(Event.EXPIRE, at_ns, state.seen_ns, age_ns, state.sequence, _TIMEOUT, number, False, None)
     gone = replace(
         state,
         copied_ns=None,

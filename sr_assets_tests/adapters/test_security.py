@@ -103,7 +103,7 @@ def used_by_admin(cluster: ClusterSettings, name: str) -> None:
     """Create, publish and ask."""
     with Cluster(cluster) as opened:
         opened.create_stream({"name": name, "subjects": [f"{name}.>"]})
-        assert opened.publish_many([(f"{name}.a", b"1", "1")]) == [True]
+        assert opened.publish_many([(f"{name}.a", b"1", "1")])[0].acknowledged
         assert opened.stream_info(name).last_sequence == 1
 
 

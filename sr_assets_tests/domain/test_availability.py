@@ -1,4 +1,4 @@
-"""What an advisory says, and its fold: the same view whatever the order, the repetitions and the cuts."""
+"""Reading what others wrote, and the order of advisories: the same view whatever the order, the repetitions, the cuts."""
 
 import json
 import random
@@ -11,16 +11,16 @@ from sr_assets.domain.advisories import PROTOCOL, observer_alive
 from sr_assets.domain.availability import (
     LIFE_CYCLE,
     MAX_PAYLOAD_BYTES,
+    RANK,
+    STATUS,
     Advisory,
     Observation,
     Reject,
     Rejected,
-    Standing,
-    fold,
     read_message,
 )
 from sr_assets.domain.positions import SECOND_NS
-from sr_assets.domain.tracking import Status
+from sr_assets_tests.domain.advisory_fold import Key, Standing, fold
 
 NOW_NS = 1_700_000_000 * SECOND_NS
 OURS = {
@@ -37,6 +37,7 @@ OURS = {
     "age": 60,
     "age_seconds": 60.25,
     "transition": 2,
+    "epoch": 1_699_000_000_000_000_000,
     "previous": "up",
     "late": True,
     "returned": False,
@@ -54,17 +55,18 @@ def read(document: object) -> Advisory | Observation | Rejected:
 
 
 def advisory(document: object) -> Advisory:
-    found = read(document)
-    assert isinstance(found, Advisory), found
-    return found
+    message = read(document)
+    assert isinstance(message, Advisory), message
+    return message
 
 
-def test_ours_tells_everything() -> None:
+def test_ours_says_everything() -> None:
     assert advisory(OURS) == Advisory(
         "EAST",
         "london",
         "NODES",
         "web1",
+        1_699_000_000_000_000_000,
         2,
         1_699_999_000_500_000_000,
         1,
@@ -79,14 +81,18 @@ def test_ours_tells_everything() -> None:
     )
 
 
-def test_stream_replicators_tell_no_name_no_stream_and_no_transition() -> None:
-    told = advisory(V2)
-    assert told[:6] == ("EAST", "", "", "web1", 0, 1_699_999_000 * SECOND_NS)
-    assert (told.origin, told.event_id, told.age_seconds) == ("v2", "an-id", 60.0)
+def test_an_older_one_of_ours_has_no_epoch_which_is_before_all_others() -> None:
+    assert advisory({key: value for key, value in OURS.items() if key != "epoch"}).epoch_ns == 0
+
+
+def test_stream_replicators_give_no_name_no_stream_no_epoch_and_no_transition() -> None:
+    newer = advisory(V2 | {"epoch": 5})
+    assert newer[:7] == ("EAST", "", "", "web1", 0, 0, 1_699_999_000 * SECOND_NS)
+    assert (newer.origin, newer.event_id, newer.age_seconds) == ("v2", "an-id", 60.0)
     older = advisory(V1)
-    assert older[:6] == told[:6]
+    assert older[:7] == newer[:7]
     assert older.origin == "v1"
-    # It has no id: the same one has the same made one, another another.
+    # It has no id, so one is made of its fields: the same for a repetition, another for another.
     assert older.event_id == advisory(V1 | {"age": 61}).event_id != advisory(V1 | {"timestamp": 1_699_999_001}).event_id
 
 
@@ -94,8 +100,8 @@ def test_stream_replicators_tell_no_name_no_stream_and_no_transition() -> None:
     "change", ({"seen": -62_135_596_800, "age": -1}, {"seen": None, "age": None}, {"seen": "x", "age": True})
 )
 def test_what_a_writer_does_not_know_of_a_node_is_not_known(change: dict[str, object]) -> None:
-    told = advisory(V2 | change)
-    assert (told.seen_ns, told.age_seconds) == (None, None)
+    unknown = advisory(V2 | change)
+    assert (unknown.seen_ns, unknown.age_seconds) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +135,10 @@ def test_what_a_writer_does_not_know_of_a_node_is_not_known(change: dict[str, ob
         (OURS | {"transition": True}, Reject.BAD_FIELD),
         (OURS | {"transition": "2"}, Reject.BAD_FIELD),
         (OURS | {"transition": 1 << 63}, Reject.BAD_FIELD),
+        (OURS | {"epoch": -1}, Reject.BAD_FIELD),
+        (OURS | {"epoch": 1.5}, Reject.BAD_FIELD),
+        (OURS | {"epoch": "0"}, Reject.BAD_FIELD),
+        (OURS | {"epoch": 1 << 63}, Reject.BAD_FIELD),
         (V2 | {"timestamp": None}, Reject.BAD_TIME),
         (V2 | {"timestamp": "now"}, Reject.BAD_TIME),
         (V2 | {"timestamp": True}, Reject.BAD_TIME),
@@ -147,33 +157,41 @@ def test_what_a_writer_does_not_know_of_a_node_is_not_known(change: dict[str, ob
         ({"event": "observer_alive", "replicator": "EAST", "watermark": "x"}, Reject.BAD_TIME),
     ),
 )
-def test_what_is_no_advisory_is_kept_apart_with_the_reason(payload: object, reason: Reject) -> None:
-    found = read(payload)
-    assert isinstance(found, Rejected), found
-    assert found.reason is reason
+def test_what_is_no_advisory_is_rejected_with_the_reason(payload: object, reason: Reject) -> None:
+    message = read(payload)
+    assert isinstance(message, Rejected), message
+    assert message.reason is reason
 
 
-def test_a_clock_that_is_ahead_decides_nothing_where_the_transition_does_but_it_is_told() -> None:
-    assert advisory(OURS | {"event_time": "2023-11-15T01:00:00Z"}).doubt is Reject.CLOCK_AHEAD
-    assert advisory(OURS | {"event_time": "2023-11-14T22:40:00Z"}).doubt is None
+def test_a_clock_that_is_ahead_decides_nothing_where_the_transition_does_but_is_a_warning() -> None:
+    assert advisory(OURS | {"event_time": "2023-11-15T01:00:00Z"}).warning is Reject.CLOCK_AHEAD
+    assert advisory(OURS | {"event_time": "2023-11-14T22:40:00Z"}).warning is None
     # Hours behind is what every message is that waited for a link.
-    assert advisory(OURS | {"event_time": "2023-11-13T00:00:00Z"}).doubt is None
+    assert advisory(OURS | {"event_time": "2023-11-13T00:00:00Z"}).warning is None
 
 
-def test_a_recover_of_a_node_whose_beginning_nobody_heard_is_no_mistake() -> None:
-    assert advisory(OURS | {"event": "recover", "transition": 3, "previous": "timeout"}).doubt is None
+def test_a_recover_of_a_node_whose_beginning_was_never_received_is_no_mistake() -> None:
+    assert advisory(OURS | {"event": "recover", "transition": 3, "previous": "timeout"}).warning is None
 
 
-def test_a_site_that_says_it_watches_is_no_node() -> None:
-    told = {"replicator": "EAST", "name": "london", "stream": "NODES"}
-    body = observer_alive(
-        **told, ts_ns=NOW_NS, watermark_ns=5, position=41, lag_messages=2, lag_ns=0, nodes=7, next_within_ns=SECOND_NS
-    )
-    assert read(body) == Observation(*told.values(), 5, 41, 2, 7, SECOND_NS)
-    body = observer_alive(
-        **told, ts_ns=NOW_NS, watermark_ns=None, position=0, lag_messages=0, lag_ns=0, nodes=0, next_within_ns=None
-    )
-    assert read(body) == Observation(*told.values(), None, 0, 0, 0, None)
+def test_a_heartbeat_is_a_sites_and_no_nodes() -> None:
+    def body(watermark_ns: int | None, next_within_ns: int | None) -> bytes:
+        return observer_alive(
+            replicator="EAST",
+            name="london",
+            stream="NODES",
+            ts_ns=NOW_NS,
+            watermark_ns=watermark_ns,
+            position=41,
+            lag_messages=2,
+            lag_ns=0,
+            nodes=7,
+            next_within_ns=next_within_ns,
+        )
+
+    site = ("EAST", "london", "NODES")
+    assert read(body(5, SECOND_NS)) == Observation(*site, 5, 41, 2, 7, SECOND_NS)
+    assert read(body(None, None)) == Observation(*site, None, 41, 2, 7, None)
 
 
 @given(st.binary() | st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists))
@@ -185,15 +203,16 @@ def test_no_message_of_any_kind_raises(content: object) -> None:
 # ---------------------------------------------------------------------------------------------------------- the fold
 
 times = st.integers(1, 6)
-told = st.builds(
-    lambda transition, at, cycle, node, name, seen, origin: Advisory(
+advisories = st.builds(
+    lambda epoch, transition, at, event_code, node, name, seen, origin: Advisory(
         "EAST",
         name,
         "S",
         node,
+        epoch if transition else 0,
         transition,
         at,
-        cycle,
+        event_code,
         seen,
         "ours" if transition else origin,
         "",
@@ -203,6 +222,7 @@ told = st.builds(
         returned=False,
         outage_seconds=None,
     ),
+    st.integers(0, 2),
     st.integers(0, 3),
     times,
     st.integers(0, 3),
@@ -211,7 +231,7 @@ told = st.builds(
     st.none() | times,
     st.sampled_from(("v1", "v2")),
 )
-histories = st.lists(st.tuples(told, times), max_size=40)
+histories = st.lists(st.tuples(advisories, times), max_size=40)
 
 
 @given(histories, st.randoms(use_true_random=False), st.data())
@@ -221,7 +241,7 @@ def test_order_repetitions_and_cuts_change_nothing(
     whole = fold({}, history)
     again = [*history, *(chance.choice(history) for _ in range(data.draw(st.integers(0, 20))) if history)]
     chance.shuffle(again)
-    view: dict[tuple[str, str, str, str], Standing] = {}
+    view: dict[Key, Standing] = {}
     while again:
         cut = data.draw(st.integers(1, len(again)))
         view, again = fold(view, again[:cut]), again[cut:]
@@ -229,25 +249,25 @@ def test_order_repetitions_and_cuts_change_nothing(
 
 
 @given(histories)
-def test_the_highest_transition_wins_and_without_one_the_latest(history: list[tuple[Advisory, int]]) -> None:
+def test_the_latest_epoch_wins_then_the_highest_transition_and_without_one_the_latest_event(
+    history: list[tuple[Advisory, int]],
+) -> None:
     for key, standing in fold({}, history).items():
-        of_node = [one for one, _ in history if key == one[:4]]
-        numbered = [one for one in of_node if one.transition]
+        of_node = [advisory for advisory, _ in history if key == advisory[:4]]
+        numbered = [advisory for advisory in of_node if advisory.transition]
         if numbered:
-            assert standing.transition == max(one.transition for one in numbered)
+            assert standing[:2] == max((advisory.epoch_ns, advisory.transition) for advisory in numbered)
         else:
-            assert standing.event_ns == max(one.event_ns for one in of_node)
-            assert standing.cycle == max(one.cycle for one in of_node if one.event_ns == standing.event_ns)
+            assert standing[2:4] == max((advisory.event_ns, advisory.event_code) for advisory in of_node)
 
 
-def test_an_event_says_how_a_node_stands_and_when_it_was_seen() -> None:
-    def after(cycle: int) -> Standing:
-        return Standing(1, 200, cycle, 100, "ours", 300)
+def test_a_state_begun_anew_is_believed_although_it_counts_from_one_again() -> None:
+    retired = advisory(OURS | {"event": "expire", "transition": 9, "previous": "timeout"})
+    anew = advisory(OURS | {"event": "new", "transition": 1, "previous": None, "epoch": NOW_NS})
+    (standing,) = fold({}, [(anew, 1), (retired, 2)]).values()
+    assert STATUS[standing.event_code] == "up"
 
-    assert [after(cycle).status for cycle, _ in enumerate(LIFE_CYCLE)] == [
-        Status.UP,
-        Status.TIMEOUT,
-        Status.UP,
-        Status.RETIRED,
-    ]
-    assert [after(cycle).last_seen_ns for cycle, _ in enumerate(LIFE_CYCLE)] == [200, 100, 200, 100]
+
+def test_every_field_that_decides_is_one_of_an_advisory_or_when_it_was_received() -> None:
+    assert set(RANK) - {"received_ns"} <= set(Advisory._fields)
+    assert len(STATUS) == len(LIFE_CYCLE)

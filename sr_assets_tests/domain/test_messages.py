@@ -1,11 +1,10 @@
-"""Headers as bytes: what travels, what is added, what the server appended."""
+"""Headers as bytes: what a copy keeps and what it gets added."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sr_assets.domain.messages import (
-    DirectGet,
     Origin,
     header_values,
     header_writer,
@@ -13,7 +12,6 @@ from sr_assets.domain.messages import (
     message_id,
     parse_message_id,
     parse_origin,
-    split_direct_get,
     travelling_headers,
 )
 
@@ -38,52 +36,6 @@ def outgoing_headers(headers: bytes) -> bytes:
     return header_writer("US", "east", "REG", 5)(headers, ORIGIN.sequence, ORIGIN.stored_ms * 1_000_000, 0)
 
 
-def appended(headers: bytes, *, batch: bool) -> bytes:
-    """Answer as a server does: its lines replace the final blank line of the message's own block."""
-    lines = [
-        b"Nats-Stream: REG",
-        b"Nats-Subject: reg.a",
-        b"Nats-Sequence: 12",
-        b"Nats-Time-Stamp: 2026-03-15T17:20:24.5Z",
-    ]
-    if batch:
-        lines += [b"Nats-Num-Pending: 3", b"Nats-Last-Sequence: 11"]
-    return (headers[:-2] if headers else b"NATS/1.0\r\n") + b"\r\n".join(lines) + b"\r\n\r\n"
-
-
-@given(st.lists(LINE, min_size=1), st.booleans())
-def test_exactly_what_a_direct_get_appended_is_split_off(lines: list[bytes], batch: bool) -> None:
-    expected = DirectGet("REG", "reg.a", 12, 1_773_595_224_500_000_000, *((3, 11) if batch else (None, None)))
-    for headers in (b"", block(*lines)):
-        assert split_direct_get(appended(headers, batch=batch)) == (headers, expected)
-
-
-def test_forged_headers_of_a_direct_get_stay_with_the_message() -> None:
-    own = block(b"Nats-Sequence: 99", b"Nats-Stream: EVIL", b"Nats-Time-Stamp: never")
-    headers, direct = split_direct_get(appended(own, batch=False))
-    assert headers == own
-    assert direct
-    assert (direct.stream, direct.sequence) == ("REG", 12)
-
-
-def test_an_own_block_without_a_blank_line_is_given_back_as_it_was() -> None:
-    # Seen on a server: it takes two bytes off the end, whatever they are.
-    for own in (b"NATS/1.0\r\n", b"NATS/1.0\r\nA: b\r\n"):
-        assert split_direct_get(appended(own, batch=True))[0] == own
-
-
-def test_a_status_is_no_message() -> None:
-    end = b"NATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 7\r\n\r\n"
-    assert split_direct_get(end) == (end, None)
-    assert split_direct_get(b"") == (b"", None)
-
-
-@pytest.mark.parametrize("lines", ((b"Nats-Stream: A",), (b"Nats-Stream: A", b"Nats-Subject")))
-def test_an_answer_no_server_writes_is_an_error(lines: tuple[bytes, ...]) -> None:
-    with pytest.raises(ValueError):
-        split_direct_get(block(*lines))
-
-
 @pytest.mark.parametrize(
     "line",
     (
@@ -97,6 +49,10 @@ def test_an_answer_no_server_writes_is_an_error(lines: tuple[bytes, ...]) -> Non
         b"Nats-Schedule: @at",
         b"Nats-Schedule-Target: t",
         b"Nats-Scheduler: s",
+        b"Nats-Trace-Dest: t",
+        b"Nats-Trace-Only: 1",
+        b"nats-trace-hop: 1",
+        b"Nats-Trace-Origin-Account: A",
         b"Nats-Stream-Source: S 1",
         b"Nats-Required-Api-Level: 2",
         b"Nats-Stream: S",
@@ -119,6 +75,7 @@ def test_headers_that_steer_the_server_do_not_travel(line: bytes) -> None:
         b"Nats-Msg-Identity: 1",
         b"X-Nats-Rollup: all",
         b"Nats-Streams: S",
+        b"Nats-Tracer: 1",
         b"Nats-Expected",
         b"A:  two  ",
         b"a:",

@@ -9,37 +9,40 @@ from hypothesis import strategies as st
 
 from sr_assets.domain.positions import (
     SequenceRange,
+    clock_is_ahead,
     format_rfc3339_ns,
     merge_ranges,
     missing,
     parse_rfc3339_ns,
+    retention_clock_ns,
     watermark,
 )
 
 S = 1_000_000_000
+HOUR = 3_600 * S
 RANGES = st.tuples(st.integers(0, 60), st.integers(0, 30)).map(lambda pair: SequenceRange(pair[0], pair[0] + pair[1]))
 
 
 def sequences(ranges: list[SequenceRange]) -> set[int]:
-    return {sequence for one in ranges for sequence in range(one.first, one.next)}
+    return {sequence for covered in ranges for sequence in range(covered.first, covered.next)}
 
 
 @given(RANGES, st.integers(1, 40))
 def test_a_split_covers_the_range_in_order_in_fair_parts(whole: SequenceRange, parts: int) -> None:
-    found = whole.split(parts)
-    assert len(found) == min(parts, len(whole))
-    assert [sequence for one in found for sequence in range(one.first, one.next)] == list(
+    cut = whole.split(parts)
+    assert len(cut) == min(parts, len(whole))
+    assert [sequence for part in cut for sequence in range(part.first, part.next)] == list(
         range(whole.first, whole.next)
     )
-    assert all(len(one) for one in found)
-    assert max(map(len, found), default=0) - min(map(len, found), default=0) <= 1
+    assert all(len(part) for part in cut)
+    assert max(map(len, cut), default=0) - min(map(len, cut), default=0) <= 1
 
 
 @given(st.lists(RANGES))
 def test_merged_ranges_hold_the_same_sequences_and_do_not_touch(ranges: list[SequenceRange]) -> None:
     merged = merge_ranges(ranges)
     assert sequences(merged) == sequences(ranges)
-    assert all(one.next < other.first for one, other in itertools.pairwise(merged))
+    assert all(before.next < after.first for before, after in itertools.pairwise(merged))
     assert merge_ranges(merged) == merged
 
 
@@ -51,15 +54,15 @@ def test_what_is_missing_and_what_is_present_make_up_the_range(wanted: SequenceR
 
 
 def test_a_range_knows_its_length_and_its_members_and_cannot_run_backwards() -> None:
-    one = SequenceRange(3, 5)
-    assert len(one) == 2
-    assert [sequence in one for sequence in (2, 3, 4, 5)] == [False, True, True, False]
+    covered = SequenceRange(3, 5)
+    assert len(covered) == 2
+    assert [sequence in covered for sequence in (2, 3, 4, 5)] == [False, True, True, False]
     with pytest.raises(ValueError, match="from 5 to 3"):
         SequenceRange(5, 3)
 
 
 @pytest.mark.parametrize(
-    ("ts", "last", "replicas", "warning", "level", "mirror", "previous", "expected"),
+    ("ts", "last", "replicas", "warning", "caught_up", "mirror", "previous", "expected"),
     (
         (100 * S, 90 * S, 1, 60 * S, True, False, None, 99 * S),
         (100 * S, 90 * S, 3, 60 * S, True, False, None, 95 * S),
@@ -80,13 +83,51 @@ def test_the_watermark_is_the_sources_clock_only_when_everything_is_read(
     last: int | None,
     replicas: int,
     warning: int | None,
-    level: bool,
+    caught_up: bool,
     mirror: bool,
     previous: int | None,
     expected: int | None,
 ) -> None:
-    found = watermark(ts, last, replicas=replicas, warning_ns=warning, level=level, mirror=mirror, previous_ns=previous)
-    assert found == expected
+    mark = watermark(
+        ts,
+        last,
+        replicas=replicas,
+        warning_ns=warning,
+        caught_up=caught_up,
+        mirror=mirror,
+        previous_ns=previous,
+        own_clock_ns=100 * S,
+    )
+    assert mark == (expected, caught_up and not mirror and ts is not None, False)
+
+
+@pytest.mark.parametrize(
+    ("ts", "last", "own", "ahead"),
+    (
+        (HOUR + 10, 9, 10, False),
+        (HOUR + 11, 9, 10, True),
+        (HOUR + 11, 10, 9, True),
+        (HOUR + 11, 11, 9, False),
+        (HOUR + 11, None, 10, True),
+        (HOUR + 10, None, 10, False),
+        (None, 9, 10, False),
+        (9, HOUR + 11, 10, False),
+    ),
+)
+def test_a_clock_an_hour_ahead_of_the_last_message_and_of_ours_is_not_believed(
+    ts: int | None, last: int | None, own: int, ahead: bool
+) -> None:
+    assert clock_is_ahead(ts, last, own) is ahead
+    mark = watermark(
+        ts, last, replicas=1, warning_ns=None, caught_up=True, mirror=False, previous_ns=7, own_clock_ns=own
+    )
+    assert mark.clock_ahead is ahead
+    if ahead:
+        assert mark == (max(7, last or 0), False, True)
+
+
+def test_a_retention_counts_from_the_earlier_clock_and_without_a_watermark_not_at_all() -> None:
+    assert [retention_clock_ns(ns, 10) for ns in (9, 10, 11, None)] == [9, 10, 10, None]
 
 
 @given(st.integers(0, 4_000_000_000 * S))

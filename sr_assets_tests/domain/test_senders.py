@@ -11,7 +11,6 @@ from sr_assets.domain.senders import (
     JsonField,
     SenderExtractor,
     SubjectToken,
-    force_flag,
     inspect,
     parse_path,
 )
@@ -20,7 +19,7 @@ TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, ma
 
 
 def sender(path: str, payload: str | bytes) -> str | None:
-    return JsonField(path).find("s", b"", payload.encode() if isinstance(payload, str) else payload)
+    return JsonField(path).extract("s", b"", payload.encode() if isinstance(payload, str) else payload)
 
 
 @pytest.mark.parametrize(
@@ -120,21 +119,21 @@ def test_every_key_can_be_reached(keys: list[str], value: str) -> None:
     ),
 )
 def test_the_first_value_of_a_header_names_the_sender(lines: bytes, expected: str | None) -> None:
-    assert HeaderName("Sender").find("s", b"NATS/1.0\r\n" + lines + b"\r\n\r\n", b"") == expected
+    assert HeaderName("Sender").extract("s", b"NATS/1.0\r\n" + lines + b"\r\n\r\n", b"") == expected
 
 
 @pytest.mark.parametrize(("number", "expected"), ((1, "reg"), (2, "web1"), (3, "net"), (4, None), (-1, "reg.web1.net")))
 def test_a_token_of_the_subject_names_the_sender(number: int, expected: str | None) -> None:
-    assert SubjectToken(number).find("reg.web1.net", b"", b"") == expected
+    assert SubjectToken(number).extract("reg.web1.net", b"", b"") == expected
 
 
 def test_a_subject_that_is_not_utf8_names_nobody() -> None:
-    assert SubjectToken(1).find(b"\xff.a".decode(errors="surrogateescape"), b"", b"") is None
+    assert SubjectToken(1).extract(b"\xff.a".decode(errors="surrogateescape"), b"", b"") is None
 
 
-def test_each_finder_says_what_it_looks_at() -> None:
-    finders: list[SenderExtractor] = [JsonField(r"a\.b"), HeaderName("Sender"), SubjectToken(-1)]
-    assert [extractor.text for extractor in finders] == [r"a\.b", "Sender", "-1"]
+def test_each_extractor_says_what_it_looks_at() -> None:
+    extractors: list[SenderExtractor] = [JsonField(r"a\.b"), HeaderName("Sender"), SubjectToken(-1)]
+    assert [extractor.text for extractor in extractors] == [r"a\.b", "Sender", "-1"]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +152,7 @@ def test_each_finder_says_what_it_looks_at() -> None:
     ),
 )
 def test_only_json_true_forces(payload: bytes, expected: bool) -> None:
-    assert force_flag(("f",), payload) is expected
+    assert inspect(SubjectToken(1), ("f",), "s", b"", payload) == ("s", expected)
 
 
 @given(
@@ -168,8 +167,8 @@ def test_only_json_true_forces(payload: bytes, expected: bool) -> None:
 def test_one_parse_says_the_same_as_two_and_nothing_raises(
     extractor: SenderExtractor, force: tuple[str, ...] | None, payload: bytes, headers: bytes
 ) -> None:
-    expected = (extractor.find("s.t", headers, payload), force is not None and force_flag(force, payload))
-    assert inspect(extractor, force, "s.t", headers, payload) == expected
+    _, forced = inspect(SubjectToken(1), force, "s.t", headers, payload)
+    assert inspect(extractor, force, "s.t", headers, payload) == (extractor.extract("s.t", headers, payload), forced)
 
 
 _VALUES = st.sampled_from(
@@ -202,11 +201,11 @@ _DOCUMENTS = st.recursive(
 
 
 @given(_DOCUMENTS, st.sampled_from(["a", "a.b", "a.0", "b"]))
-def test_the_fast_parser_finds_what_the_exact_one_does(document: str, path: str) -> None:
-    assert sender(path, document) == _found_exactly(document, path.split("."))
+def test_the_fast_parser_extracts_what_the_exact_one_does(document: str, path: str) -> None:
+    assert sender(path, document) == _extracted_exactly(document, path.split("."))
 
 
-def _found_exactly(document: str, path: list[str]) -> str | None:
+def _extracted_exactly(document: str, path: list[str]) -> str | None:
     def refuse(constant: str) -> object:
         raise ValueError(constant)
 

@@ -13,7 +13,6 @@ from sr_assets.domain.subjects import (
     covers,
     is_valid_filter,
     matcher,
-    matches,
     overlaps,
     target_subject,
     token,
@@ -34,22 +33,22 @@ def falls_under(pattern: str) -> set[str]:
     return {subject for subject in SUBJECTS if expression.fullmatch(subject)}
 
 
-def test_a_pattern_matches_what_its_wildcards_mean() -> None:
+def test_a_pattern_covers_the_subjects_that_its_wildcards_mean() -> None:
     for pattern in PATTERNS:
-        assert {subject for subject in SUBJECTS if matches(pattern, subject)} == falls_under(pattern), pattern
+        assert {subject for subject in SUBJECTS if covers(pattern, subject)} == falls_under(pattern), pattern
 
 
-def test_a_matcher_says_of_many_subjects_what_matches_says_of_one() -> None:
+def test_a_matcher_takes_the_subjects_that_one_of_its_patterns_covers() -> None:
     subjects = [*SUBJECTS, "", ".", "a.", "a..b", "a.b\n", "ab", "a+b"]
     for patterns in [(), *((pattern,) for pattern in [*PATTERNS, "a+b", "a.b|b"]), *PAIRS]:
         takes = matcher(patterns)
         for subject in subjects:
-            assert bool(takes(subject)) == any(matches(one, subject) for one in patterns), (patterns, subject)
+            assert bool(takes(subject)) == any(covers(pattern, subject) for pattern in patterns), (patterns, subject)
 
 
 def test_overlap_is_a_common_subject() -> None:
-    for one, other in PAIRS:
-        assert overlaps(one, other) == bool(falls_under(one) & falls_under(other)), (one, other)
+    for left, right in PAIRS:
+        assert overlaps(left, right) == bool(falls_under(left) & falls_under(right)), (left, right)
 
 
 def test_covering_is_taking_every_subject() -> None:
@@ -57,7 +56,7 @@ def test_covering_is_taking_every_subject() -> None:
         # Two letters cannot tell `*` from both letters, so wildcards are asked for a third one too.
         third = narrow.replace("*", "c")
         probes = falls_under(narrow) | {third.replace(">", "c"), third.replace(">", "c.c")}
-        assert covers(wide, narrow) == all(matches(wide, probe) for probe in probes), (wide, narrow)
+        assert covers(wide, narrow) == all(covers(wide, probe) for probe in probes), (wide, narrow)
 
 
 @pytest.mark.parametrize("good", ("a", "a.b", ">", "*", "a.*.>", "a*b.c", "é.ü", "$JS.API"))

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from sr_assets.domain import tracking
 from sr_assets.domain.advisories import event_id
+from sr_assets.domain.blindness import NO_BLIND_SPANS, BlindSpans
 from sr_assets.domain.tracking import (
+    NODE_COLUMNS,
     Decision,
     Event,
     NodeState,
@@ -42,21 +44,23 @@ def fold(
     cutoff_ns: int | None = None,
     sweeps: dict[int, int] | None = None,
     until_ns: int | None = None,
+    blind: BlindSpans = NO_BLIND_SPANS,
 ) -> tuple[NodeState | None, list[Step], list[Transition]]:
-    """Fold a history; `sweeps` maps a position to the time at which the sender is swept just before that message."""
+    """Fold a history; `sweeps` maps an index to the time at which the sender is swept just before that message."""
     state: NodeState | None = None
-    steps, transitions = [], []
-    for position, sighting in enumerate(sightings):
-        if state and sweeps and position in sweeps:
-            state, found = sweep(policy, NodeState(*astuple(state)), sweeps[position])
-            transitions += found
+    steps: list[Step] = []
+    transitions: list[Transition] = []
+    for index, sighting in enumerate(sightings):
+        if state and sweeps and index in sweeps:
+            state, events = sweep(policy, NodeState(*astuple(state)), sweeps[index], blind)
+            transitions += events
         before = state
-        state, decision, found = sight(policy, splay, state, sighting, cutoff_ns)
-        transitions += found
+        state, decision, events = sight(policy, splay, state, sighting, blind, cutoff_ns)
+        transitions += events
         steps.append((sighting, decision, before, state))
     if state and until_ns is not None:
-        state, found = sweep(policy, state, until_ns)
-        transitions += found
+        state, events = sweep(policy, state, until_ns, blind)
+        transitions += events
     return state, steps, transitions
 
 
@@ -73,15 +77,18 @@ def histories(draw: st.DrawFn) -> list[Sighting]:
     """Draw sightings whose gaps crowd around every limit and whose clock goes back now and then by up to a second."""
     limits = [0, 1, S, W - 1, W, W + 1, I - S, I - 1, I, I + 1, 3 * I]
     gaps = st.one_of(st.sampled_from(limits), st.integers(-S, I), st.integers(0, 10 * S))
-    at, found = T0, []
+    at, sightings = T0, []
     for number in range(1, draw(st.integers(1, 25)) + 1):
         at += draw(gaps)
         size = draw(st.sampled_from([0, 0, 400, 450, 499, 500, 550]))
-        found.append(Sighting(number, at, size, draw(st.integers(0, 9)) == 0))
-    return found
+        sightings.append(Sighting(number, at, size, draw(st.integers(0, 9)) == 0))
+    return sightings
 
 
 splays = st.integers(0, I // 10 - 1)
+blind_spans = st.lists(
+    st.tuples(st.integers(0, 6 * I), st.sampled_from([1, S, W, I])).map(lambda span: (T0 + span[0], T0 + sum(span)))
+).map(lambda spans: BlindSpans(tuple(spans)))
 
 
 def test_the_first_message_of_a_sender_is_new_and_copied() -> None:
@@ -94,15 +101,15 @@ def test_the_first_message_of_a_sender_is_new_and_copied() -> None:
 def test_silence_of_exactly_the_warning_or_the_interval_is_not_yet_one() -> None:
     state, _, _ = fold(seen_at(0))
     assert state
-    assert sweep(POLICY, state, T0 + W) == (state, ())
-    silent, (timeout,) = sweep(POLICY, state, T0 + W + 1)
+    assert sweep(POLICY, state, T0 + W, NO_BLIND_SPANS) == (state, ())
+    silent, (timeout,) = sweep(POLICY, state, T0 + W + 1, NO_BLIND_SPANS)
     assert timeout == Transition(Event.TIMEOUT, T0 + W, T0, W, 1, Status.UP, 2, False, None)
     assert (silent.status, silent.status_since_ns, silent.copied_ns) == (Status.TIMEOUT, T0 + W, T0)
-    assert sweep(POLICY, silent, T0 + I) == (silent, ())
-    gone, (expire,) = sweep(POLICY, silent, T0 + I + 1)
+    assert sweep(POLICY, silent, T0 + I, NO_BLIND_SPANS) == (silent, ())
+    gone, (expire,) = sweep(POLICY, silent, T0 + I + 1, NO_BLIND_SPANS)
     assert expire == Transition(Event.EXPIRE, T0 + I, T0, I, 1, Status.TIMEOUT, 3, False, None)
     assert gone == NodeState(T0, T0, 1, None, None, Status.RETIRED, T0 + I, T0 + I, 1, 3)
-    assert sweep(POLICY, gone, T0 + 100 * I) == (gone, ())
+    assert sweep(POLICY, gone, T0 + 100 * I, NO_BLIND_SPANS) == (gone, ())
 
 
 def test_a_gap_inside_one_batch_gives_timeout_then_recover_and_no_copy_of_its_own() -> None:
@@ -120,7 +127,7 @@ def test_a_sender_that_returns_after_the_interval_is_new_again_and_keeps_its_pas
     at = T0 + 3 * I
     state, steps, transitions = fold(seen_at(0, 3 * I))
     assert reasons(steps) == ["new", "new"]
-    assert [one.event.value for one in transitions] == ["new", "timeout", "expire", "new"]
+    assert [transition.event.value for transition in transitions] == ["new", "timeout", "expire", "new"]
     assert transitions[-1] == Transition(Event.NEW, at, at, 0, 2, Status.RETIRED, 4, True, 3 * I)
     assert state == NodeState(T0, at, 2, at, 500, Status.UP, at, None, 1, 4)
 
@@ -163,11 +170,11 @@ def test_too_old_comes_first_looks_at_the_stored_time_and_still_counts_as_a_sigh
     ]
     state, steps, transitions = fold(sightings, cutoff_ns=cutoff)
     assert reasons(steps) == ["too_old", "new", "too_old"]
-    assert [one.event.value for one in transitions] == ["new"]
+    assert [transition.event.value for transition in transitions] == ["new"]
     assert state == NodeState(T0 + 9, T0 + 10, 3, T0 + 10, 500, Status.UP, T0 + 9, None, 0, 1)
 
 
-def test_messages_nobody_is_tracked_by_are_copied_unless_too_old() -> None:
+def test_messages_without_a_sender_are_copied_unless_too_old() -> None:
     assert untracked(T0, None) == Decision(copy=True, reason=Reason.NO_SENDER)
     assert untracked(T0, T0, tracking.ALL) == Decision(copy=True, reason=Reason.ALL)
     assert untracked(T0, T0 + 1, tracking.ALL) == Decision(copy=False, reason=Reason.TOO_OLD)
@@ -178,23 +185,46 @@ def test_a_clock_that_goes_back_stops_a_senders_time_but_never_turns_it() -> Non
     assert state
     assert (state.seen_ns, state.sequence) == (T0 + 10 * S, 2)
     assert len(transitions) == 1
-    silent, _ = sweep(POLICY, state, T0 + 50 * S)
-    back, _, (recover,) = sight(POLICY, 0, silent, Sighting(3, T0, 500, False))
+    silent, _ = sweep(POLICY, state, T0 + 50 * S, NO_BLIND_SPANS)
+    back, _, (recover,) = sight(POLICY, 0, silent, Sighting(3, T0, 500, False), NO_BLIND_SPANS)
     assert recover.event is Event.RECOVER
     assert recover.event_ns == back.seen_ns == silent.status_since_ns == T0 + 35 * S
 
 
-def test_the_deadline_is_the_last_instant_at_which_a_sweep_does_nothing() -> None:
-    state, _, _ = fold(seen_at(0))
+@given(blind_spans, st.integers(0, 3 * I))
+def test_the_deadline_is_the_last_instant_at_which_a_sweep_does_nothing(blind: BlindSpans, seen: int) -> None:
+    state, _, _ = fold(seen_at(seen))
     for _ in range(2):
         assert state
-        deadline = deadline_ns(POLICY, state)
+        deadline = deadline_ns(POLICY, state, blind)
         assert deadline is not None
-        assert sweep(POLICY, state, deadline) == (state, ())
-        state, transitions = sweep(POLICY, state, deadline + 1)
-        assert len(transitions) == 1
+        assert sweep(POLICY, state, deadline, blind) == (state, ())
+        state, (transition,) = sweep(POLICY, state, deadline + 1, blind)
+        assert (transition.event_ns, transition.age_ns) == (deadline, deadline - state.seen_ns)
     assert state
-    assert deadline_ns(POLICY, state) is None
+    assert deadline_ns(POLICY, state, blind) is None
+
+
+def test_a_sender_that_was_forgotten_counts_on_above_all_that_were() -> None:
+    state, _, (new,) = sight(POLICY, 0, None, Sighting(1, T0, 500, False), NO_BLIND_SPANS, first_transition=18)
+    assert new == Transition(Event.NEW, T0, T0, 0, 1, None, 18, False, None)
+    assert state.transition == 18
+    _, _, (timeout, recover) = sight(POLICY, 0, state, Sighting(2, T0 + W + 1, 500, False), NO_BLIND_SPANS, None, 99)
+    assert (timeout.transition, recover.transition) == (19, 20)
+
+
+def test_a_shorter_policy_applies_to_a_silence_that_is_under_way() -> None:
+    state, _, _ = fold(seen_at(0))
+    assert state
+    shorter = Policy(20 * S, 5 * S)
+    assert deadline_ns(shorter, state, NO_BLIND_SPANS) == T0 + 5 * S
+    _, (timeout, expire) = sweep(shorter, state, T0 + W, NO_BLIND_SPANS)
+    assert (timeout.event_ns, expire.event_ns) == (T0 + 5 * S, T0 + 20 * S)
+
+
+def test_the_columns_of_a_node_keep_their_names_and_their_order() -> None:
+    names = "first_seen_ns seen_ns sequence copied_ns copied_bytes status status_since_ns retired_at_ns times_retired"
+    assert list(NODE_COLUMNS) == [*names.split(), "transition"]
 
 
 @pytest.mark.parametrize(("interval", "tolerance"), ((10 * S, S), (10 * S - 1, S - 1), (3600 * S, S), (5 * S, S // 2)))
@@ -219,24 +249,26 @@ def test_a_policy_out_of_bounds_is_refused(interval: int, warning: int, trigger:
         Policy(interval, warning, trigger)
 
 
-@given(histories(), splays, st.data())
+@given(histories(), splays, blind_spans, st.data())
 def test_a_history_cut_and_swept_anywhere_gives_the_same_decisions_and_transitions(
-    history: list[Sighting], splay: int, data: st.DataObject
+    history: list[Sighting], splay: int, blind: BlindSpans, data: st.DataObject
 ) -> None:
-    end = max(one.stored_ns for one in history) + data.draw(st.integers(0, 4 * I))
-    whole = fold(history, splay=splay, until_ns=end)
+    end = max(sighting.stored_ns for sighting in history) + data.draw(st.integers(0, 4 * I))
+    whole = fold(history, splay=splay, until_ns=end, blind=blind)
     cuts = data.draw(st.sets(st.integers(1, len(history))))
     # Whatever a watermark says has passed, no later message is stored before it.
-    bounds = {cut: min([end, *(one.stored_ns for one in history[cut:])]) for cut in cuts}
+    bounds = {cut: min([end, *(sighting.stored_ns for sighting in history[cut:])]) for cut in cuts}
     sweeps = {cut: bound - data.draw(st.integers(0, 2 * I)) for cut, bound in bounds.items()}
-    parts = fold(history, splay=splay, sweeps=sweeps, until_ns=end)
+    parts = fold(history, splay=splay, sweeps=sweeps, until_ns=end, blind=blind)
     assert [step[1] for step in parts[1]] == [step[1] for step in whole[1]]
     assert parts[2] == whole[2]
     assert parts[0] == whole[0]
 
 
-@given(histories(), splays)
-def test_transitions_alternate_are_numbered_and_never_go_back_in_time(history: list[Sighting], splay: int) -> None:
+@given(histories(), splays, blind_spans)
+def test_transitions_alternate_are_numbered_and_never_go_back_in_time(
+    history: list[Sighting], splay: int, blind: BlindSpans
+) -> None:
     after = {
         None: {Event.NEW},
         Event.NEW: {Event.TIMEOUT},
@@ -245,16 +277,17 @@ def test_transitions_alternate_are_numbered_and_never_go_back_in_time(history: l
         Event.EXPIRE: {Event.NEW},
     }
     leads_to = {Event.TIMEOUT: Status.TIMEOUT, Event.EXPIRE: Status.RETIRED}
-    _, _, transitions = fold(history, splay=splay, until_ns=history[-1].stored_ns + 5 * I)
+    end = max(history[-1].stored_ns, max((until for _, until in blind.spans), default=0)) + 5 * I
+    _, _, transitions = fold(history, splay=splay, until_ns=end, blind=blind)
     last: Transition | None = None
-    for number, one in enumerate(transitions, 1):
-        assert one.event in after[last.event if last else None]
-        assert one.previous == (leads_to.get(last.event, Status.UP) if last else None)
-        assert one.transition == number
-        assert one.event_ns >= (last.event_ns if last else 0)
-        assert one.returned == (one.event is Event.NEW and number > 1)
-        assert one.age_ns == one.event_ns - one.seen_ns
-        last = one
+    for number, transition in enumerate(transitions, 1):
+        assert transition.event in after[last.event if last else None]
+        assert transition.previous == (leads_to.get(last.event, Status.UP) if last else None)
+        assert transition.transition == number
+        assert transition.event_ns >= (last.event_ns if last else 0)
+        assert transition.returned == (transition.event is Event.NEW and number > 1)
+        assert transition.age_ns == transition.event_ns - transition.seen_ns
+        last = transition
     assert last is not None
     assert last.event is Event.EXPIRE
 
@@ -283,8 +316,8 @@ def test_a_live_sender_is_never_without_a_copy_for_longer_than_the_interval(
 @given(histories(), splays)
 def test_a_replay_gives_the_same_event_ids(history: list[Sighting], splay: int) -> None:
     def ids() -> list[str]:
-        found = fold(history, splay=splay)[2]
-        return [event_id("R", "n", "S", "web1", one.event, one.event_ns) for one in found]
+        transitions = fold(history, splay=splay)[2]
+        return [event_id("R", "n", "S", "web1", transition.event, transition.event_ns) for transition in transitions]
 
     assert ids() == ids()
 
@@ -295,8 +328,8 @@ def test_states_count_what_happened(history: list[Sighting], splay: int) -> None
     assert state
     assert state.first_seen_ns == history[0].stored_ns
     assert state.sequence == history[-1].sequence
-    assert state.seen_ns == max(one.stored_ns for one in history)
-    assert state.times_retired == sum(one.event is Event.EXPIRE for one in transitions)
+    assert state.seen_ns == max(sighting.stored_ns for sighting in history)
+    assert state.times_retired == sum(transition.event is Event.EXPIRE for transition in transitions)
     assert (state.status, state.retired_at_ns) == (Status.UP, None)
-    copied = [(after.seen_ns, one.payload_bytes) for one, decision, _, after in steps if decision.copy]
+    copied = [(after.seen_ns, sighting.payload_bytes) for sighting, decision, _, after in steps if decision.copy]
     assert (state.copied_ns, state.copied_bytes) == copied[-1]

@@ -1,4 +1,4 @@
-"""The emulated fleet publishes the same each time, its messages look like Choria's, and they arrive."""
+"""The emulated fleet tells the same story each time, looks like Choria's, and its messages arrive."""
 
 import asyncio
 import itertools
@@ -6,23 +6,23 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import nats
 import pytest
 
+from sr_assets.domain.blindness import NO_BLIND_SPANS
 from sr_assets.domain.errors import ConfigurationError, RunError
-from sr_assets.domain.registration import decode_registration
+from sr_assets.domain.registration import decode_payload
 from sr_assets.domain.tracking import Event, NodeState, Policy, Sighting, sight, splay_ns
 from sr_assets.embedded.emulator import Churn, Fleet, FleetPlan, Publication
 from sr_assets.embedded.nats_server import NatsServer
 
 SECOND_NS = 1_000_000_000
-CHANGING = Churn(share=0.4, short_seconds=12, long_seconds=24)
+RESTLESS = Churn(share=0.4, short_seconds=12, long_seconds=24)
 
 
-def publications_of(plan: FleetPlan, until_seconds: float) -> list[Publication]:
-    """Return what a fleet publishes before `until_seconds`."""
+def story(plan: FleetPlan, until_seconds: float) -> list[Publication]:
+    """What happens before `until_seconds`."""
     return list(itertools.takewhile(lambda publication: publication.at_seconds < until_seconds, plan.events()))
 
 
@@ -49,14 +49,14 @@ def stored(server: NatsServer, stream: str) -> list[tuple[str, bytes]]:
     return asyncio.run(read())
 
 
-def test_the_same_seed_publishes_the_same_and_another_seed_something_else() -> None:
-    plan = FleetPlan(30, 3, seed=7, churn=CHANGING)
-    assert publications_of(plan, 30) == publications_of(FleetPlan(30, 3, seed=7, churn=CHANGING), 30)
-    assert publications_of(plan, 30) != publications_of(FleetPlan(30, 3, seed=8, churn=CHANGING), 30)
+def test_the_same_seed_tells_the_same_story_and_another_seed_another() -> None:
+    plan = FleetPlan(30, 3, seed=7, churn=RESTLESS)
+    assert story(plan, 30) == story(FleetPlan(30, 3, seed=7, churn=RESTLESS), 30)
+    assert story(plan, 30) != story(FleetPlan(30, 3, seed=8, churn=RESTLESS), 30)
 
 
-def test_every_node_of_a_steady_fleet_publishes_once_per_round_in_order_of_time() -> None:
-    publications = publications_of(FleetPlan(20, 5), 20)
+def test_every_node_of_a_quiet_fleet_speaks_once_per_round_in_order_of_time() -> None:
+    publications = story(FleetPlan(20, 5), 20)
     times = [publication.at_seconds for publication in publications]
     assert times == sorted(times)
     for round_ in range(4):
@@ -66,37 +66,35 @@ def test_every_node_of_a_steady_fleet_publishes_once_per_round_in_order_of_time(
 
 def test_a_message_is_the_adapters_with_the_nodes_own_inventory_inside() -> None:
     publication = next(FleetPlan(5, 300).events(epoch_seconds=1_773_595_224))
-    registration = decode_registration(publication.payload)
-    assert registration is not None
-    assert registration.sender == publication.sender
-    assert registration.time.startswith("2026-03-15T17:2")
-    inventory = json.loads(registration.metadata or "")
+    message, inventory = map(json.loads, map(str, decode_payload(publication.payload)))
+    assert message["sender"] == publication.sender
+    assert message["time"].startswith("2026-03-15T17:2")
     assert inventory["facts"]["fqdn"] == inventory["status"]["identity"] == publication.sender
 
 
 def test_messages_have_2_to_25_kilobytes_and_typically_7() -> None:
-    sizes = [len(publication.payload) for publication in publications_of(FleetPlan(500, 10), 10)]
+    sizes = [len(publication.payload) for publication in story(FleetPlan(500, 10), 10)]
     assert min(sizes) > 2_000
     assert max(sizes) < 26_000
     assert statistics.median(sizes) == pytest.approx(7_000, rel=0.1)
 
 
 def test_the_typical_size_can_be_chosen() -> None:
-    sizes = [len(publication.payload) for publication in publications_of(FleetPlan(200, 10, payload_bytes=3_000), 10)]
+    sizes = [len(publication.payload) for publication in story(FleetPlan(200, 10, payload_bytes=3_000), 10)]
     assert statistics.median(sizes) == pytest.approx(3_000, rel=0.15)
 
 
 @pytest.mark.parametrize(
     "wrong", ({"nodes": 0}, {"interval_seconds": 0}, {"payload_bytes": 999}, {"payload_bytes": 250_001})
 )
-def test_a_plan_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+def test_a_plan_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigurationError, match="must be"):
         FleetPlan(**{"nodes": 1, "interval_seconds": 1, **wrong})
 
 
 def test_one_node_in_ten_grows_by_about_200_bytes_a_round() -> None:
     sizes: dict[str, list[int]] = {}
-    for publication in publications_of(FleetPlan(20, 1), 10):
+    for publication in story(FleetPlan(20, 1), 10):
         sizes.setdefault(publication.sender, []).append(len(publication.payload))
     growth = {sender: [b - a for a, b in itertools.pairwise(sequence)] for sender, sequence in sizes.items()}
     growing = {sender for sender, steps in growth.items() if all(150 < step < 300 for step in steps)}
@@ -105,19 +103,19 @@ def test_one_node_in_ten_grows_by_about_200_bytes_a_round() -> None:
     assert growing | steady == set(growth)
 
 
-def test_a_changing_fleet_goes_through_every_transition_within_40_seconds() -> None:
+def test_a_restless_fleet_goes_through_every_transition_within_40_seconds() -> None:
     policy = Policy(interval_ns=20 * SECOND_NS, warning_ns=8 * SECOND_NS)
     nodes: dict[str, NodeState] = {}
-    events: list[tuple[Event, bool]] = []
-    for number, publication in enumerate(publications_of(FleetPlan(10, 3, churn=CHANGING), 40), start=1):
+    told: list[tuple[Event, bool]] = []
+    for number, publication in enumerate(story(FleetPlan(10, 3, churn=RESTLESS), 40), start=1):
         at_ns = round(publication.at_seconds * SECOND_NS)
         sighting = Sighting(number, at_ns, len(publication.payload), forced=False)
         splay = splay_ns(publication.sender, policy.interval_ns)
-        state, _, transitions = sight(policy, splay, nodes.get(publication.sender), sighting)
+        state, _, transitions = sight(policy, splay, nodes.get(publication.sender), sighting, NO_BLIND_SPANS)
         nodes[publication.sender] = state
-        events += [(transition.event, transition.returned) for transition in transitions]
-    assert {event for event, _ in events} == set(Event)
-    assert (Event.NEW, True) in events
+        told += [(transition.event, transition.returned) for transition in transitions]
+    assert {event for event, _ in told} == set(Event)
+    assert (Event.NEW, True) in told
 
 
 def test_a_hundred_thousand_nodes_are_cheap() -> None:
@@ -125,18 +123,20 @@ def test_a_hundred_thousand_nodes_are_cheap() -> None:
     assert len({publication.sender for publication in publications}) == 1000
 
 
-def test_a_fleet_publishes_its_plan_for_so_long(nats_server: NatsServer, unique: Callable[[str], str]) -> None:
+def test_a_fleet_publishes_its_story_until_its_time_is_over(
+    nats_server: NatsServer, unique: Callable[[str], str]
+) -> None:
     stream = unique("FLEET")
     create_stream(nats_server, stream)
     plan = FleetPlan(10, 1)
     fleet = Fleet(plan, nats_server.url, f"{stream}.%s", for_seconds=3, paced=False)
     assert fleet.run() == 30
     subjects = [subject for subject, _ in stored(nats_server, stream)]
-    assert sorted(subjects) == sorted(f"{stream}.{publication.sender}" for publication in publications_of(plan, 3))
-    assert all(decode_registration(payload) for _, payload in stored(nats_server, stream))
+    assert sorted(subjects) == sorted(f"{stream}.{publication.sender}" for publication in story(plan, 3))
+    assert all(decode_payload(payload)[1] for _, payload in stored(nats_server, stream))
 
 
-def test_a_fleet_in_a_thread_keeps_to_the_clock_and_ends_when_it_is_stopped(
+def test_a_fleet_in_a_thread_keeps_to_the_clock_and_ends_when_told(
     nats_server: NatsServer, unique: Callable[[str], str]
 ) -> None:
     stream = unique("FLEET")
@@ -151,18 +151,18 @@ def test_a_fleet_in_a_thread_keeps_to_the_clock_and_ends_when_it_is_stopped(
     assert len(stored(nats_server, stream)) == fleet.published
 
 
-def test_a_fleet_goes_on_after_its_server_restarted(
+def test_a_fleet_goes_on_after_its_server_was_away(
     nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with NatsServer(tmp_path_factory.mktemp("nats"), "shaky") as server:
         create_stream(server, "FLEET")
         deadline = time.monotonic() + 30
         with Fleet(FleetPlan(50, 1), server.url, "FLEET.%s") as fleet:
-            for target in (20, 100):
-                while fleet.published < target:
+            for goal in (20, 100):
+                while fleet.published < goal:
                     assert time.monotonic() < deadline
                     time.sleep(0.01)
-                if target == 20:
+                if goal == 20:
                     server.kill()
                     server.start()
         assert len(stored(server, "FLEET")) >= fleet.published

@@ -213,20 +213,19 @@ def read_advisories(messages: list[Message]) -> pa.RecordBatch:
 
     # All but the warning, in the order of the schema's columns.
     count = len(Advisory._fields) - 1
-    unset = (None,) * (count + 1)
+    unset = (None,) * count
     rows = []
     for message in messages:
         content = read_message(message.payload, message.stored_ns)
         if isinstance(content, Advisory):
-            # The rules do not read the epoch yet: every advisory is of the first.
-            kind, body = "advisory", (*content[:4], 0, *content[4:count])
-            rest = _rejected(message, content.doubt, "event_time") if content.doubt else (None,) * 4
+            kind, body = "advisory", content[:count]
+            rest = _rejected(message, content.warning, "event_time") if content.warning else (None,) * 4
         elif isinstance(content, Observation):
             kind, body = "observation", unset
             rest = (None, None, None, message.payload.decode())
         else:
             kind, body = "nothing", unset
-            rest = _rejected(message, content.reason, content.what or None)
+            rest = _rejected(message, content.reason, content.field or None)
         rows.append((message.sequence, message.stored_ns, kind, len(message.payload), *body, *rest))
     schema = advisory_schema()
     arrays = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)]

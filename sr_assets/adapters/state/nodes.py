@@ -7,25 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from sr_assets.domain.tracking import NODE_COLUMNS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import duckdb
     import pyarrow as pa
 
-#: What is remembered of a node, in the order of `domain.tracking.NodeState`.
-NODE_COLUMNS: Final = (
-    "first_seen_ns",
-    "seen_ns",
-    "sequence",
-    "copied_ns",
-    "copied_bytes",
-    "status",
-    "status_since_ns",
-    "retired_at_ns",
-    "times_retired",
-    "transition",
-)
 _COLUMNS: Final = ", ".join(NODE_COLUMNS)
 
 
@@ -38,20 +27,21 @@ class Nodes:
         self._stream = stream
 
     def fold_input(self, sightings: pa.Table) -> pa.Table:
-        """Return what the fold needs: one row per sighting with a sender, and one, `turn` 0, per known node among them.
+        """Return what the fold needs: one row per sighting with a sender, and one, with 0 as its sighting, per known
+        node among them.
 
-        Columns: sender, turn (the sighting's sequence), stored_ns, payload_bytes, forced, then `NODE_COLUMNS` (null for
+        Columns: sender, sighting (its sequence), stored_ns, payload_bytes, forced, then `NODE_COLUMNS` (null for
         sightings).
         """
         self._connection.register("sightings", sightings)
         try:
             return self._connection.sql(
                 f"""
-                SELECT node AS sender, 0::BIGINT AS turn, 0::BIGINT AS stored_ns, 0::BIGINT AS payload_bytes,
+                SELECT node AS sender, 0::BIGINT AS sighting, 0::BIGINT AS stored_ns, 0::BIGINT AS payload_bytes,
                     false AS forced, {_COLUMNS}
                 FROM nodes WHERE stream = ? AND node IN (SELECT sender FROM sightings)
                 UNION ALL BY NAME
-                SELECT sender, sequence AS turn, stored_ns, payload_bytes, forced FROM sightings WHERE sender IS NOT NULL
+                SELECT sender, sequence AS sighting, stored_ns, payload_bytes, forced FROM sightings WHERE sender IS NOT NULL
                 """,
                 params=[self._stream],
             ).to_arrow_table()

@@ -41,7 +41,8 @@ class StreamState:
     """Where the reading of a stream stands: one row of `streams`.
 
     `epoch_ns` is the watermark at which this state began. `mark_sequence` and `mark_ns` are the last message read and
-    when it was stored: another stored time there means another stream. `progress_ns` is when the position last moved or
+    when it was stored: another stored time there means another stream. `hole_open`: the last batch ended in a hole, which
+    is blind until the next message. `progress_ns` is when the position last moved or
     was caught up, `alive_ns` when the last heartbeat was sent, `alive_due_ns` when it said that the next run is due.
     `starts` counts how often the stream was begun again to be copied anew, `reset_starts` is its value since the source
     was last made again or went back. `policy` is what the stored deadlines were
@@ -58,6 +59,7 @@ class StreamState:
     last_stored_ns: int | None = None
     mark_sequence: int | None = None
     mark_ns: int | None = None
+    hole_open: bool = False
     source_last_sequence: int = 0
     lag_messages: int = 0
     lag_ns: int = 0

@@ -16,7 +16,8 @@ SCHEMA: Final = f"""
 CREATE TABLE IF NOT EXISTS about (schema_version INTEGER);
 CREATE TABLE IF NOT EXISTS streams (
     stream VARCHAR, created_ns BIGINT, next_sequence BIGINT, epoch_ns BIGINT DEFAULT 0, watermark_ns BIGINT,
-    planned_ns BIGINT, last_stored_ns BIGINT, mark_sequence BIGINT, mark_ns BIGINT, source_last_sequence BIGINT,
+    planned_ns BIGINT, last_stored_ns BIGINT, mark_sequence BIGINT, mark_ns BIGINT,
+    hole_open BOOLEAN DEFAULT false, source_last_sequence BIGINT,
     lag_messages BIGINT, lag_ns BIGINT, progress_ns BIGINT, alive_ns BIGINT, alive_due_ns BIGINT, started VARCHAR,
     starts BIGINT, reset_starts BIGINT DEFAULT 0, forgotten_transition BIGINT DEFAULT 0,
     policy VARCHAR, advisories_stored BOOLEAN DEFAULT false, seen_messages BIGINT DEFAULT 0,
@@ -84,6 +85,7 @@ ALTER TABLE streams DROP COLUMN parked_messages;
 ALTER TABLE streams ADD COLUMN epoch_ns BIGINT DEFAULT 0;
 ALTER TABLE streams ADD COLUMN mark_sequence BIGINT;
 ALTER TABLE streams ADD COLUMN mark_ns BIGINT;
+ALTER TABLE streams ADD COLUMN hole_open BOOLEAN DEFAULT false;
 ALTER TABLE streams ADD COLUMN reset_starts BIGINT DEFAULT 0;
 ALTER TABLE streams ADD COLUMN forgotten_transition BIGINT DEFAULT 0;
 ALTER TABLE streams ADD COLUMN policy VARCHAR;

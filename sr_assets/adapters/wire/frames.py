@@ -174,7 +174,7 @@ def with_first_header(headers: bytes, name: bytes, value: bytes) -> bytes:
 def direct_get_message(frame: Frame) -> tuple[Message, int | None] | None:
     """The message in an answer to a direct get, and how many follow it (batches only); None when it is a status.
 
-    The fast equal of `domain.messages.split_direct_get`: only the last block, which the server appended, is taken off.
+    Only the last block, which the server appended, is taken off: the same names further up are the sender's own.
     """
     headers = frame.headers
     at = headers.rfind(b"Nats-Stream: ")

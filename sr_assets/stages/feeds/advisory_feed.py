@@ -107,7 +107,7 @@ class FeedStage:
         state.gap_messages += sum(gap["messages"] for gap in gaps)
         if received.num_rows:
             note_read(state, received["sequence"][-1].as_py(), received["stored_ns"][-1].as_py())
-        advance(state, source, warning_ns=None, caught_up=covered.next > source.last_sequence)
+        self._advance(state, source)
         state.as_of_ns = self._clock.now_ns()
         copying = store.load_copying(feed.stream)
         copying.copied_messages += received.num_rows - nothing
@@ -129,6 +129,10 @@ class FeedStage:
         for row in pc.value_counts(received["event_code"].drop_null()).to_pylist():
             report.events[LIFE_CYCLE[row["values"]].value] += row["counts"]
 
+    def _advance(self, state: StreamState, source: StreamInfo) -> None:
+        caught_up = source.last_sequence < state.next_sequence
+        advance(state, source, warning_ns=None, caught_up=caught_up, own_clock_ns=self._clock.own_ns())
+
     def _fold(self, received: pa.Table, rejected: int) -> None:
         tables, name = self._store.global_tables, self._feed.stream
         tables.fold(name, received)
@@ -145,7 +149,7 @@ class FeedStage:
         That is committed at once, and everything else with the end of the run. Returns whether a site has fallen silent.
         """
         silence_ns = self._store.global_tables.next_silence(self._feed.stream, state.watermark_ns)
-        advance(state, source, warning_ns=None, caught_up=source.last_sequence < state.next_sequence)
+        self._advance(state, source)
         self._report.state, self._report.lag_messages = state, state.lag_messages
         if silence_ns is None or state.watermark_ns is None or silence_ns >= state.watermark_ns:
             return False

@@ -21,6 +21,7 @@ from sr_assets.adapters.published.history import file_range, stream_folder
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.store import BrokenStateError
 from sr_assets.domain.availability import Advisory, read_message
+from sr_assets.domain.blindness import NO_BLIND_SPANS
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
 from sr_assets.domain.provenance import Identity, find_copy
@@ -219,7 +220,7 @@ def _rebuild_nodes(
 
 def _see(policy: Policy, rebuilt: Rebuilt, sender: str, sighting: Sighting, *, copied: bool) -> None:
     before = rebuilt.nodes.get(sender)
-    state, _, transitions = sight(policy, splay_ns(sender, policy.interval_ns), before, sighting)
+    state, _, transitions = sight(policy, splay_ns(sender, policy.interval_ns), before, sighting, NO_BLIND_SPANS)
     expired = any(transition.event == "expire" for transition in transitions)
     known = None if before is None or expired else before
     if copied:
@@ -295,7 +296,9 @@ def _commit(site: Site, stream: StreamSettings, state: StreamState, copying: Cop
         store.save_copying(copying)
         if policy is None or not rebuilt.nodes:
             return
-        store.nodes(name).merge(node_table([node_row(policy, node, one) for node, one in rebuilt.nodes.items()]))
+        store.nodes(name).merge(
+            node_table([node_row(policy, node, one, NO_BLIND_SPANS) for node, one in rebuilt.nodes.items()])
+        )
         folded = folded_table([transition_row(sender, transition) for sender, transition in rebuilt.transitions])
         add_transitions(store, stream, state, folded, StreamReport(stream), history=True)
 

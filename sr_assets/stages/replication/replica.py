@@ -200,5 +200,5 @@ class ReplicaStage:
     def _note_caught_up(self, state: StreamState, source: StreamInfo) -> None:
         """Nothing to copy: time has passed all the same, which is committed as the run ends."""
         caught_up = source.last_sequence < state.next_sequence
-        advance(state, source, warning_ns=None, caught_up=caught_up)
+        advance(state, source, warning_ns=None, caught_up=caught_up, own_clock_ns=self._context.clock.own_ns())
         self._report.state, self._report.lag_messages = state, state.lag_messages

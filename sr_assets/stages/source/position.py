@@ -149,24 +149,30 @@ def _sequence_at(cluster: Cluster, source: StreamInfo, time_ns: int) -> int:
     return low
 
 
-def advance(state: StreamState, source: StreamInfo, *, warning_ns: int | None, caught_up: bool) -> None:
+def advance(
+    state: StreamState, source: StreamInfo, *, warning_ns: int | None, caught_up: bool, own_clock_ns: int
+) -> bool:
     """Move the watermark and the lag to what this stream info says; none of it moves backwards.
 
-    `warning_ns` is that of a tracked stream.
+    `warning_ns` is that of a tracked stream; `own_clock_ns` only tells a server's clock that is far ahead. Returns whether
+    the info's clock set the watermark: then no later message is stored before it.
 
     An info that knows less than an earlier one comes from a server that fell behind: its clock then says nothing about
     what was stored until now.
     """
     behind = source.last_sequence < _known_last(state)
-    state.watermark_ns = watermark(
+    moved = watermark(
         source.ts_ns,
         state.last_stored_ns,
         replicas=source.replicas,
         warning_ns=warning_ns,
-        level=caught_up and not behind,
+        caught_up=caught_up and not behind,
         mirror=source.mirror,
         previous_ns=state.watermark_ns,
+        own_clock_ns=own_clock_ns,
     )
+    state.watermark_ns = moved.ns
+    state.ahead_clocks += moved.clock_ahead
     state.planned_ns = source.ts_ns
     state.progress_ns = source.ts_ns or state.last_stored_ns
     note_source(state, source)
@@ -174,6 +180,7 @@ def advance(state: StreamState, source: StreamInfo, *, warning_ns: int | None, c
         state.lag_ns = 0
     else:
         state.lag_ns = max(0, source.ts_ns - state.last_stored_ns)
+    return moved.by_clock
 
 
 def note_read(state: StreamState, sequence: int, stored_ns: int) -> None:

@@ -1,8 +1,9 @@
-"""The rules of `domain.tracking` for many senders at once: their states are columns, and a turn is one step for all.
+"""The rules of `domain.tracking` for many senders at once: their states are columns, and a round is one step for all.
 
-Most sightings are of a sender that is up and was heard of a short while ago: it has one more sighting and is copied or not.
-Those are decided together, for a sixth of what it costs one by one and, where senders speak several times, far less. Every
-other goes through `sight`, whose rules these are. Not here: where rows come from and go to (`fold`).
+Most sightings are of a sender that is up and was seen a short while ago: it has one more sighting and is copied or not.
+Those are decided together, for a sixth of what it costs one by one and, where senders report several times, far less. Every
+other goes through `sight`, whose rules these are. Add here what is worth doing for all senders in one step. Not here: where
+rows come from and go to (`fold`).
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sr_assets.adapters.state.nodes import NODE_COLUMNS
-from sr_assets.domain.tracking import NodeState, Policy, Reason, Sighting, Status, sight, splay_ns
+from sr_assets.domain.tracking import NODE_COLUMNS, NodeState, Policy, Reason, Sighting, Status, sight, splay_ns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sr_assets.domain.blindness import BlindSpans
     from sr_assets.domain.tracking import Transition
 
     Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -31,14 +32,15 @@ state_values: Final = attrgetter(*NODE_COLUMNS)
 _STATUS: Final = {status.value: status for status in Status}
 _STATUS_AT: Final = NODE_COLUMNS.index("status")
 _INTEGERS: Final = tuple(name for name in NODE_COLUMNS if name != "status")
-#: What a column of integers says where there is nothing; of no sender's time or size.
+#: What a column of integers holds where there is nothing; of no sender's time or size.
 _NONE: Final = -(1 << 63)
 _STATUSES: Final = tuple(Status)
 _UP: Final = _STATUSES.index(Status.UP)
+_RETIRED: Final = _STATUSES.index(Status.RETIRED)
 _UNKNOWN: Final = -1
 _REASONS: Final = tuple(Reason)
 _SAMPLED, _INTERVAL, _SIZE, _FORCED = (
-    _REASONS.index(one) for one in (Reason.SAMPLED, Reason.INTERVAL, Reason.SIZE, Reason.FORCED)
+    _REASONS.index(reason) for reason in (Reason.SAMPLED, Reason.INTERVAL, Reason.SIZE, Reason.FORCED)
 )
 _NOT_PLAIN: Final = -1
 #: A step for fewer senders than this costs more than taking them one by one.
@@ -47,13 +49,51 @@ _FEW: Final = 64
 
 def state_of(values: Sequence[Any]) -> NodeState:
     """Make a state of values in the order of `NODE_COLUMNS`, which is that of `NodeState`."""
-    return NodeState(*values[:_STATUS_AT], _STATUS[values[_STATUS_AT]], *values[_STATUS_AT + 1 :])
+    fields = list(values)
+    fields[_STATUS_AT] = _STATUS[fields[_STATUS_AT]]
+    return NodeState(*fields)
+
+
+class BlindColumns:
+    """`BlindSpans`, asked about many senders at once; the same formulas."""
+
+    def __init__(self, blind: BlindSpans) -> None:
+        """Take the spans as arrays: where each begins, and the blind time before each and behind the last."""
+        spans = np.array(blind.spans, np.int64).reshape(-1, 2)
+        self._starts, self._ends = spans[:, 0], spans[:, 1]
+        self._before = np.concatenate(([0], np.cumsum(self._ends - self._starts)))
+
+    def silence_ns(self, seen_ns: Integers, now_ns: Integers) -> Integers:
+        """Return how much of the time from `seen_ns` to `now_ns`, which is not before it, no span covers."""
+        return now_ns - seen_ns if not len(self._starts) else self._watched(now_ns) - self._watched(seen_ns)
+
+    def exceeds_at_ns(self, seen_ns: Integers, limit_ns: Integers) -> Integers:
+        """Return the last instant at which the silence since `seen_ns` is not longer than `limit_ns`."""
+        if not len(self._starts):
+            return seen_ns + limit_ns
+        watched = self._watched(seen_ns) + limit_ns
+        return watched + self._before[np.searchsorted(self._starts - self._before[:-1], watched, side="right")]
+
+    def _watched(self, time_ns: Integers) -> Integers:
+        """Return times less the blind time before them."""
+        index = np.searchsorted(self._starts, time_ns, side="right")
+        last = np.maximum(index - 1, 0)
+        inside = np.where(index > 0, np.maximum(self._ends[last] - time_ns, 0), 0)
+        return time_ns - self._before[index] + inside
+
+
+def deadlines(policy: Policy, blind: BlindSpans, status: pa.Array, seen_ns: Integers) -> pa.Array:
+    """Return `deadline_ns` of many senders by their columns `status` and `seen_ns`, null for none."""
+    codes = pc.index_in(status, pa.array(_STATUSES)).to_numpy()
+    limits = {Status.UP: policy.warning_ns, Status.TIMEOUT: policy.interval_ns, Status.RETIRED: 0}
+    limit_ns = np.array([limits[known] for known in _STATUSES], np.int64)[codes]
+    return pa.array(BlindColumns(blind).exceeds_at_ns(seen_ns, limit_ns), mask=codes == _RETIRED)
 
 
 class Sightings(NamedTuple):
-    """Sightings as columns: the sender's place, then what a `Sighting` says."""
+    """Sightings as columns: the sender as its index among the names, then what a `Sighting` says."""
 
-    place: Integers
+    sender: Integers
     sequence: Integers
     stored_ns: Integers
     payload_bytes: Integers
@@ -61,44 +101,55 @@ class Sightings(NamedTuple):
 
     def take(self, which: Integers | Flags | slice) -> Sightings:
         """Return some of them."""
-        return self._make(column[which] for column in self)
+        return Sightings(
+            self.sender[which],
+            self.sequence[which],
+            self.stored_ns[which],
+            self.payload_bytes[which],
+            self.forced[which],
+        )
 
 
 class ColumnFold:
-    """The states of senders, known by their place among `names`, and what happens to them.
+    """The states of senders, known by their index among `names`, and what happens to them.
 
-    `transitions` are those of all sightings so far, with the sender's place; of one sender in their order.
+    `cutoff_ns`, `blind` and `first_transition` are as `sight` takes them. `transitions` are those of all sightings so far,
+    with the sender's index; of one sender in their order.
     """
 
-    def __init__(self, policy: Policy, cutoff_ns: int | None, names: pa.StringArray) -> None:
+    def __init__(
+        self, policy: Policy, names: pa.StringArray, blind: BlindSpans, cutoff_ns: int | None, first_transition: int
+    ) -> None:
         """Begin with senders of whom nothing is known."""
         self.transitions: list[tuple[int, Transition]] = []
-        self._policy, self._cutoff_ns, self._names = policy, cutoff_ns, names
+        self._policy, self._names, self._blind, self._cutoff_ns = policy, names, blind, cutoff_ns
+        self._first_transition = first_transition
+        self._blind_columns = BlindColumns(blind)
         self._status = np.full(len(names), _UNKNOWN, np.int8)
         self._columns = {name: np.full(len(names), _NONE, np.int64) for name in _INTEGERS}
 
-    def know(self, places: Integers, states: pa.Table) -> None:
+    def know(self, indexes: Integers, states: pa.Table) -> None:
         """Take what is known of some senders, a row each with `NODE_COLUMNS`."""
-        self._status[places] = pc.index_in(states["status"], pa.array(_STATUSES)).to_numpy()
+        self._status[indexes] = pc.index_in(states["status"], pa.array(_STATUSES)).to_numpy()
         for name, column in self._columns.items():
-            column[places] = pc.fill_null(states[name], _NONE).to_numpy()
+            column[indexes] = pc.fill_null(states[name], _NONE).to_numpy()
 
     def see(self, seen: Sightings) -> pa.StringArray:
         """Take sightings, ordered by sender and by sequence; returns the reason of each decision."""
-        reasons = np.zeros(len(seen.place), np.int8)
-        starts = np.flatnonzero(np.diff(seen.place, prepend=-1))
+        reasons = np.zeros(len(seen.sender), np.int8)
+        starts = np.flatnonzero(np.diff(seen.sender, prepend=-1))
         counts = np.diff(starts, append=len(reasons))
-        turn = 0
+        rounds = 0
         while len(starts) >= _FEW:
-            # Every sender that is seen so often, each by its sighting of this turn.
-            now = starts + turn
-            reasons[now] = self._see_plain(seen.take(now))
-            for at in now[reasons[now] == _NOT_PLAIN].tolist():
-                reasons[at] = self._see_one(seen.take(slice(at, at + 1)))[0]
-            turn += 1
-            starts, counts = starts[counts > turn], counts[counts > turn]
+            # Every sender that is seen so often, each by its sighting of this round.
+            rows = starts + rounds
+            reasons[rows] = self._see_plain(seen.take(rows))
+            for row in rows[reasons[rows] == _NOT_PLAIN].tolist():
+                reasons[row] = self._see_one(seen.take(slice(row, row + 1)))[0]
+            rounds += 1
+            starts, counts = starts[counts > rounds], counts[counts > rounds]
         for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
-            rest = slice(start + turn, start + count)
+            rest = slice(start + rounds, start + count)
             reasons[rest] = self._see_one(seen.take(rest))
         return pa.array(_REASONS).take(pa.array(reasons))
 
@@ -109,11 +160,12 @@ class ColumnFold:
         """
         policy, columns = self._policy, self._columns
         seen_ns, since_ns, copied_ns, copied_bytes = (
-            columns[name][seen.place] for name in ("seen_ns", "status_since_ns", "copied_ns", "copied_bytes")
+            columns[name][seen.sender] for name in ("seen_ns", "status_since_ns", "copied_ns", "copied_bytes")
         )
         at_ns = np.maximum(np.maximum(seen.stored_ns, seen_ns), since_ns)
-        plain = (self._status[seen.place] == _UP) & (copied_ns != _NONE)
-        plain[plain] = (at_ns - seen_ns)[plain] <= policy.warning_ns
+        plain = (self._status[seen.sender] == _UP) & (copied_ns != _NONE)
+        silent = np.flatnonzero(plain)[(at_ns - seen_ns)[plain] > policy.warning_ns]
+        plain[silent] = self._blind_columns.silence_ns(seen_ns[silent], at_ns[silent]) <= policy.warning_ns
         if self._cutoff_ns is not None:
             plain &= seen.stored_ns >= self._cutoff_ns
         if not plain.all():
@@ -123,53 +175,53 @@ class ColumnFold:
         sized = (copied_bytes == 0) & (seen.payload_bytes > 0)
         if policy.size_trigger_bytes:
             sized |= np.abs(seen.payload_bytes - copied_bytes) >= policy.size_trigger_bytes
-        due = self._due(seen.place, at_ns - copied_ns)
+        due = self._due(seen.sender, at_ns - copied_ns)
         reasons = np.where(seen.forced, _FORCED, np.where(sized, _SIZE, np.where(due, _INTERVAL, _SAMPLED)))
-        columns["seen_ns"][seen.place] = at_ns
-        columns["sequence"][seen.place] = seen.sequence
+        columns["seen_ns"][seen.sender] = at_ns
+        columns["sequence"][seen.sender] = seen.sequence
         copied = reasons != _SAMPLED
-        columns["copied_ns"][seen.place[copied]] = at_ns[copied]
-        columns["copied_bytes"][seen.place[copied]] = seen.payload_bytes[copied]
+        columns["copied_ns"][seen.sender[copied]] = at_ns[copied]
+        columns["copied_bytes"][seen.sender[copied]] = seen.payload_bytes[copied]
         return reasons.astype(np.int8)
 
-    def _due(self, places: Integers, since_ns: Integers) -> Flags:
-        """Tell who is due so long after the last copy; a splay, below a tenth of the interval, is only asked if it counts."""
+    def _due(self, indexes: Integers, since_ns: Integers) -> Flags:
+        """Tell who is due so long after the last copy; a splay, below a tenth of the interval, is only made if it counts."""
         policy = self._policy
         due = since_ns >= policy.due_ns
         for at in np.flatnonzero(~due & (since_ns >= policy.due_ns - policy.interval_ns // 10)).tolist():
-            due[at] = since_ns[at] >= policy.due_ns - self._splay_ns(places[at])
+            due[at] = since_ns[at] >= policy.due_ns - self._splay_ns(indexes[at])
         return due
 
-    def _splay_ns(self, place: int) -> int:
-        return splay_ns(self._names[place].as_py(), self._policy.interval_ns)
+    def _splay_ns(self, index: int) -> int:
+        return splay_ns(self._names[index].as_py(), self._policy.interval_ns)
 
     def _see_one(self, seen: Sightings) -> list[int]:
         """Take sightings of one sender by the rules themselves; returns the reasons."""
-        place = int(seen.place[0])
-        state, splay, reasons = self._state(place), self._splay_ns(place), []
+        index = int(seen.sender[0])
+        state, splay, reasons = self._state(index), self._splay_ns(index), []
         for sighting in map(Sighting, *(column.tolist() for column in seen[1:])):
-            state, decision, events = sight(self._policy, splay, state, sighting, self._cutoff_ns)
+            state, decision, transitions = sight(
+                self._policy, splay, state, sighting, self._blind, self._cutoff_ns, self._first_transition
+            )
             reasons.append(_REASONS.index(decision.reason))
-            self.transitions += [(place, event) for event in events]
+            self.transitions += [(index, transition) for transition in transitions]
         assert state is not None
-        self._status[place] = _STATUSES.index(state.status)
+        self._status[index] = _STATUSES.index(state.status)
         for name, column in self._columns.items():
             value = getattr(state, name)
-            column[place] = _NONE if value is None else value
+            column[index] = _NONE if value is None else value
         return reasons
 
-    def _state(self, place: int) -> NodeState | None:
-        if self._status[place] == _UNKNOWN:
+    def _state(self, index: int) -> NodeState | None:
+        if self._status[index] == _UNKNOWN:
             return None
-        values = {name: int(column[place]) for name, column in self._columns.items()}
+        values = {name: int(column[index]) for name, column in self._columns.items()}
         known: dict[str, Any] = {name: None if value == _NONE else value for name, value in values.items()}
-        return NodeState(status=_STATUSES[self._status[place]], **known)
+        return NodeState(status=_STATUSES[self._status[index]], **known)
 
     def states(self) -> dict[str, Any]:
         """Return the senders' states as columns: sender, `NODE_COLUMNS`, deadline_ns."""
         columns = {name: pa.array(values, mask=values == _NONE) for name, values in self._columns.items()}
-        limits = {Status.UP: self._policy.warning_ns, Status.TIMEOUT: self._policy.interval_ns, Status.RETIRED: 0}
-        deadline_ns = self._columns["seen_ns"] + np.array([limits[status] for status in _STATUSES])[self._status]
-        ended = self._status == _STATUSES.index(Status.RETIRED)
         status = pa.array(_STATUSES).take(pa.array(self._status))
-        return {"sender": self._names, **columns, "status": status, "deadline_ns": pa.array(deadline_ns, mask=ended)}
+        deadline_ns = deadlines(self._policy, self._blind, status, self._columns["seen_ns"])
+        return {"sender": self._names, **columns, "status": status, "deadline_ns": deadline_ns}

@@ -1,17 +1,18 @@
 """The fold of `domain.tracking` over one batch: by sender, in sequence order within each; in Spark when it is large.
 
-Here: rows in, rows out, here as in Spark's workers. Not here: the rules themselves, nor how they are followed for many
-senders at once (`columns`).
+Here: rows in, rows out, in this process as in Spark's workers. Add here what a batch's fold has to return. Not here: the
+rules themselves, nor how they are followed for many senders at once (`columns`).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from sr_assets.adapters.state.nodes import NODE_COLUMNS
+from sr_assets.domain.tracking import NODE_COLUMNS
 from sr_assets.stages.tracking.columns import ColumnFold, Sightings
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from sr_assets.domain.blindness import BlindSpans
     from sr_assets.domain.tracking import Policy, Transition
 
 #: What `fold_batch` returns, one of three kinds a row. A decision: sender, sequence, reason. A node's state after its
@@ -47,46 +49,62 @@ _TRANSITION: Final = ("sender", *(name for name in FOLDED_SCHEMA.names if name.s
 _ROWS_AT_HOME: Final = 1_000_000
 
 
-def fold_batch(spark: Callable[[], SparkSession], rows: pa.Table, policy: Policy, cutoff_ns: int | None) -> pa.Table:
+def fold_batch(
+    spark: Callable[[], SparkSession],
+    rows: pa.Table,
+    policy: Policy,
+    cutoff_ns: int | None,
+    blind: BlindSpans,
+    first_transition: int = 1,
+) -> pa.Table:
     """Fold a batch's sightings into decisions, states and transitions: a large one in Spark, by sender, others here.
 
-    `rows` come from `SiteState.fold_input`: one per sighting and one per known node, columns sender, turn, stored_ns,
-    payload_bytes, forced and `NODE_COLUMNS`. Returns `FOLDED_SCHEMA`, in no order.
+    `rows` come from `SiteState.fold_input`: one per sighting and one per known node, columns sender, sighting (its sequence;
+    0: a known node), stored_ns, payload_bytes, forced and `NODE_COLUMNS`. `blind` are the stream's spans, this batch's among
+    them; `first_transition` is as in `domain.tracking.sight`. Returns `FOLDED_SCHEMA`, in no order.
     """
+    fold = _Fold(policy, cutoff_ns, blind, first_transition)
     if rows.num_rows <= _ROWS_AT_HOME:
-        return _fold(policy, cutoff_ns, rows)
+        return fold.table(rows)
     frame = spark().createDataFrame(rows).repartition("sender")
     fields = ", ".join(f"{field.name} {_SPARK_TYPES[field.type]}" for field in FOLDED_SCHEMA)
-    return frame.mapInArrow(_folder(policy, cutoff_ns), fields).toArrow().cast(FOLDED_SCHEMA)
+    return frame.mapInArrow(fold.partition, fields).toArrow().cast(FOLDED_SCHEMA)
 
 
 _SPARK_TYPES: Final = {pa.string(): "string", pa.int64(): "long", pa.bool_(): "boolean"}
 
 
-def _folder(policy: Policy, cutoff_ns: int | None) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function that folds a partition, all rows of its senders."""
+@dataclass(frozen=True, slots=True)
+class _Fold:
+    """How a batch is folded; it goes to Spark's workers as it is."""
 
-    def fold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if held := list(batches):
-            yield from _fold(policy, cutoff_ns, pa.Table.from_batches(held)).to_batches()
+    policy: Policy
+    cutoff_ns: int | None
+    blind: BlindSpans
+    first_transition: int
 
-    return fold
+    def partition(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Fold a partition, which has all rows of its senders."""
+        if rows := list(batches):
+            yield from self.table(pa.Table.from_batches(rows)).to_batches()
 
-
-def _fold(policy: Policy, cutoff_ns: int | None, rows: pa.Table) -> pa.Table:
-    """Fold all rows of some senders; a known one without a sighting comes out as it was."""
-    names = rows["sender"].combine_chunks().dictionary_encode()
-    ids, turns = names.indices.to_numpy(), rows["turn"].to_numpy()
-    fold = ColumnFold(policy, cutoff_ns, names.dictionary)
-    fold.know(ids[turns == 0], rows.filter(pa.array(turns == 0)))
-    told = (rows[name].to_numpy() for name in ("stored_ns", "payload_bytes", "forced"))
-    order = np.lexsort((turns, ids))
-    seen = Sightings(ids, turns, *told).take(order[turns[order] > 0])
-    reasons = fold.see(seen)
-    decisions = {"sender": names.dictionary.take(pa.array(seen.place)), "decided": seen.sequence, "reason": reasons}
-    transitions = [transition_row(names.dictionary[at].as_py(), event) for at, event in fold.transitions]
-    tables = [_blank(decisions), _blank(fold.states()), folded_table(transitions)]
-    return pa.concat_tables(tables)
+    def table(self, rows: pa.Table) -> pa.Table:
+        """Fold all rows of some senders; a known one without a sighting comes out as it was."""
+        names = rows["sender"].combine_chunks().dictionary_encode()
+        indexes, sequences = names.indices.to_numpy(), rows["sighting"].to_numpy()
+        fold = ColumnFold(self.policy, names.dictionary, self.blind, self.cutoff_ns, self.first_transition)
+        fold.know(indexes[sequences == 0], rows.filter(pa.array(sequences == 0)))
+        columns = (rows[name].to_numpy() for name in ("stored_ns", "payload_bytes", "forced"))
+        order = np.lexsort((sequences, indexes))
+        seen = Sightings(indexes, sequences, *columns).take(order[sequences[order] > 0])
+        reasons = fold.see(seen)
+        decisions = {
+            "sender": names.dictionary.take(pa.array(seen.sender)),
+            "decided": seen.sequence,
+            "reason": reasons,
+        }
+        transitions = [transition_row(names.dictionary[at].as_py(), event) for at, event in fold.transitions]
+        return pa.concat_tables([_blank(decisions), _blank(fold.states()), folded_table(transitions)])
 
 
 def transition_row(sender: str, transition: Transition) -> tuple[Any, ...]:

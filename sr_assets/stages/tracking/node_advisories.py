@@ -155,5 +155,6 @@ def _body(stream: StreamSettings, row: dict[str, Any]) -> bytes:
         stream=stream.stream,
         sender=row["node"],
         inspect_field=stream.extractor.text if stream.extractor else "",
+        epoch_ns=row["epoch"] or 0,
         late=row["late"],
     )

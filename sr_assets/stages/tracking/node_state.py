@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -17,11 +18,11 @@ import pyarrow.compute as pc
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.spark.session import spark_error
 from sr_assets.adapters.spark.source import encode_extractor
-from sr_assets.adapters.state.nodes import NODE_COLUMNS
+from sr_assets.domain.blindness import BlindSpans, find_blind_spans
 from sr_assets.domain.positions import SequenceRange, missing
-from sr_assets.domain.tracking import NO_SENDER, Policy, Reason, deadline_ns, sweep, untracked
+from sr_assets.domain.tracking import NO_SENDER, NODE_COLUMNS, Policy, Reason, deadline_ns, sweep, untracked
 from sr_assets.stages.source.position import advance, load_position, note_read
-from sr_assets.stages.source.reading import gap_rows, next_range, too_old_before
+from sr_assets.stages.source.reading import absence_reason, gap_rows, next_range, too_old_before
 from sr_assets.stages.source.suitability import check_source
 from sr_assets.stages.tracking.columns import state_of, state_values
 from sr_assets.stages.tracking.fold import fold_batch, folded_table, transition_row
@@ -126,13 +127,25 @@ class NodeStage:
 
     def _note_caught_up(self, state: StreamState, source: StreamInfo) -> None:
         """Nothing to read: time has passed all the same. It is committed when a node is due, else as the run ends."""
-        caught_up = source.last_sequence < state.next_sequence
-        advance(state, source, warning_ns=self._policy.warning_ns, caught_up=caught_up)
+        by_clock = self._advance(state, source, caught_up=source.last_sequence < state.next_sequence)
         self._report.lag_messages = state.lag_messages
-        due_ns = self._store.nodes(self._stream.stream).next_deadline()
+        nodes = self._store.nodes(self._stream.stream)
+        if state.hole_open and by_clock:
+            self._close_hole(state)
+        due_ns = nodes.next_deadline()
         if due_ns is not None and state.watermark_ns is not None and due_ns < state.watermark_ns:
             with self._store.transaction():
                 self._store.save_stream(state)
+
+    def _close_hole(self, state: StreamState) -> None:
+        """Let the hole in which the last batch ended be blind until the watermark: no message will come from inside it."""
+        nodes = self._store.nodes(self._stream.stream)
+        spans, state.hole_open = find_blind_spans(
+            [], [], [], before_ns=state.last_stored_ns, after_hole=True, until_ns=state.watermark_ns
+        )
+        with self._store.transaction():
+            self._store.save_stream(state)
+            nodes.save_blind_spans(BlindSpans(tuple(nodes.blind_spans())).add(spans).spans)
 
     # -------------------------------------------------------------------------------------------------- one batch
 
@@ -160,7 +173,8 @@ class NodeStage:
         absent = missing(SequenceRange(available, covered.next), sightings["sequence"].to_pylist())
         gaps = gap_rows(stream, source, covered, available, absent, self._clock.now_ns())
         cutoff_ns = left_open.cutoff_ns if left_open else too_old_before(stream.max_age_ns, source)
-        folded = self._fold(sightings, cutoff_ns)
+        blind, hole_open = self._blind_spans(state, source, covered, absent, sightings)
+        folded = self._fold(state, sightings, cutoff_ns, blind)
         decisions = _decisions(sightings, folded, cutoff_ns)
         reasons = {row["values"]: row["counts"] for row in pc.value_counts(decisions["reason"]).to_pylist()}
         due = decisions.filter(pc.is_in(decisions["reason"], _COPIED)).select(["sequence", "node", "payload_bytes"])
@@ -168,14 +182,15 @@ class NodeStage:
         state.next_sequence = covered.next
         if sightings.num_rows:
             note_read(state, sightings["sequence"][-1].as_py(), sightings["stored_ns"][-1].as_py())
-        caught_up = covered.next > source.last_sequence
-        advance(state, source, warning_ns=self._policy.warning_ns, caught_up=caught_up)
+        state.hole_open = hole_open
+        self._advance(state, source, caught_up=covered.next > source.last_sequence)
         state.as_of_ns = self._clock.now_ns()
         with store.transaction():
             store.save_stream(state)
             if due.num_rows:
                 store.copy_queue(stream.stream).append(due, state.created_ns, state.starts)
             self._save_nodes(state, folded)
+            store.nodes(stream.stream).save_blind_spans(blind.spans)
             if gaps:
                 store.add_rows("gaps", pa.Table.from_pylist(gaps))
             if left_open is not None:
@@ -189,10 +204,47 @@ class NodeStage:
         report.gap_messages += sum(gap["messages"] for gap in gaps if gap["reason"] != "filtered")
         report.lag_messages = state.lag_messages
 
-    def _fold(self, sightings: pa.Table, cutoff_ns: int | None) -> pa.Table:
+    def _advance(self, state: StreamState, source: StreamInfo, *, caught_up: bool) -> bool:
+        own_ns = self._clock.own_ns()
+        return advance(state, source, warning_ns=self._policy.warning_ns, caught_up=caught_up, own_clock_ns=own_ns)
+
+    def _blind_spans(
+        self,
+        state: StreamState,
+        source: StreamInfo,
+        covered: SequenceRange,
+        absent: Sequence[SequenceRange],
+        sightings: pa.Table,
+    ) -> tuple[BlindSpans, bool]:
+        """Return the stream's blind spans with those of a batch, and whether its last hole is still open."""
+        overtaken = SequenceRange(covered.first, _available(source, covered))
+        reason = absence_reason(self._stream, source)
+        holes = [(overtaken, "overtaken")] if len(overtaken) else []
+        holes += [(hole, reason) for hole in absent]
+        nodes = self._store.nodes(self._stream.stream)
+        known = BlindSpans(tuple(nodes.blind_spans()))
+        if not holes and not state.hole_open:
+            return known, False
+        # The clock sets the watermark only when everything that the info speaks of is processed with this batch.
+        ahead = replace(state, last_stored_ns=_latest(sightings, state.last_stored_ns))
+        ahead.next_sequence = covered.next
+        by_clock = self._advance(ahead, source, caught_up=covered.next > source.last_sequence)
+        spans, hole_open = find_blind_spans(
+            holes,
+            sightings["sequence"].to_pylist(),
+            sightings["stored_ns"].to_pylist(),
+            before_ns=state.last_stored_ns,
+            after_hole=state.hole_open,
+            until_ns=ahead.watermark_ns if by_clock else None,
+        )
+        needed = (nodes.oldest_seen(), state.watermark_ns, state.last_stored_ns)
+        oldest_ns = min((ns for ns in needed if ns is not None), default=0)
+        return known.forget_before(oldest_ns).add(spans), hole_open
+
+    def _fold(self, state: StreamState, sightings: pa.Table, cutoff_ns: int | None, blind: BlindSpans) -> pa.Table:
         rows = self._store.nodes(self._stream.stream).fold_input(sightings)
         try:
-            return fold_batch(self._spark.session, rows, self._policy, cutoff_ns)
+            return fold_batch(self._spark.session, rows, self._policy, cutoff_ns, blind, state.forgotten_transition + 1)
         except Exception as error:
             failed = spark_error(error)
             self._spark.forget(failed)
@@ -216,17 +268,18 @@ class NodeStage:
         state = store.load_stream(stream.stream)
         if state is None or state.watermark_ns is None:
             return False
-        due = store.nodes(stream.stream).due(state.watermark_ns)
+        nodes = store.nodes(stream.stream)
+        due, blind = nodes.due(state.watermark_ns), BlindSpans(tuple(nodes.blind_spans()))
         for first in range(0, len(due), _SWEPT_AT_ONCE):
-            self._sweep(state, due[first : first + _SWEPT_AT_ONCE], state.watermark_ns)
+            self._sweep(state, due[first : first + _SWEPT_AT_ONCE], state.watermark_ns, blind)
         self._report.swept += len(due)
         return bool(due)
 
-    def _sweep(self, state: StreamState, due: Sequence[tuple[Any, ...]], now_ns: int) -> None:
+    def _sweep(self, state: StreamState, due: Sequence[tuple[Any, ...]], now_ns: int, blind: BlindSpans) -> None:
         nodes, events = [], []
         for node, *values in due:
-            swept, transitions = sweep(self._policy, state_of(values), now_ns)
-            nodes.append(node_row(self._policy, node, swept))
+            swept, transitions = sweep(self._policy, state_of(values), now_ns, blind)
+            nodes.append(node_row(self._policy, node, swept, blind))
             events += [transition_row(node, transition) for transition in transitions]
         with self._store.transaction():
             self._store.nodes(self._stream.stream).merge(node_table(nodes))
@@ -239,7 +292,10 @@ def follow_policy(store: SiteState, stream: StreamSettings, policy: Policy, stat
     if state.policy == text:
         return
     nodes = store.nodes(stream.stream)
-    rows = [node_row(policy, node, state_of(values)) for node, *values in nodes.waiting()] if state.policy else []
+    blind = BlindSpans(tuple(nodes.blind_spans()))
+    rows = (
+        [node_row(policy, node, state_of(values), blind) for node, *values in nodes.waiting()] if state.policy else []
+    )
     state.policy = text
     with store.transaction():
         store.save_stream(state)
@@ -247,9 +303,9 @@ def follow_policy(store: SiteState, stream: StreamSettings, policy: Policy, stat
             nodes.merge(node_table(rows))
 
 
-def node_row(policy: Policy, node: str, state: NodeState) -> tuple[Any, ...]:
+def node_row(policy: Policy, node: str, state: NodeState, blind: BlindSpans) -> tuple[Any, ...]:
     """Return a node's state as `node_table` takes it, with its deadline."""
-    return node, *state_values(state), deadline_ns(policy, state)
+    return node, *state_values(state), deadline_ns(policy, state, blind)
 
 
 def node_table(rows: Sequence[tuple[Any, ...]]) -> pa.Table:
@@ -264,10 +320,14 @@ def _available(source: StreamInfo, covered: SequenceRange) -> int:
     return min(max(covered.first, source.first_sequence), covered.next)
 
 
+def _latest(sightings: pa.Table, before_ns: int | None) -> int | None:
+    """Return the highest stored time so far, with that of a batch."""
+    batch_ns = pc.max(sightings["stored_ns"]).as_py() if sightings.num_rows else None
+    return max((ns for ns in (batch_ns, before_ns) if ns is not None), default=None)
+
+
 def _folded(intent: Intent, state: StreamState) -> Intent:
     """Return an earlier version's intent as it stands once its decisions are in the copy queue."""
-    from dataclasses import replace
-
     return replace(intent, folded=True, starts=state.starts)
 
 

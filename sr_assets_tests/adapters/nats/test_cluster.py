@@ -3,7 +3,7 @@
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 
 from sr_assets.adapters.nats.api import ApiError
 from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.publishing import Delivery
 from sr_assets.adapters.nats.stream_info import StreamInfo, Version
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError
@@ -97,37 +98,55 @@ def test_single_messages_are_the_leaders_word(cluster: Cluster, unique: Names) -
 # ---------------------------------------------------------------------------------------------------------- publishing
 
 
+def acknowledged(deliveries: Sequence[Delivery]) -> list[bool]:
+    """Return which messages were acknowledged."""
+    return [delivery.acknowledged for delivery in deliveries]
+
+
 def test_more_advisories_than_a_window_arrive_in_order(cluster: Cluster, unique: Names) -> None:
     name = unique("MANY")
     made(cluster, name)
     items = [(f"{name}.x", b"%d" % n, f"{name}-{n}") for n in range(1000)]
-    assert cluster.publish_many(items) == [True] * 1000
+    assert acknowledged(cluster.publish_many(items)) == [True] * 1000
     last = cluster.message(name, 1000)
     assert last is not None
     assert last.payload == b"999"
-    assert cluster.publish_many(items[:3]) == [True] * 3, "a duplicate is stored already"
+    assert acknowledged(cluster.publish_many(items[:3])) == [True] * 3, "a duplicate is stored already"
     assert cluster.stream_info(name).last_sequence == 1000
     assert cluster.publish_many([]) == []
 
 
 def test_what_no_stream_takes_is_not_acknowledged_and_says_why(cluster: Cluster, unique: Names) -> None:
     items = [(unique("nowhere"), b"", f"n{n}") for n in range(1000)]
-    assert not any(cluster.publish_many(items))
-    assert cluster.last_refusal == "no stream takes this subject"
+    deliveries = cluster.publish_many(items)
+    assert not any(acknowledged(deliveries))
+    assert deliveries[0].refusal == "no stream takes this subject"
+    assert deliveries[-1].refusal is None, "so many refusals in a row are not about single messages"
 
 
-def test_sending_stops_at_the_first_refusal(cluster: Cluster, unique: Names) -> None:
+def test_a_refusal_is_said_of_each_message_that_was_sent(cluster: Cluster, unique: Names) -> None:
     name = unique("FULL")
     made(cluster, name, max_msgs=2, discard="new")
-    acknowledged = cluster.publish_many([(f"{name}.x", b"", f"{name}-{n}") for n in range(5)])
-    assert acknowledged == [True, True, False, False, False]
-    assert cluster.last_refusal == "maximum messages exceeded (10077)"
+    deliveries = cluster.publish_many([(f"{name}.x", b"", f"{name}-{n}") for n in range(5)])
+    assert acknowledged(deliveries) == [True, True, False, False, False]
+    assert {delivery.refusal for delivery in deliveries[2:]} == {"maximum messages exceeded (10077)"}
+
+
+def test_a_sender_that_is_refused_holds_back_its_own_messages_and_nobody_elses(cluster: Cluster, unique: Names) -> None:
+    name = unique("HALF")
+    made(cluster, name)
+    nowhere = unique("nowhere")
+    items = [(nowhere, b"", "a1"), (f"{name}.a", b"", "a2"), (f"{name}.b", b"", "b1"), (f"{name}.b", b"", "b2")]
+    deliveries = cluster.publish_many(items, ["a", "a", "b", "b"])
+    assert acknowledged(deliveries) == [False, False, True, True]
+    assert [delivery.refusal for delivery in deliveries[:2]] == ["no stream takes this subject", None]
+    assert cluster.stream_info(name).last_sequence == 2
 
 
 def test_a_stream_that_never_acknowledges_ends_at_the_timeout(cluster: Cluster, unique: Names) -> None:
     name = unique("MUTE")
     made(cluster, name, no_ack=True)
-    assert cluster.publish_many([(f"{name}.x", b"", "id")], timeout_seconds=0.2) == [False]
+    assert acknowledged(cluster.publish_many([(f"{name}.x", b"", "id")], timeout_seconds=0.2)) == [False]
     assert cluster.last_refusal == "no acknowledgement within 0.2 s"
 
 
@@ -151,7 +170,7 @@ def test_a_sender_that_is_refused_amid_others_keeps_its_order(
     refusals = 0
     try:
         while left:
-            done = cluster.publish_many(left, [subject for subject, _, _ in left])
+            done = acknowledged(cluster.publish_many(left, [subject for subject, _, _ in left]))
             refusals += done != sorted(done, reverse=True)
             left = [item for item, stored in zip(left, done, strict=True) if not stored]
     finally:
@@ -172,7 +191,7 @@ def test_what_was_acknowledged_before_the_connection_was_lost_is_known(tmp_path:
         killer = threading.Thread(target=lambda: (_await_messages(mortal, "FEED", 500), mortal.kill()))
         killer.start()
         items = [(f"FEED.{n}", b"x" * 1000, str(n)) for n in range(50_000)]
-        done = cluster.publish_many(items, timeout_seconds=20)
+        done = acknowledged(cluster.publish_many(items, timeout_seconds=20))
         killer.join()
         assert cluster.last_refusal in ("connection lost", "unexpected EOF", "Connection reset by peer", "Broken pipe")
         mortal.start()
@@ -243,7 +262,7 @@ def test_credentials_let_in_and_a_refused_permission_is_named(tmp_path: Path) ->
         servers = (server.address,)
         with Cluster(ClusterSettings(servers, user="ada", password="s3cret")) as cluster:
             made(cluster, "GUARDED", subjects=["no.>"])
-            assert cluster.publish_many([("no.x", b"", "id")]) == [False]
+            assert acknowledged(cluster.publish_many([("no.x", b"", "id")])) == [False]
             assert "permissions violation for publish" in str(cluster.last_refusal).lower()
             with pytest.raises(RunError, match=r"(?i)permissions violation for publish to .*STREAM\.INFO"):
                 cluster.stream_info("GUARDED")

@@ -14,9 +14,10 @@ from sr_assets.adapters.spark.source import read_advisories
 from sr_assets.adapters.state.global_view import MIGRATION, GlobalTables
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.advisories import PROTOCOL
-from sr_assets.domain.availability import Advisory, Observation, fold, read_message
+from sr_assets.domain.availability import Advisory, Observation, read_message
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SECOND_NS
+from sr_assets_tests.domain.advisory_fold import fold
 
 BASE = 1_700_000_000
 V1 = {"$schema": "https://choria.io/schemas/sr/v1/age_advisory.json"}
@@ -67,7 +68,7 @@ def test_the_statements_fold_like_the_rules(
         with state.transaction():
             tables.fold("FEED", read_advisories(rest[:cut]))
         rest = rest[cut:]
-    columns = "replicator, name, stream, node, transition, event_ns, event_code, seen_ns, origin, received_ns"
+    columns = "replicator, name, stream, node, epoch_ns, transition, event_ns, event_code, seen_ns, origin, received_ns"
     found = {
         tuple(row[:4]): row[4:] for row in state.connection.execute(f"SELECT {columns} FROM global_nodes").fetchall()
     }

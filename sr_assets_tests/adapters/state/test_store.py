@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 
 from sr_assets.adapters.state.lock import SiteBusyError, SiteLock, lock_owner
-from sr_assets.adapters.state.nodes import NODE_COLUMNS
 from sr_assets.adapters.state.records import Intent, StreamState
 from sr_assets.adapters.state.schema import SCHEMA_VERSION
 from sr_assets.adapters.state.status_file import read_status, write_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError
+from sr_assets.domain.tracking import NODE_COLUMNS
 
 INTENT = Intent("S", 1, 1, 11, 5, None, 7, 8, 9)
 
@@ -93,8 +93,8 @@ def test_the_fold_gets_the_sightings_with_a_sender_and_the_nodes_among_them(stat
             "forced": [False, False, True],
         }
     )
-    rows = sorted(state.nodes("S").fold_input(sightings).to_pylist(), key=lambda row: (row["sender"], row["turn"]))
-    assert [(row["sender"], row["turn"], row["status"], row["forced"]) for row in rows] == [
+    rows = sorted(state.nodes("S").fold_input(sightings).to_pylist(), key=lambda row: (row["sender"], row["sighting"]))
+    assert [(row["sender"], row["sighting"], row["status"], row["forced"]) for row in rows] == [
         ("a", 0, "up", False),
         ("a", 4, None, False),
         ("new", 6, None, True),

@@ -20,7 +20,6 @@ from sr_assets.adapters.wire.frames import (
     with_first_header,
     without_message_size,
 )
-from sr_assets.domain.messages import split_direct_get
 
 SERVER_BLOCK = (
     b"Nats-Stream: S\r\nNats-Subject: a.b\r\nNats-Sequence: 7\r\nNats-Time-Stamp: 2026-03-15T13:48:10.5Z\r\n"
@@ -222,18 +221,6 @@ def test_only_the_servers_own_block_is_taken_off_a_direct_get(own: bytes) -> Non
     assert (message.sequence, message.stored_ns, message.subject, pending) == (7, STORED_NS, "a.b", 3)
     assert message.headers == (b"" if own == b"NATS/1.0\r\n\r\n" else own)
     assert has_whole_headers(message)
-
-
-@given(blocks)
-def test_the_fast_path_says_what_the_domain_says(own: bytes) -> None:
-    headers = own[:-2] + SERVER_BLOCK
-    found = direct_get_message(Frame(b"HMSG", b"", b"", headers, b""))
-    own_headers, direct = split_direct_get(headers)
-    assert found is not None
-    assert direct is not None
-    assert found[0].headers == own_headers
-    assert (found[0].subject, found[0].sequence) == (direct.subject, direct.sequence)
-    assert (found[0].stored_ns, found[1]) == (direct.stored_ns, direct.num_pending)
 
 
 def test_a_status_is_never_a_message() -> None:

@@ -14,6 +14,7 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.positions import format_rfc3339_ns
+from sr_assets.stages.clock import Clock
 from sr_assets.stages.source.position import START_VARIABLE, advance
 from sr_assets_tests.rig import SITE, Rig, Sent
 
@@ -208,16 +209,16 @@ def test_what_an_info_that_fell_behind_does_not_know_is_neither_read_nor_silent(
     assert known.ts_ns is not None
     stored_ns = known.ts_ns - 60_000_000_000
     state = StreamState(stream, known.created_ns, next_sequence=5, last_stored_ns=stored_ns, seen_messages=4)
-    advance(state, known, warning_ns=None, caught_up=False)
+    advance(state, known, warning_ns=None, caught_up=False, own_clock_ns=Clock.own_ns())
     assert (state.source_last_sequence, state.lag_messages, state.watermark_ns) == (6, 2, stored_ns)
     # It ends where we stand: that looks caught up.
-    advance(state, replace(known, last_sequence=4), warning_ns=None, caught_up=True)
+    advance(state, replace(known, last_sequence=4), warning_ns=None, caught_up=True, own_clock_ns=Clock.own_ns())
     assert (state.source_last_sequence, state.lag_messages, state.watermark_ns) == (6, 2, stored_ns)
     state.next_sequence = 7
-    advance(state, known, warning_ns=None, caught_up=True)
+    advance(state, known, warning_ns=None, caught_up=True, own_clock_ns=Clock.own_ns())
     assert (state.lag_messages, state.watermark_ns) == (0, known.ts_ns - 1_000_000_000)
     # A position that `start_sequence` put ahead of its source knows nothing of it.
     ahead = StreamState(stream, known.created_ns, next_sequence=99)
-    advance(ahead, known, warning_ns=None, caught_up=True)
-    advance(ahead, known, warning_ns=None, caught_up=True)
+    advance(ahead, known, warning_ns=None, caught_up=True, own_clock_ns=Clock.own_ns())
+    advance(ahead, known, warning_ns=None, caught_up=True, own_clock_ns=Clock.own_ns())
     assert (ahead.source_last_sequence, ahead.lag_messages, ahead.watermark_ns) == (6, 0, known.ts_ns - 1_000_000_000)

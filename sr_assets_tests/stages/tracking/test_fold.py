@@ -1,20 +1,31 @@
-"""The fold of a batch: the rules themselves, one sender after the other; the same here as in Spark."""
+"""The fold of a batch: the rules themselves, one sender after the other; the same in this process as in Spark."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sr_assets.adapters.spark.session import leave_session, open_session
-from sr_assets.adapters.state.nodes import NODE_COLUMNS
-from sr_assets.domain.tracking import NodeState, Policy, Sighting, Status, Transition, deadline_ns, sight, splay_ns
+from sr_assets.domain.blindness import NO_BLIND_SPANS, BlindSpans
+from sr_assets.domain.tracking import (
+    NODE_COLUMNS,
+    NodeState,
+    Policy,
+    Sighting,
+    Status,
+    Transition,
+    deadline_ns,
+    sight,
+    splay_ns,
+)
 from sr_assets.settings import SparkSettings
 from sr_assets.stages.tracking import columns, fold
-from sr_assets.stages.tracking.columns import state_of, state_values
+from sr_assets.stages.tracking.columns import BlindColumns, deadlines, state_of, state_values
 from sr_assets.stages.tracking.fold import FOLDED_SCHEMA, fold_batch, folded_table, transition_row
 from sr_assets_tests.rig import SITE, Rig
 
@@ -29,7 +40,7 @@ senders = st.sampled_from(["web1", "web2", "é", "db.example.net"])
 anyhow = st.lists(
     st.tuples(senders, st.integers(0, 10_000), st.integers(0, 300), st.booleans()), max_size=30
 )  # sender, seconds, payload bytes, forced
-#: A fleet that goes on: mostly heard of in time, sooner or later due.
+#: A fleet that goes on: mostly seen in time, sooner or later due.
 steadily = st.lists(
     st.tuples(
         senders,
@@ -45,6 +56,13 @@ steadily = st.lists(
     ]
 )
 sightings = anyhow | steadily
+#: In seconds; most lengths matter to some silence.
+blind_spans = st.lists(
+    st.tuples(st.integers(0, 20_000), st.sampled_from([1, 600, 1800, 5_000])).map(
+        lambda span: (span[0] * SECOND, sum(span) * SECOND)
+    ),
+    max_size=6,
+).map(lambda spans: BlindSpans(tuple(spans)))
 known = st.dictionaries(senders, st.sampled_from([KNOWN, NodeState(0, 0, 3, None, None, Status.UP, 0, None, 1, 4)]))
 Sightings = list[tuple[str, int, int, bool]]
 
@@ -55,39 +73,39 @@ def no_engine() -> SparkSession:
 
 def fold_input(seen: Sightings, nodes: dict[str, NodeState]) -> pa.Table:
     rows = [(name, 0, 0, 0, False, *state_values(state)) for name, state in nodes.items()]
-    for turn, (name, seconds, payload_bytes, forced) in enumerate(seen, 10):
-        rows.append((name, turn, seconds * SECOND, payload_bytes, forced, *(None,) * len(NODE_COLUMNS)))
+    for sequence, (name, seconds, payload_bytes, forced) in enumerate(seen, 10):
+        rows.append((name, sequence, seconds * SECOND, payload_bytes, forced, *(None,) * len(NODE_COLUMNS)))
     kinds = {"sender": pa.string(), "forced": pa.bool_(), "status": pa.string()}
-    names = ("sender", "turn", "stored_ns", "payload_bytes", "forced", *NODE_COLUMNS)
+    names = ("sender", "sighting", "stored_ns", "payload_bytes", "forced", *NODE_COLUMNS)
     columns = zip(*rows, strict=True) if rows else [()] * len(names)
     return pa.table(
         {name: pa.array(column, kinds.get(name, pa.int64())) for name, column in zip(names, columns, strict=True)}
     )
 
 
-def expected(seen: Sightings, nodes: dict[str, NodeState]) -> list[dict[str, Any]]:
-    states, told, decided = dict(nodes), [], []
-    for turn, (name, seconds, payload_bytes, forced) in enumerate(seen, 10):
+def expected(seen: Sightings, nodes: dict[str, NodeState], blind: BlindSpans) -> list[dict[str, Any]]:
+    states, changes, decided = dict(nodes), [], []
+    for sequence, (name, seconds, payload_bytes, forced) in enumerate(seen, 10):
         splay = splay_ns(name, POLICY.interval_ns)
-        sighting = Sighting(turn, seconds * SECOND, payload_bytes, forced)
-        states[name], decision, transitions = sight(POLICY, splay, states.get(name), sighting, 5 * SECOND)
-        decided.append({"sender": name, "decided": turn, "reason": decision.reason.value})
-        told += [(name, transition) for transition in transitions]
+        sighting = Sighting(sequence, seconds * SECOND, payload_bytes, forced)
+        states[name], decision, transitions = sight(POLICY, splay, states.get(name), sighting, blind, 5 * SECOND, 30)
+        decided.append({"sender": name, "decided": sequence, "reason": decision.reason.value})
+        changes += [(name, transition) for transition in transitions]
     ends = [
         {
             "sender": name,
             **dict(zip(NODE_COLUMNS, state_values(state), strict=True)),
             "status": state.status.value,
-            "deadline_ns": deadline_ns(POLICY, state),
+            "deadline_ns": deadline_ns(POLICY, state, blind),
         }
         for name, state in states.items()
     ]
     blank = dict.fromkeys(FOLDED_SCHEMA.names)
-    return [{**blank, **row} for row in (*decided, *ends)] + told_rows(told)
+    return [{**blank, **row} for row in (*decided, *ends)] + transition_rows(changes)
 
 
-def told_rows(told: list[tuple[str, Transition]]) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = folded_table([transition_row(name, one) for name, one in told]).to_pylist()
+def transition_rows(changes: list[tuple[str, Transition]]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = folded_table([transition_row(name, change) for name, change in changes]).to_pylist()
     return rows
 
 
@@ -97,24 +115,54 @@ def in_order(rows: list[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.parametrize("few", (1, 3, 64), ids=("together", "together, then one by one", "one by one"))
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seen=sightings, nodes=known)
+@given(seen=sightings, nodes=known, blind=st.just(NO_BLIND_SPANS) | blind_spans)
 def test_a_batch_is_folded_as_the_rules_fold_each_sender(
-    few: int, monkeypatch: pytest.MonkeyPatch, seen: Sightings, nodes: dict[str, NodeState]
+    few: int, monkeypatch: pytest.MonkeyPatch, seen: Sightings, nodes: dict[str, NodeState], blind: BlindSpans
 ) -> None:
     monkeypatch.setattr(columns, "_FEW", few)
-    folded = fold_batch(no_engine, fold_input(seen, nodes), POLICY, 5 * SECOND)
+    folded = fold_batch(no_engine, fold_input(seen, nodes), POLICY, 5 * SECOND, blind, first_transition=30)
     assert folded.schema == FOLDED_SCHEMA
-    assert in_order(folded.to_pylist()) == in_order(expected(seen, nodes))
+    assert in_order(folded.to_pylist()) == in_order(expected(seen, nodes, blind))
+
+
+@given(blind_spans, st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 9_000)), min_size=1))
+def test_columns_know_of_blind_time_what_the_spans_know(blind: BlindSpans, times: list[tuple[int, int]]) -> None:
+    seen, lengths = (np.array(column, np.int64) * SECOND for column in zip(*times, strict=True))
+    asked = BlindColumns(blind)
+    pairs = list(zip(seen.tolist(), lengths.tolist(), strict=True))
+    assert asked.silence_ns(seen, seen + lengths).tolist() == [
+        length - blind.blind_ns(at, at + length) for at, length in pairs
+    ]
+    assert asked.exceeds_at_ns(seen, lengths).tolist() == [blind.exceeds_at_ns(at, length) for at, length in pairs]
+
+
+@given(blind_spans, st.lists(st.sampled_from(Status), min_size=1), st.integers(0, 20_000))
+def test_deadlines_of_many_senders_are_those_of_each(blind: BlindSpans, statuses: list[Status], seen: int) -> None:
+    at_ns = seen * SECOND
+    states = [NodeState(0, at_ns, 1, None, None, status, at_ns, None, 0, 1) for status in statuses]
+    together = deadlines(POLICY, blind, pa.array(statuses), np.full(len(statuses), at_ns, np.int64))
+    assert together.to_pylist() == [deadline_ns(POLICY, state, blind) for state in states]
+
+
+def test_what_a_blind_span_hides_is_decided_for_all_senders_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fleet that went on while nobody could see costs no more than any other batch."""
+    nodes = {f"web{number}": NodeState(0, 9, 1, 9, 50, Status.UP, 0, None, 0, 1) for number in range(100)}
+    seen = [(name, 7_200, 50, False) for name in nodes]
+    monkeypatch.setattr(columns, "sight", None)
+    folded = fold_batch(no_engine, fold_input(seen, nodes), POLICY, None, BlindSpans(((9, 7_190 * SECOND),)))
+    assert set(folded["reason"].to_pylist()) == {None, "interval"}
+    assert set(folded["event"].to_pylist()) == {None}
 
 
 def test_a_large_batch_is_folded_in_spark_to_the_same_rows(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = [(f"web{number % 7}", 60 * number, number % 300, number % 11 == 0) for number in range(500)]
     rows = fold_input(seen, {"web1": KNOWN, "web3": KNOWN})
-    here = fold_batch(no_engine, rows, POLICY, None)
+    blind = BlindSpans(((600 * SECOND, 4_000 * SECOND), (9_000 * SECOND, 9_300 * SECOND)))
+    here = fold_batch(no_engine, rows, POLICY, None, blind)
     monkeypatch.setattr(fold, "_ROWS_AT_HOME", 10)
     spark = open_session(SparkSettings(), rig.home, SITE)
     try:
-        there = fold_batch(lambda: spark, rows, POLICY, None)
+        there = fold_batch(lambda: spark, rows, POLICY, None, blind)
     finally:
         leave_session(spark)
     assert in_order(there.to_pylist()) == in_order(here.to_pylist())
@@ -126,7 +174,3 @@ def test_a_state_comes_back_from_its_columns(nodes: dict[str, NodeState]) -> Non
     for state in nodes.values():
         values = [str(value) if isinstance(value, Status) else value for value in state_values(state)]
         assert state_of(values) == state
-
-
-def test_the_columns_of_a_node_are_the_fields_of_its_state() -> None:
-    assert tuple(NodeState.__dataclass_fields__) == NODE_COLUMNS
