@@ -6,45 +6,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
 import pytest
 
 import sr_assets
-from sr_assets.adapters.published import tables
-from sr_assets.adapters.state.store import SiteState, StreamState
 from sr_assets.domain.errors import ConfigurationError, RunError
-
-#: 2026-01-31T12:00:00Z
-NOW_NS = 1_769_860_800_000_000_000
-
-
-def node_row(node: str, copied_ns: int | None) -> dict[str, object]:
-    return {
-        "node": node,
-        "first_seen_ns": NOW_NS - 60_000_000_000,
-        "seen_ns": NOW_NS,
-        "sequence": 7,
-        "copied_ns": copied_ns,
-        "copied_bytes": None if copied_ns is None else 900,
-        "status": "up",
-        "status_since_ns": NOW_NS,
-        "retired_at_ns": None,
-        "times_retired": 0,
-        "transition": 1,
-        "deadline_ns": None,
-    }
+from sr_assets_tests.published import node_row, publish_nodes
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A home where two nodes are known, one of which was copied."""
     home = tmp_path / "home"
-    with SiteState(home / "sites" / "london") as state:
-        with state.transaction():
-            state.save_stream(StreamState("REG", 1, 8, watermark_ns=NOW_NS, as_of_ns=NOW_NS))
-            state.merge_nodes("REG", pa.Table.from_pylist([node_row("a", NOW_NS), node_row("b", None)]))
-        streams = [tables.PublishedStream("REG", "LONDON_REG", tracked=True)]
-        tables.publish_site(home, "london", state, streams, sites=["london"], run_id="run", as_of_ns=NOW_NS)
+    publish_nodes(home, node_row("a", "up", 0), node_row("b", "up", 0, copied=False))
     return home
 
 
@@ -95,12 +68,8 @@ def test_nothing_published_yet_is_one_line(tmp_path: Path) -> None:
 def test_reading_leaves_no_connection_open(home: Path) -> None:
     """One that stayed open would show the old file for ever."""
     sr_assets.read("replication", home=home)
-    with SiteState(home / "sites" / "london") as state:
-        with state.transaction():
-            state.save_stream(StreamState("REG", 1, 9, copied_messages=3, watermark_ns=NOW_NS, as_of_ns=NOW_NS))
-        streams = [tables.PublishedStream("REG", "LONDON_REG", tracked=True)]
-        tables.publish_site(home, "london", state, streams, sites=["london"], run_id="run", as_of_ns=NOW_NS)
-    assert sr_assets.read("replication", home=home)["copied_messages"].to_list() == [3]
+    publish_nodes(home, sequence=9)
+    assert sr_assets.read("replication", home=home)["next_sequence"].to_list() == [9]
 
 
 def test_importing_the_package_loads_nothing_else_and_an_unknown_name_is_an_attribute_error() -> None:

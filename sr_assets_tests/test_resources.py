@@ -13,12 +13,11 @@ from dagster_duckdb import DuckDBResource
 from dagster_pyspark import PySparkResource
 from pyspark.errors import PySparkException
 
-from sr_assets.adapters.published import tables
-from sr_assets.adapters.state.store import SiteState, StreamState
 from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError
 from sr_assets.resources import FleetTables, Platform
 from sr_assets.settings import Settings, load_settings
+from sr_assets_tests.published import publish_nodes
 
 CONFIGURATION = """
 name: US-EAST
@@ -26,15 +25,6 @@ streams:
   - {name: london, stream: REG, source_url: "nats://user:secret-word@127.0.0.1:1", target_url: b:1}
 spark: {config: {spark.hadoop.password: secret-word}}
 """
-
-
-def publish(home: Path, copied: int) -> None:
-    """Publish one stream's row."""
-    with SiteState(home / "sites" / "london") as state:
-        with state.transaction():
-            state.save_stream(StreamState("REG", 1, 8, copied_messages=copied))
-        streams = [tables.PublishedStream("REG", "REG", tracked=False)]
-        tables.publish_site(home, "london", state, streams, sites=["london"], run_id="run", as_of_ns=1)
 
 
 def configured(folder: Path, home: Path) -> Settings:
@@ -50,12 +40,12 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def fleet_tables(settings: Settings) -> FleetTables:
-    publish(settings.home, copied=3)
+    publish_nodes(settings.home, sequence=3)
     return FleetTables(database=str(settings.home / "fleet.duckdb"))
 
 
-def copied(connection: duckdb.DuckDBPyConnection) -> Any:
-    return connection.execute("SELECT copied_messages FROM replication").fetchall()
+def position(connection: duckdb.DuckDBPyConnection) -> Any:
+    return connection.execute("SELECT next_sequence FROM replication").fetchall()
 
 
 def with_others(ours: dg.Definitions, asset: dg.AssetsDefinition) -> dg.JobDefinition:
@@ -66,7 +56,7 @@ def with_others(ours: dg.Definitions, asset: dg.AssetsDefinition) -> dg.JobDefin
 
 def test_the_tables_can_be_read_and_not_written(fleet_tables: FleetTables) -> None:
     with fleet_tables.get_connection() as connection:
-        assert copied(connection) == [(3,)]
+        assert position(connection) == [(3,)]
         assert connection.execute("SELECT current_setting('TimeZone')").fetchall() == [("UTC",)]
         with pytest.raises(duckdb.InvalidInputException, match="read-only"):
             connection.execute("DELETE FROM replication")
@@ -78,10 +68,10 @@ def test_a_connection_is_closed_after_an_exception_so_that_the_next_one_sees_wha
     with pytest.raises(ZeroDivisionError), fleet_tables.get_connection() as connection:
         raise ZeroDivisionError
     with pytest.raises(duckdb.ConnectionException):
-        copied(connection)
-    publish(settings.home, copied=4)
+        position(connection)
+    publish_nodes(settings.home, sequence=4)
     with fleet_tables.get_connection() as connection:
-        assert copied(connection) == [(4,)]
+        assert position(connection) == [(4,)]
 
 
 def test_options_of_duckdb_are_set(fleet_tables: FleetTables) -> None:
@@ -100,25 +90,25 @@ def test_nothing_published_yet_is_one_line(tmp_path: Path) -> None:
 
 def test_a_resource_of_the_same_name_replaces_ours_and_others_are_added(tmp_path: Path, settings: Settings) -> None:
     elsewhere = tmp_path / "elsewhere"
-    publish(elsewhere, copied=5)
+    publish_nodes(elsewhere, sequence=5)
     seen = {}
 
     @dg.asset
     def counted(fleet_tables: DuckDBResource, limit: dg.ResourceParam[int]) -> None:
         with fleet_tables.get_connection() as connection:
-            seen["copied"] = copied(connection)
+            seen["position"] = position(connection)
         seen["limit"] = limit
 
     ours = build(settings, {"fleet_tables": FleetTables(database=str(elsewhere / "fleet.duckdb")), "limit": 7})
     with dg.DagsterInstance.ephemeral() as instance:
         assert with_others(ours, counted).execute_in_process(instance=instance).success
-    assert seen == {"copied": [(5,)], "limit": 7}
+    assert seen == {"position": [(5,)], "limit": 7}
 
 
 def test_our_own_assets_get_a_platform_that_tests_may_replace(tmp_path: Path, settings: Settings) -> None:
     """The step that records the published tables asks the platform where they are."""
     other = configured(tmp_path, tmp_path / "other")
-    publish(other.home, copied=6)
+    publish_nodes(other.home)
     job = build(settings, {"platform": Platform(settings=other)}).resolve_job_def("london_replication")
     with dg.DagsterInstance.ephemeral() as instance:
         result = job.execute_in_process(instance=instance, asset_selection=[dg.AssetKey(["fleet", "replication"])])
