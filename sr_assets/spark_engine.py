@@ -5,20 +5,24 @@ because importing `dagster_pyspark` imports pyspark, which loading the definitio
 strings here: Dagster reads those of a resource's class.
 """
 
+import os
 import uuid
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 from dagster_pyspark import PySparkResource
 from pydantic import Field, PrivateAttr
 
 from sr_assets.adapters.spark.engine import KEEP_SECONDS, use_engine
-from sr_assets.adapters.spark.session import leave_session, open_session
+from sr_assets.adapters.spark.session import open_session
 from sr_assets.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_CONNECT_MODE: Final = "SPARK_CONNECT_MODE_ENABLED"
 
 
 class SparkEngine(PySparkResource):
@@ -43,8 +47,8 @@ class SparkEngine(PySparkResource):
             home = self.settings.home.resolve()
             # No name of a site has a slash in it.
             self._session = open_session(self.settings.spark, home, f"run/{uuid.uuid4()}")
-            self._ending.callback(_end_session, self._session)
             self._ending.enter_context(use_engine(home, KEEP_SECONDS))
+            self._ending.enter_context(_ended(self._session))
             for option, value in self.spark_config.items():
                 self._session.conf.set(option, value)
         session: SparkSession = self._session
@@ -56,11 +60,20 @@ class SparkEngine(PySparkResource):
         self._ending.close()
 
 
-def _end_session(session: "SparkSession") -> None:
-    """End a session on an engine, so that its memory is given back; a classic one ends with its process."""
+@contextmanager
+def _ended(session: "SparkSession") -> Iterator[None]:
+    """End a session on an engine with `with`, so that its memory is given back; a classic one ends with its process."""
     from pyspark.sql.connect.session import SparkSession as RemoteSession
 
-    if isinstance(session, RemoteSession):
+    if not isinstance(session, RemoteSession):
+        yield
+        return
+    # As PySpark's own builder does: by this `pyspark.sql.functions` knows for which kind of session it makes columns.
+    outer = _CONNECT_MODE in os.environ
+    os.environ[_CONNECT_MODE] = "1"
+    try:
+        yield
+    finally:
+        if not outer:
+            del os.environ[_CONNECT_MODE]
         session.stop()
-    else:
-        leave_session(session)

@@ -12,6 +12,7 @@ import pytest
 from dagster_duckdb import DuckDBResource
 from dagster_pyspark import PySparkResource
 from pyspark.errors import PySparkException
+from pyspark.sql import functions
 
 from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError
@@ -155,7 +156,7 @@ def test_every_run_has_a_spark_session_of_its_own_and_ends_it(tmp_path: Path, en
         session = spark.spark_session
         assert spark.spark_session is session
         sessions.append(session)
-        return dg.MaterializeResult(metadata={"rows": session.range(1000).count()})
+        return dg.MaterializeResult(metadata={"rows": session.range(2000).where(functions.col("id") < 1000).count()})
 
     job = with_others(build(settings), rows)
     with dg.DagsterInstance.ephemeral() as instance:
