@@ -1,21 +1,30 @@
-"""What Dagster hands to assets: the configured platform, from which a run opens its site.
+"""What Dagster hands to assets, as Dagster resources: the platform for ours, the published tables and Spark for others'.
 
-Here: opening a site for one Dagster run, always closed again. Not here: what is done with it (`stages`), the assets
-themselves.
+Add here what an asset asks for by a parameter. Not here: what a run does with it (`stages`), the assets themselves, the
+Spark resource's class (`spark_engine`), which would load pyspark with the definitions. Annotations are no
+strings here: Dagster reads those of a resource's class.
 """
-
-from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import dataclass
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import dagster as dg
+from dagster_duckdb import DuckDBResource
+
+from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.adapters.spark.engine import KEEP_ONCE_SECONDS, KEEP_SECONDS
+from sr_assets.settings import Settings
 from sr_assets.stages.site import Site
 
 if TYPE_CHECKING:
-    from sr_assets.settings import Settings
+    from collections.abc import Iterator
+
+    import duckdb
+
+    from sr_assets.spark_engine import SparkEngine
 
 #: Tag of a run: `linger` (the sensors' runs wait for more until their budget is used), `once` (a single run of the
 #: command line) or nothing: drain and end.
@@ -26,20 +35,57 @@ ONCE = "once"
 MISCONFIGURED = "misconfigured"
 
 
-@dataclass(frozen=True, slots=True)
-class Platform:
-    """The platform as configured; what every asset needs and nothing more."""
+class Platform(dg.ConfigurableResource[Settings]):
+    """The configured platform, from which a run of a site's assets opens the site.
 
-    settings: Settings
+    The settings are a dependency and no configuration of Dagster's, so that nothing of them is stored or shown there.
+    """
+
+    settings: dg.ResourceDependency[Settings]
 
     def open_site(self, name: str, run_id: str, mode: str | None) -> Site:
         """Return a site to be entered with `with`: its lock, state and connections last until the end of that.
 
-        `mode` is the run's `MODE_TAG`: after a single run of the command line the engine is soon not wanted any more.
+        `mode` is the run's `MODE_TAG`: after a single run of the command line the engine is soon not needed any more.
         """
         configure_logging(self.settings)
         keep_seconds = KEEP_ONCE_SECONDS if mode == ONCE else KEEP_SECONDS
         return Site(self.settings, name, owner=f"run {run_id}", run_id=run_id, keep_engine_seconds=keep_seconds)
+
+
+class FleetTables(DuckDBResource):
+    """The published tables of `fleet.duckdb`, the file that `database` names, for reading; times are in UTC.
+
+    `connection_config` are options of DuckDB that can be set on an open connection, `memory_limit` say.
+    """
+
+    @contextmanager
+    def get_connection(self) -> "Iterator[duckdb.DuckDBPyConnection]":
+        """Open the file of this moment, read-only; closed at the end of `with`, also after an exception.
+
+        Inside one process a connection that stays open hides every later publication. Raises RunError, one line, when
+        nothing was published yet.
+        """
+        with open_fleet(Path(self.database).parent) as connection:
+            for option, value in self.connection_config.items():
+                connection.execute(f"SET {option} = ?", [value])
+            yield connection
+
+
+def spark_resource(settings: Settings) -> dg.ResourceDefinition:
+    """Return the resource `spark`: a `SparkEngine` for the assets of one run, its class loaded when a run asks for it."""
+
+    def open_engine(context: dg.InitResourceContext) -> "Iterator[SparkEngine]":
+        from sr_assets.spark_engine import SparkEngine
+
+        engine = SparkEngine(settings=settings)
+        engine.setup_for_execution(context)
+        try:
+            yield engine
+        finally:
+            engine.teardown_after_execution(context)
+
+    return dg.ResourceDefinition(open_engine, description="A Spark session of the run's own on the platform's engine.")
 
 
 def configure_logging(settings: Settings) -> None:

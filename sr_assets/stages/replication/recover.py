@@ -31,7 +31,7 @@ from sr_assets.domain.tracking import Sighting, sight, splay_ns
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.tracking.fold import folded_table, transition_row
-from sr_assets.stages.tracking.node_state import node_row, node_table
+from sr_assets.stages.tracking.node_rows import node_row, node_table
 from sr_assets.stages.tracking.transitions import add_transitions
 
 if TYPE_CHECKING:

@@ -20,12 +20,14 @@ from sr_assets.adapters.spark.session import spark_error
 from sr_assets.adapters.spark.source import encode_extractor
 from sr_assets.domain.blindness import BlindSpans, find_blind_spans
 from sr_assets.domain.positions import SequenceRange, missing
-from sr_assets.domain.tracking import NO_SENDER, NODE_COLUMNS, Policy, Reason, deadline_ns, sweep, untracked
+from sr_assets.domain.tracking import NODE_COLUMNS, sweep
 from sr_assets.stages.source.position import advance, load_position, note_read
 from sr_assets.stages.source.reading import absence_reason, gap_rows, next_range, too_old_before
 from sr_assets.stages.source.suitability import check_source
-from sr_assets.stages.tracking.columns import state_of, state_values
+from sr_assets.stages.tracking.columns import state_of
+from sr_assets.stages.tracking.decisions import count_decisions, decide, due_copies
 from sr_assets.stages.tracking.fold import fold_batch, folded_table, transition_row
+from sr_assets.stages.tracking.node_rows import NODE_SCHEMA, follow_policy, node_row, node_table
 from sr_assets.stages.tracking.transitions import add_transitions
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.adapters.state.records import Intent, StreamState
     from sr_assets.adapters.state.store import SiteState
-    from sr_assets.domain.tracking import NodeState
     from sr_assets.settings import StreamSettings
     from sr_assets.stages.clock import Clock
     from sr_assets.stages.links import Clusters, SparkLink
@@ -43,16 +44,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NODE_SCHEMA: Final = pa.schema(
-    [
-        ("node", pa.string()),
-        *((name, pa.string() if name == "status" else pa.int64()) for name in NODE_COLUMNS),
-        ("deadline_ns", pa.int64()),
-    ]
-)
-_COPIED: Final = pa.array(
-    [reason.value for reason in (Reason.NEW, Reason.FORCED, Reason.SIZE, Reason.INTERVAL, Reason.NO_SENDER)]
-)
 #: So many nodes are swept in one transaction: a fleet that falls silent at once costs no more memory than that.
 _SWEPT_AT_ONCE: Final = 50_000
 
@@ -175,10 +166,10 @@ class NodeStage:
         cutoff_ns = left_open.cutoff_ns if left_open else too_old_before(stream.max_age_ns, source)
         blind, hole_open = self._blind_spans(state, source, covered, absent, sightings)
         folded = self._fold(state, sightings, cutoff_ns, blind)
-        decisions = _decisions(sightings, folded, cutoff_ns)
+        decisions = decide(sightings, folded, cutoff_ns)
         reasons = {row["values"]: row["counts"] for row in pc.value_counts(decisions["reason"]).to_pylist()}
-        due = decisions.filter(pc.is_in(decisions["reason"], _COPIED)).select(["sequence", "node", "payload_bytes"])
-        _count(state, reasons, gaps, sightings)
+        due = due_copies(decisions)
+        count_decisions(state, reasons, gaps, sightings)
         state.next_sequence = covered.next
         if sightings.num_rows:
             note_read(state, sightings["sequence"][-1].as_py(), sightings["stored_ns"][-1].as_py())
@@ -286,35 +277,6 @@ class NodeStage:
             add_transitions(self._store, self._stream, state, folded_table(events), self._report)
 
 
-def follow_policy(store: SiteState, stream: StreamSettings, policy: Policy, state: StreamState) -> None:
-    """Compute every deadline anew when the durations are others than those the stored deadlines were computed with."""
-    text = f"{policy.interval_ns}/{policy.warning_ns}"
-    if state.policy == text:
-        return
-    nodes = store.nodes(stream.stream)
-    blind = BlindSpans(tuple(nodes.blind_spans()))
-    rows = (
-        [node_row(policy, node, state_of(values), blind) for node, *values in nodes.waiting()] if state.policy else []
-    )
-    state.policy = text
-    with store.transaction():
-        store.save_stream(state)
-        if rows:
-            nodes.merge(node_table(rows))
-
-
-def node_row(policy: Policy, node: str, state: NodeState, blind: BlindSpans) -> tuple[Any, ...]:
-    """Return a node's state as `node_table` takes it, with its deadline."""
-    return node, *state_values(state), deadline_ns(policy, state, blind)
-
-
-def node_table(rows: Sequence[tuple[Any, ...]]) -> pa.Table:
-    """Return node states, rows of `node_row`, as a table of `NODE_SCHEMA`."""
-    columns = zip(*rows, strict=True)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, NODE_SCHEMA, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=NODE_SCHEMA)
-
-
 def _available(source: StreamInfo, covered: SequenceRange) -> int:
     """Return the first sequence of a range that the source still holds."""
     return min(max(covered.first, source.first_sequence), covered.next)
@@ -329,25 +291,3 @@ def _latest(sightings: pa.Table, before_ns: int | None) -> int | None:
 def _folded(intent: Intent, state: StreamState) -> Intent:
     """Return an earlier version's intent as it stands once its decisions are in the copy queue."""
     return replace(intent, folded=True, starts=state.starts)
-
-
-def _decisions(sightings: pa.Table, folded: pa.Table, cutoff_ns: int | None) -> pa.Table:
-    """Return one row per message: sequence, node (null when there is no sender), reason, payload_bytes."""
-    decided = folded.filter(pc.is_valid(folded["reason"]))
-    tracked = pa.table({"sequence": decided["decided"], "node": decided["sender"], "reason": decided["reason"]})
-    strangers = sightings.filter(pc.is_null(sightings["sender"]))
-    reasons = [untracked(ns, cutoff_ns, NO_SENDER).reason.value for ns in strangers["stored_ns"].to_pylist()]
-    nodes = pa.nulls(strangers.num_rows, pa.string())
-    others = pa.table({"sequence": strangers["sequence"], "node": nodes, "reason": pa.array(reasons, pa.string())})
-    both = pa.concat_tables([tracked, others.cast(tracked.schema)])
-    return both.join(sightings.select(["sequence", "payload_bytes"]), "sequence")
-
-
-def _count(state: StreamState, reasons: dict[str, int], gaps: list[dict[str, Any]], sightings: pa.Table) -> None:
-    if state.watermark_ns is not None and sightings.num_rows:
-        state.late_sightings += pc.sum(pc.less(sightings["stored_ns"], state.watermark_ns)).as_py() or 0
-    state.seen_messages += sum(reasons.values())
-    state.skipped_messages += reasons.get(Reason.SAMPLED.value, 0)
-    state.too_old_messages += reasons.get(Reason.TOO_OLD.value, 0)
-    state.no_sender_messages += reasons.get(Reason.NO_SENDER.value, 0)
-    state.gap_messages += sum(gap["messages"] for gap in gaps)

@@ -76,7 +76,7 @@ def test_the_statements_fold_like_the_rules(
     # The history has each advisory once, at the time it was received first in the stream's order of storing.
     expected: dict[tuple[Any, ...], int] = {}
     for one, _ in told:
-        expected.setdefault((one.event_id, one.event_ns, *one[:4]), one.cycle)
+        expected.setdefault((one.event_id, one.event_ns, *one[:4]), one.event_code)
     kept = state.connection.execute("SELECT event_id, event_ns, replicator, name, stream, node FROM global_history")
     assert sorted(kept.fetchall()) == sorted(expected)
     rejects = state.connection.execute("SELECT count(*) FROM global_rejects").fetchall()

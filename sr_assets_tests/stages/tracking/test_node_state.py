@@ -105,4 +105,4 @@ def test_retired_nodes_are_forgotten_after_their_retention(rig: Rig) -> None:
     rig.publish(stream, from_sender("a"))
     rig.drain()
     newest = rig.rows("SELECT * FROM node_advisories WHERE event = 'new' ORDER BY event_time")[-1]
-    assert (newest["previous"], newest["returned"], newest["transition"]) == (None, False, 1)
+    assert (newest["previous"], newest["returned"], newest["transition"]) == (None, False, 4)

@@ -1,0 +1,57 @@
+"""The public Python API: the published tables as pandas DataFrames.
+
+Add here what a notebook or a script may call. Not here: writing anything; resources for Dagster assets (`resources`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import duckdb
+import pandas as pd
+import pyarrow as pa
+
+from sr_assets.adapters.published.reading import open_fleet
+from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.settings import load_settings
+
+if TYPE_CHECKING:
+    import os
+
+#: Whole numbers and flags stay what they are where some are missing.
+_NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.int32(): pd.Int32Dtype(), pa.bool_(): pd.BooleanDtype()}
+#: In the file, but no table of the contract: it only tells the view `node_snapshots` where to look.
+_PRIVATE = "latest_snapshots"
+
+
+def read(
+    table: str, *, home: str | os.PathLike[str] | None = None, config: str | os.PathLike[str] | None = None
+) -> pd.DataFrame:
+    """Return a published table or view, as it was published last.
+
+    `home` is the folder with `fleet.duckdb`; without it the configuration names it: the file `config`, else
+    SR_ASSETS_CONFIG, else `conf/replication.yaml`. Times are UTC, whole numbers and flags nullable, JSON is text. Raises
+    ConfigurationError for a table that does not exist, RunError when nothing was published yet.
+    """
+    folder = Path(home) if home is not None else load_settings(None if config is None else Path(config)).home
+    with open_fleet(folder) as connection:
+        try:
+            _refuse_unknown(table, connection)
+            rows: pa.Table = connection.sql(f'SELECT * FROM "{table}"').to_arrow_table()
+        except duckdb.Error as error:
+            raise RunError(f"table {table} cannot be read: {str(error).strip().partition(chr(10))[0]}") from None
+    frame: pd.DataFrame = rows.to_pandas(types_mapper=_NULLABLE.get)
+    return frame
+
+
+def _refuse_unknown(table: str, connection: duckdb.DuckDBPyConnection) -> None:
+    found = connection.execute(
+        "SELECT table_name FROM information_schema.tables WHERE table_schema = 'main' ORDER BY table_name"
+    ).fetchall()
+    names = [name for (name,) in found if name != _PRIVATE]
+    if table not in names:
+        near = difflib.get_close_matches(table, names, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigurationError(f"no table {table!r} is published; {hint}there are: {', '.join(names)}")

@@ -1,0 +1,50 @@
+"""A batch's decisions as rows: what is copied and why not, which copies are due, what is counted.
+
+Not here: the rules that decide (`domain.tracking`), the fold (`fold`), the copying (`replication`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sr_assets.domain.tracking import NO_SENDER, Reason, untracked
+
+if TYPE_CHECKING:
+    from sr_assets.adapters.state.records import StreamState
+
+_COPIED: Final = pa.array(
+    [reason.value for reason in (Reason.NEW, Reason.FORCED, Reason.SIZE, Reason.INTERVAL, Reason.NO_SENDER)]
+)
+
+
+def due_copies(decisions: pa.Table) -> pa.Table:
+    """Return the copies that are due, rows of `decide`: sequence, node, payload_bytes."""
+    return decisions.filter(pc.is_in(decisions["reason"], _COPIED)).select(["sequence", "node", "payload_bytes"])
+
+
+def decide(sightings: pa.Table, folded: pa.Table, cutoff_ns: int | None) -> pa.Table:
+    """Return one row per message: sequence, node (null when there is no sender), reason, payload_bytes."""
+    decided = folded.filter(pc.is_valid(folded["reason"]))
+    tracked = pa.table({"sequence": decided["decided"], "node": decided["sender"], "reason": decided["reason"]})
+    strangers = sightings.filter(pc.is_null(sightings["sender"]))
+    reasons = [untracked(ns, cutoff_ns, NO_SENDER).reason.value for ns in strangers["stored_ns"].to_pylist()]
+    nodes = pa.nulls(strangers.num_rows, pa.string())
+    others = pa.table({"sequence": strangers["sequence"], "node": nodes, "reason": pa.array(reasons, pa.string())})
+    both = pa.concat_tables([tracked, others.cast(tracked.schema)])
+    return both.join(sightings.select(["sequence", "payload_bytes"]), "sequence")
+
+
+def count_decisions(
+    state: StreamState, reasons: dict[str, int], gaps: list[dict[str, Any]], sightings: pa.Table
+) -> None:
+    """Add a batch to the counters of a stream: its decisions by reason, its gaps, its late sightings."""
+    if state.watermark_ns is not None and sightings.num_rows:
+        state.late_sightings += pc.sum(pc.less(sightings["stored_ns"], state.watermark_ns)).as_py() or 0
+    state.seen_messages += sum(reasons.values())
+    state.skipped_messages += reasons.get(Reason.SAMPLED.value, 0)
+    state.too_old_messages += reasons.get(Reason.TOO_OLD.value, 0)
+    state.no_sender_messages += reasons.get(Reason.NO_SENDER.value, 0)
+    state.gap_messages += sum(gap["messages"] for gap in gaps)

@@ -1,0 +1,59 @@
+"""Node states as rows, with the deadline at which each has to be swept; and what a change of the policy does to those.
+
+Not here: the statements (`adapters.state.nodes`), the rules (`domain.tracking`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from sr_assets.domain.blindness import BlindSpans
+from sr_assets.domain.tracking import NODE_COLUMNS, deadline_ns
+from sr_assets.stages.tracking.columns import state_of, state_values
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sr_assets.adapters.state.records import StreamState
+    from sr_assets.adapters.state.store import SiteState
+    from sr_assets.domain.tracking import NodeState, Policy
+    from sr_assets.settings import StreamSettings
+
+NODE_SCHEMA: Final = pa.schema(
+    [
+        ("node", pa.string()),
+        *((name, pa.string() if name == "status" else pa.int64()) for name in NODE_COLUMNS),
+        ("deadline_ns", pa.int64()),
+    ]
+)
+
+
+def follow_policy(store: SiteState, stream: StreamSettings, policy: Policy, state: StreamState) -> None:
+    """Compute every deadline anew when the durations are others than those the stored deadlines were computed with."""
+    text = f"{policy.interval_ns}/{policy.warning_ns}"
+    if state.policy == text:
+        return
+    nodes = store.nodes(stream.stream)
+    blind = BlindSpans(tuple(nodes.blind_spans()))
+    rows = (
+        [node_row(policy, node, state_of(values), blind) for node, *values in nodes.waiting()] if state.policy else []
+    )
+    state.policy = text
+    with store.transaction():
+        store.save_stream(state)
+        if rows:
+            nodes.merge(node_table(rows))
+
+
+def node_row(policy: Policy, node: str, state: NodeState, blind: BlindSpans) -> tuple[Any, ...]:
+    """Return a node's state as `node_table` takes it, with its deadline."""
+    return node, *state_values(state), deadline_ns(policy, state, blind)
+
+
+def node_table(rows: Sequence[tuple[Any, ...]]) -> pa.Table:
+    """Return node states, rows of `node_row`, as a table of `NODE_SCHEMA`."""
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, NODE_SCHEMA, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=NODE_SCHEMA)

@@ -1,0 +1,83 @@
+"""`sr_assets.read`: published tables as DataFrames, with the types they are published with."""
+
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import sr_assets
+from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets_tests.published import node_row, publish_nodes
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home where two nodes are known, one of which was copied."""
+    home = tmp_path / "home"
+    publish_nodes(home, node_row("a", "up", 0), node_row("b", "up", 0, copied=False))
+    return home
+
+
+def test_a_table_has_utc_times_and_whole_numbers_where_some_are_missing(home: Path) -> None:
+    nodes = sr_assets.read("last_seen_nodes", home=home).set_index("node")
+    assert nodes.loc["a", "last_seen"] == pd.Timestamp(datetime(2026, 1, 31, 12, tzinfo=UTC))
+    assert str(nodes["last_copied"].dtype) == "datetime64[us, UTC]"
+    assert nodes["last_copied"].isna().to_list() == [False, True]
+    assert str(nodes["copied_bytes"].dtype) == "Int64"
+    assert nodes["copied_bytes"].to_list() == [900, pd.NA]
+
+
+def test_a_view_and_an_empty_table_are_read_like_a_table(home: Path) -> None:
+    assert sr_assets.read("node_availability", home=home)["status"].to_list() == ["up", "up"]
+    gaps = sr_assets.read("gaps", home=home)
+    assert gaps.empty
+    assert str(gaps["noticed_at"].dtype) == "datetime64[us, UTC]"
+    assert sr_assets.read("node_snapshots", home=home).empty
+
+
+def test_the_home_comes_from_a_configuration_or_from_the_environment(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SR_ASSETS_HOME", raising=False)
+    file = tmp_path / "replication.yaml"
+    file.write_text(f"name: X\nstate_store: {home}\nstreams: [{{stream: REG, source_url: a:1, target_url: b:1}}]\n")
+    assert len(sr_assets.read("last_seen_nodes", config=file)) == 2
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(file))
+    assert len(sr_assets.read("last_seen_nodes")) == 2
+
+
+def test_a_table_that_does_not_exist_is_refused_with_those_that_do(home: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"no table 'last_seen' is published; did you mean last_seen_nodes\?"
+    ) as e:
+        sr_assets.read("last_seen", home=home)
+    assert "node_snapshots" in str(e.value)
+    assert "latest_snapshots" not in str(e.value)
+    with pytest.raises(ConfigurationError, match="no table"):
+        sr_assets.read('gaps" JOIN "last_seen_nodes', home=home)
+
+
+def test_nothing_published_yet_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="nothing is published yet"):
+        sr_assets.read("last_seen_nodes", home=tmp_path)
+
+
+def test_reading_leaves_no_connection_open(home: Path) -> None:
+    """One that stayed open would show the old file for ever."""
+    sr_assets.read("replication", home=home)
+    publish_nodes(home, sequence=9)
+    assert sr_assets.read("replication", home=home)["next_sequence"].to_list() == [9]
+
+
+def test_importing_the_package_loads_nothing_else_and_an_unknown_name_is_an_attribute_error() -> None:
+    script = (
+        "import sys; before = set(sys.modules); import sr_assets;"
+        "print([name for name in sys.modules if name not in before and name.partition('.')[0] not in sys.stdlib_module_names])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "['sr_assets']\n"
+    with pytest.raises(AttributeError, match="no attribute 'write'"):
+        sr_assets.write  # noqa: B018

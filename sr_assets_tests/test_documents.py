@@ -1,0 +1,280 @@
+"""README and the documents: their configurations load, their SQL runs, their commands parse, their links lead somewhere,
+and the reference names every command, key, table and column there is.
+
+A fenced block says by its first line what it is: `yaml` a whole configuration, `yaml fragment` keys that belong into one,
+`sql` statements on the published tables, `console` commands after `$`, `python` a script, `python asset` a module for
+Dagster.
+"""
+
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import dagster as dg
+import duckdb
+import pytest
+import yaml
+
+from sr_assets.adapters.published.reading import open_fleet, read_rows
+from sr_assets.cli.base import cli
+from sr_assets.settings import load_settings
+from sr_assets.settings.shape import Raw
+from sr_assets_tests.published import MINUTE_NS, node_row, publish_message, publish_nodes
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+CONTRACT = (ROOT / "docs" / "contract.md").read_text()
+_BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: What every configuration needs; a fragment is put into it.
+_ENTRY = {"stream": "S", "source_url": "a:1", "target_url": "b:1"}
+_PRIVATE_TABLE = "latest_snapshots"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a document; its line is what a failure shows."""
+
+    document: Path
+    line: int
+    info: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.document.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(*infos: str) -> list[Block]:
+    """Return the documents' blocks that begin with one of these words."""
+    return [
+        Block(document, text.count("\n", 0, found.start()) + 1, found[1], found[2])
+        for document in DOCUMENTS
+        for text in [document.read_text()]
+        for found in _BLOCK.finditer(text)
+        if found[1] in infos
+    ]
+
+
+def commands() -> list[tuple[Block, str]]:
+    """Return every command line in the documents' console blocks."""
+    return [
+        (block, line.removeprefix("$ "))
+        for block in blocks("console")
+        for line in block.text.splitlines()
+        if line.startswith("$ ")
+    ]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with three nodes, one of them silent, and a message."""
+    home = tmp_path_factory.mktemp("documents")
+    publish_nodes(
+        home,
+        node_row("web1.ldn.example.net", "up", 0),
+        node_row("web2.ldn.example.net", "timeout", 20 * MINUTE_NS),
+        node_row("web3.ldn.example.net", "retired", 80 * MINUTE_NS),
+    )
+    publish_message(home, "web1.ldn.example.net")
+    return home
+
+
+def test_every_block_is_of_a_kind_that_is_tested_or_needs_no_test() -> None:
+    known = {"yaml", "yaml fragment", "sql", "console", "python", "python asset", "mermaid", "text", "json"}
+    unknown = [
+        f"{document.name}: {found[1]!r}"
+        for document in DOCUMENTS
+        for found in _BLOCK.finditer(document.read_text())
+        if found[1] not in known
+    ]
+    assert not unknown
+
+
+@pytest.mark.parametrize("block", blocks("yaml", "yaml fragment"), ids=str)
+def test_a_configuration_loads(block: Block, tmp_path: Path) -> None:
+    text = block.text
+    if block.info == "yaml fragment":
+        keys = yaml.safe_load(text)
+        entries = [{**_ENTRY, **entry} for entry in keys.pop("streams", [{}])]
+        text = yaml.safe_dump({"name": "X", "streams": entries, **keys})
+    file = tmp_path / "replication.yaml"
+    file.write_text(text)
+    environment = dict.fromkeys(re.findall(r"\$\{(\w+)\}", text), "value")
+    settings = load_settings(file, environment)
+    assert settings.entries
+    assert not settings.warnings
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "conf").glob("*.yaml")), ids=lambda file: file.name)
+def test_an_example_in_conf_loads(file: Path) -> None:
+    names = re.findall(r"\$\{(\w+)\}", file.read_text())
+    assert load_settings(file, {name: f"host-{name.lower().replace('_', '-')}:4222" for name in names}).entries
+
+
+@pytest.mark.parametrize("block", blocks("sql"), ids=str)
+def test_a_query_runs(block: Block, home: Path) -> None:
+    with open_fleet(home, confined=True) as connection:
+        for statement in duckdb.extract_statements(block.text):
+            assert read_rows(connection, statement.query).columns
+
+
+@pytest.mark.parametrize(("block", "line"), commands(), ids=str)
+def test_a_command_line_parses(block: Block, line: str) -> None:
+    words = shlex.split(line, comments=True)
+    while words and re.fullmatch(r"\w+=.*", words[0]):
+        words.pop(0)
+    if words[0] == "make":
+        targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        assert {word for word in words[1:] if "=" not in word} <= targets
+    elif Path(words[0]).name == "sr-assets":
+        parse(words[1:])
+
+
+def parse(arguments: list[str]) -> None:
+    """Resolve a command and read its options, without running it; raises click's own error."""
+    command: click.Command = cli
+    while isinstance(command, click.Group):
+        at = next((place for place, word in enumerate(arguments) if word in command.commands), None)
+        assert at is not None, f"no command of {command.name} in {arguments}"
+        command.make_context(command.name, arguments[:at], resilient_parsing=True)
+        command, arguments = command.commands[arguments[at]], arguments[at + 1 :]
+    command.make_context(command.name, list(arguments))
+
+
+def test_a_command_that_does_not_exist_is_seen() -> None:
+    with pytest.raises(AssertionError, match="no command"):
+        parse(["look"])
+    with pytest.raises(click.UsageError):
+        parse(["--config", "x.yaml", "nodes", "--colour", "red"])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
+def test_links_lead_to_a_file_and_a_heading(document: Path) -> None:
+    text = _BLOCK.sub("", document.read_text())
+    wrong = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+://", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (document.parent / path).resolve() if path else document
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            wrong.append(target)
+    assert not wrong
+
+
+def anchors(document: Path) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", _BLOCK.sub("", document.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def section(title: str) -> str:
+    """Return a chapter of the reference."""
+    return CONTRACT.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def all_commands() -> Iterator[tuple[str, click.Command]]:
+    for name, command in cli.commands.items():
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {sub}", found) for sub, found in command.commands.items())
+        else:
+            yield name, command
+
+
+@pytest.mark.parametrize(("name", "command"), [pytest.param(*each, id=each[0]) for each in all_commands()])
+def test_the_reference_has_every_command_with_its_options(name: str, command: click.Command) -> None:
+    line = next((line for line in section("Commands").splitlines() if re.match(rf"\| [^|]*`{name}[ `]", line)), None)
+    assert line is not None, f"{name} is missing"
+    options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+    missing = {option for option in options if not re.search(rf"{option}\b", line)}
+    assert not missing
+
+
+def raw_models(model: type[Raw] = Raw) -> Iterator[type[Raw]]:
+    for found in model.__subclasses__():
+        yield found
+        yield from raw_models(found)
+
+
+@pytest.mark.parametrize("model", list(raw_models()), ids=lambda model: model.__name__)
+def test_the_reference_has_every_configuration_key(model: type[Raw]) -> None:
+    text = section("Configuration")
+    assert not [key for key in model.model_fields if f"`{key}`" not in text]
+
+
+def test_the_reference_has_every_table_with_its_columns(home: Path) -> None:
+    with open_fleet(home) as connection:
+        columns = connection.execute("SELECT table_name, column_name FROM information_schema.columns").fetchall()
+    lines = {
+        found[1]: line
+        for line in section("Tables in fleet.duckdb").splitlines()
+        if (found := re.match(r"\| `(\w+)` \|", line))
+    }
+    public = [(table, column) for table, column in columns if table != _PRIVATE_TABLE]
+    assert {table for table, _ in public} <= set(lines)
+    assert not [
+        (table, column) for table, column in public if not re.search(rf"\b{column}\b", lines[table].split("|")[3])
+    ]
+
+
+def test_the_reference_has_every_check_and_operations_say_what_to_do(tmp_path: Path) -> None:
+    from sr_assets.definitions import build
+
+    file = tmp_path / "replication.yaml"
+    entry = {**_ENTRY, "inspect_field": "sender", "inspect_duration": "1h"}
+    feed = {"name": "centre", "stream": "ADVISORIES", "url": "b:1"}
+    file.write_text(yaml.safe_dump({"name": "X", "streams": [entry], "feeds": [feed]}))
+    graph = build(load_settings(file, {"SR_ASSETS_HOME": str(tmp_path)})).resolve_asset_graph()
+    checks = {key.name for key in graph.asset_check_keys}
+    nouns = {key.path[-1] for key in graph.get_all_asset_keys() if key.path[0] in ("X", "centre")}
+    reference = section("Dagster: assets, checks, sensors, jobs, resources")
+    assert not [name for name in checks | nouns if f"`{name}`" not in reference]
+    operations = (ROOT / "docs" / "operations.md").read_text()
+    assert not [name for name in checks if not re.search(rf"^\| `{name}`", operations, re.MULTILINE)]
+
+
+def configure(folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = folder / "replication.yaml"
+    entry = {**_ENTRY, "name": "london", "stream": "REG", "inspect_field": "sender", "inspect_duration": "1h"}
+    file.write_text(yaml.safe_dump({"name": "X", "streams": [entry]}))
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(file))
+    monkeypatch.setenv("SR_ASSETS_HOME", str(home))
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=str)
+def test_a_script_runs(
+    block: Block, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure(tmp_path, home, monkeypatch)
+    exec(compile(block.text, str(block), "exec"), {})
+    assert re.search("web2|timeout", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("block", blocks("python asset"), ids=str)
+def test_an_asset_of_somebody_else_materialises_on_the_platform(
+    block: Block, tmp_path: Path, engine_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its table is read with the DuckDB resource and counted in a session of the platform's Spark engine."""
+    shutil.rmtree(engine_home / "sites", ignore_errors=True)
+    (engine_home / "fleet.duckdb").unlink(missing_ok=True)
+    publish_nodes(
+        engine_home,
+        node_row("web1.ldn.example.net", "up", 0),
+        node_row("web2.ldn.example.net", "timeout", 20 * MINUTE_NS),
+        node_row("db1.ldn.example.net", "timeout", 20 * MINUTE_NS),
+        node_row("web1.par.example.net", "timeout", 20 * MINUTE_NS),
+    )
+    configure(tmp_path, engine_home, monkeypatch)
+    module = ModuleType("my_fleet")
+    exec(compile(block.text, str(block), "exec"), module.__dict__)
+    definitions: dg.Definitions = module.defs
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = definitions.resolve_job_def("count_silent_domains").execute_in_process(instance=instance)
+    (recorded,) = result.asset_materializations_for_node("silent_domains")
+    metadata: dict[str, Any] = {key: value.value for key, value in recorded.metadata.items()}
+    assert metadata == {"silent_nodes": 3, "by_domain": {"ldn.example.net": 2, "par.example.net": 1}}

@@ -1,0 +1,171 @@
+"""The resources that the definitions hand out: the platform, the published tables, a Spark session of the run's own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import duckdb
+import pytest
+from dagster_duckdb import DuckDBResource
+from dagster_pyspark import PySparkResource
+from pyspark.errors import PySparkException
+from pyspark.sql import functions
+
+from sr_assets.definitions import build
+from sr_assets.domain.errors import RunError
+from sr_assets.resources import FleetTables, Platform
+from sr_assets.settings import Settings, load_settings
+from sr_assets_tests.published import publish_nodes
+
+CONFIGURATION = """
+name: US-EAST
+streams:
+  - {name: london, stream: REG, source_url: "nats://user:secret-word@127.0.0.1:1", target_url: b:1}
+spark: {config: {spark.hadoop.password: secret-word}}
+"""
+
+
+def configured(folder: Path, home: Path) -> Settings:
+    file = folder / "replication.yaml"
+    file.write_text(CONFIGURATION)
+    return load_settings(file, {"SR_ASSETS_HOME": str(home)})
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return configured(tmp_path, tmp_path / "home")
+
+
+@pytest.fixture
+def fleet_tables(settings: Settings) -> FleetTables:
+    publish_nodes(settings.home, sequence=3)
+    return FleetTables(database=str(settings.home / "fleet.duckdb"))
+
+
+def position(connection: duckdb.DuckDBPyConnection) -> Any:
+    return connection.execute("SELECT next_sequence FROM replication").fetchall()
+
+
+def with_others(ours: dg.Definitions, asset: dg.AssetsDefinition) -> dg.JobDefinition:
+    """Return the job of an asset that somebody adds to our definitions."""
+    theirs = dg.Definitions(assets=[asset], jobs=[dg.define_asset_job("theirs", [asset])])
+    return dg.Definitions.merge(ours, theirs).resolve_job_def("theirs")
+
+
+def test_the_tables_can_be_read_and_not_written(fleet_tables: FleetTables) -> None:
+    with fleet_tables.get_connection() as connection:
+        assert position(connection) == [(3,)]
+        assert connection.execute("SELECT current_setting('TimeZone')").fetchall() == [("UTC",)]
+        with pytest.raises(duckdb.InvalidInputException, match="read-only"):
+            connection.execute("DELETE FROM replication")
+
+
+def test_a_connection_is_closed_after_an_exception_so_that_the_next_one_sees_what_was_published_since(
+    fleet_tables: FleetTables, settings: Settings
+) -> None:
+    with pytest.raises(ZeroDivisionError), fleet_tables.get_connection() as connection:
+        raise ZeroDivisionError
+    with pytest.raises(duckdb.ConnectionException):
+        position(connection)
+    publish_nodes(settings.home, sequence=4)
+    with fleet_tables.get_connection() as connection:
+        assert position(connection) == [(4,)]
+
+
+def test_options_of_duckdb_are_set(fleet_tables: FleetTables) -> None:
+    limited = FleetTables(database=fleet_tables.database, connection_config={"threads": 1})
+    with limited.get_connection() as connection:
+        assert connection.execute("SELECT current_setting('threads')").fetchall() == [(1,)]
+
+
+def test_nothing_published_yet_is_one_line(tmp_path: Path) -> None:
+    with (
+        pytest.raises(RunError, match="nothing is published yet"),
+        FleetTables(database=str(tmp_path / "fleet.duckdb")).get_connection(),
+    ):
+        pass
+
+
+def test_a_resource_of_the_same_name_replaces_ours_and_others_are_added(tmp_path: Path, settings: Settings) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    publish_nodes(elsewhere, sequence=5)
+    seen = {}
+
+    @dg.asset
+    def counted(fleet_tables: DuckDBResource, limit: dg.ResourceParam[int]) -> None:
+        with fleet_tables.get_connection() as connection:
+            seen["position"] = position(connection)
+        seen["limit"] = limit
+
+    ours = build(settings, {"fleet_tables": FleetTables(database=str(elsewhere / "fleet.duckdb")), "limit": 7})
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert with_others(ours, counted).execute_in_process(instance=instance).success
+    assert seen == {"position": [(5,)], "limit": 7}
+
+
+def test_our_own_assets_get_a_platform_that_tests_may_replace(tmp_path: Path, settings: Settings) -> None:
+    """The step that records the published tables asks the platform where they are."""
+    other = configured(tmp_path, tmp_path / "other")
+    publish_nodes(other.home)
+    job = build(settings, {"platform": Platform(settings=other)}).resolve_job_def("london_replication")
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = job.execute_in_process(instance=instance, asset_selection=[dg.AssetKey(["fleet", "replication"])])
+    (recorded,) = result.asset_materializations_for_node("fleet_tables")
+    assert recorded.metadata["dagster/row_count"].value == 1
+
+
+def test_no_secret_of_the_settings_is_part_of_what_dagster_stores(settings: Settings) -> None:
+    resources = build(settings).get_repository_def().get_top_level_resources()
+    assert set(resources) == {"platform", "fleet_tables", "spark"}
+    defaults = {
+        name: field.default_value_as_json_str
+        for name, resource in resources.items()
+        if (field := resource.config_field) is not None and field.default_provided
+    }
+    assert defaults["platform"] == "{}"
+    assert str(settings.home) in defaults["fleet_tables"]
+    assert "secret-word" not in repr(defaults)
+
+
+def test_loading_the_definitions_loads_neither_spark_nor_pandas(settings: Settings, tmp_path: Path) -> None:
+    script = (
+        "import sys; from sr_assets import definitions as d;"
+        " d.build(d.load_settings()).get_repository_def();"
+        "print([name for name in ('pyspark', 'dagster_pyspark', 'pandas', 'py4j') if name in sys.modules])"
+    )
+    environment = {
+        **os.environ,
+        "SR_ASSETS_CONFIG": str(tmp_path / "replication.yaml"),
+        "SR_ASSETS_HOME": str(tmp_path),
+    }
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_every_run_has_a_spark_session_of_its_own_and_ends_it(tmp_path: Path, engine_home: Path) -> None:
+    file = tmp_path / "plain.yaml"
+    file.write_text(CONFIGURATION.partition("spark:")[0])
+    settings = load_settings(file, {"SR_ASSETS_HOME": str(engine_home)})
+    sessions = []
+
+    @dg.asset
+    def rows(spark: PySparkResource) -> dg.MaterializeResult[None]:
+        session = spark.spark_session
+        assert spark.spark_session is session
+        sessions.append(session)
+        return dg.MaterializeResult(metadata={"rows": session.range(2000).where(functions.col("id") < 1000).count()})
+
+    job = with_others(build(settings), rows)
+    with dg.DagsterInstance.ephemeral() as instance:
+        for _ in range(2):
+            result = job.execute_in_process(instance=instance)
+            (recorded,) = result.asset_materializations_for_node("rows")
+            assert recorded.metadata["rows"].value == 1000
+    first, second = sessions
+    assert first.session_id != second.session_id
+    for session in sessions:
+        with pytest.raises(PySparkException, match="NO_ACTIVE_SESSION"):
+            session.range(1).count()
