@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import parquet
 
-from sr_assets.adapters.published import history, tables
+from sr_assets.adapters.published import history, publishing
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 
@@ -69,5 +69,5 @@ def publish_message(home: Path, node: str) -> None:
 
 
 def _publish(home: Path, state: SiteState) -> None:
-    streams = [tables.PublishedStream(STREAM, "LONDON_REG", tracked=True)]
-    tables.publish_site(home, SITE, state, streams, sites=[SITE], run_id="run", as_of_ns=NOW_NS)
+    streams = [publishing.PublishedStream(STREAM, "LONDON_REG", tracked=True)]
+    publishing.publish_site(home, SITE, state, streams, sites=[SITE], run_id="run", as_of_ns=NOW_NS)
