@@ -2,7 +2,6 @@
 
 import socket
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -131,45 +130,38 @@ def test_a_stream_that_never_acknowledges_ends_at_the_timeout(cluster: Cluster, 
     assert cluster.last_refusal == "no acknowledgement within 0.2 s"
 
 
-def test_a_sender_that_is_refused_amid_others_keeps_its_order(
-    cluster: Cluster, nats_server: NatsServer, unique: Names
+@pytest.mark.parametrize(
+    ("senders", "stored"),
+    ((["a", "a", "b"], [b"a1"]), (["a", "b", "a"], [b"a1", b"a2"]), (None, [b"a1", b"a2", b"b1"])),
+    ids=("the next is the sender's own", "another's is between", "no senders"),
+)
+def test_a_senders_next_message_waits_for_the_acknowledgement_of_the_one_before(
+    cluster: Cluster, unique: Names, senders: list[str] | None, stored: list[bytes]
 ) -> None:
-    """The stream is full again and again: between two of a window's messages there may be room for just the second."""
-    name, kept = unique("TIGHT"), unique("KEPT")
-    made(cluster, kept)
-    made(cluster, name, max_msgs=40, discard="new", republish={"src": f"{name}.>", "dest": f"{kept}.>"})
-    left = [(f"{name}.{n % 100}", b"%d" % n, f"{name}-{n}") for n in range(1500)]
-    ended = threading.Event()
+    """This stream stores and never acknowledges, so that what was sent without waiting stands in it."""
+    name = unique("MUTE")
+    made(cluster, name, no_ack=True)
+    items = [(f"{name}.x", payload, payload.decode()) for payload in (b"a1", b"a2", b"b1")]
+    assert cluster.publish_many(items, senders, timeout_seconds=0.2) == [False, False, False]
+    messages = [cluster.message(name, sequence) for sequence in (1, 2, 3)]
+    assert [message.payload for message in messages if message is not None] == stored
 
-    def make_room() -> None:
-        with rig.cluster(nats_server) as other:
-            while not ended.wait(0.001):
-                other.request_api(f"STREAM.PURGE.{name}", {"keep": 20})
 
-    purging = threading.Thread(target=make_room)
-    purging.start()
-    refusals = 0
-    try:
-        while left:
-            done = cluster.publish_many(left, [subject for subject, _, _ in left])
-            refusals += done != sorted(done, reverse=True)
-            left = [item for item, stored in zip(left, done, strict=True) if not stored]
-    finally:
-        ended.set()
-        purging.join()
-    assert refusals, "nothing was refused amid what was stored: the test shows nothing"
-    stored = [cluster.message(kept, sequence) for sequence in range(1, 1501)]
-    told = defaultdict(list)
-    for message in stored:
-        assert message is not None
-        told[message.subject].append(int(message.payload))
-    assert told == {f"{kept}.{n}": list(range(n, 1500, 100)) for n in range(100)}
+def test_nothing_of_a_sender_is_sent_behind_its_refused_message(cluster: Cluster, unique: Names) -> None:
+    name = unique("SINGLE")
+    per_subject = {"max_msgs_per_subject": 1, "discard": "new", "discard_new_per_subject": True}
+    made(cluster, name, **per_subject)
+    senders = ["a", "b", "a", "a", "b"]
+    items = [(f"{name}.{sender}", b"%d" % n, f"{name}-{n}") for n, sender in enumerate(senders)]
+    assert cluster.publish_many(items, senders) == [True, True, False, False, False]
+    assert cluster.last_refusal == "maximum messages per subject exceeded (10077)"
+    assert cluster.stream_info(name).last_sequence == 2
 
 
 def test_what_was_acknowledged_before_the_connection_was_lost_is_known(tmp_path: Path) -> None:
     with NatsServer(tmp_path, "mortal") as mortal, rig.cluster(mortal) as cluster:
         made(cluster, "FEED")
-        killer = threading.Thread(target=lambda: (_await_messages(mortal, "FEED", 500), mortal.kill()))
+        killer = threading.Thread(target=_kill_when_it_holds, args=(mortal, "FEED", 500))
         killer.start()
         items = [(f"FEED.{n}", b"x" * 1000, str(n)) for n in range(50_000)]
         done = cluster.publish_many(items, timeout_seconds=20)
@@ -177,15 +169,16 @@ def test_what_was_acknowledged_before_the_connection_was_lost_is_known(tmp_path:
         assert cluster.last_refusal in ("connection lost", "unexpected EOF", "Connection reset by peer", "Broken pipe")
         mortal.start()
         stored = cluster.stream_info("FEED").messages
-        # Stored is told before it is acknowledged: what was under way counts as not known.
+        # Stream info counts a message before it is acknowledged: what was under way counts as not known.
         assert 0 < sum(done) <= stored < len(items)
         assert done == sorted(done, reverse=True)
 
 
-def _await_messages(server: NatsServer, stream: str, count: int) -> None:
+def _kill_when_it_holds(server: NatsServer, stream: str, count: int) -> None:
     with rig.cluster(server) as other:
         while other.stream_info(stream).messages < count:
             pass
+    server.kill()
 
 
 def test_core_messages_reach_who_listens(cluster: Cluster, nats_server: NatsServer, unique: Names) -> None:
