@@ -224,7 +224,7 @@ def test_what_is_published_says_by_which_run_and_when(rig: Rig) -> None:
     rig.add(rig.make())
     rig.drain()
     info = rig.row("snapshot_info")
-    assert (info["run_id"], info["schema_version"]) == ("test", 1)
+    assert (info["run_id"], info["schema_version"]) == ("test", 2)
     assert abs(info["as_of"].timestamp() - time.time()) < 60
 
 
