@@ -12,8 +12,9 @@ from sr_assets.domain.subjects import covers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-#: No stream's last sequence: a publish that expects it is answered by every stream and stored by none.
+#: No stream's last sequence: a publish that expects it is answered by every stream, with the code, and stored by none.
 IMPOSSIBLE_SEQUENCE: Final = 18446744073709551614
+WRONG_LAST_SEQUENCE: Final = 10071
 _MIN_DUPLICATE_WINDOW_NS: Final = 120 * 1_000_000_000
 #: Taken over from the source as they are; all that a source has besides stays there.
 _TAKEN_OVER: Final = ("max_msgs", "max_bytes", "max_age", "max_msgs_per_subject", "max_msg_size", "discard")

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from sr_assets.adapters.nats.api import NAME_MISMATCH, ApiError
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.wire import WRONG_LAST_SEQUENCE, Connection, read_range
+from sr_assets.adapters.wire import Connection, read_range
 from sr_assets.domain.errors import RunError, SrAssetsError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.subjects import advisory_subject
+from sr_assets.domain.target_stream import WRONG_LAST_SEQUENCE
 from sr_assets.domain.tracking import Event
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.replication.target import check_target, new_target

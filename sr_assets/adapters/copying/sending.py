@@ -20,7 +20,7 @@ from sr_assets.domain.messages import header_writer
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.provenance import find_copy, other_writer
 from sr_assets.domain.subjects import matcher, printable, target_subject
-from sr_assets.domain.target_stream import IMPOSSIBLE_SEQUENCE
+from sr_assets.domain.target_stream import IMPOSSIBLE_SEQUENCE, WRONG_LAST_SEQUENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,7 +34,7 @@ _ABOUT_THE_MESSAGE: Final = frozenset({wire.MESSAGE_TOO_LARGE, wire.HEADERS_TOO_
 #: What tells `discard_new_per_subject` from a full stream, whose code it has.
 _SUBJECT_FULL: Final = "per subject"
 #: Refusals that are about the target and its server, however long they last: full, without memory or disk.
-_ABOUT_THE_TARGET: Final = frozenset({wire.STREAM_FULL, 10023, 10028, 10047})
+_ABOUT_THE_TARGET: Final = frozenset({10077, 10023, 10028, 10047})
 _REFUSAL_SECONDS: Final = 30.0
 _ACK_SECONDS: Final = 30.0
 _PROBE_SECONDS: Final = 5.0
@@ -215,7 +215,7 @@ class Sender:
             acks = list(wire.Publisher(self._target, ack_timeout_seconds=_PROBE_SECONDS).publish_all([probe]))
         except wire.WireError:
             return False
-        return [ack.error_code for ack in acks] == [wire.WRONG_LAST_SEQUENCE]
+        return [ack.error_code for ack in acks] == [WRONG_LAST_SEQUENCE]
 
     # ------------------------------------------------------------------------------------------------- single messages
 

@@ -2,7 +2,6 @@
 
 import socket
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -150,39 +149,15 @@ def test_a_stream_that_never_acknowledges_ends_at_the_timeout(cluster: Cluster, 
     assert cluster.last_refusal == "no acknowledgement within 0.2 s"
 
 
-def test_a_sender_that_is_refused_amid_others_keeps_its_order(
-    cluster: Cluster, nats_server: NatsServer, unique: Names
+def test_a_senders_next_message_waits_for_the_acknowledgement_of_the_one_before(
+    cluster: Cluster, unique: Names
 ) -> None:
-    """The stream is full again and again: between two of a window's messages there may be room for just the second."""
-    name, kept = unique("TIGHT"), unique("KEPT")
-    made(cluster, kept)
-    made(cluster, name, max_msgs=40, discard="new", republish={"src": f"{name}.>", "dest": f"{kept}.>"})
-    left = [(f"{name}.{n % 100}", b"%d" % n, f"{name}-{n}") for n in range(1500)]
-    ended = threading.Event()
-
-    def make_room() -> None:
-        with rig.cluster(nats_server) as other:
-            while not ended.wait(0.001):
-                other.request_api(f"STREAM.PURGE.{name}", {"keep": 20})
-
-    purging = threading.Thread(target=make_room)
-    purging.start()
-    refusals = 0
-    try:
-        while left:
-            done = acknowledged(cluster.publish_many(left, [subject for subject, _, _ in left]))
-            refusals += done != sorted(done, reverse=True)
-            left = [item for item, stored in zip(left, done, strict=True) if not stored]
-    finally:
-        ended.set()
-        purging.join()
-    assert refusals, "nothing was refused amid what was stored: the test shows nothing"
-    stored = [cluster.message(kept, sequence) for sequence in range(1, 1501)]
-    told = defaultdict(list)
-    for message in stored:
-        assert message is not None
-        told[message.subject].append(int(message.payload))
-    assert told == {f"{kept}.{n}": list(range(n, 1500, 100)) for n in range(100)}
+    name = unique("MUTE")
+    made(cluster, name, no_ack=True)
+    items = [(f"{name}.{number}", b"", str(number)) for number in range(4)]
+    assert not any(acknowledged(cluster.publish_many(items, ["a", "a", "b", "b"], timeout_seconds=0.5)))
+    stored = [cluster.message(name, sequence) for sequence in (1, 2)]
+    assert [message and message.subject for message in stored] == [f"{name}.0", None], "the second never went out"
 
 
 def test_what_was_acknowledged_before_the_connection_was_lost_is_known(tmp_path: Path) -> None:
