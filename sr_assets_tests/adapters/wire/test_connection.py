@@ -29,7 +29,7 @@ def test_a_server_that_dies_ends_a_publish_with_one_line_and_the_target_tells_wh
 
             acks: list[Ack] = []
             with pytest.raises(WireError) as caught:
-                acks.extend(Publisher(connection, max_messages=100).publish_all(dying(), expect_last=0))
+                acks.extend(Publisher(connection, max_messages=100).publish_all(dying()))
             assert "\n" not in str(caught.value)
         server.start()
         with Connection(address(server)) as connection:
@@ -113,4 +113,4 @@ def test_pings_are_answered_while_waiting_and_while_publishing(tmp_path: Path) -
         stream = made(connection, "PINGED")
         for first in range(1, 8001, 2000):
             assert connection.receive(0.5) == []
-            assert publish(connection, outgoing(stream, 2000, first=first), expect_last=first - 1)[-1].error is None
+            assert publish(connection, outgoing(stream, 2000, first=first))[-1].error is None
