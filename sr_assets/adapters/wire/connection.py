@@ -30,8 +30,8 @@ class SilenceError(WireError):
 class Connection:
     """A connection to the first of a cluster's servers that answers; opened by `with`, closed at its end.
 
-    Used by one thread. Answers PING by itself; raises WireError as soon as the server complains, or lets us wait longer
-    than `request_seconds` for an answer or for taking what is sent.
+    Used by one thread. Answers PING by itself; raises WireError as soon as the server complains, or takes
+    longer than `request_seconds` to answer or to take what is sent.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Connection:
         """Ask the JetStream API and return its JSON, `error` included; raises WireError when nobody listens there.
 
         Without an answer it is asked again every 2 s until the timeout, `request_seconds` unless given, is over: a stream
-        that has lost its leader is silent, and its next leader has never heard the question. So only ask what may be
+        that has lost its leader is silent, and its next leader has never received the question. So only ask what may be
         asked twice.
         """
         seconds = self.request_seconds if timeout_seconds is None else timeout_seconds
@@ -170,7 +170,7 @@ class Connection:
                 return answer
         except (ValueError, RecursionError):
             pass
-        raise WireError(f"{self.address}: {question} answered what is no answer of JetStream: {payload[:80]!r}")
+        raise WireError(f"{self.address}: {question} sent an answer that is none of JetStream's: {payload[:80]!r}")
 
     def _open(self, server: str) -> None:
         self.address = server
@@ -204,7 +204,7 @@ class Connection:
         return info
 
     def _secure(self) -> None:
-        # What came in the clear behind INFO is from anybody.
+        # What came in the clear behind INFO may be from anybody.
         self._forget_received()
         self._open_link().secure(tls_context(self._cluster.tls or TlsSettings()))
 

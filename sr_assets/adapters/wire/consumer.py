@@ -21,7 +21,7 @@ from sr_assets.domain.positions import SequenceRange
 CONSUMER_INACTIVE_NS: Final = 300 * 1_000_000_000
 #: Less than `connection.SILENCE_SECONDS`: a request that waits in vain ends with a status before it counts as silent.
 EXPIRES_NS: Final = 2 * 1_000_000_000
-#: Where a consumer of one copy lives is chance: of three replicas, all these miss the leader once in a thousand times.
+#: The server places a consumer of one copy at random: of three replicas, twice in a thousand times none of these is the leader.
 _PLACEMENTS: Final = 16
 _DELETE_SECONDS: Final = 2.0
 _NO_MESSAGES: Final = 404
@@ -95,7 +95,7 @@ def _create_on_leader(connection: Connection, stream: str, config: dict[str, Any
     while True:
         attempts -= 1
         consumer = _create(connection, stream, config, deadline)
-        # Servers that are no cluster do not say.
+        # A server outside a cluster names no leader.
         if consumer.server is None or not attempts:
             return consumer
         if leader is None:
@@ -166,20 +166,21 @@ class _Consumer:
         request: dict[str, Any] = {"batch": batch_messages, "no_wait": True, "expires": EXPIRES_NS}
         if max_bytes:
             request["max_bytes"] = max_bytes
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
-        self._connection.send(f.encode_pub(subject, inbox, b"", f.encode_json(request)))
+        question = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
+        self._connection.send(f.encode_pub(question, inbox, b"", f.encode_json(request)))
         mark, left_bytes = b".%b." % self._name.encode(), max_bytes
         messages: list[Message] = []
         late = time.monotonic() + self._connection.silence_seconds
         try:
             for frame in self._frames:
-                if mark in frame.reply:
+                _, subject, reply, headers, payload = frame
+                if mark in reply:
                     messages.append(self._message(frame))
                     # As the server counts.
-                    left_bytes -= len(frame.subject) + len(frame.reply) + len(frame.headers) + len(frame.payload)
+                    left_bytes -= len(subject) + len(reply) + len(headers) + len(payload)
                     if len(messages) == batch_messages or not left_bytes:
                         break
-                elif frame.subject == inbox:
+                elif subject == inbox:
                     return messages, self._status(frame)
                 elif not messages and time.monotonic() > late:
                     raise SilenceError(f"{self._connection.address}: stream {self._stream} does not answer a pull")
@@ -195,8 +196,8 @@ class _Consumer:
             raise WireError(f"{self._connection.address}: {error}") from None
         self._delivered += 1
         if number != self._delivered:
-            place = f"{self._connection.address}: stream {self._stream}"
-            raise WireError(f"{place}: delivery {self._delivered} was lost")
+            stream = f"{self._connection.address}: stream {self._stream}"
+            raise WireError(f"{stream}: delivery {self._delivered} was lost")
         return message
 
     def _status(self, frame: Frame) -> int | None:

@@ -25,7 +25,7 @@ def read_direct(
 ) -> Iterator[list[Message]]:
     """Ask for batch after batch until the range is passed or nothing follows; messages behind it may come too.
 
-    Ends early when another stream answers, a mirror: what it sends is discarded. Raises SilenceError when nobody answers
+    Ends early when another stream answers, a mirror: what it sends is discarded. Raises SilenceError when no answer comes
     in time, `request_seconds` unless given.
     """
     cursor = max(wanted.first, 1)

@@ -5,6 +5,7 @@ certificates (`security`).
 """
 
 import contextlib
+import errno
 import select
 import socket
 import ssl
@@ -73,6 +74,8 @@ class Link:
     def secure(self, context: ssl.SSLContext) -> None:
         """Begin TLS; raises WireError when either side does not trust the other, or out of time."""
         try:
+            # Python would leave open what it wraps around a socket that was reset.
+            self._socket.getpeername()
             secured = context.wrap_socket(self._socket, server_hostname=self.host, do_handshake_on_connect=False)
             self._socket = secured
             while True:
@@ -123,7 +126,7 @@ class Link:
         return bytes(memoryview(self._buffer)[:count])
 
     def close(self) -> None:
-        """Close at once: the kernel still sends what it has taken, nobody waits for it."""
+        """Close without waiting; the kernel still sends what it has taken."""
         self._socket.close()
 
     def _await(self, events: int, timeout_seconds: float) -> bool:
@@ -138,7 +141,7 @@ class Link:
 
 
 def _words(error: Exception) -> str:
-    if isinstance(error, _CLOSED):
+    if isinstance(error, _CLOSED) or getattr(error, "errno", None) == errno.ENOTCONN:
         return CLOSED
     if isinstance(error, ssl.SSLError):
         return tls_words(error)

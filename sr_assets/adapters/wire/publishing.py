@@ -22,6 +22,8 @@ INVALID_SUBJECT: Final = 400
 MESSAGE_TOO_LARGE: Final = 10054
 HEADERS_TOO_LARGE: Final = 10097
 
+_UNKNOWN: Final = (0, 0)
+
 
 class Outgoing(NamedTuple):
     """A message to publish; `sequence` is the caller's own name for it and comes back in the Ack."""
@@ -78,16 +80,18 @@ class Publisher:
             if not (chunk or stored or frames):
                 silence = f"no acknowledgement within {self._ack_timeout_seconds:g} s"
                 raise WireError(f"{self._connection.address}: {silence}")
+            settle = window.under_way.pop
             for inbox, target_sequence in stored:
-                sequence = window.settle(inbox)
-                if sequence is not None:
+                sequence, size_bytes = settle(inbox, _UNKNOWN)
+                if size_bytes:
+                    window.waiting_bytes -= size_bytes
                     yield Ack(sequence, target_sequence)
             for frame in frames:
-                sequence = window.settle(frame.subject)
-                if sequence is not None:
+                sequence, size_bytes = settle(frame.subject, _UNKNOWN)
+                if size_bytes:
+                    window.waiting_bytes -= size_bytes
                     ack = parse_ack(sequence, frame)
-                    if ack.error is not None:
-                        window.sending = False
+                    window.sending = window.sending and ack.error is None
                     yield ack
         if window.refusal is not None:
             yield window.refusal
@@ -129,14 +133,6 @@ class _Window:
             chunk_bytes += size_bytes
         self.waiting_bytes += chunk_bytes
         return b"".join(chunk)
-
-    def settle(self, inbox: bytes) -> int | None:
-        """Take a message out of the window; returns its sequence, None when it was not in it."""
-        sent = self.under_way.pop(inbox, None)
-        if sent is None:
-            return None
-        self.waiting_bytes -= sent[1]
-        return sent[0]
 
 
 def _frame(item: Outgoing, inbox: bytes, limit_bytes: int) -> tuple[bytes, ...] | Ack:

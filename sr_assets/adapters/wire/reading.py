@@ -18,7 +18,7 @@ from sr_assets.domain.positions import SequenceRange, merge_ranges
 
 BATCH_MESSAGES: Final = 5_000
 BATCH_BYTES: Final = 8 << 20
-#: With more holes than this in one list of direct gets a consumer, whose word is the leader's, costs less than asking.
+#: With more holes than this in one list of direct gets, reading by a consumer on the leader costs less than asking.
 _ASKED_HOLES: Final = 64
 #: From this length on neighbours are read as a range.
 _RUN: Final = 32
@@ -156,7 +156,7 @@ def _read_direct_confirmed(
 
 
 def _until_silence(lists: Iterator[list[Message]]) -> Iterator[list[Message]]:
-    # Who was asked, a mirror far away say, may be gone: there are others to ask.
+    # Whoever was to answer, say a distant mirror, may be gone: the leader can still be asked.
     with contextlib.suppress(SilenceError):
         yield from lists
 

@@ -114,7 +114,7 @@ class _Gets:
             except SilenceError:
                 if not self.direct:
                     raise
-                # Who was asked may be gone: the leader is asked instead.
+                # Whoever was to answer may be gone: the leader is asked instead.
                 unanswered += self.under_way.values()
                 self.under_way.clear()
                 break
@@ -169,4 +169,4 @@ def _stored(connection: Connection, stream: str, answer: dict[str, Any]) -> Mess
     try:
         return f.stored_message(stored)
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise WireError(f"{connection.address}: stream {stream} answered what is no message") from None
+        raise WireError(f"{connection.address}: stream {stream} sent an answer that is no message") from None
