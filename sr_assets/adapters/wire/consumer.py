@@ -24,6 +24,7 @@ EXPIRES_NS: Final = 2 * 1_000_000_000
 #: The server places a consumer of one copy at random: of three replicas, twice in a thousand times none of these is the leader.
 _PLACEMENTS: Final = 16
 _DELETE_SECONDS: Final = 2.0
+_UNREACHABLE_SECONDS: Final = 0.02
 _NO_MESSAGES: Final = 404
 _TIMED_OUT: Final = 408
 _TOO_LARGE: Final = 409
@@ -138,14 +139,23 @@ class _Consumer:
     def pull(self, wanted: SequenceRange, batch_messages: int, max_bytes: int) -> Iterator[list[Message]]:
         """Pull batch after batch until the range is passed or nothing follows; raises SilenceError when stuck."""
         cursor, limit_bytes = wanted.first, max_bytes
+        reachable_until = time.monotonic() + self._connection.silence_seconds
         while cursor < wanted.next and self._pending != 0:
             batch = min(batch_messages, wanted.next - cursor) if limit_bytes else 1
             messages, status = self._pull_batch(batch, limit_bytes)
             if messages:
                 cursor = messages[-1].sequence + 1
                 yield messages
+                reachable_until = time.monotonic() + self._connection.silence_seconds
             if self._silence:
                 raise self._silence
+            if not messages and status == f.NO_RESPONDERS:
+                if time.monotonic() > reachable_until:
+                    address = self._connection.address
+                    raise SilenceError(f"{address}: stream {self._stream}: its consumer is gone")
+                # A server learns of a consumer that was just created on another one a moment later.
+                time.sleep(_UNREACHABLE_SECONDS)
+                continue
             if not messages and status != _TOO_LARGE:
                 return
             # A message larger than the limit is taken by a request without one, alone.
@@ -203,8 +213,6 @@ class _Consumer:
     def _status(self, frame: Frame) -> int | None:
         """The status that ended a request; raises WireError when it says that the consumer cannot go on."""
         too_large = frame.status == _TOO_LARGE and "MaxBytes" in frame.status_text
-        if frame.status in (_NO_MESSAGES, _TIMED_OUT) or too_large:
+        if frame.status in (_NO_MESSAGES, _TIMED_OUT, f.NO_RESPONDERS) or too_large:
             return frame.status
-        if frame.status == f.NO_RESPONDERS:
-            raise WireError(f"{self._connection.address}: stream {self._stream}: its consumer is gone")
         raise refused(self._connection, self._stream, frame)
