@@ -21,7 +21,7 @@ import yaml
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.reading import open_fleet
-from sr_assets.adapters.wire import Connection, Outgoing, Publisher, read_range
+from sr_assets.adapters.wire import Connection, Outgoing, Publisher, read_confirmed
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.settings import ClusterSettings, Settings, TlsSettings, load_settings
 from sr_assets.stages.report import Stage, StreamReport
@@ -137,7 +137,7 @@ class Rig:
         """Return everything a stream holds, in order: of the source by default."""
         last = self.info(stream, server).last_sequence
         with Connection(self._reach(server), "test") as opened:
-            return list(chain.from_iterable(read_range(opened, stream, SequenceRange(1, last + 1), direct=False)))
+            return list(chain.from_iterable(read_confirmed(opened, stream, SequenceRange(1, last + 1), direct=False)))
 
     def copies(self, stream: str) -> list[Message]:
         """Return everything a target stream holds, in order."""

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from sr_assets.adapters.spark.engine import stop_engine
-from sr_assets.adapters.wire import WireError
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.emulator import Churn, Fleet, FleetPlan
 from sr_assets.embedded.nats_server import NatsServer
@@ -130,7 +129,7 @@ def soak(home: Path, seed: int, seconds: float) -> Verdict:
         for fleet in fleets:
             fleet.stop()
         drained = operator.finish()
-        compared = [_compared(rig, rules, feed=feed) for rules, feed in _RULES] if drained else []
+        compared = [compare(rig, rules, feed=feed) for rules, feed in _RULES] if drained else []
     complaints = [*operator.complaints, *_left_behind()]
     return Verdict(seed, seconds, operator.ends, gremlin.faults, compared, complaints)
 
@@ -184,14 +183,6 @@ def _left_behind() -> list[str]:
             lines.append(f"left behind: {' '.join(process.cmdline())[:200]}")
             process.kill()
     return lines
-
-
-def _compared(rig: Rig, rules: Rules, *, feed: str | None) -> Comparison:
-    """Compare once more where a server that was killed a moment ago left a pull without an answer, as a run tries again."""
-    try:
-        return compare(rig, rules, feed=feed)
-    except WireError:
-        return compare(rig, rules, feed=feed)
 
 
 def main() -> int:

@@ -53,11 +53,9 @@ MAX_FUNCTION_LINES = 45
 # What is larger than that, with its lines today. The list may only shrink: nothing is added, no number grows, and what
 # has become small enough is taken out.
 LARGE_MODULES: dict[str, int] = {
-    "adapters.wire.connection": 314,
     "stages.replication.recover": 312,
 }
 LARGE_FUNCTIONS: dict[str, int] = {
-    "adapters.wire.publishing.publish_all": 72,
     "stages.replication.recover.recover_stream": 49,
 }
 

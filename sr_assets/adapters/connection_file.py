@@ -1,4 +1,4 @@
-"""How Spark's tasks learn to reach a cluster: a file only we can read, whose path may stand in a plan or a log.
+"""How Spark's tasks learn to reach a cluster: a file that only its owner can read, whose path may be in a plan or a log.
 
 Not here: the connection itself (`wire`).
 """
@@ -17,8 +17,8 @@ from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 def write_connection(file: Path, cluster: ClusterSettings) -> Path:
     """Write how to reach a cluster, with its password; returns the file, which is an option `connection` of Spark's.
 
-    Options of a data source are part of Spark's plans and logs: a path may stand there, a password may not. Of
-    certificates, keys and credential files their paths are written, nothing that is in them.
+    Options of a data source are part of Spark's plans and logs: a path may be there, a password may not. Of
+    certificates, keys and credential files only the paths are written.
     """
     text = json.dumps(asdict(cluster))
     if not file.exists() or file.read_text() != text:

@@ -1,7 +1,7 @@
 """How to reach a cluster, as a record: its servers, who we are there, whom we trust; and what of it may be shown.
 
 Here rather than in `settings` because Spark's tasks carry it too and start quickly. Add here what a connection needs to know.
-Not here: how the configuration says it (`settings.clusters`), the files it names (`adapters.nats.security`).
+Not here: how the configuration says it (`settings.clusters`), the files it names (`adapters.security`).
 """
 
 from dataclasses import dataclass, field

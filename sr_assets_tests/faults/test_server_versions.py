@@ -4,7 +4,9 @@ Each version has one server, shared by its cases; its streams are kept in files 
 without.
 """
 
+import itertools
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +22,6 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import (
     HEADERS_TOO_LARGE,
     MESSAGE_TOO_LARGE,
-    STREAM_FULL,
-    WRONG_LAST_SEQUENCE,
     Connection,
     Outgoing,
     next_message,
@@ -29,8 +29,10 @@ from sr_assets.adapters.wire import (
     read_headers,
     read_range,
     read_sequences,
+    reading,
     stored_message,
 )
+from sr_assets.adapters.wire.connection import SILENCE_SECONDS
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import MESSAGE_ID_HEADER, Message, header_values, last_origin
 from sr_assets.domain.positions import SequenceRange
@@ -43,6 +45,9 @@ from sr_assets_tests.rig import Rig, Sent, address, cluster
 from sr_assets_tests.server_versions import MINORS, server_binary
 
 Write = Callable[..., Receipt]
+#: What a full stream answers, and one that expects another last sequence.
+STREAM_FULL = 10077
+WRONG_LAST_SEQUENCE = 10071
 
 
 @pytest.fixture(scope="module", params=MINORS)
@@ -118,7 +123,7 @@ def test_every_way_of_reading_brings_the_same_bytes_in_order(
         # Before 2.11 a direct get knows no batches, and a hole is where its answer ends.
         if minor != "2.10" or not way:
             assert flat(read_range(connection, stream, SequenceRange(0, 301), batch_messages=7, direct=way)) == reads[0]
-    assert all(one == reads[0] for one in reads)
+    assert all(read == reads[0] for read in reads)
     assert [(m.sequence, m.subject, m.headers, m.payload) for m in reads[0]] == [
         (item.sequence, item.subject, item.headers, item.payload) for item in there
     ]
@@ -138,8 +143,8 @@ def test_a_filter_single_messages_and_what_follows_are_found(connection: Connect
     assert [m.sequence for m in runs] == [1, 30, 199]
     read = flat(read_sequences(connection, stream, scattered, direct=False))
     assert [m.sequence for m in read] == [s for s in scattered if s < 200 and s not in (24, 150)]
-    found = [next_message(connection, stream, s, f) for s, f in ((24, None), (24, f"{stream}.3"), (200, None))]
-    assert [one and one.sequence for one in found] == [25, 31, None]
+    following = [next_message(connection, stream, s, f) for s, f in ((24, None), (24, f"{stream}.3"), (200, None))]
+    assert [message and message.sequence for message in following] == [25, 31, None]
     assert stored_message(connection, stream, 150) is None
     assert stored_message(connection, stream, 30) == read[1]
 
@@ -150,6 +155,54 @@ def test_headers_are_read_without_payloads(connection: Connection, stream: str) 
     read = flat(read_headers(connection, stream, SequenceRange(2, 6)))
     assert [(m.sequence, m.headers, m.payload) for m in read] == [(n, ODD[n - 1], b"") for n in (2, 4, 5)]
     assert consumers(connection, stream) == 0
+
+
+def test_messages_that_use_up_a_request_exactly_are_no_reason_to_wait(
+    connection: Connection, stream: str, direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All servers end a pull without a status when what it delivered makes `max_bytes` exactly."""
+    publish(connection, [Outgoing(n, f"{stream}.x", b"NATS/1.0\r\nA: b\r\n\r\n", b"x" * 40) for n in range(1, 10)])
+    whole = SequenceRange(1, 10)
+    # As the server counts: subject, the delivery's reply, headers, payload.
+    reply = f"$JS.ACK.{stream}.sr_0123456789abcdef.1.1.1.{time.time_ns()}.1"
+    fixed_bytes = len(f"{stream}.x") + len(reply)
+    size_bytes = fixed_bytes + len("NATS/1.0\r\nA: b\r\n\r\n") + 40
+    header_bytes = fixed_bytes + len("NATS/1.0\r\nA: b\r\nNats-Msg-Size: 40\r\n\r\n")
+    started = time.monotonic()
+    for count, off in itertools.product((1, 2, 3, 4, 8, 9, 10), (-1, 0, 1)):
+        for way in ways(direct):
+            lists = list(read_confirmed(connection, stream, whole, direct=way, max_bytes=count * size_bytes + off))
+            assert [message.sequence for message in flat(lists)] == list(range(1, 10))
+            if not way and off == 0:
+                # This is the boundary: as many as fit.
+                assert len(lists[0]) == min(count, 9)
+        monkeypatch.setattr(reading, "BATCH_BYTES", count * header_bytes + off)
+        lists = list(read_headers(connection, stream, whole))
+        assert [message.sequence for message in flat(lists)] == list(range(1, 10))
+        if off == 0:
+            assert len(lists[0]) == min(count, 9)
+    assert time.monotonic() - started < SILENCE_SECONDS
+    assert consumers(connection, stream) == 0
+
+
+def test_what_one_server_of_the_source_lacks_is_asked_of_its_leader(
+    connection: Connection, stream: str, direct: bool
+) -> None:
+    """Before a stream stands a mirror that answers its direct gets with the last ten messages only."""
+    publish(connection, outgoing(stream, 400))
+    config = {"name": f"{stream}_M", "mirror": {"name": stream}, "max_msgs": 10, "mirror_direct": direct}
+    assert "error" not in connection.request(f"$JS.API.STREAM.CREATE.{stream}_M", {**config, "allow_direct": direct})
+    deadline = time.monotonic() + 20
+    while last_sequence(connection, f"{stream}_M") < 400:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    delete(connection, stream, 7, 200)
+    there = [n for n in range(1, 401) if n not in (7, 200)]
+    for way, _ in itertools.product(ways(direct), range(8)):
+        read = flat(read_confirmed(connection, stream, SequenceRange(1, 401), direct=way, max_bytes=4000))
+        assert [message.sequence for message in read] == there
+        singles = flat(read_sequences(connection, stream, range(1, 401, 2), direct=way))
+        assert [message.sequence for message in singles] == [n for n in there if n % 2]
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
@@ -181,7 +234,7 @@ def copies(connection: Connection, target: str) -> list[Message]:
 
 def origins(connection: Connection, target: str) -> list[int]:
     """The source sequences of what stands in the target, in its order."""
-    return [origin.sequence for one in copies(connection, target) if (origin := last_origin(one.headers))]
+    return [origin.sequence for copy in copies(connection, target) if (origin := last_origin(copy.headers))]
 
 
 def last_sequence(connection: Connection, stream: str) -> int:
@@ -199,8 +252,8 @@ def test_everything_is_copied_once_and_in_order_whoever_asks_again(
     assert (again.copied, again.found, again.missing, again.failure) == (998, 998, [(7, 8), (500, 501)], None)
     assert origins(connection, target) == [s for s in range(1, 1001) if s not in (7, 500)]
     there = [item for item in sent if item.sequence not in (7, 500)]
-    assert [one.payload for one in copies(connection, target)] == [item.payload for item in there]
-    assert [one.subject for one in copies(connection, target)] == [f"to.{item.subject}" for item in there]
+    assert [copy.payload for copy in copies(connection, target)] == [item.payload for item in there]
+    assert [copy.subject for copy in copies(connection, target)] == [f"to.{item.subject}" for item in there]
 
 
 def test_a_half_done_attempt_is_filled_up_by_the_set_that_is_there(
@@ -226,8 +279,8 @@ def test_a_duplicate_of_what_was_purged_is_no_proof(
         receipt = write(range(1, 51), since=last_sequence(connection, target))
         assert (receipt.failure, receipt.copied, receipt.found) == (None, 50, 0)
         assert origins(connection, target) == list(range(1, 51))
-        ids = [header_values(one.headers, MESSAGE_ID_HEADER)[-1] for one in copies(connection, target)]
-        assert all(one.endswith(b"/r%d" % time_purged) for one in ids)
+        ids = [header_values(copy.headers, MESSAGE_ID_HEADER)[-1] for copy in copies(connection, target)]
+        assert all(message_id.endswith(b"/r%d" % time_purged) for message_id in ids)
 
 
 def test_a_duplicate_that_is_there_but_no_intent_explains_means_another_writer(
@@ -252,15 +305,15 @@ def test_what_belongs_to_one_message_parks_it_and_the_rest_goes_on(
     assert not any(ack.error for ack in publish(connection, sent))
     receipt = write(range(1, 10), stream=small, prefix=small, subjects=(f"{small}.{stream}.*",))
     assert (receipt.copied, receipt.failure) == (7, None)
-    assert sorted(one.sequence for one in receipt.parked) == [4, 6]
-    reasons = {one.sequence: one.reason for one in receipt.parked}
+    assert sorted(parked.sequence for parked in receipt.parked) == [4, 6]
+    reasons = {parked.sequence: parked.reason for parked in receipt.parked}
     assert f"({MESSAGE_TOO_LARGE})" in reasons[4]
     assert "does not take subject" in reasons[6]
     assert origins(connection, small) == [1, 2, 3, 5, 7, 8, 9]
     large = [Outgoing(10, f"{stream}.x", block, b""), *outgoing(stream, 1, first=11)]
     assert not any(ack.error for ack in publish(connection, large))
     receipt = write((10, 11))
-    assert [one.sequence for one in receipt.parked] == [10]
+    assert [parked.sequence for parked in receipt.parked] == [10]
     assert f"({HEADERS_TOO_LARGE})" in receipt.parked[0].reason
     assert "on_poison" in (write((10,), since=1, on_poison="stop").failure or "")
 
@@ -283,13 +336,6 @@ def test_a_full_target_stops_the_batch_and_gets_the_rest_when_it_has_room(
     assert origins(connection, target) == list(range(1, 31))
 
 
-def test_a_chain_of_expectations_lets_no_second_writer_in(connection: Connection, stream: str) -> None:
-    assert [ack.error for ack in publish(connection, outgoing(stream, 20), expect_last=0)] == [None] * 20
-    refused = publish(connection, outgoing(stream, 20), expect_last=19)
-    assert [(ack.sequence, ack.error_code) for ack in refused] == [(1, WRONG_LAST_SEQUENCE)]
-    assert last_sequence(connection, stream) == 20
-
-
 def test_headers_that_steer_the_source_do_not_steer_the_target(
     connection: Connection, unique: Names, storage: str, minor: str, write: Write, target: str, stream: str
 ) -> None:
@@ -303,8 +349,8 @@ def test_headers_that_steer_the_source_do_not_steer_the_target(
     assert not any(ack.error for ack in publish(connection, sent))
     receipt = write(range(1, 5), source_stream=steering, subjects=(f"to.{stream}.>",), prefix=f"to.{stream}")
     assert (receipt.copied, receipt.parked, receipt.failure) == (4, [], None)
-    for one in copies(connection, target):
-        names = [line.partition(b":")[0] for line in one.headers.split(b"\r\n")[1:] if line]
+    for copy in copies(connection, target):
+        names = [line.partition(b":")[0] for line in copy.headers.split(b"\r\n")[1:] if line]
         assert names == [b"Keep", b"Choria-SR-Source", b"Nats-Msg-Id"]
 
 
@@ -345,9 +391,9 @@ def test_stream_info_says_where_a_stream_stands(
     assert info.created_ns < info.last_stored_ns < info.ts_ns
     assert admin.stream_names(f"{stream}.x") == [stream]
     assert stream in admin.stream_names()
-    found = [admin.next_message(stream, 2), admin.next_message(stream, 11), admin.last_message(stream)]
-    assert [one and one.sequence for one in found] == [4, None, 10]
-    assert (admin.message(stream, 2), found[0]) == (None, admin.message(stream, 4))
+    messages = [admin.next_message(stream, 2), admin.next_message(stream, 11), admin.last_message(stream)]
+    assert [message and message.sequence for message in messages] == [4, None, 10]
+    assert (admin.message(stream, 2), messages[0]) == (None, admin.message(stream, 4))
     with pytest.raises(ApiError) as caught:
         admin.stream_info("NOT_HERE")
     assert caught.value.code == STREAM_NOT_FOUND
@@ -363,7 +409,7 @@ def test_advisories_are_acknowledged_and_the_right_to_publish_is_proven(admin: C
 
 
 #: What a stream may have that a target does not get, by the version that brought it.
-_LATER = {
+_LATER: dict[str, dict[str, Any]] = {
     "2.11": {"allow_msg_ttl": True, "subject_delete_marker_ttl": 60_000_000_000, "allow_rollup_hdrs": True},
     "2.12": {"allow_atomic": True, "allow_msg_schedules": True},
 }
@@ -435,9 +481,9 @@ def test_a_whole_site_runs_on_the_oldest_server(engine_home: Path, unique: Names
             advisory={"subject": f"{feed}.%s.%v", "reliable": True},
         )
         rig.drain()
-        assert [int(one.payload) for one in rig.copies(f"{plain}_T")] == list(range(3000))
-        assert [json.loads(one.payload)["n"] for one in rig.copies(f"{tracked}_T")] == list(range(40))
-        assert len({one.headers for one in rig.stored(feed)}) == len(rig.stored(feed)) == 40
+        assert [int(copy.payload) for copy in rig.copies(f"{plain}_T")] == list(range(3000))
+        assert [json.loads(copy.payload)["n"] for copy in rig.copies(f"{tracked}_T")] == list(range(40))
+        assert len({advisory.headers for advisory in rig.stored(feed)}) == len(rig.stored(feed)) == 40
         rows = {row["stream"]: row for row in rig.rows("replication")}
         assert (rows[plain]["copied_messages"], rows[plain]["lag_messages"]) == (3000, 0)
         assert (rows[tracked]["seen_messages"], rows[tracked]["skipped_messages"]) == (400, 360)

@@ -1,18 +1,17 @@
 """Bulk traffic with a NATS server over our own socket: read ranges and single messages, publish with acknowledgements.
 
 Synchronous, one connection for one task, headers and payloads as bytes from end to end. `frames` has the protocol's
-bytes, `connection` the socket, `reading` (by `direct`, `consumer`, `single`) and `publishing` what is asked of a stream.
-What is read, sent again or given up is decided by the callers; administration is in `jetstream`.
+bytes, `link` the socket, `connection` login and requests, `reading` (by `direct`, `consumer`, `single`) and `publishing`
+what is asked of a stream. What is read, sent again or given up is decided by the callers; administration is in `nats`.
 """
 
-from sr_assets.adapters.wire.connection import Connection, WireError
+from sr_assets.adapters.wire.connection import Connection
+from sr_assets.adapters.wire.link import WireError
 from sr_assets.adapters.wire.publishing import (
     HEADERS_TOO_LARGE,
     INVALID_SUBJECT,
     MESSAGE_TOO_LARGE,
     NO_STREAM,
-    STREAM_FULL,
-    WRONG_LAST_SEQUENCE,
     Ack,
     Outgoing,
     Publisher,
@@ -35,8 +34,6 @@ __all__ = [
     "INVALID_SUBJECT",
     "MESSAGE_TOO_LARGE",
     "NO_STREAM",
-    "STREAM_FULL",
-    "WRONG_LAST_SEQUENCE",
     "Ack",
     "Connection",
     "Outgoing",

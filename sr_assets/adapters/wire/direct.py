@@ -1,4 +1,7 @@
-"""A range read by batched direct gets (2.11+, `allow_direct`), which any replica may answer."""
+"""A range read by batched direct gets (2.11+, `allow_direct`), which any replica, and any mirror, may answer.
+
+Not here: whether what is missing is really absent (`reading`).
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,15 +21,20 @@ def read_direct(
     filter_subject: str | None,
     batch_messages: int,
     max_bytes: int,
+    timeout_seconds: float | None = None,
 ) -> Iterator[list[Message]]:
-    """Ask for batch after batch until the range is passed or nothing follows; messages behind it may come too."""
+    """Ask for batch after batch until the range is passed or nothing follows; messages behind it may come too.
+
+    Ends early when another stream answers, a mirror: what it sends is discarded. Raises SilenceError when no answer comes
+    in time, `request_seconds` unless given.
+    """
     cursor = max(wanted.first, 1)
     while cursor < wanted.next:
         count = min(batch_messages, wanted.next - cursor)
         request: dict[str, Any] = {"seq": cursor, "batch": count, "max_bytes": max_bytes}
         if filter_subject:
             request["next_by_subj"] = filter_subject
-        messages, pending = _direct_batch(connection, stream, request)
+        messages, pending = _direct_batch(connection, stream, request, timeout_seconds)
         if messages:
             yield messages
         if not pending:
@@ -34,22 +42,26 @@ def read_direct(
         cursor = messages[-1].sequence + 1
 
 
-def _direct_batch(connection: Connection, stream: str, request: dict[str, Any]) -> tuple[list[Message], int]:
+def _direct_batch(
+    connection: Connection, stream: str, request: dict[str, Any], timeout_seconds: float | None
+) -> tuple[list[Message], int]:
     """One batched direct get: its messages and how many follow (404: none, and no end marker comes)."""
-    inbox = connection.new_inbox()
+    inbox, asked = connection.new_inbox(), stream.encode()
     connection.send(f.encode_pub(f"$JS.API.DIRECT.GET.{stream}", inbox, b"", f.encode_json(request)))
     messages: list[Message] = []
     damaged: list[int] = []
     pending: int | None = 0
-    for frame in connection.answers(f"a direct get from {stream}"):
+    for frame in connection.answers(f"a direct get from {stream}", timeout_seconds):
         if frame.subject != inbox:
             continue
-        found = f.direct_get_message(frame)
-        if found is None:
+        answer = f.direct_get_message(frame)
+        if answer is None:
             if frame.status not in (204, 404):
                 raise refused(connection, stream, frame)
             break
-        message, pending = found
+        message, pending, answering = answer
+        if answering != asked:
+            return [], 0
         if not f.has_whole_headers(message):
             damaged.append(len(messages))
         messages.append(message)

@@ -16,20 +16,20 @@ from sr_assets.domain.positions import parse_rfc3339_ns
 CRLF: Final = b"\r\n"
 EMPTY_BLOCK: Final = b"NATS/1.0\r\n\r\n"
 MAX_LINE_BYTES: Final = 1 << 20
-# More than any server takes for a message; who announces it would only fill the memory.
+# More than any server takes for a message: waiting for so much would only fill the memory.
 MAX_MESSAGE_BYTES: Final = 1 << 30
 # The status that comes back from a subject nobody listens on.
 NO_RESPONDERS: Final = 503
 
 _NOT_IN_A_SUBJECT: Final = bytes(range(0x21))
-# What a stream says once it has stored a message.
+# What a stream answers once it has stored a message.
 STORED: Final = re.compile(rb'\{"stream":"[^"\r\n]*",(?:"domain":"[^"\r\n]*",)?"seq":(\d+)\}')
 # The same as a frame: subject, size, payload, sequence.
 _STORED_FRAME: Final = re.compile(rb"MSG ([^ \r\n]+) [^ \r\n]+ (\d+)\r\n(%b)\r\n" % STORED.pattern)
 # Not possessive, although nothing here needs to go back: before 3.11.5 such a repetition ends in the wrong place.
 _STORED_FRAMES: Final = re.compile(rb"(?:MSG [^ \r\n]+ [^ \r\n]+ \d+\r\n%b\r\n)*" % STORED.pattern)
 _DIRECT_BLOCK: Final = re.compile(
-    rb"Nats-Stream: [^\r\n]*\r\n"
+    rb"Nats-Stream: ([^\r\n]*)\r\n"
     rb"Nats-Subject: ([^\r\n]*)\r\n"
     rb"Nats-Sequence: (\d+)\r\n"
     rb"Nats-Time-Stamp: (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z\r\n"
@@ -74,7 +74,7 @@ class FrameParser:
     def feed(self, data: bytes, stored: list[tuple[bytes, int]] | None = None) -> list[Frame]:
         """Return the frames that are complete now; raises ValueError at the first byte that is not the protocol.
 
-        Acknowledgements before all others go to `stored` when it is given: their subject and the sequence they tell.
+        Acknowledgements before all others go to `stored` when it is given: their subject and the sequence.
         """
         self._chunks.append(data)
         self._held_bytes += len(data)
@@ -163,32 +163,26 @@ def encode_pub(subject: str, reply: bytes, headers: bytes, payload: bytes) -> by
     return b"".join((line, headers, payload, CRLF))
 
 
-def with_first_header(headers: bytes, name: bytes, value: bytes) -> bytes:
-    """The block with one header more, in front of the others."""
-    if not headers:
-        return b"NATS/1.0\r\n%b: %b\r\n\r\n" % (name, value)
-    line, _, rest = headers.partition(CRLF)
-    return b"%b\r\n%b: %b\r\n%b" % (line, name, value, rest)
+def direct_get_message(frame: Frame) -> tuple[Message, int | None, bytes] | None:
+    """The message in an answer to a direct get, how many follow it (batches only), and the stream that answered.
 
-
-def direct_get_message(frame: Frame) -> tuple[Message, int | None] | None:
-    """The message in an answer to a direct get, and how many follow it (batches only); None when it is a status.
-
-    Only the last block, which the server appended, is taken off: the same names further up are the sender's own.
+    None when the answer is a status. Only the last block, which the server appended, is taken off the headers and
+    believed: a sender can forge earlier ones. A mirror may answer for its origin.
     """
     headers = frame.headers
     at = headers.rfind(b"Nats-Stream: ")
     added = _DIRECT_BLOCK.fullmatch(headers, at) if at >= 0 else None
     if added is None:
         return None
-    subject, sequence, second, fraction, pending = added.groups()
+    stream, subject, sequence, second, fraction, pending = added.groups()
     try:
         stored_ns = _second_ns(second) + (int(fraction.ljust(9, b"0")) if fraction else 0)
     except ValueError:
         return None
     own = b"" if at == 10 and headers.startswith(b"NATS/1.0\r\n") else headers[:at] + CRLF
     text = subject.decode(errors="surrogateescape")
-    return Message(int(sequence), stored_ns, text, own, frame.payload), None if pending is None else int(pending)
+    message = Message(int(sequence), stored_ns, text, own, frame.payload)
+    return message, None if pending is None else int(pending), stream
 
 
 def has_whole_headers(message: Message) -> bool:

@@ -5,11 +5,13 @@ What is sent again or given up is decided by the callers.
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from sr_assets.adapters.wire import frames as f
-from sr_assets.adapters.wire.connection import Connection, WireError
+from sr_assets.adapters.wire.connection import Connection
 from sr_assets.adapters.wire.frames import Frame
+from sr_assets.adapters.wire.link import WireError
 
 SEND_BYTES: Final = 256 << 10
 MAX_CONTROL_LINE_BYTES: Final = 4096
@@ -18,8 +20,6 @@ MAX_CONTROL_LINE_BYTES: Final = 4096
 NO_STREAM: Final = f.NO_RESPONDERS
 INVALID_SUBJECT: Final = 400
 MESSAGE_TOO_LARGE: Final = 10054
-WRONG_LAST_SEQUENCE: Final = 10071
-STREAM_FULL: Final = 10077
 HEADERS_TOO_LARGE: Final = 10097
 
 _UNKNOWN: Final = (0, 0)
@@ -60,95 +60,96 @@ class Publisher:
         self._max_bytes = max_bytes
         self._ack_timeout_seconds = ack_timeout_seconds
 
-    def publish_all(self, items: Iterable[Outgoing], *, expect_last: int | None = None) -> Iterator[Ack]:
+    def publish_all(self, items: Iterable[Outgoing]) -> Iterator[Ack]:
         """Publish in order and return the acks as they arrive; nothing is sent before they are asked for.
 
-        Sending stops at the first refusal; what is under way is awaited; what was not sent is not reported. With
-        `expect_last`, the target's last sequence, each message expects the one before it as the last: the first ack
-        is awaited before the rest follows, and nothing after a refusal, or a duplicate, is stored or reported. The
-        exception: a second writer that fills just the place of what was refused lets later ones in; their acks are
-        reported. A message the server cannot take is not sent but reported as a refusal, in its turn: over
-        `max_payload` as 10054, an impossible subject as 400. Raises WireError when the connection fails or no ack
-        comes in time: then the target has to be read.
+        Sending stops at the first refusal; what is under way is awaited; what was not sent is not reported. A message
+        the server cannot take is not sent but reported as a refusal, after the others: over `max_payload` as 10054, an
+        impossible subject as 400. Raises WireError when the connection fails or no ack comes in time: then the target
+        has to be read.
         """
-        source = iter(items)
-        under_way: dict[bytes, tuple[int, int]] = {}
-        waiting_bytes = 0
-        expected = expect_last
-        refusal: Ack | None = None
-        # Were `expect_last` one too low, the first message would be refused and the second find just what it expects.
-        window = self._max_messages if expected is None else 1
-        going = True
-        refused = False
+        window = _Window(iter(items), self._connection, self._max_messages, self._max_bytes)
         while True:
-            chunk: list[bytes] = []
-            free_bytes = min(SEND_BYTES, self._max_bytes - waiting_bytes)
-            chunk_bytes = 0
-            while going and chunk_bytes < free_bytes and len(under_way) < window:
-                item = next(source, None)
-                if item is None:
-                    going = False
-                    break
-                inbox = self._connection.new_inbox()
-                framed = self._frame(item, inbox, expected)
-                if isinstance(framed, Ack):
-                    going, refusal = False, framed
-                    break
-                size_bytes = len(framed[0]) + len(framed[1]) + len(item.payload)
-                under_way[inbox] = (item.sequence, size_bytes)
-                chunk += framed
-                chunk_bytes += size_bytes
-                if expected is not None:
-                    expected += 1
-            waiting_bytes += chunk_bytes
+            chunk = window.fill()
             if chunk:
-                self._connection.send(b"".join(chunk))
-            elif not under_way:
+                self._connection.send(chunk)
+            elif not window.under_way:
                 break
             stored: list[tuple[bytes, int]] = []
             frames = self._connection.receive(0 if chunk else self._ack_timeout_seconds, stored)
             if not (chunk or stored or frames):
-                said = f"no acknowledgement within {self._ack_timeout_seconds:g} s"
-                raise WireError(f"{self._connection.address}: {said}")
+                silence = f"no acknowledgement within {self._ack_timeout_seconds:g} s"
+                raise WireError(f"{self._connection.address}: {silence}")
+            settle = window.under_way.pop
             for inbox, target_sequence in stored:
-                sequence, size_bytes = under_way.pop(inbox, _UNKNOWN)
+                sequence, size_bytes = settle(inbox, _UNKNOWN)
                 if size_bytes:
-                    waiting_bytes -= size_bytes
-                    window = self._max_messages
+                    window.waiting_bytes -= size_bytes
                     yield Ack(sequence, target_sequence)
             for frame in frames:
-                sequence, size_bytes = under_way.pop(frame.subject, _UNKNOWN)
-                if not size_bytes:
-                    continue
-                waiting_bytes -= size_bytes
-                ack = parse_ack(sequence, frame)
-                if ack.error is not None or (ack.duplicate and expect_last is not None):
-                    going = False
-                    if not (refused and expect_last is not None):
-                        yield ack
-                    refused = True
-                else:
-                    window = self._max_messages
+                sequence, size_bytes = settle(frame.subject, _UNKNOWN)
+                if size_bytes:
+                    window.waiting_bytes -= size_bytes
+                    ack = parse_ack(sequence, frame)
+                    window.sending = window.sending and ack.error is None
                     yield ack
-        if refusal is not None and not (refused and expect_last is not None):
-            yield refusal
+        if window.refusal is not None:
+            yield window.refusal
 
-    def _frame(self, item: Outgoing, inbox: bytes, expected: int | None) -> tuple[bytes, ...] | Ack:
-        sequence, subject, headers, payload = item
-        if expected is not None:
-            headers = f.with_first_header(headers, b"Nats-Expected-Last-Sequence", b"%d" % expected)
-        size_bytes, limit_bytes = len(headers) + len(payload), self._connection.max_payload_bytes
-        if size_bytes > limit_bytes:
-            text = f"{size_bytes} bytes are more than the server takes (max_payload {limit_bytes})"
-            return Ack(sequence, error_code=MESSAGE_TOO_LARGE, error=text)
-        try:
-            line = f.pub_line(f.encode_subject(subject), inbox, len(headers), len(payload))
-        except ValueError as error:
-            return Ack(sequence, error_code=INVALID_SUBJECT, error=str(error))
-        if len(line) > MAX_CONTROL_LINE_BYTES:
-            text = f"the subject's {len(subject)} characters are more than the server takes"
-            return Ack(sequence, error_code=INVALID_SUBJECT, error=text)
-        return line, headers, payload, f.CRLF
+
+@dataclass(slots=True)
+class _Window:
+    """What is sent and not acknowledged yet, and what is still to be sent."""
+
+    source: Iterator[Outgoing]
+    connection: Connection
+    max_messages: int
+    max_bytes: int
+    sending: bool = True
+    #: The message that the server cannot take, once there is one.
+    refusal: Ack | None = None
+    #: Sequence and size, by the inbox that the acknowledgement comes to.
+    under_way: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    waiting_bytes: int = 0
+
+    def fill(self) -> bytes:
+        """Return the frames to send next, none when the window is full or everything is sent."""
+        chunk: list[bytes] = []
+        chunk_bytes, free_bytes = 0, min(SEND_BYTES, self.max_bytes - self.waiting_bytes)
+        under_way, connection = self.under_way, self.connection
+        while self.sending and chunk_bytes < free_bytes and len(under_way) < self.max_messages:
+            item = next(self.source, None)
+            if item is None:
+                self.sending = False
+                break
+            inbox = connection.new_inbox()
+            parts = _frame(item, inbox, connection.max_payload_bytes)
+            if isinstance(parts, Ack):
+                self.sending, self.refusal = False, parts
+                break
+            size_bytes = len(parts[0]) + len(parts[1]) + len(item.payload)
+            under_way[inbox] = (item.sequence, size_bytes)
+            chunk += parts
+            chunk_bytes += size_bytes
+        self.waiting_bytes += chunk_bytes
+        return b"".join(chunk)
+
+
+def _frame(item: Outgoing, inbox: bytes, limit_bytes: int) -> tuple[bytes, ...] | Ack:
+    """The parts of a message's frame, or the refusal of one that the server would close the connection for."""
+    sequence, subject, headers, payload = item
+    size_bytes = len(headers) + len(payload)
+    if size_bytes > limit_bytes:
+        text = f"{size_bytes} bytes are more than the server takes (max_payload {limit_bytes})"
+        return Ack(sequence, error_code=MESSAGE_TOO_LARGE, error=text)
+    try:
+        line = f.pub_line(f.encode_subject(subject), inbox, len(headers), len(payload))
+    except ValueError as error:
+        return Ack(sequence, error_code=INVALID_SUBJECT, error=str(error))
+    if len(line) > MAX_CONTROL_LINE_BYTES:
+        text = f"the subject's {len(subject)} characters are more than the server takes"
+        return Ack(sequence, error_code=INVALID_SUBJECT, error=text)
+    return line, headers, payload, f.CRLF
 
 
 def parse_ack(sequence: int, frame: Frame) -> Ack:

@@ -1,21 +1,27 @@
-"""Reading a stream: ranges and single messages, in sequence order, whichever way the stream allows.
+"""Reading a stream: ranges and single messages, in sequence order, and complete by what the stream's leader has.
 
-Not here: how it is done (`direct`, `consumer`, `single`), what a hole means and what is read again (the callers).
+A direct get may be answered by a replica that lags, or by a mirror that holds less, and then lacks messages anywhere. So
+what is missing counts as absent only when the leader says so. Not here: how a range is read (`direct`, `consumer`,
+`single`), what a hole means and what is read again (the callers).
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from sr_assets.adapters.wire.connection import Connection
+from sr_assets.adapters.wire.connection import Connection, SilenceError
 from sr_assets.adapters.wire.consumer import read_consumer
 from sr_assets.adapters.wire.direct import read_direct
-from sr_assets.adapters.wire.single import next_message, read_singles
+from sr_assets.adapters.wire.single import next_message, next_sequences, read_singles
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 
 BATCH_MESSAGES: Final = 5_000
 BATCH_BYTES: Final = 8 << 20
+#: With more holes than this in one list of direct gets, reading by a consumer on the leader costs less than asking.
+_ASKED_HOLES: Final = 64
+#: From this length on neighbours are read as a range.
+_RUN: Final = 32
 
 
 def read_range(
@@ -28,7 +34,7 @@ def read_range(
     max_bytes: int = BATCH_BYTES,
     direct: bool,
 ) -> Iterator[list[Message]]:
-    """Read what the stream holds of a range, in sequence order.
+    """Read what a stream answers with of a range, in sequence order; `read_confirmed` reads all of it.
 
     Lists have at most `batch_messages` messages and about `max_bytes`, and are never empty. `direct` asks by batched
     direct get (2.11+, `allow_direct`), which any replica may answer; otherwise a pull consumer is made, and deleted
@@ -39,66 +45,37 @@ def read_range(
     yield from _inside(wanted, read(connection, stream, wanted, filter_subject, batch_messages, max_bytes))
 
 
-def _inside(wanted: SequenceRange, lists: Iterator[list[Message]]) -> Iterator[list[Message]]:
-    for messages in lists:
-        inside = messages if messages[-1].sequence < wanted.next else [m for m in messages if m.sequence in wanted]
-        if inside:
-            yield inside
-
-
 def read_confirmed(
     connection: Connection,
     stream: str,
     wanted: SequenceRange,
     *,
     filter_subject: str | None = None,
+    batch_messages: int = BATCH_MESSAGES,
     max_bytes: int = BATCH_BYTES,
     direct: bool,
 ) -> Iterator[list[Message]]:
-    """Read a range like `read_range` until the leader confirms that nothing more of it is there.
+    """Read everything the leader has of a range, lists as in `read_range`; what is left out is confirmed to be absent.
 
-    Any replica may answer a direct get, and one that lags ends early: then the leader is asked for the next message,
-    and the rest is read again from behind it.
+    With `direct` the leader is asked about each hole, and as soon as an answer proves short, is another stream's, or has
+    many holes, the rest is read by consumer. With a filter, where holes prove nothing, all of it is.
     """
-    read = partial(read_range, connection, stream, filter_subject=filter_subject, max_bytes=max_bytes, direct=direct)
-    yield from _until_confirmed(wanted, read, partial(next_message, connection, stream, filter_subject=filter_subject))
+    first = wanted.first
+    if direct and not filter_subject:
+        for messages in _read_direct_confirmed(connection, stream, wanted, batch_messages, max_bytes):
+            yield messages
+            first = messages[-1].sequence + 1
+        following = next_message(connection, stream, first) if first < wanted.next else None
+        if following is None:
+            return
+        first = min(following.sequence, wanted.next)
+    rest = SequenceRange(first, wanted.next)
+    yield from _read_from_leader(connection, stream, rest, filter_subject, batch_messages, max_bytes)
 
 
 def read_headers(connection: Connection, stream: str, wanted: SequenceRange) -> Iterator[list[Message]]:
     """Read a range without payloads like `read_confirmed`: for looking through a target. Uses a pull consumer."""
-
-    def read(rest: SequenceRange) -> Iterator[list[Message]]:
-        every = read_consumer(connection, stream, rest, None, BATCH_MESSAGES, BATCH_BYTES, headers_only=True)
-        return _inside(rest, every)
-
-    def following(sequence: int) -> Message | None:
-        found = next_message(connection, stream, sequence)
-        return found and found._replace(payload=b"")
-
-    yield from _until_confirmed(wanted, read, following)
-
-
-def _until_confirmed(
-    wanted: SequenceRange,
-    read: Callable[[SequenceRange], Iterator[list[Message]]],
-    following: Callable[[int], Message | None],
-) -> Iterator[list[Message]]:
-    """Read a range again from where it ended early, until the leader knows of nothing that follows inside it.
-
-    A consumer may live on a replica that lags, like the one that answers a direct get.
-    """
-    first = wanted.first
-    while first < wanted.next:
-        for messages in read(SequenceRange(first, wanted.next)):
-            yield messages
-            first = messages[-1].sequence + 1
-        if first >= wanted.next:
-            return
-        found = following(first)
-        if found is None or found.sequence >= wanted.next:
-            return
-        yield [found]
-        first = found.sequence + 1
+    yield from _read_from_leader(connection, stream, wanted, None, BATCH_MESSAGES, BATCH_BYTES, headers_only=True)
 
 
 def read_sequences(
@@ -110,19 +87,93 @@ def read_sequences(
     batch_messages: int = BATCH_MESSAGES,
     max_bytes: int = BATCH_BYTES,
 ) -> Iterator[list[Message]]:
-    """Read single messages in sequence order; those that are not there are left out.
+    """Read single messages in sequence order; those that the leader does not have are left out.
 
-    Runs of at least 32 neighbours go through `read_range`, the others through single gets that overlap (`direct`: any
-    replica; otherwise the leader's word).
+    Runs of at least 32 neighbours are read like ranges, the others by single gets that overlap.
     """
     scattered: list[int] = []
     for run in merge_ranges(SequenceRange(sequence, sequence + 1) for sequence in sequences):
-        if len(run) < 32:
+        if len(run) < _RUN:
             scattered.extend(range(run.first, run.next))
             continue
         yield from read_singles(connection, stream, scattered, direct, batch_messages, max_bytes)
         scattered = []
-        yield from read_range(
+        yield from read_confirmed(
             connection, stream, run, batch_messages=batch_messages, max_bytes=max_bytes, direct=direct
         )
     yield from read_singles(connection, stream, scattered, direct, batch_messages, max_bytes)
+
+
+def _inside(wanted: SequenceRange, lists: Iterator[list[Message]]) -> Iterator[list[Message]]:
+    for messages in lists:
+        inside = messages if messages[-1].sequence < wanted.next else [m for m in messages if m.sequence in wanted]
+        if inside:
+            yield inside
+
+
+def _read_from_leader(
+    connection: Connection,
+    stream: str,
+    wanted: SequenceRange,
+    filter_subject: str | None,
+    batch_messages: int,
+    max_bytes: int,
+    *,
+    headers_only: bool = False,
+) -> Iterator[list[Message]]:
+    """Read a range by consumer, and again from where it ended early, until the leader has nothing more inside it."""
+    first = wanted.first
+    while first < wanted.next:
+        rest = SequenceRange(first, wanted.next)
+        lists = read_consumer(
+            connection, stream, rest, filter_subject, batch_messages, max_bytes, headers_only=headers_only
+        )
+        for messages in _inside(rest, lists):
+            yield messages
+            first = messages[-1].sequence + 1
+        if first >= wanted.next:
+            return
+        following = next_message(connection, stream, first, filter_subject)
+        if following is None or following.sequence >= wanted.next:
+            return
+        yield [following._replace(payload=b"") if headers_only else following]
+        first = following.sequence + 1
+
+
+def _read_direct_confirmed(
+    connection: Connection, stream: str, wanted: SequenceRange, batch_messages: int, max_bytes: int
+) -> Iterator[list[Message]]:
+    """Read by direct gets up to the first hole that is not confirmed to be one, or where they end."""
+    first = max(wanted.first, 1)
+    lists = read_direct(connection, stream, wanted, None, batch_messages, max_bytes, connection.silence_seconds)
+    for messages in _inside(wanted, _until_silence(lists)):
+        count = _confirmed(connection, stream, first, messages)
+        if count:
+            yield messages if count == len(messages) else messages[:count]
+        if count < len(messages):
+            return
+        first = messages[-1].sequence + 1
+
+
+def _until_silence(lists: Iterator[list[Message]]) -> Iterator[list[Message]]:
+    # Whoever was to answer, say a distant mirror, may be gone: the leader can still be asked.
+    with contextlib.suppress(SilenceError):
+        yield from lists
+
+
+def _confirmed(connection: Connection, stream: str, first: int, messages: list[Message]) -> int:
+    """How many of the messages that follow `first` have nothing before them but holes that the leader has too."""
+    if messages[-1].sequence - first + 1 == len(messages):
+        return len(messages)
+    holes: list[tuple[int, int]] = []
+    for index, message in enumerate(messages):
+        if message.sequence > first:
+            holes.append((index, first))
+        first = message.sequence + 1
+    if len(holes) > _ASKED_HOLES:
+        return holes[0][0]
+    following = next_sequences(connection, stream, [hole for _, hole in holes])
+    for (index, _), sequence in zip(holes, following, strict=True):
+        if sequence is not None and sequence < messages[index].sequence:
+            return index
+    return len(messages)

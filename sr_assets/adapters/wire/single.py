@@ -1,30 +1,165 @@
-"""Messages read one by one, by their sequence: the leader's word, or many gets that overlap."""
+"""Messages read one by one, by their sequence: from the stream's leader, or by direct gets that the leader confirms.
 
-from collections.abc import Iterator
+Not here: ranges (`direct`, `consumer`), which way is taken (`reading`).
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.answers import refused, succeeded
-from sr_assets.adapters.wire.connection import Connection, WireError
+from sr_assets.adapters.wire.connection import Connection, SilenceError
 from sr_assets.adapters.wire.frames import Frame
+from sr_assets.adapters.wire.link import WireError
 from sr_assets.domain.messages import Message
 
 _NO_MESSAGE: Final = 10037
+_NOT_FOUND: Final = 404
+_FIRST_WINDOW: Final = 32
+_LAST_WINDOW: Final = 256
 
 
 def stored_message(connection: Connection, stream: str, sequence: int) -> Message | None:
     """The message as the leader has it (`STREAM.MSG.GET`); None when it is not there."""
-    subject = f"$JS.API.STREAM.MSG.GET.{stream}"
-    return _stored(connection, stream, connection.request(subject, {"seq": sequence}))
+    return _stored(connection, stream, connection.request(_leader_subject(stream), {"seq": sequence}))
 
 
 def next_message(
     connection: Connection, stream: str, sequence: int, filter_subject: str | None = None
 ) -> Message | None:
     """The first message at or after a sequence as the leader has it; None when there is none."""
-    subject = f"$JS.API.STREAM.MSG.GET.{stream}"
     request = {"seq": sequence, "next_by_subj": filter_subject or ">"}
-    return _stored(connection, stream, connection.request(subject, request))
+    return _stored(connection, stream, connection.request(_leader_subject(stream), request))
+
+
+def next_sequences(connection: Connection, stream: str, sequences: Sequence[int]) -> list[int | None]:
+    """The sequence of the first message at or after each, as the leader has them, by requests that overlap."""
+    bodies = {connection.new_inbox(): b'{"seq":%d,"next_by_subj":">"}' % sequence for sequence in sequences}
+    subject = _leader_subject(stream)
+    connection.send(b"".join(f.encode_pub(subject, inbox, b"", body) for inbox, body in bodies.items()))
+    following: dict[bytes, int | None] = {}
+    for frame in connection.answers(f"the next messages of {stream}"):
+        if frame.subject in bodies:
+            message = _stored(connection, stream, connection.decoded(frame.payload, f"stream {stream}"))
+            following[frame.subject] = message and message.sequence
+            if len(following) == len(bodies):
+                break
+    return [following[inbox] for inbox in bodies]
+
+
+def read_singles(
+    connection: Connection, stream: str, sequences: list[int], direct: bool, batch_messages: int, max_bytes: int
+) -> Iterator[list[Message]]:
+    """Read single messages, ascending, by gets that overlap; what the leader does not have is left out.
+
+    With `direct` any replica may answer first, and the leader is asked for what that does not have. Lists have at most
+    `batch_messages` messages and about `max_bytes`.
+    """
+    gets = _Gets(connection, stream, direct, max_bytes)
+    position = 0
+    while position < len(sequences):
+        end = min(position + batch_messages, len(sequences))
+        messages, unanswered, position = gets.run(sequences, position, end)
+        messages.sort(key=_sequence)
+        some = bool(messages)
+        for more in read_singles(connection, stream, sorted(unanswered), False, batch_messages, max_bytes):
+            count = bisect_left(messages, more[-1].sequence, key=_sequence)
+            yield sorted([*messages[:count], *more], key=_sequence)
+            messages, some = messages[count:], True
+        if messages:
+            yield messages
+        if not some and position < len(sequences):
+            # Where nothing is, much may be gone.
+            following = next_message(connection, stream, sequences[position])
+            if following is None:
+                return
+            position = bisect_left(sequences, following.sequence, position)
+
+
+def _sequence(message: Message) -> int:
+    return message.sequence
+
+
+@dataclass
+class _Gets:
+    """Gets that overlap: how many are under way follows the largest message seen, so together about `max_bytes`."""
+
+    connection: Connection
+    stream: str
+    direct: bool
+    max_bytes: int
+    window: int = _FIRST_WINDOW
+    largest_bytes: int = 1
+    under_way: dict[bytes, int] = field(default_factory=dict)
+
+    def run(self, sequences: list[int], position: int, end: int) -> tuple[list[Message], list[int], int]:
+        """Get sequences from a position on, up to an end or about `max_bytes`.
+
+        Returns the messages in any order, the sequences that a direct get had no message for, and the position reached.
+        """
+        messages: list[Message] = []
+        unanswered: list[int] = []
+        left_bytes = self.max_bytes
+        seconds = self.connection.silence_seconds if self.direct else None
+        answers = self.connection.answers(f"a message of {self.stream}", seconds)
+        while self.under_way or (position < end and left_bytes > 0):
+            if position < end and left_bytes > 0 and len(self.under_way) <= self.window // 2:
+                asked = sequences[position : min(position + self.window - len(self.under_way), end)]
+                self._ask(asked)
+                position += len(asked)
+            try:
+                frame = next(answers)
+            except SilenceError:
+                if not self.direct:
+                    raise
+                # Whoever was to answer may be gone: the leader is asked instead.
+                unanswered += self.under_way.values()
+                self.under_way.clear()
+                break
+            sequence = self.under_way.pop(frame.subject, None)
+            if sequence is None:
+                continue
+            message = self._message(frame)
+            if message is not None:
+                messages.append(message)
+                left_bytes -= self._widen(len(frame.headers) + len(frame.payload))
+            elif self.direct:
+                unanswered.append(sequence)
+        return messages, unanswered, position
+
+    def _ask(self, sequences: list[int]) -> None:
+        subject = f"$JS.API.DIRECT.GET.{self.stream}" if self.direct else _leader_subject(self.stream)
+        asked = {self.connection.new_inbox(): sequence for sequence in sequences}
+        self.under_way |= asked
+        requests = (f.encode_pub(subject, inbox, b"", b'{"seq":%d}' % sequence) for inbox, sequence in asked.items())
+        self.connection.send(b"".join(requests))
+
+    def _widen(self, size_bytes: int) -> int:
+        """Ask for one more at a time after a message, as far as the largest allows; returns its size again."""
+        self.largest_bytes = max(self.largest_bytes, size_bytes)
+        self.window = max(1, min(_LAST_WINDOW, self.window + 1, self.max_bytes // self.largest_bytes))
+        return size_bytes
+
+    def _message(self, frame: Frame) -> Message | None:
+        """The message in an answer; None when it says that there is none, or is another stream's."""
+        if self.direct:
+            if frame.status == _NOT_FOUND:
+                return None
+            answer = f.direct_get_message(frame)
+            if answer is None:
+                raise refused(self.connection, self.stream, frame)
+            message, _, stream = answer
+            # A block that a sender did not end is whole only at the leader.
+            return message if stream == self.stream.encode() and f.has_whole_headers(message) else None
+        if frame.status is not None:
+            raise refused(self.connection, self.stream, frame)
+        return _stored(self.connection, self.stream, self.connection.decoded(frame.payload, f"stream {self.stream}"))
+
+
+def _leader_subject(stream: str) -> str:
+    return f"$JS.API.STREAM.MSG.GET.{stream}"
 
 
 def _stored(connection: Connection, stream: str, answer: dict[str, Any]) -> Message | None:
@@ -34,54 +169,4 @@ def _stored(connection: Connection, stream: str, answer: dict[str, Any]) -> Mess
     try:
         return f.stored_message(stored)
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise WireError(f"{connection.address}: stream {stream} answered what is no message") from None
-
-
-def read_singles(
-    connection: Connection, stream: str, sequences: list[int], direct: bool, batch_messages: int, max_bytes: int
-) -> Iterator[list[Message]]:
-    """Overlapping single gets. How many are under way follows the largest message seen: together about `max_bytes`."""
-    subject = f"$JS.API.{'DIRECT.GET' if direct else 'STREAM.MSG.GET'}.{stream}"
-    answers = connection.answers(f"a message of {stream}")
-    window, largest_bytes, position = 32, 1, 0
-    while position < len(sequences):
-        under_way: set[bytes] = set()
-        found: list[Message] = []
-        end, left_bytes = min(position + batch_messages, len(sequences)), max_bytes
-        while under_way or (position < end and left_bytes > 0):
-            if position < end and left_bytes > 0 and len(under_way) <= window // 2:
-                asked = sequences[position : min(position + window - len(under_way), end)]
-                inboxes = [connection.new_inbox() for _ in asked]
-                pairs = zip(inboxes, asked, strict=True)
-                connection.send(b"".join(f.encode_pub(subject, inbox, b"", b'{"seq":%d}' % s) for inbox, s in pairs))
-                under_way.update(inboxes)
-                position += len(asked)
-            frame = next(answers)
-            if frame.subject not in under_way:
-                continue
-            under_way.remove(frame.subject)
-            message = _single(connection, stream, frame, direct)
-            if message is None:
-                continue
-            found.append(message)
-            size_bytes = len(frame.headers) + len(frame.payload)
-            left_bytes -= size_bytes
-            largest_bytes = max(largest_bytes, size_bytes)
-            window = max(1, min(256, window + 1, max_bytes // largest_bytes))
-        found.sort(key=lambda message: message.sequence)
-        for at, message in enumerate(found):
-            if direct and not f.has_whole_headers(message):
-                found[at] = stored_message(connection, stream, message.sequence) or message
-        if found:
-            yield found
-
-
-def _single(connection: Connection, stream: str, frame: Frame, direct: bool) -> Message | None:
-    if frame.status == 404:
-        return None
-    if not direct and frame.status is None:
-        return _stored(connection, stream, connection.decoded(frame.payload, f"stream {stream}"))
-    found = f.direct_get_message(frame)
-    if found is None:
-        raise refused(connection, stream, frame)
-    return found[0]
+        raise WireError(f"{connection.address}: stream {stream} sent an answer that is no message") from None

@@ -36,8 +36,8 @@ def outgoing(stream: str, count: int, *, first: int = 1, size_bytes: int = 20) -
     ]
 
 
-def publish(connection: Connection, items: Iterable[Outgoing], *, expect_last: int | None = None) -> list[Ack]:
-    return list(Publisher(connection).publish_all(items, expect_last=expect_last))
+def publish(connection: Connection, items: Iterable[Outgoing]) -> list[Ack]:
+    return list(Publisher(connection).publish_all(items))
 
 
 def flat(batches: Iterable[list[Message]]) -> list[Message]:

@@ -1,14 +1,17 @@
-"""Connecting to real servers, and to what is none: one clear line, no secret in it, no endless wait."""
+"""Connecting to servers, and to something else: one clear line, no secret in it, no endless wait."""
 
+import os
+import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.wire import Ack, Connection, Outgoing, Publisher, WireError, read_headers
+from sr_assets.adapters.wire import Ack, Connection, Outgoing, Publisher, WireError, read_headers, read_range
 from sr_assets.adapters.wire import connection as wire_connection
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
@@ -17,7 +20,7 @@ from sr_assets_tests.adapters.wire.rig import Names, flat, made, outgoing, publi
 from sr_assets_tests.rig import address
 
 
-def test_a_server_that_dies_ends_a_publish_with_one_line_and_the_target_tells_what_was_stored(tmp_path: Path) -> None:
+def test_a_server_that_dies_ends_a_publish_with_one_line_and_the_target_shows_what_was_stored(tmp_path: Path) -> None:
     with NatsServer(tmp_path, "mortal") as server:
         with Connection(address(server)) as connection:
             stream = made(connection, "MORTAL")
@@ -29,7 +32,7 @@ def test_a_server_that_dies_ends_a_publish_with_one_line_and_the_target_tells_wh
 
             acks: list[Ack] = []
             with pytest.raises(WireError) as caught:
-                acks.extend(Publisher(connection, max_messages=100).publish_all(dying(), expect_last=0))
+                acks.extend(Publisher(connection, max_messages=100).publish_all(dying()))
             assert "\n" not in str(caught.value)
         server.start()
         with Connection(address(server)) as connection:
@@ -47,7 +50,35 @@ def test_the_first_server_that_answers_is_taken(nats_server: NatsServer) -> None
             Connection(ClusterSettings((nobody,))).open()
 
 
-def test_a_server_that_says_nothing_is_left_after_the_timeout() -> None:
+def test_a_peer_that_vanishes_is_noticed_by_the_kernel(connection: Connection) -> None:
+    """Whatever is sent to it and not acknowledged for this long ends the connection, not a quarter of an hour later."""
+    option = connection._open_link()._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert option == 30_000
+
+
+def test_closing_does_not_wait_for_a_server_that_stands_still(tmp_path: Path) -> None:
+    with NatsServer(tmp_path, "frozen") as server:
+        connection = Connection(address(server), request_seconds=0.5)
+        connection.open()
+        stream = made(connection, "FROZEN")
+        publish(connection, outgoing(stream, 50))
+        reading = read_range(connection, stream, SequenceRange(1, 51), batch_messages=10, direct=False)
+        next(reading)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            started = time.monotonic()
+            reading.close()  # type: ignore[attr-defined]
+            assert time.monotonic() - started < 2
+            with pytest.raises(WireError, match="took no bytes"):
+                connection.send(bytes(64 << 20))
+            started = time.monotonic()
+            connection.close()
+            assert time.monotonic() - started < 0.2
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+
+
+def test_a_server_without_an_answer_is_left_after_the_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(WireError, match=r"no INFO within 0\.1 s"):
@@ -57,7 +88,7 @@ def test_a_server_that_says_nothing_is_left_after_the_timeout() -> None:
 def test_a_question_that_nobody_answered_is_asked_again(
     nats_server: NatsServer, unique: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a stream without a leader: whoever leads it next has not heard the first."""
+    """As of a stream without a leader: its next leader has not received the first."""
     monkeypatch.setattr(wire_connection, "ASK_AGAIN_SECONDS", 0.1)
     subject = unique("api")
     with (
@@ -113,4 +144,4 @@ def test_pings_are_answered_while_waiting_and_while_publishing(tmp_path: Path) -
         stream = made(connection, "PINGED")
         for first in range(1, 8001, 2000):
             assert connection.receive(0.5) == []
-            assert publish(connection, outgoing(stream, 2000, first=first), expect_last=first - 1)[-1].error is None
+            assert publish(connection, outgoing(stream, 2000, first=first))[-1].error is None

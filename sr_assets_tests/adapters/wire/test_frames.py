@@ -4,6 +4,7 @@ import base64
 import contextlib
 import itertools
 import json
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,6 @@ from sr_assets.adapters.wire.frames import (
     encode_pub,
     has_whole_headers,
     stored_message,
-    with_first_header,
     without_message_size,
 )
 
@@ -138,12 +138,13 @@ def test_acknowledgements_taken_by_the_run_are_those_that_are_there(sent: list[F
         others = parser.feed(stream[at:to], stored)
         received += [*stored, *others]
     assert len(received) == len(sent)
-    for one, was in zip(received, sent, strict=True):
-        if isinstance(one, Frame):
-            assert one == was
+    for item, frame in zip(received, sent, strict=True):
+        if isinstance(item, Frame):
+            assert item == frame
         else:
-            assert (one[0], json.loads(was.payload)) == (was.subject, {**json.loads(was.payload), "seq": one[1]})
-            assert "duplicate" not in json.loads(was.payload)
+            payload = json.loads(frame.payload)
+            assert (item[0], item[1]) == (frame.subject, payload["seq"])
+            assert "duplicate" not in payload
 
 
 def test_a_run_of_acknowledgements_leaves_no_frames() -> None:
@@ -212,15 +213,49 @@ def test_a_subject_cannot_break_out_of_its_line(subject: str) -> None:
         encode_pub(subject, b"", b"", b"")
 
 
-@given(blocks | st.just(b""))
-def test_only_the_servers_own_block_is_taken_off_a_direct_get(own: bytes) -> None:
-    answered = (own[:-2] if own else b"NATS/1.0\r\n") + SERVER_BLOCK
-    found = direct_get_message(Frame(b"HMSG", b"_INBOX.1", b"", answered, b"payload"))
-    assert found is not None
-    message, pending = found
-    assert (message.sequence, message.stored_ns, message.subject, pending) == (7, STORED_NS, "a.b", 3)
+@given(blocks | st.just(b""), st.booleans())
+def test_only_the_servers_own_block_is_taken_off_a_direct_get(own: bytes, batch: bool) -> None:
+    added = SERVER_BLOCK if batch else SERVER_BLOCK[: SERVER_BLOCK.index(b"Nats-Num")] + b"\r\n"
+    answered = (own[:-2] if own else b"NATS/1.0\r\n") + added
+    answer = direct_get_message(Frame(b"HMSG", b"_INBOX.1", b"", answered, b"payload"))
+    assert answer is not None
+    message, pending, stream = answer
+    assert (message.sequence, message.stored_ns, message.subject) == (7, STORED_NS, "a.b")
+    assert (message.payload, pending, stream) == (b"payload", 3 if batch else None, b"S")
     assert message.headers == (b"" if own == b"NATS/1.0\r\n\r\n" else own)
     assert has_whole_headers(message)
+
+
+def test_a_forged_block_is_not_the_servers() -> None:
+    forged = SERVER_BLOCK.replace(b"Stream: S", b"Stream: FORGED").replace(b"Sequence: 7", b"Sequence: 99")
+    answer = direct_get_message(Frame(b"HMSG", headers=b"NATS/1.0\r\n" + forged[:-2] + SERVER_BLOCK))
+    assert answer is not None
+    assert (answer[0].sequence, answer[2]) == (7, b"S")
+    assert answer[0].headers == b"NATS/1.0\r\n" + forged
+
+
+@given(st.integers(0, 999_999_999), st.integers(0, 4_102_444_800))
+def test_the_stored_time_is_exact_however_many_digits_it_has(nanosecond: int, second: int) -> None:
+    moment = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    fraction = f".{nanosecond:09d}".rstrip("0").rstrip(".")
+    block = SERVER_BLOCK.replace(b"2026-03-15T13:48:10.5", f"{moment}{fraction}".encode())
+    answer = direct_get_message(Frame(b"HMSG", headers=b"NATS/1.0\r\n" + block))
+    assert answer is not None
+    assert answer[0].stored_ns == second * 1_000_000_000 + nanosecond
+
+
+@given(st.text(st.characters(exclude_characters=" \r\n", codec="utf-8"), min_size=1, max_size=30))
+def test_a_subject_comes_back_as_it_is(subject: str) -> None:
+    block = SERVER_BLOCK.replace(b"a.b", subject.encode())
+    answer = direct_get_message(Frame(b"HMSG", headers=b"NATS/1.0\r\n" + block))
+    assert answer is not None
+    assert answer[0].subject == subject
+
+
+@given(blocks, st.integers(0, 400))
+def test_a_block_that_is_cut_short_is_no_message(own: bytes, cut: int) -> None:
+    headers = own[:-2] + SERVER_BLOCK
+    assert direct_get_message(Frame(b"HMSG", headers=headers[: len(headers) - 1 - cut % len(SERVER_BLOCK)])) is None
 
 
 def test_a_status_is_never_a_message() -> None:
@@ -235,9 +270,9 @@ def test_an_impossible_time_is_no_message() -> None:
 
 
 def test_a_block_the_server_damaged_is_noticed() -> None:
-    found = direct_get_message(Frame(b"HMSG", headers=b"NATS/1.0\r\nno e" + SERVER_BLOCK))
-    assert found is not None
-    assert not has_whole_headers(found[0])
+    answer = direct_get_message(Frame(b"HMSG", headers=b"NATS/1.0\r\nno e" + SERVER_BLOCK))
+    assert answer is not None
+    assert not has_whole_headers(answer[0])
 
 
 @pytest.mark.parametrize("reply", (b"$JS.ACK.S.c.1.7.3.1700.9", b"$JS.ACK.hub.AHASH.S.c.1.7.3.1700.9.r4nd"))
@@ -256,12 +291,6 @@ def test_another_reply_is_no_delivery(reply: bytes) -> None:
 def test_the_message_size_of_a_headers_only_consumer_is_taken_off(own: bytes) -> None:
     added = own[:-2] + b"Nats-Msg-Size: 12\r\n\r\n"
     assert without_message_size(added) == (b"" if own == b"NATS/1.0\r\n\r\n" else own)
-
-
-@given(blocks)
-def test_a_header_put_in_front_leaves_the_others_alone(own: bytes) -> None:
-    assert with_first_header(own, b"N", b"1") == b"NATS/1.0\r\nN: 1\r\n" + own[10:]
-    assert with_first_header(b"", b"N", b"1") == b"NATS/1.0\r\nN: 1\r\n\r\n"
 
 
 def test_a_stored_message_keeps_its_bytes() -> None:

@@ -11,8 +11,6 @@ from sr_assets.adapters.wire import (
     INVALID_SUBJECT,
     MESSAGE_TOO_LARGE,
     NO_STREAM,
-    STREAM_FULL,
-    WRONG_LAST_SEQUENCE,
     Ack,
     Connection,
     Outgoing,
@@ -20,63 +18,32 @@ from sr_assets.adapters.wire import (
     WireError,
     read_range,
 )
+from sr_assets.adapters.wire.publishing import _frame
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.adapters.wire.rig import ODD, Names, flat, made, outgoing, publish
 from sr_assets_tests.rig import address
 
+#: What a stream answers that has no room.
+STREAM_FULL = 10077
 
-@pytest.mark.parametrize("expect_last", (0, None))
-def test_more_than_a_window_is_stored_in_order(connection: Connection, stream: str, expect_last: int | None) -> None:
+
+def test_more_than_a_window_is_stored_in_order(connection: Connection, stream: str) -> None:
     sent = outgoing(stream, 2500)
-    publisher = Publisher(connection, max_messages=100, max_bytes=3000)
-    acks = list(publisher.publish_all(iter(sent), expect_last=expect_last))
+    acks = list(Publisher(connection, max_messages=100, max_bytes=3000).publish_all(iter(sent)))
     assert acks == [Ack(n, n) for n in range(1, 2501)]
     assert [m.payload for m in flat(read_range(connection, stream, SequenceRange(1, 2501), direct=True))] == [
         item.payload for item in sent
     ]
 
 
-def test_a_chain_puts_its_expectation_in_front_of_the_headers(connection: Connection, stream: str) -> None:
-    publish(connection, [Outgoing(1, f"{stream}.a", b"", b""), Outgoing(2, f"{stream}.a", ODD[1], b"")], expect_last=0)
-    read = flat(read_range(connection, stream, SequenceRange(1, 3), direct=True))
-    assert read[0].headers == b"NATS/1.0\r\nNats-Expected-Last-Sequence: 0\r\n\r\n"
-    assert read[1].headers == b"NATS/1.0\r\nNats-Expected-Last-Sequence: 1\r\n" + ODD[1][10:]
-
-
-def test_a_chain_refuses_everything_when_another_writer_was_there(connection: Connection, stream: str) -> None:
-    publish(connection, outgoing(stream, 5))
-    acks = publish(connection, outgoing(stream, 300, first=100), expect_last=4)
-    assert [(ack.sequence, ack.error_code) for ack in acks] == [(100, WRONG_LAST_SEQUENCE)]
-    assert flat(read_range(connection, stream, SequenceRange(6, 999), direct=True)) == []
-
-
-def test_a_chain_leaves_no_hole_behind_a_refused_message(connection: Connection, unique: Names) -> None:
-    stream = made(connection, unique("SMALL"), max_msg_size=1000)
-    items = outgoing(stream, 100)
-    items[40] = Outgoing(41, f"{stream}.x", b"", b"x" * 2000)
-    acks = publish(connection, items, expect_last=0)
-    assert acks[:40] == [Ack(n, n) for n in range(1, 41)]
-    assert [(ack.sequence, ack.error_code) for ack in acks[40:]] == [(41, MESSAGE_TOO_LARGE)]
-    rest = publish(connection, items[41:], expect_last=40)
-    assert [ack.target_sequence for ack in rest] == list(range(41, 100))
-
-
-def test_a_chain_ends_at_a_duplicate(connection: Connection, stream: str) -> None:
-    items = [Outgoing(n, f"{stream}.x", b"NATS/1.0\r\nNats-Msg-Id: %d\r\n\r\n" % n, b"") for n in range(1, 9)]
-    publish(connection, items[3:4])
-    acks = publish(connection, items, expect_last=1)
-    assert acks[:3] == [Ack(1, 2), Ack(2, 3), Ack(3, 4)]
-    assert acks[3:] == [Ack(4, 1, duplicate=True)]
-
-
-def test_without_a_chain_a_duplicate_is_reported_and_the_rest_goes_on(connection: Connection, stream: str) -> None:
+def test_a_duplicate_is_reported_and_the_rest_goes_on(connection: Connection, stream: str) -> None:
     items = [Outgoing(n, f"{stream}.x", b"NATS/1.0\r\nNats-Msg-Id: m%d\r\n\r\n" % n, b"") for n in range(1, 4)]
     publish(connection, items[1:2])
     assert publish(connection, items) == [Ack(1, 2), Ack(2, 1, duplicate=True), Ack(3, 3)]
 
 
-def test_without_a_chain_sending_stops_at_the_first_refusal(connection: Connection, unique: Names) -> None:
+def test_sending_stops_at_the_first_refusal(connection: Connection, unique: Names) -> None:
     stream = made(connection, unique("FULL"), max_msgs=10, discard="new")
     acks = list(Publisher(connection, max_messages=20).publish_all(outgoing(stream, 5000)))
     assert acks[:10] == [Ack(n, n) for n in range(1, 11)]
@@ -98,9 +65,9 @@ def test_what_the_server_would_close_the_connection_for_is_reported_and_not_sent
         stream = made(connection, "CLOSING")
         limit = connection.max_payload_bytes
         fits, over = (Outgoing(n, f"{stream}.x", ODD[1], b"x" * (limit - len(ODD[1]) + n)) for n in (0, 1))
-        acks = publish(connection, [fits, over, fits], expect_last=0)
-        assert [ack.error_code for ack in acks] == [MESSAGE_TOO_LARGE]
-        assert publish(connection, [fits, over, fits])[0] == Ack(0, 1)
+        acks = publish(connection, [fits, over, fits])
+        assert acks[0] == Ack(0, 1)
+        assert [ack.error_code for ack in acks[1:]] == [MESSAGE_TOO_LARGE]
         for subject in ("a b", "", "x" * 4100, "a\r\nPUB x 0\r\n"):
             acks = publish(connection, [Outgoing(1, subject, b"", b"")])
             assert [ack.error_code for ack in acks] == [INVALID_SUBJECT]
@@ -111,7 +78,7 @@ def test_the_longest_subject_that_is_sent_is_one_the_server_takes(connection: Co
     longest = max(
         length
         for length in range(3900, 4096)
-        if not isinstance(Publisher(connection)._frame(Outgoing(1, "x" * length, b"", b""), b"_INBOX" * 7, None), Ack)
+        if not isinstance(_frame(Outgoing(1, "x" * length, b"", b""), b"_INBOX" * 7, connection.max_payload_bytes), Ack)
     )
     subject = f"{stream}." + "x" * (longest - len(stream) - 1)
     assert publish(connection, [Outgoing(1, subject, b"", b"")]) == [Ack(1, 1)]
@@ -119,7 +86,7 @@ def test_the_longest_subject_that_is_sent_is_one_the_server_takes(connection: Co
 
 def test_a_local_refusal_comes_after_the_acks_of_what_went_before(connection: Connection, stream: str) -> None:
     items = [*outgoing(stream, 50), Outgoing(51, "not a subject", b"", b""), *outgoing(stream, 50, first=52)]
-    acks = publish(connection, items, expect_last=0)
+    acks = publish(connection, items)
     assert [ack.sequence for ack in acks] == list(range(1, 52))
     assert acks[-1].error_code == INVALID_SUBJECT
 

@@ -1,7 +1,5 @@
 """Reading from real servers: all bytes come back as they were sent, in order, whichever way they are read."""
 
-from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -10,14 +8,11 @@ from sr_assets.adapters.wire import (
     Connection,
     Outgoing,
     WireError,
-    next_message,
     read_headers,
     read_range,
     read_sequences,
     stored_message,
 )
-from sr_assets.adapters.wire.reading import _until_confirmed
-from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
 from sr_assets_tests.adapters.wire.rig import ODD, Names, consumers, delete, flat, made, outgoing, publish
 
@@ -97,21 +92,6 @@ def test_headers_are_read_without_payloads(connection: Connection, stream: str) 
     publish(connection, [Outgoing(n, f"{stream}.x", h, b"payload") for n, h in enumerate(ODD[:5], 1)])
     read = flat(read_headers(connection, stream, SequenceRange(2, 5)))
     assert [(m.sequence, m.headers, m.payload) for m in read] == [(n + 1, ODD[n], b"") for n in (1, 2, 3)]
-
-
-def test_a_reading_that_ends_early_goes_on_from_what_the_leader_knows(connection: Connection, stream: str) -> None:
-    """As on a replica that lags: it has 20 messages at first, and 40 when it is asked again."""
-    publish(connection, outgoing(stream, 60))
-    delete(connection, stream, 21, 22, 58)
-    level, asked = iter((21, 41, 60)), []
-
-    def read(rest: SequenceRange) -> Iterator[list[Message]]:
-        asked.append(rest.first)
-        return read_range(connection, stream, SequenceRange(rest.first, max(rest.first, next(level))), direct=True)
-
-    confirmed = flat(_until_confirmed(SequenceRange(1, 60), read, partial(next_message, connection, stream)))
-    assert [m.sequence for m in confirmed] == [s for s in range(1, 60) if s not in (21, 22, 58)]
-    assert asked == [1, 24, 42]
 
 
 def test_a_reader_that_is_dropped_leaves_no_consumer_and_a_usable_connection(
