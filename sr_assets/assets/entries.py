@@ -116,7 +116,7 @@ class StreamAssets(EntryAssets):
 
     def verdicts(self, site: Site, report: StreamReport) -> Iterator[dg.AssetCheckResult]:
         """Yield the verdicts on replica and outbox; of a run that failed whether it still moves, and the outbox."""
-        if report.failure is None:
+        if Stage.REPLICA not in report.failed:
             yield from check_replica(site, self._stream, report)
         else:
             yield check_progress(site, self._stream, report)

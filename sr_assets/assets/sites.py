@@ -82,16 +82,15 @@ def _failure(lines: Sequence[str], *, misconfigured: bool) -> dg.Failure:
 def _results(
     site: Site, assets: EntryAssets, report: StreamReport, context: dg.AssetExecutionContext
 ) -> Iterator[Result]:
-    """Yield the results of what was selected of one entry. One that failed is not materialised.
+    """Yield the results of what was selected of one entry. A stage that failed is not materialised.
 
     Its checks are reported all the same.
     """
     keys, checks = context.selected_asset_keys, context.selected_asset_check_keys
-    if report.failure is None:
-        for stage, metadata in assets.recorded(site, report):
-            key = stream_key(assets.entry, stage.value)
-            if key in keys:
-                yield dg.MaterializeResult(key, metadata={**metadata, "settings_digest": site.settings.digest[:12]})
+    for stage, metadata in assets.recorded(site, report):
+        key = stream_key(assets.entry, stage.value)
+        if key in keys and stage not in report.failed:
+            yield dg.MaterializeResult(key, metadata={**metadata, "settings_digest": site.settings.digest[:12]})
     for verdict in assets.verdicts(site, report):
         if verdict.asset_key and dg.AssetCheckKey(verdict.asset_key, verdict.check_name or "") in checks:
             yield verdict

@@ -34,7 +34,13 @@ class EntryWork(ABC):
         """Take the site, the entry and the stages that were asked for."""
         self.report = StreamReport(entry)
         self._site, self._entry, self._stages, self._final = site, entry, stages, final
-        self.watching = Lane(self.report, site.folder, on_trouble=self._note_error, on_lost=self._disconnect)
+        self.watching = Lane(
+            self.report, site.folder, self._watched_stages(), on_trouble=self._note_error, on_lost=self._disconnect
+        )
+
+    @abstractmethod
+    def _watched_stages(self) -> frozenset[Stage]:
+        """Return the stages that read, as opposed to those that copy."""
 
     @abstractmethod
     def step(self, ends: Ends) -> bool:

@@ -34,6 +34,9 @@ class FeedWork(EntryWork):
             most_feeds=len(site.settings.feeds),
         )
 
+    def _watched_stages(self) -> frozenset[Stage]:
+        return frozenset({Stage.ADVISORY_FEED})
+
     def step(self, ends: Ends) -> bool:
         """Fold the next batch."""
         if Stage.ADVISORY_FEED not in self._stages or not self.watching.due:

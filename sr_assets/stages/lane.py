@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from sr_assets.stages.report import StreamReport
+    from sr_assets.stages.report import Stage, StreamReport
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +37,17 @@ class Lane:
         self,
         report: StreamReport,
         folder: Path,
+        stages: frozenset[Stage],
         *,
         on_trouble: Callable[[str | None], None],
         on_lost: Callable[[BaseException], None],
     ) -> None:
-        """`on_trouble` notes an error, or None when it has passed; `on_lost` gives up the connections of the lane."""
-        self._report, self._folder, self._on_trouble, self._on_lost = report, folder, on_trouble, on_lost
+        """`stages` are those of the lane, `folder` is the site's.
+
+        `on_trouble` notes an error, or None when it has passed; `on_lost` gives up the connections of the lane.
+        """
+        self._report, self._folder, self._stages = report, folder, stages
+        self._on_trouble, self._on_lost = on_trouble, on_lost
         self.reached = False
         self.trouble: str | None = None
         self.failure: str | None = None
@@ -93,6 +98,7 @@ class Lane:
     def _fail(self, failure: str) -> None:
         self.failure, self.trouble = failure, None
         self._report.failures.append(failure)
+        self._report.failed |= self._stages
         logger.error("%s", failure)
 
 

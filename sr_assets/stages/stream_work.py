@@ -43,8 +43,8 @@ class StreamWork(EntryWork):
         self, site: Site, stream: StreamSettings, stages: frozenset[Stage], final: Callable[[Lane], bool]
     ) -> None:
         """Make the stages that the stream has."""
-        super().__init__(site, stream, stages, final)
         self._stream = stream
+        super().__init__(site, stream, stages, final)
         self._watcher = self._make_watcher() if stream.tracked and Stage.NODE_STATE in stages else None
         self._stack = contextlib.ExitStack()
         # The copying has connections of its own: it runs in another thread.
@@ -60,27 +60,33 @@ class StreamWork(EntryWork):
             self.report,
         )
         self._stack.callback(self._context.clusters.close)
+        copied = frozenset(Stage) - self._watched_stages()
         self.copying = Lane(
-            self.report, site.folder, on_trouble=self._note_copy_error, on_lost=self._disconnect_copying
+            self.report, site.folder, copied, on_trouble=self._note_copy_error, on_lost=self._disconnect_copying
         )
         self._beside = Beside(f"copying {stream.label}", site.woken)
         self._replica = ReplicaStage(self._context)
-        self._snapshots = SnapshotStage(
-            stream,
-            self._context.store,
-            site.settings.home,
-            site.folder,
-            site.settings.snapshots_retention_ns,
-            self.report,
-        )
+        self._snapshots = self._make_snapshots()
         announces = stream.advisory is not None and Stage.NODE_ADVISORIES in stages
-        self._announced_with_copies = announces and stream.advisory_cluster != stream.source
+        self._announced_with_copies = announces and self._announced_at_target
         store = self._context.store if self._announced_with_copies else site.state
         self._advisories = AdvisoryStage(stream, store, site.clock, self.report) if announces else None
         grace_ns = heartbeat_grace_ns(site.settings)
         self._heartbeat = HeartbeatStage(stream, store, site.clock, grace_ns, self.report) if announces else None
         # Whether there may be something that the copying has not looked at yet.
         self._news = True
+
+    def _make_snapshots(self) -> SnapshotStage:
+        settings, folder = self._site.settings, self._site.folder
+        retention_ns = settings.snapshots_retention_ns
+        return SnapshotStage(self._stream, self._context.store, settings.home, folder, retention_ns, self.report)
+
+    @property
+    def _announced_at_target(self) -> bool:
+        return self._stream.advisory_cluster not in (None, self._stream.source)
+
+    def _watched_stages(self) -> frozenset[Stage]:
+        return frozenset({Stage.NODE_STATE} if self._announced_at_target else {Stage.NODE_STATE, Stage.NODE_ADVISORIES})
 
     def _make_watcher(self) -> NodeStage:
         site, reader = self._site, SparkReader(self._site.spark, self._site.files)
@@ -164,6 +170,7 @@ class StreamWork(EntryWork):
             self._site.spark.interrupt()
             if not self._beside.join(_INTERRUPTED_SECONDS):
                 self.report.failures.append(f"{self._stream.label}: copying does not end; the next run goes on with it")
+                self.report.failed.add(Stage.REPLICA)
                 return
         self._beside.take()
 
