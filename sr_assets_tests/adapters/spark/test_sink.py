@@ -52,7 +52,7 @@ def crash(*_: object) -> None:
 
 
 @pytest.mark.parametrize("entry", PLANS, ids=PLAN_NAMES)
-@pytest.mark.parametrize("step", ("run", "_commit"), ids=("before writing", "before the commit"))
+@pytest.mark.parametrize("step", ("run", "_save_receipt"), ids=("before writing", "before the commit"))
 def test_a_batch_that_a_crash_left_open_is_finished_as_it_was_meant(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, entry: dict[str, Any], step: str
 ) -> None:
@@ -67,7 +67,14 @@ def test_a_batch_that_a_crash_left_open_is_finished_as_it_was_meant(
             rig.run()
         with pytest.raises(CrashError):
             rig.run()
-    assert rig.row("replication")["next_sequence"] == 11
+    # What was decided is committed without the copies, which wait in the queue.
+    counted = rig.row("replication")
+    decided = ("inspect_field" in entry) * 40
+    assert (counted["next_sequence"], counted["queued_messages"], counted["copied_messages"]) == (
+        11 + decided,
+        decided,
+        10,
+    )
     rig.publish(stream, numbered(5, first=51))
     (report,) = rig.drain().values()
     assert report.found == (0 if step == "run" else 40)
@@ -91,7 +98,7 @@ def test_messages_found_after_a_crash_are_filled_up_not_continued_from_the_highe
     rig.add(stream)
     rig.publish(stream, numbered(30))
     with monkeypatch.context() as patched:
-        patched.setattr(Batch, "_commit", crash)
+        patched.setattr(Batch, "_save_receipt", crash)
         with pytest.raises(CrashError):
             rig.run()
     for sequence in (1, 7, 8, 20):
@@ -141,7 +148,6 @@ def test_a_run_outlives_a_target_that_is_away_for_a_while(rig: Rig, tmp_path: Pa
         keeper.start()
         (report,) = rig.drain().values()
         keeper.join()
-        assert report.retries == 0
         assert 0 < report.found < 20_000
         found = [json.loads(copy.payload)["n"] for copy in rig.stored(stream, mortal)]
         assert found == list(range(1, 20_001))
