@@ -90,6 +90,8 @@ def player(*acts: Act, end: End = End.SILENCE, patience: float = 10.0) -> Iterat
 
         def play() -> None:
             with suppress(OSError), server.accept()[0] as client:
+                # What is sent is on its way before a reset, which would discard it.
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 for act in acts:
                     if act is None:
                         _lines_with(client, b"PING\r\n")
@@ -177,9 +179,8 @@ def test_a_server_that_closes_at_the_login_is_one_line(sent: bytes, end: End) ->
         assert line == f"cannot connect to NATS: {cluster.servers[0]}: the server closed the connection"
 
 
-@pytest.mark.parametrize("end", CLOSES)
-def test_the_last_complaint_of_a_server_that_closes_is_the_line(end: End) -> None:
-    with player(INFO + b"-ERR 'maximum connections exceeded'\r\n", end=end) as cluster:
+def test_the_last_complaint_of_a_server_that_closes_is_the_line() -> None:
+    with player(INFO + b"-ERR 'maximum connections exceeded'\r\n", end=End.FIN) as cluster:
         assert error_of(Connection(cluster).open).endswith(": maximum connections exceeded")
 
 
@@ -216,7 +217,8 @@ def test_noise_is_no_answer_to_the_login(noise: bytes) -> None:
 
 
 @pytest.mark.parametrize("complaint", COMPLAINTS)
-@pytest.mark.parametrize("end", End)
+# Without an RST: one that comes while the client still connects discards what was sent before it.
+@pytest.mark.parametrize("end", (End.SILENCE, End.FIN))
 def test_a_complaint_at_the_login_is_the_line(complaint: str, end: End) -> None:
     with player(INFO, f"-ERR '{complaint}'\r\n".encode(), end=end) as cluster:
         assert error_of(Connection(cluster).open).endswith(f": {complaint}")
@@ -294,9 +296,12 @@ def test_a_server_that_closes_in_the_middle_is_an_error_at_once(
 
 @pytest.mark.parametrize("complaint", COMPLAINTS)
 @pytest.mark.parametrize("work", (asks, reads_direct, publishes))
-def test_a_complaint_in_place_of_an_answer_is_the_line(work: Callable[[Connection], object], complaint: str) -> None:
+@pytest.mark.parametrize("end", CLOSES)
+def test_a_complaint_in_place_of_an_answer_is_the_line(
+    work: Callable[[Connection], object], complaint: str, end: End
+) -> None:
     act = f"-ERR '{complaint}'\r\n".encode()
-    with player(*logged_in(lambda *_: act), end=End.FIN) as cluster, Connection(cluster) as connection:
+    with player(*logged_in(lambda *_: act), end=end) as cluster, Connection(cluster) as connection:
         assert error_of(lambda: work(connection)).endswith(f": {complaint}")
 
 
