@@ -64,7 +64,7 @@ def test_a_run_is_asked_for_when_a_deadline_has_passed_although_nothing_arrives(
     rig.add(stream, target_subject_prefix="c", **TRACKED)
     rig.publish(stream, [Sent(b'{"sender": "web1"}')])
     # On a machine so slow that this run notices the first deadline, the second one is still to come.
-    rig.run(stages=[Stage.NODE_STATE])
+    rig.run(stages=[Stage.NODE_STATE, Stage.REPLICA])
     settings = rig.settings()
     deadline = time.monotonic() + 20
     while (work := find_work(settings, SITE)[0]) is None:
