@@ -35,7 +35,7 @@ class EntryWork(ABC):
         self.report = StreamReport(entry)
         self._site, self._entry, self._stages, self._final = site, entry, stages, final
         self.watching = Lane(
-            self.report, site.folder, self._watched_stages(), on_trouble=self._note_error, on_lost=self._disconnect
+            self.report, site.folder, self._watched_stages(), on_trouble=self._note_error, on_lost=site.clusters.close
         )
 
     @abstractmethod
@@ -74,10 +74,6 @@ class EntryWork(ABC):
 
     def close(self) -> None:  # noqa: B027  most entries have nothing to do here
         """Close what the entry opened."""
-
-    def _disconnect(self, error: BaseException) -> None:
-        self._site.clusters.close()
-        self._site.spark.forget(error)
 
     def _note_error(self, error: str | None) -> None:
         """Show what keeps the entry from going on, and since when, while the run goes on trying."""

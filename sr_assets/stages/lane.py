@@ -12,7 +12,13 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from sr_assets.domain.errors import ConfigurationError, SrAssetsError, TransientError, cannot_write
+from sr_assets.domain.errors import (
+    ConfigurationError,
+    EngineLostError,
+    SrAssetsError,
+    TransientError,
+    cannot_write,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +46,7 @@ class Lane:
         stages: frozenset[Stage],
         *,
         on_trouble: Callable[[str | None], None],
-        on_lost: Callable[[BaseException], None],
+        on_lost: Callable[[], None],
     ) -> None:
         """`stages` are those of the lane, `folder` is the site's.
 
@@ -65,7 +71,9 @@ class Lane:
         try:
             busy = step()
         except TransientError as error:
-            self._weigh(_line(label, error), error, final=final())
+            # An engine that was lost is started anew, whatever the servers have answered so far.
+            self.reached |= isinstance(error, EngineLostError)
+            self._weigh(_line(label, error), final=final())
             return False
         except OSError as error:
             self._fail(f"{label}: {cannot_write(error.filename or self._folder, error)}")
@@ -81,9 +89,9 @@ class Lane:
         self.retries, self.trouble = 0, None
         return busy
 
-    def _weigh(self, trouble: str, error: BaseException, *, final: bool) -> None:
+    def _weigh(self, trouble: str, *, final: bool) -> None:
         # A connection that a server has forgotten may look alive: none is trusted any more.
-        self._on_lost(error)
+        self._on_lost()
         if final:
             self._fail(trouble)
             return

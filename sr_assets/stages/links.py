@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from sr_assets.adapters.connection_file import write_connection
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.spark.engine import use_engine
+from sr_assets.adapters.spark.session import leave_session, open_session, spark_error, stop_work
 from sr_assets.domain.errors import EngineLostError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -75,23 +76,31 @@ class SparkLink:
         """Return the session; raises RunError, TransientError when the engine is gone before it is joined."""
         with self._guard:
             if self._session is None:
-                from sr_assets.adapters.spark.session import leave_session, open_session
-
                 self._session = open_session(self._settings, self._home, self._site)
                 self._stack.callback(leave_session, self._session)
                 self._stack.enter_context(use_engine(self._home, self._keep_seconds))
             return self._session
 
-    def forget(self, error: BaseException) -> None:
-        """Join anew at the next use when an error says that the engine is gone."""
-        if isinstance(error, EngineLostError):
-            self.close()
+    @contextlib.contextmanager
+    def use(self) -> Iterator[SparkSession]:
+        """Yield the session; what fails inside is raised as RunError, in one line.
+
+        When the engine is gone the next use joins anew, unless another thread has done so already.
+        """
+        session = self.session()
+        try:
+            yield session
+        except Exception as error:
+            failed = spark_error(error)
+            with self._guard:
+                if isinstance(failed, EngineLostError) and session is self._session:
+                    self._session = None
+                    self._stack.close()
+            raise failed from error
 
     def interrupt(self) -> None:
         """Stop what runs in the session: the run is given up in the middle of something."""
         if self._session is not None:
-            from sr_assets.adapters.spark.session import stop_work
-
             stop_work(self._session)
 
     def close(self) -> None:

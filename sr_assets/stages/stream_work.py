@@ -62,7 +62,7 @@ class StreamWork(EntryWork):
         self._stack.callback(self._context.clusters.close)
         copied = frozenset(Stage) - self._watched_stages()
         self.copying = Lane(
-            self.report, site.folder, copied, on_trouble=self._note_copy_error, on_lost=self._disconnect_copying
+            self.report, site.folder, copied, on_trouble=self._note_copy_error, on_lost=self._context.clusters.close
         )
         self._beside = Beside(f"copying {stream.label}", site.woken)
         self._replica = ReplicaStage(self._context)
@@ -191,10 +191,6 @@ class StreamWork(EntryWork):
             nodes = self._site.state.nodes(self._stream.stream)
             highest = nodes.forget_retired(state.watermark_ns - retention_ns)
             state.forgotten_transition = max(state.forgotten_transition, highest)
-
-    def _disconnect_copying(self, error: BaseException) -> None:
-        self._context.clusters.close()
-        self._site.spark.forget(error)
 
     def _note_copy_error(self, error: str | None, store: SiteState | None = None) -> None:
         """Show what keeps the copying from going on, and since when."""

@@ -146,7 +146,7 @@ def spark_error(error: Exception) -> RunError:
     if ours:
         kind, text = ours[-1]
         return (TransientError if kind in ("WireError", "TransientError") else RunError)(text.strip())
-    if "StatusCode.UNAVAILABLE" in text or "RETRIES_EXCEEDED" in text:
+    if any(sign in text for sign in ("StatusCode.UNAVAILABLE", "RETRIES_EXCEEDED", "NO_ACTIVE_SESSION")):
         return EngineLostError("the Spark engine does not answer any more; another is started")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return RunError(f"Spark: {lines[0] if lines else type(error).__name__}"[:500])

@@ -15,7 +15,6 @@ import pyarrow as pa
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.copying.receipt import Parked, Receipt
-from sr_assets.adapters.spark.session import spark_error
 from sr_assets.adapters.spark.sink import await_writers
 from sr_assets.adapters.spark.source import FORMAT
 from sr_assets.adapters.state.store import gap_row
@@ -187,12 +186,8 @@ class Batch:
         receipt_file = context.writers / "receipt.json"
         receipt_file.unlink(missing_ok=True)
         plan = self._copy_plan(str(receipt_file))
-        try:
-            rows(context.spark.session()).write.format(FORMAT).mode("append").options(**plan.encode()).save()
-        except Exception as error:
-            failed = spark_error(error)
-            context.spark.forget(failed)
-            raise failed from error
+        with context.spark.use() as session:
+            rows(session).write.format(FORMAT).mode("append").options(**plan.encode()).save()
         receipt = Receipt.read(receipt_file)
         reach(Point.PUBLISHED)
         if receipt.failure:

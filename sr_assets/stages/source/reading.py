@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sr_assets.adapters.spark.session import spark_error
 from sr_assets.adapters.spark.source import FORMAT
 from sr_assets.adapters.state.store import gap_row
 from sr_assets.domain.positions import SequenceRange
@@ -92,12 +91,8 @@ class SparkReader:
         }
         if entry.filter_subject:
             options["filter"] = entry.filter_subject
-        try:
-            table = self._spark.session().read.format(FORMAT).options(**options).load().toArrow()
-        except Exception as error:
-            failed = spark_error(error)
-            self._spark.forget(failed)
-            raise failed from error
+        with self._spark.use() as session:
+            table = session.read.format(FORMAT).options(**options).load().toArrow()
         return table.sort_by("sequence")
 
 

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sr_assets.adapters.checkpoints import Point, reach
-from sr_assets.adapters.spark.session import spark_error
 from sr_assets.adapters.spark.source import encode_extractor
 from sr_assets.domain.blindness import BlindSpans, find_blind_spans
 from sr_assets.domain.positions import SequenceRange, missing
@@ -234,12 +233,8 @@ class NodeStage:
 
     def _fold(self, state: StreamState, sightings: pa.Table, cutoff_ns: int | None, blind: BlindSpans) -> pa.Table:
         rows = self._store.nodes(self._stream.stream).fold_input(sightings)
-        try:
-            return fold_batch(self._spark.session, rows, self._policy, cutoff_ns, blind, state.forgotten_transition + 1)
-        except Exception as error:
-            failed = spark_error(error)
-            self._spark.forget(failed)
-            raise failed from error
+        with self._spark.use() as session:
+            return fold_batch(lambda: session, rows, self._policy, cutoff_ns, blind, state.forgotten_transition + 1)
 
     def _save_nodes(self, state: StreamState, folded: pa.Table) -> None:
         if not folded.num_rows:
