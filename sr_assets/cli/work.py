@@ -1,4 +1,4 @@
-"""Commands that do something: demo, up, run, recover, emulate, spark.
+"""Commands that do something: demo, up, run, recover, forget, emulate, spark.
 
 Not here: what they do (`embedded`, `operate`, `stages`); everything heavy is imported by the command that needs it.
 """
@@ -82,18 +82,39 @@ def run(settings: "Settings", names: tuple[str, ...], once: bool, follow: bool) 
 
 @cli.command()
 @click.option("--stream", "name", required=True, metavar="NAME", help="The stream, or name/stream.")
+@click.option(
+    "--force", is_flag=True, help="Also when its state is readable, or its source was made again or went back."
+)
 @configured
-def recover(settings: "Settings", name: str) -> None:
+def recover(settings: "Settings", name: str, force: bool) -> None:
     """Rebuild a stream's position and nodes from its target and source.
 
-    For a lost state, and to take over from the Stream Replicator.
+    For a lost state, and to take over from the Stream Replicator. The site's other streams keep their state.
     """
     from sr_assets.resources import configure_logging
     from sr_assets.stages.replication.recover import recover_stream
 
     configure_logging(settings)
     refusal = "a feed has nothing to recover: without a state it folds its stream again from the start"
-    click.echo(recover_stream(settings, one_stream(settings, name, refusal)))
+    click.echo(recover_stream(settings, one_stream(settings, name, refusal), force=force))
+
+
+@cli.command()
+@click.option("--site", required=True, metavar="S", help="The site: an entry's name, or one that a feed reports.")
+@click.option("--stream", metavar="S", help="Only this stream of it.")
+@click.option("--replicator", metavar="R", help="The replicator, where feeds report several sites of that name.")
+@configured
+def forget(settings: "Settings", site: str, stream: str | None, replicator: str | None) -> None:
+    """Remove a site or stream that is no more: its rows, its folder, its history.
+
+    At a site one that left the configuration, at a centre one that its feeds report.
+    """
+    from sr_assets.resources import configure_logging
+    from sr_assets.stages.forgetting import forget as forget_site
+
+    configure_logging(settings)
+    for line in forget_site(settings, site, stream, replicator):
+        click.echo(line)
 
 
 @cli.command()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.state.pausing import paused_streams
 from sr_assets.domain.errors import SrAssetsError
+from sr_assets.domain.positions import retention_clock_ns
 from sr_assets.stages.entry_work import Ends, EntryWork
 from sr_assets.stages.lane import Beside, Lane
 from sr_assets.stages.links import Clusters
@@ -162,7 +163,10 @@ class StreamWork(EntryWork):
             with contextlib.suppress(SrAssetsError):
                 self._heartbeat.send(self._site.clusters.reach(where))
         if Stage.NODE_SNAPSHOTS in self._stages and self._stream.tracked:
-            self._snapshots.compact(self._site.clock.now_ns())
+            state = self._site.state.load_stream(self._stream.stream)
+            now_ns = self._retention_clock_ns(state) if state else None
+            if now_ns is not None:
+                self._snapshots.compact(now_ns)
 
     def join(self) -> None:
         """Wait for the copies under way; those that do not end are interrupted, and given up with a line."""
@@ -186,11 +190,19 @@ class StreamWork(EntryWork):
         super().note_end()
 
     def _forget_old(self, state: StreamState) -> None:
-        retention_ns = self._stream.retired_retention_ns
-        if retention_ns is not None and state.watermark_ns is not None:
-            nodes = self._site.state.nodes(self._stream.stream)
-            highest = nodes.forget_retired(state.watermark_ns - retention_ns)
-            state.forgotten_transition = max(state.forgotten_transition, highest)
+        """Drop retired nodes after their retention, and all nodes once nobody tracks them any more."""
+        nodes, retention_ns = self._site.state.nodes(self._stream.stream), self._stream.retired_retention_ns
+        now_ns = self._retention_clock_ns(state)
+        highest = 0
+        if not self._stream.tracked:
+            highest = nodes.forget_all()
+            state.hole_open = False
+        elif retention_ns is not None and now_ns is not None:
+            highest = nodes.forget_retired(now_ns - retention_ns)
+        state.forgotten_transition = max(state.forgotten_transition, highest)
+
+    def _retention_clock_ns(self, state: StreamState) -> int | None:
+        return retention_clock_ns(state.watermark_ns, self._site.clock.own_ns())
 
     def _note_copy_error(self, error: str | None, store: SiteState | None = None) -> None:
         """Show what keeps the copying from going on, and since when."""

@@ -130,7 +130,12 @@ class StagedFiles:
 
 def stream_folder(home: Path, name: str, stream: str) -> Path:
     """Return the folder of one stream's history."""
-    return home / "snapshots" / f"name={quote(name, safe='')}" / f"stream={quote(stream, safe='')}"
+    return site_history(home, name) / f"stream={quote(stream, safe='')}"
+
+
+def site_history(home: Path, name: str) -> Path:
+    """Return the folder of the history of a site's streams."""
+    return home / "snapshots" / f"name={quote(name, safe='')}"
 
 
 def copied_sequences(folder: Path, since_ns: int) -> list[int]:

@@ -10,7 +10,7 @@ that moves the feed's position. Names and streams that an advisory does not give
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -131,6 +131,21 @@ FROM global_sites WHERE feed = $feed AND {blind("$now_ns")} ORDER BY ALL
 """
 
 
+#: What a site is called: one of a Stream Replicator has no name of its own.
+_SITE_NAME: Final = "coalesce(nullif(name, ''), replicator)"
+_OF_A_SITE: Final = f"""
+    {_SITE_NAME} = $site AND ($stream IS NULL OR stream = $stream) AND ($replicator IS NULL OR replicator = $replicator)
+"""
+
+
+class ReportedSite(NamedTuple):
+    """A site that some feed reports: its replicator, its name, a stream of it ("" when the advisories do not say)."""
+
+    replicator: str
+    name: str
+    stream: str
+
+
 class GlobalTables:
     """The tables of the global view; what changes them is to be called inside a transaction of the site's state."""
 
@@ -165,6 +180,34 @@ class GlobalTables:
         """Drop a feed's history, and its rejected messages, received before a time."""
         for table in ("global_history", "global_rejects"):
             self._connection.execute(f"DELETE FROM {table} WHERE feed = ? AND received_ns < ?", [feed, time_ns])
+
+    def forget_retired(self, feed: str, before_ns: int) -> None:
+        """Drop a feed's nodes that retired before a time."""
+        self._connection.execute(
+            "DELETE FROM global_nodes WHERE feed = ? AND event_code = 3 AND event_ns < ?", [feed, before_ns]
+        )
+
+    def reported_sites(self) -> list[ReportedSite]:
+        """Return the sites, with each of their streams, that any feed reports."""
+        rows = self._connection.execute(
+            f"SELECT DISTINCT replicator, {_SITE_NAME}, stream FROM global_sites ORDER BY ALL"
+        ).fetchall()
+        return [ReportedSite(*row) for row in rows]
+
+    def forget_site(self, site: str, stream: str | None, replicator: str | None) -> dict[str, int]:
+        """Drop what every feed reported of a site, or of one stream of it; returns the number of rows by what they are."""
+        values = {"site": site, "stream": stream, "replicator": replicator}
+        tables = {"nodes": "global_nodes", "advisories": "global_history", "summaries": "global_sites"}
+        return {noun: self._count(f"DELETE FROM {table} WHERE {_OF_A_SITE}", values) for noun, table in tables.items()}
+
+    def forget_feed(self, feed: str) -> int:
+        """Drop everything that a feed reported; returns how many rows that were."""
+        tables = ("global_nodes", "global_history", "global_sites", "global_rejects")
+        return sum(self._count(f"DELETE FROM {table} WHERE feed = $feed", {"feed": feed}) for table in tables)
+
+    def _count(self, statement: str, values: dict[str, str | None] | dict[str, str]) -> int:
+        """Execute a DELETE and return how many rows it took."""
+        return int(self._connection.execute(statement, values).fetchall()[0][0])
 
     def rejects_since(self, feed: str, time_ns: int) -> int:
         """Return how many of a feed's messages, of those kept, were rejected since a time."""

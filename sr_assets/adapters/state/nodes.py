@@ -61,6 +61,12 @@ class Nodes:
             f"SELECT node, {_COLUMNS} FROM nodes WHERE stream = ? AND status <> 'retired'", [self._stream]
         ).fetchall()
 
+    def all_states(self) -> list[tuple[Any, ...]]:
+        """Return every node, retired ones too: node, then `NODE_COLUMNS`."""
+        return self._connection.execute(
+            f"SELECT node, {_COLUMNS} FROM nodes WHERE stream = ?", [self._stream]
+        ).fetchall()
+
     def merge(self, nodes: pa.Table) -> None:
         """Write the states of nodes: columns node, `NODE_COLUMNS`, deadline_ns."""
         columns = f"node, {_COLUMNS}, deadline_ns"
@@ -87,11 +93,16 @@ class Nodes:
         return int(highest)
 
     def forget_all(self) -> int:
-        """Forget every node: the stream is not tracked any more; returns how many there were."""
-        count = self._connection.execute("SELECT count(*) FROM nodes WHERE stream = ?", [self._stream]).fetchall()[0][0]
-        if count:
-            self._connection.execute("DELETE FROM nodes WHERE stream = ?", [self._stream])
-        return int(count)
+        """Forget every node and what was blind: the stream is not tracked any more; returns the highest transition counter.
+
+        It is 0 when there was no node.
+        """
+        highest = self._connection.execute(
+            "SELECT coalesce(max(transition), 0) FROM nodes WHERE stream = ?", [self._stream]
+        ).fetchall()[0][0]
+        for table in ("nodes", "blind_spans"):
+            self._connection.execute(f"DELETE FROM {table} WHERE stream = ?", [self._stream])
+        return int(highest)
 
     def next_deadline(self) -> int | None:
         """Return the earliest deadline in unix ns; None when no node waits for one."""

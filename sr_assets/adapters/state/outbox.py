@@ -44,6 +44,14 @@ class Outbox:
         ).fetchall()
         return int(rows[0][0])
 
+    def recorded(self, first_ns: int, last_ns: int) -> set[str]:
+        """Return the ids of the stream's transitions of a span of event times, both ends included."""
+        rows = self._connection.execute(
+            "SELECT event_id FROM transitions WHERE stream = ? AND event_ns BETWEEN ? AND ?",
+            [self._stream, first_ns, last_ns],
+        ).fetchall()
+        return {row[0] for row in rows}
+
     def mark_published(self, event_ids: Sequence[str], at_ns: int) -> None:
         """Note that transitions were acknowledged; called inside a transaction."""
         self._connection.execute(

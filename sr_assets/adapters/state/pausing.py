@@ -28,12 +28,21 @@ def set_paused(settings: Settings, stream: StreamSettings, paused: bool) -> bool
 
     Raises RunError when the marker cannot be read or written; it is then as before.
     """
-    folder = settings.home / "sites" / stream.name
+    return _mark(settings.home / "sites" / stream.name, stream.stream, paused=paused)
+
+
+def forget_paused(folder: Path, stream: str) -> None:
+    """Take a stream that is no more out of the marker of its site's folder. Raises RunError as `set_paused`."""
+    if stream in paused_streams(folder):
+        _mark(folder, stream, paused=False)
+
+
+def _mark(folder: Path, stream: str, *, paused: bool) -> bool:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
             before = paused_streams(folder)
-            after = before | {stream.stream} if paused else before - {stream.stream}
+            after = before | {stream} if paused else before - {stream}
             if after != before:
                 draft = folder / f".{_MARKER}.new"
                 draft.write_text(json.dumps({"streams": sorted(after)}))

@@ -55,6 +55,9 @@ _OF_A_STREAM: Final = (
     "snapshots",
 )
 
+#: The tables with what happened to a stream.
+_HISTORY: Final = ("transitions", "gaps", "parked")
+
 
 class BrokenStateError(RunError):
     """A site's state is there but cannot be read any more."""
@@ -209,6 +212,25 @@ class SiteState:
         """Drop what is known of a stream but its history: transitions, gaps, parked messages; called inside a transaction."""
         for table in _OF_A_STREAM:
             self._connection.execute(f"DELETE FROM {table} WHERE stream = ?", [stream])
+
+    def known_streams(self) -> list[str]:
+        """Return every stream and feed of which there is anything in here."""
+        tables = " UNION ".join(f"SELECT stream FROM {table}" for table in (*_OF_A_STREAM, *_HISTORY))
+        return [row[0] for row in self._connection.execute(f"{tables} ORDER BY stream").fetchall()]
+
+    def erase_stream(self, stream: str) -> dict[str, int]:
+        """Drop everything of a stream or feed, its history too; returns the number of rows by what they are.
+
+        Called inside a transaction.
+        """
+        counts = {
+            noun: self._connection.execute(f"SELECT count(*) FROM {table} WHERE stream = ?", [stream]).fetchall()[0][0]
+            for noun, table in {"nodes": "nodes", "transitions": "transitions", "queued copies": "copy_queue"}.items()
+        }
+        self.forget_stream(stream)
+        for table in _HISTORY:
+            self._connection.execute(f"DELETE FROM {table} WHERE stream = ?", [stream])
+        return {**counts, "rows of the global view": self.global_tables.forget_feed(stream)}
 
     def add_rows(self, table: str, rows: pa.Table) -> None:
         """Append rows to `transitions`, `gaps` or `parked` by column name; called inside a transaction."""

@@ -18,7 +18,7 @@ from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.spark.source import advisory_schema
 from sr_assets.adapters.state.global_view import MAX_REJECTS
 from sr_assets.domain.availability import LIFE_CYCLE, Observation, read_message
-from sr_assets.domain.positions import SequenceRange, missing
+from sr_assets.domain.positions import SequenceRange, missing, retention_clock_ns
 from sr_assets.stages.source.position import advance, load_position, note_read
 from sr_assets.stages.source.reading import gap_rows, next_range
 from sr_assets.stages.source.suitability import check_source
@@ -84,9 +84,17 @@ class FeedStage:
         return True
 
     def forget_old(self, state: StreamState, retention_ns: int) -> None:
-        """Drop what the retention does not keep, by the feed's own clock; called inside a transaction."""
-        if state.watermark_ns is not None:
-            self._store.global_tables.forget_before(self._feed.stream, state.watermark_ns - retention_ns)
+        """Drop what the retentions do not keep, by the feed's own clock; called inside a transaction.
+
+        `retention_ns` is that of advisories; retired nodes follow the feed's `retired_retention`.
+        """
+        tables, feed = self._store.global_tables, self._feed
+        now_ns = retention_clock_ns(state.watermark_ns, self._clock.own_ns())
+        if now_ns is None:
+            return
+        tables.forget_before(feed.stream, now_ns - retention_ns)
+        if feed.retired_retention_ns is not None:
+            tables.forget_retired(feed.stream, now_ns - feed.retired_retention_ns)
 
     def _read(self, source: StreamInfo, covered: SequenceRange) -> pa.Table:
         present = SequenceRange(_available(source, covered), covered.next)

@@ -89,7 +89,8 @@ class Batch:
         with self._store.transaction():
             self._save_receipt(receipt, gaps)
             queue.strike(self._covered, intent.starts)
-            self._store.snapshot_index(self._stream.stream).stage(intent.first, intent.next)
+            if self._stream.tracked:
+                self._store.snapshot_index(self._stream.stream).stage(intent.first, intent.next)
             self._store.clear_intent(self._stream.stream)
             reach(Point.COMMITTING)
         reach(Point.COMMITTED)

@@ -1,8 +1,9 @@
 """Rebuild a stream's lost position and nodes from what is left: the copies in the target and the messages the source
 still holds.
 
-Also the way to take over from the Go replicator: its copies carry the same `Choria-SR-Source` header. Not here: what a
-run does from there on (`replica`).
+Also the way to take over from the Stream Replicator: its copies carry the same `Choria-SR-Source` header. Here: the
+state that follows, and its commit. Not here: the copies (`copies`), the nodes (`rebuilding`), what a run does from there
+on (`replica`).
 
 Nothing is published for what happened before the recovered position: those transitions are recorded as late and stay
 unpublished. Those that follow are numbered on from what the advisory stream still holds.
@@ -12,110 +13,85 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from sr_assets.adapters import wire
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from sr_assets.adapters.published.history import file_range, stream_folder
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.store import BrokenStateError
 from sr_assets.domain.availability import Advisory, read_message
-from sr_assets.domain.blindness import NO_BLIND_SPANS
+from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.errors import RunError
-from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
-from sr_assets.domain.provenance import Identity, find_copy
-from sr_assets.domain.senders import inspect
+from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.subjects import advisory_pattern
-from sr_assets.domain.tracking import Sighting, sight, splay_ns
+from sr_assets.stages.replication.copies import check_source, find_copies, read_stream
+from sr_assets.stages.replication.rebuilding import Rebuilt, continue_counters, keep_known_nodes, rebuild_nodes
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
+from sr_assets.stages.source.position import first_sequence
+from sr_assets.stages.tracking.columns import state_of
 from sr_assets.stages.tracking.fold import folded_table, transition_row
 from sr_assets.stages.tracking.node_rows import node_row, node_table
+from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 from sr_assets.stages.tracking.transitions import add_transitions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from sr_assets.adapters.nats.stream_info import StreamInfo
-    from sr_assets.domain.messages import Message
-    from sr_assets.domain.tracking import NodeState, Policy, Transition
-    from sr_assets.settings import ClusterSettings, Settings, StreamSettings
+    from sr_assets.domain.tracking import Policy
+    from sr_assets.settings import Settings, StreamSettings
+    from sr_assets.stages.replication.copies import Copies
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """A copy of ours found in the target.
-
-    Its place there, the time its original was stored, its size, its sender if it says so.
-    """
-
-    target_sequence: int
-    stored_ns: int
-    payload_bytes: int
-    sender: str | None
-
-
-@dataclass(slots=True)
-class Rebuilt:
-    """Nodes as far as they can be told, their transitions, and what cannot be known any more."""
-
-    nodes: dict[str, NodeState] = field(default_factory=dict)
-    transitions: list[tuple[str, Transition]] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
 
 
 def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = False) -> str:
     """Rebuild a stream's state and return what was done and what could not be known, in lines.
 
-    `force` rebuilds the stream although its state is readable; the site's other streams keep theirs. Raises RunError when
-    there is a readable state already, when the target holds nothing of ours, or when the source's
-    message is another than the one that was copied.
+    `force` rebuilds the stream although its state is readable, and although its source was made again or went back; the
+    site's other streams keep theirs. Raises RunError when there is a readable state already, when the target holds
+    nothing of ours, or when the source's message is another than the one that was copied.
     """
-    folder = settings.home / "sites" / stream.name
-    said = _set_broken_state_aside(settings, stream)
+    lines = _set_broken_state_aside(settings, stream)
     with Site(settings, stream.name, owner="recover", run_id="recover") as site:
         known = site.state.load_stream(stream.stream)
         if known is not None and known.begun and not force:
             raise RunError(
-                f"{stream.label} has a readable state in {folder}: nothing to recover; to rebuild it all the same say"
-                " --force"
+                f"{stream.label} has a readable state in {site.folder}: nothing to recover; to rebuild it all the same"
+                " say --force"
             )
         source = site.clusters.reach(stream.source).stream_info(stream.stream)
         site.clock.set(source.ts_ns)
-        copies = _find_copies(site, stream)
-        if not copies:
+        copies, rebuilt = find_copies(site, stream, source), Rebuilt()
+        if not len(copies):
             raise RunError(
                 f"target stream {stream.target_stream} holds no copy of {stream.label}: nothing to recover from; a run"
-                " begins it anew"
+                f" {'goes on from the state there is' if known else 'begins it anew'}"
             )
-        last = max(copies)
-        rebuilt = Rebuilt()
-        _check_original(site, stream, source, last, copies[last], rebuilt)
+        mark_ns = check_source(site, stream, source, copies, rebuilt.unknown, force=force)
         if stream.policy is not None:
-            _rebuild_nodes(stream, stream.policy, source, copies, last, rebuilt)
-            _count_on(site, stream, rebuilt)
-        state, copying = _recovered_state(site, stream, source, copies, last)
-        state.epoch_ns = max(source.ts_ns or site.clock.now_ns(), known.epoch_ns + 1 if known else 0)
-        _commit(site, stream, state, copying, rebuilt)
-        files = _index_history(site, stream, last + 1)
+            _rebuild_nodes(site, stream, stream.policy, source, copies, rebuilt)
+        state, copying = _recovered_state(site, stream, source, copies, known)
+        state.mark_sequence, state.mark_ns = (None, None) if mark_ns is None else (copies.last, mark_ns)
+        _commit(site, stream, state, copying, copies, rebuilt)
+        files = _index_history(site, stream, state.next_sequence)
         site.publish()
-    lines = [
-        *said,
-        (
-            f"{stream.label}: goes on at {last + 1}; {len(copies)} copies found in {stream.target_stream}, the last one"
-            f" of {last}"
-        ),
-        (
-            f"{len(rebuilt.nodes)} nodes rebuilt, {len(rebuilt.transitions)} transitions recorded as late and not"
-            f" published, {files} snapshot files kept"
-        ),
+    return "\n".join([*lines, *_summary(stream, state, copies, rebuilt, files)])
+
+
+def _summary(stream: StreamSettings, state: StreamState, copies: Copies, rebuilt: Rebuilt, files: int) -> list[str]:
+    """Return what was rebuilt and what is not known, in lines; `files` is how many of the history were indexed."""
+    nodes, transitions = len(rebuilt.nodes), len(rebuilt.transitions)
+    last = "none of what the source holds now" if copies.last is None else f"the last one of {copies.last}"
+    position = f"goes on at {state.next_sequence}; {len(copies)} copies found in {stream.target_stream}, {last}"
+    return [
+        f"{stream.label}: {position}",
+        f"{nodes} nodes rebuilt, {transitions} transitions recorded as late and not published, {files} snapshot files kept",
         *(f"not known: {line}" for line in rebuilt.unknown),
         "not known: counters before today; they begin with the copies that were found",
     ]
-    return "\n".join(lines)
 
 
 def _set_broken_state_aside(settings: Settings, stream: StreamSettings) -> list[str]:
@@ -138,169 +114,125 @@ def _set_broken_state_aside(settings: Settings, stream: StreamSettings) -> list[
     return [f"the unreadable state is kept as {aside}"]
 
 
-def _find_copies(site: Site, stream: StreamSettings) -> dict[int, Copy]:
-    """Return every copy of this entry in the target, by source sequence; of several the last."""
-    target = site.clusters.reach(stream.target)
-    if not target.stream_exists(stream.target_stream):
-        return {}
-    info = target.stream_info(stream.target_stream)
-    copies: dict[int, Copy] = {}
-    for message in _read(stream.target, info):
-        copy = find_copy(message.headers, Identity(stream.stream, stream.replicator, stream.name))
-        if copy is not None:
-            sender = (
-                inspect(stream.extractor, None, message.subject, message.headers, message.payload)[0]
-                if stream.extractor
-                else None
-            )
-            copies[copy.sequence] = Copy(message.sequence, copy.stored_ms * 1_000_000, len(message.payload), sender)
-    return copies
-
-
-def _read(
-    cluster: ClusterSettings, info: StreamInfo, filter_subject: str | None = None, *, until: int | None = None
-) -> Iterator[Message]:
-    """Read a stream from its first message, through the leader's own consumer."""
-    wanted = SequenceRange(
-        max(1, info.first_sequence), max(1, info.first_sequence, (info.last_sequence if until is None else until) + 1)
-    )
-    with wire.Connection(cluster, "sr-assets recover") as connection:
-        for messages in wire.read_confirmed(
-            connection, info.stream, wanted, filter_subject=filter_subject, direct=False
-        ):
-            yield from messages
-
-
-def _check_original(
-    site: Site, stream: StreamSettings, source: StreamInfo, last: int, copy: Copy, rebuilt: Rebuilt
-) -> None:
-    """Compare the stored time of the last copied message with its original's: another one means another stream."""
-    original = site.clusters.reach(stream.source).message(stream.stream, last)
-    if original is None:
-        if last > source.last_sequence:
-            raise RunError(
-                f"source stream {stream.stream} ends at {source.last_sequence}, before {last}, which was copied: it was"
-                " made again; remove the copies, or rename"
-            )
-        rebuilt.unknown.append(f"whether the source is the same stream: its message {last} is gone")
-    elif original.stored_ns // 1_000_000 != copy.stored_ns // 1_000_000:
-        raise RunError(
-            f"source stream {stream.stream} holds another message {last} (stored"
-            f" {format_rfc3339_ns(original.stored_ns)}) than the one that was copied (stored"
-            f" {format_rfc3339_ns(copy.stored_ns)}): it was made again"
-        )
-
-
 def _rebuild_nodes(
-    stream: StreamSettings, policy: Policy, source: StreamInfo, copies: dict[int, Copy], last: int, rebuilt: Rebuilt
+    site: Site, stream: StreamSettings, policy: Policy, source: StreamInfo, copies: Copies, rebuilt: Rebuilt
 ) -> None:
-    """Fold the copies whose originals are gone, then the source's own messages up to the position.
-
-    What was copied is known, not decided.
-    """
-    gone = [(sequence, copy) for sequence, copy in sorted(copies.items()) if sequence < source.first_sequence]
-    for sequence, copy in gone:
-        if copy.sender is not None:
-            _see(
-                policy,
-                rebuilt,
-                copy.sender,
-                Sighting(sequence, copy.stored_ns, copy.payload_bytes, forced=False),
-                copied=True,
-            )
-    if gone:
-        rebuilt.unknown.append(f"sightings before sequence {source.first_sequence} other than the copied ones")
-    assert stream.extractor is not None
-    for message in _read(stream.source, source, stream.filter_subject, until=last):
-        sender, _ = inspect(stream.extractor, None, message.subject, message.headers, message.payload)
-        if sender is not None:
-            sighting = Sighting(message.sequence, message.stored_ns, len(message.payload), forced=False)
-            _see(policy, rebuilt, sender, sighting, copied=message.sequence in copies)
+    """Fold what was copied and what the source holds up to the position; a readable state knows more of the past."""
+    nodes = site.state.nodes(stream.stream)
+    rebuilt.blind = BlindSpans(tuple(nodes.blind_spans()))
+    assert stream.extractor is not None  # a tracked stream has one: settings see to it
+    messages = read_stream(stream.source, source, stream.filter_subject, until=copies.last or 0)
+    rebuild_nodes(policy, stream.extractor, copies, source.first_sequence, messages, rebuilt)
+    keep_known_nodes(rebuilt, {node: state_of(values) for node, *values in nodes.all_states()})
+    _continue_announced(site, stream, rebuilt)
 
 
-def _see(policy: Policy, rebuilt: Rebuilt, sender: str, sighting: Sighting, *, copied: bool) -> None:
-    before = rebuilt.nodes.get(sender)
-    state, _, transitions = sight(policy, splay_ns(sender, policy.interval_ns), before, sighting, NO_BLIND_SPANS)
-    expired = any(transition.event == "expire" for transition in transitions)
-    known = None if before is None or expired else before
-    if copied:
-        state = replace(state, copied_ns=state.seen_ns, copied_bytes=sighting.payload_bytes)
-    else:
-        state = replace(
-            state, copied_ns=known.copied_ns if known else None, copied_bytes=known.copied_bytes if known else None
-        )
-    rebuilt.nodes[sender] = state
-    rebuilt.transitions += [(sender, transition) for transition in transitions]
-
-
-def _count_on(site: Site, stream: StreamSettings, rebuilt: Rebuilt) -> None:
-    """Let each node's transitions go on from the highest that was announced: a centre goes by the highest it was told."""
-    advisory = stream.advisory
-    if advisory is None:
+def _continue_announced(site: Site, stream: StreamSettings, rebuilt: Rebuilt) -> None:
+    """Let each node's transitions go on from the highest that was announced: a centre goes by the highest it received."""
+    cluster_settings = stream.advisory_cluster
+    if stream.advisory is None or cluster_settings is None:
         return
-    where = stream.source if advisory.cluster == "source" else stream.target
-    pattern, told = advisory_pattern(advisory.subject), dict[str, int]()
+    pattern, highest = advisory_pattern(stream.advisory.subject), dict[str, int]()
     try:
-        cluster = site.clusters.reach(where)
+        cluster = site.clusters.reach(cluster_settings)
         keepers = cluster.stream_names(pattern)
-        for message in chain.from_iterable(_read(where, cluster.stream_info(name), pattern) for name in keepers):
-            found = read_message(message.payload, message.stored_ns)
-            if isinstance(found, Advisory) and found[:3] == (stream.replicator, stream.name, stream.stream):
-                told[found.node] = max(found.transition, told.get(found.node, 0))
+        for message in chain.from_iterable(
+            read_stream(cluster_settings, cluster.stream_info(keeper), pattern) for keeper in keepers
+        ):
+            advisory = read_message(message.payload, message.stored_ns)
+            if isinstance(advisory, Advisory) and advisory[:3] == (stream.replicator, stream.name, stream.stream):
+                highest[advisory.node] = max(advisory.transition, highest.get(advisory.node, 0))
     except RunError as error:
         rebuilt.unknown.append(f"which transitions were announced: {error}")
         return
     if not keepers:
-        rebuilt.unknown.append(f"which transitions were announced: no stream on {where.label} keeps {pattern}")
-    for node, state in rebuilt.nodes.items():
-        rebuilt.nodes[node] = replace(state, transition=max(state.transition, told.get(node, 0)))
+        rebuilt.unknown.append(
+            f"which transitions were announced: no stream on {cluster_settings.label} keeps {pattern}"
+        )
+    continue_counters(rebuilt, highest)
 
 
 def _recovered_state(
-    site: Site, stream: StreamSettings, source: StreamInfo, copies: dict[int, Copy], last: int
+    site: Site, stream: StreamSettings, source: StreamInfo, copies: Copies, known: StreamState | None
 ) -> tuple[StreamState, CopyState]:
+    """Return where the stream goes on; the copies that follow of another source are another beginning, with other ids."""
     target = site.clusters.reach(stream.target).stream_info(stream.target_stream)
-    holder = max(copies, key=lambda sequence: copies[sequence].target_sequence)
+    last, here = copies.last, copies.here
+    position = first_sequence(site.clusters.reach(stream.source), stream.start, source) if last is None else last + 1
+    starts, reset_starts = (known.starts, known.reset_starts) if known else (0, 0)
+    if copies.source_is_another:
+        starts = reset_starts = starts + 1
     state = StreamState(
         stream.stream,
         source.created_ns,
-        last + 1,
-        watermark_ns=copies[last].stored_ns,
+        position,
+        epoch_ns=max(source.ts_ns or site.clock.now_ns(), known.epoch_ns + 1 if known else 0),
+        watermark_ns=copies.latest_ns,
         planned_ns=source.ts_ns,
-        last_stored_ns=copies[last].stored_ns,
+        last_stored_ns=None if last is None else here[last].stored_ns,
         source_last_sequence=source.last_sequence,
-        lag_messages=max(0, source.last_sequence - last),
-        seen_messages=len(copies),
+        lag_messages=max(0, source.last_sequence + 1 - max(position, source.first_sequence)),
+        started=known.started if known else None,
+        starts=starts,
+        reset_starts=reset_starts,
+        forgotten_transition=known.forgotten_transition if known else 0,
+        seen_messages=len(here),
         as_of_ns=site.clock.now_ns(),
     )
     copying = CopyState(
         stream.stream,
         source.created_ns,
+        starts,
         target_stream=stream.target_stream,
         target_created_ns=target.created_ns,
-        target_sequence=copies[holder].target_sequence,
-        target_holds=holder,
         target_checked=target.last_sequence,
-        copied_messages=len(copies),
-        copied_bytes=sum(copy.payload_bytes for copy in copies.values()),
+        copied_messages=len(here),
+        copied_bytes=sum(copy.payload_bytes for copy in here.values()),
     )
+    if not copies.source_is_another:
+        holder = max(here.values(), key=lambda copy: copy.target_sequence)
+        copying.target_sequence, copying.target_holds = holder.target_sequence, holder.sequence
     return state, copying
 
 
-def _commit(site: Site, stream: StreamSettings, state: StreamState, copying: CopyState, rebuilt: Rebuilt) -> None:
-    """Write the rebuilt state in the place of what there was of the stream."""
+def _commit(
+    site: Site, stream: StreamSettings, state: StreamState, copying: CopyState, copies: Copies, rebuilt: Rebuilt
+) -> None:
+    """Write the rebuilt state in the place of what there was of the stream; its history and its outbox stay."""
     policy, store, name = stream.policy, site.state, stream.stream
+    if stream.tracked:
+        SnapshotStage(stream, store, site.settings.home, site.folder, None, StreamReport(stream)).index_staged()
+    due = _still_due(site, stream, state, copies, rebuilt)
     with store.transaction():
         store.forget_stream(name)
         store.save_stream(state)
         store.save_copying(copying)
+        if due.num_rows:
+            store.copy_queue(name).append(due, state.created_ns, state.starts)
         if policy is None or not rebuilt.nodes:
             return
-        store.nodes(name).merge(
-            node_table([node_row(policy, node, one, NO_BLIND_SPANS) for node, one in rebuilt.nodes.items()])
-        )
+        nodes = store.nodes(name)
+        nodes.merge(node_table([node_row(policy, node, row, rebuilt.blind) for node, row in rebuilt.nodes.items()]))
+        nodes.save_blind_spans(rebuilt.blind.spans)
         folded = folded_table([transition_row(sender, transition) for sender, transition in rebuilt.transitions])
         add_transitions(store, stream, state, folded, StreamReport(stream), history=True)
+
+
+def _still_due(site: Site, stream: StreamSettings, state: StreamState, copies: Copies, rebuilt: Rebuilt) -> pa.Table:
+    """Return the queued copies before the new position that were never made; those behind it are decided again.
+
+    Several writers may leave such copies behind. Columns as in the copy queue.
+    """
+    store, name = site.state, stream.stream
+    due = store.copy_queue(name).inside(SequenceRange(0, (copies.last or 0) + 1), state.starts)
+    due = due.filter(pc.invert(pc.is_in(due["sequence"], pa.array(list(copies.here), pa.int64()))))
+    intent = store.open_intent(name)
+    if intent is not None and not intent.folded and stream.workers > 1 and intent.first < state.next_sequence:
+        rebuilt.unknown.append(
+            f"which of [{intent.first}, {min(intent.next, state.next_sequence)}), a batch of several writers that was"
+            " open, were not copied: they are not copied again"
+        )
+    return due.append_column("payload_bytes", pa.array([0] * due.num_rows, pa.int64()))
 
 
 def _index_history(site: Site, stream: StreamSettings, next_sequence: int) -> int:

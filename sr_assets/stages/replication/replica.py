@@ -1,6 +1,7 @@
 """Stage `replica`: one batch after the other into the target, each done exactly once.
 
-Of a tracked stream the copies that are due come from the copy queue; any other stream is copied range by range. Here:
+Of a tracked stream the copies that are due come from the copy queue; any other stream is copied range by range, once the
+queue of the time when it was tracked is empty. Here:
 what comes next, and its intent. Not here: what is done for it (`batch`), the target itself (`target`), what became of
 copies made before (`target_history`), where a stream begins (`source.position`).
 
@@ -124,7 +125,7 @@ class ReplicaStage:
         self, review: TargetReview, state: StreamState, copying: CopyState, target: StreamInfo | None
     ) -> None:
         """Begin the bookkeeping of the target: for the first copies, and for those of another source or beginning."""
-        front = self._store.copy_queue(self._stream.stream).front(1, 1) if self._stream.tracked else None
+        front = self._store.copy_queue(self._stream.stream).front(1, 1)
         created_ns, starts = (front.created_ns, front.starts) if front else (state.created_ns, state.starts)
         same = (copying.created_ns, copying.starts) == (created_ns, starts)
         if same and copying.target_stream is not None:
@@ -158,11 +159,12 @@ class ReplicaStage:
         """Plan what is copied next, and commit its intent; None when nothing is due."""
         stream, store = self._stream, self._store
         resends = store.copy_log(stream.stream).resends(stream.batch_messages)
+        queued = store.copy_queue(stream.stream).front(stream.batch_messages, _BYTES_SHARE * stream.batch_bytes)
+        covered: SequenceRange | None
         if resends:
             # What is sent again lies in a range, without filling it.
-            covered: SequenceRange | None = SequenceRange(resends[0].covered.first, resends[-1].covered.next)
-        elif stream.tracked:
-            queued = store.copy_queue(stream.stream).front(stream.batch_messages, _BYTES_SHARE * stream.batch_bytes)
+            covered = SequenceRange(resends[0].covered.first, resends[-1].covered.next)
+        elif stream.tracked or queued:
             covered = queued.covered if queued else None
         else:
             covered = self._next_range(source, state, ends)
@@ -182,7 +184,7 @@ class ReplicaStage:
             # An answer of a server that fell behind must not make copies of the batch before look like strangers'.
             max(target.last_sequence, copying.target_sequence),
             resend=bool(resends),
-            folded=stream.tracked,
+            folded=stream.tracked or (queued is not None and not resends),
             target_stream=stream.target_stream,
             starts=copying.starts,
         )

@@ -52,11 +52,15 @@ def add_transitions(
 ) -> None:
     """Write the transitions among folded rows; called inside a transaction.
 
-    `history` is for what is only recorded: it is late and never published.
+    `history` is for what is only recorded: it is late and never published. What was recorded before is not recorded
+    again: a stream that was recovered folds some messages a second time.
     """
-    rows = [
-        _row(stream, state, event, history=history) for event in folded.filter(pc.is_valid(folded["event"])).to_pylist()
-    ]
+    events = folded.filter(pc.is_valid(folded["event"]))
+    rows = [_row(stream, state, event, history=history) for event in events.to_pylist()]
+    if rows:
+        span = pc.min_max(events["event_ns"]).as_py()
+        recorded = store.outbox(stream.stream).recorded(span["min"], span["max"])
+        rows = [row for row in rows if row["event_id"] not in recorded]
     report.events.update(row["event"] for row in rows)
     if rows:
         store.add_rows("transitions", pa.Table.from_pylist(rows, schema=_SCHEMA))

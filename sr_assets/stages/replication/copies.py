@@ -1,0 +1,192 @@
+"""The copies of a stream in its target, and whether its source still holds what they were made of.
+
+Here: finding them, and telling a source that was made again or went back by its messages' stored times. Not here: what
+is rebuilt of them (`rebuilding`), the commit (`recover`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sr_assets.adapters import wire
+from sr_assets.domain.errors import RunError
+from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
+from sr_assets.domain.provenance import Identity, find_copy
+from sr_assets.domain.senders import inspect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from sr_assets.adapters.nats.stream_info import StreamInfo
+    from sr_assets.domain.messages import Message
+    from sr_assets.settings import ClusterSettings, StreamSettings
+    from sr_assets.stages.site import Site
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy of ours found in the target.
+
+    Its place there, the sequence of its original and the time it was stored, its size, its sender if it says so.
+    """
+
+    target_sequence: int
+    sequence: int
+    stored_ns: int
+    payload_bytes: int
+    sender: str | None
+
+
+@dataclass(slots=True)
+class Copies:
+    """The copies of an entry in its target.
+
+    `here` are those of the source as it is, by source sequence; `earlier` those of a source of the same name before it;
+    `undone` those of messages that the source held before it went back. The last two in the order of their stored times.
+    """
+
+    here: dict[int, Copy] = field(default_factory=dict)
+    earlier: list[Copy] = field(default_factory=list)
+    undone: list[Copy] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        """Count them all."""
+        return len(self.here) + len(self.earlier) + len(self.undone)
+
+    @property
+    def last(self) -> int | None:
+        """The highest source sequence that was copied of the source as it is; None when nothing was."""
+        return max(self.here, default=None)
+
+    @property
+    def latest_ns(self) -> int:
+        """When the youngest message that was copied had been stored."""
+        return max(copy.stored_ns for copy in (*self.here.values(), *self.earlier, *self.undone))
+
+    @property
+    def source_is_another(self) -> bool:
+        """Whether the source was made again, or went back, since the youngest copy was made."""
+        return bool(self.undone) or not self.here
+
+    def undo_after(self, sequence: int | None) -> None:
+        """Take the copies behind a source sequence, or all, for copies of what the source does not hold any more."""
+        gone = [copy for number, copy in self.here.items() if sequence is None or number > sequence]
+        self.undone = sorted([*self.undone, *gone], key=lambda copy: copy.stored_ns)
+        for copy in gone:
+            del self.here[copy.sequence]
+
+
+def find_copies(site: Site, stream: StreamSettings, source: StreamInfo) -> Copies:
+    """Return every copy of this entry in the target; of several of one message the last."""
+    target, copies = site.clusters.reach(stream.target), Copies()
+    if not target.stream_exists(stream.target_stream):
+        return copies
+    info = target.stream_info(stream.target_stream)
+    for message in read_stream(stream.target, info):
+        origin = find_copy(message.headers, Identity(stream.stream, stream.replicator, stream.name))
+        if origin is None:
+            continue
+        sender = (
+            inspect(stream.extractor, None, message.subject, message.headers, message.payload)[0]
+            if stream.extractor
+            else None
+        )
+        stored_ns = origin.stored_ms * 1_000_000
+        copy = Copy(message.sequence, origin.sequence, stored_ns, len(message.payload), sender)
+        if origin.created_ns in (None, source.created_ns):
+            copies.here[origin.sequence] = copy
+        else:
+            copies.earlier.append(copy)
+    copies.earlier.sort(key=lambda copy: copy.stored_ns)
+    return copies
+
+
+def check_source(
+    site: Site, stream: StreamSettings, source: StreamInfo, copies: Copies, unknown: list[str], *, force: bool
+) -> int | None:
+    """Compare the last copied message with its original; returns when that was stored (unix ns), None when it is gone.
+
+    Another time means another stream: RunError, or with `force` only the copies of what the source holds now count.
+    """
+    cluster = site.clusters.reach(stream.source)
+
+    def stored_ns(sequence: int) -> int | None:
+        message = cluster.message(stream.stream, sequence)
+        return None if message is None else message.stored_ns
+
+    last = copies.last
+    last_ns = None if last is None else stored_ns(last)
+    problem = _another_source(stream, source, copies, last_ns)
+    if problem is None:
+        if last_ns is None:
+            unknown.append(f"whether the source is the same stream: its message {last} is gone")
+        return last_ns
+    if not force:
+        raise RunError(
+            f"{problem}: its sequences mean other messages now; with --force the stream goes on behind the last copy of"
+            " what the source holds now, and the other copies stay as they are"
+        )
+    unknown.append(f"what the source lost: {problem}")
+    held = range(source.first_sequence, source.last_sequence + 1)
+    standing = _last_standing(copies.here, held, stored_ns)
+    copies.undo_after(standing)
+    return None if standing is None else stored_ns(standing)
+
+
+def _another_source(stream: StreamSettings, source: StreamInfo, copies: Copies, last_ns: int | None) -> str | None:
+    """Return what became of a source that does not hold what was copied; `last_ns` is the stored time of the last one."""
+    last = copies.last
+    if last is None:
+        return f"source stream {stream.stream} was deleted and made again since it was copied"
+    if last_ns is None:
+        if last <= source.last_sequence:
+            return None
+        return f"source stream {stream.stream} ends at {source.last_sequence}, before {last}, which was copied"
+    if _same_time(last_ns, copies.here[last]):
+        return None
+    return (
+        f"source stream {stream.stream} holds another message {last} (stored {format_rfc3339_ns(last_ns)}) than the one"
+        f" that was copied (stored {format_rfc3339_ns(copies.here[last].stored_ns)})"
+    )
+
+
+def _last_standing(copies: Mapping[int, Copy], held: range, stored_ns: Callable[[int], int | None]) -> int | None:
+    """Return the last copied sequence whose message the source still holds, where it went back; None when there is none.
+
+    `held` are the source's sequences, `stored_ns` returns when the message it holds was stored, None for one that is
+    gone. A source that went back differs from some sequence on, so halving finds it.
+    """
+    sequences = sorted(sequence for sequence in copies if sequence in held)
+    standing, low, high = None, 0, len(sequences)
+    while low < high:
+        at = middle = (low + high) // 2
+        while at >= low and (found_ns := stored_ns(sequences[at])) is None:
+            at -= 1
+        if at < low:
+            # None of these is left: what follows shows whether they stand.
+            low = middle + 1
+        elif _same_time(found_ns, copies[sequences[at]]):
+            standing, low = sequences[at], middle + 1
+        else:
+            high = at
+    return standing
+
+
+def _same_time(stored_ns: int | None, copy: Copy) -> bool:
+    """Tell whether a source's message was stored when the original of a copy was: copies know the millisecond."""
+    return stored_ns is not None and stored_ns // 1_000_000 == copy.stored_ns // 1_000_000
+
+
+def read_stream(
+    cluster: ClusterSettings, info: StreamInfo, filter_subject: str | None = None, *, until: int | None = None
+) -> Iterator[Message]:
+    """Read a stream from its first message, through the leader's own consumer."""
+    wanted = SequenceRange(
+        max(1, info.first_sequence), max(1, info.first_sequence, (info.last_sequence if until is None else until) + 1)
+    )
+    with wire.Connection(cluster, "sr-assets recover") as connection:
+        for messages in wire.read_confirmed(
+            connection, info.stream, wanted, filter_subject=filter_subject, direct=False
+        ):
+            yield from messages

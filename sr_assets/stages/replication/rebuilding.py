@@ -1,0 +1,92 @@
+"""The rules by which a stream's nodes are rebuilt: the fold of what was copied, and of what the source still holds.
+
+Nothing is asked and nothing is written here. Not here: finding the copies (`copies`), the commit (`recover`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from sr_assets.domain.blindness import NO_BLIND_SPANS
+from sr_assets.domain.senders import inspect
+from sr_assets.domain.tracking import Sighting, sight, splay_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from sr_assets.domain.blindness import BlindSpans
+    from sr_assets.domain.messages import Message
+    from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
+    from sr_assets.domain.tracking import NodeState, Policy, Transition
+    from sr_assets.stages.replication.copies import Copies, Copy
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    """Nodes as far as they can be known, their transitions, the spans without any knowledge, and what is not known."""
+
+    nodes: dict[str, NodeState] = field(default_factory=dict)
+    transitions: list[tuple[str, Transition]] = field(default_factory=list)
+    blind: BlindSpans = NO_BLIND_SPANS
+    unknown: list[str] = field(default_factory=list)
+
+
+def rebuild_nodes(
+    policy: Policy,
+    extractor: JsonField | HeaderName | SubjectToken,
+    copies: Copies,
+    first_sequence: int,
+    messages: Iterable[Message],
+    rebuilt: Rebuilt,
+) -> None:
+    """Fold the copies whose originals are gone, and the source's own messages, from its first sequence on.
+
+    What was copied is known, not decided.
+    """
+    gone = [copy for sequence, copy in sorted(copies.here.items()) if sequence < first_sequence]
+    for copy in (*copies.earlier, *gone):
+        _see_copy(policy, rebuilt, copy)
+    if gone:
+        rebuilt.unknown.append(f"sightings before sequence {first_sequence} other than the copied ones")
+    for message in messages:
+        sender, _ = inspect(extractor, None, message.subject, message.headers, message.payload)
+        if sender is not None:
+            sighting = Sighting(message.sequence, message.stored_ns, len(message.payload), forced=False)
+            _see(policy, rebuilt, sender, sighting, copied=message.sequence in copies.here)
+    for copy in copies.undone:
+        _see_copy(policy, rebuilt, copy)
+
+
+def _see_copy(policy: Policy, rebuilt: Rebuilt, copy: Copy) -> None:
+    if copy.sender is not None:
+        sighting = Sighting(copy.sequence, copy.stored_ns, copy.payload_bytes, forced=False)
+        _see(policy, rebuilt, copy.sender, sighting, copied=True)
+
+
+def _see(policy: Policy, rebuilt: Rebuilt, sender: str, sighting: Sighting, *, copied: bool) -> None:
+    before = rebuilt.nodes.get(sender)
+    state, _, transitions = sight(policy, splay_ns(sender, policy.interval_ns), before, sighting, rebuilt.blind)
+    expired = any(transition.event == "expire" for transition in transitions)
+    known = None if before is None or expired else before
+    if copied:
+        state = replace(state, copied_ns=state.seen_ns, copied_bytes=sighting.payload_bytes)
+    else:
+        state = replace(
+            state, copied_ns=known.copied_ns if known else None, copied_bytes=known.copied_bytes if known else None
+        )
+    rebuilt.nodes[sender] = state
+    rebuilt.transitions += [(sender, transition) for transition in transitions]
+
+
+def keep_known_nodes(rebuilt: Rebuilt, known: Mapping[str, NodeState]) -> None:
+    """Keep the nodes of a readable state of which nothing is left to rebuild them from; counters never go back."""
+    for node, state in known.items():
+        rebuilt.nodes.setdefault(node, state)
+    continue_counters(rebuilt, {node: state.transition for node, state in known.items()})
+
+
+def continue_counters(rebuilt: Rebuilt, highest: Mapping[str, int]) -> None:
+    """Let each node's transitions go on from the highest that is known of it."""
+    for node, state in rebuilt.nodes.items():
+        rebuilt.nodes[node] = replace(state, transition=max(state.transition, highest.get(node, 0)))
