@@ -7,6 +7,7 @@ delays copies and nothing else. Advisories go with the lane whose cluster takes 
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.state.pausing import paused_streams
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
     from sr_assets.settings import ClusterSettings, StreamSettings
     from sr_assets.stages.site import Site
 
-#: How long the end of a run waits for copies under way: longer than a writer waits for an acknowledgement.
-_COPY_SECONDS: Final = 45.0
-_INTERRUPTED_SECONDS: Final = 10.0
+_INTERRUPTED_SECONDS: Final = 5.0
 
 
 class StreamWork(EntryWork):
@@ -81,6 +80,7 @@ class StreamWork(EntryWork):
         self._heartbeat = HeartbeatStage(stream, store, site.clock, grace_ns, self.report) if announces else None
         # Whether there may be something that the copying has not looked at yet.
         self._news = True
+        self._abandoned = False
 
     def _make_watcher(self) -> NodeStage:
         site, reader = self._site, SparkReader(self._site.spark, self._site.files)
@@ -118,6 +118,8 @@ class StreamWork(EntryWork):
     def _watch(self, ends: Ends) -> bool:
         busy = False
         if self._watcher is not None:
+            if self.watching.retries:
+                self._watcher.look_again()
             busy = self._watcher.fold_next(ends)
             busy |= self._watcher.sweep_due()
         if not self._announced_with_copies:
@@ -158,11 +160,14 @@ class StreamWork(EntryWork):
         if Stage.NODE_SNAPSHOTS in self._stages and self._stream.tracked:
             self._snapshots.compact(self._site.clock.now_ns())
 
-    def join(self) -> None:
+    def join(self, deadline: float) -> None:
         """Wait for the copies under way; those that do not end are interrupted, and given up with a line."""
-        if not self._beside.join(_COPY_SECONDS):
+        if self._abandoned:
+            return
+        if not self._beside.join(max(0.0, deadline - time.monotonic())):
             self._site.spark.interrupt()
             if not self._beside.join(_INTERRUPTED_SECONDS):
+                self._abandoned = True
                 self.report.failures.append(f"{self._stream.label}: copying does not end; the next run goes on with it")
                 return
         self._beside.take()

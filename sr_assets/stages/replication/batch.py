@@ -15,6 +15,7 @@ import pyarrow as pa
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.copying.receipt import Parked, Receipt
+from sr_assets.adapters.published.history import source_mark
 from sr_assets.adapters.spark.session import spark_error
 from sr_assets.adapters.spark.sink import await_writers
 from sr_assets.adapters.spark.source import FORMAT
@@ -55,6 +56,7 @@ class Batch:
         self._present = SequenceRange(intent.available, intent.next)
         # Not the intent's: a writer that outlived the run which began this batch must not go on beside ours.
         self._attempt = uuid.uuid4().hex
+        self._mark = source_mark(state.created_ns, state.reset_starts)
 
     def run(self) -> None:
         """Make the copies and commit what became of them. Raises RunError when the target refuses: the intent stays."""
@@ -90,7 +92,8 @@ class Batch:
         with self._store.transaction():
             self._save_receipt(receipt, gaps)
             queue.strike(self._covered, intent.starts)
-            self._store.snapshot_index(self._stream.stream).stage(intent.first, intent.next)
+            if self._stream.tracked:
+                self._store.snapshot_index(self._stream.stream).stage(intent.first, intent.next, self._mark)
             self._store.clear_intent(self._stream.stream)
             reach(Point.COMMITTING)
         reach(Point.COMMITTED)
@@ -225,7 +228,7 @@ class Batch:
             folder=str(context.writers),
             batch=self._attempt,
             receipt=receipt_file,
-            staging=str(staging_folder(context.folder, stream, self._covered)) if staged else None,
+            staging=str(staging_folder(context.folder, stream, self._covered, self._mark)) if staged else None,
         )
 
     # --------------------------------------------------------------------------------------------------- what is committed

@@ -21,11 +21,12 @@ from sr_assets.stages.replication.batch import Batch
 from sr_assets.stages.replication.lost import settle_lost
 from sr_assets.stages.replication.target import prepare_target
 from sr_assets.stages.replication.target_history import TargetReview
-from sr_assets.stages.source.position import advance, load_position
+from sr_assets.stages.source.position import advance, another_source, load_position, source_reset_error
 from sr_assets.stages.source.reading import next_range, too_old_before
 from sr_assets.stages.source.suitability import check_source
 
 if TYPE_CHECKING:
+    from sr_assets.adapters.nats.cluster import Cluster
     from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.adapters.state.records import CopyState, StreamState
     from sr_assets.stages.replication.context import CopyContext
@@ -64,6 +65,8 @@ class ReplicaStage:
         self._context.clock.set(source.ts_ns)
         if not self._looked and not stream.tracked:
             check_source(stream, source)
+        if tracked and self._is_another_source(source_cluster, source, tracked):
+            return False
         state = tracked or load_position(store, source_cluster, stream, source, first_look=not self._looked)
         copying = self._report.copying = store.load_copying(stream.stream)
         if not stream.tracked:
@@ -71,6 +74,16 @@ class ReplicaStage:
         if settle_lost(self._context, source, copying):
             return True
         return self._go_on(source, state, copying, ends)
+
+    def _is_another_source(self, cluster: Cluster, source: StreamInfo, state: StreamState) -> bool:
+        """Tell whether queued copies would be taken from a source that holds other messages in their places.
+
+        Reading has to follow it first; raises RunError when it must not.
+        """
+        problem = another_source(cluster, self._stream, source, state, first_look=not self._looked)
+        if problem and self._stream.on_source_reset == "stop":
+            raise source_reset_error(problem)
+        return problem is not None
 
     def _go_on(self, source: StreamInfo, state: StreamState, copying: CopyState, ends: dict[str, int] | None) -> bool:
         stream, report = self._stream, self._report
@@ -124,7 +137,7 @@ class ReplicaStage:
         self, review: TargetReview, state: StreamState, copying: CopyState, target: StreamInfo | None
     ) -> None:
         """Begin the bookkeeping of the target: for the first copies, and for those of another source or beginning."""
-        front = self._store.copy_queue(self._stream.stream).front(1, 1) if self._stream.tracked else None
+        front = self._store.copy_queue(self._stream.stream).front(1, 1)
         created_ns, starts = (front.created_ns, front.starts) if front else (state.created_ns, state.starts)
         same = (copying.created_ns, copying.starts) == (created_ns, starts)
         if same and copying.target_stream is not None:
@@ -158,14 +171,15 @@ class ReplicaStage:
         """Plan what is copied next, and commit its intent; None when nothing is due."""
         stream, store = self._stream, self._store
         resends = store.copy_log(stream.stream).resends(stream.batch_messages)
+        # A stream that is not tracked any more has copies that were due before.
+        queued = store.copy_queue(stream.stream).front(stream.batch_messages, _BYTES_SHARE * stream.batch_bytes)
         if resends:
             # What is sent again lies in a range, without filling it.
             covered: SequenceRange | None = SequenceRange(resends[0].covered.first, resends[-1].covered.next)
-        elif stream.tracked:
-            queued = store.copy_queue(stream.stream).front(stream.batch_messages, _BYTES_SHARE * stream.batch_bytes)
-            covered = queued.covered if queued else None
+        elif queued:
+            covered = queued.covered
         else:
-            covered = self._next_range(source, state, ends)
+            covered = None if stream.tracked else self._next_range(source, state, ends)
         if covered is None:
             return None
         TargetReview(self._context, source, state, copying, target).refuse_other_writer()
@@ -182,7 +196,7 @@ class ReplicaStage:
             # An answer of a server that fell behind must not make copies of the batch before look like strangers'.
             max(target.last_sequence, copying.target_sequence),
             resend=bool(resends),
-            folded=stream.tracked,
+            folded=stream.tracked or queued is not None,
             target_stream=stream.target_stream,
             starts=copying.starts,
         )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from sr_assets.adapters import wire
-from sr_assets.adapters.published.history import copied_sequences, stream_folder
+from sr_assets.adapters.published.history import copied_sequences, source_mark, stream_folder
 from sr_assets.adapters.state.store import gap_row
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange, merge_ranges
@@ -189,7 +189,8 @@ class TargetReview:
         if not stream.tracked:
             return [whole]
         folder = stream_folder(self._context.home.resolve(), stream.name, stream.stream)
-        sequences = copied_sequences(folder, since_ns=self._copying.created_ns)
+        mark = source_mark(self._state.created_ns, self._state.reset_starts)
+        sequences = copied_sequences(folder, mark, since_ns=self._copying.created_ns)
         return merge_ranges(SequenceRange(sequence, sequence + 1) for sequence in sequences if sequence in whole)
 
     def _move_intents(self, *, created_ns: int, target_sequence: int, waits: bool) -> None:
