@@ -51,6 +51,11 @@ class EntryWork(ABC):
         return False
 
     @property
+    def under_way(self) -> bool:
+        """Whether a batch is being made beside, however long that takes."""
+        return False
+
+    @property
     def trying(self) -> bool:
         """Whether some trouble is to be tried again."""
         return any(lane.trouble for lane in self.lanes)

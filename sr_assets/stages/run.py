@@ -74,7 +74,7 @@ def _go_round(site: Site, works: Sequence[EntryWork], budget_ends: float, *, dra
         for work in works:
             busy |= work.step(ends)
         now = time.monotonic()
-        if busy:
+        if busy or any(work.under_way for work in works):
             active = now
         trying = any(work.trying for work in works)
         if all(work.given_up for work in works) or (not drain_only and not trying and now > budget_ends):

@@ -97,6 +97,11 @@ class StreamWork(EntryWork):
         return self._copies and self.copying.failure is None and (self._beside.running or self._news)
 
     @property
+    def under_way(self) -> bool:
+        """Whether a batch of copies is being made."""
+        return self._replica.under_way
+
+    @property
     def _copies(self) -> bool:
         return bool({Stage.REPLICA, Stage.NODE_SNAPSHOTS} & self._stages) or self._announced_with_copies
 
@@ -153,7 +158,8 @@ class StreamWork(EntryWork):
 
     def finish(self) -> None:
         """Send the last heartbeat of the run, and compact the history."""
-        if self._heartbeat is not None and self.watching.failure is None:
+        lane = self.copying if self._announced_with_copies else self.watching
+        if self._heartbeat is not None and self.watching.failure is None and lane.failure is None:
             where = self._stream.target if self._announced_with_copies else self._stream.source
             with contextlib.suppress(SrAssetsError):
                 self._heartbeat.send(self._site.clusters.reach(where))

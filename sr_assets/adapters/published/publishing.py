@@ -78,21 +78,7 @@ def publish_site(
     with _locked(home / "fleet.lock", name, wait_seconds):
         for leftover in (draft, _wal(draft)):
             leftover.unlink(missing_ok=True)
-        connection = state.connection
-        try:
-            connection.execute(f"ATTACH '{quoted(draft)}' AS fleet (STORAGE_VERSION '{STORAGE_VERSION}')")
-            generation = _carry_over(connection, file, name, sites)
-            _insert_site(connection, name, streams)
-            _describe(connection, as_of_ns, run_id, generation)
-            # Detaching would do it too, but without a reason when it cannot.
-            connection.execute("CHECKPOINT fleet")
-            connection.execute("DETACH fleet")
-        except BaseException as error:
-            with contextlib.suppress(duckdb.Error):
-                connection.execute("DETACH fleet")
-            if not isinstance(error, duckdb.OperationalError):
-                raise
-            raise RunError(cannot_write(draft, OSError(str(error).splitlines()[0]))) from None
+        generation = _write_draft(draft, file, name, state, streams, sites, (as_of_ns, run_id))
         reach(Point.PUBLISHING_TABLES)
         draft.replace(file)
         # Of a reader who wrote into the file before: it belongs to no file any more.
@@ -101,6 +87,34 @@ def publish_site(
         marker = home / ".fleet.json.new"
         marker.write_text(json.dumps({"generation": generation}))
         marker.replace(home / "fleet.json")
+    return generation
+
+
+def _write_draft(
+    draft: Path,
+    file: Path,
+    name: str,
+    state: SiteState,
+    streams: Sequence[PublishedStream],
+    sites: Sequence[str],
+    run: tuple[int, str],
+) -> str:
+    """Write what is to be published into a file of its own; `run` is its time and its id. Returns the generation."""
+    connection = state.connection
+    try:
+        connection.execute(f"ATTACH '{quoted(draft)}' AS fleet (STORAGE_VERSION '{STORAGE_VERSION}')")
+        generation = _carry_over(connection, file, name, sites)
+        _insert_site(connection, name, streams)
+        _describe(connection, *run, generation)
+        # Detaching would do it too, but without a reason when it cannot.
+        connection.execute("CHECKPOINT fleet")
+        connection.execute("DETACH fleet")
+    except BaseException as error:
+        with contextlib.suppress(duckdb.Error):
+            connection.execute("DETACH fleet")
+        if not isinstance(error, duckdb.OperationalError):
+            raise
+        raise RunError(cannot_write(draft, OSError(str(error).splitlines()[0]))) from None
     return generation
 
 

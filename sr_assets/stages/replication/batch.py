@@ -111,7 +111,10 @@ class Batch:
         absent = [SequenceRange(first, after) for first, after in receipt.missing]
         seen = len(self._present) - sum(map(len, absent))
         now_ns = self._context.clock.now_ns()
-        gaps = gap_rows(stream, self._source, self._covered, self._present.first, absent, now_ns)
+        # What the plan stepped over is a hole, unless the source begins behind it.
+        held = min(max(self._covered.first, self._source.first_sequence), self._present.first)
+        absent = merge_ranges([SequenceRange(held, self._present.first), *absent])
+        gaps = gap_rows(stream, self._source, self._covered, held, absent, now_ns)
         state.next_sequence = intent.next
         state.seen_messages += seen
         state.too_old_messages += receipt.too_old

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.state.records import Intent
@@ -35,6 +35,17 @@ logger = logging.getLogger(__name__)
 
 #: The copies of a batch are on their way through a window of 32 MiB: what bounds a batch is how much is done again.
 _BYTES_SHARE: Final = 10
+#: So many sequences a batch spans where most of them hold nothing.
+_WIDEST: Final = 500_000
+
+
+class _Due(NamedTuple):
+    """What is copied next; `available` is as in an intent, `queued`: it is decided in the copy queue."""
+
+    covered: SequenceRange
+    available: int
+    resend: bool
+    queued: bool
 
 
 class ReplicaStage:
@@ -45,6 +56,8 @@ class ReplicaStage:
         self._context = context
         self._stream, self._store, self._report = context.stream, context.store, context.report
         self._looked = False
+        #: Whether a batch is being made, as opposed to looking whether there is one to make.
+        self.under_way = False
 
     def look_again(self) -> None:
         """Let the next step compare the target with what is known of it: something went wrong since."""
@@ -102,7 +115,11 @@ class ReplicaStage:
             return False
         started = time.monotonic()
         copied_before = report.copied
-        Batch(self._context, source, state, copying, intent, target).run()
+        self.under_way = True
+        try:
+            Batch(self._context, source, state, copying, intent, target).run()
+        finally:
+            self.under_way = False
         seconds = time.monotonic() - started
         report.seconds += seconds
         copied = report.copied - copied_before
@@ -170,6 +187,37 @@ class ReplicaStage:
     ) -> Intent | None:
         """Plan what is copied next, and commit its intent; None when nothing is due."""
         stream, store = self._stream, self._store
+        due = self._next_due(source, state, ends)
+        if due is None:
+            return None
+        covered, available = due.covered, due.available
+        TargetReview(self._context, source, state, copying, target).refuse_other_writer()
+        copying.target_checked = max(copying.target_checked, target.last_sequence)
+        intent = Intent(
+            stream.stream,
+            covered.first,
+            available,
+            covered.next,
+            source.ts_ns,
+            too_old_before(stream.max_age_ns, source),
+            copying.created_ns,
+            target.created_ns,
+            # An answer of a server that fell behind must not make copies of the batch before look like strangers'.
+            max(target.last_sequence, copying.target_sequence),
+            resend=due.resend,
+            folded=stream.tracked or due.queued,
+            target_stream=stream.target_stream,
+            starts=copying.starts,
+        )
+        with store.transaction():
+            store.save_copying(copying)
+            store.save_intent(intent)
+        reach(Point.PLANNED)
+        return intent
+
+    def _next_due(self, source: StreamInfo, state: StreamState, ends: dict[str, int] | None) -> _Due | None:
+        """Return what is copied next: what the target lost, then what is queued, then what the source holds."""
+        stream, store = self._stream, self._store
         resends = store.copy_log(stream.stream).resends(stream.batch_messages)
         # A stream that is not tracked any more has copies that were due before.
         queued = store.copy_queue(stream.stream).front(stream.batch_messages, _BYTES_SHARE * stream.batch_bytes)
@@ -182,34 +230,25 @@ class ReplicaStage:
             covered = None if stream.tracked else self._next_range(source, state, ends)
         if covered is None:
             return None
-        TargetReview(self._context, source, state, copying, target).refuse_other_writer()
-        copying.target_checked = max(copying.target_checked, target.last_sequence)
-        intent = Intent(
-            stream.stream,
-            covered.first,
-            min(max(covered.first, source.first_sequence), covered.next),
-            covered.next,
-            source.ts_ns,
-            too_old_before(stream.max_age_ns, source),
-            copying.created_ns,
-            target.created_ns,
-            # An answer of a server that fell behind must not make copies of the batch before look like strangers'.
-            max(target.last_sequence, copying.target_sequence),
-            resend=bool(resends),
-            folded=stream.tracked or queued is not None,
-            target_stream=stream.target_stream,
-            starts=copying.starts,
-        )
-        with store.transaction():
-            store.save_copying(copying)
-            store.save_intent(intent)
-        reach(Point.PLANNED)
-        return intent
+        available = min(max(covered.first, source.first_sequence), covered.next)
+        if not resends and not queued:
+            covered, available = self._without_holes(covered, available)
+        return _Due(covered, available, bool(resends), queued is not None)
 
     def _next_range(self, source: StreamInfo, state: StreamState, ends: dict[str, int] | None) -> SequenceRange | None:
         stream = self._stream
         end = source.last_sequence if ends is None else ends.setdefault(stream.stream, source.last_sequence)
         return next_range(stream, state.next_sequence, source, end, self._context.clusters.reach(stream.source))
+
+    def _without_holes(self, covered: SequenceRange, available: int) -> tuple[SequenceRange, int]:
+        """Return a range that spans many sequences, cut, with its first message: a writer gets a row for each sequence."""
+        stream = self._stream
+        if covered.next - available <= stream.batch_messages:
+            return covered, available
+        cluster = self._context.clusters.reach(stream.source)
+        message = cluster.next_message(stream.stream, available, stream.filter_subject or ">")
+        first = covered.next if message is None else min(message.sequence, covered.next)
+        return SequenceRange(covered.first, min(covered.next, first + max(_WIDEST, stream.batch_messages))), first
 
     def _note_caught_up(self, state: StreamState, source: StreamInfo) -> None:
         """Nothing to copy: time has passed all the same, which is committed as the run ends."""
