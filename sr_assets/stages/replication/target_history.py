@@ -83,8 +83,10 @@ class TargetReview:
         # An open batch may be of a target that went before anything was committed, or that was made since.
         intents = [self._store.open_intent(stream.stream, resend=resend) for resend in (False, True)]
         if any(intent is not None and intent.target_created_ns != target.created_ns for intent in intents):
+            chosen = any(intent and intent.target_stream not in (None, stream.target_stream) for intent in intents)
+            end = target.last_sequence if chosen else 0
             with self._store.transaction():
-                self._move_intents(created_ns=target.created_ns, target_sequence=0, waits=False)
+                self._move_intents(created_ns=target.created_ns, target_sequence=end, waits=False)
         return target
 
     def _confirm(self) -> None:
@@ -197,7 +199,8 @@ class TargetReview:
         """Let the open intents look for copies from where the target ends now; called inside a transaction."""
         for resend in (False, True):
             if intent := self._store.open_intent(self._stream.stream, resend=resend):
-                self._store.save_intent(_moved(intent, created_ns, target_sequence, waits=waits))
+                moved = replace(intent, target_stream=self._stream.target_stream)
+                self._store.save_intent(_moved(moved, created_ns, target_sequence, waits=waits))
 
     # ---------------------------------------------------------------------------------------------------- rolled back
 
