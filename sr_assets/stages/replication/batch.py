@@ -160,7 +160,10 @@ class Batch:
         gaps = [gap_row(name, hole, len(hole), "lost", now_ns) for hole in merged]
         parked = [message for message in receipt.parked if message.sequence in stood]
         self._note_places(receipt)
+        # They were counted as copied when they first were.
+        self._copying.copied_messages -= len(gone) + len(parked)
         self._copying.lost_messages += len(gone)
+        self._copying.parked_messages += len(parked)
         with store.transaction():
             store.save_copying(self._copying)
             log.add(receipt.copied_ranges, now_ns)

@@ -250,6 +250,7 @@ class TargetReview:
         copying.target_sequence, copying.target_holds = max(0, at), sequence
         copying.target_checked = target.last_sequence
         copying.lost_messages += unknown
+        copying.copied_messages = max(0, copying.copied_messages - unknown)
         with self._store.transaction():
             if unknown:
                 hole = SequenceRange(sequence + 1, known_from[1])
