@@ -13,7 +13,8 @@ from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.published import publishing
 from sr_assets.adapters.published.publishing import read_generation
 from sr_assets.domain.errors import RunError
-from sr_assets_tests.faults.rig import await_marker, finish, start_run
+from sr_assets_tests.faults.holding import hold_at
+from sr_assets_tests.faults.rig import await_marker
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 _SHELL = """
@@ -41,25 +42,26 @@ def test_a_run_that_stands_still_while_it_publishes_does_not_hold_the_others_for
 ) -> None:
     _, there = two_sites(rig)
     marker = tmp_path / "held"
-    process = start_run(rig, (Point.PUBLISHING_TABLES, marker))
+    with monkeypatch.context() as environ:
+        for variable, value in hold_at(Point.PUBLISHING_TABLES, marker).items():
+            environ.setenv(variable, value)
+        process = rig.start()
     holder = await_marker(process, marker)
     os.kill(holder, signal.SIGSTOP)
-    waiting = "PARIS" if f"(pid {holder})" in (rig.home / "sites" / SITE / "lock").read_text() else SITE
     try:
         monkeypatch.setattr("sr_assets.stages.site.LOCK_SECONDS", 3.0)
         began = time.monotonic()
-        with pytest.raises(RunError, match=r"fleet\.lock has been held by \w+ \(pid \d+\)") as refused:
-            rig.run(waiting)
+        with pytest.raises(RunError, match=rf"fleet\.lock has been held by {SITE} \(pid {holder}\)") as refused:
+            rig.run("PARIS")
         assert time.monotonic() - began < 60
         assert "\n" not in str(refused.value)
     finally:
         os.kill(holder, signal.SIGCONT)
         marker.write_text("released")
-    finish(process)
-    rig.drain(waiting)
+    assert process.communicate(timeout=60)[0] == "[]\n"
+    rig.drain("PARIS")
     assert {row["name"] for row in rig.rows("replication")} == {SITE, "PARIS"}
     assert publishing.LOCK_SECONDS == 30.0
-    assert process.returncode == 0
     assert len(rig.copies(there)) == 1
 
 

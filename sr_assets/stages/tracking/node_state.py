@@ -19,6 +19,7 @@ from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.spark.session import spark_error
 from sr_assets.adapters.spark.source import encode_extractor
 from sr_assets.domain.blindness import BlindSpans, find_blind_spans
+from sr_assets.domain.errors import TransientError
 from sr_assets.domain.positions import SequenceRange, missing
 from sr_assets.domain.tracking import NODE_COLUMNS, sweep
 from sr_assets.stages.source.position import advance, load_position, note_read, warn_of_clock
@@ -101,6 +102,8 @@ class NodeStage:
         reach(Point.PLANNED)
         started = time.monotonic()
         sightings = self._read(source, covered)
+        if cluster.stream_info(stream.stream).created_ns != source.created_ns:
+            raise TransientError(f"source stream {stream.stream} was made again while it was read")
         reach(Point.READ)
         self._commit(state, source, covered, sightings, left_open)
         seconds = time.monotonic() - started

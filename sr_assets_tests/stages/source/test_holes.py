@@ -9,11 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.stages.source.reading import SparkReader
 from sr_assets_tests.rig import Rig, Sent
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10h", "inspect_force_field": "force"}
@@ -210,3 +212,29 @@ def test_a_source_that_went_back_and_grew_past_our_position_is_noticed(
     assert lost == (10 if waiting else 0)
     row = rig.row("replication")
     assert (row["next_sequence"], row["last_error"]) == (38, None)
+
+
+def test_a_source_that_is_made_again_while_it_is_read_is_not_taken_for_the_one_before(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = rig.make()
+    rig.add(stream, on_source_reset="recopy", **TRACKED)
+    rig.publish(stream, forced(0, 3))
+    rig.drain()
+    rig.publish(stream, forced(3, 6))
+    read, times = SparkReader.read, iter((1,))
+
+    def replaced(self: SparkReader, *values: Any, **options: str) -> pa.Table:
+        if next(times, None):
+            rig.api(f"STREAM.DELETE.{stream}")
+            rig.create(stream)
+            rig.publish(stream, forced(100, 110))
+        return read(self, *values, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SparkReader, "read", replaced)
+        rig.run()
+    rig.drain()
+    assert numbers(rig, stream) == [0, 1, 2, *range(100, 110)]
+    row = rig.row("replication")
+    assert (row["seen_messages"], row["copied_messages"], row["next_sequence"]) == (13, 13, 11)
