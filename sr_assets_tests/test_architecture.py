@@ -52,12 +52,8 @@ MAX_MODULE_LINES = 300
 MAX_FUNCTION_LINES = 45
 # What is larger than that, with its lines today. The list may only shrink: nothing is added, no number grows, and what
 # has become small enough is taken out.
-LARGE_MODULES: dict[str, int] = {
-    "stages.replication.recover": 312,
-}
-LARGE_FUNCTIONS: dict[str, int] = {
-    "stages.replication.recover.recover_stream": 49,
-}
+LARGE_MODULES: dict[str, int] = {}
+LARGE_FUNCTIONS: dict[str, int] = {}
 
 # What a module may import beside the standard library and us; the longest prefix that matches counts.
 LIBRARIES = {

@@ -57,6 +57,11 @@ class EntryWork(ABC):
         return False
 
     @property
+    def under_way(self) -> bool:
+        """Whether a batch is being made beside, however long that takes."""
+        return False
+
+    @property
     def trying(self) -> bool:
         """Whether some trouble is to be tried again."""
         return any(lane.trouble for lane in self.lanes)
@@ -69,8 +74,8 @@ class EntryWork(ABC):
     def finish(self) -> None:  # noqa: B027  most entries have nothing to do here
         """Do what is done once a run, after its last round."""
 
-    def join(self) -> None:  # noqa: B027  most entries have nothing to do here
-        """Wait for what runs beside; what does not end is interrupted."""
+    def join(self, deadline: float) -> None:  # noqa: B027  most entries have nothing to do here
+        """Wait for what runs beside, up to a time (monotonic seconds); what does not end by then is interrupted."""
 
     def close(self) -> None:  # noqa: B027  most entries have nothing to do here
         """Close what the entry opened."""
@@ -97,8 +102,10 @@ class EntryWork(ABC):
         if report.state is not None:
             state.watermark_ns, state.planned_ns = report.state.watermark_ns, report.state.planned_ns
             state.progress_ns = report.state.progress_ns
+            state.ahead_clocks = max(state.ahead_clocks, report.state.ahead_clocks)
             state.source_last_sequence = report.state.source_last_sequence
             state.lag_messages = report.state.lag_messages
+        state.advisories_stored |= report.advisories_stored
         if state.begun:
             self._note_lag(state)
         state.as_of_ns = site.clock.now_ns()

@@ -34,7 +34,8 @@ class StreamReport:
     `first` and `next` are the sequences that were read. `failures` has one line for each lane that gave up (reading,
     copying), `failed` the stages it had. Of a feed `copied` counts what was folded, `parked` what was rejected. `state`
     and `copying` are the rows as last committed, or as they are about to be. `alive_at` is when the last heartbeat was
-    sent, `began_at` when the run began (monotonic seconds); `alive_ns` and `alive_due_ns` are as in the state.
+    sent, `began_at` when the run began (monotonic seconds); `alive_ns`, `alive_due_ns` and `advisories_stored` go into the
+    state.
     """
 
     stream: Entry
@@ -63,6 +64,7 @@ class StreamReport:
     alive_ns: int | None = None
     alive_due_ns: int | None = None
     undeliverable: str | None = None
+    advisories_stored: bool = False
     failures: list[str] = field(default_factory=list)
     failed: set[Stage] = field(default_factory=set)
     misconfigured: bool = False

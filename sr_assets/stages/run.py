@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from sr_assets.stages.site import Site
 
 _POLL_SECONDS: Final = 1.0
+#: How long the end of a run waits for copies under way: longer than a writer waits for an acknowledgement.
+_COPY_SECONDS: Final = 40.0
 
 
 def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_only: bool) -> dict[str, StreamReport]:
@@ -46,8 +48,9 @@ def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_onl
     ]
     try:
         _go_round(site, works, budget_ends, drain_only=drain_only)
+        copies_end = time.monotonic() + _COPY_SECONDS
         for work in works:
-            work.join()
+            work.join(copies_end)
         for work in works:
             work.finish()
     finally:
@@ -56,7 +59,7 @@ def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_onl
             for work in works:
                 stack.callback(work.close)
                 stack.callback(work.note_end)
-                stack.callback(work.join)
+                stack.callback(work.join, time.monotonic() + _COPY_SECONDS)
     return {work.report.stream.stream: work.report for work in works}
 
 
@@ -71,7 +74,7 @@ def _go_round(site: Site, works: Sequence[EntryWork], budget_ends: float, *, dra
         for work in works:
             busy |= work.step(ends)
         now = time.monotonic()
-        if busy:
+        if busy or any(work.under_way for work in works):
             active = now
         trying = any(work.trying for work in works)
         if all(work.given_up for work in works) or (not drain_only and not trying and now > budget_ends):

@@ -11,7 +11,13 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from sr_assets.adapters.published.publishing import PublishedStream, publish_site, read_generation
+from sr_assets.adapters.published.publishing import (
+    LOCK_SECONDS,
+    FleetBusyError,
+    PublishedStream,
+    publish_site,
+    read_generation,
+)
 from sr_assets.adapters.spark.engine import KEEP_SECONDS
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import paused_streams
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
 _PUBLISHING_SHARE: Final = 0.1
 #: How long a run that always finds more publishes nothing at first.
 _BUSY_SECONDS: Final = 5.0
+_ROUND_WAIT_SECONDS: Final = 0.5
 
 
 class Site:
@@ -100,21 +107,30 @@ class Site:
         if not now and (not self._changed or time.monotonic() < after):
             return
         started = time.monotonic()
+        # In mid run nobody waits for another site that publishes: what is new waits for the next time.
+        wait_seconds = LOCK_SECONDS if now else _ROUND_WAIT_SECONDS
         self._changed = False
         paused = self._paused()
         streams = [
             PublishedStream(one.stream, one.target_stream, one.tracked, one.stream in paused) for one in self.streams
         ]
         streams += [PublishedStream(feed.stream, None, feed.tracked) for feed in self.feeds]
-        generation = publish_site(
-            self.settings.home,
-            self.name,
-            self.state,
-            streams,
-            sites=list(self.settings.sites),
-            run_id=self.run_id,
-            as_of_ns=self.clock.now_ns(),
-        )
+        try:
+            generation = publish_site(
+                self.settings.home,
+                self.name,
+                self.state,
+                streams,
+                sites=list(self.settings.sites),
+                run_id=self.run_id,
+                as_of_ns=self.clock.now_ns(),
+                wait_seconds=wait_seconds,
+            )
+        except FleetBusyError:
+            if now:
+                raise
+            self._changed, self._publish_after = True, time.monotonic() + _BUSY_SECONDS
+            return
         self._publish_after = time.monotonic() + (time.monotonic() - started) / _PUBLISHING_SHARE
         self._write_status(generation, paused)
 

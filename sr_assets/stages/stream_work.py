@@ -7,6 +7,7 @@ delays copies and nothing else. Advisories go with the lane whose cluster takes 
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.state.pausing import paused_streams
@@ -32,9 +33,7 @@ if TYPE_CHECKING:
     from sr_assets.settings import ClusterSettings, StreamSettings
     from sr_assets.stages.site import Site
 
-#: How long the end of a run waits for copies under way: longer than a writer waits for an acknowledgement.
-_COPY_SECONDS: Final = 45.0
-_INTERRUPTED_SECONDS: Final = 10.0
+_INTERRUPTED_SECONDS: Final = 5.0
 
 
 class StreamWork(EntryWork):
@@ -76,6 +75,7 @@ class StreamWork(EntryWork):
         self._heartbeat = HeartbeatStage(stream, store, site.clock, grace_ns, self.report) if announces else None
         # Whether there may be something that the copying has not looked at yet.
         self._news = True
+        self._abandoned = False
 
     def _make_snapshots(self) -> SnapshotStage:
         settings, folder = self._site.settings, self._site.folder
@@ -104,6 +104,11 @@ class StreamWork(EntryWork):
         return self._copies and self.copying.failure is None and (self._beside.running or self._news)
 
     @property
+    def under_way(self) -> bool:
+        """Whether a batch of copies is being made."""
+        return self._replica.under_way
+
+    @property
     def _copies(self) -> bool:
         return bool({Stage.REPLICA, Stage.NODE_SNAPSHOTS} & self._stages) or self._announced_with_copies
 
@@ -125,6 +130,8 @@ class StreamWork(EntryWork):
     def _watch(self, ends: Ends) -> bool:
         busy = False
         if self._watcher is not None:
+            if self.watching.retries:
+                self._watcher.look_again()
             busy = self._watcher.fold_next(ends)
             busy |= self._watcher.sweep_due()
         if not self._announced_with_copies:
@@ -158,7 +165,8 @@ class StreamWork(EntryWork):
 
     def finish(self) -> None:
         """Send the last heartbeat of the run, and compact the history."""
-        if self._heartbeat is not None and self.watching.failure is None:
+        lane = self.copying if self._announced_with_copies else self.watching
+        if self._heartbeat is not None and self.watching.failure is None and lane.failure is None:
             where = self._stream.target if self._announced_with_copies else self._stream.source
             with contextlib.suppress(SrAssetsError):
                 self._heartbeat.send(self._site.clusters.reach(where))
@@ -168,11 +176,14 @@ class StreamWork(EntryWork):
             if now_ns is not None:
                 self._snapshots.compact(now_ns)
 
-    def join(self) -> None:
+    def join(self, deadline: float) -> None:
         """Wait for the copies under way; those that do not end are interrupted, and given up with a line."""
-        if not self._beside.join(_COPY_SECONDS):
+        if self._abandoned:
+            return
+        if not self._beside.join(max(0.0, deadline - time.monotonic())):
             self._site.spark.interrupt()
             if not self._beside.join(_INTERRUPTED_SECONDS):
+                self._abandoned = True
                 self.report.failures.append(f"{self._stream.label}: copying does not end; the next run goes on with it")
                 self.report.failed.add(Stage.REPLICA)
                 return

@@ -5,7 +5,9 @@ commit knows. Not here: who writes the staged files (`copying`), the table of th
 over the files (`schema`).
 
 A file lies at `snapshots/name=…/stream=…/date=YYYY-MM-DD/<first>-<next>.parquet`: the UTC date of `stored_at`, and the
-batch's range of source sequences, so a batch that is done again overwrites its own file.
+batch's range of source sequences, so a batch that is done again overwrites its own file. Once the source was made again,
+or went back, its sequences mean other messages: the names then end in `-<created ns>-<beginning>`, and files of one
+source only are ever compared or compacted with each other.
 """
 
 from __future__ import annotations
@@ -138,30 +140,41 @@ def site_history(home: Path, name: str) -> Path:
     return home / "snapshots" / f"name={quote(name, safe='')}"
 
 
-def copied_sequences(folder: Path, since_ns: int) -> list[int]:
-    """Return the source sequences in a stream's history, ascending, of messages stored since a time (unix ns)."""
+def source_mark(created_ns: int, beginning: int) -> str:
+    """Return what the names of a source's files end in; empty for the first source of a stream (beginning 0)."""
+    return f"-{created_ns}-{beginning}" if beginning else ""
+
+
+def copied_sequences(folder: Path, mark: str, since_ns: int) -> list[int]:
+    """Return the source sequences in a stream's history, ascending, of one source, stored since a time (unix ns)."""
     since = pa.scalar(since_ns // 1000, pa.timestamp("us", tz="UTC"))
     sequences: set[int] = set()
     for file in folder.glob("date=*/[0-9]*.parquet"):
+        if file_mark(file) != mark:
+            continue
         rows = parquet.read_table(file, columns=["sequence", "stored_at"], partitioning=None)
         sequences.update(rows.filter(pc.greater_equal(rows["stored_at"], since))["sequence"].to_pylist())
     return sorted(sequences)
 
 
-def place_staged(staging: Path, folder: Path, covered: SequenceRange) -> list[Path]:
-    """Move a batch's staged files to their dates; returns all of its files, also those an earlier attempt moved."""
+def place_staged(staging: Path, folder: Path, covered: SequenceRange, mark: str = "") -> list[Path]:
+    """Move a batch's staged files to their dates; returns all of its files, also those an earlier attempt moved.
+
+    `mark` is the `source_mark` of the source.
+    """
+    name = f"{covered.first}-{covered.next}{mark}.parquet"
     for dated in sorted(staging.glob("date=*")):
         parts = sorted(dated.glob("[0-9]*.parquet"))
         if not parts:
             continue
-        file = folder / dated.name / f"{covered.first}-{covered.next}.parquet"
+        file = folder / dated.name / name
         file.parent.mkdir(parents=True, exist_ok=True)
         if len(parts) == 1:
             parts[0].replace(file)
         else:
             _merge(parts, file)
     shutil.rmtree(staging, ignore_errors=True)
-    return sorted(folder.glob(f"date=*/{covered.first}-{covered.next}.parquet"))
+    return sorted(folder.glob(f"date=*/{name}"))
 
 
 def _merge(parts: Iterable[Path], file: Path) -> None:
@@ -175,44 +188,52 @@ def _merge(parts: Iterable[Path], file: Path) -> None:
     draft.replace(file)
 
 
-def compact_day(day: Path) -> Path | None:
-    """Make one file of a day's batches, `<first>-<next>.parquet` over all of them; None when there is nothing to do.
+def compact_day(day: Path) -> dict[Path, list[Path]]:
+    """Make one file of a day's batches for each source, `<first>-<next>` over all of them; returns it with its parts.
 
-    The old files stay: a published view may still read them. `remove_covered` deletes them later.
+    The parts stay: a published view may still read them. `remove_covered` deletes them later.
     """
-    ranges = _outermost(day)
-    if len(ranges) < 2:
-        return None
-    whole = day / f"{min(first for first, _ in ranges.values())}-{max(last for _, last in ranges.values())}.parquet"
-    _merge(sorted(ranges, key=lambda file: ranges[file]), whole)
-    return whole
+    compacted: dict[Path, list[Path]] = {}
+    for mark, ranges in _outermost(day).items():
+        if len(ranges) > 1:
+            first, after = min(first for first, _ in ranges.values()), max(after for _, after in ranges.values())
+            whole = day / f"{first}-{after}{mark}.parquet"
+            compacted[whole] = sorted(ranges, key=file_range)
+            _merge(compacted[whole], whole)
+    return compacted
 
 
 def remove_covered(day: Path) -> int:
     """Delete a day's files whose rows are in a compacted one too, and return how many."""
-    kept = _outermost(day)
+    kept = {file for ranges in _outermost(day).values() for file in ranges}
     covered = [file for file in day.glob("[0-9]*.parquet") if file not in kept]
     for file in covered:
         file.unlink()
     return len(covered)
 
 
-def _outermost(day: Path) -> dict[Path, tuple[int, int]]:
-    """Return a day's files with their ranges, without those that lie inside another's."""
-    outer: dict[Path, tuple[int, int]] = {}
-    end = -1
+def _outermost(day: Path) -> dict[str, dict[Path, tuple[int, int]]]:
+    """Return a day's files with their ranges, by source, without those that lie inside another's."""
+    outer: dict[str, dict[Path, tuple[int, int]]] = defaultdict(dict)
+    ends: dict[str, int] = {}
     files = {file: file_range(file) for file in day.glob("[0-9]*.parquet")}
     for file, (first, after) in sorted(files.items(), key=lambda item: (item[1][0], -item[1][1])):
-        if after > end:
-            outer[file] = (first, after)
-            end = after
+        mark = file_mark(file)
+        if after > ends.get(mark, -1):
+            outer[mark][file] = (first, after)
+            ends[mark] = after
     return outer
 
 
 def file_range(file: Path) -> tuple[int, int]:
     """Return the range of source sequences in a file's name."""
-    first, _, after = file.stem.partition("-")
+    first, after = file.stem.split("-")[:2]
     return int(first), int(after)
+
+
+def file_mark(file: Path) -> str:
+    """Return the `source_mark` in a file's name."""
+    return "".join(f"-{part}" for part in file.stem.split("-")[2:])
 
 
 def remove_before(folder: Path, date: str) -> int:

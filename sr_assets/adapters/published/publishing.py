@@ -11,9 +11,11 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
+import time
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import duckdb
 
@@ -30,10 +32,18 @@ from sr_assets.adapters.published.schema import (
 from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from sr_assets.adapters.state.store import SiteState
+
+
+#: How long a run waits for another site that publishes: one that stands still must not stop all the others.
+LOCK_SECONDS: Final = 30.0
+
+
+class FleetBusyError(RunError):
+    """Another site publishes, or stands still while it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,41 +65,86 @@ def publish_site(
     sites: Sequence[str],
     run_id: str,
     as_of_ns: int,
+    wait_seconds: float = LOCK_SECONDS,
 ) -> str:
     """Put a site's rows in place of its old ones, in a new `fleet.duckdb` moved into place; returns the file's generation.
 
     Rows of sites not among `sites` are dropped. A new generation means that the file was made from nothing: every other
     site has to publish again. Two sites publish one after the other (`fleet.lock`). Raises RunError when it cannot be
-    written: then the old one stays.
+    written, FleetBusyError when another site holds the lock for `wait_seconds` on: then the old one stays.
     """
     home.mkdir(parents=True, exist_ok=True)
     file, draft = home / "fleet.duckdb", home / ".fleet.duckdb.new"
-    with (home / "fleet.lock").open("a+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for leftover in (draft, draft.with_name(draft.name + ".wal")):
+    with _locked(home / "fleet.lock", name, wait_seconds):
+        for leftover in (draft, _wal(draft)):
             leftover.unlink(missing_ok=True)
-        connection = state.connection
-        try:
-            connection.execute(f"ATTACH '{quoted(draft)}' AS fleet (STORAGE_VERSION '{STORAGE_VERSION}')")
-            generation = _carry_over(connection, file, name, sites)
-            _insert_site(connection, name, streams)
-            _describe(connection, as_of_ns, run_id, generation)
-            # Detaching would do it too, but without a reason when it cannot.
-            connection.execute("CHECKPOINT fleet")
-            connection.execute("DETACH fleet")
-        except BaseException as error:
-            with contextlib.suppress(duckdb.Error):
-                connection.execute("DETACH fleet")
-            if not isinstance(error, duckdb.OperationalError):
-                raise
-            raise RunError(cannot_write(draft, OSError(str(error).splitlines()[0]))) from None
+        generation = _write_draft(draft, file, name, state, streams, sites, (as_of_ns, run_id))
         reach(Point.PUBLISHING_TABLES)
         draft.replace(file)
+        # Of a reader who wrote into the file before: it belongs to no file any more.
+        _wal(file).unlink(missing_ok=True)
         reach(Point.PUBLISHED_TABLES)
         marker = home / ".fleet.json.new"
         marker.write_text(json.dumps({"generation": generation}))
         marker.replace(home / "fleet.json")
     return generation
+
+
+def _write_draft(
+    draft: Path,
+    file: Path,
+    name: str,
+    state: SiteState,
+    streams: Sequence[PublishedStream],
+    sites: Sequence[str],
+    run: tuple[int, str],
+) -> str:
+    """Write what is to be published into a file of its own; `run` is its time and its id. Returns the generation."""
+    connection = state.connection
+    try:
+        connection.execute(f"ATTACH '{quoted(draft)}' AS fleet (STORAGE_VERSION '{STORAGE_VERSION}')")
+        generation = _carry_over(connection, file, name, sites)
+        _insert_site(connection, name, streams)
+        _describe(connection, *run, generation)
+        # Detaching would do it too, but without a reason when it cannot.
+        connection.execute("CHECKPOINT fleet")
+        connection.execute("DETACH fleet")
+    except BaseException as error:
+        with contextlib.suppress(duckdb.Error):
+            connection.execute("DETACH fleet")
+        if not isinstance(error, duckdb.OperationalError):
+            raise
+        raise RunError(cannot_write(draft, OSError(str(error).splitlines()[0]))) from None
+    return generation
+
+
+@contextlib.contextmanager
+def _locked(file: Path, name: str, wait_seconds: float) -> Iterator[None]:
+    """Hold the lock of the published file, whose text says who does."""
+    with file.open("a+") as lock:
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    lock.seek(0)
+                    raise FleetBusyError(
+                        f"{file} has been held by {lock.read().strip() or 'another site'} for {wait_seconds:.0f} s;"
+                        " nothing was published, the next run does it; if that process stands still, end it"
+                    ) from None
+                time.sleep(0.05)
+        lock.seek(0)
+        lock.truncate()
+        lock.write(f"{name} (pid {os.getpid()})\n")
+        lock.flush()
+        yield
+
+
+def _wal(file: Path) -> Path:
+    """Return what DuckDB keeps beside a file that is written to."""
+    return file.with_name(f"{file.name}.wal")
 
 
 def read_generation(home: Path) -> str | None:
@@ -113,10 +168,8 @@ def _carry_over(connection: duckdb.DuckDBPyConnection, file: Path, name: str, si
         connection.execute(f"CREATE TABLE fleet.{name_of_table} ({table.columns})")
     connection.execute(f"CREATE TABLE fleet.snapshot_info ({SNAPSHOT_INFO})")
     others = [site for site in sites if site != name]
-    try:
-        connection.execute(f"ATTACH '{quoted(file)}' AS published (READ_ONLY)")
-    except duckdb.Error:
-        # Missing, broken, or opened for writing by a stranger: start from nothing, with another generation.
+    if not _attach_published(connection, file):
+        # Missing or broken: start from nothing, with another generation.
         return uuid.uuid4().hex
     try:
         info = connection.execute("SELECT schema_version, generation FROM published.snapshot_info").fetchone()
@@ -137,6 +190,23 @@ def _carry_over(connection: duckdb.DuckDBPyConnection, file: Path, name: str, si
         return uuid.uuid4().hex
     finally:
         connection.execute("DETACH published")
+
+
+def _attach_published(connection: duckdb.DuckDBPyConnection, file: Path) -> bool:
+    """Attach the published file to be read; of one that somebody has open for writing a copy, as it was published."""
+    copy = file.with_name(f".{file.name}.read")
+    with contextlib.suppress(duckdb.Error):
+        connection.execute(f"ATTACH '{quoted(file)}' AS published (READ_ONLY)")
+        return True
+    try:
+        shutil.copyfile(file, copy)
+        connection.execute(f"ATTACH '{quoted(copy)}' AS published (READ_ONLY)")
+    except (OSError, duckdb.Error):
+        return False
+    finally:
+        # The open file stays readable without its name.
+        copy.unlink(missing_ok=True)
+    return True
 
 
 def _insert_site(connection: duckdb.DuckDBPyConnection, name: str, streams: Sequence[PublishedStream]) -> None:

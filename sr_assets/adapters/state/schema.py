@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS parked (
     stream VARCHAR, sequence BIGINT, stored_ns BIGINT, subject VARCHAR, payload_bytes BIGINT, reason VARCHAR,
     parked_ns BIGINT);
 CREATE TABLE IF NOT EXISTS snapshots (stream VARCHAR, node VARCHAR, sequence BIGINT, file VARCHAR);
-CREATE TABLE IF NOT EXISTS staged (stream VARCHAR, first BIGINT, next BIGINT);
+CREATE TABLE IF NOT EXISTS staged (stream VARCHAR, first BIGINT, next BIGINT, mark VARCHAR DEFAULT '');
 {copy_log.SCHEMA}
 {copy_queue.SCHEMA}
 {global_view.SCHEMA}
@@ -96,6 +96,7 @@ ALTER TABLE intents ADD COLUMN target_stream VARCHAR;
 ALTER TABLE intents ADD COLUMN starts BIGINT DEFAULT 0;
 UPDATE intents SET starts = coalesce((SELECT starts FROM streams WHERE streams.stream = intents.stream), 0);
 ALTER TABLE transitions ADD COLUMN epoch BIGINT DEFAULT 0;
+ALTER TABLE staged ADD COLUMN mark VARCHAR DEFAULT '';
 {global_view.MIGRATION}
 """
 #: Schema version → the statements that make the next one of it.

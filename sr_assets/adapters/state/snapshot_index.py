@@ -22,17 +22,20 @@ class SnapshotIndex:
         self._connection = connection
         self._stream = stream
 
-    def stage(self, first: int, next_sequence: int) -> None:
-        """Note that a batch left staged files."""
-        self._connection.execute("INSERT INTO staged VALUES (?, ?, ?)", [self._stream, first, next_sequence])
+    def stage(self, first: int, next_sequence: int, mark: str = "") -> None:
+        """Note that a batch left staged files; `mark` tells its source from those before."""
+        self._connection.execute(
+            "INSERT INTO staged (stream, first, next, mark) VALUES (?, ?, ?, ?)",
+            [self._stream, first, next_sequence, mark],
+        )
 
-    def staged(self) -> list[tuple[int, int]]:
-        """Return the committed batches whose staged files are not indexed yet."""
+    def staged(self) -> list[tuple[int, int, str]]:
+        """Return the committed batches whose staged files are not indexed yet, in the order in which they were made."""
         return self._connection.execute(
-            "SELECT first, next FROM staged WHERE stream = ? ORDER BY first", [self._stream]
+            "SELECT first, next, mark FROM staged WHERE stream = ? ORDER BY rowid", [self._stream]
         ).fetchall()
 
-    def add(self, first: int, next_sequence: int, files: Sequence[Path]) -> None:
+    def add(self, first: int, next_sequence: int, files: Sequence[Path], mark: str = "") -> None:
         """Take a batch's files into the index, and note that they are no longer staged."""
         if files:
             self._connection.execute(
@@ -52,14 +55,15 @@ class SnapshotIndex:
             )
             self._connection.execute("DROP TABLE fresh")
         self._connection.execute(
-            "DELETE FROM staged WHERE stream = ? AND first = ? AND next = ?", [self._stream, first, next_sequence]
+            "DELETE FROM staged WHERE stream = ? AND first = ? AND next = ? AND mark = ?",
+            [self._stream, first, next_sequence, mark],
         )
 
-    def move(self, old_day: str, file: Path) -> None:
-        """Point the index from a day's files (their folder) to the one file they became."""
+    def move(self, files: Sequence[Path], file: Path) -> None:
+        """Point the index from files to the one file they became."""
         self._connection.execute(
-            "UPDATE snapshots SET file = ? WHERE stream = ? AND starts_with(file, ?)",
-            [str(file), self._stream, f"{old_day}/"],
+            "UPDATE snapshots SET file = ? WHERE stream = ? AND file IN (SELECT unnest(?::VARCHAR[]))",
+            [str(file), self._stream, list(map(str, files))],
         )
 
     def files(self) -> set[str]:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.copying.receipt import Parked, Receipt
+from sr_assets.adapters.published.history import source_mark
 from sr_assets.adapters.spark.sink import await_writers
 from sr_assets.adapters.spark.source import FORMAT
 from sr_assets.adapters.state.store import gap_row
@@ -54,6 +55,7 @@ class Batch:
         self._present = SequenceRange(intent.available, intent.next)
         # Not the intent's: a writer that outlived the run which began this batch must not go on beside ours.
         self._attempt = uuid.uuid4().hex
+        self._mark = source_mark(state.created_ns, state.reset_starts)
 
     def run(self) -> None:
         """Make the copies and commit what became of them. Raises RunError when the target refuses: the intent stays."""
@@ -90,7 +92,7 @@ class Batch:
             self._save_receipt(receipt, gaps)
             queue.strike(self._covered, intent.starts)
             if self._stream.tracked:
-                self._store.snapshot_index(self._stream.stream).stage(intent.first, intent.next)
+                self._store.snapshot_index(self._stream.stream).stage(intent.first, intent.next, self._mark)
             self._store.clear_intent(self._stream.stream)
             reach(Point.COMMITTING)
         reach(Point.COMMITTED)
@@ -108,7 +110,10 @@ class Batch:
         absent = [SequenceRange(first, after) for first, after in receipt.missing]
         seen = len(self._present) - sum(map(len, absent))
         now_ns = self._context.clock.now_ns()
-        gaps = gap_rows(stream, self._source, self._covered, self._present.first, absent, now_ns)
+        # What the plan stepped over is a hole, unless the source begins behind it.
+        held = min(max(self._covered.first, self._source.first_sequence), self._present.first)
+        absent = merge_ranges([SequenceRange(held, self._present.first), *absent])
+        gaps = gap_rows(stream, self._source, self._covered, held, absent, now_ns)
         state.next_sequence = intent.next
         state.seen_messages += seen
         state.too_old_messages += receipt.too_old
@@ -154,7 +159,10 @@ class Batch:
         gaps = [gap_row(name, hole, len(hole), "lost", now_ns) for hole in merged]
         parked = [message for message in receipt.parked if message.sequence in stood]
         self._note_places(receipt)
+        # They were counted as copied when they first were.
+        self._copying.copied_messages -= len(gone) + len(parked)
         self._copying.lost_messages += len(gone)
+        self._copying.parked_messages += len(parked)
         with store.transaction():
             store.save_copying(self._copying)
             log.add(receipt.copied_ranges, now_ns)
@@ -221,7 +229,7 @@ class Batch:
             folder=str(context.writers),
             batch=self._attempt,
             receipt=receipt_file,
-            staging=str(staging_folder(context.folder, stream, self._covered)) if staged else None,
+            staging=str(staging_folder(context.folder, stream, self._covered, self._mark)) if staged else None,
         )
 
     # --------------------------------------------------------------------------------------------------- what is committed

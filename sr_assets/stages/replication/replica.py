@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.state.records import Intent
@@ -22,11 +22,12 @@ from sr_assets.stages.replication.batch import Batch
 from sr_assets.stages.replication.lost import settle_lost
 from sr_assets.stages.replication.target import prepare_target
 from sr_assets.stages.replication.target_history import TargetReview
-from sr_assets.stages.source.position import advance, load_position
+from sr_assets.stages.source.position import advance, another_source, load_position, source_reset_error
 from sr_assets.stages.source.reading import next_range, too_old_before
 from sr_assets.stages.source.suitability import check_source
 
 if TYPE_CHECKING:
+    from sr_assets.adapters.nats.cluster import Cluster
     from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.adapters.state.records import CopyState, StreamState
     from sr_assets.stages.replication.context import CopyContext
@@ -35,6 +36,17 @@ logger = logging.getLogger(__name__)
 
 #: The copies of a batch are on their way through a window of 32 MiB: what bounds a batch is how much is done again.
 _BYTES_SHARE: Final = 10
+#: So many sequences a batch spans where most of them hold nothing.
+_WIDEST: Final = 500_000
+
+
+class _Due(NamedTuple):
+    """What is copied next; `available` is as in an intent, `queued`: it is decided in the copy queue."""
+
+    covered: SequenceRange
+    available: int
+    resend: bool
+    queued: bool
 
 
 class ReplicaStage:
@@ -45,6 +57,8 @@ class ReplicaStage:
         self._context = context
         self._stream, self._store, self._report = context.stream, context.store, context.report
         self._looked = False
+        #: Whether a batch is being made, as opposed to looking whether there is one to make.
+        self.under_way = False
 
     def look_again(self) -> None:
         """Let the next step compare the target with what is known of it: something went wrong since."""
@@ -65,6 +79,8 @@ class ReplicaStage:
         self._context.clock.set(source.ts_ns)
         if not self._looked and not stream.tracked:
             check_source(stream, source)
+        if tracked and self._is_another_source(source_cluster, source, tracked):
+            return False
         state = tracked or load_position(store, source_cluster, stream, source, first_look=not self._looked)
         copying = self._report.copying = store.load_copying(stream.stream)
         if not stream.tracked:
@@ -72,6 +88,16 @@ class ReplicaStage:
         if settle_lost(self._context, source, copying):
             return True
         return self._go_on(source, state, copying, ends)
+
+    def _is_another_source(self, cluster: Cluster, source: StreamInfo, state: StreamState) -> bool:
+        """Tell whether queued copies would be taken from a source that holds other messages in their places.
+
+        Reading has to follow it first; raises RunError when it must not.
+        """
+        problem = another_source(cluster, self._stream, source, state, first_look=not self._looked)
+        if problem and self._stream.on_source_reset == "stop":
+            raise source_reset_error(problem)
+        return problem is not None
 
     def _go_on(self, source: StreamInfo, state: StreamState, copying: CopyState, ends: dict[str, int] | None) -> bool:
         stream, report = self._stream, self._report
@@ -90,7 +116,11 @@ class ReplicaStage:
             return False
         started = time.monotonic()
         copied_before = report.copied
-        Batch(self._context, source, state, copying, intent, target).run()
+        self.under_way = True
+        try:
+            Batch(self._context, source, state, copying, intent, target).run()
+        finally:
+            self.under_way = False
         seconds = time.monotonic() - started
         report.seconds += seconds
         copied = report.copied - copied_before
@@ -158,24 +188,16 @@ class ReplicaStage:
     ) -> Intent | None:
         """Plan what is copied next, and commit its intent; None when nothing is due."""
         stream, store = self._stream, self._store
-        resends = store.copy_log(stream.stream).resends(stream.batch_messages)
-        queued = store.copy_queue(stream.stream).front(stream.batch_messages, _BYTES_SHARE * stream.batch_bytes)
-        covered: SequenceRange | None
-        if resends:
-            # What is sent again lies in a range, without filling it.
-            covered = SequenceRange(resends[0].covered.first, resends[-1].covered.next)
-        elif stream.tracked or queued:
-            covered = queued.covered if queued else None
-        else:
-            covered = self._next_range(source, state, ends)
-        if covered is None:
+        due = self._next_due(source, state, ends)
+        if due is None:
             return None
+        covered, available = due.covered, due.available
         TargetReview(self._context, source, state, copying, target).refuse_other_writer()
         copying.target_checked = max(copying.target_checked, target.last_sequence)
         intent = Intent(
             stream.stream,
             covered.first,
-            min(max(covered.first, source.first_sequence), covered.next),
+            available,
             covered.next,
             source.ts_ns,
             too_old_before(stream.max_age_ns, source),
@@ -183,8 +205,8 @@ class ReplicaStage:
             target.created_ns,
             # An answer of a server that fell behind must not make copies of the batch before look like strangers'.
             max(target.last_sequence, copying.target_sequence),
-            resend=bool(resends),
-            folded=stream.tracked or (queued is not None and not resends),
+            resend=due.resend,
+            folded=stream.tracked or due.queued,
             target_stream=stream.target_stream,
             starts=copying.starts,
         )
@@ -194,10 +216,40 @@ class ReplicaStage:
         reach(Point.PLANNED)
         return intent
 
+    def _next_due(self, source: StreamInfo, state: StreamState, ends: dict[str, int] | None) -> _Due | None:
+        """Return what is copied next: what the target lost, then what is queued, then what the source holds."""
+        stream, store = self._stream, self._store
+        resends = store.copy_log(stream.stream).resends(stream.batch_messages)
+        # A stream that is not tracked any more has copies that were due before.
+        queued = store.copy_queue(stream.stream).front(stream.batch_messages, _BYTES_SHARE * stream.batch_bytes)
+        if resends:
+            # What is sent again lies in a range, without filling it.
+            covered: SequenceRange | None = SequenceRange(resends[0].covered.first, resends[-1].covered.next)
+        elif queued:
+            covered = queued.covered
+        else:
+            covered = None if stream.tracked else self._next_range(source, state, ends)
+        if covered is None:
+            return None
+        available = min(max(covered.first, source.first_sequence), covered.next)
+        if not resends and not queued:
+            covered, available = self._without_holes(covered, available)
+        return _Due(covered, available, bool(resends), queued is not None)
+
     def _next_range(self, source: StreamInfo, state: StreamState, ends: dict[str, int] | None) -> SequenceRange | None:
         stream = self._stream
         end = source.last_sequence if ends is None else ends.setdefault(stream.stream, source.last_sequence)
         return next_range(stream, state.next_sequence, source, end, self._context.clusters.reach(stream.source))
+
+    def _without_holes(self, covered: SequenceRange, available: int) -> tuple[SequenceRange, int]:
+        """Return a range that spans many sequences, cut, with its first message: a writer gets a row for each sequence."""
+        stream = self._stream
+        if covered.next - available <= stream.batch_messages:
+            return covered, available
+        cluster = self._context.clusters.reach(stream.source)
+        message = cluster.next_message(stream.stream, available, stream.filter_subject or ">")
+        first = covered.next if message is None else min(message.sequence, covered.next)
+        return SequenceRange(covered.first, min(covered.next, first + max(_WIDEST, stream.batch_messages))), first
 
     def _note_caught_up(self, state: StreamState, source: StreamInfo) -> None:
         """Nothing to copy: time has passed all the same, which is committed as the run ends."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from sr_assets.adapters import wire
-from sr_assets.adapters.published.history import copied_sequences, stream_folder
+from sr_assets.adapters.published.history import copied_sequences, source_mark, stream_folder
 from sr_assets.adapters.state.store import gap_row
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange, merge_ranges
@@ -83,8 +83,10 @@ class TargetReview:
         # An open batch may be of a target that went before anything was committed, or that was made since.
         intents = [self._store.open_intent(stream.stream, resend=resend) for resend in (False, True)]
         if any(intent is not None and intent.target_created_ns != target.created_ns for intent in intents):
+            chosen = any(intent and intent.target_stream not in (None, stream.target_stream) for intent in intents)
+            end = target.last_sequence if chosen else 0
             with self._store.transaction():
-                self._move_intents(created_ns=target.created_ns, target_sequence=0, waits=False)
+                self._move_intents(created_ns=target.created_ns, target_sequence=end, waits=False)
         return target
 
     def _confirm(self) -> None:
@@ -189,14 +191,16 @@ class TargetReview:
         if not stream.tracked:
             return [whole]
         folder = stream_folder(self._context.home.resolve(), stream.name, stream.stream)
-        sequences = copied_sequences(folder, since_ns=self._copying.created_ns)
+        mark = source_mark(self._state.created_ns, self._state.reset_starts)
+        sequences = copied_sequences(folder, mark, since_ns=self._copying.created_ns)
         return merge_ranges(SequenceRange(sequence, sequence + 1) for sequence in sequences if sequence in whole)
 
     def _move_intents(self, *, created_ns: int, target_sequence: int, waits: bool) -> None:
         """Let the open intents look for copies from where the target ends now; called inside a transaction."""
         for resend in (False, True):
             if intent := self._store.open_intent(self._stream.stream, resend=resend):
-                self._store.save_intent(_moved(intent, created_ns, target_sequence, waits=waits))
+                moved = replace(intent, target_stream=self._stream.target_stream)
+                self._store.save_intent(_moved(moved, created_ns, target_sequence, waits=waits))
 
     # ---------------------------------------------------------------------------------------------------- rolled back
 
@@ -246,6 +250,7 @@ class TargetReview:
         copying.target_sequence, copying.target_holds = max(0, at), sequence
         copying.target_checked = target.last_sequence
         copying.lost_messages += unknown
+        copying.copied_messages = max(0, copying.copied_messages - unknown)
         with self._store.transaction():
             if unknown:
                 hole = SequenceRange(sequence + 1, known_from[1])

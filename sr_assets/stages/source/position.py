@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.errors import RunError
-from sr_assets.domain.positions import watermark
+from sr_assets.domain.positions import format_rfc3339_ns, watermark
 
 if TYPE_CHECKING:
     from sr_assets.adapters.nats.cluster import Cluster
@@ -42,7 +42,7 @@ def load_position(
         state.started = os.environ.get(START_VARIABLE)
         state.progress_ns = source.ts_ns
         state.epoch_ns = source.ts_ns or source.created_ns
-    elif problem := _another_source(cluster, entry, source, state, first_look=first_look):
+    elif problem := another_source(cluster, entry, source, state, first_look=first_look):
         _move_to_new_source(entry, state, source, problem)
     elif entry.ephemeral and state.started != os.environ.get(START_VARIABLE):
         state.started = os.environ.get(START_VARIABLE)
@@ -56,10 +56,13 @@ def load_position(
     return state
 
 
-def _another_source(
+def another_source(
     cluster: Cluster, entry: Entry, source: StreamInfo, state: StreamState, *, first_look: bool
 ) -> str | None:
-    """Return what became of the source when its sequences mean other messages than those that were read."""
+    """Return what became of the source when its sequences mean other messages than those that were read.
+
+    The first look of a run also asks for the last message that was read.
+    """
     if state.created_ns != source.created_ns:
         return f"source stream {entry.stream} was deleted and made again"
     edited = f"or the state was edited (then set it aside and run `sr-assets recover --stream {entry.label}`)"
@@ -94,10 +97,7 @@ def _move_to_new_source(entry: Entry, state: StreamState, source: StreamInfo, pr
     """Apply `on_source_reset`: the source's sequences mean other messages than those that were read."""
     match entry.on_source_reset:
         case "stop":
-            raise RunError(
-                f"{problem}: its sequences mean other messages now; set on_source_reset: recopy (copy what it holds now"
-                " from its start) or skip_to_now (from now on)"
-            )
+            raise source_reset_error(problem)
         case "recopy":
             state.next_sequence = max(1, source.first_sequence)
         case "skip_to_now":
@@ -110,6 +110,14 @@ def _move_to_new_source(entry: Entry, state: StreamState, source: StreamInfo, pr
     state.last_stored_ns = state.mark_sequence = state.mark_ns = None
     state.source_last_sequence = 0
     logger.warning("%s: %s; going on at %d (%s)", entry.label, problem, state.next_sequence, entry.on_source_reset)
+
+
+def source_reset_error(problem: str) -> RunError:
+    """Return the refusal of `on_source_reset: stop`."""
+    return RunError(
+        f"{problem}: its sequences mean other messages now; set on_source_reset: recopy (copy what it holds now"
+        " from its start) or skip_to_now (from now on)"
+    )
 
 
 def first_sequence(cluster: Cluster, start: Start, source: StreamInfo) -> int:
@@ -181,6 +189,16 @@ def advance(
     else:
         state.lag_ns = max(0, source.ts_ns - state.last_stored_ns)
     return moved.by_clock
+
+
+def warn_of_clock(entry: Entry, ts_ns: int) -> None:
+    """Say that a source's clock is not believed."""
+    logger.warning(
+        "%s: the source's clock says %s, more than an hour ahead of ours and of the last message: it is not believed,"
+        " silence counts up to the last message; set that server's clock",
+        entry.label,
+        format_rfc3339_ns(ts_ns),
+    )
 
 
 def note_read(state: StreamState, sequence: int, stored_ns: int) -> None:

@@ -68,17 +68,16 @@ class AdvisoryStage:
         """Tell whether advisories go into JetStream. Left to us, they do for ever once a stream was seen to take them."""
         if self._advisory.reliable is not None:
             return self._advisory.reliable
-        state = self._report.state or self._store.load_stream(self._stream.stream)
-        if state is None or state.advisories_stored:
+        state = self._store.load_stream(self._stream.stream)
+        if self._report.advisories_stored or state is None or state.advisories_stored:
             return True
         deadline = time.monotonic() + _OLD_ANSWERS_SECONDS
         while not _takers(cluster, self._advisory):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.5)
-        state.advisories_stored = True
-        with self._store.transaction():
-            self._store.save_stream(state)
+        # Written down by whoever reads the stream: two threads must not write one row.
+        self._report.advisories_stored = True
         return True
 
     def _publish_core(self, cluster: Cluster) -> bool:

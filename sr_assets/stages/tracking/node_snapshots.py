@@ -25,9 +25,9 @@ _MANY_FILES = 200
 _DAY_NS = 86_400_000_000_000
 
 
-def staging_folder(site_folder: Path, stream: StreamSettings, covered: SequenceRange) -> Path:
-    """Return where a batch's writers put their Parquet files."""
-    return site_folder.resolve() / "staging" / stream.asset_prefix[1] / f"{covered.first}-{covered.next}"
+def staging_folder(site_folder: Path, stream: StreamSettings, covered: SequenceRange, mark: str) -> Path:
+    """Return where a batch's writers put their Parquet files; `mark` is the `source_mark` of the source."""
+    return site_folder.resolve() / "staging" / stream.asset_prefix[1] / f"{covered.first}-{covered.next}{mark}"
 
 
 class SnapshotStage:
@@ -50,12 +50,13 @@ class SnapshotStage:
     def index_staged(self) -> bool:
         """Put staged files in their place and the nodes' newest messages into the index; returns whether there were any."""
         batches = self._index.staged()
-        for first, after in batches:
+        for first, after, mark in batches:
             covered = SequenceRange(first, after)
-            files = place_staged(staging_folder(self._site_folder, self._stream, covered), self._folder, covered)
+            staging = staging_folder(self._site_folder, self._stream, covered, mark)
+            files = place_staged(staging, self._folder, covered, mark)
             reach(Point.PLACING_SNAPSHOTS)
             with self._store.transaction():
-                self._index.add(first, after, files)
+                self._index.add(first, after, files, mark)
             self._report.snapshots += 1
         return bool(batches)
 
@@ -70,9 +71,10 @@ class SnapshotStage:
         for day in sorted(self._folder.glob("date=*")):
             remove_covered(day)
             closed = day.name.removeprefix("date=") < today.isoformat()
-            if (closed or sum(1 for _ in day.glob("*.parquet")) >= _MANY_FILES) and (whole := compact_day(day)):
-                with self._store.transaction():
-                    self._index.move(str(day), whole)
+            if closed or sum(1 for _ in day.glob("*.parquet")) >= _MANY_FILES:
+                for whole, parts in compact_day(day).items():
+                    with self._store.transaction():
+                        self._index.move(parts, whole)
         self._remove_orphans()
 
     def _remove_before(self, oldest: str) -> None:
@@ -83,10 +85,9 @@ class SnapshotStage:
         remove_before(self._folder, oldest)
 
     def _remove_orphans(self) -> None:
-        known = {f"{first}-{after}" for first, after in self._index.staged()}
+        known = {f"{first}-{after}{mark}" for first, after, mark in self._index.staged()}
         intent = self._store.open_intent(self._stream.stream)
-        if intent:
-            known.add(f"{intent.first}-{intent.next}")
+        under_way = f"{intent.first}-{intent.next}" if intent else "none"
         for folder in (self._site_folder / "staging" / self._stream.asset_prefix[1]).glob("*-*"):
-            if folder.name not in known:
+            if folder.name not in known and not f"{folder.name}-".startswith(f"{under_way}-"):
                 shutil.rmtree(folder, ignore_errors=True)

@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.spark.source import encode_extractor
 from sr_assets.domain.blindness import BlindSpans, find_blind_spans
+from sr_assets.domain.errors import TransientError
 from sr_assets.domain.positions import SequenceRange, missing
 from sr_assets.domain.tracking import NODE_COLUMNS, sweep
-from sr_assets.stages.source.position import advance, load_position, note_read
+from sr_assets.stages.source.position import advance, load_position, note_read, warn_of_clock
 from sr_assets.stages.source.reading import absence_reason, gap_rows, next_range, too_old_before
 from sr_assets.stages.source.suitability import check_source
 from sr_assets.stages.tracking.columns import state_of
@@ -65,6 +66,11 @@ class NodeStage:
         self._stream, self._policy = stream, stream.policy
         self._store, self._clusters, self._spark, self._reader = store, clusters, spark, reader
         self._clock, self._report = clock, report
+        self._looked = self._clock_reported = False
+
+    def look_again(self) -> None:
+        """Let the next batch compare the source with what was read of it: something went wrong since."""
+        self._looked = False
 
     def fold_next(self, ends: dict[str, int] | None) -> bool:
         """Read and fold the next batch; returns whether there was one.
@@ -76,12 +82,12 @@ class NodeStage:
         cluster = self._clusters.reach(stream.source)
         source = cluster.stream_info(stream.stream)
         self._clock.set(source.ts_ns)
-        first_look = report.state is None
-        if first_look:
+        if not self._looked:
             check_source(stream, source)
-        state = load_position(self._store, cluster, stream, source, first_look=first_look)
-        if first_look:
+        state = load_position(self._store, cluster, stream, source, first_look=not self._looked)
+        if not self._looked:
             follow_policy(self._store, stream, self._policy, state)
+        self._looked = True
         report.state = state
         end = source.last_sequence if ends is None else ends.setdefault(stream.stream, source.last_sequence)
         left_open = self._left_open()
@@ -95,6 +101,8 @@ class NodeStage:
         reach(Point.PLANNED)
         started = time.monotonic()
         sightings = self._read(source, covered)
+        if cluster.stream_info(stream.stream).created_ns != source.created_ns:
+            raise TransientError(f"source stream {stream.stream} was made again while it was read")
         reach(Point.READ)
         self._commit(state, source, covered, sightings, left_open)
         seconds = time.monotonic() - started
@@ -175,6 +183,7 @@ class NodeStage:
         state.hole_open = hole_open
         self._advance(state, source, caught_up=covered.next > source.last_sequence)
         state.as_of_ns = self._clock.now_ns()
+        state.advisories_stored |= report.advisories_stored
         with store.transaction():
             store.save_stream(state)
             if due.num_rows:
@@ -184,7 +193,7 @@ class NodeStage:
             if gaps:
                 store.add_rows("gaps", pa.Table.from_pylist(gaps))
             if left_open is not None:
-                store.save_intent(_folded(left_open, state))
+                store.save_intent(replace(left_open, folded=True, starts=state.starts))
             reach(Point.FOLDING)
         reach(Point.FOLDED)
         report.first = covered.first if report.first is None else report.first
@@ -195,8 +204,12 @@ class NodeStage:
         report.lag_messages = state.lag_messages
 
     def _advance(self, state: StreamState, source: StreamInfo, *, caught_up: bool) -> bool:
-        own_ns = self._clock.own_ns()
-        return advance(state, source, warning_ns=self._policy.warning_ns, caught_up=caught_up, own_clock_ns=own_ns)
+        before, own_ns = state.ahead_clocks, self._clock.own_ns()
+        by_clock = advance(state, source, warning_ns=self._policy.warning_ns, caught_up=caught_up, own_clock_ns=own_ns)
+        if state.ahead_clocks > before and not self._clock_reported and source.ts_ns is not None:
+            self._clock_reported = True
+            warn_of_clock(self._stream, source.ts_ns)
+        return by_clock
 
     def _blind_spans(
         self,
@@ -281,8 +294,3 @@ def _latest(sightings: pa.Table, before_ns: int | None) -> int | None:
     """Return the highest stored time so far, with that of a batch."""
     batch_ns = pc.max(sightings["stored_ns"]).as_py() if sightings.num_rows else None
     return max((ns for ns in (batch_ns, before_ns) if ns is not None), default=None)
-
-
-def _folded(intent: Intent, state: StreamState) -> Intent:
-    """Return an earlier version's intent as it stands once its decisions are in the copy queue."""
-    return replace(intent, folded=True, starts=state.starts)

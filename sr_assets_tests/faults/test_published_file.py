@@ -1,0 +1,85 @@
+"""The published file in the hands of others: a run that stands still while it holds the lock, a shell that writes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters.published import publishing
+from sr_assets.adapters.published.publishing import read_generation
+from sr_assets.domain.errors import RunError
+from sr_assets_tests.faults.holding import hold_at
+from sr_assets_tests.faults.rig import await_marker
+from sr_assets_tests.rig import SITE, Rig, Sent
+
+_SHELL = """
+import sys, duckdb
+with duckdb.connect(sys.argv[1]) as shell:
+    shell.execute("CREATE TABLE of_mine AS SELECT 1 AS x")
+    print("open", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def two_sites(rig: Rig) -> tuple[str, str]:
+    """Configure two sites with a stream each, the first of them published."""
+    here, there = rig.make(), rig.make()
+    rig.add(here)
+    rig.add(there, name="PARIS")
+    for stream in (here, there):
+        rig.publish(stream, [Sent(b"x")])
+    rig.drain()
+    return here, there
+
+
+def test_a_run_that_stands_still_while_it_publishes_does_not_hold_the_others_for_ever(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, there = two_sites(rig)
+    marker = tmp_path / "held"
+    with monkeypatch.context() as environ:
+        for variable, value in hold_at(Point.PUBLISHING_TABLES, marker).items():
+            environ.setenv(variable, value)
+        process = rig.start()
+    holder = await_marker(process, marker)
+    os.kill(holder, signal.SIGSTOP)
+    try:
+        monkeypatch.setattr("sr_assets.stages.site.LOCK_SECONDS", 3.0)
+        began = time.monotonic()
+        with pytest.raises(RunError, match=rf"fleet\.lock has been held by {SITE} \(pid {holder}\)") as refused:
+            rig.run("PARIS")
+        assert time.monotonic() - began < 60
+        assert "\n" not in str(refused.value)
+    finally:
+        os.kill(holder, signal.SIGCONT)
+        marker.write_text("released")
+    assert process.communicate(timeout=60)[0] == "[]\n"
+    rig.drain("PARIS")
+    assert {row["name"] for row in rig.rows("replication")} == {SITE, "PARIS"}
+    assert publishing.LOCK_SECONDS == 30.0
+    assert len(rig.copies(there)) == 1
+
+
+def test_a_shell_that_has_the_published_file_open_for_writing_costs_nobody_a_row(rig: Rig) -> None:
+    two_sites(rig)
+    before, file = read_generation(rig.home), rig.home / "fleet.duckdb"
+    shell = subprocess.Popen(
+        [sys.executable, "-c", _SHELL, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert shell.stdout is not None
+    try:
+        assert shell.stdout.readline() == "open\n"
+        rig.drain("PARIS")
+        assert read_generation(rig.home) == before
+        assert {row["name"] for row in rig.rows("replication")} == {SITE, "PARIS"}
+        assert not file.with_name("fleet.duckdb.wal").exists()
+    finally:
+        shell.communicate("\n")
+    assert {row["name"] for row in rig.rows("replication")} == {SITE, "PARIS"}
+    rig.drain()
+    assert {row["name"] for row in rig.rows("replication")} == {SITE, "PARIS"}

@@ -1,0 +1,167 @@
+"""A target that is away, goes, or stands still: everything but the copies is done, and the copies are made later."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.stages.report import StreamReport
+from sr_assets_tests.faults.rig import finish, start_run, wait_until
+from sr_assets_tests.rig import Rig, Sent
+
+TRACKED = {"inspect_field": "sender", "inspect_duration": "10h", "inspect_force_field": "force"}
+BUDGET_SECONDS = 15
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[NatsServer]:
+    """A target of the test's own, which may die."""
+    with NatsServer(tmp_path / "target", "target") as server:
+        yield server
+
+
+def forced(first: int, after: int, nodes: int = 20) -> list[Sent]:
+    """Messages that are all due."""
+    bodies = ({"sender": f"n{n % nodes}", "force": True, "n": n} for n in range(first, after))
+    return [Sent(json.dumps(body).encode()) for body in bodies]
+
+
+def numbers(rig: Rig, stream: str, server: NatsServer) -> list[int]:
+    return [json.loads(copy.payload)["n"] for copy in rig.stored(stream, server)]
+
+
+def freeze(server: NatsServer) -> Callable[[], None]:
+    os.kill(server.pid, signal.SIGSTOP)
+    return lambda: os.kill(server.pid, signal.SIGCONT)
+
+
+def kill(server: NatsServer) -> Callable[[], None]:
+    server.kill()
+    return lambda: (server.start(), None)[1]
+
+
+def announced(rig: Rig, target: NatsServer, **entry: Any) -> tuple[str, str]:
+    """Configure a stream whose advisories go to the source's cluster; returns it and the stream of its advisories."""
+    stream, advisories = rig.make(), rig.make("ADV")
+    advisory = {"subject": f"{advisories}.%s.%v", "cluster": "source", "reliable": True}
+    rig.add(stream, **{"target_url": target.url, "advisory": advisory, "batch_messages": 50, **TRACKED, **entry})
+    return stream, advisories
+
+
+@pytest.mark.parametrize("fault", (kill, freeze))
+def test_without_its_target_a_run_does_everything_else_and_fails_with_one_line(
+    rig: Rig, target: NatsServer, fault: Callable[[NatsServer], Callable[[], None]]
+) -> None:
+    stream, advisories = announced(rig, target)
+    rig.publish(stream, forced(0, 120))
+    heal = fault(target)
+    rig.settings(run_budget=f"{BUDGET_SECONDS}s")
+    began = time.monotonic()
+    (line,) = [line for line in finish(start_run(rig), 1).splitlines() if line.startswith("error: ")]
+    assert time.monotonic() - began < BUDGET_SECONDS + 60
+    assert target.address in line
+    row = rig.row("replication")
+    assert (row["seen_messages"], row["lag_messages"], row["queued_messages"]) == (120, 0, 120)
+    assert row["last_error"] is not None
+    assert rig.row("site_summary")["up"] == 20
+    assert len(rig.stored(advisories)) == 20
+    heal()
+    rig.drain()
+    assert numbers(rig, stream, target) == list(range(120))
+    row = rig.row("replication")
+    assert (row["copied_messages"], row["queued_messages"], row["last_error"]) == (120, 0, None)
+
+
+@pytest.mark.parametrize("fault", (kill, freeze))
+def test_while_its_target_is_away_a_lingering_run_publishes_transitions_at_once(
+    rig: Rig, target: NatsServer, fault: Callable[[NatsServer], Callable[[], None]]
+) -> None:
+    stream, advisories = announced(rig, target)
+    rig.publish(stream, forced(0, 20))
+    rig.drain()
+    reports: list[dict[str, StreamReport]] = []
+    run = threading.Thread(target=lambda: reports.append(rig.run(drain_only=False, run_budget="40s", linger="30s")))
+    run.start()
+    delays = []
+    heal: list[Callable[[], None]] = []
+    try:
+        for round_ in range(12):
+            if round_ == 2:
+                heal.append(fault(target))
+            before = rig.info(advisories).last_sequence
+            rig.publish(
+                stream, [Sent(json.dumps({"sender": f"late{round_}", "force": True, "n": 20 + round_}).encode())]
+            )
+            began = time.monotonic()
+            wait_until(lambda: rig.info(advisories).last_sequence > before, "an advisory", 30)  # noqa: B023  at once
+            if round_ > 2:
+                delays.append(time.monotonic() - began)
+    finally:
+        for repair in heal:
+            repair()
+        run.join()
+    assert sorted(delays)[len(delays) // 2] < 2.5, delays
+    rig.drain()
+    assert numbers(rig, stream, target) == list(range(32))
+    assert len(rig.stored(advisories)) == 32
+
+
+def test_a_target_that_dies_in_mid_copy_costs_nothing(rig: Rig, target: NatsServer) -> None:
+    stream, advisories = announced(rig, target)
+    rig.publish(stream, forced(0, 3_000))
+    reports: list[dict[str, StreamReport]] = []
+    run = threading.Thread(target=lambda: reports.append(rig.run(run_budget="20s")))
+    run.start()
+    wait_until(lambda: bool(rig.api(f"STREAM.INFO.{stream}", server=target).get("state", {}).get("messages")), "copies")
+    began = time.monotonic()
+    target.kill()
+    run.join()
+    assert time.monotonic() - began < 80
+    failure = reports[0][stream].failure
+    row = rig.row("replication")
+    assert (row["seen_messages"], row["lag_messages"]) == (3_000, 0)
+    assert len(rig.stored(advisories)) == 20
+    assert failure is not None
+    assert "\n" not in failure
+    target.start()
+    rig.drain()
+    assert numbers(rig, stream, target) == list(range(3_000))
+    row = rig.row("replication")
+    assert (row["copied_messages"], row["queued_messages"]) == (3_000, 0)
+
+
+def test_a_dead_target_of_one_stream_does_not_touch_the_others(rig: Rig, target: NatsServer) -> None:
+    tracked, advisories = announced(rig, rig.target)
+    dead, plain = rig.make(), rig.make()
+    rig.add(dead, target_url=target.url, **TRACKED)
+    rig.add(plain, target_url=target.url)
+    for stream in (tracked, dead, plain):
+        rig.publish(stream, forced(0, 100))
+    target.kill()
+    reports = rig.run(run_budget=f"{BUDGET_SECONDS}s")
+    assert [bool(reports[stream].failure) for stream in (tracked, dead, plain)] == [False, True, True]
+    assert numbers(rig, tracked, rig.target) == list(range(100))
+    assert len(rig.stored(advisories)) == 20
+    rows = {row["stream"]: row for row in rig.rows("replication")}
+    assert rows[dead]["queued_messages"] == rows[dead]["seen_messages"] == 100
+    # In a run that lingers too, the plain stream is tried again and again beside the other's advisories.
+    seen: list[float] = []
+    run = threading.Thread(target=lambda: rig.run(drain_only=False, run_budget="15s", linger="10s"))
+    run.start()
+    for n in range(6):
+        before, began = rig.info(advisories).last_sequence, time.monotonic()
+        rig.publish(tracked, [Sent(json.dumps({"sender": f"new{n}"}).encode())])
+        wait_until(lambda: rig.info(advisories).last_sequence > before, "an advisory", 30)  # noqa: B023  at once
+        seen.append(time.monotonic() - began)
+    run.join()
+    assert sorted(seen)[3] < 3, seen
+    target.start()
+    rig.drain()
+    assert numbers(rig, dead, target) == numbers(rig, plain, target) == list(range(100))

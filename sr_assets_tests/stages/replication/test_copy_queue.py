@@ -1,0 +1,240 @@
+"""The copy queue between watching and copying: its order, what the source loses meanwhile, pauses, another source."""
+
+import json
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from sr_assets.adapters.state.pausing import set_paused
+from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.messages import last_origin
+from sr_assets.stages.replication.batch import Batch
+from sr_assets.stages.report import Stage
+from sr_assets_tests.rig import SITE, Rig, Sent
+
+TRACKED = {"inspect_field": "sender", "inspect_duration": "10h", "inspect_force_field": "force"}
+WATCHING = (Stage.NODE_STATE,)
+
+
+def forced(first: int, after: int, nodes: int = 7, **more: Any) -> list[Sent]:
+    """Messages that are all due."""
+    bodies = ({"sender": f"n{n % nodes}", "force": True, "n": n, **more} for n in range(first, after))
+    return [Sent(json.dumps(body).encode()) for body in bodies]
+
+
+def numbers(rig: Rig, stream: str) -> list[int]:
+    return [json.loads(copy.payload)["n"] for copy in rig.copies(stream)]
+
+
+def assert_counters_add_up(rig: Rig) -> dict[str, Any]:
+    row = rig.row("replication")
+    parts = ("copied_messages", "skipped_messages", "too_old_messages", "parked_messages", "queued_messages")
+    assert row["seen_messages"] == sum(row[part] for part in parts), row
+    return row
+
+
+def test_a_long_queue_drains_in_batches_in_the_sources_order_without_what_the_source_lost(rig: Rig) -> None:
+    stream, count, lost = rig.make(), 20_000, 5_000
+    rig.publish(stream, forced(0, count))
+    rig.add(stream, batch_messages=3_000, **TRACKED)
+    rig.drain(stages=WATCHING)
+    row = rig.row("replication")
+    assert (row["queued_messages"], row["copied_messages"], row["lag_messages"]) == (count, 0, 0)
+    assert_counters_add_up(rig)
+    rig.api(f"STREAM.PURGE.{stream}", {"seq": lost + 1})
+    (report,) = rig.drain().values()
+    assert numbers(rig, stream) == list(range(lost, count))
+    gaps = rig.rows("SELECT first_sequence, last_sequence, messages, reason FROM gaps ORDER BY 1")
+    assert {gap["reason"] for gap in gaps} == {"lost"}
+    assert sum(gap["messages"] for gap in gaps) == lost == report.gap_messages
+    assert (gaps[0]["first_sequence"], gaps[-1]["last_sequence"]) == (1, lost)
+    assert assert_counters_add_up(rig)["queued_messages"] == 0
+
+
+def test_a_pause_stops_copying_and_nothing_else(rig: Rig) -> None:
+    stream, advisories = rig.make(), rig.make("ADV")
+    rig.add(stream, advisory={"subject": f"{advisories}.%s.%v", "reliable": True}, **TRACKED)
+    rig.publish(stream, forced(0, 10))
+    rig.drain()
+    settings = rig.settings()
+    assert set_paused(settings, settings.streams[0], True)
+    rig.publish(stream, forced(10, 30, nodes=20))
+    rig.drain()
+    row = assert_counters_add_up(rig)
+    assert (row["paused"], row["queued_messages"], row["copied_messages"]) == (True, 20, 10)
+    assert len(rig.stored(advisories)) == 20
+    assert numbers(rig, stream) == list(range(10))
+    assert set_paused(settings, settings.streams[0], False)
+    rig.drain()
+    row = assert_counters_add_up(rig)
+    assert (row["paused"], row["queued_messages"], row["copied_messages"]) == (False, 0, 30)
+    assert numbers(rig, stream) == list(range(30))
+
+
+@pytest.mark.parametrize("policy", ("stop", "recopy", "skip_to_now"))
+def test_what_was_due_of_a_source_that_was_made_again_is_never_taken_from_the_new_one(rig: Rig, policy: str) -> None:
+    stream = rig.make()
+    rig.add(stream, on_source_reset=policy, **TRACKED)
+    rig.publish(stream, forced(0, 5))
+    rig.drain()
+    rig.publish(stream, forced(5, 9))
+    rig.drain(stages=WATCHING)
+    rig.api(f"STREAM.DELETE.{stream}")
+    rig.create(stream)
+    rig.publish(stream, forced(100, 120))
+    if policy == "stop":
+        for _ in range(2):
+            assert rig.failure().count("on_source_reset") == 1
+        assert numbers(rig, stream) == list(range(5))
+        assert rig.row("replication")["queued_messages"] == 4
+        rig.entries[0] |= {"on_source_reset": "recopy"}
+    rig.drain()
+    rig.publish(stream, forced(120, 122))
+    rig.drain()
+    first = 120 if policy == "skip_to_now" else 100
+    assert numbers(rig, stream) == [*range(5), *range(first, 122)]
+    gap = rig.row("SELECT first_sequence, last_sequence, messages, reason FROM gaps")
+    assert tuple(gap.values()) == (6, 9, 4, "lost")
+    row = assert_counters_add_up(rig)
+    assert (row["queued_messages"], row["last_error"]) == (0, None)
+
+
+def test_copies_that_an_open_batch_had_made_of_a_source_that_is_gone_count_as_copied(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = rig.make()
+    rig.add(stream, on_source_reset="recopy", batch_messages=10, **TRACKED)
+    rig.publish(stream, forced(0, 25))
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Batch, "_note_copies", crash)
+        with pytest.raises(KeyboardInterrupt):
+            rig.run()
+    assert numbers(rig, stream) == list(range(10))
+    rig.api(f"STREAM.DELETE.{stream}")
+    rig.create(stream)
+    rig.publish(stream, forced(100, 105))
+    rig.drain()
+    assert numbers(rig, stream) == [*range(10), *range(100, 105)]
+    assert rig.row("SELECT sum(messages) AS n FROM gaps WHERE reason = 'lost'")["n"] == 15
+    row = assert_counters_add_up(rig)
+    assert (row["seen_messages"], row["copied_messages"], row["gap_messages"]) == (15, 15, 15)
+
+
+def test_the_history_of_a_new_source_is_not_covered_by_the_old_ones(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream, on_source_reset="recopy", **TRACKED)
+    rig.publish(stream, forced(0, 10))
+    rig.drain()
+    for beginning in (1, 2):
+        rig.api(f"STREAM.DELETE.{stream}")
+        rig.create(stream)
+        rig.publish(stream, forced(100 * beginning, 100 * beginning + 3))
+        rig.drain()
+        rig.drain()
+    rows = rig.rows("SELECT CAST(payload->>'n' AS INTEGER) AS n FROM node_snapshots ORDER BY n")
+    assert [row["n"] for row in rows][-3:] == [200, 201, 202]
+    files = list((rig.home / "snapshots").rglob("*.parquet"))
+    assert len(files) == 3
+    history = duckdb.sql(f"SELECT count(*) FROM read_parquet({list(map(str, files))})").fetchall()
+    assert history == [(16,)]
+
+
+def test_a_stream_that_is_not_tracked_any_more_still_gets_what_was_due(rig: Rig) -> None:
+    stream = rig.make()
+    entry = rig.add(stream, **TRACKED)
+    rig.publish(stream, forced(0, 6))
+    rig.drain(stages=WATCHING)
+    for key in TRACKED:
+        del entry[key]
+    rig.publish(stream, forced(6, 9))
+    rig.drain()
+    assert numbers(rig, stream) == list(range(9))
+    row = assert_counters_add_up(rig)
+    assert (row["queued_messages"], row["seen_messages"], row["copied_messages"]) == (0, 9, 9)
+
+
+@pytest.mark.parametrize(
+    "change",
+    (
+        {"inspect_field": "n"},
+        {"target_subject_prefix": "other"},
+        {"inspect_duration": "1s"},
+        {"filter_subject": "{stream}.other"},
+        {"target_stream": "{stream}_RENAMED", "target_subject_prefix": "renamed"},
+    ),
+    ids=lambda change: next(iter(change)),
+)
+@pytest.mark.parametrize("entry", ({}, TRACKED), ids=("plain", "sampled"))
+def test_a_batch_under_way_is_finished_exactly_although_the_configuration_has_changed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, entry: dict[str, Any], change: dict[str, str]
+) -> None:
+    if not entry and any(key.startswith("inspect") for key in change):
+        pytest.skip("a plain stream has no such key")
+    stream = rig.make()
+    rig.create(stream, rig.target, subjects=[f"{stream}.>", f"other.{stream}.>"])
+    rig.add(stream, batch_messages=10, **entry)
+    rig.publish(stream, forced(0, 25))
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Batch, "_note_copies", crash)
+        with pytest.raises(KeyboardInterrupt):
+            rig.run()
+    assert numbers(rig, stream) == list(range(10))
+    changed = {key: value.format(stream=stream) for key, value in change.items()}
+    rig.entries[0] |= changed
+    if "filter_subject" in change:
+        rig.publish(stream, [Sent(one.payload, "other") for one in forced(25, 28)])
+    rig.drain()
+    target = changed.get("target_stream", stream)
+    copies = numbers(rig, target)
+    if target == stream:
+        assert copies[:10] == list(range(10))
+    assert len(copies) == len(set(copies))
+    wanted = range(25)
+    if not entry and "filter_subject" in change:
+        wanted = range(25, 28)
+    assert set(wanted) <= set(copies) | set(numbers(rig, stream))
+    assert copies == sorted(copies)
+    sequences = [last_origin(copy.headers) for copy in rig.copies(target)]
+    assert all(origin is not None and origin.sequence > 0 for origin in sequences)
+
+
+def test_a_front_is_no_more_than_a_batch_however_long_the_queue(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream, **TRACKED)
+    with rig.open() as site:
+        queue = site.state.copy_queue(stream)
+        sequences = range(1, 200_001)
+        due = pa.table(
+            {
+                "sequence": pa.array(reversed(sequences), pa.int64()),
+                "node": pa.array(["n"] * len(sequences)),
+                "payload_bytes": pa.array([100] * len(sequences), pa.int64()),
+            }
+        )
+        with site.state.transaction():
+            queue.append(due, 1, 0)
+        seen = 0
+        while (front := queue.front(50_000, 1 << 40)) is not None:
+            assert front.covered.first == seen + 1
+            assert front.rows.num_rows == 50_000
+            with site.state.transaction():
+                queue.strike(front.covered, front.starts)
+            seen += front.rows.num_rows
+        assert (seen, queue.size()) == (200_000, 0)
+        with site.state.transaction():
+            queue.append(due, 1, 0)
+        few = queue.front(50_000, 1_000)
+        assert few is not None
+        assert few.rows["sequence"].to_pylist() == list(range(1, 11))
+    assert isinstance(site.state, SiteState)
+    assert (rig.home / "sites" / SITE / "state.duckdb").stat().st_size < 64 << 20

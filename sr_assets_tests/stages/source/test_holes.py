@@ -1,0 +1,240 @@
+"""Sources with holes, with less history than our downtime, that went back, and whose clock is wrong."""
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.stages.source.reading import SparkReader
+from sr_assets_tests.rig import Rig, Sent
+
+TRACKED = {"inspect_field": "sender", "inspect_duration": "10h", "inspect_force_field": "force"}
+SHORT = {"inspect_field": "sender", "inspect_duration": "2s", "warn_duration": "1s"}
+SECOND = 10**9
+ENTRIES = pytest.mark.parametrize("entry", ({}, TRACKED), ids=("plain", "sampled"))
+
+
+def of(name: str, **more: Any) -> Sent:
+    return Sent(json.dumps({"sender": name, **more}).encode())
+
+
+def forced(first: int, after: int) -> list[Sent]:
+    return [of(f"n{n % 3}", force=True, n=n) for n in range(first, after)]
+
+
+def numbers(rig: Rig, stream: str) -> list[int]:
+    return [json.loads(copy.payload)["n"] for copy in rig.copies(stream)]
+
+
+def events(rig: Rig, node: str) -> list[str]:
+    rows = rig.rows(f"SELECT event FROM node_advisories WHERE node = '{node}' ORDER BY transition")
+    return [row["event"] for row in rows]
+
+
+@ENTRIES
+def test_a_hole_of_a_thousand_million_sequences_is_one_step(rig: Rig, entry: dict[str, Any]) -> None:
+    stream, far = rig.make(), 10**9
+    rig.add(stream, batch_messages=100, **entry)
+    rig.publish(stream, forced(0, 3))
+    rig.drain()
+    rig.api(f"STREAM.PURGE.{stream}", {"seq": far})
+    rig.publish(stream, forced(3, 5))
+    (report,) = rig.drain().values()
+    assert report.batches == 1
+    assert numbers(rig, stream) == list(range(5))
+    gap = rig.row("SELECT first_sequence, last_sequence, messages, reason FROM gaps")
+    assert tuple(gap.values()) == (4, far - 1, far - 4, "overtaken")
+    assert rig.row("replication")["next_sequence"] == far + 2
+
+
+@ENTRIES
+def test_a_message_in_a_thousand_is_read_in_few_batches(rig: Rig, entry: dict[str, Any]) -> None:
+    stream, count, step = rig.make(max_msgs_per_subject=1), 100_000, 1_000
+    messages = (
+        Sent(forced(n, n + 1)[0].payload, f"kept{n}") if n % step == 0 else Sent(b"{}", "replaced")
+        for n in range(count)
+    )
+    rig.publish(stream, messages)
+    rig.add(stream, batch_messages=50, **entry)
+    (report,) = rig.drain().values()
+    assert report.batches <= 6
+    copied = [json.loads(copy.payload).get("n") for copy in rig.copies(stream)]
+    assert [n for n in copied if n is not None] == list(range(0, count, step))
+    row = rig.row("replication")
+    assert (row["next_sequence"], row["lag_messages"], row["seen_messages"]) == (count + 1, 0, count // step + 1)
+    assert row["gap_messages"] == count - count // step - 1
+
+
+@ENTRIES
+def test_a_wide_hole_between_two_messages_of_a_mirror_is_stepped_over(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, entry: dict[str, Any]
+) -> None:
+    stream = rig.make(max_msgs_per_subject=1)
+    rig.publish(stream, [Sent(forced(0, 1)[0].payload, "first")])
+    rig.publish(stream, (Sent(b"{}", "replaced") for _ in range(5_000)))
+    rig.publish(stream, [Sent(forced(1, 2)[0].payload, "replaced")])
+    monkeypatch.setattr("sr_assets.stages.replication.replica._WIDEST", 1_000)
+    rig.add(stream, batch_messages=10, **entry)
+    (report,) = rig.drain().values()
+    assert report.batches <= 2
+    assert numbers(rig, stream) == [0, 1]
+    row = rig.row("replication")
+    assert (row["next_sequence"], row["gap_messages"], row["seen_messages"]) == (5_003, 5_000, 2)
+    assert {gap["reason"] for gap in rig.rows("gaps")} == {"per_subject_limit"}
+
+
+def heard(rig: Rig, stream: str, seconds: float, *nodes: str) -> None:
+    """Let nodes send for some seconds of stored time."""
+    first_ns = rig.info(stream).ts_ns or 0
+    while (rig.info(stream).ts_ns or 0) < first_ns + seconds * SECOND:
+        rig.publish(stream, [of(node) for node in nodes])
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("limited", (False, True), ids=("purged", "per_subject"))
+def test_what_the_source_did_not_keep_is_no_nodes_silence(rig: Rig, limited: bool) -> None:
+    stream = rig.make(**({"max_msgs_per_subject": 1} if limited else {}))
+    rig.add(stream, **SHORT)
+    rig.publish(stream, [of("alive"), of("dies")])
+    rig.drain()
+    heard(rig, stream, 5, "alive")
+    if not limited:
+        rig.api(f"STREAM.PURGE.{stream}")
+    rig.publish(stream, [of("alive")])
+    rig.drain()
+    assert events(rig, "alive") == ["new"]
+    assert events(rig, "dies") == ["new"]
+    assert rig.row("replication")["blind_seconds"] >= 4
+    deadline = time.monotonic() + 30
+    while "expire" not in events(rig, "dies"):
+        assert time.monotonic() < deadline
+        heard(rig, stream, 0.5, "alive")
+        rig.drain()
+    assert events(rig, "alive") == ["new"]
+    assert events(rig, "dies") == ["new", "timeout", "expire"]
+    row = rig.row("SELECT epoch(event_time) - epoch(seen) AS silent FROM node_advisories WHERE event = 'timeout'")
+    assert row["silent"] > 4 + 1
+
+
+@pytest.mark.parametrize("keys", ({"warn_duration": "1s"}, {"inspect_duration": "3s"}))
+def test_a_shorter_duration_takes_effect_with_the_next_run(rig: Rig, keys: dict[str, str]) -> None:
+    stream = rig.make()
+    rig.add(stream, inspect_field="sender", inspect_duration="10h", warn_duration="1h")
+    rig.publish(stream, [of("a")])
+    rig.drain()
+    rig.entries[0] |= {"inspect_duration": "3s", "warn_duration": "1s"} | keys
+    stored_ns = rig.stored(stream)[0].stored_ns
+    deadline = time.monotonic() + 30
+    while rig.row("SELECT epoch_us(watermark) AS us FROM replication")["us"] * 1000 <= stored_ns + 3 * SECOND:
+        assert time.monotonic() < deadline
+        rig.drain()
+    assert events(rig, "a") == ["new", "timeout", "expire"]
+    rows = rig.rows("SELECT epoch(event_time) - epoch(seen) AS s FROM node_advisories WHERE event <> 'new' ORDER BY 1")
+    assert [round(row["s"]) for row in rows] == [1, 3]
+
+
+def test_a_clock_that_is_a_day_ahead_once_changes_nothing_and_is_reported(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = rig.make()
+    rig.add(stream, **{**SHORT, "inspect_duration": "10m", "warn_duration": "5m"})
+    rig.publish(stream, [of(f"n{n}") for n in range(25)])
+    rig.drain()
+    asked = Cluster.stream_info
+
+    def ahead(self: Cluster, name: str, **options: Any) -> StreamInfo:
+        info = asked(self, name, **options)
+        return replace(info, ts_ns=(info.ts_ns or 0) + 86_400 * SECOND) if name == stream else info
+
+    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
+        patched.setattr(Cluster, "stream_info", ahead)
+        rig.drain()
+    assert sum("it is not believed" in record.getMessage() for record in caplog.records) == 1
+    rig.drain()
+    assert rig.row("SELECT count(*) AS n FROM node_advisories")["n"] == 25
+    assert rig.row("site_summary")["up"] == 25
+    with rig.open() as site:
+        state = site.state.load_stream(stream)
+    assert state is not None
+    assert state.ahead_clocks >= 1
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[NatsServer]:
+    """A source of the test's own, whose disk may be restored."""
+    with NatsServer(tmp_path / "source", "source") as server:
+        yield server
+
+
+@pytest.mark.parametrize("waiting", (False, True), ids=("level", "queued"))
+@pytest.mark.parametrize("policy", ("stop", "recopy", "skip_to_now"))
+@ENTRIES
+def test_a_source_that_went_back_and_grew_past_our_position_is_noticed(
+    rig: Rig, source: NatsServer, tmp_path: Path, entry: dict[str, Any], policy: str, waiting: bool
+) -> None:
+    if waiting and not entry:
+        pytest.skip("a plain stream has no queue")
+    stream = rig.make("S", source)
+    rig.add(stream, source_url=source.url, on_source_reset=policy, **entry)
+    rig.publish(stream, forced(0, 10), source)
+    rig.drain()
+    source.stop()
+    shutil.copytree(source.home / "jetstream", tmp_path / "backup")
+    source.start()
+    rig.publish(stream, forced(10, 20), source)
+    rig.drain(stages=("node_state",)) if waiting else rig.drain()
+    source.stop()
+    shutil.rmtree(source.home / "jetstream")
+    shutil.copytree(tmp_path / "backup", source.home / "jetstream")
+    source.start()
+    rig.publish(stream, forced(100, 125), source)
+    before = list(range(10 if waiting else 20))
+    if policy == "stop":
+        assert "went back and has grown since" in rig.failure()
+        assert numbers(rig, stream) == before
+        return
+    rig.drain()
+    rig.publish(stream, forced(125, 127), source)
+    rig.drain()
+    again = [*range(10), *range(100, 127)] if policy == "recopy" else [125, 126]
+    assert numbers(rig, stream) == before + again
+    lost = rig.row("SELECT coalesce(sum(messages), 0) AS n FROM gaps WHERE reason = 'lost'")["n"]
+    assert lost == (10 if waiting else 0)
+    row = rig.row("replication")
+    assert (row["next_sequence"], row["last_error"]) == (38, None)
+
+
+def test_a_source_that_is_made_again_while_it_is_read_is_not_taken_for_the_one_before(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = rig.make()
+    rig.add(stream, on_source_reset="recopy", **TRACKED)
+    rig.publish(stream, forced(0, 3))
+    rig.drain()
+    rig.publish(stream, forced(3, 6))
+    read, times = SparkReader.read, iter((1,))
+
+    def replaced(self: SparkReader, *values: Any, **options: str) -> pa.Table:
+        if next(times, None):
+            rig.api(f"STREAM.DELETE.{stream}")
+            rig.create(stream)
+            rig.publish(stream, forced(100, 110))
+        return read(self, *values, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SparkReader, "read", replaced)
+        rig.run()
+    rig.drain()
+    assert numbers(rig, stream) == [0, 1, 2, *range(100, 110)]
+    row = rig.row("replication")
+    assert (row["seen_messages"], row["copied_messages"], row["next_sequence"]) == (13, 13, 11)
