@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +60,8 @@ def compare(rig: Rig, rules: Rules, *, prefix: str = "", feed: str | None = None
     """Compare everything that came of a stream: its target of the same name, its rows, its advisories in `feed`."""
     seen = [Seen(m.sequence, m.stored_ns, m.subject, m.headers, m.payload) for m in rig.stored(rules.stream)]
     counted = rig.row(f"SELECT *, epoch_us(watermark) AS now_us FROM replication WHERE stream = '{rules.stream}'")
-    expected = reference.expect(rules, seen, counted["now_us"] * 1000)
     created_ns = rig.info(rules.stream).created_ns
+    expected = reference.expect(_with_epoch(rig, rules, created_ns), seen, counted["now_us"] * 1000)
     differences = [
         *_copies(rules, seen, expected, rig.copies(rules.stream), created_ns, prefix),
         *_counters(counted, len(seen), len(expected.copied)),
@@ -132,6 +132,16 @@ def _nodes(rig: Rig, rules: Rules, seen: list[Seen], expected: Expected) -> Iter
             yield Difference(Kind.ROW_WRONG, f"{table} {rules.stream} {node}: nobody demands it")
         for node, row in wanted.items():
             yield from _row(f"{table} {rules.stream} {node}", found.get(node, {}), row)
+
+
+def _with_epoch(rig: Rig, rules: Rules, created_ns: int) -> Rules:
+    """Return the rules with the stream's epoch: one for all its transitions, not before the source was made."""
+    epochs = {
+        row["epoch"] for row in rig.rows(f"SELECT DISTINCT epoch FROM node_advisories WHERE stream = '{rules.stream}'")
+    }
+    assert len(epochs) <= 1, epochs
+    assert all(epoch >= created_ns for epoch in epochs), (epochs, created_ns)
+    return replace(rules, epoch_ns=next(iter(epochs), 0))
 
 
 def _snapshots(rules: Rules, seen: list[Seen], expected: Expected) -> dict[str, dict[str, Any]]:
