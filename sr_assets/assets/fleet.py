@@ -69,7 +69,7 @@ def build_fleet_assets(streams: Sequence[StreamSettings], feeds: Sequence[FeedSe
 
 
 def _has(stream: StreamSettings, stage: str) -> bool:
-    """Tell whether a stream has the asset of a stage: without senders it has its replica alone."""
+    """Return whether a stream has the asset of a stage: without senders it has its replica alone."""
     return stage == "replica" or stream.tracked
 
 

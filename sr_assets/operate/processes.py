@@ -103,7 +103,7 @@ def signals_as_interrupt(*signals: signal.Signals) -> Iterator[Callable[[], None
 
 
 def _importing(frame: FrameType | None) -> bool:
-    """Tell whether a frame is within an import."""
+    """Return whether a frame is within an import."""
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True

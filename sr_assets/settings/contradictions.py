@@ -1,7 +1,7 @@
 """Keys that are valid alone and contradict each other: within one stream's entry, and between the entries of a file.
 
-A rule about several keys is added here. Each function raises ValueError about the first contradiction it finds, with
-the message for the user. Not here: what one key may hold (`values`, `names`), what only a server knows.
+Add a rule about several keys here. Each function raises ValueError about the first contradiction, with the message for the
+user. Not here: what one key may hold (`values`, `names`), what only a server knows.
 """
 
 import unicodedata
@@ -30,7 +30,7 @@ def refuse_contradiction(entry: RawStream) -> None:
 
 
 def refuse_same_names(pairs: Sequence[tuple[str, str]]) -> None:
-    """Refuse no entries at all, and entries whose (name, stream) pairs are, or become somewhere, the same."""
+    """Refuse a file without entries, and (name, stream) pairs that are equal or become equal as folder or asset names."""
     if not pairs:
         raise ValueError("streams: is empty; at least one stream, or one feed, is needed")
     sites: dict[str, dict[str, None]] = defaultdict(dict)
@@ -71,13 +71,13 @@ def _copying_contradictions(entry: RawStream) -> Iterable[tuple[bool, str]]:
 
 
 def _refuse_loop(entry: RawStream, pattern: str) -> None:
-    """Refuse to copy a stream into itself, by way of the target's subjects too, as far as the keys alone show."""
+    """Refuse to copy a stream into itself, directly or through the target's subjects, as far as the keys alone show."""
     if not entry.source().same_as(entry.target()):
         return
     where = f"is the cluster of source_url ({entry.source_url.label})"
     if (entry.target_stream or entry.stream) == entry.stream:
         raise ValueError(f"target_url: {where}, so {entry.stream!r} would be copied into itself; set target_stream")
-    # A filter of everything does not show what the source takes; subjects that are not rewritten overlap in any case.
+    # A filter of everything does not show the source's subjects; subjects that are not rewritten overlap in any case.
     known = entry.filter_subject not in (None, ">")
     if pattern == (entry.filter_subject or ">") or (known and subjects.overlaps(pattern, entry.filter_subject or "")):
         raise ValueError(

@@ -167,6 +167,6 @@ class Site:
 
 
 def needs_publishing(home: Path, folder: Path) -> bool:
-    """Tell whether the published file lacks a site's rows: it was deleted, or made from nothing, since."""
+    """Return whether the published file lacks a site's rows: it was deleted, or made from nothing, since."""
     status = read_status(folder)
     return bool(status) and status.get("generation") != read_generation(home)

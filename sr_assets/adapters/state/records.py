@@ -90,12 +90,12 @@ class StreamState:
 
     @property
     def begun(self) -> bool:
-        """Tell whether there is a position."""
+        """Return whether there is a position."""
         return self.created_ns != 0
 
     @property
     def has_read(self) -> bool:
-        """Tell whether the source once reached the position: one that `start_sequence` set may lie ahead of it."""
+        """Return whether the source once reached the position: one that `start_sequence` set may lie ahead of it."""
         return bool(self.seen_messages or self.gap_messages)
 
 

@@ -106,7 +106,7 @@ class ReplicaStage:
         return True
 
     def _nothing_due(self) -> bool:
-        """Tell whether a target that was looked at in this run has nothing to get, so that nobody need be asked."""
+        """Return whether a target that was looked at in this run has nothing to get, so that nobody need be asked."""
         store, name = self._store, self._stream.stream
         return (
             self._looked
@@ -116,7 +116,7 @@ class ReplicaStage:
         )
 
     def _waits_for_fold(self) -> bool:
-        """Tell whether an earlier version left a batch open whose decisions are not in the copy queue yet."""
+        """Return whether an earlier version left a batch open whose decisions are not in the copy queue yet."""
         intent = self._store.open_intent(self._stream.stream)
         return intent is not None and not intent.folded
 

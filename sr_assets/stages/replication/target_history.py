@@ -57,7 +57,7 @@ class TargetReview:
         return Identity(self._stream.stream, self._stream.replicator, self._stream.name)
 
     def changed(self) -> bool:
-        """Tell whether a target that was written to seems to have gone, to be another, or to end before our last copy."""
+        """Return whether a target that was written to seems to have gone, to be another, or to end before our last copy."""
         copying, target = self._copying, self._target
         if target is None:
             return True
@@ -201,7 +201,7 @@ class TargetReview:
     # ---------------------------------------------------------------------------------------------------- rolled back
 
     def _rolled_back(self, target: StreamInfo) -> bool:
-        """Tell whether the target took back a copy it had acknowledged: it ends before, or another message stands there."""
+        """Return whether the target took back a copy it had acknowledged: it ends before, or another message stands there."""
         copying = self._copying
         if target.last_sequence < copying.target_sequence:
             return True

@@ -79,7 +79,7 @@ def _another_source(
 
 
 def _ends_before(cluster: Cluster, entry: Entry, state: StreamState) -> bool:
-    """Tell whether a source ends before what was read of it, for good: a new leader may answer once with an old state."""
+    """Return whether a source ends before what was read of it, for good: a new leader may answer once with an old state."""
     if not state.has_read:
         return False
     deadline = time.monotonic() + _OLD_ANSWERS_SECONDS

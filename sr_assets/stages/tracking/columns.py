@@ -185,7 +185,7 @@ class ColumnFold:
         return reasons.astype(np.int8)
 
     def _due(self, indexes: Integers, since_ns: Integers) -> Flags:
-        """Tell who is due so long after the last copy; a splay, below a tenth of the interval, is only made if it counts."""
+        """Return who is due so long after the last copy; a splay, below a tenth of the interval, is only made if it counts."""
         policy = self._policy
         due = since_ns >= policy.due_ns
         for at in np.flatnonzero(~due & (since_ns >= policy.due_ns - policy.interval_ns // 10)).tolist():

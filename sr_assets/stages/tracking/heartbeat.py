@@ -97,7 +97,7 @@ class HeartbeatStage:
 
 
 def _still_holds(state: StreamState, now_ns: int, due_ns: int | None) -> bool:
-    """Tell whether the last heartbeat, of this run or one before that went well, is fresh and promised the next in time.
+    """Return whether the last heartbeat, of this run or one before that went well, is fresh and promised the next in time.
 
     A run that found nothing new then has nothing to send: where the advisory stream is itself copied, its heartbeat would
     be what the next run is asked for, for ever.

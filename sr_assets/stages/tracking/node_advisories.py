@@ -65,7 +65,7 @@ class AdvisoryStage:
         return self._publish_reliably(cluster)
 
     def _is_reliable(self, cluster: Cluster) -> bool:
-        """Tell whether advisories go into JetStream. Left to us, they do for ever once a stream was seen to take them."""
+        """Return whether advisories go into JetStream. Left to us, they do for ever once a stream was seen to take them."""
         if self._advisory.reliable is not None:
             return self._advisory.reliable
         state = self._report.state or self._store.load_stream(self._stream.stream)
