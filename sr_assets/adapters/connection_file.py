@@ -1,4 +1,4 @@
-"""How Spark's tasks learn to reach a cluster: a file only we can read, whose path may stand in a plan or a log.
+"""How Spark's tasks get the connection to a cluster: a file that only our user can read, whose path may appear in logs.
 
 Not here: the connection itself (`wire`).
 """
@@ -15,10 +15,10 @@ from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 
 
 def write_connection(file: Path, cluster: ClusterSettings) -> Path:
-    """Write how to reach a cluster, with its password; returns the file, which is an option `connection` of Spark's.
+    """Write a cluster's connection settings, password included, to `file`; returns it for the option `connection`.
 
-    Options of a data source are part of Spark's plans and logs: a path may stand there, a password may not. Of
-    certificates, keys and credential files their paths are written, nothing that is in them.
+    Options of a data source are part of Spark's plans and logs: a path may appear there, a password must not. Of
+    certificates, keys and credential files the paths are written, not the contents.
     """
     text = json.dumps(asdict(cluster))
     if not file.exists() or file.read_text() != text:

@@ -36,7 +36,7 @@ def refuse_same_names(pairs: Sequence[tuple[str, str]]) -> None:
     sites: dict[str, dict[str, None]] = defaultdict(dict)
     for name, stream in pairs:
         if stream in sites[name]:
-            raise ValueError(f"stream {stream!r} (name {name!r}): is there twice; give one entry another name")
+            raise ValueError(f"stream {stream!r} (name {name!r}): appears twice; give one entry another name")
         sites[name][stream] = None
     _refuse_collision(sites, "name", "share a folder where case does not count", _folder)
     _refuse_collision(sites, "name", "get the same asset group, job and sensor", asset_name)

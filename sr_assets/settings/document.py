@@ -36,7 +36,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
                     raise yaml.composer.ComposerError(
-                        None, None, f"key {shown(key.value)} is there twice", key.start_mark
+                        None, None, f"key {shown(key.value)} appears twice", key.start_mark
                     )
                 seen.add(key.value)
         return node

@@ -85,7 +85,7 @@ class Raw(BaseModel):
                 hint = f"did you mean {near[0]}? " if near else ""
                 raise ValueError(f"unknown key {shown(key)}; {hint}allowed: {', '.join(cls.model_fields)}")
             if name in known:
-                raise ValueError(f"key {shown(key)} is there twice (keys match in any case)")
+                raise ValueError(f"key {shown(key)} appears twice (keys match in any case)")
             known[name] = value
         return {key: value for key, value in known.items() if value is not None and value != ""}
 

@@ -1,6 +1,6 @@
-"""How a run reaches clusters and Spark: one open connection to each cluster for each thread, one session for all.
+"""A run's connections to clusters and Spark: one to each cluster for each thread, one Spark session for all threads.
 
-Here: opening, sharing, closing. Not here: what is asked of them.
+Here: opening, sharing, closing. Not here: the requests that are made over them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Clusters:
-    """The open connections of one thread, one for each cluster; closed by `close`, made again by the next use."""
+    """The open connections of one thread, one for each cluster; closed by `close`, opened again by the next use."""
 
     def __init__(self, site: str) -> None:
-        """Name the site, which the servers see as the client's name."""
+        """Take the site's name, which is part of the client's name at the servers."""
         self._name = f"sr-assets {site}"
         self._open: dict[ClusterSettings, Cluster] = {}
 
@@ -38,14 +38,14 @@ class Clusters:
         return self._open[settings]
 
     def close(self) -> None:
-        """Close all connections: one that a server has forgotten may look alive."""
+        """Close all connections: one that a server has closed may still look open."""
         while self._open:
             _, cluster = self._open.popitem()
             cluster.close()
 
 
 class ConnectionFiles:
-    """The files that tell Spark's tasks how to reach a site's clusters."""
+    """The connection files with which Spark's tasks connect to a site's clusters."""
 
     def __init__(self, folder: Path, clusters: Sequence[ClusterSettings]) -> None:
         """Name the site's folder and all clusters of its entries."""
@@ -53,7 +53,7 @@ class ConnectionFiles:
         self._clusters = list(dict.fromkeys(clusters))
 
     def path(self, settings: ClusterSettings) -> str:
-        """Return the path of a cluster's file, written if it is missing or says something else."""
+        """Return the path of a cluster's file, written if it is missing or differs."""
         file = self._folder / f"{self._clusters.index(settings)}.json"
         return str(write_connection(file, settings).resolve())
 
@@ -72,7 +72,7 @@ class SparkLink:
         self._session: SparkSession | None = None
 
     def session(self) -> SparkSession:
-        """Return the session; raises RunError, TransientError when the engine is gone before it is joined."""
+        """Return the session; raises RunError, or TransientError when the engine ends before it is joined."""
         with self._guard:
             if self._session is None:
                 from sr_assets.adapters.spark.session import leave_session, open_session
@@ -83,12 +83,12 @@ class SparkLink:
             return self._session
 
     def forget(self, error: BaseException) -> None:
-        """Join anew at the next use when an error says that the engine is gone."""
+        """Join again at the next use after an error that means that the engine is lost."""
         if isinstance(error, EngineLostError):
             self.close()
 
     def interrupt(self) -> None:
-        """Stop what runs in the session: the run is given up in the middle of something."""
+        """Interrupt the session's tasks, because the run is given up."""
         if self._session is not None:
             from sr_assets.adapters.spark.session import stop_work
 

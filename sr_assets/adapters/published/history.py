@@ -1,11 +1,10 @@
 """The Parquet history of copied messages: its rows and its files.
 
-Here: the columns of a snapshot, moving staged files to their place, compaction and retention of days, removing what no
-commit knows. Not here: who writes the staged files (`copying`), the table of the newest per node (`state`), the view
-over the files (`schema`).
+Here: the columns of a snapshot, moving staged files into the history, compaction and retention of days. Not here: deciding
+what is staged (`copying`), the table of the newest message per node (`state`), the view over the files (`schema`).
 
-A file lies at `snapshots/name=…/stream=…/date=YYYY-MM-DD/<first>-<next>.parquet`: the UTC date of `stored_at`, and the
-batch's range of source sequences, so a batch that is done again overwrites its own file.
+A file's path is `snapshots/name=…/stream=…/date=YYYY-MM-DD/<first>-<next>.parquet`: the UTC date of `stored_at`, and the
+batch's range of source sequences, so a repeated batch overwrites its own file.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ SCHEMA: Final = pa.schema(
 def snapshot_rows(messages: Sequence[Message], nodes: Mapping[int, str | None]) -> pa.Table:
     """Return one row per message; `nodes` are the senders by sequence.
 
-    `payload` is text when it is JSON that every reader takes, else `payload_raw` has the bytes: one row that DuckDB
-    cannot cast would spoil every query.
+    `payload` is text when it is JSON that every reader accepts, else `payload_raw` has the bytes: one row that DuckDB
+    cannot cast to JSON would make every query fail.
     """
     decoded = [decode_payload(message.payload) for message in messages]
     columns = [
@@ -70,17 +69,17 @@ def snapshot_rows(messages: Sequence[Message], nodes: Mapping[int, str | None]) 
 
 
 def open_writer(file: Path) -> parquet.ParquetWriter:
-    """Return a writer of `SCHEMA`: dictionaries only where values repeat, which halves what writing payloads costs."""
+    """Return a writer of `SCHEMA`: dictionaries only where values repeat, which halves the time to write payloads."""
     return parquet.ParquetWriter(
         file, SCHEMA, compression="zstd", use_dictionary=["node"], write_statistics=["node", "sequence"]
     )
 
 
 class StagedFiles:
-    """One writer's rows of a batch, one file per UTC date of the stored time, from `with` to its end.
+    """One writer's rows of a batch, one file per UTC date of the stored time; entered with `with`.
 
-    Complete or not there: `<folder>/date=YYYY-MM-DD/<partition>.parquet`. Payloads are unpacked beside the copying, which
-    mostly waits for servers; half of that, and the writing, happens outside of Python's lock. A second thread gains nothing.
+    `<folder>/date=YYYY-MM-DD/<partition>.parquet` is complete or absent. One thread unpacks payloads during the copying,
+    which mostly waits for servers; half of that, and the writing, runs outside of the GIL. A second thread gains nothing.
     """
 
     def __init__(self, folder: Path, partition: int) -> None:
@@ -92,11 +91,11 @@ class StagedFiles:
         self._pool = ThreadPoolExecutor(1, "staging")
 
     def __enter__(self) -> Self:
-        """Begin with nothing: files are opened with their first row."""
+        """Return it without any file: a file is opened for its first row."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the files, and give them their names unless something failed."""
+        """Close the files, and move them to their final names unless something failed."""
         with self._pool:
             while self._unpacking and kind is None:
                 self._write_next()
@@ -171,9 +170,9 @@ def _merge(parts: Iterable[Path], file: Path) -> None:
 
 
 def compact_day(day: Path) -> Path | None:
-    """Make one file of a day's batches, `<first>-<next>.parquet` over all of them; None when there is nothing to do.
+    """Merge a day's files into one, `<first>-<next>.parquet` over all ranges; None when there is nothing to merge.
 
-    The old files stay: a published view may still read them. `remove_covered` deletes them later.
+    The old files stay, because a published view may still read them. `remove_covered` deletes them later.
     """
     ranges = _outermost(day)
     if len(ranges) < 2:
@@ -184,7 +183,7 @@ def compact_day(day: Path) -> Path | None:
 
 
 def remove_covered(day: Path) -> int:
-    """Delete a day's files whose rows are in a compacted one too, and return how many."""
+    """Delete a day's files whose rows are in a compacted file too; returns how many."""
     kept = _outermost(day)
     covered = [file for file in day.glob("[0-9]*.parquet") if file not in kept]
     for file in covered:
@@ -211,7 +210,7 @@ def file_range(file: Path) -> tuple[int, int]:
 
 
 def remove_before(folder: Path, date: str) -> int:
-    """Delete the days before an ISO date and return how many there were."""
+    """Delete the days before an ISO date; returns how many."""
     old = [day for day in folder.glob("date=*") if day.name.removeprefix("date=") < date]
     for day in old:
         shutil.rmtree(day)
