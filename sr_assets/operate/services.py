@@ -149,7 +149,7 @@ def serve(settings: Settings, port: int) -> int:
 def _find_script(name: str) -> Path:
     """Return one of the commands that Dagster's packages install; raises RunError when it is not there.
 
-    They are public, the modules behind them are not. The first place is pip's, the second a virtual environment's.
+    The commands are public, their modules are not. The first folder is pip's, the second a virtual environment's.
     """
     folders = (Path(sysconfig.get_path("scripts")), Path(sys.executable).parent)
     script = next((folder / name for folder in folders if (folder / name).is_file()), None)

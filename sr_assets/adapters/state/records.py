@@ -14,10 +14,10 @@ class Intent:
     """What a batch of copies is about to do, committed before it does anything and done again with the same numbers.
 
     `first` and `next` bound the source sequences; `available` is the first that the source still held: what lies before
-    it was overtaken. `starts` and `created_ns` say of which copying of which source, `target_stream`,
-    `target_created_ns` and `target_sequence` where the target ended. `resend`: what the target lost is sent again,
-    nothing is read anew; `waits`: the intent was open when that was noticed, and comes after. `folded`: the decisions
-    stand in the copy queue; a tracked stream's intent without it was left by schema 2, which folded and copied in one.
+    it was overtaken. `starts` and `created_ns` identify the source and its beginning, `target_stream`, `target_created_ns`
+    and `target_sequence` the end of the target. `resend`: copies that the target lost are sent again, and no range is read;
+    `waits`: the intent was open when the loss was found, and comes after the re-send. `folded`: the decisions are in the
+    copy queue; a tracked stream's intent without it is from schema 2, which folded and copied in one batch.
     """
 
     stream: str
@@ -85,28 +85,28 @@ class StreamState:
 
     @classmethod
     def not_begun(cls, stream: str) -> Self:
-        """Return the row of a stream that could not even begin: it has no source yet, only an error."""
+        """Return the row of a stream that could not begin: it has no source yet, only an error."""
         return cls(stream, 0, 0)
 
     @property
     def begun(self) -> bool:
-        """Return whether there is a position."""
+        """Whether there is a position."""
         return self.created_ns != 0
 
     @property
     def has_read(self) -> bool:
-        """Return whether the source once reached the position: one that `start_sequence` set may lie ahead of it."""
+        """Whether the source once had the position: one set by `start_sequence` may be ahead of the source."""
         return bool(self.seen_messages or self.gap_messages)
 
 
 @dataclass(slots=True)
 class CopyState:
-    """Where the copying of a stream stands: one row of `copying`, written by whoever copies and by nobody else.
+    """The progress of a stream's copying: one row of `copying`, which only the copying writes.
 
-    `created_ns` and `starts` say of which source, and which beginning of it, the copies are. `target_sequence` is the
-    place of our last acknowledged copy in the target, `target_holds` the source sequence that stands there,
-    `target_checked` how far it is known who wrote what there. `lost_messages` were due and gone from the source before
-    they were copied. Of a feed `copied_messages` counts folded advisories, `parked_messages` rejected messages.
+    `created_ns` and `starts` identify the source of the copies and its beginning. `target_sequence` is that of our last
+    acknowledged copy in the target, `target_holds` its source sequence, `target_checked` up to where the target was checked
+    for another writer's copies. `lost_messages` were due but deleted from the source before they were copied. Of a feed
+    `copied_messages` counts folded advisories, `parked_messages` rejected messages.
     """
 
     stream: str

@@ -1,11 +1,11 @@
 """Stage `replica`: one batch after the other into the target, each done exactly once.
 
-Of a tracked stream the copies that are due come from the copy queue; any other stream is copied range by range. Here:
-what comes next, and its intent. Not here: what is done for it (`batch`), the target itself (`target`), what became of
-copies made before (`target_history`), where a stream begins (`source.position`).
+The due copies of a tracked stream come from the copy queue; any other stream is copied range by range. Here: the next batch
+and its intent. Not here: making it (`batch`), the target itself (`target`), checking earlier copies (`target_history`),
+where a stream begins (`source.position`).
 
-An intent is committed on its own before anything is done. After a crash the very same copies are made again: the writers
-find in the target what is there already, and only the rest is sent.
+An intent is committed on its own before the work begins. After a crash the same batch is repeated: the writers find the
+copies that are in the target already, and only the others are sent.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The copies of a batch are on their way through a window of 32 MiB: what bounds a batch is how much is done again.
+#: A window of 32 MiB bounds the memory of a batch's copies; this bounds how much is repeated after a crash.
 _BYTES_SHARE: Final = 10
 
 
 class ReplicaStage:
-    """The stage of one stream, for the time of a run; used by one thread."""
+    """The stage of one stream, for one run; used by one thread."""
 
     def __init__(self, context: CopyContext) -> None:
         """Take what the stage uses."""
@@ -46,11 +46,11 @@ class ReplicaStage:
         self._looked = False
 
     def look_again(self) -> None:
-        """Let the next step compare the target with what is known of it: something went wrong since."""
+        """Let the next step compare the target with the state again, after an error."""
         self._looked = False
 
     def copy_next(self, ends: dict[str, int] | None) -> bool:
-        """Make the next copies, or finish those that a crash left open; returns whether there was anything to do.
+        """Make the next copies, or finish those that a crash left open; returns whether there was work.
 
         `ends` holds, when the run is to stop there, each source's last sequence as first seen by this run. Raises
         RunError or ConfigurationError with one line.
@@ -106,7 +106,7 @@ class ReplicaStage:
         return True
 
     def _nothing_due(self) -> bool:
-        """Return whether a target that was looked at in this run has nothing to get, so that nobody need be asked."""
+        """Return whether nothing is due for a target that was checked in this run, so that no server has to be asked."""
         store, name = self._store, self._stream.stream
         return (
             self._looked
@@ -134,7 +134,7 @@ class ReplicaStage:
             review.refuse_lost_state()
             copying.target_checked = end
         elif not same:
-            # What an attempt that is given up left in the target is not taken for another writer's.
+            # Copies of an abandoned attempt in the target must not be mistaken for another writer's.
             review.begin_anew()
             copying.target_sequence, copying.target_holds, copying.target_checked = 0, 0, end
         copying.created_ns, copying.starts = created_ns, starts
@@ -143,7 +143,7 @@ class ReplicaStage:
             self._store.save_copying(copying)
 
     def _open_intent(self) -> Intent | None:
-        """Return what a crash left open: sending again what the target lost goes first, unless a batch had begun by then."""
+        """Return the intent that a crash left open; a re-send comes first, unless a batch had begun before it."""
         resending, batch = (self._store.open_intent(self._stream.stream, resend=resend) for resend in (True, False))
         return resending or (None if batch is not None and batch.waits else batch)
 
@@ -159,7 +159,7 @@ class ReplicaStage:
         stream, store = self._stream, self._store
         resends = store.copy_log(stream.stream).resends(stream.batch_messages)
         if resends:
-            # What is sent again lies in a range, without filling it.
+            # Re-sent messages lie within a range, without filling it.
             covered: SequenceRange | None = SequenceRange(resends[0].covered.first, resends[-1].covered.next)
         elif stream.tracked:
             queued = store.copy_queue(stream.stream).front(stream.batch_messages, _BYTES_SHARE * stream.batch_bytes)
@@ -179,7 +179,7 @@ class ReplicaStage:
             too_old_before(stream.max_age_ns, source),
             copying.created_ns,
             target.created_ns,
-            # An answer of a server that fell behind must not make copies of the batch before look like strangers'.
+            # A server that fell behind must not make the previous batch's copies look like another writer's.
             max(target.last_sequence, copying.target_sequence),
             resend=bool(resends),
             folded=stream.tracked,
@@ -198,7 +198,7 @@ class ReplicaStage:
         return next_range(stream, state.next_sequence, source, end, self._context.clusters.reach(stream.source))
 
     def _note_caught_up(self, state: StreamState, source: StreamInfo) -> None:
-        """Nothing to copy: time has passed all the same, which is committed as the run ends."""
+        """Advance the watermark and the lag without a copy; the end of the run commits them."""
         caught_up = source.last_sequence < state.next_sequence
         advance(state, source, warning_ns=None, caught_up=caught_up, own_clock_ns=self._context.clock.own_ns())
         self._report.state, self._report.lag_messages = state, state.lag_messages

@@ -52,7 +52,7 @@ def add_transitions(
 ) -> None:
     """Write the transitions among folded rows; called inside a transaction.
 
-    `history` is for what is only recorded: it is late and never published.
+    With `history` the transitions are only recorded: they are late and never published.
     """
     rows = [
         _row(stream, state, event, history=history) for event in folded.filter(pc.is_valid(folded["event"])).to_pylist()
