@@ -120,5 +120,5 @@ def _text(key: str, file: str) -> str:
 
 
 def _plain(reason: str) -> str:
-    """Return OpenSSL's reason, such as TLSV1_ALERT_UNKNOWN_CA, in lower-case words."""
+    """Return OpenSSL's reason, such as TLSV1_ALERT_UNKNOWN_CA, in lower-case text."""
     return re.sub(r"^(TLSV\d+|SSLV\d+)_", "", reason).replace("_", " ").lower()

@@ -56,7 +56,7 @@ class AdvisoryFormat(StrEnum):
 
 
 class Reject(StrEnum):
-    """Why a message is rejected instead of folded. `clock_ahead` is folded all the same when it has a `transition`."""
+    """Why a message is rejected instead of folded. with a `transition` a `clock_ahead` message is folded too."""
 
     TOO_LARGE = "too_large"
     NOT_JSON = "not_json"

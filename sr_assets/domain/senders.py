@@ -108,7 +108,7 @@ def inspect(
 def _parse_object(payload: bytes) -> dict[str, Any] | None:
     """Parse strict JSON in UTF-8; None for anything but an object. The last of equal keys wins.
 
-    What the fast parser refuses (half a surrogate pair, a number beyond a double) may be JSON all the same.
+    What the fast parser refuses (half a surrogate pair, a number beyond a double) may still be JSON.
     """
     try:
         document = orjson.loads(payload)

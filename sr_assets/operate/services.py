@@ -108,7 +108,7 @@ class Services:
         """Raise RunError when one of the processes has ended."""
         for name, child in self._children.items():
             if child.poll() is not None:
-                raise RunError(f"the Dagster {name} ended with exit code {child.returncode}; its last lines say why")
+                raise RunError(f"the Dagster {name} ended with exit code {child.returncode}; see its last lines")
 
     def stop(self, *names: str) -> None:
         """Stop the named processes, by default all, the daemon first; one that does not end within a minute is killed."""

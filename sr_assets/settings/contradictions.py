@@ -48,7 +48,7 @@ def _sampling_contradictions(entry: RawStream) -> Iterable[tuple[bool, str]]:
     modes = [key for key in ("inspect_field", "inspect_header", "inspect_subject_token") if getattr(entry, key)]
     sampled, interval, warning = bool(modes), entry.inspect_duration, entry.warn_duration
     yield len(modes) > 1, f"{' and '.join(modes)}: only one way to find the sender can be used"
-    yield sampled and interval is None, f"{''.join(modes[:1])}: needs inspect_duration to say how often to copy"
+    yield sampled and interval is None, f"{''.join(modes[:1])}: needs inspect_duration, how often to copy"
     yield not sampled and interval is not None, f"inspect_duration: needs {_EXTRACTORS} to find the sender"
     for key in ("warn_duration", "inspect_force_field", "size_trigger", "advisory", "retired_retention"):
         alone = getattr(entry, key) is not None and not sampled
@@ -67,7 +67,7 @@ def _copying_contradictions(entry: RawStream) -> Iterable[tuple[bool, str]]:
     yield both and entry.create_target == entry.no_target_create, "create_target: contradicts no_target_create"
     yield entry.workers > 1 and order == "stream", "order: 'stream' needs workers: 1; use sender or none"
     no_sender = entry.workers > 1 and order == "sender" and entry.extractor is None
-    yield no_sender, f"order: 'sender' (the default when workers > 1) needs {_EXTRACTORS}; or say order: none"
+    yield no_sender, f"order: 'sender' (the default when workers > 1) needs {_EXTRACTORS}; or set order: none"
 
 
 def _refuse_loop(entry: RawStream, pattern: str) -> None:

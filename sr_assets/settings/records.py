@@ -45,7 +45,7 @@ class AdvisorySettings:
     reliable: bool | None
     cluster: Literal["source", "target"]
     observer_subject: str
-    """Where the site sends its heartbeat: a subject apart from the transitions', unless the file sets it."""
+    """Where the site sends its heartbeat: another subject than the transitions', unless the file sets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

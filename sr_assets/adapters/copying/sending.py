@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sr_assets.adapters.copying.receipt import Receipt
     from sr_assets.domain.messages import Message
 
-#: Refusals that are about one message, whatever the target's state.
+#: Refusals that are about one message, not about the target.
 _ABOUT_THE_MESSAGE: Final = frozenset({wire.MESSAGE_TOO_LARGE, wire.HEADERS_TOO_LARGE, wire.INVALID_SUBJECT})
 #: The text that distinguishes `discard_new_per_subject` from a full stream, which has the same code.
 _SUBJECT_FULL: Final = "per subject"

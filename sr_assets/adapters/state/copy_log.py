@@ -42,7 +42,7 @@ class CopyLog:
     """One stream's part of the copy log. Methods that change it are called inside a transaction."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        """Name the stream; the tables are there."""
+        """Take the connection and the stream's name."""
         self._connection = connection
         self._stream = stream
 

@@ -45,7 +45,7 @@ class CopyQueue:
     """One stream's part of the queue. Methods that change it are called inside a transaction."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        """Name the stream; the table is there."""
+        """Take the connection and the stream's name."""
         self._connection = connection
         self._stream = stream
 

@@ -22,7 +22,7 @@ class Nodes:
     """One stream's nodes. Methods that change them are called inside a transaction."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        """Name the stream; the tables are there."""
+        """Take the connection and the stream's name."""
         self._connection = connection
         self._stream = stream
 

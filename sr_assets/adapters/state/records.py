@@ -43,7 +43,7 @@ class StreamState:
     `epoch_ns` is the watermark at which this state began. `mark_sequence` and `mark_ns` are the last message read and
     when it was stored: another stored time there means another stream. `hole_open`: the last batch ended in a hole, which
     is blind until the next message. `progress_ns` is when the position last moved or
-    was caught up, `alive_ns` when the last heartbeat was sent, `alive_due_ns` when it said that the next run is due.
+    was caught up, `alive_ns` when the last heartbeat was sent, `alive_due_ns` when the next run is due according to it.
     `starts` counts how often the stream was begun again to be copied anew, `reset_starts` is its value since the source
     was last made again or went back. `policy` is what the stored deadlines were
     computed with; `advisories_stored`: a stream was seen to take the advisories. `forgotten_transition` is the highest

@@ -18,7 +18,7 @@ class SnapshotIndex:
     """One stream's index of its history. Methods that change it are called inside a transaction."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        """Name the stream; the tables are there."""
+        """Take the connection and the stream's name."""
         self._connection = connection
         self._stream = stream
 

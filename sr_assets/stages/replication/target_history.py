@@ -110,11 +110,11 @@ class TargetReview:
             raise RunError(other_writer(self._stream.target_stream, self._identity, sequence))
 
     def refuse_lost_state(self) -> None:
-        """Stop when nothing is known of any copy but the target holds copies of ours: to begin again would double them."""
+        """Stop when the state has no copy but the target has copies of ours: beginning again would store them twice."""
         stream, target = self._stream, self._target
         if stream.ephemeral or target is None:
             return
-        # All of it, once in a stream's life: on a shared target ours may lie far behind what others wrote since.
+        # The whole target, once in a stream's life: on a shared target our copies may be older than many others.
         held = SequenceRange(min(max(1, target.first_sequence), target.last_sequence + 1), target.last_sequence + 1)
         if not len(held):
             return

@@ -117,7 +117,7 @@ class NodeStage:
         return intent if intent is not None and not intent.folded else None
 
     def _note_caught_up(self, state: StreamState, source: StreamInfo) -> None:
-        """Nothing to read: time has passed all the same. It is committed when a node is due, else as the run ends."""
+        """Advance the watermark without a new message; committed when a node is due, else as the run ends."""
         by_clock = self._advance(state, source, caught_up=source.last_sequence < state.next_sequence)
         self._report.lag_messages = state.lag_messages
         nodes = self._store.nodes(self._stream.stream)
