@@ -1,6 +1,6 @@
-"""Copy streams between JetStream clusters, sample and track who sends, advise, answer questions about the fleet.
+"""Copy streams between JetStream clusters, sample and track their senders, publish advisories, query the fleet.
 
-`read` is the public Python API. It is loaded when it is used: importing the package alone costs nothing.
+`read` is the public Python API. It is loaded at its first use, so that importing the package stays fast.
 """
 
 from __future__ import annotations

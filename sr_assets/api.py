@@ -1,6 +1,6 @@
 """The public Python API: the published tables as pandas DataFrames.
 
-Add here what a notebook or a script may call. Not here: writing anything; resources for Dagster assets (`resources`).
+Add a function for notebooks and scripts here. Not here: writing anything; resources for Dagster assets (`resources`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from sr_assets.settings import load_settings
 if TYPE_CHECKING:
     import os
 
-#: Whole numbers and flags stay what they are where some are missing.
+#: Whole numbers and flags keep their type where some are missing.
 _NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.int32(): pd.Int32Dtype(), pa.bool_(): pd.BooleanDtype()}
-#: In the file, but no table of the contract: it only tells the view `node_snapshots` where to look.
+#: In the file, but not public: the view `node_snapshots` finds its Parquet files by it.
 _PRIVATE = "latest_snapshots"
 
 
 def read(
     table: str, *, home: str | os.PathLike[str] | None = None, config: str | os.PathLike[str] | None = None
 ) -> pd.DataFrame:
-    """Return a published table or view, as it was published last.
+    """Return a published table or view as of the last publication.
 
     `home` is the folder with `fleet.duckdb`; without it the configuration names it: the file `config`, else
     SR_ASSETS_CONFIG, else `conf/replication.yaml`. Times are UTC, whole numbers and flags nullable, JSON is text. Raises
@@ -47,10 +47,10 @@ def read(
 
 
 def _refuse_unknown(table: str, connection: duckdb.DuckDBPyConnection) -> None:
-    found = connection.execute(
+    rows = connection.execute(
         "SELECT table_name FROM information_schema.tables WHERE table_schema = 'main' ORDER BY table_name"
     ).fetchall()
-    names = [name for (name,) in found if name != _PRIVATE]
+    names = [name for (name,) in rows if name != _PRIVATE]
     if table not in names:
         near = difflib.get_close_matches(table, names, n=1)
         hint = f"did you mean {near[0]}? " if near else ""

@@ -1,8 +1,8 @@
-"""What Dagster hands to assets, as Dagster resources: the platform for ours, the published tables and Spark for others'.
+"""The Dagster resources: the platform for our own assets, the published tables and Spark for users' assets.
 
-Add here what an asset asks for by a parameter. Not here: what a run does with it (`stages`), the assets themselves, the
-Spark resource's class (`spark_engine`), which would load pyspark with the definitions. Annotations are no
-strings here: Dagster reads those of a resource's class.
+Add a resource that an asset takes as a parameter here. Not here: what a run does with it (`stages`), the assets themselves,
+the Spark resource's class (`spark_engine`), which would load pyspark with the definitions. No `from __future__ import
+annotations` here: Dagster reads the annotations of a resource's class.
 """
 
 import logging
@@ -38,15 +38,15 @@ MISCONFIGURED = "misconfigured"
 class Platform(dg.ConfigurableResource[Settings]):
     """The configured platform, from which a run of a site's assets opens the site.
 
-    The settings are a dependency and no configuration of Dagster's, so that nothing of them is stored or shown there.
+    The settings are a resource dependency, not Dagster configuration, so that Dagster neither stores nor shows them.
     """
 
     settings: dg.ResourceDependency[Settings]
 
     def open_site(self, name: str, run_id: str, mode: str | None) -> Site:
-        """Return a site to be entered with `with`: its lock, state and connections last until the end of that.
+        """Return a site to be entered with `with`: its lock, state and connections last until the end of the block.
 
-        `mode` is the run's `MODE_TAG`: after a single run of the command line the engine is soon not needed any more.
+        `mode` is the run's `MODE_TAG`: after a single run of the command line the engine stays warm for less time.
         """
         configure_logging(self.settings)
         keep_seconds = KEEP_ONCE_SECONDS if mode == ONCE else KEEP_SECONDS
@@ -54,16 +54,16 @@ class Platform(dg.ConfigurableResource[Settings]):
 
 
 class FleetTables(DuckDBResource):
-    """The published tables of `fleet.duckdb`, the file that `database` names, for reading; times are in UTC.
+    """The published tables of `fleet.duckdb`, the file that `database` names, read-only; times are in UTC.
 
-    `connection_config` are options of DuckDB that can be set on an open connection, `memory_limit` say.
+    `connection_config` are options of DuckDB that can be set on an open connection, for example `memory_limit`.
     """
 
     @contextmanager
     def get_connection(self) -> "Iterator[duckdb.DuckDBPyConnection]":
-        """Open the file of this moment, read-only; closed at the end of `with`, also after an exception.
+        """Open the current file read-only; closed at the end of `with`, also after an exception.
 
-        Inside one process a connection that stays open hides every later publication. Raises RunError, one line, when
+        Within one process a connection that stays open hides every later publication. Raises RunError, one line, when
         nothing was published yet.
         """
         with open_fleet(Path(self.database).parent) as connection:
@@ -73,7 +73,7 @@ class FleetTables(DuckDBResource):
 
 
 def spark_resource(settings: Settings) -> dg.ResourceDefinition:
-    """Return the resource `spark`: a `SparkEngine` for the assets of one run, its class loaded when a run asks for it."""
+    """Return the resource `spark`: a `SparkEngine` for the assets of one run; its class is loaded at its first use."""
 
     def open_engine(context: dg.InitResourceContext) -> "Iterator[SparkEngine]":
         from sr_assets.spark_engine import SparkEngine
@@ -89,7 +89,7 @@ def spark_resource(settings: Settings) -> dg.ResourceDefinition:
 
 
 def configure_logging(settings: Settings) -> None:
-    """Send our log to stderr, which Dagster captures with a run, and to `logfile` when there is one; once a process."""
+    """Send our log to stderr, which Dagster captures with a run, and to `logfile` if it is set; once per process."""
     ours = logging.getLogger("sr_assets")
     if ours.handlers:
         return

@@ -1,8 +1,8 @@
-"""The Spark engine as a Dagster resource, for assets that others build on the platform's.
+"""The Spark engine as a Dagster resource, for users' own assets.
 
 Here: the session of one run. Not here: the engine and the sites' own sessions (`adapters.spark`). A module of its own,
-because importing `dagster_pyspark` imports pyspark, which loading the definitions must not do. Annotations are no
-strings here: Dagster reads those of a resource's class.
+because importing `dagster_pyspark` imports pyspark, which loading the definitions must not do. No `from __future__ import
+annotations` here: Dagster reads the annotations of a resource's class.
 """
 
 import os
@@ -26,9 +26,9 @@ _CONNECT_MODE: Final = "SPARK_CONNECT_MODE_ENABLED"
 
 
 class SparkEngine(PySparkResource):
-    """A Spark session where `spark.mode` says, started with its first use and ended with the run.
+    """A Spark session on the engine that `spark.mode` names, started at its first use and ended with the run.
 
-    Each run has a session of its own: joining a site's would stop that site's work. `spark_config` are options of Spark
+    Each run has a session of its own: joining a site's session would stop that site's work. `spark_config` are options of Spark
     SQL for this session; those of the engine itself are `spark.config` in the configuration.
     """
 
@@ -38,14 +38,14 @@ class SparkEngine(PySparkResource):
     _ending: ExitStack = PrivateAttr(default_factory=ExitStack)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Start nothing: a session is only started where one is used."""
+        """Start nothing: the first use of `spark_session` starts the session."""
 
     @property
     def spark_session(self) -> "SparkSession":
         """The session; the data source `jetstream` is registered in it."""
         if self._session is None:
             home = self.settings.home.resolve()
-            # No name of a site has a slash in it.
+            # A site's name has no slash, so this cannot be a site's session.
             self._session = open_session(self.settings.spark, home, f"run/{uuid.uuid4()}")
             self._ending.enter_context(use_engine(home, KEEP_SECONDS))
             self._ending.enter_context(_ended(self._session))
@@ -68,7 +68,7 @@ def _ended(session: "SparkSession") -> Iterator[None]:
     if not isinstance(session, RemoteSession):
         yield
         return
-    # As PySpark's own builder does: by this `pyspark.sql.functions` knows for which kind of session it makes columns.
+    # As PySpark's own builder does: `pyspark.sql.functions` reads it to know for which kind of session it makes columns.
     outer = _CONNECT_MODE in os.environ
     os.environ[_CONNECT_MODE] = "1"
     try:

@@ -669,7 +669,7 @@ def test_a_file_that_is_not_utf_8_is_one_line(tmp_path: Path) -> None:
         ("name: !!python/object:os.system x", "is not valid YAML in line 1"),
         ("name: \x07", "is not valid YAML"),
         ("name: 1\n---\nname: 2", "another document"),
-        ("name: EAST\nname: WEST", "key 'name' is there twice"),
+        ("name: EAST\nname: WEST", "key 'name' appears twice"),
         ("name: EAST\nstreams: &s [*s]", "nested too deeply"),
         ("name: " + "[" * 3000, "is not valid YAML"),
         ("name: EAST", "streams: is required"),
@@ -717,7 +717,7 @@ def test_an_unknown_key_of_the_advisory_is_refused(stream_refusal: Refusal) -> N
 
 
 def test_two_spellings_of_one_key_are_refused(stream_refusal: Refusal) -> None:
-    assert "key 'Max_Age' is there twice" in stream_refusal("max_age: 1h, Max_Age: 2h")
+    assert "key 'Max_Age' appears twice" in stream_refusal("max_age: 1h, Max_Age: 2h")
 
 
 @pytest.mark.parametrize("key", ("choria: {seed_file: a}", "heartbeats: {url: a}"))
@@ -996,7 +996,7 @@ def test_an_advisory_subject_beside_the_tracked_stream_is_accepted(
 @pytest.mark.parametrize(
     ("first", "second", "says"),
     (
-        (("A", "EAST"), ("A", None), "stream 'A' (name 'EAST'): is there twice"),
+        (("A", "EAST"), ("A", None), "stream 'A' (name 'EAST'): appears twice"),
         (("A-B", None), ("A_B", None), "name 'EAST': stream: 'A-B' and 'A_B' get the same asset keys"),
         (("A", "a-b"), ("A", "a.b"), "name: 'a-b' and 'a.b' get the same asset group, job and sensor"),
         (("A", "east"), ("B", None), "name: 'east' and 'EAST' share a folder"),
@@ -1063,8 +1063,8 @@ def test_every_key_of_a_feed_arrives_where_it_belongs(load: Load) -> None:
         ),
         ("feeds: [{stream: A, url: a, filter_subject: 'a..b'}]", "feed 'A': filter_subject: "),
         ("feeds: {stream: A}", "feeds: must be a list"),
-        ("feeds: [{stream: A, url: a}, {stream: A, url: b}]", "stream 'A' (name 'EAST'): is there twice"),
-        ("feeds: [{stream: REG, url: a}]", "stream 'REG' (name 'EAST'): is there twice"),
+        ("feeds: [{stream: A, url: a}, {stream: A, url: b}]", "stream 'A' (name 'EAST'): appears twice"),
+        ("feeds: [{stream: REG, url: a}]", "stream 'REG' (name 'EAST'): appears twice"),
         ("feeds: [{stream: A_B, url: a}, {stream: A-B, url: b}]", "get the same asset keys"),
         ("advisories: {retention: 0s}", "advisories.retention: "),
         ("advisories: {keep: 1d}", "advisories: unknown key 'keep'"),

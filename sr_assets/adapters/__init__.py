@@ -1,1 +1,1 @@
-"""The outside world: one file, one library, one outside thing; no decisions."""
+"""Everything outside of this process, one package for each: NATS, Spark, DuckDB, files; no decisions."""

@@ -1,7 +1,7 @@
-"""Named points that a run passes, in the order of a batch; whoever installs a `hook` is called at each of them.
+"""Named points that a run passes, in the order of a batch; an installed `hook` is called at each of them.
 
-Nothing in the package installs one, and no setting or environment variable does: a production run cannot be held.
-Add a point where a crash would leave something of its own. Not here: what happens at a point.
+Nothing in the package installs a hook, nor does a setting or an environment variable: a production run cannot be held.
+Add a point where a crash leaves a state that no other point leaves. Not here: what a hook does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Point(StrEnum):
     PUBLISHED_TABLES = "published_tables"
 
 
-#: Called with each point that this process reaches.
+#: Called with each point that this process passes.
 hook: Callable[[Point], None] | None = None
 
 

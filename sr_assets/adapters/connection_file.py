@@ -15,7 +15,7 @@ from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 
 
 def write_connection(file: Path, cluster: ClusterSettings) -> Path:
-    """Write how to reach a cluster, with its password; returns the file, which is an option `connection` of Spark's.
+    """Write a cluster's connection settings, password included, to `file`; returns it for the option `connection`.
 
     Options of a data source are part of Spark's plans and logs: a path may be there, a password may not. Of
     certificates, keys and credential files only the paths are written.

@@ -1,7 +1,7 @@
 """How connections to servers are secured: the TLS context, the login, and error messages about either.
 
-For both kinds of connections, `wire` and `nats`. Files are read when a connection is opened, so a renewed certificate or
-credential counts from then on. Not here: sockets; whether the server accepts a login.
+For both kinds of connections, `wire` and `nats`. Files are read when a connection is opened, so the next connection uses a
+renewed certificate or credential. Not here: sockets; whether the server accepts a login.
 """
 
 import base64
@@ -18,7 +18,7 @@ NO_TLS: Final = "the server has no TLS, which tls or tls:// asks for: give it a 
 # The third letter is part of the prefix that marks a user's seed.
 _SEED: Final = re.compile(r"\bSU[A-D][A-Z2-7]{55}\b")
 _JWT: Final = re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]+")
-# OpenSSL's numbers (X509_V_ERR_…) and what they mean to whoever runs the server.
+# OpenSSL's numbers (X509_V_ERR_…) and what they mean for the server's operator.
 _CERTIFICATE: Final = {
     9: "is not valid yet: look at its dates and at the clocks",
     10: "has expired: it has to be renewed",
@@ -54,7 +54,7 @@ def tls_context(tls: TlsSettings) -> ssl.SSLContext:
 
 
 def tls_words(error: ssl.SSLError) -> str:
-    """Return, in one line, what is wrong with a TLS connection and what to do."""
+    """Return one line on why a TLS connection failed and what to do."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _UNKNOWN_CA:
             return "the server's certificate is from a CA that is not trusted here: name the CA's file in tls: ca"
@@ -72,7 +72,7 @@ def tls_words(error: ssl.SSLError) -> str:
 
 
 def silence_words(cluster: ClusterSettings) -> str:
-    """Return what a server's silence may mean, to be appended to the error about it."""
+    """Return a hint on why a server may not answer, to be appended to the error."""
     if cluster.tls and cluster.tls.handshake_first:
         return " (if the server does not begin with TLS, take tls_handshake_first out of the URL)"
     return " (a server that begins with TLS needs ?tls_handshake_first=true)"
@@ -120,5 +120,5 @@ def _text(key: str, file: str) -> str:
 
 
 def _plain(reason: str) -> str:
-    """Spell OpenSSL's reason, such as TLSV1_ALERT_UNKNOWN_CA, as text."""
+    """Return OpenSSL's reason, such as TLSV1_ALERT_UNKNOWN_CA, in lower-case text."""
     return re.sub(r"^(TLSV\d+|SSLV\d+)_", "", reason).replace("_", " ").lower()

@@ -1,4 +1,4 @@
-"""The asset `node_advisories`: the transitions of a stream's nodes, published where others listen.
+"""The asset `node_advisories`: the transitions of a stream's nodes, and their publication.
 
 Here: its spec and what is recorded of it. Not here: the outbox (`stages.tracking.node_advisories`), the message
 (`domain.advisories`).

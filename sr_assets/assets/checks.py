@@ -1,4 +1,4 @@
-"""Asset checks of a stream: is anything missing, out of order, lost, unpublished or without a sender.
+"""Asset checks of a stream: nothing is missing, out of order, lost, unpublished or without a sender.
 
 Here: their specs and verdicts, from a run's report. Not here: the counting (`stages`), the checks of a feed (`feeds`).
 """
@@ -29,8 +29,7 @@ _REPLICA_CHECKS: Final = {
     "no_gap": "The source held every sequence between where this run began and ended.",
     "in_order": "Copies stand in the target in the source's order.",
     "no_loss": (
-        "Seen = copied + queued + skipped + too old + parked, and the last copy acknowledged is the one that stands in the"
-        " target."
+        "Seen = copied + queued + skipped + too old + parked, and the target holds the last acknowledged copy."
     ),
     "progressing": "The position moves as long as the source is ahead of it.",
 }

@@ -1,6 +1,6 @@
-"""What assets an entry has: of a stream its replica and what is known of its nodes, of a feed its fold.
+"""The assets of an entry: for a stream its replica and its nodes' state, for a feed its fold.
 
-Here: the one place where a stream and a feed differ as assets. Add a kind of entry here, and describe its assets in a
+Here: all differences between a stream and a feed as assets. Add a kind of entry here, and describe its assets in a
 module of their own. Not here: the assets themselves (`streams`, `nodes`, `advisories`, `feeds`, `checks`), running them
 (`sites`).
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class EntryAssets(ABC):
-    """The assets of one entry: what Dagster knows of them before a run, and what a run's report says after it.
+    """The assets of one entry: their definitions before a run, and their materialisations from its report after it.
 
     `stages` are those that make its assets, in the order of the flow, in which they are recorded too.
     """

@@ -1,7 +1,7 @@
 """The shared tables of `fleet.duckdb` as assets: what is published, recorded with its row counts.
 
 Here: their specs and the step that records them. Not here: the publishing, which every run of a site does itself as it
-ends (`stages.site`), so that a stream that failed takes no other's rows away.
+ends (`stages.site`), so that a failed stream does not hold back the others' rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -69,7 +69,7 @@ def build_fleet_assets(streams: Sequence[StreamSettings], feeds: Sequence[FeedSe
 
 
 def _has(stream: StreamSettings, stage: str) -> bool:
-    """Tell whether a stream has the asset of a stage: without senders it has its replica alone."""
+    """Return whether a stream has the asset of a stage: without senders it has its replica alone."""
     return stage == "replica" or stream.tracked
 
 

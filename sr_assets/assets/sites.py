@@ -84,7 +84,7 @@ def _results(
 ) -> Iterator[Result]:
     """Yield the results of what was selected of one entry. A stage that failed is not materialised.
 
-    Its checks are reported all the same.
+    Its checks are reported in any case.
     """
     keys, checks = context.selected_asset_keys, context.selected_asset_check_keys
     for stage, metadata in assets.recorded(site, report):

@@ -3,8 +3,8 @@
 Here: the records of what a tick observed, and the rules on them. Add a reason to run here. Not here: asking servers,
 files or clocks (`observing`).
 
-The rules are level-triggered: they compare where a stream stands (`status.json`) with what its source says now. Nothing
-is remembered between ticks, so a lost tick, a failed run or a restarted daemon changes nothing.
+The rules are level-triggered: they compare a stream's position (`status.json`) with its source's stream info. Nothing is
+remembered between ticks, so a lost tick, a failed run or a restarted daemon changes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LONGEST_PAUSE_SECONDS: Final = 300.0
 
 
 class Decision(NamedTuple):
-    """Why a site, or a stream of it, needs a run; when it does not, `reason` is None and `skip` says why not."""
+    """Why a site, or a stream of it, needs a run; without a need `reason` is None and `skip` has the explanation."""
 
     reason: str | None
     skip: str = ""
@@ -61,7 +61,7 @@ class StreamStatus:
 
 @dataclass(frozen=True, slots=True)
 class SourceNow:
-    """What a source says now; times are in unix ns.
+    """The state of a source now; times are in unix ns.
 
     `watermark_ns` is what a run that began now would commit, `unread_seconds` how long the first unread message has
     waited: None when there is none, or when no limit is configured for it.

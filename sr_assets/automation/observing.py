@@ -1,7 +1,7 @@
-"""What a sensor's tick asks for: where a site's streams stand, and what their sources say now.
+"""What a sensor's tick observes: the positions of a site's streams, and their sources' stream infos.
 
-Here: the questions to files and servers, none more than a decision needs. Not here: the decision (`decisions`), asking
-Dagster for a run (`sensors`).
+Here: reading files and asking servers, no more than a decision needs. Not here: the decision (`decisions`), requesting a run
+(`sensors`).
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class _Tick:
 
 
 def _unread_seconds(entry: Entry, status: StreamStatus, info: StreamInfo, cluster: Cluster) -> float | None:
-    """Return how long the first unread message has waited; None when there is none, or the server does not say its time."""
+    """Return how long the first unread message has waited; None when there is none, or the server sends no time."""
     unread = cluster.next_message(entry.stream, status.next_sequence, entry.filter_subject or ">")
     return None if unread is None or info.ts_ns is None else (info.ts_ns - unread.stored_ns) / 1e9
 

@@ -61,7 +61,7 @@ def _run_under_way(context: dg.SensorEvaluationContext, job: str, *, holds_lock:
     reported as failed.
     """
     seen: dict[str, float] = json.loads(context.cursor) if context.cursor else {}
-    # Not the time of day: were that set forward, a run that is just starting would look as old.
+    # Not the time of day: when that is set forward, a run that has just started would look old.
     now, still, waiting = time.monotonic(), {}, None
     for run in context.instance.get_runs(filters=dg.RunsFilter(job_name=job, statuses=_UNDER_WAY), limit=10):
         waiting = f"run {run.run_id} is {run.status.value.lower()}"
@@ -69,7 +69,7 @@ def _run_under_way(context: dg.SensorEvaluationContext, job: str, *, holds_lock:
             continue
         since = min(seen.get(run.run_id, now), now)
         if now - since > _WITHOUT_LOCK_SECONDS:
-            context.instance.report_run_failed(run, "the run's process is gone: it does not hold its site's lock")
+            context.instance.report_run_failed(run, "the run's process has ended: it does not hold its site's lock")
             waiting = None
         else:
             still[run.run_id] = since

@@ -1,4 +1,4 @@
-"""The command `advisories`: transitions from the published tables, or as they come.
+"""The command `advisories`: transitions from the published tables, or live from the feeds' streams.
 
 Not here: the SQL (`adapters.published.queries`), reading a feed's stream (`stages.feeds.follow`), how rows are drawn
 (`render`).
@@ -27,11 +27,11 @@ _FOLLOW_SECONDS = 0.5
 
 
 @cli.command()
-@click.option("--since", type=SECONDS, help="Only what happened so long before the table's watermark, or later.")
+@click.option("--since", type=SECONDS, help="Only transitions within this time before the table's watermark.")
 @click.option("--node", help="Only this node.")
 @click.option("--event", type=click.Choice(("new", "timeout", "recover", "expire")), help="Only this event.")
 @click.option(
-    "--follow", is_flag=True, help="Go on with what is published from now on; JSON is then one object a line."
+    "--follow", is_flag=True, help="Then print new transitions as they are published; JSON is then one object a line."
 )
 @click.option(
     "--global",
@@ -108,10 +108,10 @@ def _follow_streams(
 
 
 def _rounds(followers: Sequence["Follower"]) -> Iterator[list[tuple["Advisory", int]]]:
-    """Ask every feed in turn, without end; yield what a round of all received, with the times (unix ns) of storing.
+    """Poll all feeds in rounds, without end; yield each round's advisories with their stored times (unix ns).
 
-    Raises RunError when a feed cannot be read and none ever could: that may be a mistake; later it is an outage, which is
-    waited out with a warning.
+    Raises RunError when a feed cannot be read before any could: that may be a mistake. Later it is an outage: a warning is
+    printed and the feed is polled again.
     """
     answering = [False] * len(followers)
     while True:

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code; whatever goes wrong is one line on stderr."""
+    """Run the command and return its exit code; every error is one line on stderr."""
     try:
         return int(cli.main(arguments, prog_name="sr-assets", standalone_mode=False) or 0)
     except click.ClickException as error:
@@ -96,7 +96,7 @@ def _settings() -> "Settings":
 
 
 def one_stream(settings: "Settings", name: str, refusal: str) -> "StreamSettings":
-    """Return the one stream that `--stream NAME` means; `refusal` says why it may not be a feed.
+    """Return the one stream that `--stream NAME` means; `refusal` is the error text for a feed.
 
     Raises ConfigurationError when there is none, when there are several, or when it is a feed.
     """
@@ -122,14 +122,14 @@ def cli(config: Path | None) -> None:
         os.environ["SR_ASSETS_CONFIG"] = str(config.absolute())
 
 
-def need_feeds(settings: "Settings", asked: str) -> None:
-    """Raise ConfigurationError when no feed is configured: then there is no global view; `asked` is what wants it."""
+def need_feeds(settings: "Settings", caller: str) -> None:
+    """Raise ConfigurationError when no feed is configured: then there is no global view; `caller` names the command."""
     if not settings.feeds:
-        raise ConfigurationError(f"{asked}: no feed is configured; add one to feeds")
+        raise ConfigurationError(f"{caller}: no feed is configured; add one to feeds")
 
 
 def warn(settings: "Settings") -> None:
-    """Print what of the configuration has no effect, and which warning durations the fleet itself contradicts."""
+    """Print which settings have no effect, and which warning durations are shorter than the fleet's own pauses."""
     for warning in (*settings.warnings, *_short_warnings(settings)):
         click.echo(f"warning: {warning}", err=True)
 
@@ -137,7 +137,7 @@ def warn(settings: "Settings") -> None:
 def _short_warnings(settings: "Settings") -> list[str]:
     """Return a warning for each tracked stream where most nodes come back by themselves.
 
-    In a tree the upstream site copies that rarely.
+    In a tree this happens when the upstream site copies more rarely than the warning duration.
     """
     from sr_assets.adapters.published.queries import recovery_ages
 
@@ -147,7 +147,7 @@ def _short_warnings(settings: "Settings") -> list[str]:
         return []
     return [
         f"{stream.label}: most nodes time out and recover, after {duration(ages[stream.label])}: warn_duration "
-        f"({duration(stream.policy.warning_ns / 1e9)}) must exceed how often the source hears of them"
+        f"({duration(stream.policy.warning_ns / 1e9)}) must exceed the time between their messages in the source"
         for stream in settings.streams
         if stream.policy is not None and stream.label in ages
     ]

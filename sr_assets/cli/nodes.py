@@ -106,7 +106,7 @@ def node(settings: "Settings", name: str, form: str) -> None:
 
 
 def _newest_messages(settings: "Settings", name: str) -> "Rows":
-    """Return a node's newest messages; none, with a warning, when their Parquet files are gone."""
+    """Return a node's newest messages; none, with a warning, when their Parquet files no longer exist."""
     from sr_assets.adapters.published import queries
     from sr_assets.adapters.published.reading import Rows
 
@@ -126,7 +126,7 @@ def _records(states: "Rows", history: "Rows", messages: "Rows") -> Iterator[dict
 
 
 def _with_history(states: "Rows", history: "Rows", shared: int) -> Iterator[dict[str, Any]]:
-    """Yield each state with its history; the first `shared` columns of both say whose it is."""
+    """Yield each state with its history; the first `shared` columns of both are the key."""
     for state in states.values:
         transitions = [
             dict(zip(history.columns[shared:], row[shared:], strict=True))

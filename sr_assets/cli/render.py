@@ -1,7 +1,7 @@
-"""How rows are shown: a table for people, JSON and CSV for programs; one way for every command.
+"""How rows are shown: a table for people, JSON and CSV for programs; the same for every command.
 
 JSON is one array of objects, or one object a line; CSV has a header. Times are ISO 8601 in UTC in both. To a pipe goes
-no colour and no cut-off cell. Add here whatever draws a table. Not here: which rows (`adapters.published.queries`).
+no colour and no cut-off cell. Add another form of output here. Not here: which rows (`adapters.published.queries`).
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def print_node(tables: Iterable[tuple[str, Rows]], messages: Rows) -> None:
 
 
 def print_summary(rows: Rows) -> None:
-    """Print what fits a screen of the summary: blind sites in red, below a sum and what the warning words mean."""
+    """Print what fits a screen of the summary: blind sites in red, below it the sums and what `blind` and `unwatched` mean."""
     records = [dict(zip(rows.columns, row, strict=True)) for row in rows.values]
     show(
         _SUMMARY,

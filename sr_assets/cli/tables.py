@@ -32,7 +32,7 @@ def export(settings: "Settings", file: Path) -> None:
 def query(settings: "Settings", sql: str, form: Format) -> None:
     """Answer one SELECT on the published tables.
 
-    It reads nothing else: no other file, no network, no settings. SHOW TABLES and DESCRIBE say what there is.
+    It reads nothing else: no other file, no network, no settings. SHOW TABLES and DESCRIBE list tables and columns.
     """
     from sr_assets.adapters.published.queries import ask
 

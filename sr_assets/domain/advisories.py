@@ -1,7 +1,7 @@
-"""What leaves a site: an advisory's id, its JSON (Choria's version 2 and more), whether it is late; and a site's heartbeat.
+"""The messages that a site publishes: an advisory's id and JSON (Choria's version 2, extended), and a site's heartbeat.
 
-Add here what readers of advisories get to see. Not here: when a transition happens (`tracking`), the subject it
-leaves on (`subjects.advisory_subject`), the outbox, what a reader makes of it (`availability`).
+Add a field of an advisory or of a heartbeat here. Not here: when a transition happens (`tracking`), the subject it is
+published on (`subjects.advisory_subject`), the outbox, how a reader interprets it (`availability`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sr_assets.domain.positions import SECOND_NS, format_rfc3339_ns
 from sr_assets.domain.tracking import Transition
 
 PROTOCOL: Final = "io.choria.sr.v2.age_advisory"
-#: The event of a heartbeat: a site's, no node's.
+#: The event of a heartbeat, which is about a site and not about a node.
 OBSERVER_EVENT: Final = "observer_alive"
 OBSERVER_PROTOCOL: Final = "io.choria.sr_assets.v1.observer_alive"
 
@@ -32,7 +32,7 @@ def seconds(duration_ns: int) -> float:
 
 
 def is_late(planned_ns: int | None, event_ns: int, interval_ns: int) -> bool:
-    """Tell whether a transition is history being caught up on: more than an interval before `planned_ns`.
+    """Return whether a transition happened more than an interval before `planned_ns`, so that it is reported from a backlog.
 
     `planned_ns` is the `ts` of the stream info that planned the batch; without one nothing is late.
     """
@@ -50,10 +50,10 @@ def encode(
     epoch_ns: int,
     late: bool,
 ) -> bytes:
-    """Return the body of an advisory: compact JSON in UTF-8, names as they are; Choria's fields first.
+    """Return the body of an advisory: compact JSON in UTF-8, without ASCII escapes; Choria's fields first.
 
     Whole seconds are rounded down. `epoch_ns` is the watermark at which the stream's state began, 0 when that is not known:
-    of two advisories of a node the one with the later epoch, then with the higher `transition`, counts.
+    of two advisories of a node the one with the later epoch counts, then the one with the higher `transition`.
     """
     age_ns, outage_ns = transition.age_ns, transition.outage_ns
     body = {
@@ -94,9 +94,9 @@ def observer_alive(
     nodes: int,
     next_within_ns: int | None,
 ) -> bytes:
-    """Return the body of a site's heartbeat: how far it is, and how many nodes are not retired.
+    """Return the body of a site's heartbeat: its position, its lag and how many nodes are not retired.
 
-    `next_within_ns` promises how soon the next heartbeat follows, None when no next one is due.
+    `next_within_ns` is the longest time until the next heartbeat, None when no further one is due.
     """
     body = {
         "protocol": OBSERVER_PROTOCOL,

@@ -1,13 +1,13 @@
-"""What the centre makes of messages that others wrote: each is read as an advisory, a heartbeat, or rejected.
+"""How the centre reads the messages of an advisory stream: as an advisory, as a heartbeat, or as a rejected message.
 
-Here: reading an advisory whoever wrote it, what cannot be one, which advisory of a node wins, when a site is blind. Add here
-what else a writer may send. Not here: the tables, their retention and the statements that fold (`adapters.state`), our own
-advisories (`advisories`).
+Here: reading an advisory in each writer's format, the reasons to reject one, which advisory of a node wins, when a site is
+blind. Add what else a writer may send here. Not here: the tables, their retention and the statements that fold
+(`adapters.state`), writing our own advisories (`advisories`).
 
 A node is the key (replicator, name, stream, value); the Stream Replicator's advisories carry no name and no stream, which then
-are "". Its advisory that is highest by `RANK` wins, so that neither the order of arrival nor a repetition nor a cut of the
-history changes anything: ours by epoch and `transition`; before any of ours the Stream Replicator's, which have neither, by
-`timestamp`, of two in one second the later one in the order of the life cycle.
+are "". Of a node's advisories the one that is highest by `RANK` wins, so that the result does not depend on the order of
+arrival, on repetitions or on where the history is cut. Ours rank by epoch and `transition`. The Stream Replicator's have
+neither and rank below all of ours, by `timestamp`; of two in one second the later one in the order of the life cycle wins.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sr_assets.domain.positions import CLOCK_TOLERANCE_NS, SECOND_NS, parse_rfc3
 from sr_assets.domain.senders import MAX_SENDER_BYTES, refuse_constant
 from sr_assets.domain.tracking import Event, Status
 
-#: An advisory is about 500 bytes; what is larger than this is not even parsed.
+#: An advisory is about 500 bytes; a larger payload than this is not parsed.
 MAX_PAYLOAD_BYTES: Final = 64 << 10
 _END_OF_TIME_NS: Final = 1 << 63
 _V1_SCHEMA: Final = "/age_advisory.json"
@@ -32,13 +32,13 @@ _V1_SCHEMA: Final = "/age_advisory.json"
 LIFE_CYCLE: Final = (Event.NEW, Event.TIMEOUT, Event.RECOVER, Event.EXPIRE)
 STATUS: Final = (Status.UP, Status.TIMEOUT, Status.UP, Status.RETIRED)
 _EVENT_CODES: Final = {event.value: code for code, event in enumerate(LIFE_CYCLE)}
-#: The fields that decide which advisory of a node wins, the first difference counting: the higher value, for `received_ns`
-#: (when the centre's stream stored it) the lower one. No `seen_ns` is lower than any.
+#: The fields that decide which advisory of a node wins; the first one that differs decides. The higher value wins, of
+#: `received_ns` (when the centre's stream stored it) the lower one. A missing `seen_ns` is lower than any.
 RANK: Final = ("epoch_ns", "transition", "event_ns", "event_code", "seen_ns", "origin", "received_ns")
-#: A site is blind while the centre's clock is past the sum of these: when its last heartbeat was received, and how soon that
-#: promised the next one. A site without both is never blind.
+#: A site is blind while the centre's clock is past the sum of these: when its last heartbeat was received, and within which
+#: time that announced the next one. A site without both is never blind.
 BLIND_AFTER: Final = ("observed_ns", "next_within_ns")
-#: What a node was before an event, as `previous` says; anything else contradicts the event.
+#: The values of `previous` that each event allows; any other contradicts the event.
 _BEFORE: Final[dict[str, tuple[str | None, ...]]] = {
     "new": (None, "retired"),
     "timeout": ("up",),
@@ -56,7 +56,7 @@ class AdvisoryFormat(StrEnum):
 
 
 class Reject(StrEnum):
-    """Why a message is rejected instead of folded. `clock_ahead` is folded all the same when it has a `transition`."""
+    """Why a message is rejected instead of folded. with a `transition` a `clock_ahead` message is folded too."""
 
     TOO_LARGE = "too_large"
     NOT_JSON = "not_json"
@@ -69,13 +69,13 @@ class Reject(StrEnum):
     CLOCK_AHEAD = "clock_ahead"
 
 
-# Tuples, because millions of them are made: one a message.
+# Tuples, because millions of them are made: one for each message.
 class Advisory(NamedTuple):
     """One advisory, checked.
 
-    `epoch_ns` 0, `transition` 0, `name` and `stream` "" are not given; `seen_ns` is the writer's, if any. `event_code` is the
-    event's index in `LIFE_CYCLE`, `origin` an `AdvisoryFormat`. `warning` says why it is shown among the rejected ones too,
-    although it is folded.
+    `epoch_ns` 0, `transition` 0, `name` and `stream` "" mean that the message has none. `event_code` is the event's index
+    in `LIFE_CYCLE`, `origin` an `AdvisoryFormat`. `warning` is the reason to list it among the rejected messages although
+    it is folded.
     """
 
     replicator: str
@@ -98,7 +98,7 @@ class Advisory(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """A site's heartbeat (`observer_alive`): how far it is, and how soon the next one follows."""
+    """A site's heartbeat (`observer_alive`): its position and lag, and within which time the next one follows."""
 
     replicator: str
     name: str
@@ -111,7 +111,7 @@ class Observation(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """A message that is no advisory, and why; `field` names the one at fault when there is one."""
+    """A message that is no advisory, and why; `field` names the field at fault, "" when there is none."""
 
     reason: Reject
     field: str = ""
@@ -125,7 +125,7 @@ class _UnfitError(Exception):
 
 
 def read_message(payload: bytes, received_ns: int) -> Advisory | Observation | Rejected:
-    """Read one message of an advisory stream, whatever it holds; never raises.
+    """Read one message of an advisory stream; no content of it raises.
 
     `received_ns` is when the centre's stream stored it.
     """
@@ -161,7 +161,7 @@ def _advisory(document: dict[str, Any], received_ns: int) -> Advisory:
         raise _UnfitError(Reject.IMPOSSIBLE, "transition")
     warning = Reject.CLOCK_AHEAD if event_ns - received_ns > CLOCK_TOLERANCE_NS else None
     if warning and not transition:
-        # Its time alone would decide, for hours, against everything that is true.
+        # Without a transition only the time ranks it: for hours it would win over every correct advisory.
         raise _UnfitError(warning, "timestamp")
     age = _seconds(document.get("age_seconds", document.get("age")))
     return Advisory(
@@ -210,7 +210,7 @@ def _text(document: dict[str, Any], field: str, default: str | None = None) -> s
 
 
 def _counter(document: dict[str, Any], field: str, least: int) -> int:
-    """Return what only we write, 0 when it is not given."""
+    """Return a counter that only our advisories have, 0 when the message has none."""
     value = document.get(field)
     if value is None:
         return 0
@@ -220,7 +220,7 @@ def _counter(document: dict[str, Any], field: str, least: int) -> int:
 
 
 def _event_ns(document: dict[str, Any]) -> int:
-    """Return when it happened: `event_time`, or `timestamp` in seconds where there is none."""
+    """Return when the event happened, in unix ns: `event_time`, or `timestamp` in seconds where there is none."""
     text = document.get("event_time")
     field = "timestamp" if text is None else "event_time"
     try:
@@ -249,14 +249,14 @@ def _seen_ns(value: object) -> int | None:
 
 
 def _seconds(value: object) -> float | None:
-    """Return a length of time; None for what is none, or negative: the Stream Replicator's way to say that it does not know."""
+    """Return a duration in seconds; None when it is no number or negative, as the Stream Replicator writes an unknown one."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
         return None
     return float(value)
 
 
 def _identity(document: dict[str, Any], fields: tuple[object, ...]) -> str:
-    """Return the advisory's own id, or one made of what it says, so that a repetition is known as one."""
+    """Return the advisory's own id, or one computed from `fields`, so that a repetition has the same id."""
     value = document.get("event_id")
     if isinstance(value, str) and 0 < len(value) <= MAX_SENDER_BYTES and value.isascii():
         return value

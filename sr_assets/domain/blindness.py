@@ -1,8 +1,8 @@
-"""Blind spans: the stored time whose messages were gone from the source before we read them.
+"""Blind spans: ranges of stored time whose messages the source had deleted before they were read.
 
 Here: which holes make a span, the set of a stream's spans, how much of a silence they cover, and when a silence exceeds a
-limit in spite of them. Add here what decides whether absence is evidence. Not here: what silence leads to (`tracking`), why
-a hole is there and where the spans are kept (`stages`).
+limit without the covered time. Add a rule on what an absent message proves here. Not here: what silence leads to
+(`tracking`), the reason of a hole and where the spans are stored (`stages`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sr_assets.domain.positions import SequenceRange
 
-#: The most spans of a stream: the closest are merged first.
+#: The most spans of a stream; beyond that the closest ones are merged.
 MAX_BLIND_SPANS: Final = 1_000
 #: Reasons of a hole whose messages were there and were not read. A filtered message is none of the stream's.
 BLINDING_REASONS: Final = frozenset({"overtaken", "deleted", "per_subject_limit"})
@@ -30,7 +30,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class BlindSpans:
-    """A stream's blind spans: made of spans in any order, kept ascending and apart; empty ones go."""
+    """A stream's blind spans: ascending and disjoint; made of spans in any order, empty ones are dropped."""
 
     spans: tuple[Span, ...] = ()
     _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
@@ -40,7 +40,7 @@ class BlindSpans:
     """Each span's start, less the blind time before it."""
 
     def __post_init__(self) -> None:
-        """Put the spans in order once, so that every question is a binary search."""
+        """Sort and merge the spans once, so that every lookup is a binary search."""
         spans = _merge_closest(_merge(self.spans))
         before = (0, *accumulate(until - since for since, until in spans))
         object.__setattr__(self, "spans", spans)
@@ -49,15 +49,15 @@ class BlindSpans:
         object.__setattr__(self, "_watched", tuple(map(int.__sub__, self._starts, before)))
 
     def add(self, spans: Iterable[Span]) -> BlindSpans:
-        """Return these spans and others."""
+        """Return these spans together with others."""
         added = tuple(spans)
         return BlindSpans((*self.spans, *added)) if added else self
 
     def forget_before(self, time_ns: int) -> BlindSpans:
-        """Return the spans that end after a time: no silence that began then or later needs the others.
+        """Return the spans that end after a time: the others cover nothing of a silence that began then or later.
 
-        The time to give is the earliest `seen` of a sender that is not retired, or the watermark if that is earlier: before
-        it no sender begins.
+        Pass the earliest `seen` of a sender that is not retired, or the watermark if that is earlier: no silence begins
+        before it.
         """
         return BlindSpans(tuple(span for span in self.spans if span[1] > time_ns))
 
@@ -92,22 +92,22 @@ def find_blind_spans(
 
     `holes` are ranges that the leader confirmed absent, each with its reason, in any order; `sequences`, ascending, and
     `stored_ns` are the batch's messages, with a sender or without. `before_ns` is the highest stored time of the messages
-    before the batch, None for none. `after_hole` is what the call for the batch before returned. `until_ns` is the
+    before the batch, None for none. `after_hole` is the second result of the previous batch's call. `until_ns` is the
     watermark when everything up to the planning info's last sequence is processed and that info's clock set the
     watermark, else None.
 
-    A hole lasts from the last message before it to the first one after it. Without one it ends at `until_ns`; without that
-    it stays open, and the next batch ends it: so a cut inside or behind a hole changes nothing. A batch of no messages is
-    one too. A hole before which there was no message blinds nobody.
+    A hole lasts from the last message before it to the first one after it. Without a message after it, it ends at
+    `until_ns`; without that it stays open, and the next batch ends it: so a cut inside or behind a hole changes nothing. A
+    batch may have no messages. A hole without a message before it makes no span.
     """
     blinding = merge_ranges(hole for hole, reason in holes if reason in BLINDING_REASONS)
-    # Before which message of the batch a hole lies; behind the last one at their number.
+    # The index of the message that follows each hole; for a hole behind the last message their number.
     indexes = {bisect_left(sequences, hole.first) for hole in blinding}
     if after_hole:
         indexes.add(0)
     if not indexes:
         return [], False
-    # Stored times may go back a little; what was seen before a hole counts as seen by then.
+    # Stored times may go back a little; a message before a hole counts with the highest time so far.
     earlier = list(accumulate(stored_ns, max, initial=-1 if before_ns is None else before_ns))
     is_open = len(sequences) in indexes and (until_ns is None or until_ns <= earlier[-1])
     ends = [*stored_ns, -1 if until_ns is None else until_ns]

@@ -1,4 +1,4 @@
-"""How to reach a cluster, as a record: its servers, who we are there, whom we trust; and what of it may be shown.
+"""How to connect to a cluster, as a record: its servers, login and TLS; and the part of it that may be shown.
 
 Here rather than in `settings` because Spark's tasks carry it too and start quickly. Add here what a connection needs to know.
 Not here: how the configuration says it (`settings.clusters`), the files it names (`adapters.security`).
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """What TLS is made with: PEM files by their paths, `ca` (None: the system's), and our own `cert` with its `key`.
+    """The options of TLS: paths of PEM files, `ca` (None: the system's), and our own `cert` with its `key`.
 
-    `handshake_first` is for servers that expect TLS from the first byte on; `insecure` looks at no certificate.
+    `handshake_first` is for servers that expect TLS from the first byte on; `insecure` verifies no certificate.
     """
 
     ca: str | None = None
@@ -23,10 +23,10 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """How to reach one cluster: `servers` are `host:port` (IPv6 in brackets) without credentials.
+    """How to connect to one cluster: `servers` are `host:port` (IPv6 in brackets) without credentials.
 
     `credentials` (a .creds file), `jwt` and `nkey` (a seed) are paths; key material is in no record. Without `tls` the
-    link is plain, unless the server insists; with it no server without TLS is spoken to.
+    connection is in the clear, unless the server requires TLS; with it a server without TLS is refused.
     """
 
     servers: tuple[str, ...]
@@ -41,11 +41,11 @@ class ClusterSettings:
 
     @property
     def label(self) -> str:
-        """The servers, as messages and logs may show them."""
+        """The servers as text for messages and logs."""
         return ",".join(self.servers)
 
     def same_as(self, other: "ClusterSettings") -> bool:
-        """Tell whether both name a common server and are the same user there; another account is another cluster to us."""
+        """Return whether both name a common server and log in as the same user; another account counts as another cluster."""
         ours, theirs = ({_canonical(server) for server in cluster.servers} for cluster in (self, other))
         return not ours.isdisjoint(theirs) and _identity(self) == _identity(other)
 

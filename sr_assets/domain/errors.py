@@ -1,6 +1,6 @@
-"""Errors that a user can act on: one line that says what, which value, what to do. No traces, no secrets.
+"""Errors that a user can act on: one line with the problem, the value and the remedy. No traces, no secrets.
 
-Add a class here when callers must tell it from the others. Not here: exit codes (`cli`).
+Add a class here when callers must handle it differently from the others. Not here: exit codes (`cli`).
 """
 
 import os
@@ -15,11 +15,11 @@ class ConfigurationError(SrAssetsError):
 
 
 class RunError(SrAssetsError):
-    """A stream could not go on; what is committed stays, the next run tries again. The command line exits with 1."""
+    """A stream could not continue; what is committed stays, the next run tries again. The command line exits with 1."""
 
 
 class TransientError(RunError):
-    """A RunError that may pass by itself, such as a lost connection: a run tries again as long as its budget lasts."""
+    """A RunError that another attempt may not meet, such as a lost connection: a run tries again within its budget."""
 
 
 class EngineLostError(TransientError):
@@ -27,6 +27,6 @@ class EngineLostError(TransientError):
 
 
 def cannot_write(path: object, error: OSError) -> str:
-    """Return the line for a file or folder that cannot be written, a full disk say."""
+    """Return the line for a file or folder that cannot be written, for example on a full disk."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     return f"{path} cannot be written ({reason}); make room, the next run goes on where this one stopped"

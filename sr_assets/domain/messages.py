@@ -1,8 +1,8 @@
-r"""A message as it lies in a stream, and its headers: which a copy keeps, and what it gets added.
+r"""A message as a stream stores it, and its headers: those that a copy keeps, and those that are added to it.
 
-Headers stay the bytes they are: `b""`, or a block `NATS/1.0\r\nName: value\r\n\r\n`. Names are compared exactly, as
-the server does, except when deciding what a copy must not have. Add here what every copy carries. Not here: frames on a
-socket and what the server adds to an answer (`adapters.wire`).
+Headers stay unchanged bytes: `b""`, or a block `NATS/1.0\r\nName: value\r\n\r\n`. Names are compared exactly, as
+the server does, except when deciding which ones a copy must not have. Add a header of every copy here. Not here: frames on
+a socket and the headers that a server adds to an answer (`adapters.wire`).
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _MESSAGE_ID: Final = re.compile(rb".*/(\d+)/(\d+)(?:/r(\d+))?", re.DOTALL)
 
 
 class Message(NamedTuple):
-    """A stored message; `headers` is the block it was published with, without what a direct get added.
+    """A stored message; `headers` is the block it was published with, without the headers that a direct get adds.
 
-    Bytes of a subject that are not UTF-8 are kept as lone surrogates (`surrogateescape`). A tuple, for there are many.
+    Bytes of a subject that are not UTF-8 are lone surrogates (`surrogateescape`). A tuple, because there are millions.
     """
 
     sequence: int
@@ -81,7 +81,7 @@ def parse_origin(value: bytes) -> Origin | None:
 
 
 def last_origin(headers: bytes) -> Origin | None:
-    """Return where the last hop took this message from: of several values the last one counts."""
+    """Return the origin that the last hop recorded, None without one: of several values the last one counts."""
     values = header_values(headers, SOURCE_HEADER)
     return parse_origin(values[-1]) if values else None
 
@@ -95,18 +95,18 @@ def header_values(headers: bytes, name: bytes) -> list[bytes]:
 
 
 def travelling_headers(headers: bytes) -> bytes:
-    """Return the block without headers that steer the server or belong to the hop before; the rest byte for byte."""
+    """Return the block without headers that control the server or belong to the previous hop; the rest byte for byte."""
     if not _MAY_STAY.search(headers):
         return headers
     return _CRLF.join(line for line in headers.split(_CRLF) if not _stays_behind(line))
 
 
 def header_writer(replicator: str, name: str, stream: str, created_ns: int) -> Callable[[bytes, int, int, int], bytes]:
-    """Return what writes the headers of a source's copies, `created_ns` being the source's.
+    """Return a function that writes the headers of a source's copies; `created_ns` is the source's created time.
 
     It takes a message's own block, its sequence, its stored time in ns and the number of the re-send (0: none), and
-    returns the block of the copy: what travels, then `Choria-SR-Source`, then `Nats-Msg-Id`. All copies share their
-    text but for the numbers, so it is prepared once.
+    returns the block of the copy: `travelling_headers`, then `Choria-SR-Source`, then `Nats-Msg-Id`. The text around the
+    numbers is the same for all copies, so it is prepared once.
     """
     of, by, identity = (
         text.encode().replace(b"%", b"%%")
@@ -123,7 +123,7 @@ def header_writer(replicator: str, name: str, stream: str, created_ns: int) -> C
 
 
 def message_id(replicator: str, name: str, stream: str, created_ns: int, sequence: int, resend: int = 0) -> str:
-    """Return the `Nats-Msg-Id` of a copy, `created_ns` being the source's; a re-send must not look like a duplicate."""
+    """Return the `Nats-Msg-Id` of a copy; `created_ns` is the source's; a re-send has another id, to be no duplicate."""
     first = f"{replicator}/{name}/{stream}/{created_ns}/{sequence}"
     return f"{first}/r{resend}" if resend else first
 

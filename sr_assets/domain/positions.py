@@ -1,7 +1,7 @@
 """Where a stream stands: half-open ranges of sequences, what is missing in them, the watermark, and exact times.
 
-Add here what says how far a stream is read and up to when its silence is known. Not here: what a gap's reason is
-(`stages`), which range comes next (`stages`), what a hole blinds (`blindness`), who asks the server (`adapters`).
+Add a rule on how far a stream is read, or up to when its silence is known, here. Not here: the reason of a gap
+(`stages`), which range comes next (`stages`), which time a hole blinds (`blindness`), asking the server (`adapters`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SequenceRange:
     next: int
 
     def __post_init__(self) -> None:
-        """Refuse what could only come from a mistake in a plan."""
+        """Refuse a range that runs backwards, which only a mistake in a plan can produce."""
         if not 0 <= self.first <= self.next:
             raise ValueError(f"a range cannot go from {self.first} to {self.next}")
 
@@ -41,7 +41,7 @@ class SequenceRange:
         return self.next - self.first
 
     def __contains__(self, sequence: int) -> bool:
-        """Tell whether a sequence lies inside."""
+        """Return whether a sequence lies inside."""
         return self.first <= sequence < self.next
 
     def split(self, parts: int) -> list[SequenceRange]:
@@ -52,7 +52,7 @@ class SequenceRange:
 
 
 def merge_ranges(ranges: Iterable[SequenceRange]) -> list[SequenceRange]:
-    """Return the same sequences as the fewest ranges, in order: neighbours and overlaps become one, empty ones go."""
+    """Return the same sequences as the fewest ranges, in order: neighbours and overlaps become one, empty ones are dropped."""
     merged: list[SequenceRange] = []
     for covered in sorted(covered for covered in ranges if len(covered)):
         if merged and covered.first <= merged[-1].next:
@@ -63,7 +63,7 @@ def merge_ranges(ranges: Iterable[SequenceRange]) -> list[SequenceRange]:
 
 
 def missing(wanted: SequenceRange, present: Iterable[int]) -> list[SequenceRange]:
-    """Return what of a range is not among the sequences present; those come in ascending order and may lie outside."""
+    """Return the parts of a range that are not present; `present` is ascending and may lie outside the range."""
     return list(_holes(wanted, present))
 
 
@@ -80,10 +80,10 @@ def _holes(wanted: SequenceRange, present: Iterable[int]) -> Iterator[SequenceRa
 
 
 class Watermark(NamedTuple):
-    """Up to when a source's silence is known, in unix ns, None when it is not; and what the info's clock had to do with it.
+    """Up to when a source's silence is known, in unix ns, None when it is not; and the part of the info's clock in it.
 
     `by_clock`: the clock of the stream info set it, so no later message is stored before it. `clock_ahead`: the info's
-    clock was not believed, to be counted and shown.
+    clock was ignored because it is wrong; callers count and show that.
     """
 
     ns: int | None
@@ -102,11 +102,11 @@ def watermark(
     previous_ns: int | None,
     own_clock_ns: int,
 ) -> Watermark:
-    """Return the clock to call `tracking.sweep` with. It never goes back.
+    """Return the time to call `tracking.sweep` with. It never goes back.
 
-    `ts_ns` is the server's clock in the stream info a run took, `caught_up` that everything up to that info's last
-    sequence is processed. A mirror's clock says nothing about its origin, so there, in a run that stopped earlier, and when
-    the clock is ahead of everything else that is known, only the last message counts.
+    `ts_ns` is the server's clock in the stream info that a run took, `caught_up` whether everything up to that info's last
+    sequence is processed. Only the last message counts for a mirror (its clock proves nothing about its origin), in a run
+    that stopped earlier, and when the clock is ahead of everything else that is known.
     """
     ahead = clock_is_ahead(ts_ns, last_processed_ns, own_clock_ns)
     by_clock = caught_up and not mirror and ts_ns is not None and not ahead
@@ -116,7 +116,7 @@ def watermark(
 
 
 def clock_is_ahead(ts_ns: int | None, last_stored_ns: int | None, own_clock_ns: int) -> bool:
-    """Tell whether a server's clock is wrong: more than an hour ahead of the last message's stored time and of our clock."""
+    """Return whether a server's clock is wrong: more than an hour ahead of the last message's stored time and of our clock."""
     return ts_ns is not None and ts_ns - max(last_stored_ns or 0, own_clock_ns) > CLOCK_TOLERANCE_NS
 
 
@@ -126,7 +126,10 @@ def retention_clock_ns(watermark_ns: int | None, own_clock_ns: int) -> int | Non
 
 
 def _margin_ns(replicas: int, warning_ns: int | None) -> int:
-    """Stream info takes the state before it stamps the time: what was stored just before `ts` may be missing."""
+    """Return how far behind `ts` the watermark stays.
+
+    A server reads the stream's state before it sets `ts`, so a message stored just before `ts` may be missing from it.
+    """
     if replicas <= 1:
         return SECOND_NS
     return 5 * SECOND_NS if warning_ns is None else min(5 * SECOND_NS, warning_ns // 2)

@@ -1,7 +1,7 @@
-"""Whose copy a message in a target is: the one answer to "did we write this?".
+"""Whether a message in a target is a copy of ours: the only place that decides it.
 
-Here: the identity of an entry's copies, the decision by a message's headers, and what is reported of a copy that no batch
-explains. Not here: how headers are written and read (`messages`), what follows from the answer (the callers).
+Here: the identity of an entry's copies, the decision by a message's headers, and the error about a copy that no batch
+explains. Not here: how headers are written and read (`messages`), what follows from the decision (the callers).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sr_assets.domain.messages import MESSAGE_ID_HEADER, header_values, last_ori
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose copies: the source stream, the replicator and its entry's name, as `Choria-SR-Source` holds them."""
+    """The identity of an entry's copies: source stream, replicator and the entry's name, as in `Choria-SR-Source`."""
 
     stream: str
     replicator: str
@@ -22,7 +22,7 @@ class Identity:
 
 
 class CopyOf(NamedTuple):
-    """What a copy was made of: the source sequence and its stored time in ms.
+    """The original of a copy: its source sequence and its stored time in ms.
 
     `created_ns` is the created time of the source in the copy's message id; None when the id does not hold one, as in
     the Stream Replicator's copies.
@@ -34,10 +34,10 @@ class CopyOf(NamedTuple):
 
 
 def find_copy(headers: bytes, identity: Identity, created_ns: int | None = None) -> CopyOf | None:
-    """Return what a message in a target was copied of when it is a copy of this identity's, else None.
+    """Return the original of a message in a target when it is a copy of this identity, else None.
 
     With `created_ns`, the created time of the source (unix ns), a copy of an earlier source of the same name is not
-    ours; a copy that does not say which source it was made of is.
+    ours; a copy whose message id has no created time is ours.
     """
     origin = last_origin(headers)
     if origin is None or (origin.stream, origin.replicator, origin.name) != (

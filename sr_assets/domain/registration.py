@@ -1,8 +1,8 @@
 """Choria's registration messages: the adapter's JSON, the registration inside, the inventory or file inside that.
 
-Here: reading one as far as it can be read; add what else a node's message may hold. A payload that is anything else is not
-an error, it only has no metadata. Not here: who sent a message (`senders`), where metadata is kept
-(`adapters.published.history`), the messages of an emulated fleet (`embedded.inventory`).
+Here: reading one as far as possible; add another content of a node's message here. Any other payload is not an error, it
+only has no metadata. Not here: who sent a message (`senders`), where metadata is stored (`adapters.published.history`),
+the messages of an emulated fleet (`embedded.inventory`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
 def decode_payload(payload: bytes) -> tuple[str | None, str | None]:
     """Return a payload as JSON text, and the inventory or file content inside a registration message as JSON text.
 
-    None for a payload that is not JSON, and for content that is not there, cannot be read, is too large, or is no JSON where
-    it must be. The content of a file that is text but not JSON comes as a JSON string. The payload is parsed once for both.
+    None for a payload that is not JSON, and for content that is missing, unreadable, too large, or not JSON where it must
+    be. The content of a file that is text but not JSON is returned as a JSON string. The payload is parsed once for both.
     """
     try:
         value = orjson.loads(payload)
@@ -53,7 +53,7 @@ def _content(outer: object) -> str | None:
 def inflate(packed: bytes, limit_bytes: int = MAX_INFLATED_BYTES) -> bytes | None:
     """Unpack gzip (of any number of members) or zlib; None when it is neither, incomplete, or larger than the limit.
 
-    Never holds more than the limit and one byte, however small the bomb.
+    Never holds more than the limit and one byte in memory, also for a decompression bomb.
     """
     unpacked = b""
     while packed:
@@ -84,7 +84,7 @@ def _metadata(inner: dict[str, Any], data: str) -> str | None:
 
 
 def _inline(data: str) -> str | None:
-    """Return content that stands there as it is; large numbers as they are, so it is not what was read that is written."""
+    """Return content that is not packed: its own text, because encoding the parsed values again would change numbers."""
     try:
         return _dump(json.loads(data)["content"])
     except RecursionError:
@@ -108,9 +108,9 @@ def _object(document: str) -> dict[str, Any] | None:
 
 
 def is_json(text: str) -> bool:
-    """Tell whether every reader takes this text for JSON.
+    """Return whether every JSON reader accepts this text.
 
-    No NaN, no infinity nor what a reader would make one, no escaped half of a surrogate pair, no more than 1,024 levels.
+    No NaN, no infinity, no number that a reader turns into one, no escaped half of a surrogate pair, at most 1,024 levels.
     """
     try:
         orjson.loads(text)

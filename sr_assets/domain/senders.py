@@ -1,8 +1,8 @@
 """Who sent a message: a JSON field of its payload, a header, or a token of its subject; and whether it forces a copy.
 
-Three extractors with the same `extract`, and `inspect`, which parses the payload once for both questions. Add a way to name
-the sender here. Nothing here raises for what a message holds: what is not a sender is None. Not here: what is done with a
-message without one (`tracking.untracked`).
+Three extractors with the same `extract`, and `inspect`, which parses the payload once for both results. Add another sender
+extractor here. No content of a message raises: what is not a sender is None. Not here: the decision on a message without a
+sender (`tracking.untracked`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-# Decides what is JSON, and what a number says: its characters as they stand. It takes text, so no encoding is guessed.
+# Decides what is JSON, and reads a number as its characters, unchanged. It takes text, so no encoding is guessed.
 _DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=refuse_constant)
 
 
 @dataclass(frozen=True, slots=True)
 class JsonField:
-    """The sender stands in this field of the payload; a path as `parse_path` takes it. Raises ValueError like it."""
+    """The sender is in this field of the payload; a path as for `parse_path`. Raises ValueError like it."""
 
     text: str
     path: tuple[str, ...] = field(init=False, repr=False)
@@ -48,7 +48,7 @@ class JsonField:
 
 @dataclass(frozen=True, slots=True)
 class HeaderName:
-    """The sender stands in the first value of this header; its case counts."""
+    """The sender is the first value of this header; the header's name is case-sensitive."""
 
     text: str
 
@@ -108,7 +108,7 @@ def inspect(
 def _parse_object(payload: bytes) -> dict[str, Any] | None:
     """Parse strict JSON in UTF-8; None for anything but an object. The last of equal keys wins.
 
-    What the fast parser refuses (half a surrogate pair, a number beyond a double) may be JSON all the same.
+    What the fast parser refuses (half a surrogate pair, a number beyond a double) may still be JSON.
     """
     try:
         document = orjson.loads(payload)
@@ -118,7 +118,7 @@ def _parse_object(payload: bytes) -> dict[str, Any] | None:
 
 
 def _parse_exactly(payload: bytes) -> dict[str, Any] | None:
-    """Parse like `_parse_object`, slower; a number is the text that stands there."""
+    """Parse like `_parse_object`, slower; a number is returned as its text."""
     try:
         document = _DECODER.decode(payload.decode())
     except (ValueError, RecursionError):  # both the decoding and the JSON errors are ValueErrors

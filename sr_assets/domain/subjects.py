@@ -1,6 +1,6 @@
 """Subjects: tokens, wildcards, the subject a copy gets and the subject an advisory gets.
 
-Pure string rules: add here what is decided by a subject's text alone. Not here: who a subject's token names (`senders`),
+Pure string rules: add what a subject's text alone decides here. Not here: the sender in a subject's token (`senders`),
 which streams take a subject (`adapters`).
 """
 
@@ -27,13 +27,13 @@ def token(subject: str, number: int) -> str | None:
 
 
 def is_valid_filter(pattern: str) -> bool:
-    """Tell whether a server takes this as a subject with wildcards: no empty token, no blank, `>` only at the end."""
+    """Return whether a server accepts this as a subject with wildcards: no empty token, no blank, `>` only at the end."""
     tokens = pattern.split(".")
     return all(tokens) and ">" not in tokens[:-1] and not _FORBIDDEN.search(pattern)
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], object]:
-    """Return what tells whether a literal subject falls under one of the patterns; fast for many subjects.
+    """Return a function that matches a literal subject against the patterns; fast for many subjects.
 
     `*` is any one token, a last `>` one or more.
     """
@@ -43,7 +43,7 @@ def matcher(patterns: Iterable[str]) -> Callable[[str], object]:
 
 
 def covers(pattern: str, subset: str) -> bool:
-    """Tell whether every subject that falls under the pattern `subset` also falls under `pattern`."""
+    """Return whether every subject that matches the pattern `subset` also matches `pattern`."""
     wide, narrow = pattern.split("."), subset.split(".")
     for index, wanted in enumerate(wide):
         if wanted == ">":
@@ -56,7 +56,7 @@ def covers(pattern: str, subset: str) -> bool:
 
 
 def overlaps(left: str, right: str) -> bool:
-    """Tell whether some subject falls under both patterns."""
+    """Return whether some subject matches both patterns."""
     tokens, others = left.split("."), right.split(".")
     for a, b in zip(tokens, others, strict=False):
         if ">" in (a, b):
@@ -67,9 +67,9 @@ def overlaps(left: str, right: str) -> bool:
 
 
 def target_subject(subject: str, prefix: str = "", remove: str = "") -> str:
-    """Return the subject of a copy: `prefix.` in front, then every `remove` taken out, then runs of dots made one.
+    """Return the subject of a copy: `prefix.` is put in front, every `remove` taken out, runs of dots made one.
 
-    Works on patterns too, for the subjects of a target stream.
+    Patterns work too, for the subjects of a target stream.
     """
     if prefix:
         subject = f"{prefix}.{subject}"
@@ -81,12 +81,12 @@ def target_subject(subject: str, prefix: str = "", remove: str = "") -> str:
 
 
 def printable(subject: str) -> str:
-    """Return a subject as text for tables: bytes that are not UTF-8, kept as lone surrogates, show as `\ufffd`."""
+    """Return a subject as text for tables: bytes that are not UTF-8 (lone surrogates) become `\ufffd`."""
     return subject.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def advisory_subject(template: str, event: str, sender: str) -> str:
-    """Fill `%s` with the event and `%v` with the sender, made safe: a name can neither break nor inject protocol.
+    """Fill `%s` with the event and `%v` with the sender, encoded so that a name cannot inject protocol.
 
     Each dot-separated token of a value is percent-encoded (UTF-8, upper-case hex) outside `A-Za-z0-9_-`; an empty one
     is `%`.
@@ -96,7 +96,7 @@ def advisory_subject(template: str, event: str, sender: str) -> str:
 
 
 def advisory_pattern(template: str) -> str:
-    """Return the pattern under which every subject made of a template falls."""
+    """Return the pattern that every subject made from a template matches."""
     tokens = ["*" if "%" in token else token for token in template.split(".")]
     return ".".join([*tokens[:-1], ">"] if "%v" in template.rpartition(".")[2] else tokens)
 
@@ -104,8 +104,8 @@ def advisory_pattern(template: str) -> str:
 def observer_subject(template: str | None, replicator: str, name: str, stream: str) -> str:
     """Return the subject of a site's heartbeat: `%s` is `observer_alive`, `%v` the entry's name.
 
-    Without a template the subject has a root of its own, so that no subscription to advisories, however wide, gets it:
-    `sr_assets.observer_alive.<replicator>.<name>.<stream>`, made safe like an advisory's.
+    Without a template the subject has a root of its own, so that no subscription to advisories receives it:
+    `sr_assets.observer_alive.<replicator>.<name>.<stream>`, encoded like an advisory's.
     """
     if template is not None:
         return advisory_subject(template, "observer_alive", name)

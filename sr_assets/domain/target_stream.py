@@ -1,4 +1,4 @@
-"""Which target stream is created for a source, and what no target can hold.
+"""The configuration of a target stream that is created for a source, and the sequence that no stream can reach.
 
 Not here: what an existing target must be like (`stages.replication.target`), the request (`adapters.nats`).
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 IMPOSSIBLE_SEQUENCE: Final = 18446744073709551614
 WRONG_LAST_SEQUENCE: Final = 10071
 _MIN_DUPLICATE_WINDOW_NS: Final = 120 * 1_000_000_000
-#: Taken over from the source as they are; all that a source has besides stays there.
+#: Copied from the source's configuration unchanged; every other key is left out.
 _TAKEN_OVER: Final = ("max_msgs", "max_bytes", "max_age", "max_msgs_per_subject", "max_msg_size", "discard")
 
 
@@ -24,8 +24,8 @@ def target_config(name: str, patterns: Iterable[str], source: Mapping[str, Any])
     """Return the configuration of a target stream that is to be created.
 
     `patterns` are the source's subjects, or the filter, as the copies have them; `source` is the configuration of the
-    source stream as its server sends it. Every key is known to each server since 2.9. `num_replicas` is the source's:
-    fewer are made where the target's cluster has fewer servers.
+    source stream as its server sends it. Every server since 2.9 knows each key. `num_replicas` is the source's; the target
+    gets fewer where its cluster has fewer servers.
     """
     window_ns = max(_MIN_DUPLICATE_WINDOW_NS, source.get("duplicate_window", 0))
     max_age_ns = source.get("max_age", 0)
@@ -43,6 +43,6 @@ def target_config(name: str, patterns: Iterable[str], source: Mapping[str, Any])
 
 
 def _widest(patterns: Iterable[str]) -> list[str]:
-    """Leave out what another pattern covers: the server refuses overlapping subjects, and rewriting may make some."""
+    """Leave out patterns that another one covers: the server refuses overlapping subjects, which rewriting can produce."""
     unique = list(dict.fromkeys(patterns))
     return [pattern for pattern in unique if not any(other != pattern and covers(other, pattern) for other in unique)]

@@ -1,9 +1,9 @@
 """The fold: a sender's state and a sighting (or the passing of time) become a new state, a decision and transitions.
 
 Here: the rules of sampling and availability, in integer nanoseconds of the source's stored times. Add a rule here when it
-changes a decision or a transition. Not here: who the sender is (`senders`), what a transition looks like outside
+changes a decision or a transition. Not here: who the sender is (`senders`), how a transition is published
 (`advisories`), where the watermark comes from (`positions`), what makes time blind (`blindness`). Nothing here reads a
-clock: the same history gives the same answer, however it is cut.
+clock: the same history gives the same result, however it is cut into batches.
 
 Silence is the time since a sender's last sighting, less what blind spans cover of it.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Status(StrEnum):
-    """Whether a sender is up, silent or gone."""
+    """Whether a sender is up, silent or retired."""
 
     UP = "up"
     TIMEOUT = "timeout"
@@ -53,7 +53,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How one stream is sampled and when its senders count as silent (`warning_ns`) and gone (`interval_ns`).
+    """How one stream is sampled and when its senders count as silent (`warning_ns`) and retired (`interval_ns`).
 
     `size_trigger_bytes` 0 is off. Raises ValueError unless 0 < warning_ns < interval_ns and size_trigger_bytes >= 0.
     """
@@ -62,7 +62,7 @@ class Policy:
     warning_ns: int
     size_trigger_bytes: int = 0
     due_ns: int = field(init=False, repr=False)
-    """Interval less tolerance: less a sender's splay, the distance from the last copy at which the next is due."""
+    """Interval less tolerance. Less a sender's splay it is the time from the last copy to when the next one is due."""
 
     def __post_init__(self) -> None:
         """Check the bounds once, so the fold never has to."""
@@ -77,7 +77,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What is remembered of a sender; `transition` counts its transitions from 1 and lives on when it returns."""
+    """The state of a sender; `transition` counts its transitions from 1 and goes on counting when it returns."""
 
     first_seen_ns: int
     seen_ns: int
@@ -91,7 +91,7 @@ class NodeState:
     transition: int
 
 
-#: What is remembered of a sender, as columns.
+#: The state of a sender, as columns.
 NODE_COLUMNS: Final = tuple(column.name for column in fields(NodeState))
 
 
@@ -107,7 +107,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A change of a sender's status; which sighting `seen_ns`, `age_ns` and `sequence` speak of depends on the event.
+    """A change of a sender's status; which sighting `seen_ns`, `age_ns` and `sequence` refer to depends on the event.
 
     new: this one. timeout and expire: the last one. recover: `seen_ns` the one before the silence, `sequence` this one.
     """
@@ -140,7 +140,7 @@ SAMPLED = Decision(False, Reason.SAMPLED)
 NO_SENDER = Decision(True, Reason.NO_SENDER)
 ALL = Decision(True, Reason.ALL)
 
-# Looked up once: enum attribute access is what costs in the hot loop.
+# Looked up once: enum attribute access is slow in the hot loop.
 _UP, _TIMEOUT, _RETIRED = Status.UP, Status.TIMEOUT, Status.RETIRED
 
 
@@ -150,16 +150,19 @@ def tolerance_ns(interval_ns: int) -> int:
 
 
 def splay_ns(sender: str, interval_ns: int) -> int:
-    """Spread the fleet: up to a tenth of the interval, for ever the same for one sender; pass it to `sight`."""
+    """Return how much earlier a sender's copies are due, which spreads the copies of a fleet; pass it to `sight`.
+
+    Up to a tenth of the interval, always the same for one sender.
+    """
     share = int.from_bytes(hashlib.blake2b(sender.encode()).digest()[:8], "big")
     return interval_ns * share // (10 << 64)
 
 
 def deadline_ns(policy: Policy, state: NodeState, blind: BlindSpans) -> int | None:
-    """When `sweep` has something to do: at every instant after this one, and not before; None for ever.
+    """Return the last instant at which `sweep` has nothing to do yet; None when it never has.
 
-    A stored deadline holds until the policy changes. More blind spans only put it off: one stored before is too early, and
-    a sweep at it does nothing.
+    A stored deadline is valid until the policy changes. More blind spans only delay it: a deadline stored before them is
+    too early, and a sweep then does nothing.
     """
     if state.status is _RETIRED:
         return None
@@ -169,9 +172,9 @@ def deadline_ns(policy: Policy, state: NodeState, blind: BlindSpans) -> int | No
 def sweep(policy: Policy, state: NodeState, now_ns: int, blind: BlindSpans) -> tuple[NodeState, tuple[Transition, ...]]:
     """Let time pass until `now_ns`: silence longer than the warning is a timeout, longer than the interval the end.
 
-    Exactly the warning or the interval is not yet one. Transitions carry the instant the limit was exceeded, not the
-    one it was noticed; both come out of one call when the silence was long enough. A second call for the same silence
-    gives none.
+    A silence of exactly the warning or the interval changes nothing. Transitions carry the instant at which the limit was
+    exceeded, not when that was noticed; one call returns both when the silence is long enough. A second call for the same
+    silence returns none.
     """
     silence_ns = now_ns - state.seen_ns
     if silence_ns > policy.warning_ns:
@@ -199,9 +202,9 @@ def sight(
 
     `splay` is the sender's `splay_ns`. A message stored before `cutoff_ns` is too old to be copied but still a
     sighting. The time of a sighting is never before the sender's last one nor before its last transition, even when a
-    server's clock went back. Silence is swept first, so it does not matter whether anybody looked in between.
-    `blind` are the spans of the batches so far and of the sighting's own. An unknown sender's transitions are counted from
-    `first_transition`: above the highest that a forgotten one of the stream came to, 1 if none was ever forgotten.
+    server's clock went back. Silence is swept first, so the result does not depend on earlier sweeps. `blind` are the
+    spans of all batches so far, the sighting's own included. An unknown sender's transitions are counted from
+    `first_transition`: above the highest number of a forgotten sender of the stream, 1 if none was ever forgotten.
     """
     stored_ns = sighting.stored_ns
     at_ns = stored_ns if state is None else max(stored_ns, state.seen_ns, state.status_since_ns)
@@ -234,17 +237,17 @@ def sight(
 
 
 def untracked(stored_ns: int, cutoff_ns: int | None, otherwise: Decision = NO_SENDER) -> Decision:
-    """Decide on a message nobody is tracked by: skipped when too old, else `otherwise` (`NO_SENDER`, or `ALL`)."""
+    """Decide on a message without a tracked sender: skipped when too old, else `otherwise` (`NO_SENDER`, or `ALL`)."""
     return TOO_OLD if cutoff_ns is not None and stored_ns < cutoff_ns else otherwise
 
 
 def _size_changed(trigger_bytes: int, copied_bytes: int, payload_bytes: int) -> bool:
-    """Compare with the last copied size, so slow growth adds up; something after nothing always counts."""
+    """Compare with the last copied size, so that slow growth adds up; a payload after an empty one always counts."""
     return copied_bytes == 0 < payload_bytes or 0 < trigger_bytes <= abs(payload_bytes - copied_bytes)
 
 
 def _begin(at_ns: int, sequence: int, number: int) -> tuple[NodeState, tuple[Transition, ...]]:
-    """Begin an unknown sender at `at_ns`."""
+    """Return the state and the transition `new` of an unknown sender at `at_ns`."""
     new = Transition(Event.NEW, at_ns, at_ns, 0, sequence, None, number, False, None)
     return NodeState(at_ns, at_ns, sequence, None, None, _UP, at_ns, None, 0, number), (new,)
 
@@ -276,7 +279,7 @@ def _expire(policy: Policy, state: NodeState, blind: BlindSpans) -> tuple[NodeSt
     at_ns, number = blind.exceeds_at_ns(state.seen_ns, policy.interval_ns), state.transition + 1
     age_ns = at_ns - state.seen_ns
     event = Transition(Event.EXPIRE, at_ns, state.seen_ns, age_ns, state.sequence, _TIMEOUT, number, False, None)
-    gone = replace(
+    retired = replace(
         state,
         copied_ns=None,
         copied_bytes=None,
@@ -286,4 +289,4 @@ def _expire(policy: Policy, state: NodeState, blind: BlindSpans) -> tuple[NodeSt
         times_retired=state.times_retired + 1,
         transition=number,
     )
-    return gone, event
+    return retired, event

@@ -86,7 +86,7 @@ class FleetPlan:
     """The publications of a fleet: each node publishes once per round of `interval_seconds`, at its own moment in it.
 
     Of the changing nodes a quarter each appears late, is silent for a short time (again and again), is silent for a long
-    time (again and again), stops for ever. One node in ten grows its inventory. `payload_bytes` is the typical size: the
+    time (again and again), stops for good. One node in ten grows its inventory. `payload_bytes` is the typical size: the
     smallest nodes send a third of it, the largest 3.5 times as much.
     """
 

@@ -88,7 +88,7 @@ class NatsServer:
 
     @property
     def running(self) -> bool:
-        """Whether the process is there (a stopped process counts)."""
+        """Whether the process exists (a suspended process counts)."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> Self:

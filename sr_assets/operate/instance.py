@@ -1,4 +1,4 @@
-"""The Dagster instance: which folder it has, on which kind of disk, and its storage ready before several processes use it.
+"""The Dagster instance: its folder, the disk under it, and its storage, prepared before several processes use it.
 
 Not here: the processes (`services`, `runs`), its settings (`dagster.yaml`).
 """
@@ -66,7 +66,7 @@ def check_home(home: Path) -> None:
 
 
 def _disk_kind(folder: Path) -> str:
-    """Return the kind of file system a folder lies on; empty when the system does not say."""
+    """Return the type of the file system of a folder; empty when the system does not name it."""
     try:
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:
@@ -122,7 +122,7 @@ def storage_errors(folder: Path) -> Iterator[None]:
         yield
     except SrAssetsError:
         raise
-    except Exception as error:  # Dagster passes on whatever its database raises
+    except Exception as error:  # Dagster passes on every exception of its database
         logger.debug("Dagster's storage", exc_info=True)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RunError(f"Dagster's storage in {folder} cannot be used: {reason}") from None

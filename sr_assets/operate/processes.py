@@ -32,7 +32,7 @@ def start_child(command: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def end_with_parent() -> None:
-    """Kill this process and its group when its parent is gone: after SIGKILL nobody else stops the children.
+    """Kill this process and its group when its parent has ended: after SIGKILL nothing else stops the children.
 
     The parent holds the other end of our stdin and writes nothing; the kernel closes it however the parent ends.
     """
@@ -52,7 +52,7 @@ def stop_groups(children: Sequence[subprocess.Popen[bytes]]) -> None:
     for child in children:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(max(0.0, deadline - time.monotonic()))
-        # The leader is gone or hangs; what is left of its group ends now.
+        # The leader has ended or hangs; the rest of its group ends now.
         _signal_group(child, signal.SIGKILL)
         child.wait()
 
@@ -68,7 +68,7 @@ def signals_as_interrupt(*signals: signal.Signals) -> Iterator[Callable[[], None
 
     Yields a function that has them ignored from then on. SIGINT gets a handler too: a shell's `&` has it ignored, our
     children would inherit that, and Dagster uses SIGINT's handler for SIGTERM as well. A signal that arrives where Python
-    loses the exception (a weak reference's callback) or keeps it for ever (a library's import: the process would end with
+    loses the exception (a weak reference's callback) or keeps it (a library's import: the process would end with
     SIGINT's code in any case) is raised a moment later.
     """
     handled = signals or (signal.SIGTERM, signal.SIGINT)
@@ -103,7 +103,7 @@ def signals_as_interrupt(*signals: signal.Signals) -> Iterator[Callable[[], None
 
 
 def _importing(frame: FrameType | None) -> bool:
-    """Tell whether a frame is within an import."""
+    """Return whether a frame is within an import."""
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True
@@ -113,7 +113,7 @@ def _importing(frame: FrameType | None) -> bool:
 
 @contextlib.contextmanager
 def recorded_signals() -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether SIGTERM or SIGINT arrived inside the block.
+    """Yield a function that returns whether SIGTERM or SIGINT arrived inside the block.
 
     While Dagster executes it has handlers of its own, which end the run and not the process.
     """

@@ -91,7 +91,7 @@ def failures(events: Sequence[DagsterEvent]) -> list[str]:
 
 
 def _misconfigured(events: Sequence[DagsterEvent]) -> bool:
-    """Tell whether a step failed because the configuration is wrong."""
+    """Return whether a step failed because the configuration is wrong."""
     from sr_assets.resources import MISCONFIGURED
 
     failed = (getattr(event.event_specific_data, "user_failure_data", None) for event in events)

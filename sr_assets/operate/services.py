@@ -108,7 +108,7 @@ class Services:
         """Raise RunError when one of the processes has ended."""
         for name, child in self._children.items():
             if child.poll() is not None:
-                raise RunError(f"the Dagster {name} ended with exit code {child.returncode}; its last lines say why")
+                raise RunError(f"the Dagster {name} ended with exit code {child.returncode}; see its last lines")
 
     def stop(self, *names: str) -> None:
         """Stop the named processes, by default all, the daemon first; one that does not end within a minute is killed."""
@@ -149,7 +149,7 @@ def serve(settings: Settings, port: int) -> int:
 def _find_script(name: str) -> Path:
     """Return one of the commands that Dagster's packages install; raises RunError when it is not there.
 
-    They are public, the modules behind them are not. The first place is pip's, the second a virtual environment's.
+    The commands are public, their modules are not. The first folder is pip's, the second a virtual environment's.
     """
     folders = (Path(sysconfig.get_path("scripts")), Path(sys.executable).parent)
     script = next((folder / name for folder in folders if (folder / name).is_file()), None)

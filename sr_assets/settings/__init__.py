@@ -1,6 +1,6 @@
-"""The configuration: one YAML file and the environment → frozen, validated Settings; the only reader of either.
+"""The configuration: one YAML file and the environment → frozen, validated Settings; nothing else reads either.
 
-The file is the Stream Replicator's own, with a few keys more. Each module uses those before it:
+The file is the Stream Replicator's own, with some more keys. Each module uses those before it:
 `values`, `names`, `clusters` (what one key may hold) → `records` (what everything else works with) → `shape` (the
 mappings of the file) → `contradictions` (keys that exclude each other) → `file` (the whole of it) → `document` (YAML and
 environment → a tree) → `loading` (all of it in order).

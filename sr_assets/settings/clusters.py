@@ -1,7 +1,7 @@
-"""How to reach a cluster, as a URL of the file → ClusterSettings.
+"""A cluster's URL in the file → ClusterSettings.
 
-A new option of the URL is added here. A URL that cannot be used is refused without showing any of it; the files it
-names are read when a link is opened. Not here: the `tls` blocks (`shape`).
+Add a new option of the URL here. A URL that cannot be used is refused without showing any of it; the files it names are
+read when a connection is opened. Not here: the `tls` blocks (`shape`).
 """
 
 import ipaddress
@@ -49,7 +49,7 @@ def parse_cluster(value: object) -> ClusterSettings:
 
 
 def read_file_path(value: object) -> str:
-    """Read the path of a file that is read when it is needed; a relative one lies in the working directory."""
+    """Read the path of a file that is opened later; a relative one starts at the working directory."""
     return str(Path.cwd() / read_path(value))
 
 

@@ -1,7 +1,7 @@
 """Keys that are valid alone and contradict each other: within one stream's entry, and between the entries of a file.
 
-A rule about several keys is added here. Each function raises ValueError about the first contradiction it finds, with
-the message for the user. Not here: what one key may hold (`values`, `names`), what only a server knows.
+Add a rule about several keys here. Each function raises ValueError about the first contradiction, with the message for the
+user. Not here: what one key may hold (`values`, `names`), what only a server knows.
 """
 
 import unicodedata
@@ -30,13 +30,13 @@ def refuse_contradiction(entry: RawStream) -> None:
 
 
 def refuse_same_names(pairs: Sequence[tuple[str, str]]) -> None:
-    """Refuse no entries at all, and entries whose (name, stream) pairs are, or become somewhere, the same."""
+    """Refuse a file without entries, and (name, stream) pairs that are equal or become equal as folder or asset names."""
     if not pairs:
         raise ValueError("streams: is empty; at least one stream, or one feed, is needed")
     sites: dict[str, dict[str, None]] = defaultdict(dict)
     for name, stream in pairs:
         if stream in sites[name]:
-            raise ValueError(f"stream {stream!r} (name {name!r}): is there twice; give one entry another name")
+            raise ValueError(f"stream {stream!r} (name {name!r}): appears twice; give one entry another name")
         sites[name][stream] = None
     _refuse_collision(sites, "name", "share a folder where case does not count", _folder)
     _refuse_collision(sites, "name", "get the same asset group, job and sensor", asset_name)
@@ -48,7 +48,7 @@ def _sampling_contradictions(entry: RawStream) -> Iterable[tuple[bool, str]]:
     modes = [key for key in ("inspect_field", "inspect_header", "inspect_subject_token") if getattr(entry, key)]
     sampled, interval, warning = bool(modes), entry.inspect_duration, entry.warn_duration
     yield len(modes) > 1, f"{' and '.join(modes)}: only one way to find the sender can be used"
-    yield sampled and interval is None, f"{''.join(modes[:1])}: needs inspect_duration to say how often to copy"
+    yield sampled and interval is None, f"{''.join(modes[:1])}: needs inspect_duration, how often to copy"
     yield not sampled and interval is not None, f"inspect_duration: needs {_EXTRACTORS} to find the sender"
     for key in ("warn_duration", "inspect_force_field", "size_trigger", "advisory", "retired_retention"):
         alone = getattr(entry, key) is not None and not sampled
@@ -67,17 +67,17 @@ def _copying_contradictions(entry: RawStream) -> Iterable[tuple[bool, str]]:
     yield both and entry.create_target == entry.no_target_create, "create_target: contradicts no_target_create"
     yield entry.workers > 1 and order == "stream", "order: 'stream' needs workers: 1; use sender or none"
     no_sender = entry.workers > 1 and order == "sender" and entry.extractor is None
-    yield no_sender, f"order: 'sender' (the default when workers > 1) needs {_EXTRACTORS}; or say order: none"
+    yield no_sender, f"order: 'sender' (the default when workers > 1) needs {_EXTRACTORS}; or set order: none"
 
 
 def _refuse_loop(entry: RawStream, pattern: str) -> None:
-    """Refuse to copy a stream into itself, by way of the target's subjects too, as far as the keys alone show."""
+    """Refuse to copy a stream into itself, directly or through the target's subjects, as far as the keys alone show."""
     if not entry.source().same_as(entry.target()):
         return
     where = f"is the cluster of source_url ({entry.source_url.label})"
     if (entry.target_stream or entry.stream) == entry.stream:
         raise ValueError(f"target_url: {where}, so {entry.stream!r} would be copied into itself; set target_stream")
-    # A filter of everything does not show what the source takes; subjects that are not rewritten overlap in any case.
+    # A filter of everything does not show the source's subjects; subjects that are not rewritten overlap in any case.
     known = entry.filter_subject not in (None, ">")
     if pattern == (entry.filter_subject or ">") or (known and subjects.overlaps(pattern, entry.filter_subject or "")):
         raise ValueError(

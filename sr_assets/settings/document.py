@@ -1,6 +1,6 @@
-"""The file as text → a tree of plain values with the environment in it; and the message that says where a mistake is.
+"""The file as text → a tree of plain values with the environment filled in; and errors with the location of a mistake.
 
-Here: YAML, `${NAME}`, the place of an error. Not here: what the tree may hold (`file`, `shape`).
+Here: YAML, `${NAME}`, the location of an error. Not here: what the tree may hold (`file`, `shape`).
 """
 
 import re
@@ -16,18 +16,18 @@ from sr_assets.settings.values import shown
 
 Location = tuple[str | int, ...]
 
-#: How many values aliases may repeat. Entries that share their keys need 20 to 100 each.
+#: How many values aliases may repeat in total. Entries that share their keys need 20 to 100 each.
 _MOST_REPEATED = 500_000
 _DEEPEST = 20
 _REFERENCE = re.compile(r"\$\{(?:([A-Za-z_][A-Za-z0-9_]*)\})?")
 
 
 class _TooManyRepeatedError(Exception):
-    """Aliases stand for more values than a configuration can mean."""
+    """Aliases repeat more values than a configuration needs."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with every key once, and times left as text: their nanoseconds would be lost."""
+    """YAML that refuses repeated keys and leaves times as text, which would lose their nanoseconds."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -36,7 +36,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
                     raise yaml.composer.ComposerError(
-                        None, None, f"key {shown(key.value)} is there twice", key.start_mark
+                        None, None, f"key {shown(key.value)} appears twice", key.start_mark
                     )
                 seen.add(key.value)
         return node
@@ -90,9 +90,9 @@ def _parse(text: str) -> Any:
 
 
 def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """Return how many nodes a node stands for, each alias counted as what it repeats; `sizes` are those known, by id."""
+    """Return a node's number of nodes, each alias counted with what it repeats; `sizes` are the known ones, by id."""
     if id(node) not in sizes:
-        sizes[id(node)] = 0  # an alias of what is around it: refused later, as nested too deeply
+        sizes[id(node)] = 0  # an alias inside its own anchor: refused later, as nested too deeply
         children = node.value if isinstance(node, yaml.CollectionNode) else ()
         parts = (part for child in children for part in (child if isinstance(child, tuple) else (child,)))
         sizes[id(node)] = 1 + sum(_size(part, sizes) for part in parts)
@@ -101,7 +101,7 @@ def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
 
 def with_environment(tree: Any, environ: Mapping[str, str], refuse: Callable[[Location, str], NoReturn]) -> Any:
     """Replace every `${NAME}` in values by the environment's value; keys and numbers stay."""
-    replaced: dict[int, Any] = {}  # what aliases share is replaced once, and shared again
+    replaced: dict[int, Any] = {}  # a value that aliases share is replaced once, and shared again
 
     def replace_in(value: Any, loc: Location) -> Any:
         if isinstance(value, str):
@@ -143,7 +143,7 @@ def refuse(path: Path, tree: Any, loc: Location, problem: str) -> NoReturn:
 
 
 def _get(container: Any, key: Any) -> Any:
-    """Look into a raw tree, whatever it is, by key in any case or by index."""
+    """Return the part of a raw tree at a key, in any case, or at an index; None when there is none."""
     if isinstance(container, list) and isinstance(key, int):
         return container[key]
     if isinstance(container, dict):

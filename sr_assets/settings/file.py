@@ -1,7 +1,7 @@
-"""The whole file: its top level, and that the entries neither contradict themselves nor each other.
+"""The whole file: its top level, and the checks that no entry contradicts itself or another.
 
-A new key at the top is added here. Not here: the mappings inside (`shape`), the rules about contradictions
-(`contradictions`), what becomes of the file (`loading`).
+Add a new key of the top level here. Not here: the mappings inside (`shape`), the rules about contradictions
+(`contradictions`), making Settings of the file (`loading`).
 """
 
 from pathlib import Path

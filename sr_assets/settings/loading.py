@@ -1,6 +1,6 @@
-"""From the file and the environment to Settings: read, check, complete; the only reader of either.
+"""From the file and the environment to Settings: read, check, complete; nothing else reads either.
 
-A new key is put into Settings here. Not here: which keys there are (`file`, `shape`), what Settings are (`records`).
+Put a new key into Settings here. Not here: which keys exist (`file`, `shape`), the records themselves (`records`).
 """
 
 import os
@@ -48,7 +48,7 @@ def load_settings(path: Path | None = None, environ: Mapping[str, str] = os.envi
 
 
 def _problem(error: Mapping[str, Any]) -> str:
-    """Return the message for what pydantic refused; a message of our own validators stays as it is."""
+    """Return the message for a value that pydantic refused; messages of our own validators stay unchanged."""
     match error["type"]:
         case "value_error":
             return str(error["ctx"]["error"])
@@ -132,7 +132,7 @@ def _advisory(raw: RawStream, replicator: str) -> AdvisorySettings | None:
 
 
 def _start(raw: RawStream | RawFeed) -> Start:
-    """Choose where to begin; the first option that is set wins, in the Stream Replicator's order."""
+    """Return where to begin; the first option that is set wins, in the Stream Replicator's order."""
     if raw.start_at_end:
         return Start("end")
     if raw.start_sequence:

@@ -1,7 +1,7 @@
 """Values that name something: a site, a stream, a subject, a header, a field of a message, where Spark runs.
 
-A new kind of name gets its reader here: it returns what Settings hold, or raises ValueError that says what is wrong
-and what is allowed, as in `values`. Not here: URLs (`clusters`), values that name nothing (`values`).
+Add the reader of a new kind of name here: it returns the value for Settings, or raises ValueError with the mistake and what
+is allowed, as in `values`. Not here: URLs (`clusters`), values that name nothing (`values`).
 """
 
 import re
@@ -52,7 +52,7 @@ def read_prefix(value: object) -> str:
 
 
 def read_remove(value: object) -> str:
-    """Read a part of subjects, any run of characters of them."""
+    """Read a part of subjects: any sequence of characters."""
     text = read_text(value)
     if re.search(r"[\s*>]", text):
         raise ValueError(f"{shown(text)} occurs in no subject: it is taken literally, without spaces or wildcards")
@@ -125,7 +125,7 @@ def read_spark_mode(value: object) -> str:
 
 
 def read_spark_config(value: object) -> dict[str, str]:
-    """Read Spark's configuration; what YAML takes for numbers and flags is text to Spark."""
+    """Read Spark's configuration; numbers and flags of YAML become text for Spark."""
     if not isinstance(value, dict):
         raise ValueError("must be a mapping of Spark's configuration keys")  # noqa: TRY004  as in read_text
     for key, item in value.items():

@@ -1,7 +1,7 @@
-"""The configuration as frozen records: what everything else works with.
+"""The configuration as frozen records, which the rest of the package uses.
 
-Here: the records, and what one of them answers by itself; what any entry can be asked belongs to `Entry`. Not here: how
-the file is read (`loading`) and what it may hold (`file`, `shape`, `contradictions`).
+Here: the records, and what follows from one of them alone; what a stream and a feed have in common belongs to `Entry`. Not
+here: how the file is read (`loading`) and what it may hold (`file`, `shape`, `contradictions`).
 """
 
 import difflib
@@ -45,14 +45,14 @@ class AdvisorySettings:
     reliable: bool | None
     cluster: Literal["source", "target"]
     observer_subject: str
-    """Where the site sends its heartbeat: no subject of the transitions, unless the file says so."""
+    """Where the site sends its heartbeat: another subject than the transitions', unless the file sets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """What a site works on, a stream or a feed: where it is read from and how.
 
-    `retired_retention_ns` None: retired nodes are kept for ever. A question that both kinds can answer is asked here.
+    `retired_retention_ns` None: retired nodes are kept without limit. Properties that both kinds have are declared here.
     """
 
     #: What the site does with it: copy it into a target (`stream`) or fold it into the global view (`feed`).
@@ -147,8 +147,8 @@ class StreamSettings(Entry):
     def target_pattern(self, pattern: str) -> str:
         """Rewrite one of the source's subjects, wildcards allowed, as its messages will be rewritten.
 
-        Raises ConfigurationError when the result is no subject. Without a filter only the source's own subjects show
-        that, so it is asked for each of them before anything is copied.
+        Raises ConfigurationError when the result is no subject. Without a filter the source's own subjects decide that,
+        so a run calls this for each of them before it copies anything.
         """
         try:
             return rewritten(pattern, self.prefix, self.remove)
@@ -175,7 +175,7 @@ class SparkSettings:
 
     @property
     def public(self) -> dict[str, Any]:
-        """What may be shown: the mode without its parameters, and no value whose key sounds secret."""
+        """The part that may be shown: the mode without its parameters, and no value whose key may name a secret."""
         secret = re.compile(r"secret|password|token|credential|key", re.IGNORECASE)
         config = {key: value for key, value in self.config.items() if not secret.search(key)}
         return {"mode": self.mode.partition(";")[0].rpartition("@")[2], "config": config}
@@ -186,7 +186,7 @@ class SparkSettings:
 
 @dataclass(frozen=True, slots=True)
 class SensorSettings:
-    """How often a site's sensor looks, and how far the source must be ahead before it asks for a run."""
+    """How often a site's sensor ticks, and how far the source must be ahead before it requests a run."""
 
     interval_ns: int = 30 * SECOND_NS
     lag_messages: int = 1
@@ -218,7 +218,7 @@ class Settings:
     _by_name: Mapping[str, tuple[Entry, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Sort the entries by site and by what they are called, once: both are asked for every asset."""
+        """Group the entries by site and by name, once: every asset looks up both."""
         sites, by_name = defaultdict[str, list[Entry]](list), defaultdict[str, list[Entry]](list)
         for entry in self.entries:
             sites[entry.name].append(entry)
@@ -235,12 +235,12 @@ class Settings:
 
     @property
     def digest(self) -> str:
-        """The sha256 of what takes effect, secrets left out: equal digests, equal behaviour."""
+        """The sha256 of the settings that have an effect, secrets left out: equal digests mean equal behaviour."""
         effective = {key: value for key, value in _plain(self).items() if key not in ("home", "logfile", "warnings")}
         return hashlib.sha256(json.dumps(effective, sort_keys=True).encode()).hexdigest()
 
     def find(self, name: str) -> tuple[Entry, ...]:
-        """Return the entries called `name`: a stream, of every site that has it, or `name/stream`, which is one.
+        """Return the entries called `name`: a stream, at every site that has it, or `name/stream`, a single entry.
 
         Raises ConfigurationError when there is none.
         """

@@ -1,6 +1,6 @@
 """The mappings of the file: which keys each has, of which type and with which default; an unknown key is refused.
 
-A new key is added here, and `loading` puts it into Settings. Not here: how a value is read (`values`, `names`,
+Add a new key here, and put it into Settings in `loading`. Not here: how a value is read (`values`, `names`,
 `clusters`), which keys contradict each other (`contradictions`), the file as a whole (`file`).
 """
 
@@ -85,7 +85,7 @@ class Raw(BaseModel):
                 hint = f"did you mean {near[0]}? " if near else ""
                 raise ValueError(f"unknown key {shown(key)}; {hint}allowed: {', '.join(cls.model_fields)}")
             if name in known:
-                raise ValueError(f"key {shown(key)} is there twice (keys match in any case)")
+                raise ValueError(f"key {shown(key)} appears twice (keys match in any case)")
             known[name] = value
         return {key: value for key, value in known.items() if value is not None and value != ""}
 
@@ -199,7 +199,7 @@ class RawStream(Raw):
 
     @property
     def effective_order(self) -> Order:
-        """The order that is kept: by default the stream's, with several workers each sender's."""
+        """The order of the copies: by default the stream's, with several workers each sender's."""
         return self.order or ("stream" if self.workers == 1 else "sender")
 
 
@@ -227,9 +227,9 @@ class RawFeed(Raw):
 
 
 def _with_tls(cluster: ClusterSettings, *blocks: RawTls | None) -> ClusterSettings:
-    """Return the cluster with the first `tls` block that there is: a block is inherited as a whole or not at all.
+    """Return the cluster with the first `tls` block that is set: a block is inherited as a whole or not at all.
 
-    An empty block asks for nothing: TLS is then what the URL and the server make of it.
+    With an empty block the URL and the server decide about TLS.
     """
     block = next((block for block in blocks if block is not None), None)
     if block is None or not (block.ca or block.cert):

@@ -1,7 +1,7 @@
-"""The value of one key, whatever it belongs to: durations, sizes, numbers, flags, times, paths.
+"""Readers of single values of any key: durations, sizes, numbers, flags, times, paths.
 
-A new kind of value gets its reader here. A reader returns what Settings hold, or raises ValueError that says what is
-wrong and what is allowed; `document` puts the key in front. Not here: values that name a site, a stream or a subject
+Add the reader of a new kind of value here. A reader returns the value for Settings, or raises ValueError with the mistake
+and what is allowed; `document` puts the key in front. Not here: values that name a site, a stream or a subject
 (`names`), URLs (`clusters`).
 """
 
@@ -50,7 +50,7 @@ def parse_duration(text: str) -> int:
 
 
 def shown(value: object) -> str:
-    """Show a value on one line, shortened, and without the login of a URL that stands in the wrong place."""
+    """Return a value as one line of text, shortened, and without the login of a URL at the wrong key."""
     text = repr(value)
     start, end = text.find("//"), text.rfind("@")
     if 0 <= start < end:
@@ -137,7 +137,7 @@ def size_in_bytes(smallest: int) -> Callable[[object], int]:
 
 
 def one_of(*allowed: str) -> Callable[[object], str]:
-    """Return the reader of one of a few words, in any case."""
+    """Return the reader of a value that is one of `allowed`, in any case."""
 
     def choice(value: object) -> str:
         if not isinstance(value, str) or value.lower() not in allowed:
@@ -148,7 +148,7 @@ def one_of(*allowed: str) -> Callable[[object], str]:
 
 
 def unsupported(remedy: str) -> Callable[[object], None]:
-    """Return the reader of a block that only the Stream Replicator supports: accepted when empty or off, else refused."""
+    """Return the reader of a block that only the Stream Replicator supports: refused unless it is empty or off."""
 
     def refuse(value: object) -> None:
         if value not in ({}, [], False):

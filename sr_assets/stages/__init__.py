@@ -1,1 +1,1 @@
-"""One run of a site: what each asset does when it is materialised, without Dagster."""
+"""One run of a site without Dagster: the work behind each asset."""

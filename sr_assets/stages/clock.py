@@ -1,6 +1,6 @@
-"""The servers' time, as far as a run knows it: our own time of day is never written down.
+"""The servers' time, as far as a run knows it: this machine's time of day is never stored.
 
-Here: the last time a server said, and how long ago by a clock that nobody sets. Not here: the watermark (`domain`).
+Here: the last time that a server reported, advanced by the monotonic clock. Not here: the watermark (`domain`).
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
 
 class Clock:
-    """What time it is at the servers; shared by everything a run does."""
+    """The current time of the servers; shared by all work of a run."""
 
     def __init__(self, folder: Path) -> None:
-        """Name the site's folder, whose status tells the time as long as no server has."""
+        """Take the site's folder: `status.json` there gives the time until a server reports one."""
         self._folder = folder
         self._known: tuple[int, float] | None = None
 
     def set(self, ts_ns: int | None) -> None:
-        """Take a server's clock (unix ns); None tells nothing."""
+        """Take a server's clock (unix ns); None changes nothing."""
         if ts_ns is not None:
             self._known = (ts_ns, time.monotonic())
 
     @staticmethod
     def own_ns() -> int:
-        """Return this machine's own time in unix ns: only to tell a server's clock that is far ahead."""
+        """Return this machine's time in unix ns, only for detecting a server's clock that is far ahead."""
         return time.time_ns()
 
     def now_ns(self) -> int:
-        """Return the servers' time in unix ns; as long as none answered, by what the last run knew."""
+        """Return the servers' time in unix ns; until a server answered, from the last run's status."""
         if self._known is None:
             status = read_status(self._folder)
             age_seconds = status_age_seconds(status)

@@ -1,8 +1,8 @@
-"""What `sr-assets check --connect` tries: every link of a stream, each permission by its subject, and nothing changed.
+"""The probes of `sr-assets check --connect`: every connection of a stream and each permission, changing nothing.
 
 A permission to create or to publish is proven by a request that cannot succeed: a stream whose name contradicts its
-subject, a message that expects an impossible last sequence. Not here: what a run demands of source and target
-(`target`).
+subject, a message that expects an impossible last sequence. Not here: what source and target must be like
+(`source.suitability`, `replication.target`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NODE: Final = "sr-assets-check"
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One thing that was tried for a stream (`name/stream`), on which cluster, whether it works, and what was learned."""
+    """One attempt for a stream (`name/stream`): the cluster, what was tried, whether it works, and the result as text."""
 
     stream: str
     cluster: str
@@ -49,7 +49,7 @@ class Probe:
 
 
 def probe_connectivity(settings: Settings) -> list[Probe]:
-    """Try every link of every stream, streams side by side; returns the probes in the order of the file."""
+    """Probe every connection of every stream, streams in parallel; returns the probes in the order of the file."""
     with ThreadPoolExecutor(min(_LINKS, len(settings.entries))) as pool:
         return [probe for probes in pool.map(_try_entry, settings.entries) for probe in probes]
 
@@ -80,14 +80,14 @@ def _try_stream(stream: StreamSettings) -> list[Probe]:
 
 
 class _Probes:
-    """The probes of one stream, as they are made."""
+    """Collects the probes of one stream."""
 
     def __init__(self, stream: Entry) -> None:
         self.stream = stream
         self.made: list[Probe] = []
 
     def attempt(self, cluster: Cluster, tried: str, work: Callable[[], T], learned: Callable[[T], str]) -> T | None:
-        """Do something and note how it went; returns what it returned, None when it failed."""
+        """Call `work` and record the probe; returns its result, None when it failed."""
         try:
             result = work()
         except SrAssetsError as error:
@@ -134,7 +134,7 @@ def _try_reading(probes: _Probes, cluster: Cluster, info: StreamInfo) -> None:
             return sum(map(len, read_range(connection, info.stream, last, direct=direct)))
 
     def describe(messages: int) -> str:
-        return "read" if messages else "answered, nothing there"
+        return "read" if messages else "answered, no message there"
 
     asked = f"$JS.API.STREAM.MSG.GET.{info.stream}"
     probes.attempt(
@@ -148,7 +148,7 @@ def _try_reading(probes: _Probes, cluster: Cluster, info: StreamInfo) -> None:
 def _try_target(
     probes: _Probes, stream: StreamSettings, source: Cluster, source_info: StreamInfo | None, target: Cluster
 ) -> bool:
-    """Try what a run does with the target; returns whether its cluster answers."""
+    """Probe what a run does with the target; returns whether its cluster answers."""
     if not _try_connecting(probes, target):
         return False
     asked = f"$JS.API.STREAM.INFO.{stream.target_stream}"
@@ -156,7 +156,7 @@ def _try_target(
         target,
         asked,
         lambda: target.stream_exists(stream.target_stream),
-        lambda there: "there" if there else "not there yet",
+        lambda info: "exists" if info else "does not exist yet",
     )
     if exists is None:
         return False
@@ -215,11 +215,11 @@ def _refused_creation(target: Cluster, name: str) -> None:
         if error.code == NAME_MISMATCH:
             return
         raise
-    raise RunError(f"{target.settings.label}: a request that contradicts itself was taken")
+    raise RunError(f"{target.settings.label}: a request that contradicts itself was accepted")
 
 
 def _subject(stream: StreamSettings, source: Cluster, info: StreamInfo) -> str | None:
-    """Return a subject that a copy would have; None when nothing tells."""
+    """Return a subject that a copy would have; None when neither a message nor a pattern is known."""
     try:
         last = source.last_message(stream.stream, stream.filter_subject or ">")
     except SrAssetsError:
@@ -235,9 +235,9 @@ def _subject(stream: StreamSettings, source: Cluster, info: StreamInfo) -> str |
 
 def _try_publishing(probes: _Probes, cluster: Cluster, subject: str) -> None:
     def publish() -> None:
-        code, said = cluster.publish_refusal(subject)
+        code, refusal = cluster.publish_refusal(subject)
         if code != WRONG_LAST_SEQUENCE:
-            raise RunError(f"{cluster.settings.label}: {subject}: {said}")
+            raise RunError(f"{cluster.settings.label}: {subject}: {refusal}")
 
     probes.attempt(cluster, f"publish {subject}", publish, lambda _: "allowed; nothing was stored")
 
@@ -248,14 +248,14 @@ def _try_advisories(probes: _Probes, advisory: AdvisorySettings, cluster: Cluste
         cluster,
         "$JS.API.STREAM.NAMES",
         lambda: cluster.stream_names(subject),
-        lambda found: f"{subject}: {', '.join(found) or 'no stream'}",
+        lambda takers: f"{subject}: {', '.join(takers) or 'no stream'}",
     )
     observers = probes.attempt(
         cluster,
         "$JS.API.STREAM.NAMES",
         lambda: cluster.stream_names(advisory.observer_subject),
-        lambda found: (
-            f"{advisory.observer_subject}: {', '.join(found) or 'no stream, so only whoever listens hears it'}"
+        lambda takers: (
+            f"{advisory.observer_subject}: {', '.join(takers) or 'no stream, so only current subscribers receive it'}"
         ),
     )
     if observers and advisory.reliable is not False:
@@ -274,5 +274,5 @@ def _try_advisories(probes: _Probes, advisory: AdvisorySettings, cluster: Cluste
             cluster,
             "advisories",
             works=True,
-            learned=f"{subject}, to whoever listens; not tried, for they would hear it",
+            learned=f"{subject}, to current subscribers; not tried, because they would receive it",
         )

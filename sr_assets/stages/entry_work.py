@@ -1,6 +1,6 @@
-"""The work on one entry of a site, for the time of a run: its lanes, and what is written down as the run ends.
+"""The work on one entry of a site during a run: its lanes, and the state that is saved as the run ends.
 
-Here: what a stream and a feed have in common. Not here: their stages (`stream_work`, `feed_work`), how long a run goes on
+Here: what a stream and a feed have in common. Not here: their stages (`stream_work`, `feed_work`), how long a run lasts
 (`run`).
 """
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from sr_assets.stages.report import Stage
     from sr_assets.stages.site import Site
 
-#: When a run is to stop there: each source's last sequence as first seen by it; None for a run that lingers.
+#: Where a run stops: each source's last sequence as first seen by the run; None for a run that lingers.
 Ends = dict[str, int] | None
 
 
 class EntryWork(ABC):
-    """The work on one entry; `final` tells of a lane whether its trouble is a failure now."""
+    """The work on one entry; `final` decides whether a lane's error is final, so that it is not tried again."""
 
     def __init__(self, site: Site, entry: Entry, stages: frozenset[Stage], final: Callable[[Lane], bool]) -> None:
         """Take the site, the entry and the stages that were asked for."""
         self.report = StreamReport(entry)
         self._site, self._entry, self._stages, self._final = site, entry, stages, final
         self.watching = Lane(
-            self.report, site.folder, self._watched_stages(), on_trouble=self._note_error, on_lost=site.clusters.close
+            self.report, site.folder, self._watched_stages(), on_error=self._note_error, on_lost=site.clusters.close
         )
 
     @abstractmethod
@@ -44,16 +44,16 @@ class EntryWork(ABC):
 
     @abstractmethod
     def step(self, ends: Ends) -> bool:
-        """Do what is due now, and see to what runs beside; returns whether anything was done."""
+        """Do the work that is due, and collect or start background work; returns whether anything was done."""
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
-        """The lanes of the entry, those that have nothing to do left out."""
+        """The lanes of the entry that have work."""
         return (self.watching,)
 
     @property
     def pending(self) -> bool:
-        """Whether something is under way beside, or waits for that."""
+        """Whether background work is under way, or work waits for it."""
         return False
 
     @property
@@ -63,8 +63,8 @@ class EntryWork(ABC):
 
     @property
     def trying(self) -> bool:
-        """Whether some trouble is to be tried again."""
-        return any(lane.trouble for lane in self.lanes)
+        """Whether a lane is to try again after an error."""
+        return any(lane.error for lane in self.lanes)
 
     @property
     def given_up(self) -> bool:
@@ -72,7 +72,7 @@ class EntryWork(ABC):
         return all(lane.failure for lane in self.lanes)
 
     def finish(self) -> None:  # noqa: B027  most entries have nothing to do here
-        """Do what is done once a run, after its last round."""
+        """Do the work of a run's end, after its last round."""
 
     def join(self, deadline: float) -> None:  # noqa: B027  most entries have nothing to do here
         """Wait for what runs beside, up to a time (monotonic seconds); what does not end by then is interrupted."""
@@ -81,7 +81,7 @@ class EntryWork(ABC):
         """Close what the entry opened."""
 
     def _note_error(self, error: str | None) -> None:
-        """Show what keeps the entry from going on, and since when, while the run goes on trying."""
+        """Publish the entry's error, and since when it lasts, while the run tries again."""
         store, name = self._site.state, self._entry.stream
         state = store.load_stream(name) or StreamState.not_begun(name)
         self._set_error(state, error)
@@ -93,7 +93,7 @@ class EntryWork(ABC):
         state.last_error = error
 
     def note_end(self) -> None:
-        """Write down how the run ended; also for an entry that never began, whose row then has no more than that."""
+        """Save how the run ended; an entry that never began gets a row with its error alone."""
         site, report, name = self._site, self.report, self._entry.stream
         state = site.state.load_stream(name) or StreamState.not_begun(name)
         self._set_error(state, self.watching.failure)
@@ -118,10 +118,10 @@ class EntryWork(ABC):
         report.waiting, report.queued = site.state.outbox(name).size(), site.state.copy_queue(name).size()
 
     def _forget_old(self, state: StreamState) -> None:  # noqa: B027  as above
-        """Drop what the retention does not keep; called inside a transaction."""
+        """Drop rows beyond the retention; called inside a transaction."""
 
     def _note_lag(self, state: StreamState) -> None:
-        """Note how far the entry is behind; a failed one is asked about anew, and stays as it was when nobody answers."""
+        """Save the entry's lag; that of a failed entry is measured again, and stays unchanged without an answer."""
         entry = self._entry
         with contextlib.suppress(SrAssetsError):
             cluster = self._site.clusters.reach(entry.source)

@@ -1,7 +1,7 @@
-"""A lane: one kind of work of a stream that is tried again by itself, ever more slowly, and gives up by itself.
+"""A lane: one kind of work of a stream, with its own retries, pauses and failure.
 
-Watching and copying are lanes of their own, so that trouble with a target delays copies and nothing else. Here: what a
-failure means, and a lane whose steps run beside the others in a thread. Not here: the work.
+Watching and copying are separate lanes, so that an error of a target delays copies and nothing else. Here: what follows from
+an error, and running the steps of a lane in a background thread. Not here: the work.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _LONGEST_PAUSE_SECONDS: Final = 30.0
 
 
 class Lane:
-    """Runs the steps of one kind of work and weighs what goes wrong in them.
+    """Runs the steps of one kind of work and decides what follows from their errors.
 
-    `reached`: what the work needs has answered in this run, so trouble may pass by itself. `failure` is one line once
-    the lane has given up, `trouble` what is tried again at `retry_at` (monotonic seconds).
+    `reached`: a step has succeeded in this run, so a later error may be temporary. `failure` is one line once the lane has
+    given up, `error` one line while it tries again at `retry_at` (monotonic seconds).
     """
 
     def __init__(
@@ -45,17 +45,17 @@ class Lane:
         folder: Path,
         stages: frozenset[Stage],
         *,
-        on_trouble: Callable[[str | None], None],
+        on_error: Callable[[str | None], None],
         on_lost: Callable[[], None],
     ) -> None:
         """`stages` are those of the lane, `folder` is the site's.
 
-        `on_trouble` notes an error, or None when it has passed; `on_lost` gives up the connections of the lane.
+        `on_error` notes an error, or None when it has passed; `on_lost` gives up the connections of the lane.
         """
         self._report, self._folder, self._stages = report, folder, stages
-        self._on_trouble, self._on_lost = on_trouble, on_lost
+        self._on_error, self._on_lost = on_error, on_lost
         self.reached = False
-        self.trouble: str | None = None
+        self.error: str | None = None
         self.failure: str | None = None
         self.retries = 0
         self.retry_at = 0.0
@@ -66,14 +66,14 @@ class Lane:
         return self.failure is None and time.monotonic() >= self.retry_at
 
     def attempt(self, step: Callable[[], bool], *, final: Callable[[], bool]) -> bool:
-        """Do one step; returns whether there was anything to do. Trouble is a failure once `final` says so."""
+        """Do one step; returns whether there was work. A TransientError is a failure when `final` returns true."""
         label = self._report.stream.label
         try:
             busy = step()
         except TransientError as error:
             # An engine that was lost is started anew, whatever the servers have answered so far.
             self.reached |= isinstance(error, EngineLostError)
-            self._weigh(_line(label, error), final=final())
+            self._retry_or_fail(_line(label, error), final=final())
             return False
         except OSError as error:
             self._fail(f"{label}: {cannot_write(error.filename or self._folder, error)}")
@@ -85,26 +85,26 @@ class Lane:
         self.reached = True
         if self.retries:
             logger.info("%s: goes on after %d attempts", label, self.retries)
-            self._on_trouble(None)
-        self.retries, self.trouble = 0, None
+            self._on_error(None)
+        self.retries, self.error = 0, None
         return busy
 
-    def _weigh(self, trouble: str, *, final: bool) -> None:
+    def _retry_or_fail(self, line: str, *, final: bool) -> None:
         # A connection that a server has forgotten may look alive: none is trusted any more.
         self._on_lost()
         if final:
-            self._fail(trouble)
+            self._fail(line)
             return
-        self.trouble = trouble
+        self.error = line
         pause_seconds = min(_FIRST_PAUSE_SECONDS * 2.0**self.retries, _LONGEST_PAUSE_SECONDS)
         self.retries += 1
         self.retry_at = time.monotonic() + pause_seconds * random.uniform(0.5, 1.0)  # noqa: S311  jitter, not a secret
-        logger.warning("%s; attempt %d in %.1f s", trouble, self.retries + 1, self.retry_at - time.monotonic())
+        logger.warning("%s; attempt %d in %.1f s", line, self.retries + 1, self.retry_at - time.monotonic())
         if self.retries == 1:
-            self._on_trouble(trouble)
+            self._on_error(line)
 
     def _fail(self, failure: str) -> None:
-        self.failure, self.trouble = failure, None
+        self.failure, self.error = failure, None
         self._report.failures.append(failure)
         self._report.failed |= self._stages
         logger.error("%s", failure)
@@ -115,9 +115,9 @@ def _line(label: str, error: SrAssetsError) -> str:
 
 
 class Beside:
-    """Runs one step after the other in a thread of its own; whoever polls is never kept waiting.
+    """Runs steps in a background thread, one at a time; polling it never blocks.
 
-    The thread is a daemon: one that a frozen process keeps waiting must not keep ours from ending.
+    The thread is a daemon: a step that waits for a frozen process must not keep this process from ending.
     """
 
     def __init__(self, name: str, woken: threading.Event) -> None:
@@ -133,12 +133,12 @@ class Beside:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, step: Callable[[], bool]) -> None:
-        """Begin a step; the one before has ended and was taken note of."""
+        """Begin a step; the previous one has ended and `take` has returned its result."""
 
         def run() -> None:
             try:
                 self._busy = step()
-            except BaseException as error:  # noqa: BLE001  raised again where it is taken note of
+            except BaseException as error:  # noqa: BLE001  raised again by `take`
                 self._error = error
             finally:
                 self._woken.set()
@@ -147,7 +147,7 @@ class Beside:
         self._thread.start()
 
     def take(self) -> bool | None:
-        """Return whether the step that has ended did anything; None when none has. Raises what it raised."""
+        """Return the result of the step that has ended, None when none has; raises the step's exception."""
         if self._thread is None or self._thread.is_alive():
             return None
         self._thread = None
@@ -157,7 +157,7 @@ class Beside:
         return self._busy
 
     def join(self, seconds: float) -> bool:
-        """Wait for the step under way, at most so long; returns whether none is left."""
+        """Wait for the step under way, at most `seconds`; returns whether it has ended."""
         if self._thread is not None:
             self._thread.join(seconds)
         return not self.running

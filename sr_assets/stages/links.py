@@ -1,6 +1,6 @@
-"""How a run reaches clusters and Spark: one open connection to each cluster for each thread, one session for all.
+"""A run's connections to clusters and Spark: one to each cluster for each thread, one Spark session for all threads.
 
-Here: opening, sharing, closing. Not here: what is asked of them.
+Here: opening, sharing, closing. Not here: the requests that are made over them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class Clusters:
-    """The open connections of one thread, one for each cluster; closed by `close`, made again by the next use."""
+    """The open connections of one thread, one for each cluster; closed by `close`, opened again by the next use."""
 
     def __init__(self, site: str) -> None:
-        """Name the site, which the servers see as the client's name."""
+        """Take the site's name, which is part of the client's name at the servers."""
         self._name = f"sr-assets {site}"
         self._open: dict[ClusterSettings, Cluster] = {}
 
@@ -39,14 +39,14 @@ class Clusters:
         return self._open[settings]
 
     def close(self) -> None:
-        """Close all connections: one that a server has forgotten may look alive."""
+        """Close all connections: one that a server has closed may still look open."""
         while self._open:
             _, cluster = self._open.popitem()
             cluster.close()
 
 
 class ConnectionFiles:
-    """The files that tell Spark's tasks how to reach a site's clusters."""
+    """The connection files with which Spark's tasks connect to a site's clusters."""
 
     def __init__(self, folder: Path, clusters: Sequence[ClusterSettings]) -> None:
         """Name the site's folder and all clusters of its entries."""
@@ -54,7 +54,7 @@ class ConnectionFiles:
         self._clusters = list(dict.fromkeys(clusters))
 
     def path(self, settings: ClusterSettings) -> str:
-        """Return the path of a cluster's file, written if it is missing or says something else."""
+        """Return the path of a cluster's file, written if it is missing or differs."""
         file = self._folder / f"{self._clusters.index(settings)}.json"
         return str(write_connection(file, settings).resolve())
 
@@ -73,7 +73,7 @@ class SparkLink:
         self._session: SparkSession | None = None
 
     def session(self) -> SparkSession:
-        """Return the session; raises RunError, TransientError when the engine is gone before it is joined."""
+        """Return the session; raises RunError, or TransientError when the engine ends before it is joined."""
         with self._guard:
             if self._session is None:
                 self._session = open_session(self._settings, self._home, self._site)
@@ -99,7 +99,7 @@ class SparkLink:
             raise failed from error
 
     def interrupt(self) -> None:
-        """Stop what runs in the session: the run is given up in the middle of something."""
+        """Interrupt the session's tasks, because the run is given up."""
         if self._session is not None:
             stop_work(self._session)
 

@@ -1,4 +1,4 @@
-"""What a run says it did for one stream or feed, and the stages it may be asked for.
+"""The report of a run about one stream or feed, and the stages that a run can be asked for.
 
 Here: the record that the stages add to and that checks, materialisations and the command line read. Not here: what is
 committed (`adapters.state`).
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Stage(StrEnum):
-    """What can be materialised of a stream, in the order of the flow; of a feed `advisory_feed` alone."""
+    """The stages of a stream that can be materialised, in the order of the flow; a feed has `advisory_feed` alone."""
 
     NODE_STATE = "node_state"
     NODE_ADVISORIES = "node_advisories"
@@ -29,7 +29,7 @@ class Stage(StrEnum):
 
 @dataclass(slots=True)
 class StreamReport:
-    """What a run did for one stream or feed.
+    """The work of a run for one stream or feed.
 
     `first` and `next` are the sequences that were read. `failures` has one line for each lane that gave up (reading,
     copying), `failed` the stages it had. Of a feed `copied` counts what was folded, `parked` what was rejected. `state`

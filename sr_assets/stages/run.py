@@ -1,7 +1,7 @@
-"""One run of a site: the rounds of its entries, how long they go on, and what is written down as they end.
+"""One run of a site: the rounds of its entries, how long they go on, and what is saved as they end.
 
-Not here: the work on an entry (`stream_work`, `feed_work`), when trouble is tried again (`lane`), what the entries share
-(`site`), what Dagster is told about it (`assets`).
+Not here: the work on an entry (`stream_work`, `feed_work`), retries after errors (`lane`), what the entries share
+(`site`), what is reported to Dagster (`assets`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _COPY_SECONDS: Final = 40.0
 def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_only: bool) -> dict[str, StreamReport]:
     """Work on the chosen stages of a site's entries until they are caught up; returns a report by stream.
 
-    Then the run lingers: it looks at the sources every second and takes what comes, until nothing came for `linger` or
-    `run_budget` is used up. With `drain_only` it stops where the sources were when it began. What may pass by itself, a
-    lost connection say, is tried again within `run_budget`, ever more slowly; with `drain_only` only where the link was
-    there before in this run, so that a wrong address is reported at once. An entry that fails is left out from then on;
-    the others go on. What was committed is published in any case, and a failed entry says why in its report and in
-    `replication.last_error`.
+    Then the run lingers: it polls the sources every second and takes new messages, until none came for `linger` or
+    `run_budget` is used up. With `drain_only` it stops where the sources were when it began. A TransientError, such as a
+    lost connection, is tried again within `run_budget` with growing pauses; with `drain_only` only when a step has
+    succeeded before in this run, so that a wrong address is reported at once. An entry that fails is left out from then
+    on; the others go on. What was committed is published in any case; the error of a failed entry is in its report and
+    in `replication.last_error`.
     """
     budget_ends = time.monotonic() + site.settings.run_budget_ns / 1e9
 
@@ -64,7 +64,7 @@ def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_onl
 
 
 def _go_round(site: Site, works: Sequence[EntryWork], budget_ends: float, *, drain_only: bool) -> None:
-    """Let each entry take a step, again and again, until there is no more to do or no more time for it."""
+    """Let each entry take steps, in rounds, until there is no work or no time left."""
     linger_seconds = site.settings.linger_ns / 1e9
     ends: dict[str, int] | None = {} if drain_only else None
     active = time.monotonic()

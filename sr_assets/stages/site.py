@@ -1,7 +1,7 @@
-"""A site at work: its lock, its open state, its clock, its links, and the publishing of what it committed.
+"""A site during a run: its lock, its open state, its clock, its connections, and the publishing of what it committed.
 
-Here: what lasts from the first to the last moment of a run. Not here: the work on its entries (`entries`), how long a
-run goes on (`run`), what each stage does.
+Here: what lasts from the beginning to the end of a run. Not here: the work on its entries (`entry_work`), how long a run
+goes on (`run`), the stages.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
     from sr_assets.settings import Settings
 
-#: Publishing may take this share of a run's time, so its cost stays bounded however many nodes there are.
+#: Publishing may take this share of a run's time, so that its cost stays bounded with any number of nodes.
 _PUBLISHING_SHARE: Final = 0.1
-#: How long a run that always finds more publishes nothing at first.
+#: How long a run that is not caught up waits before it publishes for the first time.
 _BUSY_SECONDS: Final = 5.0
 _ROUND_WAIT_SECONDS: Final = 0.5
 
 
 class Site:
-    """The right to work on one site and everything needed for it, from `with` to its end.
+    """The right to work on one site and everything that the work needs; entered with `with`.
 
     Raises SiteBusyError when another run holds the site for `wait_seconds` on. `folder` is `<home>/sites/<name>`. The
     Spark engine stays warm for `keep_engine_seconds` after its last use.
@@ -70,7 +70,7 @@ class Site:
         reachable = [cluster for entry in self.entries for cluster in entry.clusters]
         self.files = ConnectionFiles(self.folder, reachable)
         self.spark = SparkLink(settings.spark, settings.home.resolve(), name, keep_engine_seconds)
-        #: Set when something that runs beside the others has ended.
+        #: Set when background work has ended.
         self.woken = threading.Event()
         self._lock = SiteLock(self.folder, owner, wait_seconds)
         self._stack = contextlib.ExitStack()
@@ -89,7 +89,7 @@ class Site:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the connections and the state, free the lock; an exception, a cancellation say, stops the engine's work."""
+        """Close the connections and the state, free the lock; on an exception, interrupt the engine's tasks."""
         if kind is not None:
             self.spark.interrupt()
         self._stack.close()
@@ -100,8 +100,8 @@ class Site:
     def publish(self, *, now: bool = True, caught_up: bool = True) -> None:
         """Publish what was committed.
 
-        With `now` false only if something was and publishing does not take too large a share of the time. A run that is
-        not caught up yet has first to go on for a while: one that soon is publishes once, however many nodes there are.
+        With `now` false only if something was committed and publishing does not take too large a share of the time. A run
+        that is not caught up waits for a while before its first publication: if it soon catches up, it publishes once.
         """
         after = self._publish_after or (0.0 if caught_up else self._began_at + _BUSY_SECONDS)
         if not now and (not self._changed or time.monotonic() < after):
@@ -112,7 +112,8 @@ class Site:
         self._changed = False
         paused = self._paused()
         streams = [
-            PublishedStream(one.stream, one.target_stream, one.tracked, one.stream in paused) for one in self.streams
+            PublishedStream(entry.stream, entry.target_stream, entry.tracked, entry.stream in paused)
+            for entry in self.streams
         ]
         streams += [PublishedStream(feed.stream, None, feed.tracked) for feed in self.feeds]
         try:
@@ -135,14 +136,14 @@ class Site:
         self._write_status(generation, paused)
 
     def _paused(self) -> frozenset[str]:
-        """Return the paused streams; what cannot be read is a failure of the copying, not of the publishing."""
+        """Return the paused streams; an unreadable marker fails the copying, not the publishing."""
         try:
             return paused_streams(self.folder)
         except RunError:
             return frozenset()
 
     def _write_status(self, generation: str, paused: frozenset[str]) -> None:
-        """Write what the sensor and the command line go by."""
+        """Write `status.json` for the sensor and the command line."""
         streams = {
             entry.stream: status
             for entry in self.entries
@@ -183,6 +184,6 @@ class Site:
 
 
 def needs_publishing(home: Path, folder: Path) -> bool:
-    """Tell whether the published file lacks a site's rows: it was deleted, or made from nothing, since."""
+    """Return whether the published file lacks a site's rows: it was deleted or made from scratch since the site published."""
     status = read_status(folder)
     return bool(status) and status.get("generation") != read_generation(home)

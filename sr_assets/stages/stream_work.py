@@ -1,7 +1,7 @@
-"""The work on a stream, for the time of a run: what is copied of it and, if it is tracked, who sent it.
+"""The work on a stream during a run: copying it and, if it is tracked, following its senders.
 
-Reading, folding and sweeping is one lane, copying another, in a thread of its own: a target that is away, slow or full
-delays copies and nothing else. Advisories go with the lane whose cluster takes them. Not here: what a stage does.
+Reading, folding and sweeping are one lane; copying is another, in a thread of its own: an unavailable, slow or full target
+delays copies and nothing else. Advisories belong to the lane whose cluster takes them. Not here: the stages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _INTERRUPTED_SECONDS: Final = 5.0
 
 
 class StreamWork(EntryWork):
-    """The work on a stream: what is copied of it and, if it is tracked, who sent it."""
+    """The work on a stream: copying it and, if it is tracked, following its senders."""
 
     def __init__(
         self, site: Site, stream: StreamSettings, stages: frozenset[Stage], final: Callable[[Lane], bool]
@@ -47,7 +47,7 @@ class StreamWork(EntryWork):
         super().__init__(site, stream, stages, final)
         self._watcher = self._make_watcher() if stream.tracked and Stage.NODE_STATE in stages else None
         self._stack = contextlib.ExitStack()
-        # The copying has connections of its own: it runs in another thread.
+        # The copying runs in another thread, so it has connections of its own.
         self._context = CopyContext(
             stream,
             self._stack.enter_context(site.state.beside()),
@@ -62,7 +62,7 @@ class StreamWork(EntryWork):
         self._stack.callback(self._context.clusters.close)
         copied = frozenset(Stage) - self._watched_stages()
         self.copying = Lane(
-            self.report, site.folder, copied, on_trouble=self._note_copy_error, on_lost=self._context.clusters.close
+            self.report, site.folder, copied, on_error=self._note_copy_error, on_lost=self._context.clusters.close
         )
         self._beside = Beside(f"copying {stream.label}", site.woken)
         self._replica = ReplicaStage(self._context)
@@ -73,7 +73,7 @@ class StreamWork(EntryWork):
         self._advisories = AdvisoryStage(stream, store, site.clock, self.report) if announces else None
         grace_ns = heartbeat_grace_ns(site.settings)
         self._heartbeat = HeartbeatStage(stream, store, site.clock, grace_ns, self.report) if announces else None
-        # Whether there may be something that the copying has not looked at yet.
+        # Whether there may be work that the copying has not seen yet.
         self._news = True
         self._abandoned = False
 
@@ -100,7 +100,7 @@ class StreamWork(EntryWork):
 
     @property
     def pending(self) -> bool:
-        """Whether copies are under way, or something was decided since."""
+        """Whether copies are under way, or new ones are due since."""
         return self._copies and self.copying.failure is None and (self._beside.running or self._news)
 
     @property
@@ -113,15 +113,15 @@ class StreamWork(EntryWork):
         return bool({Stage.REPLICA, Stage.NODE_SNAPSHOTS} & self._stages) or self._announced_with_copies
 
     def step(self, ends: Ends) -> bool:
-        """Watch once, and begin the next copies when those before have ended."""
+        """Watch once, and begin the next copies when the previous ones have ended."""
         busy = False
         if self._stream.tracked and self.watching.due:
             busy = self.watching.attempt(lambda: self._watch(ends), final=lambda: self._final(self.watching))
         if self._copies:
             busy |= self._beside.take() or False
             self._news |= busy
-            # A lingering run also looks where nobody says that there is something new.
-            wanted = self._news or self.copying.trouble or ends is None
+            # A lingering run also polls without a sign of new work.
+            wanted = self._news or self.copying.error or ends is None
             if wanted and self.copying.due and not self._beside.running:
                 self._news = False
                 self._beside.start(lambda: self._copy(ends))
@@ -195,7 +195,7 @@ class StreamWork(EntryWork):
             self._stack.close()
 
     def note_end(self) -> None:
-        """Write down how the run ended for reading and for copying."""
+        """Save how the run ended for reading and for copying."""
         if self._copies and not self._beside.running:
             self._note_copy_error(self.copying.failure, self._site.state)
         super().note_end()
@@ -216,7 +216,7 @@ class StreamWork(EntryWork):
         return retention_clock_ns(state.watermark_ns, self._site.clock.own_ns())
 
     def _note_copy_error(self, error: str | None, store: SiteState | None = None) -> None:
-        """Show what keeps the copying from going on, and since when."""
+        """Publish the error that stops the copying, and since when it lasts."""
         store = store or self._context.store
         copying = store.load_copying(self._stream.stream)
         copying.error_since_ns = (copying.error_since_ns or self._site.clock.now_ns()) if error else None

@@ -1,1 +1,1 @@
-"""One writer's work on a batch: `plan` (what to copy), `copier` (how), `receipt` (what became of it)."""
+"""One writer's work on a batch: `plan` (the input), `copier`, `fetching` and `sending` (the work), `receipt` (the result)."""

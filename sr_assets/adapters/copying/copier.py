@@ -1,6 +1,6 @@
-"""One writer's work on a batch: look at what the target holds, fetch, send, stage, account.
+"""One writer's work on a batch: read the copies in the target, fetch, send, stage, account.
 
-Not here: Spark (`spark.sink`), which messages are copied (the stages), what a copy looks like (`domain.messages`).
+Not here: Spark (`spark.sink`), which messages are copied (the stages), the headers of a copy (`domain.messages`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class Copier:
     """Copies the messages that `rows` name: source sequence → node, None for a sender that is not tracked.
 
-    Publishes in source order with a bounded window and waits for every acknowledgement. Done again it first looks at
-    what an earlier attempt left in the target, so nothing is stored twice.
+    Publishes in source order with a bounded window and waits for every acknowledgement. It first reads the copies that an
+    earlier attempt left in the target, so a repetition stores nothing twice.
     """
 
     def __init__(self, plan: CopyPlan, rows: Mapping[int, str | None], partition: int) -> None:
@@ -44,8 +44,8 @@ class Copier:
     def run(self) -> Receipt:
         """Copy everything and return the receipt.
 
-        Raises WireError when a connection is lost and RunError when another writer was there: then nothing is accounted
-        for, and the next attempt finds in the target what this one stored.
+        Raises WireError when a connection is lost and RunError when the target holds another writer's copies: then
+        nothing is accounted for, and the next attempt finds this one's copies in the target.
         """
         plan = self._plan
         with contextlib.ExitStack() as stack:
@@ -62,7 +62,7 @@ class Copier:
         return self._receipt
 
     def _find_copies(self, sender: Sender) -> None:
-        """Read what stands in the target behind the intent: the set of our source sequences there is what is copied."""
+        """Read the target behind the intent: the source sequences of our copies there are copied already."""
         plan = self._plan
         for target_sequence, sequence in sender.copies():
             self._found.add(sequence)
@@ -72,7 +72,7 @@ class Copier:
             raise RunError(other_writer(plan.stream, plan.identity, min(outside)))
 
     def _prepare(self, source: wire.Connection, sender: Sender) -> Iterator[wire.Outgoing]:
-        """Yield what is to be sent; stage it, and account for the rest."""
+        """Yield the messages to send; stage them, and account for the others."""
         plan, receipt = self._plan, self._receipt
         for messages, missing in fetch(source, plan, list(self._rows)):
             staged: list[Message] = []
@@ -95,13 +95,13 @@ class Copier:
             self._note_missing(missing)
 
     def _note_missing(self, missing: list[int]) -> None:
-        """Account for what the source does not hold: copied by an earlier attempt, or gone."""
+        """Account for sequences that the source does not hold: copied by an earlier attempt, or lost."""
         if not missing:
             return
         receipt = self._receipt
-        gone = [SequenceRange(sequence, sequence + 1) for sequence in missing if sequence not in self._found]
-        receipt.copied += len(missing) - len(gone)
-        receipt.found += len(missing) - len(gone)
-        if gone:
+        lost = [SequenceRange(sequence, sequence + 1) for sequence in missing if sequence not in self._found]
+        receipt.copied += len(missing) - len(lost)
+        receipt.found += len(missing) - len(lost)
+        if lost:
             known = [SequenceRange(first, after) for first, after in receipt.missing]
-            receipt.missing = [(hole.first, hole.next) for hole in merge_ranges([*known, *gone])]
+            receipt.missing = [(hole.first, hole.next) for hole in merge_ranges([*known, *lost])]

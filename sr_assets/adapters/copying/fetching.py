@@ -1,4 +1,4 @@
-"""The messages of a batch as the source holds them, and which of them it does not hold (any more).
+"""Reading the messages of a batch from the source, and finding those that it does not hold (any more).
 
 Not here: how a range is read and confirmed (`wire`), what follows from a missing message (the stages).
 """
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def fetch(source: wire.Connection, plan: CopyPlan, sequences: list[int]) -> Iterator[tuple[list[Message], list[int]]]:
     """Yield the messages of ascending sequences in source order, with the sequences up to there that are missing.
 
-    A run of sequences is read as a range, others one by one; then what one replica does not have is asked of the leader.
+    Consecutive sequences are read as a range, others one by one; messages that a replica does not have are read from the
+    leader.
     """
     whole = SequenceRange(sequences[0], sequences[-1] + 1)
     contiguous = len(whole) == len(sequences)
@@ -47,7 +48,7 @@ def fetch(source: wire.Connection, plan: CopyPlan, sequences: list[int]) -> Iter
 
 
 def _ask_leader(source: wire.Connection, stream: str, sequences: list[int]) -> tuple[list[Message], list[int]]:
-    """Return the messages that the leader has, and the sequences that it does not have: single gets meet any replica."""
+    """Return the messages that the leader has, and the sequences that it lacks: any replica may answer a direct get."""
     answers = [(sequence, wire.stored_message(source, stream, sequence)) for sequence in sequences]
     held = [message for _, message in answers if message is not None]
     return held, [sequence for sequence, message in answers if message is None]

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """What a batch's writers do, each field an option of the sink.
+    """The input of a batch's writers, each field an option of the sink.
 
-    - `connection`, `stream`, `subjects`: the target: a file made by `write_connection`, its name, what it takes
-    - `source_connection`, `source_stream`, `direct`, `filter`: where the messages are; `direct` by direct get
-    - `replicator`, `name`, `created_ns`: whose copies these are; the source's created time in unix ns
+    - `connection`, `stream`, `subjects`: the target: a file made by `write_connection`, its name, its subjects
+    - `source_connection`, `source_stream`, `direct`, `filter`: the source; with `direct` it is read by direct get
+    - `replicator`, `name`, `created_ns`: the identity of the copies; the source's created time in unix ns
     - `prefix`, `remove`: how the subject is rewritten
     - `first`, `next`, `since`: the intent: its range of source sequences, and the target's last sequence when it was
       made. Our copies in the target behind `since` are copied already
     - `folder`, `batch`: the folder with this stream's writer locks, and the batch that may write (its file `batch`)
-    - `receipt`: the file that the receipt of all tasks is written to once all succeeded
+    - `receipt`: the file for the receipt of all tasks, written once all have succeeded
     - `resend`: appended to each `Nats-Msg-Id` as `/r<resend>` unless 0: for a stream that is copied again on purpose
-    - `cutoff_ns`: messages stored before (unix ns) are not copied but counted as too old
+    - `cutoff_ns`: messages stored before this time (unix ns) are not copied but counted as too old
     - `on_poison`: `park` or `stop`
-    - `staging`: the folder for the Parquet rows of what was copied; none without it
+    - `staging`: the folder for the Parquet rows of the copies; without it nothing is staged
     """
 
     connection: str
@@ -60,11 +60,11 @@ class CopyPlan:
 
     @property
     def identity(self) -> Identity:
-        """Whose copies these are."""
+        """The identity of the copies."""
         return Identity(self.source_stream, self.replicator, self.name)
 
     def encode(self) -> dict[str, str]:
-        """Return the plan as options: text as it is, everything else as JSON."""
+        """Return the plan as options: text unchanged, everything else as JSON."""
         values = {key: value for key, value in asdict(self).items() if value is not None}
         return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
 
@@ -77,7 +77,7 @@ class CopyPlan:
         return cls(**{**values, "subjects": tuple(values.get("subjects", ()))})
 
     def check_batch(self) -> None:
-        """Raise RunError when a later run has taken over: a task may outlive the run that started it."""
+        """Raise RunError when a later run has begun another batch: a task may outlive the run that started it."""
         current = Path(self.folder, "batch").read_text()
         if current != self.batch:
             raise RunError(f"batch {self.batch} was given up for {current}")

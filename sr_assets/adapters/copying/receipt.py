@@ -1,6 +1,6 @@
-"""What became of a batch's copies: the receipt of one writer, or of all of them added up.
+"""The result of a batch's copies: the receipt of one writer, or of all of them added up.
 
-Not here: what a commit makes of it (`stages.replication`).
+Not here: what a commit writes from it (`stages.replication`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Parked:
 
 @dataclass
 class Receipt:
-    """What one batch's writers did, added up: the only thing a commit is based on.
+    """The work of one batch's writers, added up; a commit uses nothing else.
 
     `last_sequence` is the last source message that was read, stored at `last_stored_ns` (unix ns). `target_sequence` is the
-    highest sequence in the target that was acknowledged or found, `target_holds` the source
-    sequence that stands there, `disordered` how many copies stand right behind one of a later source sequence;
-    `copied_ranges` are runs of copies: (target sequence, source sequence, how many follow one another in both).
-    `missing` are ranges the source does not hold (any more); `found` of the copied ones were in the target already (an
-    earlier attempt's); `failure` is one line when the target refuses to go on: then the intent stays open.
+    highest sequence in the target that was acknowledged or found, `target_holds` the source sequence of the copy there,
+    `disordered` how many copies come right after one of a later source sequence. `copied_ranges` are runs of copies:
+    (target sequence, source sequence, how many are consecutive in both). `missing` are ranges that the source does not hold
+    (any more); `found` counts the copies that an earlier attempt left in the target; `failure` is one line when the target
+    refuses: then the intent stays open.
     """
 
     copied: int = 0
@@ -56,7 +56,7 @@ class Receipt:
         self.copied_bytes += payload_bytes
 
     def locate(self, target_sequence: int, sequence: int) -> None:
-        """Note where in the target a source sequence's copy stands."""
+        """Record the target sequence of a source sequence's copy."""
         at, first, length = self.copied_ranges[-1] if self.copied_ranges else (0, 0, 0)
         if target_sequence == at + length and sequence == first + length:
             self.copied_ranges[-1] = (at, first, length + 1)
@@ -67,7 +67,7 @@ class Receipt:
             self.target_sequence, self.target_holds = target_sequence, sequence
 
     def add(self, other: Receipt) -> None:
-        """Add another writer's."""
+        """Add another writer's receipt."""
         self.copied += other.copied
         self.copied_bytes += other.copied_bytes
         self.found += other.found
@@ -83,14 +83,14 @@ class Receipt:
         self.failure = self.failure or other.failure
 
     def write(self, file: Path) -> None:
-        """Write it to a file, at once or not at all."""
+        """Write the receipt to a file, atomically."""
         draft = file.with_name(f".{file.name}")
         draft.write_text(json.dumps(asdict(self)))
         draft.replace(file)
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Read what `write` left."""
+        """Read a file made by `write`."""
         raw = json.loads(file.read_text())
         parked = [Parked(**fields) for fields in raw["parked"]]
         runs = {key: [tuple(numbers) for numbers in raw[key]] for key in ("copied_ranges", "missing")}

@@ -1,8 +1,8 @@
-"""Publishing copies into a target: the window, acknowledgements, what is sent again, parked, or stops the stream.
+"""Publishing copies into a target: acknowledgements, and when a message is sent again, parked, or stops the stream.
 
-What the target refuses or does not answer is tried again. A message is parked when the refusal is about the message: by
-its code, or because the target goes on to take others. Everything else is the target's state and stops the stream with
-its intent open. Not here: which messages these are (`fetching`), the protocol and its window (`wire`).
+A message that is refused or not answered is sent again. It is parked when the refusal is about the message: by its code, or
+because the target still takes others. Any other refusal is about the target and stops the stream with its intent open. Not
+here: reading the messages (`fetching`), the protocol and its window (`wire`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from sr_assets.adapters.copying.receipt import Receipt
     from sr_assets.domain.messages import Message
 
-#: Refusals that are about one message, whatever the target's state.
+#: Refusals that are about one message, not about the target.
 _ABOUT_THE_MESSAGE: Final = frozenset({wire.MESSAGE_TOO_LARGE, wire.HEADERS_TOO_LARGE, wire.INVALID_SUBJECT})
-#: What tells `discard_new_per_subject` from a full stream, whose code it has.
+#: The text that distinguishes `discard_new_per_subject` from a full stream, which has the same code.
 _SUBJECT_FULL: Final = "per subject"
 #: Refusals that are about the target and its server, however long they last: full, without memory or disk.
 _ABOUT_THE_TARGET: Final = frozenset({10077, 10023, 10028, 10047})
@@ -44,7 +44,7 @@ _IMPOSSIBLE: Final = b"NATS/1.0\r\nNats-Expected-Last-Sequence: %d\r\n\r\n" % IM
 
 
 class StopError(Exception):
-    """The stream must not go on by itself; the text is the receipt's failure."""
+    """The stream must stop until an operator acts; the text is the receipt's failure."""
 
 
 class Sender:
@@ -55,7 +55,7 @@ class Sender:
         self._plan = plan
         self._target = target
         self._receipt = receipt
-        # What is on its way or waits to be sent again, by sequence; how often it had to be given another id.
+        # The messages under way or waiting to be sent again, by sequence; how often each got another id.
         self._window: dict[int, Message] = {}
         self._resends: dict[int, int] = {}
         # Since when a message has been refused; the last one that was acknowledged, and when that was.
@@ -67,7 +67,7 @@ class Sender:
         self._headers = header_writer(plan.replicator, plan.name, plan.source_stream, plan.created_ns)
 
     def prepare(self, message: Message) -> wire.Outgoing | None:
-        """Return the copy to send, which then has to be sent; None when the target does not take its subject."""
+        """Return the copy, which the caller must send; None when the target does not take its subject."""
         outgoing = self._outgoing(message)
         if not self._takes(outgoing.subject):
             subject = printable(outgoing.subject)
@@ -81,7 +81,7 @@ class Sender:
         plan = self._plan
         state = self._target.request(f"$JS.API.STREAM.INFO.{plan.stream}", {}).get("state")
         if state is None:
-            raise RunError(f"target stream {plan.stream} on {self._target.address} is not there")
+            raise RunError(f"target stream {plan.stream} does not exist on {self._target.address}")
         behind = SequenceRange(plan.since + 1, max(plan.since, int(state["last_seq"])) + 1)
         for message in itertools.chain.from_iterable(wire.read_headers(self._target, plan.stream, behind)):
             copy = find_copy(message.headers, plan.identity, plan.created_ns)
@@ -116,7 +116,7 @@ class Sender:
                 time.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311  jitter, not a secret
 
     def _watch(self, items: Iterator[wire.Outgoing]) -> Iterator[wire.Outgoing]:
-        """Note the failure of the source: items that are not there are not to be taken for the end of the items."""
+        """Record an error of the source, so that missing items are not mistaken for the end of the items."""
         try:
             yield from items
         except wire.WireError as failure:
@@ -142,7 +142,7 @@ class Sender:
         finally:
             if self._settled is not settled:
                 self._settled_at = time.monotonic()
-        # Not before: who asks throws away what else arrives, and that would be acknowledgements.
+        # Only now: a request discards everything else that arrives, which until here may be acknowledgements.
         for ack in duplicates:
             self._settle_duplicate(ack)
         return refused
@@ -156,7 +156,7 @@ class Sender:
         self._settled = message
 
     def _settle_duplicate(self, ack: wire.Ack) -> None:
-        """A duplicate is no proof: look the message up; what is not there is sent again under another id."""
+        """Look a duplicate up in the target; when it is not there, send the message again with another id."""
         at, plan = ack.target_sequence or 0, self._plan
         stored = wire.stored_message(self._target, plan.stream, at)
         copy = find_copy(stored.headers, plan.identity, plan.created_ns) if stored else None
@@ -170,7 +170,7 @@ class Sender:
     # ------------------------------------------------------------------------------------- refused, or not answered
 
     def _judge(self, refused: list[wire.Ack]) -> bool:
-        """Park what the target will never take, stop when it takes nothing; returns whether to wait and try again."""
+        """Park messages that the target will never take, stop when it takes none; returns whether to wait and try again."""
         now, waiting = time.monotonic(), False
         for ack in refused:
             since = self._refused_since.setdefault(ack.sequence, now)
@@ -186,9 +186,9 @@ class Sender:
         return waiting
 
     def _send_unanswered(self, lost: wire.WireError) -> list[wire.Ack]:
-        """Send what got no answer once more, by itself, and park what gets none again while the target answers others.
+        """Send each message without an answer once more, alone, and park it when only that message gets none again.
 
-        Returns the refusals. Raises `lost`, or another WireError, when the target does not answer others either.
+        Returns the refusals. Raises `lost`, or another WireError, when the target does not answer other messages either.
         """
         if not self._answers():
             raise lost
@@ -208,7 +208,7 @@ class Sender:
         return self._settled is not None and self._answers()
 
     def _answers(self) -> bool:
-        """Return whether the target answers a publish, on the subject of a copy that it took; nothing is stored."""
+        """Return whether the target answers a publish on the subject of an earlier copy; nothing is stored."""
         message = self._settled or self._window[min(self._window)]
         probe = self._outgoing(message)._replace(headers=_IMPOSSIBLE, payload=b"")
         try:
@@ -220,7 +220,7 @@ class Sender:
     # ------------------------------------------------------------------------------------------------- single messages
 
     def _outgoing(self, message: Message) -> wire.Outgoing:
-        """Make the copy: subject, headers and payload as they go out."""
+        """Return the copy: its subject, headers and payload."""
         sequence, stored_ns, subject, headers, payload = message
         resend = self._resends.get(sequence, self._plan.resend)
         subject = target_subject(subject, self._plan.prefix, self._plan.remove)

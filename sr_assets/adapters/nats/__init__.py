@@ -1,1 +1,1 @@
-"""A cluster's JetStream by nats-py: the control plane. `wire` carries what is copied."""
+"""A cluster's JetStream through nats-py: the control plane. `wire` carries the copied messages."""

@@ -1,7 +1,7 @@
-"""JetStream's JSON API as it answers: the error codes we act on, the error, and the reading of an answer.
+"""The answers of JetStream's JSON API: the error codes that the package handles, the error, and reading an answer.
 
-Add here what a request of the control plane is answered with. Not here: the connection (`client`), the requests
-(`cluster`), the answer to a publish, which `wire` reads for both.
+Add the reading of another control-plane answer here. Not here: the connection (`client`), the requests (`cluster`), the
+answer to a publish, which `wire` reads for both.
 """
 
 import json
@@ -13,7 +13,7 @@ from sr_assets.adapters.wire import NO_STREAM, Ack, parse_ack
 from sr_assets.adapters.wire.frames import Frame
 from sr_assets.domain.errors import RunError, TransientError
 
-#: What a server without a leader, or one that is just starting, answers.
+#: The codes of a server without a leader, or of one that is just starting.
 UNAVAILABLE: Final = 503
 STREAM_NOT_FOUND: Final = 10059
 MESSAGE_NOT_FOUND: Final = 10037
@@ -32,7 +32,7 @@ class ApiError(RunError):
 
 
 def read_answer(label: str, subject: str, data: bytes) -> dict[str, Any]:
-    """Return the JSON that a cluster answered to an API subject.
+    """Return the JSON of a cluster's answer on an API subject.
 
     Raises TransientError when the API is unavailable, ApiError for every other refusal, RunError for what is no JSON.
     """
@@ -50,7 +50,7 @@ def read_answer(label: str, subject: str, data: bytes) -> dict[str, Any]:
 
 
 def read_ack(message: Msg) -> Ack:
-    """Return what became of a publish: what nats-py received, read as `wire` reads it."""
+    """Return the acknowledgement that nats-py received for a publish, read as `wire` reads it."""
     status = (message.headers or {}).get("Status")
     headers = f"NATS/1.0 {status}\r\n\r\n".encode() if status else b""
     return parse_ack(0, Frame(b"HMSG", headers=headers, payload=message.data))

@@ -1,6 +1,6 @@
 """A nats-py client in a thread of its own: connecting, waiting for its answers from synchronous code, closing.
 
-Not here: what is asked (`cluster`), how answers are read (`api`), certificates and credentials (`adapters.security`).
+Not here: the requests (`cluster`), how answers are read (`api`), certificates and credentials (`adapters.security`).
 """
 
 import asyncio
@@ -30,10 +30,10 @@ T = TypeVar("T")
 
 
 class ClientThread:
-    """A connection to the first of a cluster's servers that answers, and the thread its event loop runs in.
+    """A connection to the first of a cluster's servers that answers, and the thread of its event loop.
 
-    Opened by the first call, opened again by the first call after it was lost. `woken` is set by what arrives outside
-    of an answer; `complaint` is then the error text of the server or the socket.
+    Opened by the first call, and again by the first call after it was lost. An error that is not an answer sets `woken`;
+    `complaint` is then the error text of the server or the socket.
     """
 
     def __init__(self, settings: ClusterSettings, name: str) -> None:
@@ -54,13 +54,13 @@ class ClientThread:
         self._loop = self._thread = self._client = None
 
     def connected(self) -> Client:
-        """Return the open connection; a lost one is made again."""
+        """Return the open connection; a lost one is opened again."""
         if self._client is None or self._client.is_closed:
             self._client = self._submit(self._connect(), self.settings.connect_timeout_seconds)
         return self._client
 
     def run(self, work: Coroutine[Any, Any, T], timeout_seconds: float = REQUEST_SECONDS) -> T:
-        """Let the connection's thread do something and wait for it.
+        """Run a coroutine in the connection's thread and wait for its result.
 
         Raises TransientError when the connection is lost or there is no answer in time.
         """
@@ -82,7 +82,7 @@ class ClientThread:
     async def ask(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> Msg:
         """Return the answer to a request.
 
-        Raises ApiError when nobody listens there, RunError when the permission is refused, TransientError when the
+        Raises ApiError when the subject has no responder, RunError when the permission is refused, TransientError when the
         connection is lost or there is no answer in time.
         """
         client, self.complaint = self.opened(), None
@@ -97,7 +97,7 @@ class ClientThread:
                 raise kind(f"{self.settings.label}: {subject}: {self.complaint}")
             return await answer
         except nats.errors.NoRespondersError:
-            text = f"{self.settings.label}: {subject}: nobody answers (is JetStream enabled?)"
+            text = f"{self.settings.label}: {subject}: no responder (is JetStream enabled?)"
             raise ApiError(text, UNAVAILABLE) from None
         except nats.errors.TimeoutError:
             raise TransientError(f"{self.settings.label}: {subject}: no answer in {REQUEST_SECONDS:.0f} s") from None
@@ -121,7 +121,7 @@ class ClientThread:
             try:
                 await asyncio.wait_for(self._connect_to(client, server, options), self.settings.connect_timeout_seconds)
             except (OSError, TimeoutError, nats.errors.Error) as error:
-                # nats-py waits for ever for a connection on which TLS failed.
+                # nats-py waits without end for a connection on which TLS failed.
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(client.close(), _CLOSE_SECONDS)
                 hint = silence_words(self.settings) if isinstance(error, TimeoutError) else ""
@@ -143,14 +143,14 @@ class ClientThread:
         await client.connect(
             servers=f"nats://{server}",
             name=self._name,
-            # Ours, around it, is exact.
+            # The timeout of our own around the call is exact.
             connect_timeout=math.ceil(self.settings.connect_timeout_seconds) + 1,
             # Makes nats-py read the answer to CONNECT before it writes on: otherwise a reset may overtake the server's
-            # words about wrong credentials.
+            # error about wrong credentials.
             verbose=True,
             # A lost connection is made again by the next call: waiting here would only hide it.
             allow_reconnect=False,
-            # The fewest attempts that nats-py lets end: 0 means for ever.
+            # The lowest number that nats-py counts: 0 means without limit.
             max_reconnect_attempts=1,
             reconnect_time_wait=0,
             error_cb=on_error,
@@ -207,7 +207,7 @@ def _secure_options(settings: ClusterSettings) -> dict[str, Any]:
     options: dict[str, Any] = {"user": settings.user, "password": settings.password, "token": settings.token}
     jwt, seed = read_login(settings)
     if jwt:
-        # nats-py would look for it in the file for ever, were it not there.
+        # nats-py would search the file without end if the seed were missing.
         options["user_jwt_cb"] = jwt.encode
     if settings.tls:
         options |= {"tls": tls_context(settings.tls), "tls_handshake_first": settings.tls.handshake_first}
@@ -215,7 +215,7 @@ def _secure_options(settings: ClusterSettings) -> dict[str, Any]:
 
 
 def error_text(error: Exception) -> str:
-    """Return what went wrong, without the library's decoration."""
+    """Return the text of an error without the library's prefix."""
     if isinstance(error, ssl.SSLError):
         return tls_words(error)
     if isinstance(error, TimeoutError):

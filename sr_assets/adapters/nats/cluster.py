@@ -1,7 +1,7 @@
 """A cluster's JetStream for administration: stream info, single messages, creating a stream, advisories.
 
-A synchronous face over nats-py, which runs in a thread of its own (`client`). Bulk traffic is in `wire`, because nats-py
-cannot carry headers byte for byte. Not here: what to do about an answer.
+A synchronous interface to nats-py, which runs in a thread of its own (`client`). Bulk traffic is in `wire`, because nats-py
+cannot carry headers byte for byte. Not here: what follows from an answer.
 """
 
 import secrets
@@ -34,7 +34,7 @@ _COUNTED_NS: Final = 30 * 1_000_000_000
 class Cluster:
     """A connection to one cluster's JetStream, opened by `with` or the first call, closed at the end of `with`.
 
-    Every method raises RunError, one line with the cluster's label and never a secret, when there is no (good) answer.
+    Every method raises RunError, one line with the cluster's label and never a secret, without an answer or on an error.
     """
 
     def __init__(self, settings: ClusterSettings, name: str = "sr-assets") -> None:
@@ -71,11 +71,11 @@ class Cluster:
         return self._thread.connected().max_payload
 
     def request_api(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Ask a JetStream API subject (`$JS.API.` is put in front); raises ApiError with the server's words."""
+        """Request a JetStream API subject (`$JS.API.` is put in front); raises ApiError with the server's message."""
         return self._thread.run(self._request(subject, body))
 
     def stream_info(self, stream: str) -> StreamInfo:
-        """Return what the leader says now."""
+        """Return a stream's info from its leader; raises ApiError when the stream does not exist."""
         try:
             answer = self.request_api(f"STREAM.INFO.{stream}")
         except ApiError as error:
@@ -85,7 +85,7 @@ class Cluster:
         return parse_stream_info(answer, self.server_version)
 
     def find_stream(self, stream: str) -> StreamInfo | None:
-        """Return what the leader says now; None when there is no such stream."""
+        """Return a stream's info from its leader; None when the stream does not exist."""
         try:
             return self.stream_info(stream)
         except ApiError as error:
@@ -120,7 +120,7 @@ class Cluster:
         raise RunError(f"stream {config['name']}: num_replicas {config['num_replicas']!r} is not at least 1")
 
     def message(self, stream: str, sequence: int) -> Message | None:
-        """Return a message as the leader has it; None when it is not there."""
+        """Return a message from the stream's leader; None when it is not in the stream."""
         return self._message(stream, {"seq": sequence})
 
     def next_message(self, stream: str, sequence: int, subject: str = ">") -> Message | None:
@@ -156,20 +156,19 @@ class Cluster:
         senders: Sequence[str] | None = None,
         timeout_seconds: float = REQUEST_SECONDS,
     ) -> list[Delivery]:
-        """Publish (subject, payload, message id) in order into JetStream; returns what became of each.
+        """Publish (subject, payload, message id) in order into JetStream; returns one `Delivery` for each.
 
-        With `senders`, one for each item, a sender's next message waits until the one before it was acknowledged, and one
-        that is refused keeps back its sender's later ones: sent again it would stand behind its successor. What comes
-        later than the timeout after the acknowledgement before it, and what was under way when the connection was lost,
-        is not acknowledged: send it again with the same id; `last_refusal` then says why. After many refusals without an
-        acknowledgement between them nothing more is sent.
+        With `senders`, one for each item, a sender's next message waits until the previous one is acknowledged, and a
+        refused one holds back its sender's later ones: sent again it would come after its successor. A message is not
+        acknowledged when the timeout passes after the previous acknowledgement, or when the connection is lost: send it
+        again with the same id; `last_refusal` then has the reason. After many refusals in a row nothing more is sent.
         """
         patience_seconds = timeout_seconds * max(1, len(items))
         work = self._publish_many(items, senders or range(len(items)), timeout_seconds)
         return self._thread.run(work, patience_seconds)
 
     def publish_core(self, items: Iterable[tuple[str, bytes]]) -> None:
-        """Publish (subject, payload) to whoever listens now, and wait until the server has them."""
+        """Publish (subject, payload) without JetStream, and wait until the server has received them."""
         self._thread.run(self._publish_core(items))
 
     def publish_refusal(self, subject: str) -> tuple[int, str]:
@@ -198,7 +197,7 @@ class Cluster:
     ) -> list[Delivery]:
         publisher = ItemPublisher(self._thread, senders, timeout_seconds)
         await publisher.publish(items)
-        self.last_refusal = publisher.trouble
+        self.last_refusal = publisher.problem
         return publisher.deliveries
 
     async def _publish_core(self, items: Iterable[tuple[str, bytes]]) -> None:

@@ -1,6 +1,6 @@
 """Publishing a list of messages into JetStream by nats-py, with a bounded window and an order kept per sender.
 
-Not here: bulk copies (`wire.publishing`), what is published and what becomes of what was refused (the stages).
+Not here: bulk copies (`wire.publishing`), which messages are published and what follows from a refusal (the stages).
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from sr_assets.adapters.nats.api import read_ack, refusal_text
 from sr_assets.adapters.nats.client import ClientThread, error_text
 
 _WINDOW: Final = 256
-#: So many refusals one after the other are not about single messages.
+#: So many refusals in a row are not about single messages.
 _MOST_REFUSALS: Final = 512
 
 #: Subject, payload, message id.
@@ -25,7 +25,7 @@ Item = tuple[str, bytes, str]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What became of a published message: stored, refused with a reason, or neither is known."""
+    """The outcome of a published message: stored, refused with a reason, or unknown."""
 
     acknowledged: bool
     refusal: str | None = None
@@ -35,17 +35,16 @@ _UNKNOWN: Final = Delivery(acknowledged=False)
 
 
 class ItemPublisher:
-    """Publishes items in order and notes what became of each; used once, in the connection's own thread.
+    """Publishes items in order and records the outcome of each; used once, in the connection's own thread.
 
-    A sender's next item waits until the one before it was acknowledged, and one that is refused keeps back its sender's
-    later ones: sent again it would stand behind its successor. `trouble` says why something is neither acknowledged nor
-    refused.
+    A sender's next item waits until the previous one is acknowledged, and a refused one holds back its sender's later
+    ones: sent again it would come after its successor. `problem` is the reason why an outcome is unknown.
     """
 
     def __init__(self, thread: ClientThread, senders: Sequence[object], timeout_seconds: float) -> None:
-        """Take the connection, each item's sender, and how long to wait after the acknowledgement before."""
+        """Take the connection, each item's sender, and how long to wait after the previous acknowledgement."""
         self.deliveries = [_UNKNOWN] * len(senders)
-        self.trouble: str | None = None
+        self.problem: str | None = None
         self._thread = thread
         self._senders = senders
         self._timeout_seconds = timeout_seconds
@@ -55,7 +54,7 @@ class ItemPublisher:
         self._postpone()
 
     async def publish(self, items: Sequence[Item]) -> None:
-        """Publish everything and wait for the acknowledgements; an answer that is missing has its reason in `trouble`."""
+        """Publish everything and wait for the acknowledgements; the reason of a missing one is in `problem`."""
         client = self._thread.opened()
         self._thread.complaint = None
         inbox = client.new_inbox()
@@ -65,14 +64,14 @@ class ItemPublisher:
             while self._under_way and not self._thread.complaint:
                 await self._next_answer()
         except TimeoutError:
-            self.trouble = f"no acknowledgement within {self._timeout_seconds:g} s"
+            self.problem = f"no acknowledgement within {self._timeout_seconds:g} s"
         except (OSError, nats.errors.Error) as error:
-            # What was acknowledged until then counts all the same.
+            # The acknowledgements until then are valid.
             self._thread.complaint = self._thread.complaint or error_text(error)
         finally:
             if not client.is_closed:
                 await subscription.unsubscribe()
-        self.trouble = self.trouble or self._thread.complaint
+        self.problem = self.problem or self._thread.complaint
 
     async def _send(self, client: Client, inbox: str, items: Sequence[Item]) -> None:
         for number, ((subject, payload, message_id), sender) in enumerate(zip(items, self._senders, strict=True)):

@@ -1,6 +1,6 @@
-"""What a stream's leader says about the stream.
+"""The stream info of JetStream, as a stream's leader sends it.
 
-Add a field here when something in the package decides by it. Not here: asking for it (`cluster`).
+Add a field here when something in the package decides by it. Not here: requesting it (`cluster`).
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ _BATCHED_DIRECT_GET: Final[Version] = (2, 11, 0)
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """What a stream's leader says about it. An empty stream's `first_sequence` is `last_sequence` + 1, or 0.
+    """A stream's info from its leader. An empty stream's `first_sequence` is `last_sequence` + 1, or 0.
 
     `ts_ns` is the server's clock when it answered (None before 2.10), `last_stored_ns` the stored time of the last
     message, `num_deleted` how many sequences between the first and the last are missing, `server_version` that of the
-    server we talk to, `config` the configuration as it came.
+    connected server, `config` the configuration as the server sent it.
     """
 
     stream: str
@@ -75,5 +75,5 @@ def parse_stream_info(answer: dict[str, Any], server_version: Version) -> Stream
 
 
 def _time_ns(text: str | None) -> int | None:
-    """Go's zero time, the year 1, means that there is none."""
+    """Return a time in unix ns; None for Go's zero time, the year 1, which means that there is none."""
     return None if not text or text.startswith("0001-") else parse_rfc3339_ns(text)

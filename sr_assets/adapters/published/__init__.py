@@ -1,1 +1,1 @@
-"""What everyone may read: `fleet.duckdb` and the Parquet history."""
+"""The public data: `fleet.duckdb` and the Parquet history."""

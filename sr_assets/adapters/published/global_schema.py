@@ -101,7 +101,7 @@ GLOBAL_TABLES: Final[dict[str, Table]] = {
 }
 #: View → its query over the published tables.
 GLOBAL_VIEWS: Final[dict[str, str]] = {
-    # A node that left a site is retired there and does not report there any more.
+    # A node that left a site is retired there.
     "v_nodes_at_several_sites": """
         SELECT node, count(DISTINCT (replicator, coalesce(name, replicator))) AS sites,
             list(DISTINCT coalesce(name, replicator) ORDER BY coalesce(name, replicator)) AS names,

@@ -1,8 +1,7 @@
 """The Parquet history of copied messages: its rows and its files.
 
-Here: the columns of a snapshot, moving staged files to their place, compaction and retention of days, removing what no
-commit knows. Not here: who writes the staged files (`copying`), the table of the newest per node (`state`), the view
-over the files (`schema`).
+Here: the columns of a snapshot, moving staged files into the history, compaction and retention of days. Not here: deciding
+what is staged (`copying`), the table of the newest message per node (`state`), the view over the files (`schema`).
 
 A file lies at `snapshots/name=…/stream=…/date=YYYY-MM-DD/<first>-<next>.parquet`: the UTC date of `stored_at`, and the
 batch's range of source sequences, so a batch that is done again overwrites its own file. Once the source was made again,
@@ -53,8 +52,8 @@ SCHEMA: Final = pa.schema(
 def snapshot_rows(messages: Sequence[Message], nodes: Mapping[int, str | None]) -> pa.Table:
     """Return one row per message; `nodes` are the senders by sequence.
 
-    `payload` is text when it is JSON that every reader takes, else `payload_raw` has the bytes: one row that DuckDB
-    cannot cast would spoil every query.
+    `payload` is text when it is JSON that every reader accepts, else `payload_raw` has the bytes: one row that DuckDB
+    cannot cast to JSON would make every query fail.
     """
     decoded = [decode_payload(message.payload) for message in messages]
     columns = [
@@ -72,17 +71,17 @@ def snapshot_rows(messages: Sequence[Message], nodes: Mapping[int, str | None]) 
 
 
 def open_writer(file: Path) -> parquet.ParquetWriter:
-    """Return a writer of `SCHEMA`: dictionaries only where values repeat, which halves what writing payloads costs."""
+    """Return a writer of `SCHEMA`: dictionaries only where values repeat, which halves the time to write payloads."""
     return parquet.ParquetWriter(
         file, SCHEMA, compression="zstd", use_dictionary=["node"], write_statistics=["node", "sequence"]
     )
 
 
 class StagedFiles:
-    """One writer's rows of a batch, one file per UTC date of the stored time, from `with` to its end.
+    """One writer's rows of a batch, one file per UTC date of the stored time; entered with `with`.
 
-    Complete or not there: `<folder>/date=YYYY-MM-DD/<partition>.parquet`. Payloads are unpacked beside the copying, which
-    mostly waits for servers; half of that, and the writing, happens outside of Python's lock. A second thread gains nothing.
+    `<folder>/date=YYYY-MM-DD/<partition>.parquet` is complete or absent. One thread unpacks payloads during the copying,
+    which mostly waits for servers; half of that, and the writing, runs outside of the GIL. A second thread gains nothing.
     """
 
     def __init__(self, folder: Path, partition: int) -> None:
@@ -94,11 +93,11 @@ class StagedFiles:
         self._pool = ThreadPoolExecutor(1, "staging")
 
     def __enter__(self) -> Self:
-        """Begin with nothing: files are opened with their first row."""
+        """Return it without any file: a file is opened for its first row."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the files, and give them their names unless something failed."""
+        """Close the files, and move them to their final names unless something failed."""
         with self._pool:
             while self._unpacking and kind is None:
                 self._write_next()
@@ -237,7 +236,7 @@ def file_mark(file: Path) -> str:
 
 
 def remove_before(folder: Path, date: str) -> int:
-    """Delete the days before an ISO date and return how many there were."""
+    """Delete the days before an ISO date; returns how many."""
     old = [day for day in folder.glob("date=*") if day.name.removeprefix("date=") < date]
     for day in old:
         shutil.rmtree(day)

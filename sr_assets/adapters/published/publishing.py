@@ -48,7 +48,7 @@ class FleetBusyError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class PublishedStream:
-    """A configured stream, or feed, as far as the published tables show it."""
+    """The part of a configured stream, or feed, that the published tables need."""
 
     stream: str
     target_stream: str | None
@@ -67,7 +67,7 @@ def publish_site(
     as_of_ns: int,
     wait_seconds: float = LOCK_SECONDS,
 ) -> str:
-    """Put a site's rows in place of its old ones, in a new `fleet.duckdb` moved into place; returns the file's generation.
+    """Replace a site's rows, in a new `fleet.duckdb` that replaces the old file; returns the file's generation.
 
     Rows of sites not among `sites` are dropped. A new generation means that the file was made from nothing: every other
     site has to publish again. Two sites publish one after the other (`fleet.lock`). Raises RunError when it cannot be
@@ -158,7 +158,7 @@ def read_generation(home: Path) -> str | None:
 
 
 def quoted(path: Path) -> str:
-    """Return a path as it stands between single quotes in SQL."""
+    """Return a path escaped for single quotes in SQL."""
     return str(path.resolve()).replace("'", "''")
 
 
@@ -225,13 +225,13 @@ def _insert_site(connection: duckdb.DuckDBPyConnection, name: str, streams: Sequ
 
 
 def _describe(connection: duckdb.DuckDBPyConnection, as_of_ns: int, run_id: str, generation: str) -> None:
-    """Add what is known of the file as a whole, and the views."""
+    """Add the table `snapshot_info` and the views."""
     connection.execute(
         "INSERT INTO fleet.snapshot_info VALUES (make_timestamptz(?::BIGINT // 1000), ?, ?, ?)",
         [as_of_ns, run_id, SCHEMA_VERSION, generation],
     )
     named = connection.execute("SELECT DISTINCT file FROM fleet.latest_snapshots ORDER BY file").fetchall()
-    # A file that somebody took away costs its rows, not all tables.
+    # A missing Parquet file costs its own rows, not the whole publication.
     files = [file for (file,) in named if os.path.exists(file)]  # noqa: PTH110  a text from a table
     listed = ", ".join("'" + file.replace("'", "''") + "'" for file in files)
     snapshots = snapshots_query(listed) if files else NO_SNAPSHOTS

@@ -1,8 +1,8 @@
-"""Questions to the published tables: one function a question, each returns `Rows`.
+"""Queries on the published tables: one function for each, which returns `Rows`.
 
-Here: the SQL of everything the command line shows. Add a function when a command asks something new. Not here: opening
-the file and running a statement (`tables`), how rows are drawn (`cli.render`). Every question is asked as a stranger
-may ask it; each raises RunError when nothing is published yet.
+Here: the SQL behind the command line's tables. Add a function for a new query of a command. Not here: opening the file and
+running a statement (`reading`), how rows are drawn (`cli.render`). Every query runs confined to the published tables; each
+function raises RunError when nothing is published yet.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from sr_assets.adapters.published.reading import Rows
 
-#: The watermark of the feed that a row of a global table came through.
+#: The watermark of the feed that a row of a global table comes from.
 _FEED_CLOCK: Final = "(SELECT name || '/' || stream AS feed, watermark FROM replication) AS r"
 #: The columns of `global_advisories` that a person or a program is shown, in this order.
 GLOBAL_ADVISORY_COLUMNS: Final = (
@@ -41,7 +41,7 @@ GLOBAL_ADVISORY_COLUMNS: Final = (
 
 
 def ask(home: Path, sql: str, parameters: Mapping[str, Any] | None = None) -> Rows:
-    """Answer one SELECT on the published tables of a home, with nothing else in reach.
+    """Run one SELECT on the published tables of a home, without access to anything else.
 
     Raises ConfigurationError when it is not one SELECT or is wrong.
     """
@@ -71,23 +71,23 @@ def nodes(home: Path, *, labels: Sequence[str], status: str | None, silent_for: 
 
 
 def node_states(home: Path, node: str) -> Rows:
-    """Return a node's state at every stream that tracks it; the first two columns say which."""
+    """Return a node's state at every stream that tracks it; the first two columns are name and stream."""
     sql = """
         SELECT a.name, a.stream, a.status,
             greatest(0, (epoch_us(r.watermark) - epoch_us(a.last_seen)) / 1e6) AS age_seconds,
             a.last_seen, a.status_since, a.first_seen, l.last_copied, l.copied_bytes, l.last_sequence,
-            gone.retired_at, gone.times_retired
+            retired.retired_at, retired.times_retired
         FROM node_availability AS a
         JOIN (SELECT name, stream, watermark FROM replication) AS r USING (name, stream)
         LEFT JOIN last_seen_nodes AS l USING (name, stream, node)
-        LEFT JOIN retired_nodes AS gone USING (name, stream, node)
+        LEFT JOIN retired_nodes AS retired USING (name, stream, node)
         WHERE a.node = $node ORDER BY a.name, a.stream
     """
     return ask(home, sql, {"node": node})
 
 
 def node_history(home: Path, node: str) -> Rows:
-    """Return a node's transitions in order; the first two columns say of which stream."""
+    """Return a node's transitions in order; the first two columns are name and stream."""
     sql = """
         SELECT name, stream, transition, event, event_time, previous, age_seconds, outage_seconds, late, returned,
             published_at
@@ -97,9 +97,9 @@ def node_history(home: Path, node: str) -> Rows:
 
 
 def node_snapshots(home: Path, node: str) -> Rows:
-    """Return a node's newest copied messages, one a stream.
+    """Return a node's newest copied message of each stream.
 
-    Raises ConfigurationError when their Parquet files are gone.
+    Raises ConfigurationError when their Parquet files no longer exist.
     """
     sql = """
         SELECT name, stream, stored_at, subject, payload_bytes, payload, metadata
@@ -109,7 +109,7 @@ def node_snapshots(home: Path, node: str) -> Rows:
 
 
 def similar_nodes(home: Path, name: str) -> list[str]:
-    """Return at most three known nodes whose names are like a name, the likest first."""
+    """Return at most three known nodes with similar names, the most similar first."""
     sql = """
         SELECT DISTINCT node, jaro_winkler_similarity(lower(node), lower($node)) AS likeness
         FROM (SELECT node FROM node_availability UNION SELECT node FROM global_availability)
@@ -133,7 +133,7 @@ def advisories(home: Path, *, since: float | None, node: str | None, event: str 
 
 
 def recovery_ages(home: Path) -> dict[str, float]:
-    """Return by stream (`name/stream`) the median silence in seconds after which nodes came back, where most nodes did."""
+    """Return by stream (`name/stream`) the median silence in seconds before nodes recovered, where most nodes did."""
     sql = """
         SELECT name || '/' || stream, median(age_seconds) FROM node_advisories
         WHERE event = 'recover' GROUP BY name, stream
@@ -178,7 +178,7 @@ def global_nodes(
 
 
 def global_node_states(home: Path, node: str) -> Rows:
-    """Return a node's state at every site that reports it; the first three columns say which."""
+    """Return a node's state at every site that reports it; the first three columns are replicator, name and stream."""
     sql = f"""
         SELECT a.replicator, a.name, a.stream, a.status, {_age("r.watermark", "a.last_seen")} AS age_seconds,
             a.last_seen, a.status_since, a.event_time, a.received_at, a.source, a.feed
@@ -190,7 +190,7 @@ def global_node_states(home: Path, node: str) -> Rows:
 
 
 def global_node_history(home: Path, node: str) -> Rows:
-    """Return a node's transitions as all sites report them; the first three columns say which site and stream."""
+    """Return a node's transitions as all sites report them; the first three columns are replicator, name and stream."""
     sql = """
         SELECT replicator, name, stream, transition, event, event_time, previous, age_seconds, outage_seconds, late,
             returned, received_at
@@ -234,5 +234,5 @@ def summary(home: Path) -> Rows:
 
 
 def _age(now: str, time: str) -> str:
-    """Return SQL for how many seconds ago a time was, 0 when it is ahead; NULL when one of them is not known."""
+    """Return SQL for how many seconds ago a time was, 0 for a time ahead of `now`; NULL when one of them is NULL."""
     return f"CASE WHEN {now} >= {time} THEN (epoch_us({now}) - epoch_us({time})) / 1e6 WHEN {now} < {time} THEN 0.0 END"

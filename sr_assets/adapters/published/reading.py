@@ -1,6 +1,6 @@
-"""Reading the published tables, by anyone at any time: rows, counts, a copy of everything.
+"""Reading the published tables at any time: rows, counts, a copy of everything.
 
-Nobody waits for a reader and a reader waits for nobody. Not here: the tables (`schema`), who may ask what (`cli`).
+Readers and publishers never wait for each other. Not here: the tables (`schema`), the queries (`queries`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open the published tables for reading, in UTC.
 
-    `confined` is for SQL of a stranger: no file but our Parquet history, no network, no change of settings. Raises
-    RunError when nothing was published yet, or when the file is none of ours.
+    `confined` is for a user's SQL: no file but our Parquet history, no network, no change of settings. Raises RunError when
+    nothing was published yet, or when the file cannot be opened.
     """
     file = home / "fleet.duckdb"
     if not file.exists():
@@ -53,7 +53,7 @@ def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBP
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a query answered: the columns, no two with one name, and the values, those of JSON columns decoded."""
+    """The result of a query: the columns, their names made distinct, and the values, those of JSON columns decoded."""
 
     columns: tuple[str, ...]
     values: list[tuple[Any, ...]]
@@ -65,8 +65,8 @@ def read_rows(
     """Run one SELECT (also SHOW, DESCRIBE, SUMMARIZE) and return its rows.
 
     Anything else is refused, because a confined connection may write where it may read: COPY, also inside EXPLAIN
-    ANALYZE or around a PIVOT, would put files among the Parquet history. Raises ConfigurationError, one line with
-    DuckDB's words.
+    ANALYZE or around a PIVOT, would write files into the Parquet history. Raises ConfigurationError, one line with
+    DuckDB's message.
     """
     try:
         statements = duckdb.extract_statements(query)
@@ -91,7 +91,7 @@ def read_rows(
 def export_fleet(home: Path, file: Path) -> None:
     """Write a self-contained copy: every table, the views as tables too.
 
-    Raises RunError when `file` exists or cannot be written; nothing is left of it then.
+    Raises RunError when `file` exists or cannot be written; then no part of it is left.
     """
     if file.exists():
         raise RunError(f"{file} exists; name a file that does not")
@@ -130,7 +130,7 @@ def _decoded(value: str | None) -> Any:
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Number the repeated names, so that no column hides another: `name`, `name_1`."""
+    """Return the names with repeated ones numbered, so that no column hides another: `name`, `name_1`."""
     distinct: list[str] = []
     for name in names:
         number, unique = 0, name

@@ -11,7 +11,7 @@ from typing import Final
 from sr_assets.adapters.published.global_schema import GLOBAL_TABLES, GLOBAL_VIEWS
 from sr_assets.adapters.published.table import Table, at
 
-#: Of the file as a whole: rows of another version's file are not carried over.
+#: The version of the file as a whole: rows of another version's file are not carried over.
 SCHEMA_VERSION: Final = 2
 #: Any DuckDB 1.x reads this format.
 STORAGE_VERSION: Final = "v1.0.0"
@@ -117,11 +117,11 @@ TABLES: Final[dict[str, Table]] = {
     ),
     **GLOBAL_TABLES,
 }
-#: Tables of the file that nobody outside relies on.
+#: Tables of the file that are not public.
 INTERNAL: Final = frozenset({"latest_snapshots"})
-#: The file as a whole; `generation` is another one when the file was made from nothing.
+#: About the file as a whole; `generation` changes when the file is made from scratch.
 SNAPSHOT_INFO: Final = "as_of TIMESTAMPTZ, run_id VARCHAR, schema_version INTEGER, generation VARCHAR"
-#: View → query over the published tables: what these hold already is not written a second time, a row per node.
+#: View → its query over the published tables; a view, so that a row per node is not written a second time.
 VIEWS: Final[dict[str, str]] = {
     "node_availability": """
         SELECT name, stream, node, status, status_since, first_seen, last_seen FROM last_seen_nodes

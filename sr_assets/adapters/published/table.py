@@ -1,4 +1,4 @@
-"""What a published table is made of.
+"""The definition of a published table, and how times are published.
 
 Not here: the tables (`schema`, `global_schema`).
 """
@@ -21,5 +21,5 @@ class Table(NamedTuple):
 
 
 def at(column: str) -> str:
-    """Return how a column of unix nanoseconds is published."""
+    """Return the SQL that publishes a column of unix nanoseconds as TIMESTAMPTZ."""
     return f"make_timestamptz({column} // 1000)"

@@ -1,6 +1,6 @@
-"""What an engine is started with: Spark's settings, the environment, and the fingerprint of all of it.
+"""The configuration of an engine: Spark's settings, the environment, and the fingerprint of both.
 
-Add a setting of every engine here. Not here: starting one (`spark.engine`), which Java it runs on (`spark.java`).
+Add a setting for every engine here. Not here: starting one (`spark.engine`), which Java it runs on (`spark.java`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DEFAULTS: Final = {
     "spark.sql.adaptive.enabled": "false",
     "spark.driver.memory": "768m",
     # Its work comes in short bursts, and most of it is done in Python: the optimizing compiler and a collector with
-    # threads of its own took two thirds of the JVM's processor time and gave nothing back.
+    # threads of its own took two thirds of the JVM's processor time without making it faster.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",
     # Larger relations would be cached in the session, which is never left: a batch's rows travel in the plan instead.
@@ -50,7 +50,7 @@ _DEFAULTS: Final = {
 
 
 def child_environment(home: Path) -> dict[str, str]:
-    """Return the environment for everything of Spark: our Java, our interpreter, nothing that steers another Spark."""
+    """Return the environment for Spark's processes: our Java, our interpreter, no variables of another Spark."""
     environ = {key: value for key, value in os.environ.items() if key not in _SCRUBBED}
     environ["JAVA_HOME"] = str(find_java(home))
     environ["PYSPARK_PYTHON"] = environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -80,7 +80,7 @@ def _source_digest() -> str:
 
 
 def fingerprint(config: Mapping[str, str]) -> str:
-    """Return what differs when an engine has to be started anew: interpreter, versions, our source, the settings."""
+    """Return a text that changes when an engine has to be restarted: interpreter, versions, our source, the settings."""
     parts = [
         sys.executable,
         sys.version,

@@ -1,13 +1,13 @@
-"""The warm local Spark Connect server: start it, know it, keep it, stop it.
+"""The warm local Spark Connect server: starting, finding, keeping and stopping it.
 
-Not here: sessions on it (`spark.session`), what it is started with (`spark.config`), the process that watches over it
+Not here: sessions on it (`spark.session`), its configuration (`spark.config`), the process that watches it
 (`spark.watch`).
 
 The server is ours alone: it lives under `<home>/spark`, in its own process session (so it outlives the run that started
-it, and is never hit by that run's signals), with a bounded heap, on a loopback port behind a random token. It is
-started anew when the interpreter, the versions, this package's own source or the settings differ from those it was
-started with: its Python workers are forked from a warm daemon and would otherwise go on running old code. It ends by
-itself when nobody has used it for the time its last user asked for, or when its home is gone.
+it, and never gets that run's signals), with a bounded heap, on a loopback port behind a random token. It is restarted
+when the interpreter, the versions, this package's own source or the settings differ from those it was started with: its
+Python workers are forked from a warm daemon and would otherwise go on running old code. It ends by itself when it was
+unused for the time that its last user requested, or when its home was removed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _WATCHER: Final = "sr_assets.adapters.spark.watch"
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running local Connect server: how to reach it, and what it was started with."""
+    """A running local Connect server: its process, port and token, and the fingerprint it was started with."""
 
     port: int
     pid: int
@@ -57,7 +57,7 @@ class Engine:
 
     @property
     def running(self) -> bool:
-        """Whether that process still is our server, which may be on its way yet."""
+        """Whether that process is still our server; it may still be starting."""
         try:
             command = Path(f"/proc/{self.pid}/cmdline").read_bytes()
         except OSError:
@@ -92,7 +92,7 @@ def _recorded(folder: Path) -> Engine | None:
 
 
 def _record(folder: Path, engine: Engine) -> None:
-    """Write down which server there is; it ends by itself when it is not the one that stands there."""
+    """Record the server; a server that is not the recorded one ends by itself."""
     draft = folder / ".engine.json"
     draft.touch(mode=0o600)
     draft.write_text(json.dumps(asdict(engine)))
@@ -112,7 +112,7 @@ def stop_engine(home: Path) -> bool:
 
 
 def abandon_start(home: Path) -> None:
-    """End a local server that is on its way: whoever waits for it in `start_engine` gets a RunError at once."""
+    """End a local server that is starting: a caller that waits in `start_engine` gets a RunError at once."""
     engine = _recorded(home / "spark")
     if engine is not None and engine.running:
         with contextlib.suppress(ProcessLookupError):
@@ -145,10 +145,10 @@ def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def start_engine(settings: SparkSettings, home: Path) -> Engine:
-    """Return the warm local server, starting it when there is none or when it was started with something else.
+    """Return the warm local server, starting it when there is none or when its fingerprint differs.
 
-    Raises RunError with the server's log when it does not come up within two minutes, and when the one that would have to
-    be replaced is still used by a run after half a minute.
+    Raises RunError with the server's log when it is not up within two minutes, and when the one to be replaced is still
+    used by a run after half a minute.
     """
     config = engine_config(settings, home)
     started_with = fingerprint(config)
@@ -156,7 +156,7 @@ def start_engine(settings: SparkSettings, home: Path) -> Engine:
     with _locked(folder):
         engine = _recorded(folder)
         if engine is not None and engine.fingerprint == started_with:
-            # A run that was killed may have begun to start it: then it is on its way.
+            # A killed run may have started it already: then it is still starting.
             _wait_until(lambda: engine.alive or not engine.running, _START_SECONDS)
             if engine.alive:
                 keep_engine(home, KEEP_ONCE_SECONDS)
@@ -168,7 +168,7 @@ def start_engine(settings: SparkSettings, home: Path) -> Engine:
 
 
 def _await_unused(folder: Path, engine: Engine) -> None:
-    """Wait until no run uses the server: to stop it would leave that run without an answer."""
+    """Wait until no run uses the server: stopping it would make that run fail."""
 
     def unused() -> bool:
         with (folder / "users").open("a") as users:
@@ -184,7 +184,7 @@ def _await_unused(folder: Path, engine: Engine) -> None:
 
 @contextlib.contextmanager
 def use_engine(home: Path, keep_seconds: float) -> Iterator[None]:
-    """Keep the server from `with` to its end, and warm for `keep_seconds` after."""
+    """Keep the server running inside `with`, and for `keep_seconds` after it."""
     folder = home / "spark"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (folder / "users").open("a") as users:
@@ -196,7 +196,7 @@ def use_engine(home: Path, keep_seconds: float) -> Iterator[None]:
 
 
 def keep_engine(home: Path, seconds: float) -> None:
-    """Ask the server to stay warm for at least so long from now; a longer time that was asked for before stays."""
+    """Keep the server running for at least so long from now; a longer time that was requested before stays."""
     file = home / "spark" / "keep"
     try:
         until = float(file.read_text())
@@ -212,7 +212,7 @@ def _launch(folder: Path, home: Path, config: Mapping[str, str], started_with: s
     """Start the server and wait until it listens; raises RunError with its log when it does not."""
     port, token, log = _free_port(), secrets.token_urlsafe(24), folder / "engine.log"
     environ = {**child_environment(home), "SPARK_HOME": str(_spark_home()), "SPARK_CONNECT_AUTHENTICATE_TOKEN": token}
-    # What an earlier engine was asked for may be of before the machine's last start, whose clock went further.
+    # A keep time of an earlier engine may be from before the machine's last start, whose monotonic clock was higher.
     (folder / "keep").unlink(missing_ok=True)
     keep_engine(home, _START_SECONDS)
     with log.open("wb") as output:
@@ -227,12 +227,12 @@ def _launch(folder: Path, home: Path, config: Mapping[str, str], started_with: s
         )
     engine = Engine(port, process.pid, token, started_with, time.time())
     _record(folder, engine)
-    # Not by its command: that cannot be read yet in the first moments of a process.
+    # Not by its command: a process that has just started may not have one to read yet.
     if _wait_until(lambda: process.poll() is not None or engine.alive, _START_SECONDS) and process.poll() is None:
-        # On a busy machine the start has used up what it was kept for, and nobody has joined yet.
+        # On a busy machine the start may have used up the keep time before the first user joined.
         keep_engine(home, KEEP_ONCE_SECONDS)
         logger.info("started the Spark engine: pid %d, port %d", process.pid, port)
-        # It is to outlive us, so Python must not warn that nobody waits for it.
+        # It must outlive this process, so Python must not warn that it is still running.
         process.returncode = 0
         return engine
     _stop(folder)

@@ -24,19 +24,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Where Spark's client logs every error once more, as JSON with a trace. It is off, until Dagster sets up its logging.
+#: The logger on which Spark's client logs every error again, as JSON with a trace; Dagster's logging would enable it.
 _CLIENT_LOG = "pyspark.sql.connect.logging"
 _RETRIES = 6
 _LONGEST_PAUSE_MS = 2_000
 
 
 def open_session(settings: SparkSettings, home: Path, site: str) -> SparkSession:
-    """Join this site's Spark session, on the engine that `spark.mode` names, and stop what an earlier run left running
-    in it.
+    """Join this site's Spark session on the engine that `spark.mode` names, and interrupt an earlier run's tasks in it.
 
-    The same session id is used by every run of a site: what stays warm is the session, and joining it lets a run
-    interrupt tasks whose client was killed. Data source `jetstream` is registered. Raises TransientError when the engine
-    is gone before it is joined.
+    Every run of a site uses the same session id: the session stays warm, and a run that joins it can interrupt tasks whose
+    client was killed. Data source `jetstream` is registered. Raises TransientError when the engine ends before it is
+    joined.
     """
     mode = settings.mode
     if mode == "connect-local":
@@ -57,7 +56,7 @@ def open_session(settings: SparkSettings, home: Path, site: str) -> SparkSession
 def leave_session(session: SparkSession) -> None:
     """Close the connection to a session without ending the session: the next run of the site joins it.
 
-    Without this the client cleans up when the process exits, and waits ten minutes for a server that has gone by then.
+    Without this the client cleans up when the process exits, and waits ten minutes for a server that has ended by then.
     A classic session is the process's own and ends with it.
     """
     if _is_remote(session):
@@ -65,20 +64,20 @@ def leave_session(session: SparkSession) -> None:
 
 
 def stop_work(session: SparkSession) -> None:
-    """Interrupt what still runs in a session that is given up in the middle of something."""
+    """Interrupt the tasks of a session that is given up."""
     if _is_remote(session):
-        with contextlib.suppress(Exception):  # the engine may be why it is given up
+        with contextlib.suppress(Exception):  # a broken engine may be the reason
             session.interruptAll()
 
 
 def _is_remote(session: SparkSession) -> bool:
-    # Not by its attributes: those that a classic session lacks raise something of Spark's own.
+    # Not by its attributes: those that a classic session lacks raise an error of Spark's own.
     return type(session).__module__.startswith("pyspark.sql.connect")
 
 
 def _join(engine: Engine, home: Path, site: str) -> SparkSession:
     os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"] = engine.token
-    # A session that the server closed (idle for a day, say) can never be joined again: the next generation's id can.
+    # A session that the server closed (for example after an idle day) can never be joined again; a new id can.
     for generation in range(16):
         identity = uuid.uuid5(uuid.NAMESPACE_URL, f"{home}/{engine.pid}/{engine.started_at}/{site}/{generation}")
         session = _connect(f"sc://localhost:{engine.port}", identity)
@@ -105,7 +104,7 @@ def _connect(url: str, identity: uuid.UUID) -> SparkSession:
     session_id = str(uuid.UUID(int=identity.int, version=4))
     separator = "" if url.rstrip().endswith(";") else "/;" if url.count("/") < 3 else ";"
     session = ConnectSession.builder.remote(f"{url}{separator}session_id={session_id}").create()
-    # The client's own patience, ten minutes, is for servers that move; one that is gone is started anew by the next run.
+    # The client retries for ten minutes by default, for servers that move; ours is restarted by the next run instead.
     session.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES, max_backoff=_LONGEST_PAUSE_MS)])
     return cast("SparkSession", session)
 
@@ -113,7 +112,7 @@ def _connect(url: str, identity: uuid.UUID) -> SparkSession:
 def _classic(master: str, settings: SparkSettings, home: Path) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    # Only a JVM that is started needs them; looking for a Java takes as long as an idle run.
+    # Only needed to start a JVM; finding a Java takes as long as an idle run.
     environ = child_environment(home)
     os.environ.update({key: value for key, value in environ.items() if key.startswith(("JAVA_", "PYSPARK_"))})
     if master.startswith("local"):
@@ -127,7 +126,7 @@ def _classic(master: str, settings: SparkSettings, home: Path) -> SparkSession:
 def _prepared(session: SparkSession) -> SparkSession:
     from sr_assets.adapters.spark.source import JetStreamDataSource
 
-    # What an earlier run of this site left running must not go on beside this one.
+    # Tasks of an earlier run of this site must not go on beside this run's.
     if _is_remote(session):
         session.interruptAll()
     session.dataSource.register(JetStreamDataSource)
@@ -138,7 +137,7 @@ _OUR_ERRORS = re.compile(r"(?:sr_assets\.[\w.]*)?(WireError|TransientError|RunEr
 
 
 def spark_error(error: Exception) -> RunError:
-    """Return what a failed Spark job was about, in one line: our own message from the task when there is one."""
+    """Return one line about a failed Spark job: our own message from the task when there is one."""
     if isinstance(error, RunError):
         return error
     text = str(error)

@@ -1,6 +1,6 @@
 """The Spark sink `jetstream`: references to messages of a source → copies in a target, acknowledged, staged, accounted.
 
-Here: the writer as Spark knows it, and its lock. Not here: its work (`copier`). Payloads never pass through the JVM: a
+Here: the writer's interface to Spark, and its lock. Not here: its work (`copier`). Payloads never pass through the JVM: a
 row names a sequence, the task fetches that message from the source and publishes it.
 """
 
@@ -50,7 +50,7 @@ class JetStreamWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> ReceiptMessage:
         """Copy one partition's messages and return its receipt.
 
-        Raises WireError when a connection is lost, RunError when nothing can be staged: Spark tries again.
+        Raises WireError when a connection is lost, RunError when nothing can be staged; Spark then retries the task.
         """
         from pyspark import TaskContext
 
@@ -66,11 +66,11 @@ class JetStreamWriter(DataSourceArrowWriter):
             try:
                 return ReceiptMessage(Copier(self._plan, rows, partition).run())
             except OSError as error:
-                # Not of a connection, which has an error of its own: what is staged, or a file of ours.
+                # About a staged file or a file of ours; a connection has an error of its own.
                 raise RunError(cannot_write(self._plan.staging or self._plan.folder, error)) from None
 
     def commit(self, messages: list[ReceiptMessage | None]) -> None:  # type: ignore[override]
-        """Write the receipt of all tasks, at once or not at all."""
+        """Write the receipt of all tasks, atomically."""
         total = Receipt()
         for message in messages:
             if message is not None:

@@ -1,8 +1,8 @@
-"""The Spark data source `jetstream`: a range of a stream → partitions → Arrow record batches; and the door to its sink.
+"""The Spark data source `jetstream`: a range of a stream → partitions → Arrow record batches; it also makes the sink.
 
-Here: the options, the three shapes of rows, the reader. Not here: the writer (`spark.sink`), the protocol (`wire`), which
-range to read and what to do about sequences that are not there (the stages). Every import of the readers' work is
-inside the methods: they run in Spark's Python workers, which must start quickly and hold nothing between tasks.
+Here: the options, the three schemas of rows, the reader. Not here: the writer (`spark.sink`), the protocol (`wire`), which
+range to read and what follows from missing sequences (the stages). The readers import inside their methods: they run in
+Spark's Python workers, which must start quickly and keep nothing between tasks.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class JetStreamDataSource(DataSource):
     - `advisories`: `true` to read each message as an advisory; then the rows are `ADVISORY_SCHEMA`. Without either they
       are `MESSAGE_SCHEMA`
 
-    Options to write are described at `spark.sink.JetStreamWriter`. Nothing but what the server holds of the range is
-    returned: a sequence that is not there is no error here.
+    Options to write are described at `spark.sink.JetStreamWriter`. Sequences that the source does not hold are left out;
+    they are no error here.
     """
 
     @classmethod
@@ -90,7 +90,7 @@ class JetStreamDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        """Return the shape of the rows, which depends on the options `inspect` and `advisories`."""
+        """Return the schema of the rows, which depends on the options `inspect` and `advisories`."""
         if "advisories" in self.options:
             return ADVISORY_SCHEMA
         return SIGHTING_SCHEMA if "inspect" in self.options else MESSAGE_SCHEMA
@@ -115,7 +115,7 @@ class RangePartition(InputPartition):
 
 
 class JetStreamReader(DataSourceReader):
-    """Reads a range; a task that runs twice reads the same rows, for nothing is consumed."""
+    """Reads a range; a task that runs twice reads the same rows, because reading consumes nothing."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         """Keep the options; nothing is opened before a task runs."""
@@ -206,7 +206,7 @@ def advisory_schema() -> pa.Schema:
 
 
 def read_advisories(messages: list[Message]) -> pa.RecordBatch:
-    """Return what messages of an advisory stream report, one row each, with the columns of `ADVISORY_SCHEMA`."""
+    """Return the messages of an advisory stream as rows, one each, with the columns of `ADVISORY_SCHEMA`."""
     import pyarrow as pa
 
     from sr_assets.domain.availability import Advisory, Observation, read_message
@@ -233,6 +233,6 @@ def read_advisories(messages: list[Message]) -> pa.RecordBatch:
 
 
 def _rejected(message: Message, reason: str, field: str | None) -> tuple[str | None, ...]:
-    """Return what is kept of a rejected message: reason, field, subject, how it begins."""
+    """Return the columns of a rejected message: reason, field, subject, and the beginning of its payload."""
     begins = message.payload[: 4 * _EXCERPT_LETTERS].decode(errors="replace")[:_EXCERPT_LETTERS]
     return str(reason), field, printable(message.subject), begins

@@ -1,9 +1,9 @@
-"""The process that watches over the local Spark server: `python -m sr_assets.adapters.spark.watch FOLDER COMMAND…`.
+"""The process that watches the local Spark server: `python -m sr_assets.adapters.spark.watch FOLDER COMMAND…`.
 
-It starts the command and ends with it; and ends it when the time in `FOLDER/keep` (seconds of the monotonic clock, which
-nobody sets) has passed while nobody held the lock `FOLDER/users`, when `FOLDER/engine.json` names another process, or
-when the folder is gone, so that no engine is left behind by a run that nothing follows, or that was killed as it started
-one. Standard library only, and little of it: it lives as long as the server.
+It starts the command and ends with it. It ends the command when the time in `FOLDER/keep` (seconds of the monotonic clock)
+has passed while the lock `FOLDER/users` was free, when `FOLDER/engine.json` names another process, or when the folder was
+removed. So no engine stays behind after the last run, or after a run that was killed while it started one. Standard library
+only, and little of it, because the process lives as long as the server.
 """
 
 import fcntl
@@ -20,8 +20,8 @@ _LOOK_SECONDS = 5.0
 
 
 def main(folder: str, command: list[str]) -> int:
-    """Run the command until it ends or is no longer wanted; returns its exit code."""
-    # The engine serves also runs that are not limited like the one which happens to start it.
+    """Run the command until it ends or is no longer needed; returns its exit code."""
+    # The engine also serves runs without the resource limits of the run that starts it.
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     process = subprocess.Popen(command)

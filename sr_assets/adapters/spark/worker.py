@@ -1,4 +1,4 @@
-"""What the ends of the data source do to Python while they work in Spark's workers."""
+"""How the data source's reader and writer set up Python in Spark's workers."""
 
 import contextlib
 import gc
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
-    """Let Python not look for cycles meanwhile: it would go through all messages under way again and again, and none has one.
+    """Pause the cyclic garbage collector: it would scan all messages in memory repeatedly, and none is part of a cycle.
 
-    Measured: an eighth less time for a copy of 512 B messages.
+    Measured: a copy of 512 B messages takes an eighth less time.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,11 +1,11 @@
-"""A stream's copy_log in `state.duckdb`: which copy stands where in the target, and which are to be sent again.
+"""A stream's copy log in `state.duckdb`: the target sequence of each recent copy, and the copies to be sent again.
 
-Here: the two tables and every statement on them. Not here: what became of the target (`stages.replication.target_history`), who
-commits (`stages.replication.batch`).
+Here: the two tables and every statement on them. Not here: comparing the log with the target
+(`stages.replication.target_history`), the transaction of a batch (`stages.replication.batch`).
 
-Kept for an hour: a server acknowledges before it has written to disk (within two minutes by default), so what a power
-failure can take back is younger than that. One row per batch holds runs: `length` copies from `sequence` on stand in
-the target from `target_sequence` on.
+Rows are kept for an hour: a server acknowledges before it has written to disk (within two minutes by default), so the copies
+that a power failure can undo are younger. One row per batch holds runs: `length` copies of the source sequences from
+`sequence` on have the target sequences from `target_sequence` on.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ Run = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """Source sequences to be copied once more. `stood`: each of them did stand in the target, so one that is gone is lost."""
+    """Source sequences to be copied again. `stood`: each had a copy in the target, so one missing in the source is lost."""
 
     covered: SequenceRange
     stood: bool
 
 
 class CopyLog:
-    """One stream's part of the copy_log. What changes it is called inside a transaction."""
+    """One stream's part of the copy log. Methods that change it are called inside a transaction."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        """Name the stream; the tables are there."""
+        """Take the connection and the stream's name."""
         self._connection = connection
         self._stream = stream
 
     def add(self, runs: Sequence[Run], now_ns: int) -> None:
-        """Note where a batch's copies stand, and forget what is older than an hour."""
+        """Record the target sequences of a batch's copies, and drop rows older than an hour."""
         self._connection.execute(
             "DELETE FROM copies WHERE stream = ? AND committed_ns < ?", [self._stream, now_ns - KEPT_NS]
         )
@@ -64,7 +64,7 @@ class CopyLog:
         return sorted((at + step, sequence + step) for at, sequence, length in runs for step in range(length))
 
     def keep_until(self, target_sequence: int) -> None:
-        """Forget the copies behind a place in the target: they stand there no more."""
+        """Forget the copies behind a target sequence: the target no longer holds them."""
         rows = self._connection.execute(
             "SELECT committed_ns, target_sequences, sequences, lengths FROM copies WHERE stream = ?", [self._stream]
         ).fetchall()
@@ -82,35 +82,35 @@ class CopyLog:
                 )
 
     def add_resends(self, ranges: Iterable[SequenceRange], *, stood: bool) -> None:
-        """Ask for source sequences to be copied once more."""
-        rows = [[self._stream, one.first, one.next, stood] for one in ranges if len(one)]
+        """Request that source sequences are copied again."""
+        rows = [[self._stream, sequences.first, sequences.next, stood] for sequences in ranges if len(sequences)]
         if rows:
             self._connection.executemany("INSERT INTO resends VALUES (?, ?, ?, ?)", rows)
 
     def resends(self, limit: int | None = None, until: int | None = None) -> list[Resend]:
-        """Return what is to be sent again, in order: at most `limit` sequences, none from `until` on."""
+        """Return the sequences to be sent again, in order: at most `limit`, none from `until` on."""
         rows = self._connection.execute(
             "SELECT first, next, stood FROM resends WHERE stream = ? ORDER BY first", [self._stream]
         ).fetchall()
-        found: list[Resend] = []
+        resends: list[Resend] = []
         left = limit
         for first, after, stood in rows:
             end = after if until is None else min(after, until)
             end = end if left is None else min(end, first + left)
             if end <= first:
                 break
-            found.append(Resend(SequenceRange(first, end), stood))
+            resends.append(Resend(SequenceRange(first, end), stood))
             left = None if left is None else left - (end - first)
-        return found
+        return resends
 
     def settle_resends(self, until: int) -> None:
-        """Strike out what was to be sent again before a source sequence: it was, or it is known to be lost."""
+        """Remove the requests before a source sequence: those were sent again, or are known to be lost."""
         self._connection.execute("DELETE FROM resends WHERE stream = ? AND next <= ?", [self._stream, until])
         self._connection.execute(
             "UPDATE resends SET first = ? WHERE stream = ? AND first < ?", [until, self._stream, until]
         )
 
     def clear(self) -> None:
-        """Forget everything: another source or another target is another story."""
+        """Forget everything, for another source or another target."""
         self._connection.execute("DELETE FROM copies WHERE stream = ?", [self._stream])
         self._connection.execute("DELETE FROM resends WHERE stream = ?", [self._stream])

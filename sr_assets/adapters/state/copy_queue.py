@@ -1,9 +1,8 @@
 """A stream's copy queue in `state.duckdb`: the copies that are decided and not made yet.
 
-The fold appends the copies that are due in the transaction that commits its decisions; copying takes them from the
-front, in the order of the source, and strikes them out in the transaction that commits a receipt. The queue may hold a
-day's copies: nobody reads more of it than one batch. Not here: who fills it (`stages.tracking`), who drains it
-(`stages.replication`).
+The fold appends the due copies in the transaction that commits its decisions; copying takes them from the front, in the
+order of the source, and removes them in the transaction that commits a receipt. The queue may hold a day's copies, so no
+reader takes more than one batch. Not here: filling it (`stages.tracking`), draining it (`stages.replication`).
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ class QueuedCopies:
 
 
 class CopyQueue:
-    """One stream's part of the queue. What changes it is called inside a transaction."""
+    """One stream's part of the queue. Methods that change it are called inside a transaction."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        """Name the stream; the table is there."""
+        """Take the connection and the stream's name."""
         self._connection = connection
         self._stream = stream
 
@@ -91,7 +90,7 @@ class CopyQueue:
         ).to_arrow_table()
 
     def strike(self, covered: SequenceRange, starts: int) -> None:
-        """Take out the copies of a range: they are made, parked or known to be lost."""
+        """Remove the copies of a range: they are made, parked or known to be lost."""
         self._connection.execute(
             "DELETE FROM copy_queue WHERE stream = ? AND starts = ? AND sequence >= ? AND sequence < ?",
             [self._stream, starts, covered.first, covered.next],

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from sr_assets.domain.availability import Observation
 
-#: What is kept of messages that are no advisories, by all feeds of a configuration together; the rest is counted.
+#: How many rejected messages all feeds of a configuration keep together; the others are only counted.
 MAX_REJECTS: Final = 10_000
 
 SCHEMA: Final = """
@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS global_rejects (
     feed VARCHAR, sequence BIGINT, received_ns BIGINT, subject VARCHAR, payload_bytes BIGINT, reason VARCHAR,
     field VARCHAR, excerpt VARCHAR);
 """
-#: What brings a state that was written before advisories had an epoch up to `SCHEMA`.
+#: The statements that upgrade a state from before advisories had an epoch to `SCHEMA`.
 MIGRATION: Final = """
 ALTER TABLE global_nodes ADD COLUMN epoch_ns BIGINT DEFAULT 0;
 ALTER TABLE global_nodes RENAME COLUMN cycle TO event_code;
@@ -49,7 +49,7 @@ _KEY: Final = ("replicator", "name", "stream", "node")
 #: The columns that decide which advisory of a node wins, the first difference counting: the higher value, for
 #: `received_ns` the lower one.
 _RANK: Final = ("epoch_ns", "transition", "event_ns", "event_code", "seen_ns", "origin", "received_ns")
-#: When a site that sent a heartbeat has to have sent the next one.
+#: The latest time for the next heartbeat of a site that sent one.
 _DUE: Final = "observed_ns + next_within_ns"
 
 
@@ -154,7 +154,7 @@ class GlobalTables:
         self._connection = connection
 
     def fold(self, feed: str, advisories: pa.Table) -> None:
-        """Take a batch in: nodes, history, when each site last sent an advisory; and the rejected messages."""
+        """Fold a batch: nodes, history, when each site last sent an advisory; and the rejected messages."""
         self._connection.register("advisories", advisories)
         try:
             span = self._connection.execute(
@@ -169,7 +169,7 @@ class GlobalTables:
             self._connection.unregister("advisories")
 
     def observe(self, feed: str, observation: Observation, received_ns: int) -> None:
-        """Take in a site's heartbeat; the one received last counts."""
+        """Record a site's heartbeat; the one received last counts."""
         self._connection.execute(_NOTE_OBSERVATION, {"feed": feed, "received_ns": received_ns, **observation._asdict()})
 
     def limit_rejects(self, feed: str, most: int) -> None:

@@ -23,7 +23,7 @@ class SiteBusyError(RunError):
 class SiteLock:
     """The right to work on a site, held from `with` to its end; the kernel frees it however the holder ends.
 
-    Its file says who holds it and since when. Raises SiteBusyError when another holds it for `wait_seconds` on.
+    Its file names the holder and since when. Raises SiteBusyError when another run still holds it after `wait_seconds`.
     """
 
     def __init__(self, folder: Path, owner: str, wait_seconds: float) -> None:
@@ -61,7 +61,7 @@ class SiteLock:
 
 
 def lock_owner(folder: Path) -> str | None:
-    """Return who holds a site's lock and since when; None when nobody does."""
+    """Return who holds a site's lock and since when; None when it is free."""
     try:
         with (folder / "lock").open() as handle:
             try:

@@ -1,4 +1,4 @@
-"""The nodes of a stream in `state.duckdb`, and the spans of stored time of which nobody knows what was sent.
+"""The nodes of a stream in `state.duckdb`, and the stream's blind spans.
 
 Not here: the rules that make the rows (`domain.tracking`).
 """
@@ -19,10 +19,10 @@ _COLUMNS: Final = ", ".join(NODE_COLUMNS)
 
 
 class Nodes:
-    """One stream's nodes. What changes them is called inside a transaction."""
+    """One stream's nodes. Methods that change them are called inside a transaction."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        """Name the stream; the tables are there."""
+        """Take the connection and the stream's name."""
         self._connection = connection
         self._stream = stream
 
@@ -72,7 +72,7 @@ class Nodes:
         columns = f"node, {_COLUMNS}, deadline_ns"
         self._connection.register("merged", nodes)
         try:
-            # Out and in again: DuckDB's MERGE and UPDATE of 100,000 known nodes take four seconds, this a tenth of one.
+            # Deleted and inserted: DuckDB's MERGE and UPDATE of 100,000 known nodes take four seconds, this takes 0.1 s.
             self._connection.execute(
                 "DELETE FROM nodes WHERE stream = ? AND node IN (SELECT node FROM merged)", [self._stream]
             )
@@ -134,7 +134,7 @@ class Nodes:
         ).fetchall()
 
     def save_blind_spans(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Write the blind spans in the place of those before."""
+        """Replace the blind spans."""
         self._connection.execute("DELETE FROM blind_spans WHERE stream = ?", [self._stream])
         rows = [[self._stream, *span] for span in spans]
         if rows:

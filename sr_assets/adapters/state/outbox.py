@@ -17,7 +17,7 @@ class Outbox:
     """One stream's transitions, and among them those that are not published yet."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        """Name the stream; the table is there."""
+        """Take the connection and the stream's name."""
         self._connection = connection
         self._stream = stream
 

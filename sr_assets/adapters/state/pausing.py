@@ -1,7 +1,7 @@
-"""Which streams of a site do not copy for now: the marker `sites/<name>/paused.json`.
+"""The paused streams of a site: the marker `sites/<name>/paused.json`.
 
-Here: writing and reading the marker, without the site's lock, so that neither waits for a run. Not here: what a run
-leaves out for a paused stream (`replica`), the commands (`cli`).
+Here: writing and reading the marker, without the site's lock, so that neither waits for a run. Not here: what a run skips
+for a paused stream (`stages.replication.replica`), the commands (`cli`).
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ def _mark(folder: Path, stream: str, *, paused: bool) -> bool:
 def paused_streams(folder: Path) -> frozenset[str]:
     """Return the source streams of a site's folder that are paused.
 
-    Raises RunError when the marker is there but cannot be read: copying against an operator's will is worse than a
-    message.
+    Raises RunError when the marker exists but cannot be read: an error is better than copying a paused stream.
     """
     file = folder / _MARKER
     try:
@@ -72,7 +71,7 @@ def paused_streams(folder: Path) -> frozenset[str]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time change the marker: two that change different streams both count."""
+    """Let one process at a time change the marker, so that concurrent changes of different streams both take effect."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

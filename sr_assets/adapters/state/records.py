@@ -44,7 +44,7 @@ class StreamState:
     `epoch_ns` is the watermark at which this state began. `mark_sequence` and `mark_ns` are the last message read and
     when it was stored: another stored time there means another stream. `hole_open`: the last batch ended in a hole, which
     is blind until the next message. `progress_ns` is when the position last moved or
-    was caught up, `alive_ns` when the last heartbeat was sent, `alive_due_ns` when it said that the next run is due.
+    was caught up, `alive_ns` when the last heartbeat was sent, `alive_due_ns` when the next run is due according to it.
     `starts` counts how often the stream was begun again to be copied anew, `reset_starts` is its value since the source
     was last made again or went back. `policy` is what the stored deadlines were
     computed with; `advisories_stored`: a stream was seen to take the advisories. `forgotten_transition` is the highest
@@ -86,28 +86,28 @@ class StreamState:
 
     @classmethod
     def not_begun(cls, stream: str) -> Self:
-        """Return the row of a stream that could not even begin: it has no source yet, only an error."""
+        """Return the row of a stream that could not begin: it has no source yet, only an error."""
         return cls(stream, 0, 0)
 
     @property
     def begun(self) -> bool:
-        """Tell whether there is a position."""
+        """Whether there is a position."""
         return self.created_ns != 0
 
     @property
     def has_read(self) -> bool:
-        """Tell whether the source once reached the position: one that `start_sequence` set may lie ahead of it."""
+        """Whether the source once had the position: one set by `start_sequence` may be ahead of the source."""
         return bool(self.seen_messages or self.gap_messages)
 
 
 @dataclass(slots=True)
 class CopyState:
-    """Where the copying of a stream stands: one row of `copying`, written by whoever copies and by nobody else.
+    """The progress of a stream's copying: one row of `copying`, which only the copying writes.
 
-    `created_ns` and `starts` say of which source, and which beginning of it, the copies are. `target_sequence` is the
-    place of our last acknowledged copy in the target, `target_holds` the source sequence that stands there,
-    `target_checked` how far it is known who wrote what there. `lost_messages` were due and gone from the source before
-    they were copied. Of a feed `copied_messages` counts folded advisories, `parked_messages` rejected messages.
+    `created_ns` and `starts` identify the source of the copies and its beginning. `target_sequence` is that of our last
+    acknowledged copy in the target, `target_holds` its source sequence, `target_checked` up to where the target was checked
+    for another writer's copies. `lost_messages` were due but deleted from the source before they were copied. Of a feed
+    `copied_messages` counts folded advisories, `parked_messages` rejected messages.
     """
 
     stream: str

@@ -1,4 +1,4 @@
-"""The tables of `state.duckdb`, and what brings a state of an earlier schema up to this one.
+"""The tables of `state.duckdb`, and the statements that upgrade an earlier schema.
 
 Times are unix nanoseconds. Hot tables have no keys or indexes: rows are found by scanning a column, which is fast, and
 are never updated in place through an index. Not here: the statements that use the tables.

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class SnapshotIndex:
-    """One stream's index of its history. What changes it is called inside a transaction."""
+    """One stream's index of its history. Methods that change it are called inside a transaction."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        """Name the stream; the tables are there."""
+        """Take the connection and the stream's name."""
         self._connection = connection
         self._stream = stream
 
@@ -74,7 +74,7 @@ class SnapshotIndex:
         return {row[0] for row in rows}
 
     def forget(self, files: Sequence[str]) -> None:
-        """Drop the nodes whose newest message stood in files that are gone."""
+        """Drop the nodes whose newest message was in files that no longer exist."""
         self._connection.execute(
             "DELETE FROM snapshots WHERE stream = ? AND file IN (SELECT unnest(?::VARCHAR[]))",
             [self._stream, list(files)],

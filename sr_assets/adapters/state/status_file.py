@@ -1,6 +1,6 @@
 """`status.json`: what the sensor and the command line know of a site without its lock.
 
-Here: replacing and reading the file, and its age by a clock that nobody sets. Not here: what is in it (`stages.site`).
+Here: replacing and reading the file, and its age by the monotonic clock. Not here: its content (`stages.site`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 
 def write_status(folder: Path, status: dict[str, Any]) -> None:
-    """Replace `status.json`, which the sensor and the command line read, at once.
+    """Replace `status.json`, which the sensor and the command line read, atomically.
 
-    `written_at` is put into it: seconds by the clock that nobody sets, and since which start of the machine it counts.
+    `written_at` is added to it: seconds of the monotonic clock, and the start of the machine from which that counts.
     """
     draft = folder / ".status.json"
     draft.write_text(json.dumps({**status, "written_at": [time.monotonic(), _machine_start()]}, indent=1))
@@ -24,7 +24,7 @@ def write_status(folder: Path, status: dict[str, Any]) -> None:
 
 
 def status_age_seconds(status: dict[str, Any]) -> float | None:
-    """Return how long ago a status was written, whatever became of the time of day since.
+    """Return how long ago a status was written, independent of changes of the time of day.
 
     None when it was on another machine or before this one's last start.
     """
@@ -34,16 +34,16 @@ def status_age_seconds(status: dict[str, Any]) -> float | None:
 
 
 def _machine_start() -> str:
-    """Return what tells this start of this machine from every other; empty where the system does not say."""
+    """Return the id of this start of the machine; empty where the system has none."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """Return what `status.json` says; empty before the first run."""
+    """Return the content of `status.json`; empty before the first run."""
     try:
-        found = json.loads((folder / "status.json").read_text())
+        status = json.loads((folder / "status.json").read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return status if isinstance(status, dict) else {}

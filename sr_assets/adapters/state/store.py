@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from sr_assets.domain.positions import SequenceRange
 
-#: What DuckDB says of a file that may be in order all the same.
+#: Parts of DuckDB's errors about a file that may be intact.
 _OUTER_TROUBLE: Final = (
     "Could not set lock",
     *map(os.strerror, (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE)),
@@ -60,7 +60,7 @@ _HISTORY: Final = ("transitions", "gaps", "parked")
 
 
 class BrokenStateError(RunError):
-    """A site's state is there but cannot be read any more."""
+    """A site's state exists but cannot be read any more."""
 
 
 class SiteState:
@@ -201,7 +201,7 @@ class SiteState:
         return Intent(*row) if row else None
 
     def save_intent(self, intent: Intent) -> None:
-        """Write an intent in the place of the one before of its kind; called inside a transaction."""
+        """Replace the stream's intent of the same kind; called inside a transaction."""
         self._replace("intents", intent, "stream = ? AND resend = ?", [intent.stream, intent.resend])
 
     def clear_intent(self, stream: str, *, resend: bool = False) -> None:
@@ -269,7 +269,7 @@ def _make(file: Path) -> None:
     with _connect(draft) as connection:
         connection.execute(SCHEMA)
         connection.execute("INSERT INTO about VALUES (?)", [SCHEMA_VERSION])
-        connection.execute("CHECKPOINT")  # closing would do it too, but say nothing when there is no room
+        connection.execute("CHECKPOINT")  # closing would do it too, but without an error on a full disk
     draft.replace(file)
 
 
@@ -284,7 +284,7 @@ def _first_line(error: duckdb.Error) -> str:
 
 
 def _complaint(file: Path, error: duckdb.Error) -> RunError:
-    """Return what is wrong with a file: with itself, or just with how we get at it."""
+    """Return the error about a file: that it is broken, or only that it cannot be opened."""
     reason = _first_line(error)
     if any(sign in reason for sign in _OUTER_TROUBLE):
         return RunError(f"the state {file} cannot be opened ({reason}); nothing in it was changed")

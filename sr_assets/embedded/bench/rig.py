@@ -138,7 +138,7 @@ def cluster_of(server: NatsServer) -> ClusterSettings:
 
 @contextmanager
 def open_bench() -> Iterator[Bench]:
-    """Start two servers in a temporary home; everything is gone afterwards."""
+    """Start two servers in a temporary home; everything is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="sr-assets-bench-") as folder:
         home = Path(folder)
         try:

@@ -22,7 +22,7 @@ _KEYS: Final = {"inspect_field": "sender", "inspect_duration": "1h", "warn_durat
 
 
 def measure_sampled(bench: Bench, messages: int, senders: int, payload_bytes: int) -> dict[str, Any]:
-    """Measure a fleet that is known, of whose messages one in ten is to be copied because it says so.
+    """Measure a known fleet, of whose messages one in ten forces a copy.
 
     `messages_per_second` is the whole run, `decided_per_second` the run without publishing the tables.
     """

@@ -1,8 +1,8 @@
 """Stage `advisory_feed`: one batch after the other of an advisory stream, folded into the site's global view.
 
-A batch is read, then everything it changes, the position with it, is one transaction: there is nothing outside to mend
-after a crash, so there is no intent; the same range is read again. Not here: the rules (`domain.availability`), the
-fold's statements (`adapters.state.global_view`), where a stream begins and what a source made again means (`position`).
+A batch is read, then all its changes, the position included, are one transaction. Nothing outside of the state changes, so
+there is no intent: after a crash the same range is read again. Not here: the rules (`domain.availability`), the fold's
+statements (`adapters.state.global_view`), where a stream begins and what a recreated source means (`source.position`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class FeedStage:
-    """The stage of one feed, for the time of a run."""
+    """The stage of one feed, for one run."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class FeedStage:
         self._most_rejects = MAX_REJECTS // most_feeds
 
     def fold_next(self, ends: dict[str, int] | None) -> bool:
-        """Fold the next batch of the feed; returns whether there was anything to do.
+        """Fold the next batch of the feed; returns whether there was work.
 
         `ends` is as in `NodeStage.fold_next`. Raises RunError or ConfigurationError with one line.
         """
@@ -103,7 +103,7 @@ class FeedStage:
         return self._reader.read(self._feed, source, present, advisories="true")
 
     def _commit(self, state: StreamState, source: StreamInfo, covered: SequenceRange, received: pa.Table) -> None:
-        """Commit what a batch reported, and the position behind it, in one transaction."""
+        """Commit a batch's advisories and heartbeats, and the position behind it, in one transaction."""
         store, report, feed = self._store, self._report, self._feed
         available = _available(source, covered)
         absent = missing(SequenceRange(available, covered.next), received["sequence"].to_pylist())
@@ -152,9 +152,9 @@ class FeedStage:
             tables.limit_rejects(name, self._most_rejects)
 
     def _note_silence(self, state: StreamState, source: StreamInfo) -> bool:
-        """Nothing to fold: time has passed all the same, and a site may have been silent for too long since.
+        """Advance the feed's clock without messages to fold; returns whether a site has become blind.
 
-        That is committed at once, and everything else with the end of the run. Returns whether a site has fallen silent.
+        A site that became blind is committed at once, everything else at the end of the run.
         """
         silence_ns = self._store.global_tables.next_silence(self._feed.stream, state.watermark_ns)
         self._advance(state, source)

@@ -1,7 +1,7 @@
-"""A live tail of a feed, straight from its stream: every advisory as it is stored, in order and once.
+"""Following a feed's stream directly: every advisory as it is stored, in order and once.
 
-It goes by sequence like every reader here: what is new is asked for and read as a range, so a lost connection or a stream
-made again needs no state to be mended. Nothing is written. Not here: what is printed (`cli`), the fold (`advisory_feed`).
+It reads by sequence like every reader here: new messages are read as a range, so that nothing has to be repaired after a
+lost connection or a recreated stream. Nothing is written. Not here: what is printed (`cli`), the fold (`advisory_feed`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Follower:
-    """Where a tail of one feed stands; `since_ns` is how far back it begins, None for now."""
+    """Follows one feed; `since_ns` is how far back it begins, in ns before now, None for now."""
 
     feed: FeedSettings
     since_ns: int | None = None
@@ -33,11 +33,11 @@ class Follower:
     _cluster: Cluster = field(init=False)
 
     def __post_init__(self) -> None:
-        """Open nothing before it is asked for."""
-        self._cluster = Cluster(self.feed.source, "sr-assets tail")
+        """Name the cluster; the first `poll` connects."""
+        self._cluster = Cluster(self.feed.source, "sr-assets follow")
 
     def poll(self) -> list[tuple[Advisory, int]]:
-        """Return the advisories that came since, with the times (unix ns) they were stored at. Raises RunError."""
+        """Return the advisories stored since the last call, each with its stored time (unix ns). Raises RunError."""
         source = self._cluster.stream_info(self.feed.stream)
         if source.created_ns != self._created_ns:
             self._next = self._begin(source)
@@ -45,7 +45,7 @@ class Follower:
         fresh = SequenceRange(self._next, max(self._next, source.last_sequence + 1))
         if not len(fresh):
             return []
-        with Connection(self.feed.source, "sr-assets tail") as connection:
+        with Connection(self.feed.source, "sr-assets follow") as connection:
             lists = read_confirmed(
                 connection,
                 self.feed.stream,
@@ -53,9 +53,12 @@ class Follower:
                 filter_subject=self.feed.filter_subject,
                 direct=source.supports_batched_direct_get,
             )
-            found = [(read_message(one.payload, one.stored_ns), one.stored_ns) for one in chain.from_iterable(lists)]
+            received = [
+                (read_message(message.payload, message.stored_ns), message.stored_ns)
+                for message in chain.from_iterable(lists)
+            ]
         self._next = fresh.next
-        return [(told, stored_ns) for told, stored_ns in found if isinstance(told, Advisory)]
+        return [(advisory, stored_ns) for advisory, stored_ns in received if isinstance(advisory, Advisory)]
 
     def close(self) -> None:
         """Close the connection."""

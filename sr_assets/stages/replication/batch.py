@@ -1,6 +1,6 @@
-"""One batch of copies: let Spark's writers make them, and commit their receipt.
+"""One batch of copies: Spark's writers make them, and their receipt is committed.
 
-Here: what is done once the intent is committed, and everything the commit changes. Not here: which copies (`replica`),
+Here: the work after the intent is committed, and all changes of the commit. Not here: which messages are copied (`replica`),
 the writing and its repair (`adapters.copying`).
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Batch:
-    """One batch, from its intent to its commit; done again after a crash with the very same intent."""
+    """One batch, from its intent to its commit; repeated after a crash with the same intent."""
 
     def __init__(
         self,
@@ -47,26 +47,26 @@ class Batch:
         intent: Intent,
         target: StreamInfo,
     ) -> None:
-        """Take the intent and what it was made for; of a tracked stream `state` is only looked at."""
+        """Take the intent and the state it was made for; `state` of a tracked stream is only read."""
         self._context, self._source, self._target = context, source, target
         self._state, self._copying, self._intent = state, copying, intent
         self._stream, self._store, self._report = context.stream, context.store, context.report
         self._covered = SequenceRange(intent.first, intent.next)
         self._present = SequenceRange(intent.available, intent.next)
-        # Not the intent's: a writer that outlived the run which began this batch must not go on beside ours.
+        # Not the intent's id: a writer that outlived the run which began this batch must not go on beside ours.
         self._attempt = uuid.uuid4().hex
         self._mark = source_mark(state.created_ns, state.reset_starts)
 
     def run(self) -> None:
-        """Make the copies and commit what became of them. Raises RunError when the target refuses: the intent stays."""
-        # From here on, whatever an earlier run left running may not write any more.
+        """Make the copies and commit their receipt. Raises RunError when the target refuses: the intent stays."""
+        # From here on, tasks that an earlier run left running may no longer write.
         writers = self._context.writers
         writers.mkdir(parents=True, exist_ok=True)
         batch_file = writers / "batch"
         draft = batch_file.with_name(".batch")
         draft.write_text(self._attempt)
         draft.replace(batch_file)
-        # To join the session interrupts it; what cannot be interrupted sees that its batch was given up.
+        # Joining the session interrupts them; a task that cannot be interrupted sees that another batch has begun.
         self._context.spark.session()
         await_writers(writers)
         if self._intent.resend:
@@ -79,7 +79,7 @@ class Batch:
     # ------------------------------------------------------------------------------------------- three kinds of batch
 
     def _run_queued(self) -> None:
-        """Make the copies that are due; what the source has lost since they were decided is a gap."""
+        """Make the copies that are due; messages that the source has lost since the decision are a gap."""
         queue, intent = self._store.copy_queue(self._stream.stream), self._intent
         due = queue.inside(self._covered, intent.starts)
         receipt = self._write(lambda spark: self._spread(spark, due)) if due.num_rows else Receipt()
@@ -99,7 +99,7 @@ class Batch:
         self._count(receipt, gaps)
 
     def _run_range(self) -> None:
-        """Copy everything in the range: nothing to decide, so it is read once, by the writers."""
+        """Copy everything in the range: there is no decision, so only the writers read it."""
         stream, state, intent = self._stream, self._state, self._intent
         receipt = Receipt()
         if len(self._present):
@@ -138,9 +138,9 @@ class Batch:
         self._count(receipt, gaps)
 
     def _run_resend(self) -> None:
-        """Send again what the target has lost; what the source does not have any more either is a gap.
+        """Send the copies again that the target has lost; those that the source has lost too are a gap.
 
-        No position moves, and nothing is counted a second time.
+        No position moves, and no message is counted a second time.
         """
         store, name = self._store, self._stream.stream
         log = store.copy_log(name)
@@ -153,15 +153,15 @@ class Batch:
             if resend.stood
             for sequence in range(resend.covered.first, resend.covered.next)
         }
-        gone = [sequence for first, after in receipt.missing for sequence in range(first, after) if sequence in stood]
+        lost = [sequence for first, after in receipt.missing for sequence in range(first, after) if sequence in stood]
         now_ns = self._context.clock.now_ns()
-        merged = merge_ranges(SequenceRange(sequence, sequence + 1) for sequence in gone)
+        merged = merge_ranges(SequenceRange(sequence, sequence + 1) for sequence in lost)
         gaps = [gap_row(name, hole, len(hole), "lost", now_ns) for hole in merged]
         parked = [message for message in receipt.parked if message.sequence in stood]
         self._note_places(receipt)
         # They were counted as copied when they first were.
-        self._copying.copied_messages -= len(gone) + len(parked)
-        self._copying.lost_messages += len(gone)
+        self._copying.copied_messages -= len(lost) + len(parked)
+        self._copying.lost_messages += len(lost)
         self._copying.parked_messages += len(parked)
         with store.transaction():
             store.save_copying(self._copying)
@@ -175,12 +175,12 @@ class Batch:
                 since = max(waiting.target_sequence, receipt.target_sequence)
                 store.save_intent(replace(waiting, target_sequence=since, waits=bool(log.resends(1))))
         self._report.resent += receipt.copied - receipt.found
-        self._report.gap_messages += len(gone)
+        self._report.gap_messages += len(lost)
 
     # ------------------------------------------------------------------------------------------------- the writers' work
 
     def _spread(self, spark: SparkSession, due: pa.Table) -> DataFrame:
-        """Return the rows for the writers, spread so that each keeps what `order` promises."""
+        """Return the rows for the writers, partitioned so that each keeps the configured `order`."""
         frame = spark.createDataFrame(due)
         workers = self._stream.workers
         if workers == 1:
@@ -188,7 +188,7 @@ class Batch:
         return frame.repartition(workers, "node") if self._stream.order == "sender" else frame.repartition(workers)
 
     def _write(self, rows: Callable[[SparkSession], DataFrame]) -> Receipt:
-        """Let Spark's writers copy what the rows name; returns their receipt. Raises RunError when the target refuses."""
+        """Copy the messages that the rows name; returns the receipt. Raises RunError when the target refuses."""
         context, stream, target = self._context, self._stream, self._target
         if target.created_ns != self._intent.target_created_ns:
             raise TransientError(f"target stream {stream.target_stream} was made again while a batch was under way")
@@ -223,7 +223,7 @@ class Batch:
             first=intent.first,
             next=intent.next,
             since=intent.target_sequence,
-            # A tracked stream's messages were weighed by the fold: what is too old is not among the rows.
+            # The fold has decided on a tracked stream's messages: the rows have none that is too old.
             cutoff_ns=None if intent.folded or intent.resend else intent.cutoff_ns,
             on_poison=stream.on_poison,
             folder=str(context.writers),
@@ -242,14 +242,14 @@ class Batch:
         self._note_places(receipt)
 
     def _note_places(self, receipt: Receipt) -> None:
-        """Remember the last copy and where it stands."""
+        """Record the last copy and its target sequence."""
         if receipt.target_sequence:
             self._copying.target_sequence, self._copying.target_holds = receipt.target_sequence, receipt.target_holds
             self._copying.target_created_ns = self._intent.target_created_ns
             self._copying.target_stream = self._stream.target_stream
 
     def _save_receipt(self, receipt: Receipt, gaps: list[dict[str, Any]]) -> None:
-        """Write what the receipt says; called inside a transaction."""
+        """Write the receipt's rows and counters; called inside a transaction."""
         self._store.save_copying(self._copying)
         self._store.copy_log(self._stream.stream).add(receipt.copied_ranges, self._context.clock.now_ns())
         self._add_rows("gaps", gaps)

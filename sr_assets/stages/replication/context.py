@@ -1,4 +1,4 @@
-"""What the copying of one stream works with, for the time of a run: handed to each step instead of the whole site."""
+"""The resources for copying one stream during a run, passed to each step instead of the whole site."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CopyContext:
-    """The stream, its state with a connection of its own, and how to reach clusters and Spark.
+    """The stream, its state with a connection of its own, and the connections to clusters and Spark.
 
     `home` holds the history, `folder` is the site's: writers' locks, staged files.
     """

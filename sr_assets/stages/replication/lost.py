@@ -1,6 +1,6 @@
-"""Copies that were due of a source that is no more: what the target holds of them counts, the rest is lost.
+"""Queued copies of a source that no longer exists: those in the target count as copied, the others are lost.
 
-The queue outlives its source only where `on_source_reset` let the stream go on. Not here: single messages that the
+The queue outlives its source only where `on_source_reset` lets the stream continue. Not here: single messages that the
 source lost before they were copied (`batch`).
 """
 
@@ -25,9 +25,9 @@ _ALL = 1 << 62
 
 
 def settle_lost(context: CopyContext, source: StreamInfo, copying: CopyState) -> bool:
-    """Strike out the queued copies of an earlier source; returns whether there were any.
+    """Remove the queued copies of an earlier source; returns whether there were any.
 
-    Those that an open batch had made are counted as copied, the others are a gap with reason `lost`.
+    Those that an open batch has made are counted as copied, the others are a gap with reason `lost`.
     """
     stream, store = context.stream, context.store
     queue = store.copy_queue(stream.stream)
@@ -41,7 +41,7 @@ def settle_lost(context: CopyContext, source: StreamInfo, copying: CopyState) ->
     lost = due - made
     copying.copied_messages += len(made)
     copying.lost_messages += len(lost)
-    logger.warning("%s: %d copies that were due are lost with the source they were of", stream.label, len(lost))
+    logger.warning("%s: %d queued copies are lost with their source", stream.label, len(lost))
     with store.transaction():
         if lost:
             hole = SequenceRange(min(lost), max(lost) + 1)

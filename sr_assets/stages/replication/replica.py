@@ -5,8 +5,8 @@ queue of the time when it was tracked is empty. Here:
 what comes next, and its intent. Not here: what is done for it (`batch`), the target itself (`target`), what became of
 copies made before (`target_history`), where a stream begins (`source.position`).
 
-An intent is committed on its own before anything is done. After a crash the very same copies are made again: the writers
-find in the target what is there already, and only the rest is sent.
+An intent is committed on its own before the work begins. After a crash the same batch is repeated: the writers find the
+copies that are in the target already, and only the others are sent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The copies of a batch are on their way through a window of 32 MiB: what bounds a batch is how much is done again.
+#: A window of 32 MiB bounds the memory of a batch's copies; this bounds how much is repeated after a crash.
 _BYTES_SHARE: Final = 10
 #: So many sequences a batch spans where most of them hold nothing.
 _WIDEST: Final = 500_000
@@ -50,7 +50,7 @@ class _Due(NamedTuple):
 
 
 class ReplicaStage:
-    """The stage of one stream, for the time of a run; used by one thread."""
+    """The stage of one stream, for one run; used by one thread."""
 
     def __init__(self, context: CopyContext) -> None:
         """Take what the stage uses."""
@@ -61,11 +61,11 @@ class ReplicaStage:
         self.under_way = False
 
     def look_again(self) -> None:
-        """Let the next step compare the target with what is known of it: something went wrong since."""
+        """Let the next step compare the target with the state again, after an error."""
         self._looked = False
 
     def copy_next(self, ends: dict[str, int] | None) -> bool:
-        """Make the next copies, or finish those that a crash left open; returns whether there was anything to do.
+        """Make the next copies, or finish those that a crash left open; returns whether there was work.
 
         `ends` holds, when the run is to stop there, each source's last sequence as first seen by this run. Raises
         RunError or ConfigurationError with one line.
@@ -137,7 +137,7 @@ class ReplicaStage:
         return True
 
     def _nothing_due(self) -> bool:
-        """Tell whether a target that was looked at in this run has nothing to get, so that nobody need be asked."""
+        """Return whether nothing is due for a target that was checked in this run, so that no server has to be asked."""
         store, name = self._store, self._stream.stream
         return (
             self._looked
@@ -147,7 +147,7 @@ class ReplicaStage:
         )
 
     def _waits_for_fold(self) -> bool:
-        """Tell whether an earlier version left a batch open whose decisions are not in the copy queue yet."""
+        """Return whether an earlier version left a batch open whose decisions are not in the copy queue yet."""
         intent = self._store.open_intent(self._stream.stream)
         return intent is not None and not intent.folded
 
@@ -165,7 +165,7 @@ class ReplicaStage:
             review.refuse_lost_state()
             copying.target_checked = end
         elif not same:
-            # What an attempt that is given up left in the target is not taken for another writer's.
+            # Copies of an abandoned attempt in the target must not be mistaken for another writer's.
             review.begin_anew()
             copying.target_sequence, copying.target_holds, copying.target_checked = 0, 0, end
         copying.created_ns, copying.starts = created_ns, starts
@@ -174,7 +174,7 @@ class ReplicaStage:
             self._store.save_copying(copying)
 
     def _open_intent(self) -> Intent | None:
-        """Return what a crash left open: sending again what the target lost goes first, unless a batch had begun by then."""
+        """Return the intent that a crash left open; a re-send comes first, unless a batch had begun before it."""
         resending, batch = (self._store.open_intent(self._stream.stream, resend=resend) for resend in (True, False))
         return resending or (None if batch is not None and batch.waits else batch)
 
@@ -203,7 +203,7 @@ class ReplicaStage:
             too_old_before(stream.max_age_ns, source),
             copying.created_ns,
             target.created_ns,
-            # An answer of a server that fell behind must not make copies of the batch before look like strangers'.
+            # A server that fell behind must not make the previous batch's copies look like another writer's.
             max(target.last_sequence, copying.target_sequence),
             resend=due.resend,
             folded=stream.tracked or due.queued,
@@ -252,7 +252,7 @@ class ReplicaStage:
         return SequenceRange(covered.first, min(covered.next, first + max(_WIDEST, stream.batch_messages))), first
 
     def _note_caught_up(self, state: StreamState, source: StreamInfo) -> None:
-        """Nothing to copy: time has passed all the same, which is committed as the run ends."""
+        """Advance the watermark and the lag without a copy; the end of the run commits them."""
         caught_up = source.last_sequence < state.next_sequence
         advance(state, source, warning_ns=None, caught_up=caught_up, own_clock_ns=self._context.clock.own_ns())
         self._report.state, self._report.lag_messages = state, state.lag_messages

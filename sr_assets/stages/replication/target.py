@@ -1,6 +1,6 @@
-"""The target of a stream before anything is copied into it: made when missing, refused when it cannot be right.
+"""Preparing the target of a stream: it is created when missing, and refused when it cannot take the copies.
 
-Not here: the copying (`batch`), what a created target looks like (`target_config`), what became of copies made before
+Not here: the copying (`batch`), the configuration of a new target (`domain.target_stream`), checking earlier copies
 (`target_history`).
 """
 
@@ -35,7 +35,7 @@ def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) 
 
 
 def create_target(stream: StreamSettings, source: StreamInfo, target: Cluster) -> StreamInfo:
-    """Create the missing target and return its info; the log says what was set."""
+    """Create the missing target and return its info; its configuration is logged."""
     config = new_target(stream, source)
     info = target.create_stream(config)
     shown = ", ".join(f"{key} {value}" for key, value in config.items() if key != "name")
@@ -48,8 +48,8 @@ def create_target(stream: StreamSettings, source: StreamInfo, target: Cluster) -
 def new_target(stream: StreamSettings, source: StreamInfo) -> dict[str, Any]:
     """Return the configuration of a target that is to be created.
 
-    Raises RunError when the source does not say its subjects (a mirror without a filter), ConfigurationError when a
-    rewritten one is none.
+    Raises RunError when the source has no subjects (a mirror without a filter), ConfigurationError when a rewritten
+    subject is invalid.
     """
     patterns = [stream.filter_subject] if stream.filter_subject else source.subjects
     if not patterns:

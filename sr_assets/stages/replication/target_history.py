@@ -1,10 +1,10 @@
-"""What became of our copies in the target since the last batch, and what follows from it.
+"""What happened to our copies in the target since the last batch, and what follows from it.
 
-Told apart by what the state remembers: a target with another name was *chosen* since; one that was *made again* has
-another created time; one that was *rolled back* (a power failure, a restored disk) has the same, but ends before a copy
-it acknowledged, or holds something else in its place; one that was *purged*, or whose messages expired, has moved its
-first sequence only: nothing follows. Copies of ours that no batch made are *another writer's*, or the state is an old
-one: the stream stops. Not here: what a crash left open, which the writers find out themselves (`adapters.copying`).
+The state decides which case it is. Another target name: the target was *replaced*. Another created time: it was
+*recreated*. The same created time, but it ends before an acknowledged copy or holds another message there: it was
+*rolled back* (a power failure, a restored disk). Only the first sequence moved: it was *purged* or messages expired, and
+nothing follows. Copies of ours that no batch made: *another writer* or an old state, and the stream stops. Not here: what a
+crash left open, which the writers find themselves (`adapters.copying`).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A server that fell behind, or a new leader, may answer once with an old state: nothing is concluded before so long.
+#: A server that fell behind, or a new leader, may answer with an old state at first: the info is confirmed for so long.
 _OLD_ANSWERS_SECONDS: Final = 5.0
 
 
 class TargetReview:
-    """A comparison of the target with what is known of it; `target` is its info, None while it does not exist."""
+    """A comparison of the target with the state; `target` is its info, None while it does not exist."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class TargetReview:
         copying: CopyState,
         target: StreamInfo | None,
     ) -> None:
-        """Take what is compared."""
+        """Take the target's info and the state."""
         self._context, self._source, self._state, self._copying, self._target = context, source, state, copying, target
         self._stream, self._store = context.stream, context.store
         self._log = self._store.copy_log(self._stream.stream)
@@ -57,7 +57,7 @@ class TargetReview:
         return Identity(self._stream.stream, self._stream.replicator, self._stream.name)
 
     def changed(self) -> bool:
-        """Tell whether a target that was written to seems to have gone, to be another, or to end before our last copy."""
+        """Return whether a target with copies of ours seems deleted, recreated, or to end before our last copy."""
         copying, target = self._copying, self._target
         if target is None:
             return True
@@ -66,9 +66,9 @@ class TargetReview:
         return target.created_ns != copying.target_created_ns or target.last_sequence < copying.target_sequence
 
     def run(self) -> StreamInfo:
-        """Compare, commit what is to be sent again, and return the target's info; a missing target is created.
+        """Compare, commit which copies are sent again, and return the target's info; a missing target is created.
 
-        Raises RunError when the stream must not go on by itself: `on_target_reset: stop`, or another writer's copies.
+        Raises RunError when the stream must stop: `on_target_reset: stop`, or another writer's copies.
         """
         stream, copying = self._stream, self._copying
         self._confirm()
@@ -80,7 +80,7 @@ class TargetReview:
             self._note_rollback(target)
         if target is None:
             target = self._target = create_target(stream, self._source, self._context.clusters.reach(stream.target))
-        # An open batch may be of a target that went before anything was committed, or that was made since.
+        # An open batch may belong to a target that was deleted before anything was committed, or that was created since.
         intents = [self._store.open_intent(stream.stream, resend=resend) for resend in (False, True)]
         if any(intent is not None and intent.target_created_ns != target.created_ns for intent in intents):
             chosen = any(intent and intent.target_stream not in (None, stream.target_stream) for intent in intents)
@@ -90,7 +90,7 @@ class TargetReview:
         return target
 
     def _confirm(self) -> None:
-        """Ask again for some seconds while the answer would have consequences."""
+        """Ask again for some seconds while the answer differs from the state."""
         cluster = self._context.clusters.reach(self._stream.target)
         deadline = time.monotonic() + _OLD_ANSWERS_SECONDS
         while self._copying.target_created_ns and self.changed() and time.monotonic() < deadline:
@@ -98,9 +98,9 @@ class TargetReview:
             self._target = prepare_target(self._stream, self._source, cluster)
 
     def refuse_other_writer(self) -> None:
-        """Stop when copies of ours stand behind the last one that a batch of this state made.
+        """Stop when the target has copies of ours behind the last one that a batch of this state made.
 
-        Others' messages there are only looked at once: `target_checked` moves with the next intent.
+        Other messages there are read only once: `target_checked` moves with the next intent.
         """
         copying, target = self._copying, self._target
         assert target is not None
@@ -112,11 +112,11 @@ class TargetReview:
             raise RunError(other_writer(self._stream.target_stream, self._identity, sequence))
 
     def refuse_lost_state(self) -> None:
-        """Stop when nothing is known of any copy but the target holds copies of ours: to begin again would double them."""
+        """Stop when the state has no copy but the target has copies of ours: beginning again would store them twice."""
         stream, target = self._stream, self._target
         if stream.ephemeral or target is None:
             return
-        # All of it, once in a stream's life: on a shared target ours may lie far behind what others wrote since.
+        # The whole target, once in a stream's life: on a shared target our copies may be older than many others.
         held = SequenceRange(min(max(1, target.first_sequence), target.last_sequence + 1), target.last_sequence + 1)
         if not len(held):
             return
@@ -131,7 +131,7 @@ class TargetReview:
                     )
 
     def begin_anew(self) -> None:
-        """Forget what is known of the copies so far: those to come are of another source, or another beginning."""
+        """Forget the copies so far: the next ones are of another source, or of another beginning."""
         with self._store.transaction():
             self._log.clear()
             for resend in (False, True):
@@ -152,9 +152,9 @@ class TargetReview:
     # ------------------------------------------------------------------------------------------ another, or made again
 
     def _follow_new_target(self, *, renamed: bool) -> None:
-        """Apply `on_target_reset`: nothing that was copied before stands in this target.
+        """Apply `on_target_reset`: no earlier copy is in this target.
 
-        One that was chosen by name may hold older copies of ours, which no open batch made: they are not looked at.
+        A target with another name may hold older copies of ours, which no open batch made: they are ignored.
         """
         stream, target, copying = self._stream, self._target, self._copying
         happened = "was replaced by another" if renamed else f"was deleted{' and made again' if target else ''}"
@@ -185,7 +185,7 @@ class TargetReview:
             self._store.save_copying(copying)
 
     def _copied_before(self) -> list[SequenceRange]:
-        """Return what was copied so far and may still be in the source: of a sampled stream what its history holds."""
+        """Return the sequences copied so far that the source may still hold; for a sampled stream from its history."""
         source, stream = self._source, self._stream
         whole = SequenceRange(max(1, source.first_sequence), max(1, source.first_sequence, self._state.next_sequence))
         if not stream.tracked:
@@ -196,7 +196,7 @@ class TargetReview:
         return merge_ranges(SequenceRange(sequence, sequence + 1) for sequence in sequences if sequence in whole)
 
     def _move_intents(self, *, created_ns: int, target_sequence: int, waits: bool) -> None:
-        """Let the open intents look for copies from where the target ends now; called inside a transaction."""
+        """Let the open intents look for copies behind the target's current end; called inside a transaction."""
         for resend in (False, True):
             if intent := self._store.open_intent(self._stream.stream, resend=resend):
                 moved = replace(intent, target_stream=self._stream.target_stream)
@@ -205,7 +205,7 @@ class TargetReview:
     # ---------------------------------------------------------------------------------------------------- rolled back
 
     def _rolled_back(self, target: StreamInfo) -> bool:
-        """Tell whether the target took back a copy it had acknowledged: it ends before, or another message stands there."""
+        """Return whether the target lost a copy that it had acknowledged: it ends before, or holds another message there."""
         copying = self._copying
         if target.last_sequence < copying.target_sequence:
             return True
@@ -219,27 +219,27 @@ class TargetReview:
         return copy is None or copy.sequence != copying.target_holds
 
     def _note_rollback(self, target: StreamInfo) -> None:
-        """Find the last copy that still stands where it stood, and ask for everything behind it to be sent again.
+        """Find the last copy that is still at its target sequence, and request that all copies behind it are sent again.
 
-        What was copied more than an hour ago is not known one by one: it is recorded as lost.
+        Copies older than an hour are not in the copy log: they are recorded as lost.
         """
         stream, copying = self._stream, self._copying
         copies = self._log.copies()
         held = SequenceRange(max(1, target.first_sequence), max(1, target.first_sequence, target.last_sequence + 1))
         standing = self.read_copies(held)
         kept = [(at, sequence) for at, sequence in copies if standing.get(at) == sequence]
-        # Without one of the last hour that still stands, the last of ours that does, however old it is.
+        # Without such a copy of the last hour, the last copy of ours that the target holds, of any age.
         at, sequence = kept[-1] if kept else max(standing.items(), default=(target.first_sequence - 1, 0))
-        there = set(standing.values())
-        lost = [copy for place, copy in copies if place > at and place >= held.first and copy not in there]
+        remaining = set(standing.values())
+        lost = [copy for position, copy in copies if position > at and position >= held.first and copy not in remaining]
         known_from = next(
             (copy for copy in copies if copy[0] > at), (copying.target_sequence + 1, copying.target_holds + 1)
         )
         unknown = 0 if kept or known_from[1] <= sequence + 1 else max(0, known_from[0] - at - 1)
         intent = self._store.open_intent(stream.stream)
-        waits = intent is not None and not any(intent.first <= copy < intent.next for copy in there)
+        waits = intent is not None and not any(intent.first <= copy < intent.next for copy in remaining)
         logger.error(
-            "%s: target stream %s was rolled back from %d to %d: %d copies are sent again, %d cannot be told",
+            "%s: target stream %s was rolled back from %d to %d: %d copies are sent again, %d older ones are lost",
             stream.label,
             stream.target_stream,
             copying.target_sequence,

@@ -1,7 +1,7 @@
-"""How far each stream is behind, asked of the servers now.
+"""How far each stream is behind, measured at the servers now.
 
-Here: a position from `status.json` against the source's own word. Not here: what to do about it (`automation`), the lag
-as of the last run (table `replication`).
+Here: comparing the position in `status.json` with the source's stream info. Not here: what follows from it (`automation`),
+the lag as of the last run (table `replication`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _LINKS = 16
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Where one stream stands now; `position` is the last sequence that is done, None before the first run.
+    """The lag of one stream now; `position` is the last sequence that is done, None before the first run.
 
-    `messages` is None when only a run can tell where it would begin. `problem` says why nothing could be asked, or why
-    a run would stop.
+    `messages` is None when only a run can find where it would begin. `problem` is the reason why the source could not be
+    asked, or why a run would stop.
     """
 
     name: str
@@ -42,9 +42,9 @@ def measure_lag(settings: Settings) -> list[Lag]:
     """Ask every source, each over one connection and all at once; returns the streams in the order of the file."""
     sources = dict.fromkeys(stream.source for stream in settings.entries)
     with ThreadPoolExecutor(min(_LINKS, len(sources))) as pool:
-        asked = pool.map(lambda source: _ask_source(settings, source), sources)
-    found = {(lag.name, lag.stream): lag for lags in asked for lag in lags}
-    return [found[stream.name, stream.stream] for stream in settings.entries]
+        measured = pool.map(lambda source: _ask_source(settings, source), sources)
+    lags = {(lag.name, lag.stream): lag for lags_of_source in measured for lag in lags_of_source}
+    return [lags[stream.name, stream.stream] for stream in settings.entries]
 
 
 def _ask_source(settings: Settings, source: ClusterSettings) -> list[Lag]:
@@ -78,12 +78,12 @@ def _compare(cluster: Cluster, stream: Entry, info: StreamInfo, status: dict[str
     messages = max(0, info.last_sequence + 1 - begin)
     seconds: float | None = 0.0
     if messages and (unread := cluster.next_message(stream.stream, begin, stream.filter_subject or ">")) is not None:
-        # A server before 2.10 does not tell its time.
+        # A server before 2.10 does not send its time.
         seconds = None if info.ts_ns is None else max(0.0, round((info.ts_ns - unread.stored_ns) / 1e9, 3))
     return Lag(stream.name, stream.stream, position, info.last_sequence, messages, seconds, problem)
 
 
 def _begin(stream: Entry, info: StreamInfo) -> int | None:
-    """Return where a first run would begin, as far as the stream info tells."""
+    """Return where a first run would begin; None when the stream info does not decide it."""
     known = {"all": 1, "end": info.last_sequence + 1, "sequence": stream.start.value}
     return known.get(stream.start.kind)

@@ -1,7 +1,7 @@
-"""Where a stream stands before a batch: its position, where a new one begins, what a source that was made again means.
+"""The position of a stream before a batch: loading it, beginning a new one, and what a recreated source means.
 
-Not here: which range comes next (`reading`), what stands in the target (`replication.target_history`), rebuilding a
-lost position (`replication.recover`).
+Not here: which range comes next (`reading`), the copies in the target (`replication.target_history`), rebuilding a lost
+position (`replication.recover`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _OLD_ANSWERS_SECONDS = 5.0
 def load_position(
     store: SiteState, cluster: Cluster, entry: Entry, source: StreamInfo, *, first_look: bool
 ) -> StreamState:
-    """Return where a stream stands, beginning it when it is new.
+    """Return a stream's state, beginning it when it is new.
 
-    The first look of a run also compares the last message read with what the source holds in its place. Raises RunError
-    when the stream must not go on by itself, TransientError when the source's answer may be an old one.
+    The first call of a run also compares the last message read with the source's message at that sequence. Raises
+    RunError when the stream must stop, TransientError when the source's answer may be out of date.
     """
     state = store.load_stream(entry.stream)
     if state is None or not state.begun:
@@ -82,7 +82,7 @@ def another_source(
 
 
 def _ends_before(cluster: Cluster, entry: Entry, state: StreamState) -> bool:
-    """Tell whether a source ends before what was read of it, for good: a new leader may answer once with an old state."""
+    """Return whether a source ends before the last message read, also when asked again: a new leader may be out of date."""
     if not state.has_read:
         return False
     deadline = time.monotonic() + _OLD_ANSWERS_SECONDS
@@ -94,7 +94,7 @@ def _ends_before(cluster: Cluster, entry: Entry, state: StreamState) -> bool:
 
 
 def _move_to_new_source(entry: Entry, state: StreamState, source: StreamInfo, problem: str) -> None:
-    """Apply `on_source_reset`: the source's sequences mean other messages than those that were read."""
+    """Apply `on_source_reset`: the source's sequences hold other messages than those that were read."""
     match entry.on_source_reset:
         case "stop":
             raise source_reset_error(problem)
@@ -102,7 +102,7 @@ def _move_to_new_source(entry: Entry, state: StreamState, source: StreamInfo, pr
             state.next_sequence = max(1, source.first_sequence)
         case "skip_to_now":
             state.next_sequence = source.last_sequence + 1
-    # Another beginning: its copies' ids differ from those before, so that no dedupe window swallows a new message.
+    # Another beginning: its copies get other ids, so that no dedupe window drops a new message.
     state.starts += 1
     state.reset_starts = state.starts
     state.epoch_ns = max(state.epoch_ns + 1, source.ts_ns or 0)
@@ -133,7 +133,7 @@ def first_sequence(cluster: Cluster, start: Start, source: StreamInfo) -> int:
         case "delta":
             if source.ts_ns is None:
                 raise RunError(
-                    f"start_delta needs the server's clock, which {source.stream}'s server (before 2.10) does not tell;"
+                    f"start_delta needs the server's clock, which {source.stream}'s server (before 2.10) does not send;"
                     " use start_time"
                 )
             return _sequence_at(cluster, source, source.ts_ns - start.value)
@@ -148,7 +148,7 @@ def _sequence_at(cluster: Cluster, source: StreamInfo, time_ns: int) -> int:
         middle = (low + high) // 2
         message = cluster.next_message(source.stream, middle)
         if message is None or message.sequence >= high:
-            # Nothing is left from here to the end that was not compared yet.
+            # All messages from here to the end have been compared.
             high = middle
         elif message.stored_ns >= time_ns:
             high = middle
@@ -160,13 +160,13 @@ def _sequence_at(cluster: Cluster, source: StreamInfo, time_ns: int) -> int:
 def advance(
     state: StreamState, source: StreamInfo, *, warning_ns: int | None, caught_up: bool, own_clock_ns: int
 ) -> bool:
-    """Move the watermark and the lag to what this stream info says; none of it moves backwards.
+    """Advance the watermark and the lag by a stream info; neither moves backwards.
 
-    `warning_ns` is that of a tracked stream; `own_clock_ns` only tells a server's clock that is far ahead. Returns whether
+    `warning_ns` is that of a tracked stream; `own_clock_ns` only detects a server's clock that is far ahead. Returns whether
     the info's clock set the watermark: then no later message is stored before it.
 
-    An info that knows less than an earlier one comes from a server that fell behind: its clock then says nothing about
-    what was stored until now.
+    An info with a lower last sequence than an earlier one comes from a server that fell behind: its clock then does not
+    prove that all messages stored until that time are known.
     """
     behind = source.last_sequence < _known_last(state)
     moved = watermark(
@@ -202,13 +202,13 @@ def warn_of_clock(entry: Entry, ts_ns: int) -> None:
 
 
 def note_read(state: StreamState, sequence: int, stored_ns: int) -> None:
-    """Note the last message that was read: another one in its place tells a source that went back."""
+    """Record the last message that was read: another message at its sequence reveals a source that went back."""
     state.mark_sequence, state.mark_ns = sequence, stored_ns
     state.last_stored_ns = max(stored_ns, state.last_stored_ns or 0)
 
 
 def note_source(state: StreamState, source: StreamInfo) -> None:
-    """Note the source's last sequence, never one below what is known of it already, and the lag in messages."""
+    """Record the source's last sequence, never a lower one than before, and the lag in messages."""
     state.source_last_sequence = max(source.last_sequence, _known_last(state))
     unread = max(state.next_sequence, source.first_sequence)
     state.lag_messages = max(0, state.source_last_sequence + 1 - unread)

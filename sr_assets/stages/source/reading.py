@@ -1,6 +1,6 @@
-"""What every reader of a stream shares: how much is read next, reading it with Spark, and the rows for what was absent.
+"""Reading a stream: the next range, reading it with Spark, and the rows of table `gaps` for absent sequences.
 
-Not here: where a stream begins (`position`), what is made of the rows (`tracking`, `replication`, `feeds`).
+Not here: where a stream begins (`position`), using the rows (`tracking`, `replication`, `feeds`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sr_assets.stages.links import ConnectionFiles, SparkLink
 
 _MAX_GAP_ROWS = 1_000
-#: A batch may read this many times `batch_bytes`: that is for what it holds, and it holds far less than it reads.
+#: A batch may read this many times `batch_bytes`, which bounds what it holds in memory: far less than it reads.
 _READ_SHARE = 10
 
 
@@ -29,9 +29,9 @@ def next_range(
 ) -> SequenceRange | None:
     """Plan the next range: from a position, as far as there is something up to `end`, bounded by messages and by bytes.
 
-    What bounds the bytes, at the source's average size, is what is held: of a sampled stream and of a feed narrow rows
-    and a tenth of the payloads, of a plain copy no more than the window that waits for its acks. With the source's
-    `cluster` a hole in front is stepped over at once, and of a source with many holes a range spans more sequences.
+    The bound on bytes, at the source's average size, is for memory: a sampled stream and a feed hold narrow rows and a
+    tenth of the payloads, a plain copy holds its window of unacknowledged messages. With the source's `cluster` a hole at
+    the beginning is skipped at once, and a range of a source with many holes spans more sequences.
     """
     average_bytes = max(1, source.bytes // max(1, source.messages))
     count = min(entry.batch_messages, max(1, _READ_SHARE * entry.batch_bytes // average_bytes))
@@ -68,7 +68,7 @@ def _sparse_end(entry: Entry, cluster: Cluster, rest: SequenceRange, count: int)
 
 
 def too_old_before(max_age_ns: int | None, source: StreamInfo) -> int | None:
-    """Return before which stored time (unix ns) a message is too old to be copied; None when none is."""
+    """Return the stored time (unix ns) before which a message is too old to be copied; None without a limit."""
     return None if max_age_ns is None or source.ts_ns is None else source.ts_ns - max_age_ns
 
 
@@ -76,11 +76,11 @@ class SparkReader:
     """Reads ranges of streams with Spark."""
 
     def __init__(self, spark: SparkLink, files: ConnectionFiles) -> None:
-        """Keep how Spark, and Spark's tasks, reach what they need."""
+        """Take the Spark session and the files with which its tasks connect."""
         self._spark, self._files = spark, files
 
     def read(self, entry: Entry, source: StreamInfo, wanted: SequenceRange, **options: str) -> pa.Table:
-        """Return one row per message of a range, in sequence order; `options` choose their shape. Raises RunError."""
+        """Return one row per message of a range, in sequence order; `options` choose the columns. Raises RunError."""
         options |= {
             "connection": self._files.path(entry.source),
             "stream": entry.stream,
@@ -111,9 +111,9 @@ def gap_rows(
     absent: list[SequenceRange],
     noticed_ns: int,
 ) -> list[dict[str, Any]]:
-    """Return the rows for what a range did not hold: what retention took, up to `available`, first, then the holes.
+    """Return the rows for the absent sequences of a range: first those up to `available`, which retention deleted, then holes.
 
-    Many of them as one row.
+    Many holes become one row.
     """
 
     def gap(hole: SequenceRange, reason: str, messages: int | None = None) -> dict[str, Any]:

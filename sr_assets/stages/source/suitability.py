@@ -1,4 +1,4 @@
-"""What a source must be like: what cannot be read by sequence without changing it is refused.
+"""The requirements on a source: one that cannot be read by sequence without changing it is refused.
 
 Not here: what a target must be like (`replication.target`).
 """
@@ -20,7 +20,7 @@ def check_source(stream: Entry, source: StreamInfo) -> None:
     if source.retention != "limits":
         raise RunError(
             f"source stream {stream.stream} has retention {source.retention}: reading it would compete with its"
-            " consumers; copy a stream with limits retention (a mirror of it, say)"
+            " consumers; copy a stream with limits retention (for example a mirror of it)"
         )
     if stream.advisory is not None and stream.advisory.cluster == "source":
         for key, subject in (

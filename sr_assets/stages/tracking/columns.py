@@ -91,7 +91,7 @@ def deadlines(policy: Policy, blind: BlindSpans, status: pa.Array, seen_ns: Inte
 
 
 class Sightings(NamedTuple):
-    """Sightings as columns: the sender as its index among the names, then what a `Sighting` says."""
+    """Sightings as columns: the sender as its index among the names, then the fields of `Sighting`."""
 
     sender: Integers
     sequence: Integers
@@ -120,7 +120,7 @@ class ColumnFold:
     def __init__(
         self, policy: Policy, names: pa.StringArray, blind: BlindSpans, cutoff_ns: int | None, first_transition: int
     ) -> None:
-        """Begin with senders of whom nothing is known."""
+        """Begin with unknown senders."""
         self.transitions: list[tuple[int, Transition]] = []
         self._policy, self._names, self._blind, self._cutoff_ns = policy, names, blind, cutoff_ns
         self._first_transition = first_transition
@@ -129,7 +129,7 @@ class ColumnFold:
         self._columns = {name: np.full(len(names), _NONE, np.int64) for name in _INTEGERS}
 
     def know(self, indexes: Integers, states: pa.Table) -> None:
-        """Take what is known of some senders, a row each with `NODE_COLUMNS`."""
+        """Load the states of known senders, a row each with `NODE_COLUMNS`."""
         self._status[indexes] = pc.index_in(states["status"], pa.array(_STATUSES)).to_numpy()
         for name, column in self._columns.items():
             column[indexes] = pc.fill_null(states[name], _NONE).to_numpy()
@@ -185,7 +185,7 @@ class ColumnFold:
         return reasons.astype(np.int8)
 
     def _due(self, indexes: Integers, since_ns: Integers) -> Flags:
-        """Tell who is due so long after the last copy; a splay, below a tenth of the interval, is only made if it counts."""
+        """Return which senders are due, by the time since the last copy; a splay is only computed where it decides."""
         policy = self._policy
         due = since_ns >= policy.due_ns
         for at in np.flatnonzero(~due & (since_ns >= policy.due_ns - policy.interval_ns // 10)).tolist():

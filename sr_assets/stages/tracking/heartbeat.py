@@ -1,10 +1,9 @@
-"""A site's heartbeat: `observer_alive`, for those who rely on its advisories and must not trust its silence.
+"""A site's heartbeat: `observer_alive`, by which readers of its advisories know whether the site still watches its nodes.
 
-At most once a minute for each stream that announces transitions, and once a run unless the run before has just sent the
-same; a run after one that failed always sends one, to those who have waited in vain. It promises when the next one comes:
-within a run in a minute; after it with the next run, which the first node's deadline brings about if no message does;
-with no node left to wait for, nothing is promised. Not here: what it looks like (`domain.advisories`), what a centre makes
-of it (`adapters.state.global_view`).
+It is sent at most once a minute for each stream that announces transitions, and once a run unless the previous run has just
+sent the same; a run after a failed one always sends one. It announces when the next one follows: within a run in a minute;
+after it with the next run, which the first node's deadline starts if no message does; without a node that has a deadline
+nothing is announced. Not here: its JSON (`domain.advisories`), how a centre uses it (`adapters.state.global_view`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _START_NS: Final = 30_000_000_000
 
 
 def heartbeat_grace_ns(settings: Settings) -> int:
-    """Return how much later than a run is due its heartbeat may come: a sensor asks for it, and it works for a while."""
+    """Return how long after a run is due its heartbeat may be sent: the sensor's interval and the run's own time."""
     return min(_EVERY_NS, settings.run_budget_ns) + 2 * settings.sensor.interval_ns + _START_NS
 
 
@@ -49,10 +48,10 @@ class HeartbeatStage:
     def send(self, cluster: Cluster, *, busy: bool = False) -> None:
         """Send a heartbeat, unless the last one was sent less than a minute ago.
 
-        A run that is `busy` waits a minute with its first one too: it would tell the lag of its beginning. Where the last
-        promise was broken it waits only until it is caught up: nobody believes its advisories before. It goes into
-        JetStream where a stream takes the subject, else to whoever listens. One that does not get through is no failure
-        of the stream: the next one says as much.
+        A run that is `busy` waits a minute with its first one too, which would report the lag of the beginning. When the last
+        heartbeat is overdue it waits only until it is caught up, because readers do not trust its advisories before. It goes
+        into JetStream where a stream takes the subject, else to current subscribers. A heartbeat that cannot be sent is no
+        failure of the stream: the next one replaces it.
         """
         report, state = self._report, self._report.state
         if state is None:
@@ -97,10 +96,10 @@ class HeartbeatStage:
 
 
 def _still_holds(state: StreamState, now_ns: int, due_ns: int | None) -> bool:
-    """Tell whether the last heartbeat, of this run or one before that went well, is fresh and promised the next in time.
+    """Return whether the last heartbeat, of this run or one before that went well, is fresh and promised the next in time.
 
-    A run that found nothing new then has nothing to send: where the advisory stream is itself copied, its heartbeat would
-    be what the next run is asked for, for ever.
+    A run without new messages then sends nothing: where the advisory stream is itself copied, each heartbeat would start
+    another run.
     """
     if state.last_error is not None or state.alive_ns is None or now_ns - state.alive_ns >= _EVERY_NS:
         return False

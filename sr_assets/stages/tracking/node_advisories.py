@@ -28,7 +28,7 @@ _RETRY_SECONDS: Final = 10.0
 
 
 class AdvisoryStage:
-    """The stage of one stream with an `advisory` block, for the time of a run."""
+    """The stage of one stream with an `advisory` block, for one run."""
 
     def __init__(self, stream: StreamSettings, store: SiteState, clock: Clock, report: StreamReport) -> None:
         """Take what the stage uses."""
@@ -44,7 +44,7 @@ class AdvisoryStage:
         """Publish what waits; returns whether anything went out.
 
         Reliable advisories wait in the outbox until a stream has acknowledged them, however long that takes. One that
-        is refused holds back its sender's later ones and nobody else's. Unreliable ones are sent to whoever listens.
+        is refused holds back the later ones of its sender only. Unreliable ones are sent to current subscribers.
         """
         if self._outbox.size() == 0:
             return False
@@ -65,7 +65,7 @@ class AdvisoryStage:
         return self._publish_reliably(cluster)
 
     def _is_reliable(self, cluster: Cluster) -> bool:
-        """Tell whether advisories go into JetStream. Left to us, they do for ever once a stream was seen to take them."""
+        """Return whether advisories go into JetStream; without `reliable` they always do once a stream took the subject."""
         if self._advisory.reliable is not None:
             return self._advisory.reliable
         state = self._store.load_stream(self._stream.stream)

@@ -42,13 +42,13 @@ class SnapshotStage:
         retention_ns: int | None,
         report: StreamReport,
     ) -> None:
-        """Take what the stage uses; `retention_ns` is how long history is kept, None for ever."""
+        """Take what the stage uses; `retention_ns` is how long history is kept, None without limit."""
         self._stream, self._store, self._index = stream, store, store.snapshot_index(stream.stream)
         self._site_folder, self._retention_ns, self._report = site_folder, retention_ns, report
         self._folder = stream_folder(home.resolve(), stream.name, stream.stream)
 
     def index_staged(self) -> bool:
-        """Put staged files in their place and the nodes' newest messages into the index; returns whether there were any."""
+        """Move staged files into the history and index the nodes' newest messages; returns whether there were any."""
         batches = self._index.staged()
         for first, after, mark in batches:
             covered = SequenceRange(first, after)

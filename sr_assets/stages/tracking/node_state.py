@@ -1,8 +1,8 @@
 """Stage `node_state`: read what the fleet sent, fold it per sender, let time pass. It needs the source alone.
 
 A batch's node states, transitions, counters, gaps and the copies that are due (the copy queue) are one transaction with
-the position behind it. Nothing outside changes before that, so a batch that a crash cut off is simply read again. Not
-here: the rules (`domain.tracking`), the copying (`replication`), who is told (`node_advisories`).
+the position behind it. Nothing outside changes before that, so a batch that a crash interrupted is read again. Not here:
+the rules (`domain.tracking`), the copying (`replication`), publishing transitions (`node_advisories`).
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class NodeStage:
         return intent if intent is not None and not intent.folded else None
 
     def _note_caught_up(self, state: StreamState, source: StreamInfo) -> None:
-        """Nothing to read: time has passed all the same. It is committed when a node is due, else as the run ends."""
+        """Advance the watermark without a new message; committed when a node is due, else as the run ends."""
         by_clock = self._advance(state, source, caught_up=source.last_sequence < state.next_sequence)
         self._report.lag_messages = state.lag_messages
         nodes = self._store.nodes(self._stream.stream)
@@ -136,7 +136,7 @@ class NodeStage:
                 self._store.save_stream(state)
 
     def _close_hole(self, state: StreamState) -> None:
-        """Let the hole in which the last batch ended be blind until the watermark: no message will come from inside it."""
+        """Make the hole at the end of the last batch blind until the watermark: no message from inside it can come."""
         nodes = self._store.nodes(self._stream.stream)
         spans, state.hole_open = find_blind_spans(
             [], [], [], before_ns=state.last_stored_ns, after_hole=True, until_ns=state.watermark_ns
@@ -165,7 +165,7 @@ class NodeStage:
         sightings: pa.Table,
         left_open: Intent | None,
     ) -> None:
-        """Fold a batch and commit everything it changed, in one transaction, with the position that says so."""
+        """Fold a batch and commit everything it changed, with the position behind it, in one transaction."""
         stream, store, report = self._stream, self._store, self._report
         available = _available(source, covered)
         absent = missing(SequenceRange(available, covered.next), sightings["sequence"].to_pylist())
@@ -261,7 +261,7 @@ class NodeStage:
     def sweep_due(self) -> bool:
         """Let time pass for the nodes whose deadline lies before the committed watermark; returns whether there were any.
 
-        It asks nobody. Their states and transitions are committed in portions, in the order of their deadlines.
+        It asks no server. States and transitions are committed in portions, in the order of the deadlines.
         """
         store, stream = self._store, self._stream
         state = store.load_stream(stream.stream)
