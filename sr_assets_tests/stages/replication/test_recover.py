@@ -1,7 +1,10 @@
 """Recovery by force: one stream of a site is rebuilt although its state is readable, and nothing else changes."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.stages.replication.copies import Copy, last_standing
 from sr_assets.stages.replication.recover import recover_stream
-from sr_assets_tests.rig import SITE, Command, Rig, Sent
+from sr_assets_tests.rig import SITE, Rig, Sent
 
 SAMPLED = {"inspect_field": "sender", "inspect_duration": "10h"}
 TABLES = ("streams", "copying", "nodes", "transitions", "copies", "snapshots", "gaps", "copy_queue")
@@ -57,7 +60,7 @@ def recover(rig: Rig, stream: str, *, force: bool = True) -> str:
 
 
 def test_one_stream_is_rebuilt_by_force_and_the_other_keeps_everything(
-    rig: Rig, command: Command, monkeypatch: pytest.MonkeyPatch
+    rig: Rig,
 ) -> None:
     one, other, advisories = rig.make(), rig.make(), rig.unique("ADV")
     for stream in (one, other):
@@ -72,10 +75,10 @@ def test_one_stream_is_rebuilt_by_force_and_the_other_keeps_everything(
     assert len(announced) == 3
     with pytest.raises(RunError, match=r"has a readable state in .* say --force"):
         recover(rig, one, force=False)
-    monkeypatch.setenv("SR_ASSETS_CONFIG", str(rig.home / "replication.yaml"))
-    monkeypatch.delenv("SR_ASSETS_HOME", raising=False)
-    code, output, errors = command("recover", "--stream", one, "--force")
-    assert (code, errors) == (0, "")
+    file = rig.home / "replication.yaml"
+    arguments = [sys.executable, "-m", "sr_assets", "--config", str(file), "recover", "--stream", one, "--force"]
+    environ = {key: value for key, value in os.environ.items() if key != "SR_ASSETS_HOME"}
+    output = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, check=True, env=environ).stdout
     assert output.startswith(f"{SITE}/{one}: goes on at 4; 3 copies found in {one}, the last one of 3\n")
     assert state_rows(rig, other) == before
     assert waiting(rig, one) == announced
@@ -97,7 +100,8 @@ def test_what_was_queued_before_the_new_position_and_never_copied_stays_queued(r
     rig.add(stream, workers=2, order="none", **SAMPLED)
     rig.publish(stream, numbered(4))
     rig.drain()
-    rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": 2}, rig.target)
+    lost = next(copy for copy in rig.copies(stream) if json.loads(copy.payload)["n"] == 2)
+    rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": lost.sequence}, rig.target)
     with SiteState(rig.home / "sites" / SITE) as state:
         state.connection.execute(
             "INSERT INTO copy_queue SELECT stream, starts, created_ns, number, 'n' || number, 9"
@@ -245,7 +249,7 @@ def test_a_watermark_of_forty_days_ahead_deletes_no_history_and_no_retired_node(
     rig.publish(stream, numbered(2))
     rig.drain()
     with SiteState(rig.home / "sites" / SITE) as state:
-        state.connection.execute("UPDATE streams SET watermark_ns = watermark_ns + 40 * 86400 * 1000000000")
+        state.connection.execute("UPDATE streams SET watermark_ns = watermark_ns + ?", [40 * 86_400 * 10**9])
     rig.drain(snapshots={"retention": "10d"})
     rig.drain(snapshots={"retention": "10d"})
     assert {row["node"] for row in rig.rows("retired_nodes")} == {"n1", "n2"}
