@@ -213,10 +213,9 @@ def _insert_site(connection: duckdb.DuckDBPyConnection, name: str, streams: Sequ
     connection.execute(
         "CREATE OR REPLACE TEMP TABLE configured (stream VARCHAR, target_stream VARCHAR, tracked BOOLEAN, paused BOOLEAN)"
     )
-    connection.executemany(
-        "INSERT INTO configured VALUES (?, ?, ?, ?)",
-        [(stream.stream, stream.target_stream, stream.tracked, stream.paused) for stream in streams],
-    )
+    rows = [(stream.stream, stream.target_stream, stream.tracked, stream.paused) for stream in streams]
+    if rows:
+        connection.executemany("INSERT INTO configured VALUES (?, ?, ?, ?)", rows)
     for name_of_table, table in TABLES.items():
         connection.execute(
             f"INSERT INTO fleet.{name_of_table} {table.query} AND {table.entry} IN (SELECT stream FROM configured)",

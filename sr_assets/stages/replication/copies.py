@@ -129,7 +129,7 @@ def check_source(
         )
     unknown.append(f"what the source lost: {problem}")
     held = range(source.first_sequence, source.last_sequence + 1)
-    standing = _last_standing(copies.here, held, stored_ns)
+    standing = last_standing(copies.here, held, stored_ns)
     copies.undo_after(standing)
     return None if standing is None else stored_ns(standing)
 
@@ -151,7 +151,7 @@ def _another_source(stream: StreamSettings, source: StreamInfo, copies: Copies, 
     )
 
 
-def _last_standing(copies: Mapping[int, Copy], held: range, stored_ns: Callable[[int], int | None]) -> int | None:
+def last_standing(copies: Mapping[int, Copy], held: range, stored_ns: Callable[[int], int | None]) -> int | None:
     """Return the last copied sequence whose message the source still holds, where it went back; None when there is none.
 
     `held` are the source's sequences, `stored_ns` returns when the message it holds was stored, None for one that is

@@ -152,3 +152,24 @@ def test_a_site_is_blind_when_its_next_heartbeat_is_overdue(
         state.global_tables.observe("FEED", heartbeat, 10 * SECOND_NS)
         assert state.global_tables.blind_sites("FEED", now_seconds * SECOND_NS) == blind
         assert state.global_tables.next_silence("FEED", 0) == (None if within_ns is None else 40 * SECOND_NS)
+
+
+def test_a_node_that_retired_long_ago_is_dropped_and_no_other(tmp_path: Path) -> None:
+    expired = [{"event": "expire", "value": node, "timestamp": BASE + at} for node, at in (("old", 0), ("young", 9))]
+    rows = advisories(*expired, {"event": "timeout", "value": "silent"}, epochs=(1, 1, 1))
+    with SiteState(tmp_path) as state:
+        state.global_tables.fold("FEED", rows)
+        state.global_tables.forget_retired("OTHER", (BASE + 100) * SECOND_NS)
+        assert [row[0] for row in sorted(status(state))] == ["old", "silent", "young"]
+        state.global_tables.forget_retired("FEED", (BASE + 9) * SECOND_NS)
+        assert [row[0] for row in sorted(status(state))] == ["silent", "young"]
+
+
+def test_a_forgotten_feed_leaves_what_the_others_reported(tmp_path: Path) -> None:
+    with SiteState(tmp_path) as state:
+        for feed, node in (("FEED", "a"), ("OTHER", "b")):
+            state.global_tables.fold(feed, advisories({"event": "new", "value": node}, epochs=(1,)))
+        # A node, its advisory; the site was last reported by the other feed.
+        assert state.global_tables.forget_feed("FEED") == 2
+        assert [row[0] for row in status(state)] == ["b"]
+        assert state.global_tables.reported_sites() == [("EAST", "x", "S")]

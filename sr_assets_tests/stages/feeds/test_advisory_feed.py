@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from dagster import AssetCheckResult
 
+from sr_assets.adapters.state.store import SiteState
 from sr_assets.assets.feeds import check_feed
 from sr_assets.automation import find_work
 from sr_assets.domain.advisories import observer_alive
@@ -122,7 +123,8 @@ def publish(rig: Rig, stream: str, told: list[Any]) -> None:
 def feed(rig: Rig) -> str:
     """A stream at the centre that the site's only feed reads."""
     stream = rig.make("FEED", rig.target)
-    rig.add_feed(stream, batch_messages=70)
+    # What happens here lies years back.
+    rig.add_feed(stream, batch_messages=70, retired_retention="50Y")
     return stream
 
 
@@ -334,3 +336,20 @@ def test_the_history_is_kept_for_as_long_as_it_is_configured_by_the_feeds_clock(
         assert time.monotonic() < deadline
         rig.drain(advisories={"retention": "1s"})
     assert len(rig.rows("global_availability")) == 1
+
+
+@pytest.mark.parametrize("days_ahead", (0, 40), ids=("right clock", "clock ahead"))
+def test_a_retired_node_is_kept_for_as_long_as_it_is_configured_and_a_clock_ahead_deletes_nothing(
+    rig: Rig, feed: str, days_ahead: int
+) -> None:
+    rig.feeds[0]["retired_retention"] = "20d"
+    now, day = time.time() - BASE, 86_400
+    lives_of = (("old", 30), ("young", 1))
+    publish(rig, feed, [ours(node, "expire", 3, now - ago * day) for node, ago in lives_of])
+    publish(rig, feed, [ours("silent", "timeout", 2, now - 30 * day)])
+    rig.drain()
+    with SiteState(rig.home / "sites" / SITE) as state:
+        state.connection.execute("UPDATE streams SET watermark_ns = watermark_ns + ?", [days_ahead * day * 10**9])
+    rig.drain(advisories={"retention": "10d"})
+    assert {row["node"] for row in rig.rows("global_availability")} == {"young", "silent"}
+    assert len(rig.rows("global_advisories")) == 3

@@ -1,0 +1,257 @@
+"""Recovery by force: one stream of a site is rebuilt although its state is readable, and nothing else changes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sr_assets.adapters.state.store import SiteState
+from sr_assets.automation import find_work
+from sr_assets.domain.errors import RunError
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.stages.replication.copies import Copy, last_standing
+from sr_assets.stages.replication.recover import recover_stream
+from sr_assets_tests.rig import SITE, Rig, Sent
+
+SAMPLED = {"inspect_field": "sender", "inspect_duration": "10h"}
+TABLES = ("streams", "copying", "nodes", "transitions", "copies", "snapshots", "gaps", "copy_queue")
+
+
+def numbered(count: int, first: int = 1, sender: str = "n") -> list[Sent]:
+    return [Sent(json.dumps({"sender": f"{sender}{n}", "n": n}).encode()) for n in range(first, first + count)]
+
+
+def numbers(rig: Rig, stream: str) -> list[int]:
+    return [json.loads(copy.payload)["n"] for copy in rig.copies(stream)]
+
+
+def state_rows(rig: Rig, stream: str) -> dict[str, list[Any]]:
+    """Return everything that the site's state holds of a stream."""
+    with SiteState(rig.home / "sites" / SITE) as state:
+        return {
+            table: state.connection.execute(f"SELECT * FROM {table} WHERE stream = ? ORDER BY ALL", [stream]).fetchall()
+            for table in TABLES
+        }
+
+
+def waiting(rig: Rig, stream: str) -> list[str]:
+    """Return the ids of a stream's unpublished advisories, in the order in which they will be published."""
+    with SiteState(rig.home / "sites" / SITE) as state:
+        return [row["event_id"] for row in state.outbox(stream).waiting(1_000)]
+
+
+def epoch(rig: Rig, stream: str) -> int:
+    with SiteState(rig.home / "sites" / SITE) as state:
+        known = state.load_stream(stream)
+    assert known is not None
+    return known.epoch_ns
+
+
+def recover(rig: Rig, stream: str, *, force: bool = True) -> str:
+    settings = rig.settings()
+    (chosen,) = (entry for entry in settings.streams if entry.stream == stream)
+    return recover_stream(settings, chosen, force=force)
+
+
+def test_one_stream_is_rebuilt_by_force_and_the_other_keeps_everything(
+    rig: Rig,
+) -> None:
+    one, other, advisories = rig.make(), rig.make(), rig.unique("ADV")
+    for stream in (one, other):
+        # No stream takes the advisories yet: they wait in the outbox.
+        rig.add(stream, advisory={"subject": f"{advisories}.%s.%v", "reliable": True}, **SAMPLED)
+        rig.publish(stream, numbered(3))
+    rig.drain()
+    # A sampled message behind the last copy: it is read once more after the recovery.
+    rig.publish(one, numbered(1))
+    rig.drain()
+    before, announced, begun = state_rows(rig, other), waiting(rig, one), epoch(rig, one)
+    assert len(announced) == 3
+    with pytest.raises(RunError, match=r"has a readable state in .* say --force"):
+        recover(rig, one, force=False)
+    file = rig.home / "replication.yaml"
+    arguments = [sys.executable, "-m", "sr_assets", "--config", str(file), "recover", "--stream", one, "--force"]
+    environ = {key: value for key, value in os.environ.items() if key != "SR_ASSETS_HOME"}
+    output = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, check=True, env=environ).stdout
+    assert output.startswith(f"{SITE}/{one}: goes on at 4; 3 copies found in {one}, the last one of 3\n")
+    assert state_rows(rig, other) == before
+    assert waiting(rig, one) == announced
+    assert epoch(rig, one) > begun
+    rig.publish(one, numbered(1, first=4))
+    rig.create(advisories)
+    rig.drain()
+    assert numbers(rig, one) == [1, 2, 3, 4]
+    of_one = [json.loads(message.payload) for message in rig.stored(advisories)]
+    ids = [advisory["event_id"] for advisory in of_one if advisory["stream"] == one]
+    assert ids[:3] == announced
+    assert len(ids) == len(set(ids)) == 4
+    assert len(rig.rows(f"SELECT * FROM node_advisories WHERE stream = '{one}'")) == 4
+
+
+def test_what_was_queued_before_the_new_position_and_never_copied_stays_queued(rig: Rig) -> None:
+    """Several writers may have made a later copy and not an earlier one."""
+    stream = rig.make()
+    rig.add(stream, workers=2, order="none", **SAMPLED)
+    rig.publish(stream, numbered(4))
+    rig.drain()
+    lost = next(copy for copy in rig.copies(stream) if json.loads(copy.payload)["n"] == 2)
+    rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": lost.sequence}, rig.target)
+    with SiteState(rig.home / "sites" / SITE) as state:
+        state.connection.execute(
+            "INSERT INTO copy_queue SELECT stream, starts, created_ns, number, 'n' || number, 9"
+            " FROM streams, (VALUES (2), (3)) AS queued(number)"
+        )
+    recover(rig, stream)
+    assert [row[3] for row in state_rows(rig, stream)["copy_queue"]] == [2]
+    rig.drain()
+    assert sorted(numbers(rig, stream)) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("tracked", (True, False), ids=("tracked", "plain"))
+def test_a_stream_that_stopped_for_a_source_made_again_goes_on_with_what_the_new_one_holds(
+    rig: Rig, tracked: bool
+) -> None:
+    stream = rig.make()
+    rig.add(stream, **(SAMPLED if tracked else {}))
+    rig.publish(stream, numbered(3))
+    rig.drain()
+    rig.api(f"STREAM.DELETE.{stream}")
+    rig.create(stream)
+    rig.publish(stream, numbered(3, first=11))
+    assert "was deleted and made again" in rig.failure()
+    begun = epoch(rig, stream)
+    shutil.move(rig.home / "sites", rig.home / "sites.aside")
+    with pytest.raises(RunError, match=r"was deleted and made again since it was copied.*--force"):
+        recover(rig, stream, force=False)
+    shutil.rmtree(rig.home / "sites")
+    shutil.move(rig.home / "sites.aside", rig.home / "sites")
+    assert "goes on at 1;" in recover(rig, stream)
+    assert epoch(rig, stream) > begun
+    rig.drain()
+    rig.drain()
+    assert numbers(rig, stream) == [1, 2, 3, 11, 12, 13]
+    assert len({copy.headers for copy in rig.copies(stream)}) == 6
+    if tracked:
+        nodes = {row["node"] for row in rig.rows("last_seen_nodes")}
+        assert nodes == {f"n{n}" for n in (1, 2, 3, 11, 12, 13)}
+
+
+@pytest.fixture
+def restore_source(rig: Rig, tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """A site whose source server is its own; `save` keeps its disk as it is now, `restore` sets it back to that."""
+    disk, saved = tmp_path / "frail", tmp_path / "saved"
+    with NatsServer(disk, "frail") as source:
+        rig.source = source
+
+        def act(action: str) -> None:
+            source.stop()
+            old, new = (disk, saved) if action == "save" else (saved, disk)
+            shutil.rmtree(new, ignore_errors=True)
+            shutil.copytree(old, new)
+            source.start()
+
+        yield act
+
+
+def test_a_stream_that_stopped_for_a_source_that_went_back_goes_on_behind_what_both_hold(
+    rig: Rig, restore_source: Callable[[str], None]
+) -> None:
+    stream = rig.make()
+    rig.add(stream, **SAMPLED)
+    rig.publish(stream, numbered(3))
+    restore_source("save")
+    rig.publish(stream, numbered(3, first=4))
+    rig.drain()
+    restore_source("restore")
+    # It has grown past the position: the sequences 4 to 8 mean other messages now.
+    rig.publish(stream, numbered(5, first=14))
+    assert "holds another message 6" in rig.failure()
+    assert "goes on at 4;" in recover(rig, stream)
+    rig.drain()
+    rig.drain()
+    assert numbers(rig, stream) == [1, 2, 3, 4, 5, 6, 14, 15, 16, 17, 18]
+    nodes = {row["node"] for row in rig.rows("last_seen_nodes")}
+    # What the source lost was seen all the same.
+    assert nodes == {f"n{n}" for n in (1, 2, 3, 4, 5, 6, 14, 15, 16, 17, 18)}
+
+
+@pytest.mark.parametrize(
+    ("gone", "differs_from", "expected"),
+    (
+        (set(), 5, 4),
+        (set(), 1, None),
+        (set(), 99, 8),
+        ({4}, 5, 3),
+        ({1, 2, 3}, 5, 4),
+        ({5, 6, 7, 8}, 5, 4),
+        ({1, 2, 3, 4}, 5, None),
+        ({3, 4, 5}, 6, 2),
+        (set(range(1, 9)), 1, None),
+    ),
+)
+def test_the_last_copy_of_what_the_source_still_holds_is_found_whatever_else_it_lost(
+    gone: set[int], differs_from: int, expected: int | None
+) -> None:
+    copies = {sequence: Copy(sequence, sequence, sequence * 1_000_000, 1, None) for sequence in range(1, 9)}
+
+    def stored_ns(sequence: int) -> int | None:
+        if sequence in gone:
+            return None
+        return sequence * 1_000_000 + (0 if sequence < differs_from else 5_000_000)
+
+    assert last_standing(copies, range(1, 9), stored_ns) == expected
+
+
+def test_a_stream_that_is_tracked_no_more_makes_its_queued_copies_first_and_forgets_its_nodes(
+    rig: Rig, tmp_path: Path
+) -> None:
+    stream = rig.make()
+    with NatsServer(tmp_path / "target", "mortal") as target:
+        rig.target = target
+        entry = rig.add(stream, **SAMPLED)
+        rig.publish(stream, numbered(2))
+        rig.drain()
+        target.stop()
+        rig.publish(stream, [*numbered(2, first=3), *numbered(2, first=1)])
+        assert rig.failure()
+        # Two new senders are due, the two known ones are sampled out.
+        assert len(state_rows(rig, stream)["copy_queue"]) == 2
+        for key in SAMPLED:
+            del entry[key]
+        rig.publish(stream, numbered(2, first=7))
+        assert rig.failure()
+        assert rig.rows("last_seen_nodes") == []
+        target.start()
+        rig.drain()
+        assert numbers(rig, stream) == [1, 2, 3, 4, 7, 8]
+        assert rig.rows("last_seen_nodes") == rig.rows("retired_nodes") == []
+        row = rig.row("replication")
+        assert (row["queued_messages"], row["lag_messages"], row["copied_messages"]) == (0, 0, 6)
+        assert row["seen_messages"] == row["copied_messages"] + row["skipped_messages"]
+        assert find_work(rig.settings(), SITE) == (None, "caught up")
+        # Tracked again: its nodes are new, and counted on from before.
+        entry |= SAMPLED
+        rig.publish(stream, numbered(1))
+        rig.drain()
+        assert [row["node"] for row in rig.rows("last_seen_nodes")] == ["n1"]
+        assert [row["transition"] for row in rig.rows("node_advisories") if row["node"] == "n1"] == [1, 2]
+
+
+def test_a_watermark_of_forty_days_ahead_deletes_no_history_and_no_retired_node(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream, retired_retention="20d", **SAMPLED)
+    rig.publish(stream, numbered(2))
+    rig.drain()
+    with SiteState(rig.home / "sites" / SITE) as state:
+        state.connection.execute("UPDATE streams SET watermark_ns = watermark_ns + ?", [40 * 86_400 * 10**9])
+    rig.drain(snapshots={"retention": "10d"})
+    rig.drain(snapshots={"retention": "10d"})
+    assert {row["node"] for row in rig.rows("retired_nodes")} == {"n1", "n2"}
+    assert len(list((rig.home / "snapshots").rglob("*.parquet"))) == 1
+    assert len(rig.rows("node_snapshots")) == 2

@@ -1,0 +1,175 @@
+"""Forgetting: what left the configuration goes with its rows and files, what is configured stays."""
+
+from pathlib import Path
+
+import pytest
+
+from sr_assets.adapters.published.history import stream_folder
+from sr_assets.adapters.published.reading import open_fleet
+from sr_assets.adapters.spark.source import read_advisories
+from sr_assets.adapters.state.lock import SiteLock
+from sr_assets.adapters.state.pausing import paused_streams, set_paused
+from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.messages import Message
+from sr_assets.settings import load_settings
+from sr_assets_tests.published import STREAM, node_row, publish_message, publish_nodes
+from sr_assets_tests.rig import Command
+from sr_assets_tests.test_cli_global import NOW, SECOND_NS, advisory, publish
+
+#: Entries: the published site's stream, another stream of that site, another site; and a centre.
+_OLD = f"{{name: london, stream: {STREAM}, source_url: a, target_url: b}}"
+_NEW = "{name: london, stream: NEW, source_url: a, target_url: b}"
+_PARIS = "{name: paris, stream: NEW, source_url: a, target_url: b}"
+_CENTRE = "feeds: [{name: centre, stream: ADVISORIES, url: 'nats://127.0.0.1:1'}]"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with a published site of two nodes, one of them with a message in the history; configured: `_PARIS`."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(tmp_path / "replication.yaml"))
+    monkeypatch.delenv("SR_ASSETS_HOME", raising=False)
+    publish_nodes(home, node_row("web1", "up", 0), node_row("web2", "retired", 0))
+    publish_message(home, "web1")
+    configure(home, _PARIS)
+    return home
+
+
+def configure(home: Path, *streams: str, feeds: str = "") -> None:
+    text = f"name: EAST\nstate_store: {home}\nstreams: [{', '.join(streams)}]\n{feeds}\n"
+    (home.parent / "replication.yaml").write_text(text)
+
+
+def count(home: Path, table: str, condition: str = "true") -> int:
+    with open_fleet(home) as opened:
+        return int(opened.execute(f"SELECT count(*) FROM {table} WHERE {condition}").fetchall()[0][0])
+
+
+# ------------------------------------------------------------------------------------------------------- at a site
+
+
+def test_a_site_that_no_entry_names_goes_with_its_rows_its_folder_and_its_history(home: Path, command: Command) -> None:
+    assert (count(home, "last_seen_nodes"), count(home, "node_snapshots")) == (1, 1)
+    code, output, errors = command("forget", "--site", "london")
+    assert (code, errors) == (0, "")
+    assert output == "forgot london: 2 nodes, 1 history files\n"
+    assert not (home / "sites" / "london").exists()
+    assert not list((home / "snapshots").rglob("*.parquet"))
+    for table in ("last_seen_nodes", "retired_nodes", "node_snapshots", "replication"):
+        assert count(home, table) == 0
+    code, _, errors = command("forget", "--site", "london")
+    assert code == 2
+    assert "--site london: nothing is known of it; left from an earlier configuration: nothing" in errors
+
+
+def test_a_stream_that_left_its_site_goes_and_the_rest_of_the_site_stays(home: Path, command: Command) -> None:
+    configure(home, _OLD, _NEW)
+    settings = load_settings(home.parent / "replication.yaml", {})
+    for stream in settings.streams:
+        set_paused(settings, stream, paused=True)
+    with SiteState(home / "sites" / "london") as state, state.transaction():
+        state.connection.execute("INSERT INTO streams (stream, created_ns, next_sequence) VALUES ('NEW', 1, 5)")
+    configure(home, _NEW)
+    code, output, errors = command("forget", "--site", "london", "--stream", STREAM)
+    assert (code, errors) == (0, "")
+    assert output == f"forgot london/{STREAM}: 2 nodes, 1 history files\n"
+    with SiteState(home / "sites" / "london") as state:
+        assert state.known_streams() == ["NEW"]
+    assert not stream_folder(home, "london", STREAM).exists()
+    assert count(home, "last_seen_nodes") == count(home, "node_snapshots") == 0
+    assert paused_streams(home / "sites" / "london") == {"NEW"}
+
+
+@pytest.mark.parametrize("arguments", ((), ("--stream", STREAM)))
+def test_what_is_configured_is_not_forgotten(home: Path, command: Command, arguments: tuple[str, ...]) -> None:
+    configure(home, _OLD)
+    code, output, errors = command("forget", "--site", "london", *arguments)
+    assert (code, output) == (2, "")
+    assert "is still configured" in errors
+    assert "out of the configuration first" in errors
+    assert count(home, "last_seen_nodes") == 1
+
+
+@pytest.mark.parametrize("name", ("", ".", "..", "../..", "lundon"))
+def test_a_name_that_is_no_site_of_this_home_removes_nothing(home: Path, command: Command, name: str) -> None:
+    code, output, errors = command("forget", "--site", name)
+    assert (code, output) == (2, "")
+    assert errors.count("\n") == 1
+    assert f"london/{STREAM}" in errors
+    assert (home / "sites" / "london" / "state.duckdb").exists()
+
+
+def test_a_state_that_cannot_be_read_is_forgotten_with_its_site(home: Path, command: Command) -> None:
+    (home / "sites" / "london" / "state.duckdb").write_bytes(b"not a database" * 1_000)
+    assert command("forget", "--site", "london")[0] == 0
+    assert not (home / "sites" / "london").exists()
+
+
+# ----------------------------------------------------------------------------------------------------- at the centre
+
+
+@pytest.fixture
+def centre(home: Path) -> Path:
+    """A centre that received london, twice by the name of it, paris, and a Stream Replicator without a name."""
+    configure(home, _PARIS.replace("paris", "oslo"), feeds=_CENTRE)
+    publish(
+        home,
+        [
+            advisory("web1", "new", 1, 7200),
+            advisory("web1", "timeout", 2, 600),
+            advisory("web9", "new", 1, 600).replace(b'"EAST"', b'"WEST"'),
+            advisory("web2", "new", 1, 30, "paris"),
+            advisory("db1", "new", 1, 30, "").replace(b'"EAST"', b'"GO"'),
+        ],
+    )
+    return home
+
+
+def test_a_site_that_feeds_reported_goes_at_once_and_its_name_is_free_again(centre: Path, command: Command) -> None:
+    code, output, errors = command("forget", "--site", "paris")
+    assert (code, errors) == (0, "")
+    assert output.startswith("forgot EAST/paris as the feeds of centre reported it: 1 nodes, 1 advisories")
+    for table in ("global_availability", "global_advisories", "global_summary"):
+        assert count(centre, table, "name = 'paris'") == 0
+        assert count(centre, table) > 0
+    again = Message(99, NOW * SECOND_NS, "adv.x", b"", advisory("web2", "new", 1, 10, "paris"))
+    with SiteState(centre / "sites" / "centre") as state, state.transaction():
+        state.global_tables.fold("ADVISORIES", read_advisories([again]))
+    with SiteState(centre / "sites" / "centre") as state:
+        sites = state.global_tables.reported_sites()
+    assert ("EAST", "paris", "NODES") in sites
+
+
+def test_the_replicator_chooses_among_sites_of_one_name_that_feeds_report(centre: Path, command: Command) -> None:
+    # This home's own site of that name is another matter.
+    configure(centre, _OLD, feeds=_CENTRE)
+    code, _, errors = command("forget", "--site", "london", "--replicator", "NORTH")
+    assert code == 2
+    assert "EAST/london/NODES" in errors
+    assert "WEST/london/NODES" in errors
+    assert command("forget", "--site", "london", "--replicator", "WEST")[0] == 0
+    assert count(centre, "global_availability", "name = 'london'") == 1
+    assert (centre / "sites" / "london" / "state.duckdb").exists()
+
+
+def test_several_replicators_with_one_name_have_to_be_named(centre: Path, command: Command) -> None:
+    code, output, errors = command("forget", "--site", "london", "--stream", "NODES")
+    assert (code, output) == (2, "")
+    assert "choose one with --replicator: EAST, WEST" in errors
+
+
+def test_a_stream_replicator_without_a_name_goes_by_its_own(centre: Path, command: Command) -> None:
+    code, output, _ = command("forget", "--site", "GO")
+    assert code == 0
+    assert "forgot GO/GO" in output
+    assert count(centre, "global_availability", "node = 'db1'") == 0
+
+
+def test_a_centre_under_way_is_named_with_its_owner(
+    centre: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sr_assets.stages.forgetting._WAIT_SECONDS", 0.0)
+    with SiteLock(centre / "sites" / "centre", "run 7", 0.0):
+        code, output, errors = command("forget", "--site", "paris")
+    assert (code, output) == (1, "")
+    assert "site centre is under way: run 7" in errors
