@@ -91,10 +91,8 @@ class NodeStage:
         report.state = state
         end = source.last_sequence if ends is None else ends.setdefault(stream.stream, source.last_sequence)
         left_open = self._left_open()
-        if left_open is not None:
-            covered: SequenceRange | None = SequenceRange(left_open.first, left_open.next)
-        else:
-            covered = next_range(stream, state.next_sequence, source, end, cluster)
+        planned = next_range(stream, state.next_sequence, source, end, cluster)
+        covered = SequenceRange(left_open.first, left_open.next) if left_open else planned
         if covered is None:
             self._note_caught_up(state, source)
             return False
@@ -204,8 +202,8 @@ class NodeStage:
         report.lag_messages = state.lag_messages
 
     def _advance(self, state: StreamState, source: StreamInfo, *, caught_up: bool) -> bool:
-        before, own_ns = state.ahead_clocks, self._clock.own_ns()
-        by_clock = advance(state, source, warning_ns=self._policy.warning_ns, caught_up=caught_up, own_clock_ns=own_ns)
+        before, own_ns, warning_ns = state.ahead_clocks, self._clock.own_ns(), self._policy.warning_ns
+        by_clock = advance(state, source, warning_ns=warning_ns, caught_up=caught_up, own_clock_ns=own_ns)
         if state.ahead_clocks > before and not self._clock_reported and source.ts_ns is not None:
             self._clock_reported = True
             warn_of_clock(self._stream, source.ts_ns)
