@@ -74,7 +74,7 @@ class Rig:
     source: NatsServer
     target: NatsServer
     unique: Callable[[str], str]
-    tls: dict[str, str] = field(default_factory=dict)
+    tls: dict[str, Any] = field(default_factory=dict)
     entries: list[dict[str, Any]] = field(default_factory=list)
     feeds: list[dict[str, Any]] = field(default_factory=list)
 

@@ -9,6 +9,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import nkeys
 import trustme
@@ -26,7 +27,7 @@ class Authority:
         self.file = folder / "ca.pem"
         self._ca.cert_pem.write_to_path(self.file)
 
-    def certify(self, *names: str, days: int = 1) -> dict[str, str]:
+    def certify(self, *names: str, days: int = 1) -> dict[str, Any]:
         """Make a certificate for names, addresses or a mailbox; returns the paths `cert` and `key`."""
         now = dt.datetime.now(dt.UTC)
         end = now + dt.timedelta(days=days)

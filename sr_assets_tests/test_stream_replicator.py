@@ -183,7 +183,7 @@ def test_a_message_the_target_refuses_is_parked_and_visible(rig: Rig) -> None:
 
 
 def test_headers_that_steer_a_server_are_not_carried_over(rig: Rig) -> None:
-    powers = {"allow_rollup_hdrs": True, "allow_msg_ttl": True, "deny_purge": False}
+    powers: dict[str, Any] = {"allow_rollup_hdrs": True, "allow_msg_ttl": True, "deny_purge": False}
     stream = rig.make(**powers)
     rig.create(stream, rig.target, **powers)
     steering = (

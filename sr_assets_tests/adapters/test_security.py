@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ class World:
     folder: Path
     ours: Authority
     others: Authority
-    client: dict[str, str]
+    client: dict[str, Any]
     nkey: Key
     operator: Operator
     servers: dict[str, NatsServer]
@@ -36,7 +37,7 @@ class World:
         """Return how the configuration would name a server."""
         return f"{scheme}://{login}{host}:{self.servers[server].port}{query and '?'}{query}"
 
-    def cluster(self, server: str, tls: dict[str, str] | None = None, **url: str) -> ClusterSettings:
+    def cluster(self, server: str, tls: dict[str, Any] | None = None, **url: str) -> ClusterSettings:
         """Return what the configuration of a server makes, with this `tls` block; by default it trusts our CA."""
         cluster = parse_cluster(self.url(server, **url))
         block = {"ca": str(self.ours.file)} if tls is None else tls

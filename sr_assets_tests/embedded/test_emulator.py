@@ -6,6 +6,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import nats
 import pytest
@@ -87,7 +88,7 @@ def test_the_typical_size_can_be_chosen() -> None:
 @pytest.mark.parametrize(
     "wrong", ({"nodes": 0}, {"interval_seconds": 0}, {"payload_bytes": 999}, {"payload_bytes": 250_001})
 )
-def test_a_plan_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
+def test_a_plan_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="must be"):
         FleetPlan(**{"nodes": 1, "interval_seconds": 1, **wrong})
 

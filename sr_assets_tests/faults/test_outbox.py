@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.rig import Rig, Sent
@@ -53,7 +54,7 @@ def test_ten_thousand_nodes_that_go_silent_at_once_are_all_told_in_order(rig: Ri
 
 def test_a_feed_that_is_away_for_a_while_loses_nothing_and_hears_nothing_twice(rig: Rig) -> None:
     stream, feed, kept = rig.make(), rig.unique("FEED"), rig.make("KEPT")
-    made = {"republish": {"src": f"{feed}.>", "dest": f"{kept}.>"}}
+    made: dict[str, Any] = {"republish": {"src": f"{feed}.>", "dest": f"{kept}.>"}}
     advisory = {"subject": f"{feed}.%s.%v", "reliable": True}
     rig.add(stream, inspect_field="sender", inspect_duration="10h", advisory=advisory)
     for wave in range(4):

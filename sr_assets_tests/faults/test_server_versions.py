@@ -363,7 +363,7 @@ def test_advisories_are_acknowledged_and_the_right_to_publish_is_proven(admin: C
 
 
 #: What a stream may have that a target does not get, by the version that brought it.
-_LATER = {
+_LATER: dict[str, dict[str, Any]] = {
     "2.11": {"allow_msg_ttl": True, "subject_delete_marker_ttl": 60_000_000_000, "allow_rollup_hdrs": True},
     "2.12": {"allow_atomic": True, "allow_msg_schedules": True},
 }

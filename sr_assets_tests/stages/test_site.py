@@ -71,10 +71,10 @@ def test_a_run_that_ends_with_an_exception_publishes_what_it_committed_and_close
     rig.add(second)
     run = Batch.run
 
-    def fail_for_second(batch: Batch, *arguments: object) -> int:
+    def fail_for_second(batch: Batch, *arguments: Any) -> None:
         if batch._stream.stream == second:
             raise MemoryError
-        return run(batch, *arguments)  # type: ignore[arg-type]
+        run(batch, *arguments)
 
     monkeypatch.setattr(Batch, "run", fail_for_second)
     with pytest.raises(MemoryError):
@@ -158,8 +158,11 @@ def test_the_published_file_may_be_deleted_at_any_time(rig: Rig) -> None:
     before = rig.rows("SELECT name, node FROM last_seen_nodes ORDER BY name")
     assert [tuple(row.values()) for row in before] == [(SITE, "a"), ("PARIS", "b")]
     assert not needs_publishing(rig.home, folder(rig))
-    for damage in (lambda file: file.unlink(), lambda file: file.write_bytes(b"not a database")):
-        damage(rig.home / "fleet.duckdb")
+    published = rig.home / "fleet.duckdb"
+    for damaged in (None, b"not a database"):
+        published.unlink()
+        if damaged is not None:
+            published.write_bytes(damaged)
         rig.drain()
         # The other site's rows are missing, and whoever looks can tell.
         assert not needs_publishing(rig.home, folder(rig))

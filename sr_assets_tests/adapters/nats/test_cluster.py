@@ -188,7 +188,12 @@ def test_a_sender_that_is_refused_amid_others_keeps_its_order(
 def test_what_was_acknowledged_before_the_connection_was_lost_is_known(tmp_path: Path) -> None:
     with NatsServer(tmp_path, "mortal") as mortal, rig.cluster(mortal) as cluster:
         made(cluster, "FEED")
-        killer = threading.Thread(target=lambda: (_await_messages(mortal, "FEED", 500), mortal.kill()))
+
+        def kill() -> None:
+            _await_messages(mortal, "FEED", 500)
+            mortal.kill()
+
+        killer = threading.Thread(target=kill)
         killer.start()
         items = [(f"FEED.{n}", b"x" * 1000, str(n)) for n in range(50_000)]
         done = acknowledged(cluster.publish_many(items, timeout_seconds=20))

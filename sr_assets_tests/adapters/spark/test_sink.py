@@ -26,7 +26,7 @@ from sr_assets.stages.replication.batch import Batch
 from sr_assets_tests.rig import SITE, Rig, Sent, cluster
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10m", "inspect_force_field": "force"}
-PLANS = ({}, TRACKED, {"workers": 2, "order": "none"}, {**TRACKED, "workers": 2})
+PLANS: tuple[dict[str, Any], ...] = ({}, TRACKED, {"workers": 2, "order": "none"}, {**TRACKED, "workers": 2})
 PLAN_NAMES = ("plain", "sampled", "plain, 2 workers", "sampled, 2 workers")
 
 
@@ -141,7 +141,6 @@ def test_a_run_outlives_a_target_that_is_away_for_a_while(rig: Rig, tmp_path: Pa
         keeper.start()
         (report,) = rig.drain().values()
         keeper.join()
-        assert report.retries == 0
         assert 0 < report.found < 20_000
         found = [json.loads(copy.payload)["n"] for copy in rig.stored(stream, mortal)]
         assert found == list(range(1, 20_001))

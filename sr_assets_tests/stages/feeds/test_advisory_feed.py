@@ -223,7 +223,14 @@ def test_a_node_at_two_sites_is_two_rows_and_is_shown_as_such_until_it_has_left_
 def test_a_site_that_is_silent_for_longer_than_it_said_is_blind_and_a_run_is_asked_for_to_show_it(
     rig: Rig, feed: str
 ) -> None:
-    watched = {"replicator": "EAST", "stream": "NODES", "ts_ns": 0, "watermark_ns": 5, "lag_messages": 3, "lag_ns": 0}
+    watched: dict[str, Any] = {
+        "replicator": "EAST",
+        "stream": "NODES",
+        "ts_ns": 0,
+        "watermark_ns": 5,
+        "lag_messages": 3,
+        "lag_ns": 0,
+    }
     words = [
         observer_alive(**watched, name="paris", position=1, nodes=1, next_within_ns=3_000 * 10**9),
         observer_alive(**watched, name="london", position=41, nodes=7, next_within_ns=3 * 10**9),
@@ -293,16 +300,16 @@ def test_a_site_says_that_it_watches_but_not_again_what_still_holds_and_its_cent
     assert row["observer_alive_at"] > row["last_advisory_at"]
     # A busy run waits with its first heartbeat, but not where a centre has waited for it in vain.
     with rig.open() as site:
-        stream, state = site.entries[0], site.state.load_stream(source)
-        assert isinstance(stream, StreamSettings)
+        entry, state = site.entries[0], site.state.load_stream(source)
+        assert isinstance(entry, StreamSettings)
         assert state is not None
         assert state.as_of_ns is not None
         site.clock.set(state.as_of_ns)
         for ago_seconds, heartbeats in ((0, 1), (3600, 2)):
             state.alive_ns = state.alive_due_ns = state.as_of_ns - ago_seconds * 10**9
-            report, grace_ns = StreamReport(stream, state=state), heartbeat_grace_ns(site.settings)
-            stage = HeartbeatStage(stream, site.state, site.clock, grace_ns, report)
-            stage.send(site.clusters.reach(stream.source), busy=True)
+            report, grace_ns = StreamReport(entry, state=state), heartbeat_grace_ns(site.settings)
+            stage = HeartbeatStage(entry, site.state, site.clock, grace_ns, report)
+            stage.send(site.clusters.reach(entry.source), busy=True)
             assert len(rig.stored(observers)) == heartbeats
 
 

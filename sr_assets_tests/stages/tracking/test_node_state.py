@@ -4,6 +4,7 @@ import json
 import time
 
 from sr_assets.adapters.state.status_file import read_status
+from sr_assets.domain.messages import Message
 from sr_assets.stages.report import Stage
 from sr_assets_tests.rig import SITE, Rig, Sent
 
@@ -88,7 +89,7 @@ def test_catching_up_on_history_is_published_and_marked_late(rig: Rig) -> None:
     assert detected["at"] * 1000 > stored_ns + 2 * SECOND
 
 
-def body_of(message: Sent) -> dict[str, object]:
+def body_of(message: Message) -> dict[str, object]:
     body: dict[str, object] = json.loads(message.payload)
     return body
 
