@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from sr_assets.embedded.nats_server import NatsServer
 
 SITE = "LONDON"
+#: How long a condition may take on a machine that is busy with something else.
+PATIENCE_SECONDS = 120.0
 #: Runs `sr-assets` in this process: exit code, stdout, stderr.
 Command = Callable[..., tuple[int, str, str]]
 #: What lies in a home besides the Spark engine: a fresh home is one without it.
@@ -106,6 +109,16 @@ class Rig:
         """Return what a server, the source by default, says about a stream."""
         with Cluster(self._reach(server), "test") as opened:
             return opened.stream_info(stream)
+
+    def clock_ns(self, stream: str, server: NatsServer | None = None) -> int:
+        """Return what time it is for the leader of a stream, of the source by default."""
+        now_ns = self.info(stream, server).ts_ns
+        assert now_ns is not None, "a server before 2.10"
+        return now_ns
+
+    def await_clock(self, stream: str, at_ns: int, server: NatsServer | None = None) -> None:
+        """Wait until it is later than this for the leader of a stream, of the source by default."""
+        wait_until(lambda: self.clock_ns(stream, server) > at_ns, f"the server's clock to pass {at_ns}")
 
     def publish(self, stream: str, messages: Iterable[Sent], server: NatsServer | None = None) -> None:
         """Publish messages in order, and see each stored."""
@@ -216,6 +229,14 @@ class Rig:
         """Ask for the one row there is."""
         (found,) = self.rows(query)
         return found
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+    """Poll until a condition holds; raises AssertionError, which names `what` was awaited, at the deadline."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
+        time.sleep(0.02)
 
 
 def address(server: NatsServer) -> ClusterSettings:

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from sr_assets.adapters.state.status_file import read_status
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.stages.replication.batch import Batch
-from sr_assets_tests.rig import SITE, Rig, Sent, cluster
+from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
 
 SAMPLED = {"inspect_field": "sender", "inspect_duration": "10m"}
 #: Short enough to be seen in a test.
@@ -112,7 +111,8 @@ def test_our_own_downtime_makes_no_sender_silent_and_a_sender_that_died_meanwhil
     rig.publish(stream, [from_sender("dies")])
     with rig.beating(stream, from_sender("alive")):
         rig.drain()
-        time.sleep(5.5)  # our downtime
+        # Our downtime is longer than the interval.
+        rig.await_clock(stream, rig.clock_ns(stream) + 5 * 10**9)
         rig.drain()
     assert events(rig, "alive") == ["new"]
     assert events(rig, "dies") == ["new", "timeout", "expire"]
@@ -132,8 +132,8 @@ def test_a_target_that_is_down_for_a_while_times_nobody_out_and_copies_nothing_t
         with rig.beating(stream, from_sender("alive")):
             rig.drain()
             mortal.stop()
-            began = time.monotonic()
-            while time.monotonic() < began + 3:
+            began_ns = rig.clock_ns(stream)
+            while rig.clock_ns(stream) < began_ns + 3 * 10**9:
                 # Nothing to copy is no failure.
                 rig.run()
             mortal.start()
@@ -210,7 +210,7 @@ def test_headers_that_steer_a_server_are_not_carried_over(rig: Rig) -> None:
             b"Nats-Msg-Id",
         ]
     # A purge of everything would have left the last message alone; a time to live would take the second.
-    time.sleep(1.5)
+    rig.await_clock(stream, copies[-1].stored_ns + 1_500_000_000, rig.target)
     assert len(rig.copies(stream)) == 7
 
 
@@ -289,9 +289,7 @@ def test_a_target_that_is_made_has_what_the_contract_lists_and_not_the_sources_w
     origin, stream = rig.make("ORIGIN"), rig.make(no_ack=True, republish={"src": "nothing.>", "dest": "else.>"})
     rig.api(f"STREAM.UPDATE.{stream}", {**rig.info(stream).config, "sources": [{"name": origin}]})
     rig.publish(origin, [Sent(b"x")])
-    with cluster(rig.source) as asked:
-        while asked.stream_info(stream).last_sequence < 1:
-            time.sleep(0.01)
+    wait_until(lambda: rig.info(stream).last_sequence == 1, "the message of the stream's own source")
     rig.add(stream)
     rig.drain()
     config = rig.info(stream, rig.target).config

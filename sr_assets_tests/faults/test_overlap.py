@@ -26,9 +26,8 @@ from sr_assets_tests.faults.rig import (
     outcome,
     publish_rounds,
     start_run,
-    wait_until,
 )
-from sr_assets_tests.rig import SITE, Rig
+from sr_assets_tests.rig import SITE, Rig, wait_until
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """A tree of three servers, city → region → centre: samples and advisories climb it, and the city is cut off and returns."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +20,6 @@ SECOND_NS = 1_000_000_000
 #: What the nodes send more than at first: the city copies what differs by 10 bytes, the region what differs by 100.
 MORE_BYTES = (0, 0, 20, 40, 200)
 _ORIGIN = b"Choria-SR-Source: "
-_SECONDS = 60.0
 #: Every hop is a replicator of its own, as if it ran elsewhere; that each has its share of one configuration is the test's.
 REPLICATORS = {"city": "LDN", "region": "EUROPE", "centre": "HQ"}
 TOLD = ["adv.>", "sr_assets.observer_alive.>"]
@@ -136,9 +134,7 @@ def test_a_city_that_is_cut_off_stays_as_it_was_told_and_is_blind_until_it_is_ba
     say(tree, city, "NODES", NODES)
     climb(tree)
     silent, *heard = NODES
-    deadline = time.monotonic() + _SECONDS
     while {node: status for node, status, _ in view(tree, CITY)}[silent] == "up":
-        assert time.monotonic() < deadline, "the silent node was never told of"
         say(tree, city, "NODES", heard)
         climb(tree)
     assert view(tree, CITY) == view(tree, AT_CITY)
@@ -149,9 +145,7 @@ def test_a_city_that_is_cut_off_stays_as_it_was_told_and_is_blind_until_it_is_ba
     city.stop()
     assert all(report.failure for report in tree.run("city", name=REPLICATORS["city"]).values())
     say(tree, region, "HARBOUR", ["ship"])
-    deadline = time.monotonic() + _SECONDS
     while not tree.row("SELECT blind FROM global_summary WHERE stream = 'NODES'")["blind"]:
-        assert time.monotonic() < deadline, "the centre never noticed"
         climb(tree, "region", "centre")
     assert view(tree, CITY) == last_told
     assert {node for node, *_ in view(tree, HARBOUR)} == {"ship"}

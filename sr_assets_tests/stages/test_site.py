@@ -16,7 +16,7 @@ from sr_assets.stages.replication.batch import Batch
 from sr_assets.stages.report import Stage
 from sr_assets.stages.site import Site, needs_publishing
 from sr_assets.stages.tracking.node_state import NodeStage
-from sr_assets_tests.rig import SITE, Rig, Sent
+from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
 
 SAMPLED = {"inspect_field": "sender", "inspect_duration": "10m"}
 
@@ -207,11 +207,10 @@ def test_a_run_that_lingers_takes_what_comes_meanwhile_and_ends_when_nothing_doe
     rig.add(stream)
     rig.drain()
     reports = []
-    run = threading.Thread(target=lambda: reports.append(rig.run(drain_only=False, linger="2s")))
+    run = threading.Thread(target=lambda: reports.append(rig.run(drain_only=False, linger="4s")))
     run.start()
     rig.publish(stream, from_sender("b"))
-    while len(rig.copies(stream)) < 2:
-        time.sleep(0.05)
+    wait_until(lambda: len(rig.copies(stream)) == 2, "the second copy")
     rig.publish(stream, from_sender("c"))
     run.join()
     assert len(rig.copies(stream)) == 3

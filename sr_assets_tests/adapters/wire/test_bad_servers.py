@@ -27,7 +27,7 @@ from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings
 from sr_assets_tests.adapters.wire.rig import flat, made, outgoing, publish
-from sr_assets_tests.rig import address
+from sr_assets_tests.rig import address, wait_until
 
 SECRET = "hunter2"
 INFO = b'INFO {"server_id":"X","version":"2.15.1","max_payload":1024,"headers":true}\r\n'
@@ -81,6 +81,12 @@ def player(*acts: Act, stay: bool = True, patience: float = 10.0) -> Iterator[Cl
                         client.sendall(act if isinstance(act, bytes) else act(*_request(client)))
                 if stay:
                     over.wait()
+                    return
+                # Closing with something unread would reset the connection, and take back what was sent.
+                client.settimeout(30)
+                client.shutdown(socket.SHUT_WR)
+                while client.recv(65536):
+                    pass
 
         thread = threading.Thread(target=play)
         thread.start()
@@ -148,11 +154,11 @@ def said_by(work: Callable[[], object]) -> str:
     ("said", "stay", "says"),
     (
         (b"", False, "closed the connection"),
-        (b"", True, "no INFO within 0.3 s"),
+        (b"", True, "no INFO within 1 s"),
         (INFO[:-20], False, "closed the connection"),
-        (INFO[:-2], True, "no INFO within 0.3 s"),
+        (INFO[:-2], True, "no INFO within 1 s"),
         (INFO, False, "closed the connection"),
-        (INFO, True, "no PONG within 0.3 s"),
+        (INFO, True, "no PONG within 1 s"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", True, "not the NATS protocol"),
         (b"\x15\x03\x01\x00\x02\x02\x46\r\n", True, "not the NATS protocol"),
         (bytes(range(256)) * 10 + b"\r\n", True, "not the NATS protocol"),
@@ -167,18 +173,20 @@ def said_by(work: Callable[[], object]) -> str:
         (b'INFO {"headers":true,"version":"1","max_payload":"1"}\r\n', True, "neither max_payload nor version"),
         (INFO + b"-ERR 'maximum connections exceeded'\r\n", False, "maximum connections exceeded"),
         (INFO.replace(b"{", b'{"tls_required":true,', 1), False, ""),
-        (INFO.replace(b"{", b'{"tls_required":true,', 1) + b"PONG\r\n" * 9, True, "no TLS within 0.3 s"),
+        (INFO.replace(b"{", b'{"tls_required":true,', 1) + b"PONG\r\n" * 9, True, "no TLS within 1 s"),
     ),
 )
-def test_what_is_no_server_is_told_at_connecting(said: bytes, stay: bool, says: str) -> None:
-    with player(said, stay=stay, patience=0.3 if "within" in says else 10.0) as cluster:
+def test_connecting_to_what_is_no_nats_server_fails_with_a_line_that_says_so(
+    said: bytes, stay: bool, says: str
+) -> None:
+    with player(said, stay=stay, patience=1.0 if "within" in says else 10.0) as cluster:
         assert says in said_by(Connection(cluster).open)
 
 
 @pytest.mark.parametrize("noise", (b"PING\r\n", INFO, b"+OK\r\n", b"MSG a 1 0\r\n\r\n"))
 def test_noise_is_no_answer_to_the_login(noise: bytes) -> None:
-    with player(INFO, *[noise] * 20_000, patience=0.3) as cluster:
-        assert "no PONG within 0.3 s" in said_by(Connection(cluster).open)
+    with player(INFO, *[noise] * 20_000, patience=1.0) as cluster:
+        assert "no PONG within 1 s" in said_by(Connection(cluster).open)
 
 
 @pytest.mark.parametrize("complaint", COMPLAINTS)
@@ -355,10 +363,7 @@ def test_a_connection_cut_amid_acknowledgements_tells_what_was_stored_and_no_mor
 
 
 def until_logged(server: NatsServer, text: str) -> None:
-    deadline = time.monotonic() + 20
-    while text not in server.log_file.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: text in server.log_file.read_text(), f"{text!r} in the server's log")
 
 
 def test_a_real_server_that_refuses_a_subscription_is_one_line(tmp_path: Path) -> None:
@@ -378,7 +383,7 @@ def test_a_real_server_that_is_full_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_real_server_that_finds_us_stale_is_one_line(tmp_path: Path) -> None:
-    config = 'ping_interval: "20ms"\nping_max: 1\ndebug: true'
+    config = 'ping_interval: "250ms"\nping_max: 1\ndebug: true'
     with NatsServer(tmp_path, "strict", config=config) as server, Connection(address(server)) as connection:
         # Nobody reads, so nobody answers its PING.
         until_logged(server, "Stale Client Connection")

@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -17,7 +16,7 @@ from sr_assets.domain.advisories import observer_alive
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.tracking.heartbeat import HeartbeatStage, heartbeat_grace_ns
-from sr_assets_tests.rig import SITE, Rig, Sent
+from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
 
 BASE = 1_700_000_000
 STATUS = {"new": "up", "recover": "up", "timeout": "timeout", "expire": "retired"}
@@ -231,15 +230,18 @@ def test_a_site_that_is_silent_for_longer_than_it_said_is_blind_and_a_run_is_ask
         "lag_messages": 3,
         "lag_ns": 0,
     }
-    words = [
+    heartbeats = [
         observer_alive(**watched, name="paris", position=1, nodes=1, next_within_ns=3_000 * 10**9),
         observer_alive(**watched, name="london", position=41, nodes=7, next_within_ns=3 * 10**9),
     ]
-    # The run that hears the short promise has to end before it is broken: it is not the session's first.
     publish(rig, feed, [ours("web1", "new", 1, 0), ours("web1", "new", 1, 0, name="rome")])
     rig.drain()
-    publish(rig, feed, words)
-    rig.drain()
+    # A run on a busy machine may end only after the next heartbeat was due: then it is sent again.
+    blind = [{"name": "london"}]
+    while blind:
+        publish(rig, feed, heartbeats)
+        rig.drain()
+        blind = rig.rows("SELECT name FROM global_summary WHERE blind")
     settings = rig.settings()
 
     def watched_check() -> AssetCheckResult:
@@ -248,11 +250,8 @@ def test_a_site_that_is_silent_for_longer_than_it_said_is_blind_and_a_run_is_ask
             (verdict,) = (one for one in check_feed(site, report) if one.check_name == "sites_watched")
         return verdict
 
-    deadline = time.monotonic() + 30
-    while (found := find_work(settings, SITE)[0]) is None:
-        assert time.monotonic() < deadline, "the silence was never noticed"
-        time.sleep(0.1)
-    assert found == f"{SITE}/{feed}: a heartbeat is overdue"
+    wait_until(lambda: find_work(settings, SITE)[0] is not None, "the silence to be noticed")
+    assert find_work(settings, SITE)[0] == f"{SITE}/{feed}: a heartbeat is overdue"
     verdict = watched_check()
     assert not verdict.passed
     assert (verdict.description or "").startswith("blind: london/NODES (last heartbeat 20")
@@ -263,7 +262,7 @@ def test_a_site_that_is_silent_for_longer_than_it_said_is_blind_and_a_run_is_ask
         ("paris", False, True, 0, 1, 1),
         ("rome", False, False, 1, None, None),
     ]
-    publish(rig, feed, words)
+    publish(rig, feed, heartbeats)
     assert watched_check().passed
     assert rig.rows("SELECT name FROM global_summary WHERE blind") == []
     assert rig.row("SELECT count(*) AS told FROM global_availability")["told"] == 2, "a site is no node"
@@ -336,8 +335,6 @@ def test_the_history_is_kept_for_as_long_as_it_is_configured_by_the_feeds_clock(
     publish(rig, feed, [ours("web1", "new", 1, 0), b"nothing"])
     rig.drain()
     assert len(rig.rows("global_advisories")) == 1, "it happened long ago but was received just now"
-    deadline = time.monotonic() + 30
     while rig.rows("global_advisories") or rig.rows("global_rejects"):
-        assert time.monotonic() < deadline
         rig.drain(advisories={"retention": "1s"})
     assert len(rig.rows("global_availability")) == 1
