@@ -234,7 +234,7 @@ def test_a_stop_under_load_is_gone_on_from_at_once_and_without_duplicates(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Batch, "_commit", stop)
+        patched.setattr(Batch, "_save_receipt", stop)
         with pytest.raises(KeyboardInterrupt):
             rig.run()
     rig.drain()

@@ -18,6 +18,8 @@ from sr_assets.settings import ClusterSettings, TlsSettings, parse_cluster
 from sr_assets_tests.adapters.wire.rig import flat, made, outgoing, publish
 from sr_assets_tests.secured import Authority, Key, Operator, creds, new_key
 
+pytestmark = pytest.mark.process
+
 SECRET = "hunter2secret"
 
 

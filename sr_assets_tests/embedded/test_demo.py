@@ -26,6 +26,7 @@ def bare(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.process
 def test_a_headless_demo_keeps_its_promises_without_java_and_leaves_nothing(
     tmp_path: Path, bare: dict[str, str]
 ) -> None:
@@ -57,6 +58,7 @@ def test_a_headless_demo_keeps_its_promises_without_java_and_leaves_nothing(
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+@pytest.mark.process
 def test_a_demo_stopped_while_it_starts_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     with DemoProcess(tmp_path, "--no-ui", "--nodes", "4") as demo:
         demo.await_words("NATS servers", 60)

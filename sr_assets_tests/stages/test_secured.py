@@ -71,6 +71,7 @@ def test_a_target_that_does_not_know_our_certificate_is_one_line_and_costs_nothi
     assert len(secured.copies(stream)) == 1
 
 
+@pytest.mark.process
 def test_check_connect_works_with_credentials_over_tls(
     authority: Authority,
     tmp_path: Path,

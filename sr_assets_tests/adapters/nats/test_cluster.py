@@ -185,6 +185,7 @@ def test_a_sender_that_is_refused_amid_others_keeps_its_order(
     assert told == {f"{kept}.{n}": list(range(n, 1500, 100)) for n in range(100)}
 
 
+@pytest.mark.process
 def test_what_was_acknowledged_before_the_connection_was_lost_is_known(tmp_path: Path) -> None:
     with NatsServer(tmp_path, "mortal") as mortal, rig.cluster(mortal) as cluster:
         made(cluster, "FEED")
@@ -261,6 +262,7 @@ def test_an_unreachable_server_is_one_line_at_once(nats_server: NatsServer) -> N
     assert not [thread for thread in threading.enumerate() if thread.name == "sr-assets"]
 
 
+@pytest.mark.process
 def test_credentials_let_in_and_a_refused_permission_is_named(tmp_path: Path) -> None:
     users = '{ user: "ada", password: "s3cret", permissions: { publish: { deny: ["$JS.API.STREAM.INFO.>", "no.>"] } } }'
     with NatsServer(tmp_path, "guarded", config=f"authorization {{ users: [ {users} ] }}") as server:
@@ -278,6 +280,7 @@ def test_credentials_let_in_and_a_refused_permission_is_named(tmp_path: Path) ->
             assert "wr0ng" not in str(caught.value)
 
 
+@pytest.mark.process
 def test_a_server_without_jetstream_is_recognised(tmp_path: Path) -> None:
     with NatsServer(tmp_path, "core", config='authorization { token: "t0ken" }', jetstream=False) as server:
         settings = ClusterSettings((server.address,), token="t0ken")
@@ -285,6 +288,7 @@ def test_a_server_without_jetstream_is_recognised(tmp_path: Path) -> None:
             cluster.stream_info("X")
 
 
+@pytest.mark.process
 def test_the_next_call_connects_again_after_the_server_was_away(tmp_path: Path) -> None:
     with NatsServer(tmp_path, "phoenix") as server, Cluster(ClusterSettings((server.address,))) as cluster:
         made(cluster, "KEPT")

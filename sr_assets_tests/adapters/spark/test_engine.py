@@ -12,6 +12,8 @@ from sr_assets.adapters.spark import watch as watcher
 from sr_assets.adapters.spark.engine import keep_engine, use_engine
 from sr_assets.adapters.spark.java import find_java
 
+pytestmark = pytest.mark.process
+
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 

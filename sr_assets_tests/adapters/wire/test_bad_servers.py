@@ -366,6 +366,7 @@ def until_logged(server: NatsServer, text: str) -> None:
     wait_until(lambda: text in server.log_file.read_text(), f"{text!r} in the server's log")
 
 
+@pytest.mark.process
 def test_a_real_server_that_refuses_a_subscription_is_one_line(tmp_path: Path) -> None:
     users = '{ user: "me", password: "hunter2", permissions: { subscribe: { deny: "_INBOX.>" } } }'
     with NatsServer(tmp_path, "deaf", config=f"authorization {{ users: [ {users} ] }}") as server:
@@ -374,6 +375,7 @@ def test_a_real_server_that_refuses_a_subscription_is_one_line(tmp_path: Path) -
         assert "Permissions Violation for Subscription" in said
 
 
+@pytest.mark.process
 def test_a_real_server_that_is_full_is_one_line(tmp_path: Path) -> None:
     with (
         NatsServer(tmp_path, "full", config="max_connections: 1", jetstream=False) as server,
@@ -382,6 +384,7 @@ def test_a_real_server_that_is_full_is_one_line(tmp_path: Path) -> None:
         assert "maximum connections exceeded" in said_by(Connection(address(server)).open)
 
 
+@pytest.mark.process
 def test_a_real_server_that_finds_us_stale_is_one_line(tmp_path: Path) -> None:
     config = 'ping_interval: "250ms"\nping_max: 1\ndebug: true'
     with NatsServer(tmp_path, "strict", config=config) as server, Connection(address(server)) as connection:
@@ -390,6 +393,7 @@ def test_a_real_server_that_finds_us_stale_is_one_line(tmp_path: Path) -> None:
         assert "Stale Connection" in said_by(lambda: asks(connection))
 
 
+@pytest.mark.process
 def test_a_real_server_that_cuts_a_slow_consumer_off_loses_us_nothing(tmp_path: Path) -> None:
     config = 'write_deadline: "200ms"\nmax_pending: 1048576\nmax_payload: 524288'
     with NatsServer(tmp_path, "hasty", config=config) as server:
