@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from sr_assets_tests.browser import find_chromium, open_page
 from sr_assets_tests.demo_process import DemoProcess
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(600)]
 _PATIENCE_MS = 180_000
 
 
