@@ -1,6 +1,6 @@
 """What a secured server is made of, for tests: a CA and its certificates, keys of users, the JWTs of an operator.
 
-Here: files and the server's configuration text that names them. Not here: servers, what is expected of links to them.
+Here: files and the server's configuration text that names them. Not here: servers, what is expected of connections to them.
 """
 
 import base64

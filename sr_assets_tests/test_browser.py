@@ -23,7 +23,7 @@ def demo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with DemoProcess(tmp_path_factory.mktemp("demo"), "--port", str(port), "--nodes", "20") as demo:
-        demo.await_words("first rows", 300)
+        demo.await_output("first rows", 300)
         yield f"http://127.0.0.1:{port}"
 
 

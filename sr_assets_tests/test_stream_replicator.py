@@ -102,7 +102,7 @@ def test_a_size_triggered_copy_whose_target_was_down_is_made_after_healing(rig: 
         assert [len(json.loads(copy.payload)["fill"]) for copy in rig.stored(stream, mortal)] == [0, 500]
 
 
-def test_our_own_downtime_makes_no_sender_silent_and_a_sender_that_died_meanwhile_is_told_with_its_times(
+def test_our_own_downtime_makes_no_sender_silent_and_a_sender_that_died_meanwhile_is_announced_with_its_times(
     rig: Rig,
 ) -> None:
     """The rows 'replicator down longer than warn_duration', 'sender dies while it is down', 'timeouts noticed'."""
@@ -116,9 +116,11 @@ def test_our_own_downtime_makes_no_sender_silent_and_a_sender_that_died_meanwhil
         rig.drain()
     assert events(rig, "alive") == ["new"]
     assert events(rig, "dies") == ["new", "timeout", "expire"]
-    told = rig.rows("SELECT epoch_us(event_time) AS at FROM node_advisories WHERE node = 'dies' ORDER BY transition")
+    recorded = rig.rows(
+        "SELECT epoch_us(event_time) AS at FROM node_advisories WHERE node = 'dies' ORDER BY transition"
+    )
     seen_ns = rig.stored(stream)[0].stored_ns
-    assert [row["at"] for row in told] == [(seen_ns + after * 10**9) // 1000 for after in (0, 2, 4)]
+    assert [row["at"] for row in recorded] == [(seen_ns + after * 10**9) // 1000 for after in (0, 2, 4)]
     # The next deadline is known to the nanosecond, so a sensor can wake for it: no grid.
     rig.drain()
     deadline_ns = read_status(rig.home / "sites" / SITE)["streams"][stream]["next_deadline_ns"]
@@ -164,11 +166,11 @@ def test_a_senders_name_can_neither_break_nor_inject_protocol(rig: Rig) -> None:
     rig.publish(stream, [from_sender(name) for name in names])
     rig.add(stream, advisory={"subject": f"{advisories}.%s.%v"}, **SAMPLED)
     rig.drain()
-    told = {json.loads(message.payload)["value"]: message.subject for message in rig.stored(advisories)}
-    assert told.keys() == set(names)
-    assert told["a b"] == f"{advisories}.new.a%20b"
-    assert told[".."] == f"{advisories}.new.%.%.%"
-    assert told["x\r\nPUB evil 2\r\nhi\r\n"] == f"{advisories}.new.x%0D%0APUB%20evil%202%0D%0Ahi%0D%0A"
+    subjects = {json.loads(message.payload)["value"]: message.subject for message in rig.stored(advisories)}
+    assert subjects.keys() == set(names)
+    assert subjects["a b"] == f"{advisories}.new.a%20b"
+    assert subjects[".."] == f"{advisories}.new.%.%.%"
+    assert subjects["x\r\nPUB evil 2\r\nhi\r\n"] == f"{advisories}.new.x%0D%0APUB%20evil%202%0D%0Ahi%0D%0A"
     assert len(rig.copies(stream)) == len(names)
 
 
@@ -310,8 +312,8 @@ def test_the_lag_is_known_in_messages_and_in_seconds_and_no_port_is_open(rig: Ri
     assert behind["lag_seconds"] > 0
     rig.entries[0] |= {"on_poison": "park"}
     rig.drain()
-    level = rig.row("replication")
-    assert (level["lag_messages"], level["lag_seconds"], level["source_last_sequence"]) == (0, 0, 3)
+    caught_up = rig.row("replication")
+    assert (caught_up["lag_messages"], caught_up["lag_seconds"], caught_up["source_last_sequence"]) == (0, 0, 3)
     assert "monitor_port" in " ".join(rig.settings(monitor_port=8080).warnings)
 
 

@@ -1,4 +1,4 @@
-"""Links over TLS and with every kind of login, by the wire and by nats-py alike, to real servers that insist on it."""
+"""Connections over TLS and with every kind of login, by the wire and by nats-py alike, to real servers that insist on it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -222,7 +222,7 @@ def test_tls_is_spoken_as_the_server_wants_it(
 ) -> None:
     block = {"ca": str(world.ours.file)} | (world.client if certified else {})
     use(world.cluster(server, block, **url), unique("TLS"))
-    assert not caplog.records, "a link that ends well is not worth a word"
+    assert not caplog.records, "a connection that ends well logs nothing"
 
 
 def test_a_nkey_signs_over_tls_too(world: World, unique: Callable[[str], str]) -> None:
@@ -248,7 +248,7 @@ def test_a_nkey_signs_over_tls_too(world: World, unique: Callable[[str], str]) -
         ("plain", {}, {"scheme": "tls"}, "the server has no TLS"),
     ),
 )
-def test_a_link_that_is_not_trusted_is_one_line_that_says_what_to_do(
+def test_a_connection_that_is_not_trusted_is_one_line_that_says_what_to_do(
     world: World, server: str, block: dict[str, str] | None, url: dict[str, str], says: str
 ) -> None:
     files: dict[str, str] | None = None

@@ -1,4 +1,4 @@
-"""The emulated fleet tells the same story each time, looks like Choria's, and its messages arrive."""
+"""The emulated fleet has the same history each time, looks like Choria's, and its messages arrive."""
 
 import asyncio
 import itertools
@@ -108,16 +108,16 @@ def test_one_node_in_ten_grows_by_about_200_bytes_a_round() -> None:
 def test_a_restless_fleet_goes_through_every_transition_within_40_seconds() -> None:
     policy = Policy(interval_ns=20 * SECOND_NS, warning_ns=8 * SECOND_NS)
     nodes: dict[str, NodeState] = {}
-    told: list[tuple[Event, bool]] = []
+    events: list[tuple[Event, bool]] = []
     for number, publication in enumerate(story(FleetPlan(10, 3, churn=RESTLESS), 40), start=1):
         at_ns = round(publication.at_seconds * SECOND_NS)
         sighting = Sighting(number, at_ns, len(publication.payload), forced=False)
         splay = splay_ns(publication.sender, policy.interval_ns)
         state, _, transitions = sight(policy, splay, nodes.get(publication.sender), sighting, NO_BLIND_SPANS)
         nodes[publication.sender] = state
-        told += [(transition.event, transition.returned) for transition in transitions]
-    assert {event for event, _ in told} == set(Event)
-    assert (Event.NEW, True) in told
+        events += [(transition.event, transition.returned) for transition in transitions]
+    assert {event for event, _ in events} == set(Event)
+    assert (Event.NEW, True) in events
 
 
 def test_a_hundred_thousand_nodes_are_cheap() -> None:

@@ -79,7 +79,7 @@ def test_streams_are_found_by_subject(cluster: Cluster, unique: Names) -> None:
     assert cluster.stream_names(unique("nobody")) == []
 
 
-def test_single_messages_are_the_leaders_word(cluster: Cluster, unique: Names) -> None:
+def test_single_messages_come_from_the_leader(cluster: Cluster, unique: Names) -> None:
     name = unique("SINGLE")
     made(cluster, name)
     cluster.publish_many([(f"{name}.{n % 2}", bytes([n, 255]), f"{name}-{n}") for n in range(6)])
@@ -124,7 +124,7 @@ def test_what_no_stream_takes_is_not_acknowledged_and_says_why(cluster: Cluster,
     assert deliveries[-1].refusal is None, "so many refusals in a row are not about single messages"
 
 
-def test_a_refusal_is_said_of_each_message_that_was_sent(cluster: Cluster, unique: Names) -> None:
+def test_a_refusal_is_reported_for_each_message_that_was_sent(cluster: Cluster, unique: Names) -> None:
     name = unique("FULL")
     made(cluster, name, max_msgs=2, discard="new")
     deliveries = cluster.publish_many([(f"{name}.x", b"", f"{name}-{n}") for n in range(5)])
@@ -178,11 +178,11 @@ def test_a_sender_that_is_refused_amid_others_keeps_its_order(
         purging.join()
     assert refusals, "nothing was refused amid what was stored: the test shows nothing"
     stored = [cluster.message(kept, sequence) for sequence in range(1, 1501)]
-    told = defaultdict(list)
+    numbers = defaultdict(list)
     for message in stored:
         assert message is not None
-        told[message.subject].append(int(message.payload))
-    assert told == {f"{kept}.{n}": list(range(n, 1500, 100)) for n in range(100)}
+        numbers[message.subject].append(int(message.payload))
+    assert numbers == {f"{kept}.{n}": list(range(n, 1500, 100)) for n in range(100)}
 
 
 @pytest.mark.process
@@ -202,7 +202,7 @@ def test_what_was_acknowledged_before_the_connection_was_lost_is_known(tmp_path:
         assert cluster.last_refusal in ("connection lost", "unexpected EOF", "Connection reset by peer", "Broken pipe")
         mortal.start()
         stored = cluster.stream_info("FEED").messages
-        # Stored is told before it is acknowledged: what was under way counts as not known.
+        # A message is stored before it is acknowledged: what was under way counts as not known.
         assert 0 < sum(done) <= stored < len(items)
         assert done == sorted(done, reverse=True)
 
@@ -300,7 +300,7 @@ def test_the_next_call_connects_again_after_the_server_was_away(tmp_path: Path) 
         assert cluster.stream_exists("KEPT")
 
 
-def test_an_error_of_the_api_carries_the_servers_words_and_code(cluster: Cluster, unique: Names) -> None:
+def test_an_error_of_the_api_carries_the_servers_text_and_code(cluster: Cluster, unique: Names) -> None:
     name = unique("TWICE")
     made(cluster, name)
     with pytest.raises(ApiError, match="10058") as caught:

@@ -1,6 +1,6 @@
 """Servers that break the protocol, off or refuse: one clear line in time, never a wrong message and never a hang.
 
-The player is a socket that says what the test tells it to; where a real server can be made to misbehave, it is asked.
+The player is a socket that sends what the test gives it; a real server is used where one can be made to misbehave.
 """
 
 import socket
@@ -63,8 +63,8 @@ Act = bytes | Callable[[bytes, bytes], bytes] | None
 
 @contextmanager
 def player(*acts: Act, stay: bool = True, patience: float = 10.0) -> Iterator[ClusterSettings]:
-    """Be a server: say bytes at once, or, for a function, what it makes of the next request: its subject and inbox;
-    None awaits the login and lets in.
+    """Be a server: send bytes at once, or what a function makes of the next request's subject and inbox; None awaits the
+    login and accepts it.
 
     At the end it stays silent until the test is over, or closes the connection.
     """
@@ -75,7 +75,7 @@ def player(*acts: Act, stay: bool = True, patience: float = 10.0) -> Iterator[Cl
             with suppress(OSError), server.accept()[0] as client:
                 for act in acts:
                     if act is None:
-                        _heard(client, b"PING\r\n")
+                        _read_until(client, b"PING\r\n")
                         client.sendall(b"PONG\r\n")
                     else:
                         client.sendall(act if isinstance(act, bytes) else act(*_request(client)))
@@ -102,7 +102,7 @@ def player(*acts: Act, stay: bool = True, patience: float = 10.0) -> Iterator[Cl
             thread.join()
 
 
-def _heard(client: socket.socket, awaited: bytes) -> bytes:
+def _read_until(client: socket.socket, awaited: bytes) -> bytes:
     """Read whole lines until the awaited one is among them."""
     heard = b""
     while not heard.endswith(b"\r\n") or awaited not in heard:
@@ -115,7 +115,7 @@ def _heard(client: socket.socket, awaited: bytes) -> bytes:
 
 def _request(client: socket.socket) -> tuple[bytes, bytes]:
     """Read the next request; returns its subject and where the answer goes."""
-    heard = _heard(client, b"PUB ")
+    heard = _read_until(client, b"PUB ")
     _, subject, inbox, *_ = heard[heard.index(b"PUB ") :].split(b" ")
     return subject, inbox
 
@@ -134,7 +134,7 @@ def msg(to: bytes, payload: bytes, headers: bytes = b"", reply: bytes = b"") -> 
     return b"HMSG %b %d %d\r\n%b%b\r\n" % (fields, *sizes, headers, payload)
 
 
-def said_by(work: Callable[[], object]) -> str:
+def error_of(work: Callable[[], object]) -> str:
     """Do what must fail soon; returns the line, which holds no secret."""
     started = time.monotonic()
     with pytest.raises(WireError) as caught:
@@ -180,20 +180,20 @@ def test_connecting_to_what_is_no_nats_server_fails_with_a_line_that_says_so(
     said: bytes, stay: bool, says: str
 ) -> None:
     with player(said, stay=stay, patience=1.0 if "within" in says else 10.0) as cluster:
-        assert says in said_by(Connection(cluster).open)
+        assert says in error_of(Connection(cluster).open)
 
 
 @pytest.mark.parametrize("noise", (b"PING\r\n", INFO, b"+OK\r\n", b"MSG a 1 0\r\n\r\n"))
 def test_noise_is_no_answer_to_the_login(noise: bytes) -> None:
     with player(INFO, *[noise] * 20_000, patience=1.0) as cluster:
-        assert "no PONG within 1 s" in said_by(Connection(cluster).open)
+        assert "no PONG within 1 s" in error_of(Connection(cluster).open)
 
 
 @pytest.mark.parametrize("complaint", COMPLAINTS)
 @pytest.mark.parametrize("stay", (True, False))
 def test_a_complaint_at_the_login_is_the_line(complaint: str, stay: bool) -> None:
     with player(INFO, f"-ERR '{complaint}'\r\n".encode(), stay=stay) as cluster:
-        assert said_by(Connection(cluster).open).endswith(f": {complaint}")
+        assert error_of(Connection(cluster).open).endswith(f": {complaint}")
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
@@ -252,7 +252,7 @@ def test_a_broken_answer_is_an_error_and_never_a_message(
 ) -> None:
     patience = 0.1 if says == "no a" else 10.0
     with player(*logged_in(lambda *_: answer)) as cluster, Connection(cluster, request_seconds=patience) as connection:
-        assert says in said_by(lambda: work(connection))
+        assert says in error_of(lambda: work(connection))
 
 
 @everything
@@ -261,7 +261,7 @@ def test_a_server_that_goes_in_the_middle_is_an_error_at_once(
     work: Callable[[Connection], object], last: bytes
 ) -> None:
     with player(*logged_in(lambda *_: last), stay=False) as cluster, Connection(cluster) as connection:
-        said = said_by(lambda: work(connection))
+        said = error_of(lambda: work(connection))
         assert "closed the connection" in said or "connection lost" in said or "not the NATS protocol" in said
 
 
@@ -270,13 +270,13 @@ def test_a_server_that_goes_in_the_middle_is_an_error_at_once(
 def test_a_complaint_in_place_of_an_answer_is_the_line(work: Callable[[Connection], object], complaint: str) -> None:
     act = f"-ERR '{complaint}'\r\n".encode()
     with player(*logged_in(lambda *_: act), stay=False) as cluster, Connection(cluster) as connection:
-        assert said_by(lambda: work(connection)).endswith(f": {complaint}")
+        assert error_of(lambda: work(connection)).endswith(f": {complaint}")
 
 
 def test_a_complaint_of_odd_bytes_is_still_one_line() -> None:
     act = b"-ERR 'bad\nnews \x1b[31m\xff'\r\n"
     with player(*logged_in(lambda *_: act)) as cluster, Connection(cluster) as connection:
-        assert "bad news" in said_by(lambda: asks(connection))
+        assert "bad news" in error_of(lambda: asks(connection))
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_an_answer_that_says_nothing_sensible_is_an_error(
     work: Callable[[Connection], object], body: bytes, headers: bytes
 ) -> None:
     with player(*logged_in(lambda _, inbox: msg(inbox, body, headers))) as cluster, Connection(cluster) as connection:
-        said_by(lambda: work(connection))
+        error_of(lambda: work(connection))
 
 
 @pytest.mark.parametrize("reply", (b"$JS.ACK.S.%b.1.x.1.0.0", b"x.%b.y", b"$JS.ACK.S.%b.1.5.2.0.0"))
@@ -324,7 +324,7 @@ def test_a_delivery_that_is_none_or_comes_after_a_lost_one_is_an_error(reply: by
 
     acts = logged_in(lambda _, inbox: msg(inbox, b"{}"), deliver)
     with player(*acts) as cluster, Connection(cluster, request_seconds=0.1) as connection:
-        said_by(lambda: flat(read_range(connection, "S", SequenceRange(1, 9), direct=False)))
+        error_of(lambda: flat(read_range(connection, "S", SequenceRange(1, 9), direct=False)))
 
 
 # --------------------------------------------------------------------------------------------------------- publishing
@@ -341,7 +341,7 @@ def test_what_is_larger_than_info_allows_is_refused_and_not_sent() -> None:
 
 def test_a_server_that_takes_nothing_more_is_left() -> None:
     with player(*logged_in()) as cluster, Connection(cluster, request_seconds=0.1) as connection:
-        assert "took no bytes for 0.1 s" in said_by(lambda: connection.send(bytes(64 << 20)))
+        assert "took no bytes for 0.1 s" in error_of(lambda: connection.send(bytes(64 << 20)))
 
 
 def test_a_connection_cut_amid_acknowledgements_tells_what_was_stored_and_no_more() -> None:
@@ -355,7 +355,7 @@ def test_a_connection_cut_amid_acknowledgements_tells_what_was_stored_and_no_mor
 
     with player(*logged_in(some), stay=False) as cluster, Connection(cluster) as connection:
         items = outgoing("s", 50)
-        said_by(lambda: acks.extend(Publisher(connection).publish_all(items)))
+        error_of(lambda: acks.extend(Publisher(connection).publish_all(items)))
     assert [(ack.sequence, ack.target_sequence, ack.error) for ack in acks] == [(n, n, None) for n in (1, 2, 3)]
 
 
@@ -371,7 +371,7 @@ def test_a_real_server_that_refuses_a_subscription_is_one_line(tmp_path: Path) -
     users = '{ user: "me", password: "hunter2", permissions: { subscribe: { deny: "_INBOX.>" } } }'
     with NatsServer(tmp_path, "deaf", config=f"authorization {{ users: [ {users} ] }}") as server:
         cluster = ClusterSettings((server.address,), user="me", password=SECRET)
-        said = said_by(lambda: Connection(cluster).open())
+        said = error_of(lambda: Connection(cluster).open())
         assert "Permissions Violation for Subscription" in said
 
 
@@ -381,7 +381,7 @@ def test_a_real_server_that_is_full_is_one_line(tmp_path: Path) -> None:
         NatsServer(tmp_path, "full", config="max_connections: 1", jetstream=False) as server,
         Connection(address(server)),
     ):
-        assert "maximum connections exceeded" in said_by(Connection(address(server)).open)
+        assert "maximum connections exceeded" in error_of(Connection(address(server)).open)
 
 
 @pytest.mark.process
@@ -390,7 +390,7 @@ def test_a_real_server_that_finds_us_stale_is_one_line(tmp_path: Path) -> None:
     with NatsServer(tmp_path, "strict", config=config) as server, Connection(address(server)) as connection:
         # Nobody reads, so nobody answers its PING.
         until_logged(server, "Stale Client Connection")
-        assert "Stale Connection" in said_by(lambda: asks(connection))
+        assert "Stale Connection" in error_of(lambda: asks(connection))
 
 
 @pytest.mark.process
@@ -413,7 +413,7 @@ def test_a_real_server_that_cuts_a_slow_consumer_off_loses_us_nothing(tmp_path: 
                 )
             )
             until_logged(server, "Slow Consumer")
-            assert said_by(lambda: flat(read))
+            assert error_of(lambda: flat(read))
         with Connection(address(server)) as connection:
             again = flat(read_range(connection, stream, SequenceRange(1, 201), max_bytes=400_000, direct=True))
             assert [message.sequence for message in again] == list(range(1, 201))

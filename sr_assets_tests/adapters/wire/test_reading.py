@@ -103,11 +103,11 @@ def test_a_reading_that_ends_early_goes_on_from_what_the_leader_knows(connection
     """As on a replica that lags: it has 20 messages at first, and 40 when it is asked again."""
     publish(connection, outgoing(stream, 60))
     delete(connection, stream, 21, 22, 58)
-    level, asked = iter((21, 41, 60)), []
+    ends, asked = iter((21, 41, 60)), []
 
     def read(rest: SequenceRange) -> Iterator[list[Message]]:
         asked.append(rest.first)
-        return read_range(connection, stream, SequenceRange(rest.first, max(rest.first, next(level))), direct=True)
+        return read_range(connection, stream, SequenceRange(rest.first, max(rest.first, next(ends))), direct=True)
 
     confirmed = flat(_until_confirmed(SequenceRange(1, 60), read, partial(next_message, connection, stream)))
     assert [m.sequence for m in confirmed] == [s for s in range(1, 60) if s not in (21, 22, 58)]

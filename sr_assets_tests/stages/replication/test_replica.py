@@ -202,7 +202,7 @@ def test_what_retention_took_before_we_came_back_is_overtaken(rig: Rig) -> None:
     assert tuple(gap.values()) == (3, 6, 4, "overtaken")
 
 
-def test_a_source_that_was_emptied_is_level(rig: Rig) -> None:
+def test_a_source_that_was_emptied_is_caught_up(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream)
     rig.publish(stream, [Sent(b"1"), Sent(b"2"), Sent(b"3")])

@@ -83,8 +83,8 @@ def test_catching_up_on_history_is_published_and_marked_late(rig: Rig) -> None:
     assert late["old", "new"]
     assert late["old", "timeout"]
     assert not late["fresh", "new"]
-    told = {(body["value"], body["event"]): body["late"] for body in map(body_of, rig.stored(advisories))}
-    assert told == late
+    announced = {(body["value"], body["event"]): body["late"] for body in map(body_of, rig.stored(advisories))}
+    assert announced == late
     detected = rig.row("SELECT epoch_us(detected_at) AS at FROM node_advisories WHERE node = 'old' AND event = 'new'")
     assert detected["at"] * 1000 > stored_ns + 2 * SECOND
 
