@@ -95,8 +95,8 @@ def test_a_size_triggered_copy_whose_target_was_down_is_made_after_healing(rig: 
         mortal.stop()
         assert mortal.address in rig.failure()
         behind = rig.row("replication")
-        assert (behind["lag_messages"], behind["source_last_sequence"]) == (2, 3)
-        assert behind["lag_seconds"] > 0
+        # The source is read all the same; of the two messages the first is due.
+        assert (behind["lag_messages"], behind["queued_messages"], behind["source_last_sequence"]) == (0, 1, 3)
         mortal.start()
         rig.drain()
         assert [len(json.loads(copy.payload)["fill"]) for copy in rig.stored(stream, mortal)] == [0, 500]
@@ -151,7 +151,7 @@ def test_advisories_of_thousands_of_new_senders_are_kept_until_their_stream_is_t
     rig.add(stream, advisory={"subject": f"{advisories}.%s.%v", "reliable": True}, **SAMPLED)
     (report,) = rig.drain().values()
     assert report.undeliverable is not None
-    assert f"{advisories}.new" in report.undeliverable
+    assert f"{advisories}.*.>: 3000 advisories wait" in report.undeliverable
     assert rig.row("SELECT count(*) AS n, count(published_at) AS sent FROM node_advisories") == {"n": 3000, "sent": 0}
     rig.create(advisories)
     (report,) = rig.drain().values()
