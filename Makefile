@@ -7,13 +7,19 @@ READY := .venv/ready
 demo: $(READY) ## two sites and a centre on this machine, with the Dagster UI; ARGS='--nodes 500'
 	$(BIN)/sr-assets demo $(ARGS)
 
+test-fast: $(READY) ## the tests that start no server, no Spark and no other process; ARGS='-k settings'
+	$(BIN)/python -m pytest -m 'not process' $(ARGS)
+
+coverage: $(READY) ## the fast tests, and a floor of what they cover; ARGS='--cov-report=term-missing:skip-covered'
+	$(BIN)/python -m pytest -m 'not process' --cov --cov-report= $(ARGS)
+
 test: $(READY) ## the test suite without the faults; ARGS='-k tracking'
 	$(BIN)/python -m pytest --ignore=sr_assets_tests/faults $(ARGS)
 
 test-faults: $(READY) ## kill, stop and starve what there is, and see it mended; ARGS='-k outbox'
 	$(BIN)/python -m pytest sr_assets_tests/faults $(ARGS)
 
-check: fmt-check lint types ## what CI runs: order, lint, types, then all tests in one go, on one engine
+check: fmt-check lint types coverage ## what CI runs: format, lint, types, the fast tests' coverage, then all tests in one go
 	$(BIN)/python -m pytest
 
 bench: $(READY) ## the figures of this machine, as a table and JSON
@@ -35,7 +41,7 @@ fmt-check: $(READY)
 lint: $(READY) ## ruff
 	$(BIN)/ruff check .
 
-types: $(READY) ## mypy, strict
+types: $(READY) ## mypy, strict, of everything
 	$(BIN)/mypy
 
 help: ## this list
@@ -48,4 +54,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 .NOTPARALLEL:
-.PHONY: demo test test-faults check bench soak dev fmt fmt-check lint types help
+.PHONY: demo test-fast coverage test test-faults check bench soak dev fmt fmt-check lint types help

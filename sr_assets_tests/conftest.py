@@ -1,7 +1,12 @@
-"""What every test may ask for: real servers, one warm Spark engine, and names nobody else uses. No fakes."""
+"""What every test may ask for: real servers, one warm Spark engine, and names nobody else uses. No fakes.
+
+Here too: which tests are fast. A test that starts a server, Spark or any other process has the marker `process`, by its
+fixtures or by hand; one without it cannot start any.
+"""
 
 import itertools
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +17,42 @@ from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.rig import Command, Rig
 
 _numbers = itertools.count(1)
+#: The fixtures that start servers and Spark.
+_PROCESS_FIXTURES = {"nats_pair", "engine_home"}
+_PROCESS_EVENTS = {"subprocess.Popen", "os.exec", "os.fork", "os.posix_spawn", "os.system"}
+#: The fast test that is being set up or run, if there is one.
+_fast: list[str] = []
+
+
+def _refuse_processes(event: str, _arguments: tuple[object, ...]) -> None:
+    """Refuse, as an audit hook, what a fast test must not do."""
+    if event in _PROCESS_EVENTS and _fast:
+        raise AssertionError(f"{_fast[0]} starts a process: mark it with pytest.mark.process")
+
+
+sys.addaudithook(_refuse_processes)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what starts servers or Spark by its fixtures, and all faults."""
+    for item in items:
+        if "faults" in item.path.parts or _PROCESS_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("process")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    """Hold a test without the marker to it, from its fixtures on."""
+    if item.get_closest_marker("process") is None:
+        _fast.append(item.nodeid)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None]:
+    """Let the session's servers and Spark be stopped by whichever test is the last."""
+    _fast.clear()
+    return (yield)
 
 
 @pytest.fixture(scope="session")

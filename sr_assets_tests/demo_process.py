@@ -58,20 +58,20 @@ class DemoProcess:
         return self._out.read_text()
 
     @property
-    def said(self) -> str:
+    def errors(self) -> str:
         """What it wrote to stderr so far."""
         return self._err.read_text()
 
-    def await_words(self, words: str, seconds: float) -> None:
-        """Wait until it has said something, on stdout or stderr."""
-        self.await_truth(lambda: words in self.written + self.said, seconds, words)
+    def await_output(self, text: str, seconds: float) -> None:
+        """Wait until it has written a text to stdout or stderr."""
+        self.await_condition(lambda: text in self.written + self.errors, seconds, text)
 
-    def await_truth(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
+    def await_condition(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
         """Wait for a condition while the demo runs."""
         deadline = time.monotonic() + seconds
         while not condition():
-            assert self.process.poll() is None, f"the demo ended: {self.written}{self.said}"
-            assert time.monotonic() < deadline, f"no {what!r} within {seconds} s: {self.written}{self.said}"
+            assert self.process.poll() is None, f"the demo ended: {self.written}{self.errors}"
+            assert time.monotonic() < deadline, f"no {what!r} within {seconds} s: {self.written}{self.errors}"
             time.sleep(0.1)
 
     def left(self) -> list[psutil.Process]:

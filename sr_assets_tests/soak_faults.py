@@ -59,11 +59,11 @@ def last_batch(home: Path) -> float:
 
 @dataclass(slots=True)
 class _Run:
-    """A run under way: how it was started, where in the log its words begin, and what signal of ours it got."""
+    """A run under way: how it was started, where in the log its output begins, and what signal of ours it got."""
 
     process: subprocess.Popen[bytes]
     mode: str
-    words_at: int
+    output_at: int
     signalled: signal.Signals | None = None
 
 
@@ -117,8 +117,8 @@ class Operator:
     def _begin(self, mode: str) -> None:
         self.note(f"run {mode}")
         with self._log.open("ab") as log:
-            words_at = log.tell()
-            self._run = _Run(start_run(self._rig, mode=mode, log=log), mode, words_at)
+            output_at = log.tell()
+            self._run = _Run(start_run(self._rig, mode=mode, log=log), mode, output_at)
 
     def _signal(self, number: signal.Signals) -> bool:
         if self._run is None or self._run.process.poll() is not None:
@@ -144,15 +144,15 @@ class Operator:
             return None
         code = run.process.returncode
         with self._log.open("rb") as log:
-            log.seek(run.words_at)
-            words = log.read().decode(errors="replace").splitlines()
+            log.seek(run.output_at)
+            lines = log.read().decode(errors="replace").splitlines()
         signalled = {signal.SIGKILL: "killed", signal.SIGTERM: "ended"}
         end = signalled[run.signalled] if run.signalled else {0: "succeeded", 1: "failed"}.get(code, "wrong")
         self.ends[end] += 1
         # Neither Python's own trace nor Spark's, which is JSON, is for those who run it.
-        traces = [line for line in words if line.startswith(("Traceback", "{"))]
+        traces = [line for line in lines if line.startswith(("Traceback", "{"))]
         if end == "wrong" or traces:
-            self.complaints.append(f"a run ended with exit code {code}: {(traces or words or ['without a word'])[-1]}")
+            self.complaints.append(f"a run ended with exit code {code}: {(traces or lines or ['no output'])[-1]}")
         return code
 
 
@@ -214,12 +214,12 @@ class Gremlin:
             case Fault.TARGET_STOPPED:
                 return self._stop_server(self._rig.target)
 
-    def _kill_of_engine(self, word: str) -> bool:
-        """Kill one of the engine's processes, in whose command the word stands: the JVM, or one of its Python workers."""
+    def _kill_of_engine(self, program: str) -> bool:
+        """Kill one of the engine's processes, whose command names the program: the JVM, or one of its Python workers."""
         engine = engine_status(self._rig.home)
         try:
             family = psutil.Process(engine.pid).children(recursive=True) if engine else []
-            self._chance.choice([one for one in family if _runs(one, word)]).kill()
+            self._chance.choice([one for one in family if _runs(one, program)]).kill()
         except (psutil.NoSuchProcess, IndexError):
             return False
         return True
@@ -240,9 +240,9 @@ class Gremlin:
         return True
 
 
-def _runs(process: psutil.Process, word: str) -> bool:
-    """Tell whether the word stands in a process's command; one that has ended runs nothing."""
+def _runs(process: psutil.Process, program: str) -> bool:
+    """Tell whether a process's command names a program; one that has ended runs nothing."""
     try:
-        return any(word in argument for argument in process.cmdline()[:3])
+        return any(program in argument for argument in process.cmdline()[:3])
     except psutil.NoSuchProcess:
         return False

@@ -72,6 +72,7 @@ def test_reading_leaves_no_connection_open(home: Path) -> None:
     assert sr_assets.read("replication", home=home)["next_sequence"].to_list() == [9]
 
 
+@pytest.mark.process
 def test_importing_the_package_loads_nothing_else_and_an_unknown_name_is_an_attribute_error() -> None:
     script = (
         "import sys; before = set(sys.modules); import sr_assets;"

@@ -233,7 +233,7 @@ def test_the_list_of_what_is_large_may_only_shrink(large: dict[str, int], listed
             assert_within(large, listed)
 
 
-def test_our_own_time_of_day_is_asked_only_where_no_table_advisory_or_decision_hears_of_it() -> None:
+def test_our_own_time_of_day_is_read_only_where_no_table_advisory_or_decision_depends_on_it() -> None:
     """The servers' clocks are what counts; `monotonic`, which nobody sets, measures how long something took."""
     asking = set()
     for module, path in MODULES.items():
@@ -246,7 +246,7 @@ def test_our_own_time_of_day_is_asked_only_where_no_table_advisory_or_decision_h
                     asking.add((module, name))
     assert {one for one in asking if not one[0].startswith("embedded.")} == {
         ("adapters.spark.engine", "time.time"),  # since when the engine runs, as `spark status` shows it
-        ("adapters.state.lock", "time.gmtime"),  # the words in a lock: since when
+        ("adapters.state.lock", "time.gmtime"),  # the text in a lock: since when
         ("automation.jobs", "datetime.now"),  # Dagster's own old runs, by Dagster's own dates
         ("cli.work", "time.time"),  # `spark status`
         ("stages.replication.recover", "time.gmtime"),  # the name of a broken state that is set aside

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from sr_assets_tests.browser import find_chromium, open_page
 from sr_assets_tests.demo_process import DemoProcess
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(600)]
 _PATIENCE_MS = 180_000
 
 
@@ -23,7 +23,7 @@ def demo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with DemoProcess(tmp_path_factory.mktemp("demo"), "--port", str(port), "--nodes", "20") as demo:
-        demo.await_words("first rows", 300)
+        demo.await_output("first rows", 300)
         yield f"http://127.0.0.1:{port}"
 
 

@@ -164,6 +164,7 @@ def names(output: str) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------- the shell
 
 
+@pytest.mark.process
 def test_help_comes_at_once_and_names_every_command() -> None:
     shown = subprocess.run([sys.executable, "-m", "sr_assets", "--help"], capture_output=True, text=True, check=True)
     for name in (
@@ -222,6 +223,7 @@ def test_a_mistake_of_the_user_is_one_line_and_exit_code_2(
     assert errors.count("\n") == 1
 
 
+@pytest.mark.process
 def test_a_broken_configuration_is_exit_code_2_for_a_real_process(tmp_path: Path) -> None:
     file = write_configuration(
         tmp_path, "name: A\nstreams: [{stream: S, source_url: 'nats://u:secret@h', nonsense: 1}]\n"
@@ -369,6 +371,7 @@ def test_advisories_come_in_order_of_time(
     assert [row["event"] for row in json.loads(output)] == expected
 
 
+@pytest.mark.process
 def test_follow_prints_each_row_once_as_json_lines_while_the_file_is_replaced(published: Path) -> None:
     following = subprocess.Popen(
         [sys.executable, "-m", "sr_assets", "advisories", "--follow", "--format", "json"],
@@ -535,6 +538,7 @@ def test_check_connect_says_what_does_not_work(connected: tuple[str, Cluster, Cl
     assert all(line.startswith(f"error: london/{stream}: ") for line in errors.splitlines())
 
 
+@pytest.mark.process
 def test_check_connect_names_a_missing_permission(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:

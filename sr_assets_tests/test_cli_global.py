@@ -214,14 +214,14 @@ def test_summary_says_that_nothing_was_reported_or_published_yet(home: Path, com
 
 
 @pytest.mark.parametrize(
-    "words",
+    "options",
     ("summary", "nodes --global", "advisories --global", "advisories --global --follow", "summary --format json"),
 )
-def test_without_a_feed_there_is_no_global_view(home: Path, command: Command, tmp_path: Path, words: str) -> None:
+def test_without_a_feed_there_is_no_global_view(home: Path, command: Command, tmp_path: Path, options: str) -> None:
     stream = "streams: [{stream: A, source_url: a, target_url: b}]"
     (tmp_path / "replication.yaml").write_text(f"name: A\nstate_store: {home}\n{stream}\n")
-    asked = "summary" if "summary" in words else "--global"
-    assert command(*words.split()) == (2, "", f"error: {asked}: no feed is configured; add one to feeds\n")
+    asked = "summary" if "summary" in options else "--global"
+    assert command(*options.split()) == (2, "", f"error: {asked}: no feed is configured; add one to feeds\n")
 
 
 def test_a_feed_is_checked_measured_and_has_nothing_to_recover(

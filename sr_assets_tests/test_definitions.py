@@ -118,6 +118,7 @@ def test_a_feed_is_an_asset_of_its_site_between_what_fills_its_stream_and_the_gl
     assert "centre_lag" in {sensor.name for sensor in definitions.get_repository_def().sensor_defs}
 
 
+@pytest.mark.process
 def test_the_configured_file_is_what_dagster_loads(tmp_path: Path) -> None:
     file = tmp_path / "replication.yaml"
     file.write_text(TRACKED)

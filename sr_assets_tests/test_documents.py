@@ -50,7 +50,7 @@ class Block:
 
 
 def blocks(*infos: str) -> list[Block]:
-    """Return the documents' blocks that begin with one of these words."""
+    """Return the documents' blocks that begin with one of these texts."""
     return [
         Block(document, text.count("\n", 0, found.start()) + 1, found[1], found[2])
         for document in DOCUMENTS
@@ -139,7 +139,7 @@ def parse(arguments: list[str]) -> None:
     """Resolve a command and read its options, without running it; raises click's own error."""
     command: click.Command = cli
     while isinstance(command, click.Group):
-        at = next((place for place, word in enumerate(arguments) if word in command.commands), None)
+        at = next((index for index, word in enumerate(arguments) if word in command.commands), None)
         assert at is not None, f"no command of {command.name} in {arguments}"
         command.make_context(command.name, arguments[:at], resilient_parsing=True)
         command, arguments = command.commands[arguments[at]], arguments[at + 1 :]

@@ -1,6 +1,6 @@
 """A fleet's history through the whole platform, compared message by message and transition by transition.
 
-What is expected is told by `reference`, from the stored times read back from the source. The runs cut the history
+What is expected comes from `reference`, from the stored times read back from the source. The runs cut the history
 wherever they happen to be.
 """
 
@@ -70,9 +70,11 @@ def test_every_copy_and_every_transition_is_what_the_rules_say_wherever_the_runs
     plain, headed, tokens = rig.make("PLAIN"), rig.make("HEADED"), rig.make("TOKENS")
     advisories = rig.make("ADV")
     common = {"inspect_duration": "3s", "warn_duration": "1s"}
-    told = {"advisory": {"subject": f"{advisories}.%s.%v", "reliable": True}}
-    rig.add(plain, inspect_field="sender", inspect_force_field="force", size_trigger=100, **common, **told)
-    rig.add(headed, inspect_header="Sender", workers=2, batch_messages=60, target_subject_prefix="eu", **common, **told)
+    announced = {"advisory": {"subject": f"{advisories}.%s.%v", "reliable": True}}
+    rig.add(plain, inspect_field="sender", inspect_force_field="force", size_trigger=100, **common, **announced)
+    rig.add(
+        headed, inspect_header="Sender", workers=2, batch_messages=60, target_subject_prefix="eu", **common, **announced
+    )
     rig.add(tokens, inspect_subject_token=3, order="none", workers=2, **common)
     rules = {
         plain: Rules(SITE, SITE, plain, INTERVAL, WARNING, "sender", by_field, is_forced, 100),

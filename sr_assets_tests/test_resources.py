@@ -130,6 +130,7 @@ def test_no_secret_of_the_settings_is_part_of_what_dagster_stores(settings: Sett
     assert "secret-word" not in repr(defaults)
 
 
+@pytest.mark.process
 def test_loading_the_definitions_loads_neither_spark_nor_pandas(settings: Settings, tmp_path: Path) -> None:
     script = (
         "import sys; from sr_assets import definitions as d;"

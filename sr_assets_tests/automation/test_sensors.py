@@ -15,7 +15,7 @@ from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError
 from sr_assets.settings import Settings
 from sr_assets.stages.tracking.node_state import NodeStage
-from sr_assets_tests.rig import SITE, Rig, Sent, cluster
+from sr_assets_tests.rig import SITE, Rig, Sent, cluster, wait_until
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10s", "warn_duration": "1s"}
 
@@ -68,11 +68,8 @@ def test_a_run_is_asked_for_when_a_deadline_has_passed_although_nothing_arrives(
         patched.setattr(NodeStage, "sweep_due", lambda _: False)
         rig.drain()
     settings = rig.settings()
-    deadline = time.monotonic() + 20
-    while (work := find_work(settings, SITE)[0]) is None:
-        assert time.monotonic() < deadline, "the deadline was never noticed"
-        time.sleep(0.1)
-    assert work == f"{SITE}/{stream}: a node's deadline has passed"
+    wait_until(lambda: find_work(settings, SITE)[0] is not None, "the node's deadline to be noticed")
+    assert find_work(settings, SITE)[0] == f"{SITE}/{stream}: a node's deadline has passed"
     rig.drain()
     assert [row["event"] for row in rig.rows("SELECT event FROM node_advisories ORDER BY transition")][:2] == [
         "new",

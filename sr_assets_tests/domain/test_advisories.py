@@ -84,5 +84,5 @@ def test_late_is_more_than_an_interval_before_the_plan() -> None:
     assert not is_late(None, 40, 60)
 
 
-def test_durations_are_said_to_the_millisecond() -> None:
+def test_durations_are_rounded_to_the_millisecond() -> None:
     assert seconds(1_500_000) == 0.002

@@ -166,7 +166,7 @@ def test_what_is_no_advisory_is_rejected_with_the_reason(payload: object, reason
 def test_a_clock_that_is_ahead_decides_nothing_where_the_transition_does_but_is_a_warning() -> None:
     assert advisory(OURS | {"event_time": "2023-11-15T01:00:00Z"}).warning is Reject.CLOCK_AHEAD
     assert advisory(OURS | {"event_time": "2023-11-14T22:40:00Z"}).warning is None
-    # Hours behind is what every message is that waited for a link.
+    # Hours behind is what every message is that waited for a connection.
     assert advisory(OURS | {"event_time": "2023-11-13T00:00:00Z"}).warning is None
 
 

@@ -20,9 +20,9 @@ NAME = st.sampled_from(
 )
 VALUE = st.binary(max_size=12).map(lambda value: value.replace(b"\r", b"").replace(b"\n", b""))
 LINE = st.tuples(NAME, st.sampled_from([b":", b": ", b":  "]), VALUE).map(b"".join)
-WORD = st.text(alphabet=st.characters(exclude_characters=" \r\n", exclude_categories=["Cs"]), min_size=1, max_size=12)
+TEXT = st.text(alphabet=st.characters(exclude_characters=" \r\n", exclude_categories=["Cs"]), min_size=1, max_size=12)
 # At the edge of a value a tab would be trimmed.
-NAMED = WORD.filter(lambda word: "\t" not in word)
+NAMED = TEXT.filter(lambda text: "\t" not in text)
 CREATED = st.integers(0, 2**63)
 ORIGIN = Origin("REG", 7, "US", "east", 1_647_351_430_123)
 
@@ -129,7 +129,7 @@ def test_of_several_hops_the_last_one_counts() -> None:
     assert last_origin(block(b"choria-sr-source: CITY 1 a b 2")) is None
 
 
-@given(st.builds(Origin, WORD, st.integers(0, 2**64 - 1), WORD, WORD, st.integers(0, 2**63)))
+@given(st.builds(Origin, TEXT, st.integers(0, 2**64 - 1), TEXT, TEXT, st.integers(0, 2**63)))
 def test_an_origin_survives_the_round_trip(origin: Origin) -> None:
     assert parse_origin(origin.encode()) == origin
 
@@ -147,7 +147,7 @@ def test_header_values_are_exact_in_case_and_trimmed_of_blanks_and_tabs() -> Non
     assert header_values(b"", b"Sender") == []
 
 
-@given(WORD, WORD, WORD, st.integers(0, 2**63), st.integers(1, 2**64 - 1), st.integers(0, 9))
+@given(TEXT, TEXT, TEXT, st.integers(0, 2**63), st.integers(1, 2**64 - 1), st.integers(0, 9))
 def test_a_message_id_names_its_source_and_is_read_back(
     replicator: str, name: str, stream: str, created: int, sequence: int, resend: int
 ) -> None:

@@ -26,6 +26,7 @@ def bare(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.process
 def test_a_headless_demo_keeps_its_promises_without_java_and_leaves_nothing(
     tmp_path: Path, bare: dict[str, str]
 ) -> None:
@@ -34,7 +35,7 @@ def test_a_headless_demo_keeps_its_promises_without_java_and_leaves_nothing(
         code = demo.process.wait(500)
         assert demo.left() == []
     verdict = json.loads(demo.written)
-    assert verdict["failed"] == [], demo.said
+    assert verdict["failed"] == [], demo.errors
     assert code == 0
     assert verdict["seconds"] == 45
     assert set(verdict["streams"]) == {
@@ -57,15 +58,16 @@ def test_a_headless_demo_keeps_its_promises_without_java_and_leaves_nothing(
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+@pytest.mark.process
 def test_a_demo_stopped_while_it_starts_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     with DemoProcess(tmp_path, "--no-ui", "--nodes", "4") as demo:
-        demo.await_words("NATS servers", 60)
+        demo.await_output("NATS servers", 60)
         # Dagster and Spark are on their way now.
-        demo.await_truth(lambda: len(demo.left()) > 4, 60, "more than the servers")
+        demo.await_condition(lambda: len(demo.left()) > 4, 60, "more than the servers")
         demo.process.send_signal(number)
-        assert demo.process.wait(120) == 0, demo.said
+        assert demo.process.wait(120) == 0, demo.errors
         assert demo.left() == []
-    assert "Traceback" not in demo.said
+    assert "Traceback" not in demo.errors
     assert not list(tmp_path.glob("sr-assets-demo-*"))
 
 

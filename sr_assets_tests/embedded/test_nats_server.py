@@ -8,6 +8,8 @@ import pytest
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer, find_nats_server
 
+pytestmark = pytest.mark.process
+
 
 def greeting(server: NatsServer) -> bytes:
     """The first bytes a client gets."""

@@ -9,8 +9,7 @@ from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.spark.engine import engine_status, start_engine, stop_engine
 from sr_assets.settings import SparkSettings
 from sr_assets_tests.faults.holding import hold_at
-from sr_assets_tests.faults.rig import wait_until
-from sr_assets_tests.rig import Rig
+from sr_assets_tests.rig import Rig, wait_until
 
 _prepared: set[int] = set()
 

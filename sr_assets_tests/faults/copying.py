@@ -1,4 +1,4 @@
-"""What the tests that copy in process tell a writer."""
+"""The plan and the settings that tests hand to a writer in their own process."""
 
 from dataclasses import replace
 from pathlib import Path

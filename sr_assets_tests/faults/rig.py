@@ -8,8 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,9 +17,8 @@ from sr_assets.adapters.checkpoints import Point
 from sr_assets.domain.messages import last_origin
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.faults.holding import hold_at
-from sr_assets_tests.rig import Rig, Sent
+from sr_assets_tests.rig import PATIENCE_SECONDS, Rig, Sent, wait_until
 
-SECONDS = 120.0
 #: What no fault may change; when something was noticed or published is another matter.
 TABLES = {
     "last_seen_nodes": "node, first_seen, last_seen, last_copied, last_sequence, copied_bytes, status, status_since",
@@ -36,14 +33,6 @@ TABLES = {
     "parked_messages": "sequence, reason",
     "site_summary": "nodes, up, timeout, retired",
 }
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = SECONDS) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.02)
 
 
 def start_run(
@@ -63,7 +52,7 @@ def start_run(
 
 def finish(process: subprocess.Popen[bytes], code: int = 0) -> str:
     """Wait for the end of a run; returns what it said on stderr, which is never a traceback."""
-    _, said = process.communicate(timeout=SECONDS)
+    _, said = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == code, said.decode()
     assert b"Traceback" not in said, said.decode()
     return said.decode()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sr_assets_tests.faults.rig import SECONDS, configure, outcome, publish_rounds
-from sr_assets_tests.rig import SITE, Rig
+from sr_assets_tests.faults.rig import configure, outcome, publish_rounds
+from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig
 
 #: What `sr-assets run` lets a site's process do, with every clock of its own but the monotonic one moved.
 _SKEWED = """
@@ -42,7 +42,7 @@ def run_skewed(rig: Rig, offset_seconds: int, code: int = 0) -> str:
     # Its stdin stays open for as long as it works: it ends with its parent.
     assert process.stderr is not None
     said = process.stderr.read()
-    process.wait(SECONDS)
+    process.wait(PATIENCE_SECONDS)
     process.communicate()
     assert process.returncode == code, said
     return said

@@ -119,13 +119,13 @@ def test_a_run_whose_engine_is_killed_starts_another_and_goes_on(
 
 def test_a_run_killed_in_mid_feed_folds_nothing_twice_and_leaves_nothing_out(rig: Rig, tmp_path: Path) -> None:
     feed = rig.make("FEED", rig.target)
-    told = [
+    advisories = [
         {"protocol": "io.choria.sr.v2.age_advisory", "event_id": f"{event}{n}", "replicator": "EAST", "value": f"n{n}"}
         | {"timestamp": 1_700_000_000 + place, "event": event}
         for place, event in enumerate(("new", "timeout"))
         for n in range(50)
     ]
-    rig.publish(feed, [*(Sent(json.dumps(one).encode()) for one in told), Sent(b"nothing")], rig.target)
+    rig.publish(feed, [*(Sent(json.dumps(one).encode()) for one in advisories), Sent(b"nothing")], rig.target)
     rig.add_feed(feed, batch_messages=40)
     rig.settings()
     for point in (Point.READ, Point.COMMITTED):

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from sr_assets.adapters.spark.engine import engine_status
-from sr_assets_tests.faults.rig import SECONDS, configure, outcome, publish_rounds
-from sr_assets_tests.rig import Rig
+from sr_assets_tests.faults.rig import configure, outcome, publish_rounds
+from sr_assets_tests.rig import PATIENCE_SECONDS, Rig
 
 _SENDERS = 2_000
 
@@ -75,7 +75,7 @@ def run_limited(rig: Rig, file_bytes: int) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=SECONDS,
+        timeout=PATIENCE_SECONDS,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY)),
     )
 

@@ -10,7 +10,7 @@ import pytest
 from sr_assets.adapters import checkpoints
 from sr_assets.adapters.checkpoints import Point
 from sr_assets_tests.faults.holding import hold_at
-from sr_assets_tests.faults.rig import wait_until
+from sr_assets_tests.rig import wait_until
 
 SCRIPT = "from sr_assets.adapters.checkpoints import Point, reach; reach(Point.READ); print('went on')"
 ROOT = str(Path(checkpoints.__file__).parents[2])

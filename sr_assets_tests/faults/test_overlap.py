@@ -26,9 +26,8 @@ from sr_assets_tests.faults.rig import (
     outcome,
     publish_rounds,
     start_run,
-    wait_until,
 )
-from sr_assets_tests.rig import SITE, Rig
+from sr_assets_tests.rig import SITE, Rig, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +139,7 @@ def test_a_run_next_to_dagsters_waits_for_it_and_one_cancelled_there_is_mended(
             finish(beside)
         finally:
             beside.kill()
-        wait_until(lambda: level(rig), "a run of the sensor's, or the one beside, to mend it")
+        wait_until(lambda: caught_up(rig), "a run of the sensor's, or the one beside, to mend it")
         wait_until(lambda: site_owner(rig) is None, "the end of all runs")
     assert_alike(rig, alone)
 
@@ -151,7 +150,7 @@ def found_again(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterR
     return found
 
 
-def level(rig: Rig) -> bool:
+def caught_up(rig: Rig) -> bool:
     file = rig.home / "fleet.duckdb"
     return file.exists() and rig.row(
         "SELECT sum(lag_messages) AS lag, count(last_error) AS wrong FROM replication"

@@ -15,8 +15,8 @@ import pytest
 
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.faults.conftest import Hold
-from sr_assets_tests.faults.rig import configure, outcome, publish_rounds, wait_until
-from sr_assets_tests.rig import Rig
+from sr_assets_tests.faults.rig import configure, outcome, publish_rounds
+from sr_assets_tests.rig import Rig, wait_until
 
 _OUTAGE_SECONDS = 3.0
 #: Longer than a writer waits for an acknowledgement.

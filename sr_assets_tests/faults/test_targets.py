@@ -13,8 +13,8 @@ import pytest
 
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.stages.report import StreamReport
-from sr_assets_tests.faults.rig import finish, start_run, wait_until
-from sr_assets_tests.rig import Rig, Sent
+from sr_assets_tests.faults.rig import finish, start_run
+from sr_assets_tests.rig import Rig, Sent, wait_until
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10h", "inspect_force_field": "force"}
 BUDGET_SECONDS = 15

@@ -1,9 +1,7 @@
-"""Helpers: a configuration in a folder, `sr-assets run` in a process, waiting for a condition."""
+"""Helpers: a configuration in a folder, `sr-assets run` in a process."""
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,10 +23,3 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "sr_assets", "run", *arguments], capture_output=True, text=True, check=False
     )
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"did not become true within {seconds} s"
-        time.sleep(0.05)

@@ -48,6 +48,7 @@ def test_an_interrupt_that_python_loses_is_raised_again(
     assert "KeyboardInterrupt" not in capfd.readouterr().err
 
 
+@pytest.mark.process
 def test_an_interrupt_inside_an_import_waits_for_its_end_and_does_not_change_the_exit_code(tmp_path: Path) -> None:
     (tmp_path / "library.py").write_text(
         "exec('import os, signal; os.kill(os.getpid(), signal.SIGTERM)')\nwhole = True\n"

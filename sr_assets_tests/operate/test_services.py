@@ -10,7 +10,7 @@ import urllib.request
 import psutil
 
 from sr_assets.settings import Settings
-from sr_assets_tests.operate.rig import wait_for
+from sr_assets_tests.rig import wait_until
 
 
 def test_up_serves_the_platform_and_leaves_no_process(platform: Settings) -> None:
@@ -41,7 +41,7 @@ def test_up_serves_the_platform_and_leaves_no_process(platform: Settings) -> Non
         assert len(children) >= 3
         up.send_signal(signal.SIGTERM)
         assert up.wait(100) == 0
-        wait_for(lambda: not any(child.is_running() for child in children), 10)
+        wait_until(lambda: not any(child.is_running() for child in children), "the end of all children", 60)
     finally:
         up.kill()
         up.communicate()

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -70,6 +71,7 @@ def test_a_target_that_does_not_know_our_certificate_is_one_line_and_costs_nothi
     assert len(secured.copies(stream)) == 1
 
 
+@pytest.mark.process
 def test_check_connect_works_with_credentials_over_tls(
     authority: Authority,
     tmp_path: Path,
@@ -84,7 +86,7 @@ def test_check_connect_works_with_credentials_over_tls(
         url = f"localhost:{server.port}?credentials={tmp_path}/me.creds&tls_handshake_first=true"
         stream, tls = unique("CHECKED"), {"ca": str(authority.file), **authority.certify("me@example.net")}
         entry = {"stream": stream, "source_url": url, "target_url": url, "target_stream": f"{stream}_COPY"}
-        document = {"name": "EAST", "state_store": str(tmp_path), "tls": tls}
+        document: dict[str, Any] = {"name": "EAST", "state_store": str(tmp_path), "tls": tls}
         document["streams"] = [{**entry, "filter_subject": f"{stream}.>", "target_subject_prefix": "copy"}]
         file = tmp_path / "replication.yaml"
         monkeypatch.setenv("SR_ASSETS_CONFIG", str(file))

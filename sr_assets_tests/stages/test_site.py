@@ -16,7 +16,7 @@ from sr_assets.stages.replication.batch import Batch
 from sr_assets.stages.report import Stage
 from sr_assets.stages.site import Site, needs_publishing
 from sr_assets.stages.tracking.node_state import NodeStage
-from sr_assets_tests.rig import SITE, Rig, Sent
+from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
 
 SAMPLED = {"inspect_field": "sender", "inspect_duration": "10m"}
 
@@ -71,10 +71,10 @@ def test_a_run_that_ends_with_an_exception_publishes_what_it_committed_and_close
     rig.add(second)
     run = Batch.run
 
-    def fail_for_second(batch: Batch, *arguments: object) -> int:
+    def fail_for_second(batch: Batch, *arguments: Any) -> None:
         if batch._stream.stream == second:
             raise MemoryError
-        return run(batch, *arguments)  # type: ignore[arg-type]
+        run(batch, *arguments)
 
     monkeypatch.setattr(Batch, "run", fail_for_second)
     with pytest.raises(MemoryError):
@@ -158,8 +158,11 @@ def test_the_published_file_may_be_deleted_at_any_time(rig: Rig) -> None:
     before = rig.rows("SELECT name, node FROM last_seen_nodes ORDER BY name")
     assert [tuple(row.values()) for row in before] == [(SITE, "a"), ("PARIS", "b")]
     assert not needs_publishing(rig.home, folder(rig))
-    for damage in (lambda file: file.unlink(), lambda file: file.write_bytes(b"not a database")):
-        damage(rig.home / "fleet.duckdb")
+    published = rig.home / "fleet.duckdb"
+    for damaged in (None, b"not a database"):
+        published.unlink()
+        if damaged is not None:
+            published.write_bytes(damaged)
         rig.drain()
         # The other site's rows are missing, and whoever looks can tell.
         assert not needs_publishing(rig.home, folder(rig))
@@ -204,11 +207,10 @@ def test_a_run_that_lingers_takes_what_comes_meanwhile_and_ends_when_nothing_doe
     rig.add(stream)
     rig.drain()
     reports = []
-    run = threading.Thread(target=lambda: reports.append(rig.run(drain_only=False, linger="2s")))
+    run = threading.Thread(target=lambda: reports.append(rig.run(drain_only=False, linger="4s")))
     run.start()
     rig.publish(stream, from_sender("b"))
-    while len(rig.copies(stream)) < 2:
-        time.sleep(0.05)
+    wait_until(lambda: len(rig.copies(stream)) == 2, "the second copy")
     rig.publish(stream, from_sender("c"))
     run.join()
     assert len(rig.copies(stream)) == 3

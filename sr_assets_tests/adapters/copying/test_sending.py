@@ -20,6 +20,8 @@ from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.adapters.wire.rig import flat, made, outgoing, publish
 from sr_assets_tests.faults.copying import copy_plan
 
+pytestmark = pytest.mark.process
+
 #: A publish on a mapped subject reaches a subscriber who never answers: no stream, no refusal, no acknowledgement.
 SILENT = 'mappings: { "to.FROM.9": "void.9" }'
 

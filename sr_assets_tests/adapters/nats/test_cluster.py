@@ -78,7 +78,7 @@ def test_streams_are_found_by_subject(cluster: Cluster, unique: Names) -> None:
     assert cluster.stream_names(unique("nobody")) == []
 
 
-def test_single_messages_are_the_leaders_word(cluster: Cluster, unique: Names) -> None:
+def test_single_messages_come_from_the_leader(cluster: Cluster, unique: Names) -> None:
     name = unique("SINGLE")
     made(cluster, name)
     cluster.publish_many([(f"{name}.{n % 2}", bytes([n, 255]), f"{name}-{n}") for n in range(6)])
@@ -123,7 +123,7 @@ def test_what_no_stream_takes_is_not_acknowledged_and_says_why(cluster: Cluster,
     assert deliveries[-1].refusal is None, "so many refusals in a row are not about single messages"
 
 
-def test_a_refusal_is_said_of_each_message_that_was_sent(cluster: Cluster, unique: Names) -> None:
+def test_a_refusal_is_reported_for_each_message_that_was_sent(cluster: Cluster, unique: Names) -> None:
     name = unique("FULL")
     made(cluster, name, max_msgs=2, discard="new")
     deliveries = cluster.publish_many([(f"{name}.x", b"", f"{name}-{n}") for n in range(5)])
@@ -160,10 +160,16 @@ def test_a_senders_next_message_waits_for_the_acknowledgement_of_the_one_before(
     assert [message and message.subject for message in stored] == [f"{name}.0", None], "the second never went out"
 
 
+@pytest.mark.process
 def test_what_was_acknowledged_before_the_connection_was_lost_is_known(tmp_path: Path) -> None:
     with NatsServer(tmp_path, "mortal") as mortal, rig.cluster(mortal) as cluster:
         made(cluster, "FEED")
-        killer = threading.Thread(target=lambda: (_await_messages(mortal, "FEED", 500), mortal.kill()))
+
+        def kill() -> None:
+            _await_messages(mortal, "FEED", 500)
+            mortal.kill()
+
+        killer = threading.Thread(target=kill)
         killer.start()
         items = [(f"FEED.{n}", b"x" * 1000, str(n)) for n in range(50_000)]
         done = acknowledged(cluster.publish_many(items, timeout_seconds=20))
@@ -171,7 +177,7 @@ def test_what_was_acknowledged_before_the_connection_was_lost_is_known(tmp_path:
         assert cluster.last_refusal in ("connection lost", "unexpected EOF", "Connection reset by peer", "Broken pipe")
         mortal.start()
         stored = cluster.stream_info("FEED").messages
-        # Stored is told before it is acknowledged: what was under way counts as not known.
+        # A message is stored before it is acknowledged: what was under way counts as not known.
         assert 0 < sum(done) <= stored < len(items)
         assert done == sorted(done, reverse=True)
 
@@ -231,6 +237,7 @@ def test_an_unreachable_server_is_one_line_at_once(nats_server: NatsServer) -> N
     assert not [thread for thread in threading.enumerate() if thread.name == "sr-assets"]
 
 
+@pytest.mark.process
 def test_credentials_let_in_and_a_refused_permission_is_named(tmp_path: Path) -> None:
     users = '{ user: "ada", password: "s3cret", permissions: { publish: { deny: ["$JS.API.STREAM.INFO.>", "no.>"] } } }'
     with NatsServer(tmp_path, "guarded", config=f"authorization {{ users: [ {users} ] }}") as server:
@@ -248,6 +255,7 @@ def test_credentials_let_in_and_a_refused_permission_is_named(tmp_path: Path) ->
             assert "wr0ng" not in str(caught.value)
 
 
+@pytest.mark.process
 def test_a_server_without_jetstream_is_recognised(tmp_path: Path) -> None:
     with NatsServer(tmp_path, "core", config='authorization { token: "t0ken" }', jetstream=False) as server:
         settings = ClusterSettings((server.address,), token="t0ken")
@@ -255,6 +263,7 @@ def test_a_server_without_jetstream_is_recognised(tmp_path: Path) -> None:
             cluster.stream_info("X")
 
 
+@pytest.mark.process
 def test_the_next_call_connects_again_after_the_server_was_away(tmp_path: Path) -> None:
     with NatsServer(tmp_path, "phoenix") as server, Cluster(ClusterSettings((server.address,))) as cluster:
         made(cluster, "KEPT")
@@ -266,7 +275,7 @@ def test_the_next_call_connects_again_after_the_server_was_away(tmp_path: Path) 
         assert cluster.stream_exists("KEPT")
 
 
-def test_an_error_of_the_api_carries_the_servers_words_and_code(cluster: Cluster, unique: Names) -> None:
+def test_an_error_of_the_api_carries_the_servers_text_and_code(cluster: Cluster, unique: Names) -> None:
     name = unique("TWICE")
     made(cluster, name)
     with pytest.raises(ApiError, match="10058") as caught:

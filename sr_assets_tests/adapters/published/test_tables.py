@@ -113,7 +113,7 @@ def test_a_site_replaces_its_own_rows_and_keeps_the_others(tmp_path: Path, state
 
 
 @pytest.mark.parametrize("damage", ("missing", "garbage", "empty", "another database", "another version"))
-def test_a_published_file_that_is_not_ours_is_made_anew_with_another_lineage(
+def test_a_published_file_that_is_not_ours_is_made_anew_with_another_generation(
     tmp_path: Path, state: SiteState, damage: str
 ) -> None:
     generation, file = publish(tmp_path, state, "PARIS"), tmp_path / "fleet.duckdb"
@@ -187,7 +187,7 @@ def test_sql_of_a_stranger_can_only_read_the_tables(tmp_path: Path, state: SiteS
     assert not (tmp_path / "out.csv").exists()
 
 
-def test_before_the_first_run_there_is_nothing_to_open_and_that_is_said(tmp_path: Path) -> None:
+def test_before_the_first_run_there_is_nothing_to_open_and_the_error_says_so(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="nothing is published yet"), open_fleet(tmp_path):
         pass
     (tmp_path / "fleet.duckdb").write_bytes(b"x" * 5000)

@@ -12,6 +12,8 @@ from sr_assets.adapters.spark import watch as watcher
 from sr_assets.adapters.spark.engine import keep_engine, use_engine
 from sr_assets.adapters.spark.java import find_java
 
+pytestmark = pytest.mark.process
+
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
@@ -54,7 +56,7 @@ def test_an_engine_ends_when_another_is_on_record(tmp_path: Path) -> None:
     assert ended(known, 15.0)
 
 
-def test_whoever_asked_for_longer_is_still_heard(tmp_path: Path) -> None:
+def test_a_longer_idle_time_that_was_asked_for_still_counts(tmp_path: Path) -> None:
     (tmp_path / "spark").mkdir()
     keep_engine(tmp_path, 900.0)
     keep_engine(tmp_path, 60.0)

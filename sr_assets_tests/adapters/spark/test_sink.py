@@ -26,7 +26,7 @@ from sr_assets.stages.replication.batch import Batch
 from sr_assets_tests.rig import SITE, Rig, Sent, cluster
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10m", "inspect_force_field": "force"}
-PLANS = ({}, TRACKED, {"workers": 2, "order": "none"}, {**TRACKED, "workers": 2})
+PLANS: tuple[dict[str, Any], ...] = ({}, TRACKED, {"workers": 2, "order": "none"}, {**TRACKED, "workers": 2})
 PLAN_NAMES = ("plain", "sampled", "plain, 2 workers", "sampled, 2 workers")
 
 

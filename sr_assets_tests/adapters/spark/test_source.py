@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters.connection_file import write_connection
+from sr_assets.adapters.connection_file import open_connection, write_connection
 from sr_assets.adapters.spark.session import leave_session, open_session
 from sr_assets.adapters.spark.source import (
     FORMAT,
@@ -18,7 +18,6 @@ from sr_assets.adapters.spark.source import (
     RangePartition,
     decode_extractor,
     encode_extractor,
-    open_connection,
 )
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.senders import HeaderName, JsonField, SenderExtractor, SubjectToken

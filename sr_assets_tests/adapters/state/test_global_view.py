@@ -60,7 +60,7 @@ def test_the_statements_fold_like_the_rules(
         state.connection.execute(f"DELETE FROM {table}")
     messages = [message(place, *one) for place, one in enumerate(history, 1)]
     read = [(read_message(one.payload, one.stored_ns), one.stored_ns) for one in messages]
-    told = [(one, at) for one, at in read if isinstance(one, Advisory)]
+    advisories = [(one, at) for one, at in read if isinstance(one, Advisory)]
     tables: GlobalTables = state.global_tables
     rest = messages
     while rest:
@@ -72,18 +72,18 @@ def test_the_statements_fold_like_the_rules(
     found = {
         tuple(row[:4]): row[4:] for row in state.connection.execute(f"SELECT {columns} FROM global_nodes").fetchall()
     }
-    assert found == {key: tuple(standing) for key, standing in fold({}, told).items()}
+    assert found == {key: tuple(standing) for key, standing in fold({}, advisories).items()}
     # The history has each advisory once, at the time it was received first in the stream's order of storing.
     expected: dict[tuple[Any, ...], int] = {}
-    for one, _ in told:
+    for one, _ in advisories:
         expected.setdefault((one.event_id, one.event_ns, *one[:4]), one.event_code)
     kept = state.connection.execute("SELECT event_id, event_ns, replicator, name, stream, node FROM global_history")
     assert sorted(kept.fetchall()) == sorted(expected)
     rejects = state.connection.execute("SELECT count(*) FROM global_rejects").fetchall()
-    assert rejects == [(len(messages) - len(told),)]
+    assert rejects == [(len(messages) - len(advisories),)]
     heard = state.connection.execute("SELECT replicator, name, advised_ns FROM global_sites").fetchall()
     assert {(row[0], row[1]): row[2] for row in heard} == {
-        site: max(at for one, at in told if one[:2] == site) for site in {one[:2] for one, _ in told}
+        site: max(at for one, at in advisories if one[:2] == site) for site in {one[:2] for one, _ in advisories}
     }
 
 

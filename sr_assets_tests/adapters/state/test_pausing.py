@@ -50,6 +50,7 @@ def pause(home: Path, index: int) -> None:
     set_paused(settings, settings.streams[index], paused=True)
 
 
+@pytest.mark.process
 def test_processes_that_pause_different_streams_at_once_all_count(settings: Settings) -> None:
     home = settings.home
     with multiprocessing.get_context("spawn").Pool(4) as pool:

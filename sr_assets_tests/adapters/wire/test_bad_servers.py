@@ -31,7 +31,7 @@ from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings
 from sr_assets_tests.adapters.wire.rig import flat, made, outgoing, publish
-from sr_assets_tests.rig import address
+from sr_assets_tests.rig import address, wait_until
 
 SECRET = "hunter2"
 INFO = b'INFO {"server_id":"X","version":"2.15.1","max_payload":1024,"headers":true}\r\n'
@@ -478,12 +478,10 @@ def test_a_connection_cut_amid_acknowledgements_reports_what_was_stored_and_no_m
 
 
 def until_logged(server: NatsServer, text: str) -> None:
-    deadline = time.monotonic() + 20
-    while text not in server.log_file.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: text in server.log_file.read_text(), f"{text!r} in the server's log")
 
 
+@pytest.mark.process
 def test_a_real_server_that_refuses_a_subscription_is_one_line(tmp_path: Path) -> None:
     users = '{ user: "me", password: "hunter2", permissions: { subscribe: { deny: "_INBOX.>" } } }'
     with NatsServer(tmp_path, "deaf", config=f"authorization {{ users: [ {users} ] }}") as server:
@@ -491,6 +489,7 @@ def test_a_real_server_that_refuses_a_subscription_is_one_line(tmp_path: Path) -
         assert "Permissions Violation for Subscription" in error_of(lambda: Connection(cluster).open())
 
 
+@pytest.mark.process
 def test_a_real_server_that_is_full_is_one_line(tmp_path: Path) -> None:
     with (
         NatsServer(tmp_path, "full", config="max_connections: 1", jetstream=False) as server,
@@ -499,6 +498,7 @@ def test_a_real_server_that_is_full_is_one_line(tmp_path: Path) -> None:
         assert "maximum connections exceeded" in error_of(Connection(address(server)).open)
 
 
+@pytest.mark.process
 def test_a_real_server_that_drops_a_stale_client_is_one_line(tmp_path: Path) -> None:
     config = 'ping_interval: "20ms"\nping_max: 1\ndebug: true'
     with NatsServer(tmp_path, "strict", config=config) as server, Connection(address(server)) as connection:
@@ -507,6 +507,7 @@ def test_a_real_server_that_drops_a_stale_client_is_one_line(tmp_path: Path) -> 
         assert "Stale Connection" in error_of(lambda: asks(connection))
 
 
+@pytest.mark.process
 def test_a_real_server_that_cuts_off_a_slow_consumer_loses_nothing(tmp_path: Path) -> None:
     config = 'write_deadline: "200ms"\nmax_pending: 1048576\nmax_payload: 524288'
     with NatsServer(tmp_path, "hasty", config=config) as server:

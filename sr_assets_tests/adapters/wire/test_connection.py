@@ -20,6 +20,7 @@ from sr_assets_tests.adapters.wire.rig import Names, flat, made, outgoing, publi
 from sr_assets_tests.rig import address
 
 
+@pytest.mark.process
 def test_a_server_that_dies_ends_a_publish_with_one_line_and_the_target_shows_what_was_stored(tmp_path: Path) -> None:
     with NatsServer(tmp_path, "mortal") as server:
         with Connection(address(server)) as connection:
@@ -56,6 +57,7 @@ def test_a_peer_that_vanishes_is_noticed_by_the_kernel(connection: Connection) -
     assert option == 30_000
 
 
+@pytest.mark.process
 def test_closing_does_not_wait_for_a_server_that_stands_still(tmp_path: Path) -> None:
     with NatsServer(tmp_path, "frozen") as server:
         connection = Connection(address(server), request_seconds=0.5)
@@ -123,6 +125,7 @@ def test_something_else_than_a_nats_server_is_recognised() -> None:
         thread.join()
 
 
+@pytest.mark.process
 def test_credentials_let_in_and_never_show(tmp_path: Path) -> None:
     config = (
         'authorization { users: [ { user: "ada", password: "s3cret", permissions: { publish: { deny: "no.>" } } } ] }'
@@ -138,6 +141,7 @@ def test_credentials_let_in_and_never_show(tmp_path: Path) -> None:
             assert "wr0ng" not in str(caught.value)
 
 
+@pytest.mark.process
 def test_pings_are_answered_while_waiting_and_while_publishing(tmp_path: Path) -> None:
     config = 'ping_interval: "200ms"\nping_max: 2'
     with NatsServer(tmp_path, "nervous", config=config) as server, Connection(address(server)) as connection:

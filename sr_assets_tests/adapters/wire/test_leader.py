@@ -19,6 +19,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
         yield started
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("replicas", (1, 3))
 def test_a_consumer_is_where_the_leader_is(cluster: NatsCluster, unique: Names, replicas: int) -> None:
     """The server places it at random: of eight times, all would be right by chance once in 6,561."""

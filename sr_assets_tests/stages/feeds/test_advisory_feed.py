@@ -1,4 +1,4 @@
-"""The centre: advisory streams of all kinds folded into one view by real runs, compared with a fold told a second time."""
+"""The centre: real runs fold advisory streams of all kinds into one view, checked against a second fold."""
 
 import json
 import random
@@ -18,7 +18,7 @@ from sr_assets.domain.advisories import observer_alive
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.tracking.heartbeat import HeartbeatStage, heartbeat_grace_ns
-from sr_assets_tests.rig import SITE, Rig, Sent
+from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
 
 BASE = 1_700_000_000
 STATUS = {"new": "up", "recover": "up", "timeout": "timeout", "expire": "retired"}
@@ -57,20 +57,20 @@ def ours(
 
 def go(node: str, event: str, at: int, *, replicator: str = "GO", **more: Any) -> dict[str, Any]:
     """Return an advisory of the Stream Replicator."""
-    told = {
+    advisory = {
         "protocol": V2,
         "event_id": f"{node}{event}{at}",
         "inspect_field": "sender",
         "age": 60,
         "seen": BASE + at - 60,
     }
-    return told | {"replicator": replicator, "timestamp": BASE + at, "event": event, "value": node} | more
+    return advisory | {"replicator": replicator, "timestamp": BASE + at, "event": event, "value": node} | more
 
 
 def old(node: str, event: str, at: int) -> dict[str, Any]:
     """Return an advisory of the replicator before that."""
-    told = {"$schema": V1, "inspect": "sender", "value": node, "age": 60, "seen": BASE + at - 60}
-    return told | {"replicator": "OLD", "timestamp": BASE + at, "event": event}
+    advisory = {"$schema": V1, "inspect": "sender", "value": node, "age": 60, "seen": BASE + at - 60}
+    return advisory | {"replicator": "OLD", "timestamp": BASE + at, "event": event}
 
 
 def lives(chance: random.Random) -> Iterator[dict[str, Any]]:
@@ -114,8 +114,8 @@ def view(rig: Rig) -> set[tuple[Any, ...]]:
     return {tuple(row.values()) for row in rig.rows(f"SELECT {columns} FROM global_availability")}
 
 
-def publish(rig: Rig, stream: str, told: list[Any]) -> None:
-    bodies = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in told]
+def publish(rig: Rig, stream: str, advisories: list[Any]) -> None:
+    bodies = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in advisories]
     rig.publish(stream, [Sent(body) for body in bodies], rig.target)
 
 
@@ -133,10 +133,10 @@ def test_advisories_of_every_kind_shuffled_repeated_and_cut_give_the_view_that_t
 ) -> None:
     chance = random.Random(7)
     history = list(lives(chance))
-    told = [*history, *chance.sample(history, 40)]
-    chance.shuffle(told)
-    for first in range(0, len(told), 90):
-        publish(rig, feed, told[first : first + 90])
+    messages = [*history, *chance.sample(history, 40)]
+    chance.shuffle(messages)
+    for first in range(0, len(messages), 90):
+        publish(rig, feed, messages[first : first + 90])
         rig.drain()
     assert view(rig) == expected(history)
     # The history has each of them once, with the time it was received first.
@@ -150,11 +150,11 @@ def test_advisories_of_every_kind_shuffled_repeated_and_cut_give_the_view_that_t
     ids = {one["event_id"]: first_at[json.dumps(one).encode()] for one in history if "protocol" in one}
     assert all(ids[row["event_id"]] == row["at"] for row in received)
     row = rig.row("replication")
-    assert (row["seen_messages"], row["copied_messages"], row["lag_messages"]) == (len(told), len(told), 0)
-    assert (row["target_stream"], row["next_sequence"]) == (None, len(told) + 1)
+    assert (row["seen_messages"], row["copied_messages"], row["lag_messages"]) == (len(messages), len(messages), 0)
+    assert (row["target_stream"], row["next_sequence"]) == (None, len(messages) + 1)
 
 
-def test_what_is_no_advisory_is_kept_apart_and_counted_and_the_rest_is_folded(rig: Rig, feed: str) -> None:
+def test_messages_that_are_no_advisories_are_rejected_and_counted_and_the_rest_is_folded(rig: Rig, feed: str) -> None:
     good = ours("good", "new", 1, 0)
     ahead = (datetime.now(UTC) + timedelta(hours=5)).isoformat()
     bad = {
@@ -188,7 +188,7 @@ def test_what_is_no_advisory_is_kept_apart_and_counted_and_the_rest_is_folded(ri
     assert verdicts["advisories_understood"].metadata["last_day"].value == 10
 
 
-def test_of_what_is_kept_apart_ten_thousand_stay_and_all_are_counted(rig: Rig, feed: str) -> None:
+def test_ten_thousand_rejected_messages_are_kept_and_all_are_counted(rig: Rig, feed: str) -> None:
     rig.feeds[0].pop("batch_messages")
     other = rig.make("OTHER", rig.target)
     rig.add_feed(other)
@@ -222,19 +222,27 @@ def test_a_node_at_two_sites_is_two_rows_and_is_shown_as_such_until_it_has_left_
     assert (london["replicator"], london["stream"], london["blind"]) == ("EAST", "NODES", False)
 
 
-def test_a_site_that_is_silent_for_longer_than_it_said_is_blind_and_a_run_is_asked_for_to_show_it(
-    rig: Rig, feed: str
-) -> None:
-    watched = {"replicator": "EAST", "stream": "NODES", "ts_ns": 0, "watermark_ns": 5, "lag_messages": 3, "lag_ns": 0}
-    words = [
+def test_a_site_whose_heartbeat_is_overdue_is_blind_and_a_run_is_requested_to_publish_that(rig: Rig, feed: str) -> None:
+    watched: dict[str, Any] = {
+        "replicator": "EAST",
+        "stream": "NODES",
+        "ts_ns": 0,
+        "watermark_ns": 5,
+        "lag_messages": 3,
+        "lag_ns": 0,
+    }
+    heartbeats = [
         observer_alive(**watched, name="paris", position=1, nodes=1, next_within_ns=3_000 * 10**9),
         observer_alive(**watched, name="london", position=41, nodes=7, next_within_ns=3 * 10**9),
     ]
-    # The run that hears the short promise has to end before it is broken: it is not the session's first.
     publish(rig, feed, [ours("web1", "new", 1, 0), ours("web1", "new", 1, 0, name="rome")])
     rig.drain()
-    publish(rig, feed, words)
-    rig.drain()
+    # A run on a busy machine may end only after the next heartbeat was due: then it is sent again.
+    blind = [{"name": "london"}]
+    while blind:
+        publish(rig, feed, heartbeats)
+        rig.drain()
+        blind = rig.rows("SELECT name FROM global_summary WHERE blind")
     settings = rig.settings()
 
     def watched_check() -> AssetCheckResult:
@@ -243,28 +251,25 @@ def test_a_site_that_is_silent_for_longer_than_it_said_is_blind_and_a_run_is_ask
             (verdict,) = (one for one in check_feed(site, report) if one.check_name == "sites_watched")
         return verdict
 
-    deadline = time.monotonic() + 30
-    while (found := find_work(settings, SITE)[0]) is None:
-        assert time.monotonic() < deadline, "the silence was never noticed"
-        time.sleep(0.1)
-    assert found == f"{SITE}/{feed}: a heartbeat is overdue"
+    wait_until(lambda: find_work(settings, SITE)[0] is not None, "the silence to be noticed")
+    assert find_work(settings, SITE)[0] == f"{SITE}/{feed}: a heartbeat is overdue"
     verdict = watched_check()
     assert not verdict.passed
     assert (verdict.description or "").startswith("blind: london/NODES (last heartbeat 20")
     assert find_work(settings, SITE)[0] is None, "known silence is no reason for another run"
-    columns = "name, blind, observer_alive_at IS NOT NULL AS heard, nodes, position, tracked_nodes"
+    columns = "name, blind, observer_alive_at IS NOT NULL AS received, nodes, position, tracked_nodes"
     assert [tuple(row.values()) for row in rig.rows(f"SELECT {columns} FROM global_summary ORDER BY name")] == [
         ("london", True, True, 1, 41, 7),
         ("paris", False, True, 0, 1, 1),
         ("rome", False, False, 1, None, None),
     ]
-    publish(rig, feed, words)
+    publish(rig, feed, heartbeats)
     assert watched_check().passed
     assert rig.rows("SELECT name FROM global_summary WHERE blind") == []
-    assert rig.row("SELECT count(*) AS told FROM global_availability")["told"] == 2, "a site is no node"
+    assert rig.row("SELECT count(*) AS n FROM global_availability")["n"] == 2, "a site is no node"
 
 
-def test_a_site_says_that_it_watches_but_not_again_what_still_holds_and_its_centre_hears_it(rig: Rig) -> None:
+def test_a_site_sends_one_heartbeat_until_the_next_is_due_and_its_centre_receives_it(rig: Rig) -> None:
     source, listened = rig.make(), rig.make("ADVISORIES")
     observers = rig.make("OBSERVERS", subjects=["sr_assets.observer_alive.>"])
     rig.publish(source, [Sent(b'{"sender": "web1"}'), Sent(b'{"sender": "web2"}')])
@@ -279,9 +284,14 @@ def test_a_site_says_that_it_watches_but_not_again_what_still_holds_and_its_cent
         rig.add_feed(stream, url=rig.source.url)
     rig.drain()
     rig.drain()
-    (told,) = (json.loads(one.payload) for one in rig.stored(observers))
+    (heartbeat,) = (json.loads(one.payload) for one in rig.stored(observers))
     assert {one.subject for one in rig.stored(observers)} == {f"sr_assets.observer_alive.{SITE}.{SITE}.{source}"}
-    assert (told["event"], told["position"], told["lag_messages"], told["nodes"]) == ("observer_alive", 2, 0, 2)
+    assert (heartbeat["event"], heartbeat["position"], heartbeat["lag_messages"], heartbeat["nodes"]) == (
+        "observer_alive",
+        2,
+        0,
+        2,
+    )
     assert {json.loads(one.payload)["event"] for one in rig.stored(listened)} == {"new"}, "consumers hear nothing of it"
     row = rig.row("global_summary")
     assert (row["replicator"], row["name"], row["stream"], row["nodes"], row["tracked_nodes"]) == (
@@ -295,16 +305,16 @@ def test_a_site_says_that_it_watches_but_not_again_what_still_holds_and_its_cent
     assert row["observer_alive_at"] > row["last_advisory_at"]
     # A busy run waits with its first heartbeat, but not where a centre has waited for it in vain.
     with rig.open() as site:
-        stream, state = site.entries[0], site.state.load_stream(source)
-        assert isinstance(stream, StreamSettings)
+        entry, state = site.entries[0], site.state.load_stream(source)
+        assert isinstance(entry, StreamSettings)
         assert state is not None
         assert state.as_of_ns is not None
         site.clock.set(state.as_of_ns)
         for ago_seconds, heartbeats in ((0, 1), (3600, 2)):
             state.alive_ns = state.alive_due_ns = state.as_of_ns - ago_seconds * 10**9
-            report, grace_ns = StreamReport(stream, state=state), heartbeat_grace_ns(site.settings)
-            stage = HeartbeatStage(stream, site.state, site.clock, grace_ns, report)
-            stage.send(site.clusters.reach(stream.source), busy=True)
+            report, grace_ns = StreamReport(entry, state=state), heartbeat_grace_ns(site.settings)
+            stage = HeartbeatStage(entry, site.state, site.clock, grace_ns, report)
+            stage.send(site.clusters.reach(entry.source), busy=True)
             assert len(rig.stored(observers)) == heartbeats
 
 
@@ -324,16 +334,14 @@ def test_a_feed_that_was_overtaken_or_made_again_behaves_like_every_stream(rig: 
     rig.drain()
     status = {row["node"]: row["status"] for row in rig.rows("global_availability")}
     assert status == {f"n{number}": "up" for number in range(6)} | {"m2": "up", "m3": "up", "n1": "timeout"}
-    assert rig.row("SELECT count(*) AS told FROM global_advisories")["told"] == 9
+    assert rig.row("SELECT count(*) AS n FROM global_advisories")["n"] == 9
 
 
 def test_the_history_is_kept_for_as_long_as_it_is_configured_by_the_feeds_clock(rig: Rig, feed: str) -> None:
     publish(rig, feed, [ours("web1", "new", 1, 0), b"nothing"])
     rig.drain()
     assert len(rig.rows("global_advisories")) == 1, "it happened long ago but was received just now"
-    deadline = time.monotonic() + 30
     while rig.rows("global_advisories") or rig.rows("global_rejects"):
-        assert time.monotonic() < deadline
         rig.drain(advisories={"retention": "1s"})
     assert len(rig.rows("global_availability")) == 1
 

@@ -141,7 +141,7 @@ def test_the_history_of_a_new_source_is_not_covered_by_the_old_ones(rig: Rig) ->
     assert [row["n"] for row in rows][-3:] == [200, 201, 202]
     files = list((rig.home / "snapshots").rglob("*.parquet"))
     assert len(files) == 3
-    history = duckdb.sql(f"SELECT count(*) FROM read_parquet({list(map(str, files))})").fetchall()
+    history = duckdb.execute(f"SELECT count(*) FROM read_parquet({list(map(str, files))})").fetchall()
     assert history == [(16,)]
 
 

@@ -1,7 +1,6 @@
 """What is copied, byte for byte, and what is counted: one batch after the other from a real source to a real target."""
 
 import json
-import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from sr_assets.domain.messages import last_origin
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.stages.replication.batch import Batch
-from sr_assets_tests.rig import SITE, Rig, Sent
+from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10m"}
 #: What stays behind at the source, and what only looks as if it did.
@@ -203,7 +202,7 @@ def test_what_retention_took_before_we_came_back_is_overtaken(rig: Rig) -> None:
     assert tuple(gap.values()) == (3, 6, 4, "overtaken")
 
 
-def test_a_source_that_was_emptied_is_level(rig: Rig) -> None:
+def test_a_source_that_was_emptied_is_caught_up(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream)
     rig.publish(stream, [Sent(b"1"), Sent(b"2"), Sent(b"3")])
@@ -313,7 +312,7 @@ def test_a_subject_of_bytes_that_are_no_text_is_copied_as_it_is(rig: Rig) -> Non
 def test_a_batch_that_is_done_again_keeps_its_cut_off(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = rig.make()
     rig.publish(stream, [Sent(sender("a"))])
-    rig.add(stream, max_age="3s", **TRACKED)
+    rig.add(stream, max_age="5s", **TRACKED)
 
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
@@ -322,7 +321,7 @@ def test_a_batch_that_is_done_again_keeps_its_cut_off(rig: Rig, monkeypatch: pyt
         patched.setattr(Batch, "run", crash)
         with pytest.raises(KeyboardInterrupt):
             rig.run()
-    time.sleep(3)
+    rig.await_clock(stream, rig.stored(stream)[0].stored_ns + 5 * 10**9)
     rig.drain()
     counted = rig.row("replication")
     assert (counted["too_old_messages"], counted["copied_messages"]) == (0, 1)
@@ -334,8 +333,7 @@ def test_a_mirror_as_a_source_is_dated_by_its_last_message(rig: Rig) -> None:
     rig.publish(origin, [Sent(sender("a")), Sent(sender("b"))])
     answer = rig.api(f"STREAM.CREATE.{mirror}", {"name": mirror, "mirror": {"name": origin}, "allow_direct": True})
     assert "error" not in answer
-    while rig.info(mirror).last_sequence < 2:
-        time.sleep(0.01)
+    wait_until(lambda: rig.info(mirror).last_sequence == 2, "the mirror to catch up")
     entry = rig.add(mirror, **TRACKED)
     assert "filter_subject" in rig.failure()
     entry["filter_subject"] = f"{origin}.>"

@@ -16,7 +16,7 @@ from sr_assets_tests.rig import Rig, Sent
 
 
 def test_a_missing_target_is_made_with_the_sources_limits_and_nothing_else(rig: Rig) -> None:
-    limits = {
+    limits: dict[str, Any] = {
         "max_msgs": 1000,
         "max_bytes": 1 << 20,
         "max_age": 3600 * 10**9,
@@ -45,7 +45,9 @@ def test_a_missing_target_is_made_with_the_sources_limits_and_nothing_else(rig: 
 def test_a_mirror_without_a_filter_needs_a_target_made_by_hand(rig: Rig) -> None:
     mirror = replace(rig.info(rig.make()), subjects=())
     here = ClusterSettings(("127.0.0.1:4222",))
-    stream = StreamSettings("sr", "site", mirror.stream, here, here, "COPY")
+    stream = StreamSettings(
+        name="site", stream=mirror.stream, source=here, replicator="sr", target=here, target_stream="COPY"
+    )
     with pytest.raises(RunError, match="filter_subject"):
         new_target(stream, mirror)
     assert new_target(replace(stream, filter_subject="a.b", prefix="p"), mirror)["subjects"] == ["p.a.b"]

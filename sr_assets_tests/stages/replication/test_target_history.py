@@ -92,7 +92,7 @@ def test_what_the_source_has_lost_too_is_a_gap(frail: Rig, set_back: Callable[[s
     assert counted["seen_messages"] == counted["copied_messages"]
 
 
-def test_a_rolled_back_target_that_was_written_to_since_is_noticed_by_what_stands_in_our_place(
+def test_a_rolled_back_target_that_was_written_to_since_is_noticed_by_what_is_stored_in_place_of_our_copies(
     frail: Rig, set_back: Callable[[str], None]
 ) -> None:
     stream = frail.make()
@@ -175,7 +175,7 @@ def test_a_target_that_is_gone_stops_the_stream_when_that_is_wanted(rig: Rig, th
     assert ("made again" in failure) is there
 
 
-def test_a_state_from_a_backup_is_told_from_a_crash_and_stops(rig: Rig, tmp_path: Path) -> None:
+def test_a_state_from_a_backup_is_not_mistaken_for_a_crash_and_stops(rig: Rig, tmp_path: Path) -> None:
     stream = rig.make()
     rig.add(stream)
     rig.publish(stream, numbered(1, 4))

@@ -14,7 +14,10 @@ import pytest
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.settings import Entry
+from sr_assets.stages.report import Stage
 from sr_assets.stages.source.reading import SparkReader
 from sr_assets_tests.rig import Rig, Sent
 
@@ -103,7 +106,7 @@ def heard(rig: Rig, stream: str, seconds: float, *nodes: str) -> None:
 
 @pytest.mark.parametrize("limited", (False, True), ids=("purged", "per_subject"))
 def test_what_the_source_did_not_keep_is_no_nodes_silence(rig: Rig, limited: bool) -> None:
-    stream = rig.make(**({"max_msgs_per_subject": 1} if limited else {}))
+    stream = rig.make(max_msgs_per_subject=1 if limited else -1)
     rig.add(stream, **SHORT)
     rig.drain()
     rig.publish(stream, [of("alive"), of("dies")])
@@ -194,7 +197,7 @@ def test_a_source_that_went_back_and_grew_past_our_position_is_noticed(
     shutil.copytree(source.home / "jetstream", tmp_path / "backup")
     source.start()
     rig.publish(stream, forced(10, 20), source)
-    rig.drain(stages=("node_state",)) if waiting else rig.drain()
+    rig.drain(stages=[Stage.NODE_STATE]) if waiting else rig.drain()
     source.stop()
     shutil.rmtree(source.home / "jetstream")
     shutil.copytree(tmp_path / "backup", source.home / "jetstream")
@@ -226,12 +229,14 @@ def test_a_source_that_is_made_again_while_it_is_read_is_not_taken_for_the_one_b
     rig.publish(stream, forced(3, 6))
     read, times = SparkReader.read, iter((1,))
 
-    def replaced(self: SparkReader, *values: Any, **options: str) -> pa.Table:
+    def replaced(
+        self: SparkReader, entry: Entry, source: StreamInfo, wanted: SequenceRange, **options: str
+    ) -> pa.Table:
         if next(times, None):
             rig.api(f"STREAM.DELETE.{stream}")
             rig.create(stream)
             rig.publish(stream, forced(100, 110))
-        return read(self, *values, **options)
+        return read(self, entry, source, wanted, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(SparkReader, "read", replaced)

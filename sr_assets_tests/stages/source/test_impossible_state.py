@@ -53,7 +53,7 @@ def test_a_position_ahead_of_the_source_is_refused_and_recovered_once_the_state_
         columns = "next_sequence, copied_messages"
         found = opened.execute(f"SELECT {columns} FROM streams JOIN copying USING (stream)").fetchall()
     assert found == [(100, 3)]
-    # The sensor does not take it for level: it asks for a run, ever more patiently, whose error is in the table.
+    # The sensor does not take it for caught up: it asks for a run, ever more patiently, whose error is in the table.
     assert "ends at 3, before 99" in find_work(rig.settings(), SITE)[1]
     state_file(rig).rename(state_file(rig).with_suffix(".aside"))
     recover_stream(rig.settings(), rig.settings().streams[0])
@@ -65,14 +65,14 @@ def test_a_position_ahead_of_the_source_is_refused_and_recovered_once_the_state_
 def test_a_recovered_nodes_transitions_go_on_from_what_was_announced_for_a_centre_goes_by_the_highest(
     rig: Rig, stream: str
 ) -> None:
-    told = rig.make("ADVISORIES")
-    rig.entries[0]["advisory"] = {"subject": f"{told}.%s.%v"}
+    advisories = rig.make("ADVISORIES")
+    rig.entries[0]["advisory"] = {"subject": f"{advisories}.%s.%v"}
     said = {"protocol": PROTOCOL, "replicator": SITE, "stream": stream, "timestamp": 1, "event": "timeout"}
     bodies = [
         said | {"name": name, "value": node, "transition": transition}
         for name, node, transition in ((SITE, "n0", 42), (SITE, "n0", 41), ("PARIS", "n1", 90), (SITE, "gone", 7))
     ]
-    rig.publish(told, [Sent(json.dumps(body).encode(), "timeout.node") for body in bodies])
+    rig.publish(advisories, [Sent(json.dumps(body).encode(), "timeout.node") for body in bodies])
     state_file(rig).unlink()
     assert "which transitions were announced" not in recover_stream(rig.settings(), rig.settings().streams[0])
     with rig.open() as site:

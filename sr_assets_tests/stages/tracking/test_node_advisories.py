@@ -16,7 +16,7 @@ def from_sender(*names: str) -> list[Sent]:
     return [Sent(json.dumps({"sender": name}).encode()) for name in names]
 
 
-def told(rig: Rig, stream: str, **where: Any) -> list[str]:
+def announced(rig: Rig, stream: str, **where: Any) -> list[str]:
     return [json.loads(message.payload)["value"] for message in rig.stored(stream, **where)]
 
 
@@ -36,20 +36,20 @@ def test_advisories_go_to_the_stream_that_takes_them_once(rig: Rig, reliable: bo
     rig.add(stream, advisory={"subject": f"{advisories}.%s.%v", "reliable": reliable}, **SAMPLED)
     rig.drain()
     rig.drain()
-    assert told(rig, advisories) == ["a", "b"]
+    assert announced(rig, advisories) == ["a", "b"]
     assert all(row["published_at"] for row in rig.rows("node_advisories"))
 
 
-def test_advisories_go_to_the_target_cluster_when_that_is_said(rig: Rig) -> None:
+def test_advisories_go_to_the_target_cluster_when_that_is_configured(rig: Rig) -> None:
     stream, advisories = rig.make(), rig.make("ADV", rig.target)
     rig.publish(stream, from_sender("a"))
     rig.add(stream, advisory={"subject": f"{advisories}.%s.%v", "cluster": "target"}, **SAMPLED)
     rig.drain()
-    assert told(rig, advisories, server=rig.target) == ["a"]
+    assert announced(rig, advisories, server=rig.target) == ["a"]
 
 
 @pytest.mark.parametrize("reliable", (None, False))
-def test_unreliable_advisories_are_heard_by_who_listens_and_marked_sent(rig: Rig, reliable: bool | None) -> None:
+def test_unreliable_advisories_reach_those_who_listen_and_are_marked_as_sent(rig: Rig, reliable: bool | None) -> None:
     stream, subject = rig.make(), rig.unique("heard")
     rig.publish(stream, from_sender("a"))
     rig.add(stream, advisory={"subject": f"{subject}.%s.%v", "reliable": reliable}, **SAMPLED)
@@ -82,7 +82,7 @@ def test_what_was_sent_but_not_marked_is_sent_again_under_the_same_id(
     assert [row["published_at"] for row in rig.rows("node_advisories")] == [None, None]
     rig.drain()
     # The server's dedupe window knows the ids.
-    assert told(rig, advisories) == ["a", "b"]
+    assert announced(rig, advisories) == ["a", "b"]
     assert all(row["published_at"] for row in rig.rows("node_advisories"))
 
 
@@ -99,7 +99,7 @@ def test_advisories_a_stream_refuses_wait_and_the_run_says_why(rig: Rig) -> None
         assert "error" not in opened.request(f"$JS.API.STREAM.UPDATE.{advisories}", body)
     (report,) = rig.drain().values()
     assert (report.waiting, report.undeliverable) == (0, None)
-    assert told(rig, advisories) == ["a", "b", "c", "d"]
+    assert announced(rig, advisories) == ["a", "b", "c", "d"]
 
 
 def test_an_outbox_that_cannot_be_delivered_fails_no_run_and_keeps_copying(rig: Rig) -> None:

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+from typing import Any
 
 from pyarrow import parquet
 
@@ -133,7 +134,7 @@ def test_days_beyond_the_retention_are_deleted_with_what_pointed_there(rig: Rig)
     stream = rig.make()
     rig.add(stream, **SAMPLED)
     rig.publish(stream, [Sent(b"x", "n")])
-    retention = {"snapshots": {"retention": "2d"}}
+    retention: dict[str, Any] = {"snapshots": {"retention": "2d"}}
     rig.drain(**retention)
     with rig.open(**retention) as site:
         later_ns = rig.stored(stream)[-1].stored_ns + 4 * 86_400 * 10**9
