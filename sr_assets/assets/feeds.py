@@ -13,7 +13,7 @@ import dagster as dg
 from sr_assets.assets.checks import warning
 from sr_assets.assets.nodes import event_counts
 from sr_assets.assets.streams import external_spec, made_spec, stream_key
-from sr_assets.domain.positions import format_rfc3339_ns
+from sr_assets.domain.positions import DAY_NS, format_rfc3339_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from sr_assets.stages.report import StreamReport
     from sr_assets.stages.site import Site
 
-_DAY_NS: Final = 86_400_000_000_000
 _MOST_NAMED: Final = 10
 _CHECKS: Final = {
     "no_gap": "The stream held every sequence between where this run began and ended.",
@@ -81,7 +80,7 @@ def check_feed(site: Site, report: StreamReport) -> Iterator[dg.AssetCheckResult
     key, state, stream = stream_key(report.stream, "advisory_feed"), report.state, report.stream.stream
     yield warning(key, "no_gap", report.gap_messages == 0, {"messages": report.gap_messages})
     since_ns = (state.watermark_ns if state else None) or site.clock.now_ns()
-    rejected = site.state.global_tables.rejects_since(stream, since_ns - _DAY_NS)
+    rejected = site.state.global_tables.rejects_since(stream, since_ns - DAY_NS)
     counted = {
         "last_day": rejected,
         "this_run": report.parked,

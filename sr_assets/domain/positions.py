@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 SECOND_NS: Final = 1_000_000_000
+DAY_NS: Final = 86_400 * SECOND_NS
 #: A server's clock may run ahead of another's, and of ours, by this much.
 CLOCK_TOLERANCE_NS: Final = 3_600 * SECOND_NS
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Literal
 
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError
-from sr_assets.domain.positions import SECOND_NS
+from sr_assets.domain.positions import DAY_NS, SECOND_NS
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
 from sr_assets.domain.tracking import Policy
 from sr_assets.settings.names import rewritten
-from sr_assets.settings.values import DAY_NS, MEBIBYTE, MINUTE_NS, shown
+from sr_assets.settings.values import MEBIBYTE, MINUTE_NS, shown
 
 Kind = Literal["stream", "feed"]
 Order = Literal["stream", "sender", "none"]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, InstanceOf, model_validator
 
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
-from sr_assets.domain.positions import SECOND_NS
+from sr_assets.domain.positions import DAY_NS, SECOND_NS
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
 from sr_assets.settings.clusters import parse_cluster, read_file_path
 from sr_assets.settings.names import (
@@ -30,7 +30,6 @@ from sr_assets.settings.names import (
 )
 from sr_assets.settings.records import OnPoison, OnSourceReset, OnTargetReset, Order
 from sr_assets.settings.values import (
-    DAY_NS,
     MEBIBYTE,
     one_of,
     read_duration,

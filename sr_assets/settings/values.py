@@ -12,11 +12,11 @@ from fractions import Fraction
 from pathlib import Path
 
 from sr_assets.domain.errors import ConfigurationError
-from sr_assets.domain.positions import SECOND_NS, parse_rfc3339_ns
+from sr_assets.domain.positions import DAY_NS, SECOND_NS, parse_rfc3339_ns
 
 MINUTE_NS = 60 * SECOND_NS
 HOUR_NS = 60 * MINUTE_NS
-DAY_NS = 24 * HOUR_NS
+
 MEBIBYTE = 1 << 20
 
 # A month and a year are the Stream Replicator's: 30 and 365 days.

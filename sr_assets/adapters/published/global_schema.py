@@ -10,11 +10,12 @@ from typing import Final
 
 from sr_assets.adapters.published.table import Table, at
 from sr_assets.adapters.state.global_view import blind, same_key
+from sr_assets.domain.availability import LIFE_CYCLE, STATUS
+from sr_assets.domain.positions import DAY_NS
 
-_DAY_NS: Final = 86_400_000_000_000
 #: By event code.
-_STATUS: Final = "['up', 'timeout', 'up', 'retired'][event_code + 1]"
-_EVENT: Final = "['new', 'timeout', 'recover', 'expire'][event_code + 1]"
+_STATUS: Final = f"{[status.value for status in STATUS]}[event_code + 1]"
+_EVENT: Final = f"{[event.value for event in LIFE_CYCLE]}[event_code + 1]"
 _FEED: Final = "$name || '/' || feed"
 _FEEDS_SITE: Final = "split_part(feed, '/', 1)"
 _SITE: Final = ("replicator", "name", "stream")
@@ -79,7 +80,7 @@ GLOBAL_TABLES: Final[dict[str, Table]] = {
         LEFT JOIN (
             SELECT replicator, name, advisory.stream, count(DISTINCT node) AS new_24h
             FROM global_history AS advisory JOIN streams ON streams.stream = advisory.feed
-            WHERE event_code = 0 AND event_ns > streams.watermark_ns - {_DAY_NS} GROUP BY ALL
+            WHERE event_code = 0 AND event_ns > streams.watermark_ns - {DAY_NS} GROUP BY ALL
         ) AS recent ON {same_key("recent", "site", _SITE)}
         WHERE true
         """,

@@ -10,12 +10,12 @@ from typing import Final
 
 from sr_assets.adapters.published.global_schema import GLOBAL_TABLES, GLOBAL_VIEWS
 from sr_assets.adapters.published.table import Table, at
+from sr_assets.domain.positions import DAY_NS
 
 #: The version of the file as a whole: rows of another version's file are not carried over.
 SCHEMA_VERSION: Final = 2
 #: Any DuckDB 1.x reads this format.
 STORAGE_VERSION: Final = "v1.0.0"
-_DAY_NS: Final = 86_400_000_000_000
 
 TABLES: Final[dict[str, Table]] = {
     "last_seen_nodes": Table(
@@ -101,7 +101,7 @@ TABLES: Final[dict[str, Table]] = {
         f"""
         SELECT $name, stream, counted.up + counted.timeout, counted.up, counted.timeout, counted.retired, (
                 SELECT count(DISTINCT node) FROM transitions WHERE transitions.stream = streams.stream
-                    AND event = 'new' AND event_ns > streams.watermark_ns - {_DAY_NS}),
+                    AND event = 'new' AND event_ns > streams.watermark_ns - {DAY_NS}),
             {at("as_of_ns")}
         FROM streams JOIN configured USING (stream) JOIN (
             SELECT streams.stream AS stream, count(*) FILTER (status = 'up') AS up,

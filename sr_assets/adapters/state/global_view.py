@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from sr_assets.domain.availability import BLIND_AFTER, RANK
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -46,11 +48,8 @@ ALTER TABLE global_history ADD COLUMN epoch_ns BIGINT DEFAULT 0;
 ALTER TABLE global_history RENAME COLUMN cycle TO event_code;
 """
 _KEY: Final = ("replicator", "name", "stream", "node")
-#: The columns that decide which advisory of a node wins, the first difference counting: the higher value, for
-#: `received_ns` the lower one.
-_RANK: Final = ("epoch_ns", "transition", "event_ns", "event_code", "seen_ns", "origin", "received_ns")
 #: The latest time for the next heartbeat of a site that sent one.
-_DUE: Final = "observed_ns + next_within_ns"
+_DUE: Final = " + ".join(BLIND_AFTER)
 
 
 def blind(now: str) -> str:
@@ -69,20 +68,20 @@ def same_key(left: str, right: str, columns: Iterable[str] = _KEY) -> str:
 def _rank(table: str) -> list[str]:
     """Return what a table's rows are compared by, each expression higher for the row that wins."""
     special = {"seen_ns": f"coalesce({table}.seen_ns, -1)", "received_ns": f"-{table}.received_ns"}
-    return [special.get(column, f"{table}.{column}") for column in _RANK]
+    return [special.get(column, f"{table}.{column}") for column in RANK]
 
 
 _FOLD_NODES: Final = f"""
 MERGE INTO global_nodes AS known USING (
-    SELECT {", ".join((*_KEY, *_RANK))}
+    SELECT {", ".join((*_KEY, *RANK))}
     FROM (SELECT *, stored_ns AS received_ns FROM advisories WHERE kind = 'advisory') AS candidate
     QUALIFY 1 = row_number() OVER (
         PARTITION BY {", ".join(_KEY)} ORDER BY {", ".join(f"{value} DESC" for value in _rank("candidate"))})
 ) AS fresh ON {same_key("known", "fresh")}
 WHEN MATCHED AND ({", ".join(_rank("fresh"))}) > ({", ".join(_rank("known"))}) THEN UPDATE SET
-    feed = $feed, {", ".join(f"{column} = fresh.{column}" for column in _RANK)}
-WHEN NOT MATCHED THEN INSERT (feed, {", ".join((*_KEY, *_RANK))})
-    VALUES ($feed, {", ".join(f"fresh.{column}" for column in (*_KEY, *_RANK))})
+    feed = $feed, {", ".join(f"{column} = fresh.{column}" for column in RANK)}
+WHEN NOT MATCHED THEN INSERT (feed, {", ".join((*_KEY, *RANK))})
+    VALUES ($feed, {", ".join(f"fresh.{column}" for column in (*_KEY, *RANK))})
 """
 # Repetitions are looked for among the history's rows of the same time, so that of a long one little is read.
 _ADD_HISTORY: Final = f"""

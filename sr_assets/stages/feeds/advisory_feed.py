@@ -20,7 +20,7 @@ from sr_assets.adapters.state.global_view import MAX_REJECTS
 from sr_assets.domain.availability import LIFE_CYCLE, Observation, read_message
 from sr_assets.domain.positions import SequenceRange, missing, retention_clock_ns
 from sr_assets.stages.source.position import advance, load_position, note_read
-from sr_assets.stages.source.reading import gap_rows, next_range
+from sr_assets.stages.source.reading import first_available, gap_rows, next_range
 from sr_assets.stages.source.suitability import check_source
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class FeedStage:
             tables.forget_retired(feed.stream, now_ns - feed.retired_retention_ns)
 
     def _read(self, source: StreamInfo, covered: SequenceRange) -> pa.Table:
-        present = SequenceRange(_available(source, covered), covered.next)
+        present = SequenceRange(first_available(source, covered), covered.next)
         if not len(present):
             return advisory_schema().empty_table()
         return self._reader.read(self._feed, source, present, advisories="true")
@@ -105,7 +105,7 @@ class FeedStage:
     def _commit(self, state: StreamState, source: StreamInfo, covered: SequenceRange, received: pa.Table) -> None:
         """Commit a batch's advisories and heartbeats, and the position behind it, in one transaction."""
         store, report, feed = self._store, self._report, self._feed
-        available = _available(source, covered)
+        available = first_available(source, covered)
         absent = missing(SequenceRange(available, covered.next), received["sequence"].to_pylist())
         gaps = gap_rows(feed, source, covered, available, absent, self._clock.now_ns())
         nothing = pc.sum(pc.equal(received["kind"], "nothing")).as_py() or 0
@@ -172,8 +172,3 @@ def _observations(received: pa.Table) -> list[dict[str, Any]]:
         received.filter(pc.equal(received["kind"], "observation")).select(["stored_ns", "excerpt"]).to_pylist()
     )
     return rows
-
-
-def _available(source: StreamInfo, covered: SequenceRange) -> int:
-    """Return the first sequence of a range that the source still holds."""
-    return min(max(covered.first, source.first_sequence), covered.next)

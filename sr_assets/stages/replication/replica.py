@@ -23,7 +23,7 @@ from sr_assets.stages.replication.lost import settle_lost
 from sr_assets.stages.replication.target import prepare_target
 from sr_assets.stages.replication.target_history import TargetReview
 from sr_assets.stages.source.position import advance, another_source, load_position, source_reset_error
-from sr_assets.stages.source.reading import next_range, too_old_before
+from sr_assets.stages.source.reading import first_available, next_range, too_old_before
 from sr_assets.stages.source.suitability import check_source
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class ReplicaStage:
             covered = None if stream.tracked else self._next_range(source, state, ends)
         if covered is None:
             return None
-        available = min(max(covered.first, source.first_sequence), covered.next)
+        available = first_available(source, covered)
         if not resends and not queued:
             covered, available = self._without_holes(covered, available)
         return _Due(covered, available, bool(resends), queued is not None)

@@ -96,6 +96,11 @@ class SparkReader:
         return table.sort_by("sequence")
 
 
+def first_available(source: StreamInfo, covered: SequenceRange) -> int:
+    """Return the first sequence of a range that the source still holds; its end when there is none."""
+    return min(max(covered.first, source.first_sequence), covered.next)
+
+
 def absence_reason(entry: Entry, source: StreamInfo) -> str:
     """Return why sequences inside a source are absent: `filtered`, `per_subject_limit` or `deleted`."""
     if entry.filter_subject:

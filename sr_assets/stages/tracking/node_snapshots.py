@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.published.history import compact_day, place_staged, remove_before, remove_covered, stream_folder
-from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.positions import DAY_NS, SequenceRange
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 #: An open day is compacted too once it has this many files: a view over thousands of them is slow to open.
 _MANY_FILES = 200
-_DAY_NS = 86_400_000_000_000
 
 
 def staging_folder(site_folder: Path, stream: StreamSettings, covered: SequenceRange, mark: str) -> Path:
@@ -67,7 +66,7 @@ class SnapshotStage:
         """
         today = datetime.fromtimestamp(now_ns / 1e9, UTC).date()
         if self._retention_ns is not None:
-            self._remove_before((today - timedelta(days=max(1, self._retention_ns // _DAY_NS))).isoformat())
+            self._remove_before((today - timedelta(days=max(1, self._retention_ns // DAY_NS))).isoformat())
         for day in sorted(self._folder.glob("date=*")):
             remove_covered(day)
             closed = day.name.removeprefix("date=") < today.isoformat()

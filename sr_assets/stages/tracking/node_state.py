@@ -22,7 +22,7 @@ from sr_assets.domain.errors import TransientError
 from sr_assets.domain.positions import SequenceRange, missing
 from sr_assets.domain.tracking import NODE_COLUMNS, sweep
 from sr_assets.stages.source.position import advance, load_position, note_read, warn_of_clock
-from sr_assets.stages.source.reading import absence_reason, gap_rows, next_range, too_old_before
+from sr_assets.stages.source.reading import absence_reason, first_available, gap_rows, next_range, too_old_before
 from sr_assets.stages.source.suitability import check_source
 from sr_assets.stages.tracking.columns import state_of
 from sr_assets.stages.tracking.decisions import count_decisions, decide, due_copies
@@ -147,7 +147,7 @@ class NodeStage:
 
     def _read(self, source: StreamInfo, covered: SequenceRange) -> pa.Table:
         """Return one row per message in sequence order: sequence, stored_ns, sender, payload_bytes, forced."""
-        stream, present = self._stream, SequenceRange(_available(source, covered), covered.next)
+        stream, present = self._stream, SequenceRange(first_available(source, covered), covered.next)
         if not len(present):
             return pa.table(
                 {"sequence": pa.array([], pa.int64()), "stored_ns": [], "sender": [], "payload_bytes": [], "forced": []}
@@ -165,7 +165,7 @@ class NodeStage:
     ) -> None:
         """Fold a batch and commit everything it changed, with the position behind it, in one transaction."""
         stream, store, report = self._stream, self._store, self._report
-        available = _available(source, covered)
+        available = first_available(source, covered)
         absent = missing(SequenceRange(available, covered.next), sightings["sequence"].to_pylist())
         gaps = gap_rows(stream, source, covered, available, absent, self._clock.now_ns())
         cutoff_ns = left_open.cutoff_ns if left_open else too_old_before(stream.max_age_ns, source)
@@ -218,7 +218,7 @@ class NodeStage:
         sightings: pa.Table,
     ) -> tuple[BlindSpans, bool]:
         """Return the stream's blind spans with those of a batch, and whether its last hole is still open."""
-        overtaken = SequenceRange(covered.first, _available(source, covered))
+        overtaken = SequenceRange(covered.first, first_available(source, covered))
         reason = absence_reason(self._stream, source)
         holes = [(overtaken, "overtaken")] if len(overtaken) else []
         holes += [(hole, reason) for hole in absent]
@@ -281,11 +281,6 @@ class NodeStage:
         with self._store.transaction():
             self._store.nodes(self._stream.stream).merge(node_table(nodes))
             add_transitions(self._store, self._stream, state, folded_table(events), self._report)
-
-
-def _available(source: StreamInfo, covered: SequenceRange) -> int:
-    """Return the first sequence of a range that the source still holds."""
-    return min(max(covered.first, source.first_sequence), covered.next)
 
 
 def _latest(sightings: pa.Table, before_ns: int | None) -> int | None:
