@@ -43,6 +43,23 @@ PACKAGE_ORDER = {
         "copying",
         "spark",
     ),
+    "stages": (
+        "clock",
+        "report",
+        "connections",
+        "lane",
+        "source",
+        "site",
+        "tracking",
+        "replication",
+        "feeds",
+        "connectivity",
+        "forgetting",
+        "entry_work",
+        "feed_work",
+        "stream_work",
+        "run",
+    ),
 }
 
 # Packages of a ring that still import each other in a circle: none. The list may only shrink.

@@ -137,7 +137,7 @@ def _last_copy_problem(site: Site, stream: StreamSettings, report: StreamReport)
     if copying is None or copying.target_sequence == 0:
         return ""
     try:
-        target = site.clusters.reach(stream.target)
+        target = site.clusters.connect(stream.target)
         info = target.stream_info(stream.target_stream)
         if info.created_ns != copying.target_created_ns or info.first_sequence > copying.target_sequence:
             return ""

@@ -124,7 +124,7 @@ class EntryWork(ABC):
         """Save the entry's lag; that of a failed entry is measured again, and stays unchanged without an answer."""
         entry = self._entry
         with contextlib.suppress(SrAssetsError):
-            cluster = self._site.clusters.reach(entry.source)
+            cluster = self._site.clusters.connect(entry.source)
             if self.report.failure is not None:
                 source = cluster.stream_info(entry.stream)
                 if source.created_ns != state.created_ns:

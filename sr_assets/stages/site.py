@@ -26,7 +26,7 @@ from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError
 from sr_assets.settings import FeedSettings, StreamSettings
 from sr_assets.stages.clock import Clock
-from sr_assets.stages.links import Clusters, ConnectionFiles, SparkLink
+from sr_assets.stages.connections import Clusters, ConnectionFiles, SparkConnection
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +69,7 @@ class Site:
         self.clusters = Clusters(name)
         reachable = [cluster for entry in self.entries for cluster in entry.clusters]
         self.files = ConnectionFiles(self.folder, reachable)
-        self.spark = SparkLink(settings.spark, settings.home.resolve(), name, keep_engine_seconds)
+        self.spark = SparkConnection(settings.spark, settings.home.resolve(), name, keep_engine_seconds)
         #: Set when background work has ended.
         self.woken = threading.Event()
         self._lock = SiteLock(self.folder, owner, wait_seconds)

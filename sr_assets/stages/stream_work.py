@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 from sr_assets.adapters.state.pausing import paused_streams
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.positions import retention_clock_ns
+from sr_assets.stages.connections import Clusters
 from sr_assets.stages.entry_work import Ends, EntryWork
 from sr_assets.stages.lane import Beside, Lane
-from sr_assets.stages.links import Clusters
 from sr_assets.stages.replication.context import CopyContext
 from sr_assets.stages.replication.replica import ReplicaStage
 from sr_assets.stages.report import Stage
@@ -141,7 +141,7 @@ class StreamWork(EntryWork):
     def _announce(self, clusters: Clusters, where: ClusterSettings, *, busy: bool) -> bool:
         if self._advisories is None or self._heartbeat is None:
             return False
-        cluster = clusters.reach(where)
+        cluster = clusters.connect(where)
         published = self._advisories.publish(cluster)
         self._heartbeat.send(cluster, busy=busy or published)
         return published
@@ -169,7 +169,7 @@ class StreamWork(EntryWork):
         if self._heartbeat is not None and self.watching.failure is None and lane.failure is None:
             where = self._stream.target if self._announced_with_copies else self._stream.source
             with contextlib.suppress(SrAssetsError):
-                self._heartbeat.send(self._site.clusters.reach(where))
+                self._heartbeat.send(self._site.clusters.connect(where))
         if Stage.NODE_SNAPSHOTS in self._stages and self._stream.tracked:
             state = self._site.state.load_stream(self._stream.stream)
             now_ns = self._retention_clock_ns(state) if state else None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sr_assets.adapters.state.store import SiteState
     from sr_assets.settings import FeedSettings
     from sr_assets.stages.clock import Clock
-    from sr_assets.stages.links import Clusters
+    from sr_assets.stages.connections import Clusters
     from sr_assets.stages.report import StreamReport
     from sr_assets.stages.source.reading import SparkReader
 
@@ -61,7 +61,7 @@ class FeedStage:
         `ends` is as in `NodeStage.fold_next`. Raises RunError or ConfigurationError with one line.
         """
         feed, report = self._feed, self._report
-        cluster = self._clusters.reach(feed.source)
+        cluster = self._clusters.connect(feed.source)
         source = cluster.stream_info(feed.stream)
         self._clock.set(source.ts_ns)
         first_look = report.state is None

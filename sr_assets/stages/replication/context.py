@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from sr_assets.adapters.state.store import SiteState
     from sr_assets.settings import StreamSettings
     from sr_assets.stages.clock import Clock
-    from sr_assets.stages.links import Clusters, ConnectionFiles, SparkLink
+    from sr_assets.stages.connections import Clusters, ConnectionFiles, SparkConnection
     from sr_assets.stages.report import StreamReport
 
 
@@ -25,7 +25,7 @@ class CopyContext:
     stream: StreamSettings
     store: SiteState
     clusters: Clusters
-    spark: SparkLink
+    spark: SparkConnection
     files: ConnectionFiles
     clock: Clock
     home: Path

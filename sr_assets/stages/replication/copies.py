@@ -79,7 +79,7 @@ class Copies:
 
 def find_copies(site: Site, stream: StreamSettings, source: StreamInfo) -> Copies:
     """Return every copy of this entry in the target; of several of one message the last."""
-    target, copies = site.clusters.reach(stream.target), Copies()
+    target, copies = site.clusters.connect(stream.target), Copies()
     if not target.stream_exists(stream.target_stream):
         return copies
     info = target.stream_info(stream.target_stream)
@@ -109,7 +109,7 @@ def check_source(
 
     Another time means another stream: RunError, or with `force` only the copies of what the source holds now count.
     """
-    cluster = site.clusters.reach(stream.source)
+    cluster = site.clusters.connect(stream.source)
 
     def stored_ns(sequence: int) -> int | None:
         message = cluster.message(stream.stream, sequence)

@@ -58,7 +58,7 @@ def _made(context: CopyContext, source: StreamInfo, copying: CopyState, intent: 
     """Return the source sequences that an open batch has left in the target."""
     if intent is None:
         return set()
-    target = context.clusters.reach(context.stream.target).find_stream(context.stream.target_stream)
+    target = context.clusters.connect(context.stream.target).find_stream(context.stream.target_stream)
     if target is None or target.created_ns != intent.target_created_ns:
         return set()
     behind = SequenceRange(intent.target_sequence + 1, max(intent.target_sequence, target.last_sequence) + 1)

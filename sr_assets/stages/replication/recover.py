@@ -62,7 +62,7 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
                 f"{stream.label} has a readable state in {site.folder}: nothing to recover; to rebuild it all the same"
                 " say --force"
             )
-        source = site.clusters.reach(stream.source).stream_info(stream.stream)
+        source = site.clusters.connect(stream.source).stream_info(stream.stream)
         site.clock.set(source.ts_ns)
         copies, rebuilt = find_copies(site, stream, source), Rebuilt()
         if not len(copies):
@@ -134,7 +134,7 @@ def _continue_announced(site: Site, stream: StreamSettings, rebuilt: Rebuilt) ->
         return
     pattern, highest = advisory_pattern(stream.advisory.subject), dict[str, int]()
     try:
-        cluster = site.clusters.reach(cluster_settings)
+        cluster = site.clusters.connect(cluster_settings)
         keepers = cluster.stream_names(pattern)
         for message in chain.from_iterable(
             read_stream(cluster_settings, cluster.stream_info(keeper), pattern) for keeper in keepers
@@ -156,9 +156,9 @@ def _recovered_state(
     site: Site, stream: StreamSettings, source: StreamInfo, copies: Copies, known: StreamState | None
 ) -> tuple[StreamState, CopyState]:
     """Return where the stream goes on; the copies that follow of another source are another beginning, with other ids."""
-    target = site.clusters.reach(stream.target).stream_info(stream.target_stream)
+    target = site.clusters.connect(stream.target).stream_info(stream.target_stream)
     last, here = copies.last, copies.here
-    position = first_sequence(site.clusters.reach(stream.source), stream.start, source) if last is None else last + 1
+    position = first_sequence(site.clusters.connect(stream.source), stream.start, source) if last is None else last + 1
     starts, reset_starts = (known.starts, known.reset_starts) if known else (0, 0)
     if copies.source_is_another:
         starts = reset_starts = starts + 1

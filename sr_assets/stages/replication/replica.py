@@ -74,7 +74,7 @@ class ReplicaStage:
         tracked = store.load_stream(stream.stream) if stream.tracked else None
         if stream.tracked and (tracked is None or not tracked.begun or self._waits_for_fold() or self._nothing_due()):
             return False
-        source_cluster = self._context.clusters.reach(stream.source)
+        source_cluster = self._context.clusters.connect(stream.source)
         source = source_cluster.stream_info(stream.stream)
         self._context.clock.set(source.ts_ns)
         if not self._looked and not stream.tracked:
@@ -101,7 +101,7 @@ class ReplicaStage:
 
     def _go_on(self, source: StreamInfo, state: StreamState, copying: CopyState, ends: dict[str, int] | None) -> bool:
         stream, report = self._stream, self._report
-        target = prepare_target(stream, source, self._context.clusters.reach(stream.target))
+        target = prepare_target(stream, source, self._context.clusters.connect(stream.target))
         review = TargetReview(self._context, source, state, copying, target)
         self._follow_beginning(review, state, copying, target)
         if target is None or not self._looked or review.changed():
@@ -239,14 +239,14 @@ class ReplicaStage:
     def _next_range(self, source: StreamInfo, state: StreamState, ends: dict[str, int] | None) -> SequenceRange | None:
         stream = self._stream
         end = source.last_sequence if ends is None else ends.setdefault(stream.stream, source.last_sequence)
-        return next_range(stream, state.next_sequence, source, end, self._context.clusters.reach(stream.source))
+        return next_range(stream, state.next_sequence, source, end, self._context.clusters.connect(stream.source))
 
     def _without_holes(self, covered: SequenceRange, available: int) -> tuple[SequenceRange, int]:
         """Return a range that spans many sequences, cut, with its first message: a writer gets a row for each sequence."""
         stream = self._stream
         if covered.next - available <= stream.batch_messages:
             return covered, available
-        cluster = self._context.clusters.reach(stream.source)
+        cluster = self._context.clusters.connect(stream.source)
         message = cluster.next_message(stream.stream, available, stream.filter_subject or ">")
         first = covered.next if message is None else min(message.sequence, covered.next)
         return SequenceRange(covered.first, min(covered.next, first + max(_WIDEST, stream.batch_messages))), first

@@ -79,7 +79,7 @@ class TargetReview:
         elif target is not None and copying.target_sequence and self._rolled_back(target):
             self._note_rollback(target)
         if target is None:
-            target = self._target = create_target(stream, self._source, self._context.clusters.reach(stream.target))
+            target = self._target = create_target(stream, self._source, self._context.clusters.connect(stream.target))
         # An open batch may belong to a target that was deleted before anything was committed, or that was created since.
         intents = [self._store.open_intent(stream.stream, resend=resend) for resend in (False, True)]
         if any(intent is not None and intent.target_created_ns != target.created_ns for intent in intents):
@@ -91,7 +91,7 @@ class TargetReview:
 
     def _confirm(self) -> None:
         """Ask again for some seconds while the answer differs from the state."""
-        cluster = self._context.clusters.reach(self._stream.target)
+        cluster = self._context.clusters.connect(self._stream.target)
         deadline = time.monotonic() + _OLD_ANSWERS_SECONDS
         while self._copying.target_created_ns and self.changed() and time.monotonic() < deadline:
             time.sleep(0.5)
@@ -211,7 +211,7 @@ class TargetReview:
             return True
         if target.first_sequence > copying.target_sequence:
             return False
-        cluster = self._context.clusters.reach(self._stream.target)
+        cluster = self._context.clusters.connect(self._stream.target)
         stored = cluster.message(self._stream.target_stream, copying.target_sequence)
         if stored is None:
             return False

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sr_assets.adapters.nats.cluster import Cluster
     from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.settings import Entry
-    from sr_assets.stages.links import ConnectionFiles, SparkLink
+    from sr_assets.stages.connections import ConnectionFiles, SparkConnection
 
 _MAX_GAP_ROWS = 1_000
 #: A batch may read this many times `batch_bytes`, which bounds what it holds in memory: far less than it reads.
@@ -75,7 +75,7 @@ def too_old_before(max_age_ns: int | None, source: StreamInfo) -> int | None:
 class SparkReader:
     """Reads ranges of streams with Spark."""
 
-    def __init__(self, spark: SparkLink, files: ConnectionFiles) -> None:
+    def __init__(self, spark: SparkConnection, files: ConnectionFiles) -> None:
         """Take the Spark session and the files with which its tasks connect."""
         self._spark, self._files = spark, files
 

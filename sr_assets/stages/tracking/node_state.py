@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sr_assets.adapters.state.store import SiteState
     from sr_assets.settings import StreamSettings
     from sr_assets.stages.clock import Clock
-    from sr_assets.stages.links import Clusters, SparkLink
+    from sr_assets.stages.connections import Clusters, SparkConnection
     from sr_assets.stages.report import StreamReport
     from sr_assets.stages.source.reading import SparkReader
 
@@ -56,7 +56,7 @@ class NodeStage:
         stream: StreamSettings,
         store: SiteState,
         clusters: Clusters,
-        spark: SparkLink,
+        spark: SparkConnection,
         reader: SparkReader,
         clock: Clock,
         report: StreamReport,
@@ -79,7 +79,7 @@ class NodeStage:
         RunError or ConfigurationError with one line.
         """
         stream, report = self._stream, self._report
-        cluster = self._clusters.reach(stream.source)
+        cluster = self._clusters.connect(stream.source)
         source = cluster.stream_info(stream.stream)
         self._clock.set(source.ts_ns)
         if not self._looked:

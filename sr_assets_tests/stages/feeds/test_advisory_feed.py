@@ -314,7 +314,7 @@ def test_a_site_sends_one_heartbeat_until_the_next_is_due_and_its_centre_receive
             state.alive_ns = state.alive_due_ns = state.as_of_ns - ago_seconds * 10**9
             report, grace_ns = StreamReport(entry, state=state), heartbeat_grace_ns(site.settings)
             stage = HeartbeatStage(entry, site.state, site.clock, grace_ns, report)
-            stage.send(site.clusters.reach(entry.source), busy=True)
+            stage.send(site.clusters.connect(entry.source), busy=True)
             assert len(rig.stored(observers)) == heartbeats
 
 

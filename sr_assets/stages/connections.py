@@ -32,7 +32,7 @@ class Clusters:
         self._name = f"sr-assets {site}"
         self._open: dict[ClusterSettings, Cluster] = {}
 
-    def reach(self, settings: ClusterSettings) -> Cluster:
+    def connect(self, settings: ClusterSettings) -> Cluster:
         """Return the open connection to a cluster."""
         if settings not in self._open:
             self._open[settings] = Cluster(settings, self._name)
@@ -59,7 +59,7 @@ class ConnectionFiles:
         return str(write_connection(file, settings).resolve())
 
 
-class SparkLink:
+class SparkConnection:
     """The site's Spark session, joined by its first user in a run and shared by all threads.
 
     The engine stays warm for `keep_seconds` after the run. Joining interrupts what an earlier run left in the session.
