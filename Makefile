@@ -10,6 +10,9 @@ demo: $(READY) ## two sites and a centre on this machine, with the Dagster UI; A
 test-fast: $(READY) ## the tests that start no server, no Spark and no other process; ARGS='-k settings'
 	$(BIN)/python -m pytest -m 'not process' $(ARGS)
 
+properties: $(READY) ## search for examples that break a property, for some minutes; ARGS='-k senders'
+	$(BIN)/python -m pytest -m 'hypothesis and not process' --hypothesis-profile=search --timeout 0 $(ARGS)
+
 coverage: $(READY) ## the fast tests, and a floor of what they cover; ARGS='--cov-report=term-missing:skip-covered'
 	$(BIN)/python -m pytest -m 'not process' --cov --cov-report= $(ARGS)
 
@@ -54,4 +57,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 .NOTPARALLEL:
-.PHONY: demo test-fast coverage test test-faults check bench soak dev fmt fmt-check lint types help
+.PHONY: demo test-fast properties coverage test test-faults check bench soak dev fmt fmt-check lint types help

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from sr_assets.adapters.spark.engine import stop_engine
 from sr_assets.cli import run_command
@@ -31,6 +32,14 @@ def _refuse_processes(event: str, _arguments: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(_refuse_processes)
+
+# The gate tries the same examples each time, without limits of time, which a busy machine would break. `make properties`
+# searches for others.
+settings.register_profile("gate", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "search", settings.get_profile("gate"), derandomize=False, max_examples=2_000, print_blob=True
+)
+settings.load_profile("gate")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import duckdb
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sr_assets.adapters.state.copy_log import KEPT_NS, SCHEMA, CopyLog, Resend
@@ -31,7 +31,6 @@ def test_copies_that_stand_no_more_are_forgotten(tmp_path: Path) -> None:
         assert copy_log.copies() == [(1, 11), (2, 12), (3, 13), (5, 20), (6, 21)]
 
 
-@settings(deadline=None)
 @given(
     sequences=st.sets(st.integers(1, 60), min_size=1),
     chunk=st.integers(1, 20),

@@ -51,7 +51,7 @@ def message(place: int, document: dict[str, Any], first: bool, stored: int) -> M
     return Message(place, (BASE + stored) * 1_000_000_000, "adv.x", b"", json.dumps(body).encode())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(histories, st.data())
 def test_the_statements_fold_like_the_rules(
     state: SiteState, history: list[tuple[dict[str, Any], bool, int]], data: st.DataObject

@@ -114,7 +114,7 @@ def in_order(rows: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.parametrize("few", (1, 3, 64), ids=("together", "together, then one by one", "one by one"))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seen=sightings, nodes=known, blind=st.just(NO_BLIND_SPANS) | blind_spans)
 def test_a_batch_is_folded_as_the_rules_fold_each_sender(
     few: int, monkeypatch: pytest.MonkeyPatch, seen: Sightings, nodes: dict[str, NodeState], blind: BlindSpans
