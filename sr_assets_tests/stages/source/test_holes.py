@@ -181,14 +181,13 @@ def source(tmp_path: Path) -> Iterator[NatsServer]:
         yield server
 
 
-@pytest.mark.parametrize("waiting", (False, True), ids=("level", "queued"))
 @pytest.mark.parametrize("policy", ("stop", "recopy", "skip_to_now"))
-@ENTRIES
+@pytest.mark.parametrize(
+    ("entry", "waiting"), (({}, False), (TRACKED, False), (TRACKED, True)), ids=("plain", "sampled", "queued")
+)
 def test_a_source_that_went_back_and_grew_past_our_position_is_noticed(
     rig: Rig, source: NatsServer, tmp_path: Path, entry: dict[str, Any], policy: str, waiting: bool
 ) -> None:
-    if waiting and not entry:
-        pytest.skip("a plain stream has no queue")
     stream = rig.make("S", source)
     rig.add(stream, source_url=source.url, on_source_reset=policy, **entry)
     rig.publish(stream, forced(0, 10), source)
