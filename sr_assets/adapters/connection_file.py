@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,15 +19,16 @@ def write_connection(file: Path, cluster: ClusterSettings) -> Path:
     """Write a cluster's connection settings, password included, to `file`; returns it for the option `connection`.
 
     Options of a data source are part of Spark's plans and logs: a path may be there, a password may not. Of
-    certificates, keys and credential files only the paths are written.
+    certificates, keys and credential files only the paths are written. Threads may write the same file at once (a site's
+    lanes do): each has a draft of its own, with mode 0600.
     """
     text = json.dumps(asdict(cluster))
     if not file.exists() or file.read_text() != text:
         file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(f".{file.name}.{os.getpid()}")
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as output:
+        descriptor, draft = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+        with os.fdopen(descriptor, "w") as output:
             output.write(text)
-        draft.replace(file)
+        Path(draft).replace(file)
     return file
 
 
