@@ -3,27 +3,29 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 READY := .venv/ready
+# Most tests wait for servers and Spark, so three processes keep two cores busy. A file's tests share what they started.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 demo: $(READY) ## two sites and a centre on this machine, with the Dagster UI; ARGS='--nodes 500'
 	$(BIN)/sr-assets demo $(ARGS)
 
 test-fast: $(READY) ## the tests that start no server, no Spark and no other process; ARGS='-k settings'
-	$(BIN)/python -m pytest -m 'not process' $(ARGS)
+	$(PYTEST) -m 'not process' $(ARGS)
 
 properties: $(READY) ## search for examples that break a property, for some minutes; ARGS='-k senders'
-	$(BIN)/python -m pytest -m 'hypothesis and not process' --hypothesis-profile=search --timeout 0 $(ARGS)
+	$(PYTEST) -m 'hypothesis and not process' --hypothesis-profile=search --timeout 0 $(ARGS)
 
 coverage: $(READY) ## the fast tests, and a floor of what they cover; ARGS='--cov-report=term-missing:skip-covered'
-	$(BIN)/python -m pytest -m 'not process' --cov --cov-report= $(ARGS)
+	$(PYTEST) -m 'not process' --cov --cov-report= $(ARGS)
 
 test: $(READY) ## the test suite without the faults; ARGS='-k tracking'
-	$(BIN)/python -m pytest --ignore=sr_assets_tests/faults $(ARGS)
+	$(PYTEST) --ignore=sr_assets_tests/faults $(ARGS)
 
 test-faults: $(READY) ## kill, stop and starve what there is, and see it mended; ARGS='-k outbox'
-	$(BIN)/python -m pytest sr_assets_tests/faults $(ARGS)
+	$(PYTEST) sr_assets_tests/faults $(ARGS)
 
 check: fmt-check lint types coverage ## what CI runs: format, lint, types, the fast tests' coverage, then all tests in one go
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 bench: $(READY) ## the figures of this machine, as a table and JSON
 	$(BIN)/python -m sr_assets.embedded.bench $(ARGS)
