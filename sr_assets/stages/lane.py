@@ -132,6 +132,11 @@ class Beside:
         """Whether a step is under way."""
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def untaken(self) -> bool:
+        """Whether a step is under way, or has ended and `take` has not returned its result yet."""
+        return self._thread is not None
+
     def start(self, step: Callable[[], bool]) -> None:
         """Begin a step; the previous one has ended and `take` has returned its result."""
 

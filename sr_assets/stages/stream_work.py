@@ -101,7 +101,8 @@ class StreamWork(EntryWork):
     @property
     def pending(self) -> bool:
         """Whether copies are under way, or new ones are due since."""
-        return self._copies and self.copying.failure is None and (self._beside.running or self._news)
+        # A batch that has just ended may leave copies in the queue: its result tells whether to look again.
+        return self._copies and self.copying.failure is None and (self._beside.untaken or self._news)
 
     @property
     def under_way(self) -> bool:

@@ -10,9 +10,11 @@ import pytest
 from sr_assets.adapters.state.pausing import set_paused
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.messages import last_origin
+from sr_assets.stages.entry_work import Ends
 from sr_assets.stages.replication.batch import Batch
 from sr_assets.stages.report import Stage
-from sr_assets_tests.rig import SITE, Rig, Sent
+from sr_assets.stages.stream_work import StreamWork
+from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10h", "inspect_force_field": "force"}
 #: What may change of any entry while a batch is under way.
@@ -56,6 +58,27 @@ def test_a_long_queue_drains_in_batches_in_the_sources_order_without_what_the_so
     assert {gap["reason"] for gap in gaps} == {"lost"}
     assert sum(gap["messages"] for gap in gaps) == lost == report.gap_messages
     assert (gaps[0]["first_sequence"], gaps[-1]["last_sequence"]) == (1, lost)
+    assert assert_counters_add_up(rig)["queued_messages"] == 0
+
+
+def test_a_drain_is_not_done_while_a_batch_that_has_just_ended_leaves_copies_in_the_queue(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = rig.make()
+    rig.add(stream, batch_messages=10, **TRACKED)
+    rig.publish(stream, forced(0, 60))
+    rig.drain(stages=WATCHING)
+    step = StreamWork.step
+
+    def ended_meanwhile(work: StreamWork, ends: Ends) -> bool:
+        """Let each batch end between a round's step and the question whether anything is left to do."""
+        busy = step(work, ends)
+        work._beside.join(PATIENCE_SECONDS)
+        return busy
+
+    monkeypatch.setattr(StreamWork, "step", ended_meanwhile)
+    rig.drain()
+    assert numbers(rig, stream) == list(range(60))
     assert assert_counters_add_up(rig)["queued_messages"] == 0
 
 
