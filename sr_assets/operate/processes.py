@@ -26,9 +26,17 @@ _STOP_SECONDS: Final = 60.0
 _AGAIN_SECONDS: Final = 0.05
 
 
+def child_environment() -> dict[str, str]:
+    """Return the environment of our children and of theirs: nothing is imported from the current folder.
+
+    `python -m` and multiprocessing look there first, and anybody may have left a module in it.
+    """
+    return {**os.environ, "PYTHONSAFEPATH": "1"}
+
+
 def start_child(command: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a child that leads a process group and, if it calls `end_with_parent`, never outlives us."""
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=child_environment())
 
 
 def end_with_parent() -> None:

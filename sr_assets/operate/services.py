@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import socket
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from sr_assets.domain.errors import RunError
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
-from sr_assets.operate.processes import signals_as_interrupt, stop_groups
+from sr_assets.operate.processes import child_environment, signals_as_interrupt, stop_groups
 from sr_assets.operate.report import print_line
 
 if TYPE_CHECKING:
@@ -67,7 +66,8 @@ class Services:
     def _start(self, folder: Path) -> None:
         level = _LOG_LEVELS[self._settings.loglevel]
         code_port = _free_port()
-        served = ("-m", _MODULE, "-h", _LOOPBACK, "-p", str(code_port), "--log-level", level)
+        # Dagster looks for modules in the working directory first, which is the current folder if it is not given.
+        served = ("-m", _MODULE, "-d", str(folder), "-h", _LOOPBACK, "-p", str(code_port), "--log-level", level)
         self._launch("code server", "dagster", "code-server", "start", *served)
         # The location has the name that a workspace of the module gives it: sensors and schedules keep their state under it.
         workspace = folder / "workspace.yaml"
@@ -92,7 +92,7 @@ class Services:
                 stdout=output or sys.stderr.fileno(),
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**child_environment(), "PYTHONUNBUFFERED": "1"},
             )
 
     def _await_port(self, name: str, port: int) -> None:

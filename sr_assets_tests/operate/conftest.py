@@ -10,6 +10,20 @@ from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import Settings, parse_cluster
 from sr_assets_tests.operate.rig import configure
 
+#: What our processes, Dagster's and Spark's workers import, from third parties and from the standard library.
+_IMPORTED = (
+    "click",
+    "dagster",
+    "dagster_webserver",
+    "duckdb",
+    "json",
+    "logging",
+    "numpy",
+    "pyarrow",
+    "pyspark",
+    "yaml",
+)
+
 
 @pytest.fixture
 def platform(
@@ -29,3 +43,14 @@ def platform(
         for site, stream in zip(("london", "paris"), streams, strict=True)
     ]
     return configure(tmp_path, monkeypatch, entries)
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Path:
+    """A folder whose modules leave a trace when they are imported."""
+    folder = tmp_path / "planted"
+    folder.mkdir()
+    for name in _IMPORTED:
+        trace = folder / f"{name}.imported"
+        (folder / f"{name}.py").write_text(f"open({str(trace)!r}, 'w').close()\nraise ImportError('planted')\n")
+    return folder

@@ -23,3 +23,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "sr_assets", "run", *arguments], capture_output=True, text=True, check=False
     )
+
+
+def imported_from(folder: Path) -> list[str]:
+    """Return which of the modules in a folder that `planted` made were imported."""
+    return [trace.name for trace in folder.glob("*.imported")]

@@ -6,19 +6,21 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 
 import psutil
 
 from sr_assets.settings import Settings
+from sr_assets_tests.operate.rig import imported_from
 from sr_assets_tests.rig import wait_until
 
 
-def test_up_serves_the_platform_and_leaves_no_process(platform: Settings) -> None:
+def test_up_serves_the_platform_and_leaves_no_process(platform: Settings, planted: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "sr_assets", "up", "--port", str(port)]
-    up = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    up = subprocess.Popen(command, cwd=planted, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert up.stdout is not None
         assert up.stdout.readline() == f"Dagster: http://127.0.0.1:{port}  (Ctrl-C stops it)\n"
@@ -42,6 +44,7 @@ def test_up_serves_the_platform_and_leaves_no_process(platform: Settings) -> Non
         up.send_signal(signal.SIGTERM)
         assert up.wait(100) == 0
         wait_until(lambda: not any(child.is_running() for child in children), "the end of all children", 60)
+        assert not imported_from(planted)
     finally:
         up.kill()
         up.communicate()

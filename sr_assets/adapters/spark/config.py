@@ -54,6 +54,8 @@ def child_environment(home: Path) -> dict[str, str]:
     environ = {key: value for key, value in os.environ.items() if key not in _SCRUBBED}
     environ["JAVA_HOME"] = str(find_java(home))
     environ["PYSPARK_PYTHON"] = environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # Nothing is imported from the current folder, where anybody may have left a module.
+    environ["PYTHONSAFEPATH"] = "1"
     environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     # glibc keeps an arena per thread; the JVM's own threads then hold hundreds of MB that nothing uses.
     environ.setdefault("MALLOC_ARENA_MAX", "4")

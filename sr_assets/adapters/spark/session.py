@@ -114,7 +114,9 @@ def _classic(master: str, settings: SparkSettings, home: Path) -> SparkSession:
 
     # Only needed to start a JVM; finding a Java takes as long as an idle run.
     environ = child_environment(home)
-    os.environ.update({key: value for key, value in environ.items() if key.startswith(("JAVA_", "PYSPARK_"))})
+    os.environ.update(
+        {key: value for key, value in environ.items() if key.startswith(("JAVA_", "PYSPARK_", "PYTHONSAFE"))}
+    )
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(master).appName("sr-assets")
