@@ -5,6 +5,8 @@ import io
 import json
 import os
 import re
+import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -439,6 +441,73 @@ def test_query_reads_the_published_tables_and_touches_nothing_else(published: Pa
     assert errors.startswith("error: ")
     assert errors.count("\n") == 1
     assert sorted(published.rglob("*")) == files
+
+
+#: Gives 20,000 rows, and then none for hours.
+ENDLESS = """
+    SELECT i FROM range(20_000) AS t(i) UNION ALL
+    SELECT count(*) FROM range(10_000_000) AS a(x), range(10_000_000) AS b(y) WHERE hash(x * y) = 1
+"""
+
+
+def test_a_query_ends_with_its_time_also_among_its_rows(published: Path, command: Command) -> None:
+    code, output, errors = command("query", ENDLESS, "--timeout", "1s", "--format", "csv")
+    assert code == 1
+    assert output.startswith("i\n0\n1\n")
+    assert errors == "error: the query was not answered within 1 s; narrow it, or allow more with --timeout\n"
+
+
+@pytest.mark.parametrize("sql", ("SELECT list(i) FROM range(100_000_000) AS t(i)", "SELECT range(1_000_000_000)"))
+def test_a_query_that_wants_all_memory_is_refused_it(published: Path, command: Command, sql: str) -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    code, output, errors = command("query", sql)
+    assert (code, output) == (1, "")
+    assert errors.startswith("error: the query needs more than 1GiB of memory; ")
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    assert not list(published.glob("*.tmp"))
+
+
+@pytest.mark.process
+def test_ctrl_c_ends_a_query_with_one_line(published: Path) -> None:
+    asked = subprocess.Popen(
+        [sys.executable, "-m", "sr_assets", "query", ENDLESS, "--format", "csv"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert asked.stdout is not None
+    assert asked.stdout.readline() == "i\n"
+    asked.send_signal(signal.SIGINT)
+    assert asked.communicate(timeout=60)[1] == "error: interrupted\n"
+    assert asked.returncode == 130
+
+
+def test_long_results_are_drawn_in_blocks(published: Path, command: Command) -> None:
+    lines = command("query", "SELECT i FROM range(10_001) AS t(i)")[1].split()
+    assert [line for line in lines if line.isalnum()] == ["i", *map(str, range(10_000)), "i", "10000"]
+
+
+def test_csv_runs_no_formula_and_keeps_its_rows(home: Path, command: Command) -> None:
+    nodes = ("=1+1", "+1", "-1", "@SUM(1)", "\uff1d1", "\r\n=1", "\tx", "a\rb", "a\nb", "\x1b[2J\x00\x9b", "o'k=1")
+    publish(home, [node_row(node, "up", 0) for node in nodes], [])
+    shown = (
+        "'=1+1",
+        "'+1",
+        "'-1",
+        "'@SUM(1)",
+        "'\uff1d1",
+        "'\r\n=1",
+        r"\tx",
+        "a\rb",
+        "a\nb",
+        r"\x1b[2J\x00\x9b",
+        "o'k=1",
+    )
+    output = command("nodes", "--format", "csv")[1]
+    rows = list(csv.DictReader(io.StringIO(output, newline="")))
+    assert sorted(row["node"] for row in rows) == sorted(shown)
+    assert '"a\rb"' in output
+    assert command("query", 'SELECT -1 AS "=a", -0.5 AS b', "--format", "csv")[1] == "'=a,b\n-1,-0.5\n"
 
 
 def test_query_works_through_a_symbolic_link_to_the_home(

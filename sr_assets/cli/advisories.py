@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sr_assets.cli.base import SECONDS, cli, configured, form_option, need_feeds
+from sr_assets.cli.base import INTERRUPTED, SECONDS, cli, configured, form_option, need_feeds
 from sr_assets.cli.render import Format, print_lines, show
 from sr_assets.domain.errors import RunError
 
@@ -49,18 +49,20 @@ def advisories(
     follow: bool,
     everywhere: bool,
     form: Format,
-) -> None:
+) -> int:
     """Show the feed: which nodes appeared, fell silent, came back, retired."""
     from sr_assets.adapters.published import queries
 
     if everywhere:
         need_feeds(settings, "--global")
     if follow:
-        (_follow_streams if everywhere else _follow_tables)(settings, since, node, event, form)
-        return
+        with contextlib.suppress(KeyboardInterrupt):
+            (_follow_streams if everywhere else _follow_tables)(settings, since, node, event, form)
+        return INTERRUPTED
     question = queries.global_advisories if everywhere else queries.advisories
     rows = question(settings.home, since=since, node=node, event=event)
     show(rows.columns, rows.values, form)
+    return 0
 
 
 def _follow_tables(

@@ -19,7 +19,8 @@ from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 if TYPE_CHECKING:
     from sr_assets.settings import Settings, StreamSettings
 
-_INTERRUPTED = 130
+#: The exit code after Ctrl-C.
+INTERRUPTED = 130
 
 
 class _Seconds(click.ParamType[float]):
@@ -65,8 +66,8 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         return fail(str(error), 2)
     except SrAssetsError as error:
         return fail(str(error), 1)
-    except (KeyboardInterrupt, click.Abort):
-        return _INTERRUPTED
+    except click.Abort:
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has ended; closing stdout at exit must not complain again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -109,7 +110,17 @@ def one_stream(settings: "Settings", name: str, refusal: str) -> "StreamSettings
     raise ConfigurationError(f"--stream {name}: {refusal}")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class _Commands(click.Group):
+    """The commands; Ctrl-C ends each with one line. click itself would print an empty one."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            return fail("interrupted", INTERRUPTED)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option(
     "--config",
     type=click.Path(path_type=Path),

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import base64
 import csv
-import io
+import itertools
 import json
 import math
+import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from rich import box
@@ -40,6 +42,12 @@ _STYLES: Final = {
     "retired": "dim",
 }
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
+#: A text that begins so is a formula for a spreadsheet; the second half are the full-width forms.
+_FORMULA: Final = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+#: Control characters, but for the line breaks, which CSV can quote.
+_CONTROL: Final = re.compile(r"[\x00-\x09\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+#: A longer table is drawn in blocks of so many rows, each with columns as wide as its own rows need.
+_BLOCK_ROWS: Final = 10_000
 #: The columns of the summary that fit a screen; those that are summed below it.
 _SUMMARY: Final = (
     "replicator",
@@ -70,21 +78,31 @@ def show(
     title: str | None = None,
     alarmed: Callable[[Sequence[Any]], bool] = lambda _: False,
 ) -> None:
-    """Print rows in the chosen form; the title, and the red of rows that are `alarmed`, are for people only."""
+    """Print rows in the chosen form as they come; the title, and the red of rows that are `alarmed`, are for people only."""
     if form == "json":
-        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+        print_json(dict(zip(columns, row, strict=True)) for row in rows)
     elif form == "csv":
-        sys.stdout.write(csv_lines([columns, *rows]))
+        sys.stdout.writelines(csv_lines(itertools.chain([columns], rows)))
     else:
-        console().print(_table(columns, list(rows), title, alarmed))
+        for block in _blocks(rows):
+            console().print(_table(columns, block, title, alarmed))
 
 
-def print_json(value: Any) -> None:
-    """Print a value as JSON, an array with one element a line."""
-    if isinstance(value, list) and value:
-        sys.stdout.write("[\n" + ",\n".join(json_line(element) for element in value) + "\n]\n")
-    else:
-        sys.stdout.write(json_line(value) + "\n")
+def _blocks(rows: Iterable[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
+    """Yield rows in lists of `_BLOCK_ROWS`; one that is empty when there are none."""
+    left = iter(rows)
+    yield list(itertools.islice(left, _BLOCK_ROWS))
+    while block := list(itertools.islice(left, _BLOCK_ROWS)):
+        yield block
+
+
+def print_json(elements: Iterable[Any]) -> None:
+    """Print a JSON array, one element a line."""
+    before = "[\n"
+    for element in elements:
+        sys.stdout.write(before + json_line(element))
+        before = ",\n"
+    sys.stdout.write("[]\n" if before == "[\n" else "\n]\n")
 
 
 def json_line(value: Any) -> str:
@@ -92,13 +110,21 @@ def json_line(value: Any) -> str:
     return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
 
 
-def csv_lines(rows: Iterable[Sequence[Any]]) -> str:
-    """Return rows as CSV: None is empty, lists and objects are JSON."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+def csv_lines(rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    """Yield rows as lines of CSV: None is empty, lists and objects are JSON, and no text is a formula in a spreadsheet."""
+    # The writer returns what `write` returns, and quotes what is part of its line end: CR and LF.
+    writer = csv.writer(SimpleNamespace(write=str), lineterminator="\r\n")
     for row in rows:
-        writer.writerow([_cell(value) for value in map(_plain, row)])
-    return text.getvalue()
+        line: str = writer.writerow([_csv_cell(value) for value in row])
+        yield line.removesuffix("\r\n") + "\n"
+
+
+def _csv_cell(value: Any) -> Any:
+    cell = _cell(_plain(value))
+    if not isinstance(cell, str):
+        return cell
+    shown = _CONTROL.sub(lambda letter: ascii(letter[0])[1:-1], cell)
+    return f"'{shown}" if shown.lstrip("\r\n").startswith(_FORMULA) else shown
 
 
 def _cell(value: Any) -> Any:
@@ -180,7 +206,7 @@ def print_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: For
     if form == "json":
         lines = "".join(json_line(dict(zip(columns, row, strict=True))) + "\n" for row in rows)
     elif form == "csv":
-        lines = csv_lines([columns, *rows] if header else rows)
+        lines = "".join(csv_lines([columns, *rows] if header else rows))
     else:
         lines = "".join(
             "  ".join(text(column, value).plain for column, value in zip(columns, row, strict=True)) + "\n"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sr_assets.cli.base import cli, configured, form_option
+from sr_assets.cli.base import SECONDS, cli, configured, form_option
 from sr_assets.cli.render import Format, show
 
 if TYPE_CHECKING:
@@ -27,14 +27,16 @@ def export(settings: "Settings", file: Path) -> None:
 
 @cli.command()
 @click.argument("sql")
+@click.option("--timeout", type=SECONDS, default="60s", show_default=True, help="End a query that takes longer.")
 @form_option
 @configured
-def query(settings: "Settings", sql: str, form: Format) -> None:
+def query(settings: "Settings", sql: str, timeout: float, form: Format) -> None:
     """Answer one SELECT on the published tables.
 
-    It reads nothing else: no other file, no network, no settings. SHOW TABLES and DESCRIBE list tables and columns.
+    It reads nothing else: no other file, no network, no settings. SHOW TABLES and DESCRIBE list tables and columns. Rows are
+    printed as they come, tables in blocks.
     """
-    from sr_assets.adapters.published.queries import ask
+    from sr_assets.adapters.published.asking import answering
 
-    rows = ask(settings.home, sql)
-    show(rows.columns, rows.values, form)
+    with answering(settings.home, sql, seconds=timeout) as (columns, rows):
+        show(columns, rows, form)

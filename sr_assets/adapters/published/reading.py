@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 
@@ -20,13 +20,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+#: What a confined connection may use; it writes nothing to disk instead.
+MEMORY: Final = "1GiB"
+
+
+class OutOfMemoryError(RunError):
+    """A confined query needs more memory than it may have."""
+
+    def __init__(self) -> None:
+        super().__init__(f"the query needs more than {MEMORY} of memory; narrow it, aggregate, or take fewer columns")
+
 
 @contextlib.contextmanager
 def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open the published tables for reading, in UTC.
 
-    `confined` is for a user's SQL: no file but our Parquet history, no network, no change of settings. Raises RunError when
-    nothing was published yet, or when the file cannot be opened.
+    `confined` is for a user's SQL: no file but our Parquet history, no network, no change of settings, no more memory than
+    `MEMORY`. Raises RunError when nothing was published yet, or when the file cannot be opened.
     """
     file = home / "fleet.duckdb"
     if not file.exists():
@@ -43,6 +53,8 @@ def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBP
         connection.execute("SET TimeZone = 'UTC'")
         if confined:
             connection.execute("SET python_enable_replacements = false")
+            connection.execute(f"SET memory_limit = '{MEMORY}'")
+            connection.execute("SET temp_directory = ''")
             connection.execute(f"SET allowed_directories = ['{quoted(home / 'snapshots')}/']")
             connection.execute("SET enable_external_access = false")
             connection.execute("SET lock_configuration = true")
@@ -59,33 +71,62 @@ class Rows:
     values: list[tuple[Any, ...]]
 
 
-def read_rows(
+class Answer:
+    """A query that was started: its columns, and its rows as they are fetched."""
+
+    def __init__(self, cursor: duckdb.DuckDBPyConnection) -> None:
+        described = cursor.description or []
+        self.columns = _distinct([str(column[0]) for column in described])
+        self._cursor = cursor
+        self._json = frozenset(index for index, (_, kind, *_) in enumerate(described) if str(kind) == "JSON")
+
+    def fetch(self, most: int | None = None) -> list[tuple[Any, ...]]:
+        """Return the next rows, all of them by default; none at the end. Raises as `read_rows`."""
+        with _one_line_errors():
+            rows = self._cursor.fetchall() if most is None else self._cursor.fetchmany(most)
+        return [self._decoded(row) for row in rows] if self._json else rows
+
+    def _decoded(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(
+            json.loads(value) if index in self._json and value is not None else value for index, value in enumerate(row)
+        )
+
+
+def start_query(
     connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequence[Any] | Mapping[str, Any] = ()
-) -> Rows:
-    """Run one SELECT (also SHOW, DESCRIBE, SUMMARIZE) and return its rows.
+) -> Answer:
+    """Start one SELECT (also SHOW, DESCRIBE, SUMMARIZE).
 
     Anything else is refused, because a confined connection may write where it may read: COPY, also inside EXPLAIN
     ANALYZE or around a PIVOT, would write files into the Parquet history. Raises ConfigurationError, one line with
-    DuckDB's message.
+    DuckDB's message; RunError when it needs too much memory.
     """
-    try:
+    with _one_line_errors():
         statements = duckdb.extract_statements(query)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise ConfigurationError(
                 "one SELECT is allowed (or SHOW TABLES, DESCRIBE, SUMMARIZE; a PIVOT with its values listed)"
             )
-        cursor = connection.execute(statements[0], parameters or None)
-        described = cursor.description or []
-        values = cursor.fetchall()
+        return Answer(connection.execute(statements[0], parameters or None))
+
+
+def read_rows(
+    connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequence[Any] | Mapping[str, Any] = ()
+) -> Rows:
+    """Run one SELECT (also SHOW, DESCRIBE, SUMMARIZE) and return its rows; raises as `start_query`."""
+    answer = start_query(connection, query, parameters)
+    return Rows(answer.columns, answer.fetch())
+
+
+@contextlib.contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Raise what DuckDB raises of a user's SQL as an error of ours."""
+    try:
+        yield
+    except duckdb.OutOfMemoryException:
+        raise OutOfMemoryError from None
     except duckdb.Error as error:
         raise ConfigurationError(_first_line(error)) from None
-    json_columns = {index for index, (_, kind, *_) in enumerate(described) if str(kind) == "JSON"}
-    if json_columns:
-        values = [
-            tuple(_decoded(value) if index in json_columns else value for index, value in enumerate(row))
-            for row in values
-        ]
-    return Rows(_distinct([str(column[0]) for column in described]), values)
 
 
 def export_fleet(home: Path, file: Path) -> None:
@@ -123,10 +164,6 @@ def count_rows(home: Path) -> dict[str, int]:
     with open_fleet(home) as connection:
         counts = [connection.execute(f"SELECT count(*) FROM {table}").fetchone() for table in tables]
     return {table: count[0] for table, count in zip(tables, counts, strict=True) if count is not None}
-
-
-def _decoded(value: str | None) -> Any:
-    return None if value is None else json.loads(value)
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:

@@ -1,0 +1,85 @@
+"""A user's own SQL on the published tables: confined to them, within a time and a memory, its rows as they come.
+
+Not here: our own queries (`queries`), which are known to be small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import resource
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from sr_assets.adapters.published.reading import OutOfMemoryError, open_fleet, start_query
+from sr_assets.domain.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import duckdb
+
+T = TypeVar("T")
+
+#: DuckDB limits its buffers, but not the strings and lists it makes. Above this the process gets no more memory.
+_PROCESS_BYTES: Final = 4 << 30
+_FETCH_ROWS: Final = 2048
+_AGAIN_SECONDS: Final = 0.05
+
+
+@contextlib.contextmanager
+def answering(home: Path, sql: str, *, seconds: float) -> Iterator[tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]]:
+    """Run one SELECT; yields its columns and an iterator of its rows, which are fetched as they are taken.
+
+    Raises ConfigurationError as `read_rows` does, RunError when it takes longer than `seconds` or more memory than
+    `MEMORY`. An interrupt (Ctrl-C) ends the query too.
+    """
+    with open_fleet(home, confined=True) as connection, ThreadPoolExecutor(1) as pool, _limited_memory():
+        within = _Deadline(connection, pool, seconds)
+        answer = within.call(lambda: start_query(connection, sql))
+        batches = iter(lambda: within.call(lambda: answer.fetch(_FETCH_ROWS)), [])
+        try:
+            yield answer.columns, itertools.chain.from_iterable(batches)
+        finally:
+            # DuckDB goes on beyond the rows that were fetched, and closing would wait for it.
+            connection.interrupt()
+
+
+class _Deadline:
+    """Runs what belongs to one query in a thread, so that this one can end it: DuckDB itself sees no signal."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, pool: ThreadPoolExecutor, seconds: float) -> None:
+        self._connection = connection
+        self._pool = pool
+        self._seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    def call(self, work: Callable[[], T]) -> T:
+        future = self._pool.submit(work)
+        try:
+            return future.result(max(0.0, self._end - time.monotonic()))
+        except TimeoutError:
+            raise RunError(
+                f"the query was not answered within {self._seconds:g} s; narrow it, or allow more with --timeout"
+            ) from None
+        except MemoryError:
+            raise OutOfMemoryError from None
+        finally:
+            # An interrupt that comes before DuckDB has begun has no effect.
+            while not future.done():
+                self._connection.interrupt()
+                wait([future], _AGAIN_SECONDS)
+
+
+@contextlib.contextmanager
+def _limited_memory() -> Iterator[None]:
+    """Let the process have `_PROCESS_BYTES` of data at most, meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    lowest = min((limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY), default=_PROCESS_BYTES)
+    resource.setrlimit(resource.RLIMIT_DATA, (min(lowest, _PROCESS_BYTES), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
