@@ -105,6 +105,7 @@ LIBRARIES = {
     "embedded.bench": {"nats", "psutil", "rich"},
     "operate": {"dagster"},
     "cli": {"click"},
+    "cli.layout": {"rich"},
     "cli.render": {"rich"},
 }
 

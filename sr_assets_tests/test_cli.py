@@ -1,14 +1,19 @@
 """The `sr-assets` command over tables that a site's state published: each command, each format, each way to fail."""
 
+import contextlib
 import csv
+import fcntl
 import io
 import json
 import os
+import pty
 import re
 import resource
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -376,7 +381,7 @@ def test_advisories_come_in_order_of_time(
 @pytest.mark.process
 def test_follow_prints_each_row_once_as_json_lines_while_the_file_is_replaced(published: Path) -> None:
     following = subprocess.Popen(
-        [sys.executable, "-m", "sr_assets", "advisories", "--follow", "--format", "json"],
+        [sys.executable, "-m", "sr_assets", "advisories", "--follow", "--since", "1d", "--format", "json"],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -389,6 +394,76 @@ def test_follow_prints_each_row_once_as_json_lines_while_the_file_is_replaced(pu
     finally:
         following.kill()
         following.communicate()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("form", ("table", "csv"))
+def test_follow_begins_now_with_a_header(published: Path, form: str) -> None:
+    following = subprocess.Popen(
+        [sys.executable, "-m", "sr_assets", "advisories", "--follow", "--format", form],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert following.stdout is not None
+    assert re.split(r"[ ,_]+", following.stdout.readline())[:3] == ["event", "time", "name"]
+    publish(published, [node_row("new1", "up", 0)], [transition_row("new1", "new", NOW_NS, 4)])
+    assert "new1" in following.stdout.readline()
+    following.send_signal(signal.SIGINT)
+    assert following.communicate() == ("", "")
+    assert following.returncode == 130
+
+
+# ---------------------------------------------------------------------------------------------------------- the window
+
+
+def in_a_window(columns: int, *arguments: str, **environ: str) -> list[str]:
+    """Return the lines of a command on a terminal that is so wide."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    inherited = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "sr_assets", *arguments],
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env={**inherited, "TERM": "xterm", **environ},
+    ):
+        os.close(theirs)
+        shown = b""
+        # A terminal whose other end was closed is an error to read, once it is empty.
+        with contextlib.suppress(OSError):
+            while part := os.read(ours, 65536):
+                shown += part
+    os.close(ours)
+    return shown.decode().splitlines()
+
+
+@pytest.mark.process
+def test_a_row_is_one_line_that_fits_the_window(published: Path) -> None:
+    long = "db1." + "very-long-label." * 8 + "example.net"
+    publish(published, [node_row(long, "up", 0)], [transition_row(long, "new", NOW_NS, 1)])
+    for columns in (120, 60, 25):
+        for command, rows in (("nodes", 5), ("advisories", 4)):
+            lines = in_a_window(columns, command, NO_COLOR="1")
+            assert max(map(len, lines)) <= columns, lines
+            assert sum(".ex" in line or "very" in line for line in lines) == rows
+            assert "--wide" in " ".join(lines)
+    wide = in_a_window(60, "nodes", "--wide", NO_COLOR="1")
+    assert max(map(len, wide)) <= 60
+    assert sum(line.startswith("last copied ") for line in wide) == 5
+    assert not any("\x1b" in line for line in wide)
+    assert any("\x1b[32mup" in line for line in in_a_window(120, "nodes"))
+
+
+@pytest.mark.process
+def test_a_pipe_gets_every_column_as_wide_as_it_needs(published: Path) -> None:
+    environ = {**os.environ, "COLUMNS": "40"}
+    piped = subprocess.run(
+        [sys.executable, "-m", "sr_assets", "nodes"], capture_output=True, text=True, env=environ, check=True
+    ).stdout
+    assert "last sequence" in piped
+    assert "web2.example.net" in piped
+    assert "\x1b" not in piped
 
 
 # ----------------------------------------------------------------------------------------------------------------- SQL

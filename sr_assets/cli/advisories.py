@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sr_assets.cli.base import INTERRUPTED, SECONDS, cli, configured, form_option, need_feeds
-from sr_assets.cli.render import Format, print_lines, show
+from sr_assets.cli.render import Format, Lines, show
 from sr_assets.domain.errors import RunError
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from sr_assets.stages.feeds.follow import Follower
 
 _FOLLOW_SECONDS = 0.5
+#: The columns that a narrow window keeps.
+_FIRST = ("node", "event", "event_time", "name")
 
 
 @cli.command()
@@ -31,7 +34,9 @@ _FOLLOW_SECONDS = 0.5
 @click.option("--node", help="Only this node.")
 @click.option("--event", type=click.Choice(("new", "timeout", "recover", "expire")), help="Only this event.")
 @click.option(
-    "--follow", is_flag=True, help="Then print new transitions as they are published; JSON is then one object a line."
+    "--follow",
+    is_flag=True,
+    help="Print new transitions as they are published, from now on or --since; JSON is then one object a line.",
 )
 @click.option(
     "--global",
@@ -61,22 +66,28 @@ def advisories(
         return INTERRUPTED
     question = queries.global_advisories if everywhere else queries.advisories
     rows = question(settings.home, since=since, node=node, event=event)
-    show(rows.columns, rows.values, form)
+    show(rows.columns, rows.values, form, first=_FIRST)
     return 0
 
 
 def _follow_tables(
     settings: "Settings", since: float | None, node: str | None, event: str | None, form: Format
 ) -> None:
-    """Print the transitions, and each time the file is published anew those that it has more, until interrupted."""
+    """Print the transitions since then, none without `since`, and each time the file is published those that are new."""
     from sr_assets.adapters.published import queries
 
+    asked = partial(queries.advisories, settings.home, node=node, event=event)
+    lines: Lines | None = None
     printed: set[str] = set()
-    for number, _ in enumerate(_publications(settings.home / "fleet.duckdb")):
-        rows = queries.advisories(settings.home, since=since, node=node, event=event)
+    for _ in _publications(settings.home / "fleet.duckdb"):
+        rows = asked(since=None)
         fresh = [row for row in rows.values if row[-1] not in printed]
         printed.update(row[-1] for row in fresh)
-        print_lines(rows.columns, fresh, form, header=number == 0)
+        if lines is None:
+            lines = Lines(rows.columns, form, _FIRST)
+            lines.header()
+            fresh = [] if since is None else asked(since=since).values
+        lines.rows(fresh)
 
 
 def _publications(file: Path) -> Iterator[None]:
@@ -101,10 +112,11 @@ def _follow_streams(
     since_ns = None if since is None else int(since * 1e9)
     with contextlib.ExitStack() as stack:
         followers = [stack.enter_context(closing(Follower(feed, since_ns))) for feed in settings.feeds]
+        lines = Lines(GLOBAL_ADVISORY_COLUMNS, form, _FIRST)
         for number, received in enumerate(_rounds(followers)):
-            rows = list(_rows(received, node, event))
-            if rows or number == 0:
-                print_lines(GLOBAL_ADVISORY_COLUMNS, rows, form, header=number == 0)
+            if number == 0:
+                lines.header()
+            lines.rows(_rows(received, node, event))
             if not received:
                 time.sleep(_FOLLOW_SECONDS)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sr_assets.cli.render import FORMATS, duration
+from sr_assets.cli.render import FORMATS, Format, duration
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 
 if TYPE_CHECKING:
@@ -41,14 +41,31 @@ class _Seconds(click.ParamType[float]):
 
 
 SECONDS = _Seconds()
-form_option = click.option(
-    "--format",
-    "form",
-    type=click.Choice(FORMATS),
-    default="table",
-    show_default=True,
-    help="How rows are shown.",
-)
+
+
+def form_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options for how rows are shown; the command gets one of `Format` as `form`."""
+    return _forms(FORMATS)(command)
+
+
+def table_or_json(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the same options without CSV, for what is no single table."""
+    return _forms(("table", "json"))(command)
+
+
+def _forms(forms: Sequence[Format]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @click.option(
+            "--format", "form", type=click.Choice(forms), default="table", show_default=True, help="How rows are shown."
+        )
+        @click.option("--wide", is_flag=True, help="Every column, also where a row then takes several lines.")
+        @wraps(command)
+        def with_form(*arguments: Any, form: Format, wide: bool, **options: Any) -> Any:
+            return command(*arguments, form="wide" if wide and form == "table" else form, **options)
+
+        return with_form
+
+    return add
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sr_assets.cli.base import SECONDS, cli, configured, form_option, need_feeds
+from sr_assets.cli.base import SECONDS, cli, configured, form_option, need_feeds, table_or_json
 from sr_assets.cli.render import Format, print_json, print_node, print_summary, show
 from sr_assets.domain.errors import ConfigurationError, RunError
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: How many nodes of all sites a person is shown at once; programs get all of them.
 MOST_SHOWN = 100
+#: The columns that a narrow window keeps.
+_FIRST = ("node", "status", "age_seconds", "name")
 
 
 @cli.command()
@@ -40,7 +42,7 @@ def nodes(
         _show_global(settings, form, site=site, stream=stream, **narrowed)
         return
     rows = queries.nodes(settings.home, labels=_labels(settings, site, stream), **narrowed)
-    show(rows.columns, rows.values, form)
+    show(rows.columns, rows.values, form, first=_FIRST)
 
 
 def _show_global(settings: "Settings", form: Format, **narrowed: Any) -> None:
@@ -48,12 +50,12 @@ def _show_global(settings: "Settings", form: Format, **narrowed: Any) -> None:
     from sr_assets.adapters.published import queries
 
     need_feeds(settings, "--global")
-    if form != "table":
+    if form in ("json", "csv"):
         rows = queries.global_nodes(settings.home, **narrowed)
         show(rows.columns, rows.values, form)
         return
     rows = queries.global_nodes(settings.home, **narrowed, limit=MOST_SHOWN + 1)
-    show(rows.columns, rows.values[:MOST_SHOWN], form)
+    show(rows.columns, rows.values[:MOST_SHOWN], form, first=_FIRST)
     if len(rows.values) > MOST_SHOWN:
         click.echo(
             f"only the first {MOST_SHOWN} are shown: narrow them, or take all with --format json or csv", err=True
@@ -72,16 +74,9 @@ def _labels(settings: "Settings", site: str | None, stream: str | None) -> list[
 
 @cli.command()
 @click.argument("name")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(("table", "json")),
-    default="table",
-    show_default=True,
-    help="How it is shown.",
-)
+@table_or_json
 @configured
-def node(settings: "Settings", name: str, form: str) -> None:
+def node(settings: "Settings", name: str, form: Format) -> None:
     """Show one node, at every site that knows it: its state, its history of transitions, its latest metadata.
 
     What this installation tracks itself comes first, then what the feeds report of all sites.
@@ -102,7 +97,7 @@ def node(settings: "Settings", name: str, form: str) -> None:
     ours = [(name, states), ("history", history)]
     theirs = [(f"{name}, at all sites", global_states), ("history at all sites", global_history)]
     tables = [(title, rows) for title, rows in ours if rows.values or not global_states.values]
-    print_node([*tables, *((title, rows) for title, rows in theirs if rows.values)], messages)
+    print_node([*tables, *((title, rows) for title, rows in theirs if rows.values)], messages, form)
 
 
 def _newest_messages(settings: "Settings", name: str) -> "Rows":
@@ -148,9 +143,9 @@ def summary(settings: "Settings", form: Format) -> None:
 
     need_feeds(settings, "summary")
     rows = queries.summary(settings.home)
-    if form != "table":
+    if form in ("json", "csv"):
         show(rows.columns, rows.values, form)
     elif rows.values:
-        print_summary(rows)
+        print_summary(rows, form)
     else:
         click.echo("no site is reported yet: a site appears with its first advisory (`sr-assets lag` shows the feeds)")

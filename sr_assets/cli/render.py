@@ -1,7 +1,7 @@
 """How rows are shown: a table for people, JSON and CSV for programs; the same for every command.
 
-JSON is one array of objects, or one object a line; CSV has a header. Times are ISO 8601 in UTC in both. To a pipe goes
-no colour and no cut-off cell. Add another form of output here. Not here: which rows (`adapters.published.queries`).
+JSON is one array of objects, or one object a line; CSV has a header. Times are ISO 8601 in UTC in both. Add another form
+of output here. Not here: which rows (`adapters.published.queries`), how a table fits the window (`layout`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from decimal import Decimal
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.cells import cell_len
+
+from sr_assets.cli import layout
 
 if TYPE_CHECKING:
     from sr_assets.adapters.published.reading import Rows
 
-Format = Literal["table", "json", "csv"]
-FORMATS: Final[tuple[Format, ...]] = get_args(Format)
+#: `wide` is a table with every column, also where that takes more than a line a row.
+Format = Literal["table", "json", "csv", "wide"]
+FORMATS: Final[tuple[Format, ...]] = get_args(Format)[:3]
 _STYLES: Final = {
     "up": "green",
     "new": "green",
@@ -48,26 +48,15 @@ _FORMULA: Final = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _CONTROL: Final = re.compile(r"[\x00-\x09\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 #: A longer table is drawn in blocks of so many rows, each with columns as wide as its own rows need.
 _BLOCK_ROWS: Final = 10_000
-#: The columns of the summary that fit a screen; those that are summed below it.
-_SUMMARY: Final = (
-    "replicator",
-    "name",
-    "stream",
-    "observer",
-    "up",
-    "timeout",
-    "retired",
-    "new_24h",
-    "advisories_1h",
-    "last_advisory_age_seconds",
-    "observer_age_seconds",
+#: The columns that are kept where the window is narrow; those of the summary that are summed below it.
+_SUMMARY: Final = ("replicator", "name", "stream", "observer", "up", "timeout", "retired")
+_NODE: Final = ("name", "status", "age_seconds")
+_HISTORY: Final = ("event", "event_time", "name", "age_seconds")
+#: What a column needs whose rows are not known yet.
+_WIDTHS: Final = {"event_time": 19, "node": 32, "name": 12, "replicator": 12, "stream": 20, "event": 7} | dict.fromkeys(
+    ("detected_at", "seen", "received_at", "published_at"), 19
 )
 _SUMMED: Final = ("up", "timeout", "retired", "new_24h")
-
-
-def console() -> Console:
-    """Return stdout as rich writes it; as wide as the rows need when it is no terminal."""
-    return Console() if sys.stdout.isatty() else Console(width=100_000)
 
 
 def show(
@@ -76,16 +65,24 @@ def show(
     form: Format,
     *,
     title: str | None = None,
+    first: Sequence[str] = (),
     alarmed: Callable[[Sequence[Any]], bool] = lambda _: False,
 ) -> None:
-    """Print rows in the chosen form as they come; the title, and the red of rows that are `alarmed`, are for people only."""
+    """Print rows in the chosen form as they come.
+
+    For people only: the title, the columns that are kept `first` where the window is too narrow for all, and the red of rows
+    that are `alarmed`.
+    """
     if form == "json":
         print_json(dict(zip(columns, row, strict=True)) for row in rows)
     elif form == "csv":
         sys.stdout.writelines(csv_lines(itertools.chain([columns], rows)))
     else:
+        if title:
+            print_note(title)
+        kept = [columns.index(column) for column in first]
         for block in _blocks(rows):
-            console().print(_table(columns, block, title, alarmed))
+            sys.stdout.writelines(f"{line}\n" for line in _table(columns, block, kept, alarmed, wide=form == "wide"))
 
 
 def _blocks(rows: Iterable[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
@@ -157,35 +154,58 @@ def _plain(value: Any) -> Any:
 def _table(
     columns: Sequence[str],
     rows: Sequence[Sequence[Any]],
-    title: str | None,
+    first: Sequence[int],
     alarmed: Callable[[Sequence[Any]], bool],
-) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
-    for index, column in enumerate(columns):
-        numbers = any(isinstance(row[index], (int, float)) and not isinstance(row[index], bool) for row in rows)
-        header = column.removesuffix("_seconds").replace("_", " ")
-        table.add_column(header, justify="right" if numbers else "left", overflow="fold")
-    for row in rows:
-        cells = (text(column, value) for column, value in zip(columns, row, strict=True))
-        table.add_row(*cells, style="red" if alarmed(row) else None)
-    return table
+    *,
+    wide: bool,
+) -> Iterator[str]:
+    """Yield the lines of a table, and below it which columns the window has no room for."""
+    headers = [_header(column) for column in columns]
+    numbers = {
+        index
+        for row in rows
+        for index, value in enumerate(row)
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+    cells = [[_styled(column, value) for column, value in zip(columns, row, strict=True)] for row in rows]
+    widths = [max((cell_len(row[index][0]) for row in cells), default=0) for index in range(len(columns))]
+    fitted = layout.Layout(headers, widths, first, frozenset(numbers))
+    if wide and fitted.left_out:
+        for styled in cells:
+            yield from layout.record(headers, styled)
+        return
+    yield fitted.header()
+    for row, styled in zip(rows, cells, strict=True):
+        yield fitted.line(styled, "red" if alarmed(row) else None)
+    if fitted.left_out:
+        yield from layout.note(f"not shown: {', '.join(fitted.left_out)} (--wide shows all)")
 
 
-def text(column: str, value: Any) -> Text:
-    """Return a value as people read it.
+def _header(column: str) -> str:
+    return printable(column.removesuffix("_seconds").replace("_", " "))
 
-    Seconds as a duration, times to the second, nothing that could steer a terminal.
-    """
+
+def _styled(column: str, value: Any) -> tuple[str, str | None]:
+    shown = text(column, value)
+    return shown, "dim" if value is None else _STYLES.get(shown)
+
+
+def text(column: str, value: Any) -> str:
+    """Return a value as people read it: seconds as a duration, times to the second, nothing that could steer a terminal."""
     if value is None:
-        return Text("-", style="dim")
+        return "-"
     if column.endswith("_seconds") and isinstance(value, (int, float)):
-        return Text(duration(value))
+        return duration(value)
     if isinstance(value, datetime):
-        return Text(value.strftime("%Y-%m-%d %H:%M:%S"))
-    shown = str(_cell(_plain(value)))
-    if not shown.isprintable():
-        shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in shown)
-    return Text(shown, style=_STYLES.get(shown, ""))
+        return value.strftime("%Y-%m-%d %H:%M:%S")
+    return printable(str(_cell(_plain(value))))
+
+
+def printable(shown: str) -> str:
+    """Return text with everything escaped that could steer a terminal."""
+    if shown.isprintable():
+        return shown
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in shown)
 
 
 def duration(seconds: float) -> str:
@@ -201,19 +221,41 @@ def duration(seconds: float) -> str:
     return ("-" if seconds < 0 else "") + "".join(parts[:2])
 
 
-def print_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: Format, *, header: bool) -> None:
-    """Print rows as they come, one a line, at once: JSON objects, CSV (its header once), or plain text."""
-    if form == "json":
-        lines = "".join(json_line(dict(zip(columns, row, strict=True))) + "\n" for row in rows)
-    elif form == "csv":
-        lines = "".join(csv_lines([columns, *rows] if header else rows))
-    else:
-        lines = "".join(
-            "  ".join(text(column, value).plain for column, value in zip(columns, row, strict=True)) + "\n"
-            for row in rows
-        )
-    sys.stdout.write(lines)
-    sys.stdout.flush()
+class Lines:
+    """Rows that are printed as they come, each at once: JSON objects, CSV, or lines of a table whose widths are guessed."""
+
+    def __init__(self, columns: Sequence[str], form: Format, first: Sequence[str]) -> None:
+        self._columns = columns
+        self._form = form
+        headers, widths = [_header(column) for column in columns], [_WIDTHS.get(column, 0) for column in columns]
+        self._layout = layout.Layout(headers, widths, [columns.index(column) for column in first])
+
+    def header(self) -> None:
+        """Print what stands above the rows, at once: JSON has nothing."""
+        if self._form == "csv":
+            self._write(csv_lines([self._columns]))
+        elif self._form != "json":
+            self._write([self._layout.header() + "\n"])
+
+    def rows(self, rows: Iterable[Sequence[Any]]) -> None:
+        """Print rows."""
+        if self._form == "csv":
+            self._write(csv_lines(rows))
+        elif self._form == "json":
+            self._write(json_line(dict(zip(self._columns, row, strict=True))) + "\n" for row in rows)
+        else:
+            for row in rows:
+                cells = [_styled(column, value) for column, value in zip(self._columns, row, strict=True)]
+                self._write([self._layout.line(cells) + "\n"])
+
+    def _write(self, lines: Iterable[str]) -> None:
+        sys.stdout.writelines(lines)
+        sys.stdout.flush()
+
+
+def print_note(remark: str) -> None:
+    """Print a remark above or below a table."""
+    sys.stdout.writelines(f"{line}\n" for line in layout.note(printable(remark)))
 
 
 def print_document(value: Any) -> None:
@@ -222,33 +264,28 @@ def print_document(value: Any) -> None:
         sys.stdout.write(json.dumps(_plain(value), indent=2) + "\n")
 
 
-def print_node(tables: Iterable[tuple[str, Rows]], messages: Rows) -> None:
+def print_node(tables: Iterable[tuple[str, Rows]], messages: Rows, form: Format) -> None:
     """Print what is known of one node: its tables under their titles, then its newest message of each stream."""
     for title, rows in tables:
-        show(rows.columns, rows.values, "table", title=title)
+        show(rows.columns, rows.values, form, title=title, first=_NODE if "status" in rows.columns else _HISTORY)
+        sys.stdout.write("\n")
     for site, stream, stored_at, subject, payload_bytes, payload, metadata in messages.values:
-        heading = f"{site}/{stream}: {payload_bytes} bytes on {subject}, stored {stored_at:%Y-%m-%d %H:%M:%S}"
-        console().print(text("", heading))
+        print_note(f"{site}/{stream}: {payload_bytes} bytes on {subject}, stored {stored_at:%Y-%m-%d %H:%M:%S}")
         print_document(metadata if metadata is not None else payload)
 
 
-def print_summary(rows: Rows) -> None:
-    """Print what fits a screen of the summary: blind sites in red, below it the sums and what `blind` and `unwatched` mean."""
+def print_summary(rows: Rows, form: Format) -> None:
+    """Print the summary: blind sites in red, below it the sums and what `blind` and `unwatched` mean."""
     records = [dict(zip(rows.columns, row, strict=True)) for row in rows.values]
-    show(
-        _SUMMARY,
-        [[record[column] for column in _SUMMARY] for record in records],
-        "table",
-        alarmed=lambda row: row[_SUMMARY.index("observer")] == "blind",
-    )
+    observer = rows.columns.index("observer")
+    show(rows.columns, rows.values, form, first=_SUMMARY, alarmed=lambda row: row[observer] == "blind")
     sites = len({(record["replicator"], record["name"]) for record in records})
     blind = sum(record["observer"] == "blind" for record in records)
     up, silent, retired, new = (sum(record[column] for record in records) for column in _SUMMED)
     as_of = max(record["as_of"] for record in records)
     counted = f"{up} up, {silent} silent, {retired} retired, {new} new in 24 h"
-    lines = [f"{sites} sites ({blind} blind): {counted}; as of {as_of:%Y-%m-%d %H:%M:%S}"]
+    print_note(f"{sites} sites ({blind} blind): {counted}; as of {as_of:%Y-%m-%d %H:%M:%S}")
     if blind:
-        lines.append("blind: heartbeat overdue; node states may be stale")
+        print_note("blind: heartbeat overdue; node states may be stale")
     if any(record["observer"] == "unwatched" for record in records):
-        lines.append("unwatched: no heartbeat was ever received; node states may be stale without notice")
-    sys.stdout.write("\n".join(lines) + "\n")
+        print_note("unwatched: no heartbeat was ever received; node states may be stale without notice")

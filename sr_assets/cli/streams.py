@@ -45,7 +45,9 @@ def _check_connectivity(settings: "Settings", form: Format) -> int:
     rows = [
         (probe.stream, probe.cluster, probe.tried, "ok" if probe.works else "failed", probe.learned) for probe in probes
     ]
-    show(("stream", "cluster", "tried", "result", "learned"), rows, form)
+    show(
+        ("stream", "cluster", "tried", "result", "learned"), rows, form, first=("stream", "tried", "result", "learned")
+    )
     failed = [probe for probe in probes if not probe.works]
     for probe in failed:
         fail(f"{probe.stream}: {probe.tried}: {probe.learned}", 1)
@@ -103,11 +105,14 @@ def lag(settings: "Settings", form: Format) -> int:
         )
         for lag in lags
     ]
-    show(columns, rows, form)
-    unknown = [lag for lag in lags if lag.source_last_sequence is None]
-    for lag in unknown:
-        fail(f"{lag.name}/{lag.stream}: {lag.problem}", 1)
-    return int(bool(unknown))
+    show(columns, rows, form, first=("name", "stream", "lag_messages", "lag_seconds"))
+    troubled = [lag for lag in lags if lag.problem is not None]
+    for lag in troubled:
+        click.echo(
+            f"{'error' if lag.unknown else 'warning'}: {lag.name}/{lag.stream}: {' '.join(str(lag.problem).split())}",
+            err=True,
+        )
+    return int(any(lag.unknown for lag in troubled))
 
 
 def _paused_labels(settings: "Settings") -> frozenset[str]:

@@ -37,6 +37,11 @@ class Lag:
     seconds: float | None = None
     problem: str | None = None
 
+    @property
+    def unknown(self) -> bool:
+        """Whether the source could not be asked."""
+        return self.source_last_sequence is None
+
 
 def measure_lag(settings: Settings) -> list[Lag]:
     """Ask every source, each over one connection and all at once; returns the streams in the order of the file."""
