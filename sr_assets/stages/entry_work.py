@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from sr_assets.settings import Entry
     from sr_assets.stages.report import Stage
     from sr_assets.stages.site import Site
-
-#: Where a run stops: each source's last sequence as first seen by the run; None for a run that lingers.
-Ends = dict[str, int] | None
+    from sr_assets.stages.source.reading import Ends
 
 
 class EntryWork(ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sr_assets.stages.entry_work import Ends, EntryWork
+from sr_assets.stages.entry_work import EntryWork
 from sr_assets.stages.feeds.advisory_feed import FeedStage
 from sr_assets.stages.report import Stage
 from sr_assets.stages.source.reading import SparkReader
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sr_assets.settings import FeedSettings
     from sr_assets.stages.lane import Lane
     from sr_assets.stages.site import Site
+    from sr_assets.stages.source.reading import Ends
 
 
 class FeedWork(EntryWork):

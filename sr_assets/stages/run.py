@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sr_assets.stages.lane import Lane
     from sr_assets.stages.report import Stage, StreamReport
     from sr_assets.stages.site import Site
+    from sr_assets.stages.source.reading import Ends
 
 _POLL_SECONDS: Final = 1.0
 #: How long the end of a run waits for copies under way: longer than a writer waits for an acknowledgement.
@@ -66,7 +67,7 @@ def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_onl
 def _go_round(site: Site, works: Sequence[EntryWork], budget_ends: float, *, drain_only: bool) -> None:
     """Let each entry take steps, in rounds, until there is no work or no time left."""
     linger_seconds = site.settings.linger_ns / 1e9
-    ends: dict[str, int] | None = {} if drain_only else None
+    ends: Ends = {} if drain_only else None
     active = time.monotonic()
     while True:
         site.woken.clear()

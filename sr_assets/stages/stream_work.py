@@ -14,12 +14,12 @@ from sr_assets.adapters.state.pausing import paused_streams
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.positions import retention_clock_ns
 from sr_assets.stages.connections import Clusters
-from sr_assets.stages.entry_work import Ends, EntryWork
+from sr_assets.stages.entry_work import EntryWork
 from sr_assets.stages.lane import Beside, Lane
 from sr_assets.stages.replication.context import CopyContext
 from sr_assets.stages.replication.replica import ReplicaStage
 from sr_assets.stages.report import Stage
-from sr_assets.stages.source.reading import SparkReader
+from sr_assets.stages.source.reading import Ends, SparkReader
 from sr_assets.stages.tracking.heartbeat import HeartbeatStage, heartbeat_grace_ns
 from sr_assets.stages.tracking.node_advisories import AdvisoryStage
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
@@ -131,8 +131,6 @@ class StreamWork(EntryWork):
     def _watch(self, ends: Ends) -> bool:
         busy = False
         if self._watcher is not None:
-            if self.watching.retries:
-                self._watcher.look_again()
             busy = self._watcher.fold_next(ends)
             busy |= self._watcher.sweep_due()
         if not self._announced_with_copies:

@@ -39,7 +39,8 @@ class Copier:
         self._rows = dict(sorted(rows.items()))
         self._receipt = Receipt()
         self._staged = StagedFiles(Path(plan.staging), partition) if plan.staging else None
-        self._found: set[int] = set()
+        # The copies in the target by source sequence, with their originals' stored times in ms.
+        self._found: dict[int, int] = {}
 
     def run(self) -> Receipt:
         """Copy everything and return the receipt.
@@ -64,9 +65,9 @@ class Copier:
     def _find_copies(self, sender: Sender) -> None:
         """Read the target behind the intent: the source sequences of our copies there are copied already."""
         plan = self._plan
-        for target_sequence, sequence in sender.copies():
-            self._found.add(sequence)
-            self._receipt.locate(target_sequence, sequence)
+        for target_sequence, copy in sender.copies():
+            self._found[copy.sequence] = copy.stored_ms
+            self._receipt.locate(target_sequence, copy.sequence)
         outside = [sequence for sequence in self._found if not plan.first <= sequence < plan.next]
         if outside:
             raise RunError(other_writer(plan.stream, plan.identity, min(outside)))
@@ -82,6 +83,7 @@ class Copier:
                     receipt.too_old += 1
                     continue
                 if message.sequence in self._found:
+                    self._check_copy(message)
                     receipt.count(len(message.payload))
                     receipt.found += 1
                 elif (outgoing := sender.prepare(message)) is None:
@@ -93,6 +95,16 @@ class Copier:
             if self._staged and staged:
                 self._staged.add(staged, self._rows)
             self._note_missing(missing)
+
+    def _check_copy(self, message: Message) -> None:
+        """Raise RunError when the copy in the target is of another message than the source now holds at its sequence."""
+        if self._found[message.sequence] != message.stored_ns // 1_000_000:
+            plan = self._plan
+            raise RunError(
+                f"source stream {plan.source_stream} holds another message {message.sequence} than the one that was copied"
+                f" into {plan.stream} before the batch was cut off: it went back; run `sr-assets recover --stream"
+                f" {plan.name}/{plan.source_stream} --force`"
+            )
 
     def _note_missing(self, missing: list[int]) -> None:
         """Account for sequences that the source does not hold: copied by an earlier attempt, or lost."""

@@ -9,7 +9,8 @@ import bisect
 from typing import TYPE_CHECKING
 
 from sr_assets.adapters import wire
-from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.errors import TransientError
+from sr_assets.domain.positions import SequenceRange, parse_rfc3339_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,17 +23,20 @@ def fetch(source: wire.Connection, plan: CopyPlan, sequences: list[int]) -> Iter
     """Yield the messages of ascending sequences in source order, with the sequences up to there that are missing.
 
     Consecutive sequences are read as a range, others one by one; messages that a replica does not have are read from the
-    leader.
+    leader. Raises TransientError when the source is no longer the one that the plan was made for.
     """
     whole = SequenceRange(sequences[0], sequences[-1] + 1)
     contiguous = len(whole) == len(sequences)
     if contiguous:
-        lists = wire.read_confirmed(source, plan.source_stream, whole, filter_subject=plan.filter, direct=plan.direct)
+        lists = wire.read_confirmed(
+            source, plan.source_stream, whole, filter_subject=plan.filter, direct=plan.direct, held=True
+        )
     else:
         lists = wire.read_sequences(source, plan.source_stream, sequences, direct=plan.direct)
     at = 0
     for messages in lists:
         plan.check_batch()
+        _check_source(source, plan)
         held = [message.sequence for message in messages]
         after = bisect.bisect(sequences, held[-1], at)
         missing = [] if after - at == len(held) else sorted(set(sequences[at:after]).difference(held))
@@ -44,7 +48,28 @@ def fetch(source: wire.Connection, plan: CopyPlan, sequences: list[int]) -> Iter
             yield messages, missing
     rest = sequences[at:]
     if rest:
+        _check_source(source, plan)
         yield ([], rest) if contiguous else _ask_leader(source, plan.source_stream, rest)
+
+
+def _check_source(source: wire.Connection, plan: CopyPlan) -> None:
+    """Raise TransientError unless the source still is what it was when the batch was planned.
+
+    Asked after the messages have come and before they are used: a source that was made again, or that went back, holds
+    other messages at their sequences. The driver finds out what became of it.
+    """
+    if plan.source_sequence is None:
+        return
+    info = source.request(f"$JS.API.STREAM.INFO.{plan.source_stream}", {})
+    changed = "error" in info or parse_rfc3339_ns(info["created"]) != plan.created_ns
+    if not changed:
+        last, last_ns = info["state"]["last_seq"], parse_rfc3339_ns(info["state"]["last_ts"])
+        changed = last < plan.source_sequence
+        if not changed and (last, last_ns) != (plan.source_sequence, plan.source_ns):
+            known = wire.stored_message(source, plan.source_stream, plan.source_sequence)
+            changed = known is not None and known.stored_ns != plan.source_ns
+    if changed:
+        raise TransientError(f"source stream {plan.source_stream} was made again, or went back, while it was copied")
 
 
 def _ask_leader(source: wire.Connection, stream: str, sequences: list[int]) -> tuple[list[Message], list[int]]:

@@ -30,6 +30,8 @@ class CopyPlan:
     - `folder`, `batch`: the folder with this stream's writer locks, and the batch that may write (its file `batch`)
     - `receipt`: the file for the receipt of all tasks, written once all have succeeded
     - `resend`: appended to each `Nats-Msg-Id` as `/r<resend>` unless 0: for a stream that is copied again on purpose
+    - `source_sequence`, `source_ns`: a message of the source at or behind the range's end, and when it was stored: another
+      one there, or none any more behind it, means another source. Without it nothing is compared
     - `cutoff_ns`: messages stored before this time (unix ns) are not copied but counted as too old
     - `on_poison`: `park` or `stop`
     - `staging`: the folder for the Parquet rows of the copies; without it nothing is staged
@@ -54,6 +56,8 @@ class CopyPlan:
     receipt: str
     filter: str | None = None
     resend: int = 0
+    source_sequence: int | None = None
+    source_ns: int | None = None
     cutoff_ns: int | None = None
     on_poison: str = "park"
     staging: str | None = None

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sr_assets.adapters.copying.plan import CopyPlan
     from sr_assets.adapters.copying.receipt import Receipt
     from sr_assets.domain.messages import Message
+    from sr_assets.domain.provenance import CopyOf
 
 #: Refusals that are about one message, not about the target.
 _ABOUT_THE_MESSAGE: Final = frozenset({wire.MESSAGE_TOO_LARGE, wire.HEADERS_TOO_LARGE, wire.INVALID_SUBJECT})
@@ -76,8 +77,8 @@ class Sender:
         self._window[message.sequence] = message
         return outgoing
 
-    def copies(self) -> Iterator[tuple[int, int]]:
-        """Yield our copies in the target behind the intent: target sequence, source sequence."""
+    def copies(self) -> Iterator[tuple[int, CopyOf]]:
+        """Yield our copies in the target behind the intent, each with its target sequence."""
         plan = self._plan
         state = self._target.request(f"$JS.API.STREAM.INFO.{plan.stream}", {}).get("state")
         if state is None:
@@ -86,7 +87,7 @@ class Sender:
         for message in itertools.chain.from_iterable(wire.read_headers(self._target, plan.stream, behind)):
             copy = find_copy(message.headers, plan.identity, plan.created_ns)
             if copy is not None:
-                yield message.sequence, copy.sequence
+                yield message.sequence, copy
 
     def send(self, items: Iterator[wire.Outgoing]) -> None:
         """Send everything in order and wait for every acknowledgement.
@@ -195,9 +196,9 @@ class Sender:
         try:
             return self._publish([self._outgoing(self._window[sequence]) for sequence in sorted(self._window)])
         except wire.WireError:
-            for target_sequence, sequence in self.copies():
-                if sequence in self._window:
-                    self._settle(sequence, target_sequence)
+            for target_sequence, copy in self.copies():
+                if copy.sequence in self._window:
+                    self._settle(copy.sequence, target_sequence)
             if not self._answers():
                 raise
         for sequence in sorted(self._window):

@@ -70,7 +70,7 @@ class JetStreamDataSource(DataSource):
 
     - `connection`: path of a file made by `write_connection`
     - `stream`: the stream's name
-    - `first`, `next`: the half-open range of sequences
+    - `first`, `next`: the half-open range of sequences; the stream's last one is not before its end
     - `direct`: `true` to read by batched direct get (nats-server 2.11+, stream with `allow_direct`), else a pull
       consumer is used
     - `filter`: a subject filter; without one every subject
@@ -148,6 +148,7 @@ class JetStreamReader(DataSourceReader):
                 filter_subject=options.get("filter"),
                 max_bytes=int(options.get("batch_bytes", BATCH_BYTES)),
                 direct=options.get("direct") == "true",
+                held=True,
             ):
                 yield to_batch(messages)
 

@@ -18,7 +18,8 @@ class Intent:
     `target_stream`, `target_created_ns` and `target_sequence` where the target ended. `resend`: what the target lost is
     sent again, nothing is read anew; `waits`: the intent was open when that was noticed, and comes after. `folded`: the
     decisions stand in the copy queue; a tracked stream's intent without it was left by schema 2, which folded and copied
-    in one.
+    in one. `source_sequence` and `source_ns` are the source's last message when the batch was planned, and when that was
+    stored: another stored time there means another source.
     """
 
     stream: str
@@ -35,6 +36,8 @@ class Intent:
     folded: bool = False
     target_stream: str | None = None
     starts: int = 0
+    source_sequence: int | None = None
+    source_ns: int | None = None
 
 
 @dataclass(slots=True)

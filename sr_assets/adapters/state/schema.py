@@ -10,7 +10,7 @@ from typing import Final
 
 from sr_assets.adapters.state import copy_log, copy_queue, global_view
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 
 SCHEMA: Final = f"""
 CREATE TABLE IF NOT EXISTS about (schema_version INTEGER);
@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS copying (
 CREATE TABLE IF NOT EXISTS intents (
     stream VARCHAR, first BIGINT, available BIGINT, next BIGINT, planned_ns BIGINT, cutoff_ns BIGINT, created_ns BIGINT,
     target_created_ns BIGINT, target_sequence BIGINT, resend BOOLEAN, waits BOOLEAN, folded BOOLEAN DEFAULT false,
-    target_stream VARCHAR, starts BIGINT DEFAULT 0);
+    target_stream VARCHAR, starts BIGINT DEFAULT 0, source_sequence BIGINT, source_ns BIGINT);
 CREATE TABLE IF NOT EXISTS nodes (
     stream VARCHAR, node VARCHAR, first_seen_ns BIGINT, seen_ns BIGINT, sequence BIGINT, copied_ns BIGINT,
     copied_bytes BIGINT, status VARCHAR, status_since_ns BIGINT, retired_at_ns BIGINT, times_retired BIGINT,
@@ -99,5 +99,9 @@ ALTER TABLE transitions ADD COLUMN epoch BIGINT DEFAULT 0;
 ALTER TABLE staged ADD COLUMN mark VARCHAR DEFAULT '';
 {global_view.MIGRATION}
 """
+_FROM_3: Final = """
+ALTER TABLE intents ADD COLUMN source_sequence BIGINT;
+ALTER TABLE intents ADD COLUMN source_ns BIGINT;
+"""
 #: Schema version → the statements that make the next one of it.
-MIGRATIONS: Final = {1: _FROM_1, 2: _FROM_2}
+MIGRATIONS: Final = {1: _FROM_1, 2: _FROM_2, 3: _FROM_3}

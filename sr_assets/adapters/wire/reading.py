@@ -9,9 +9,11 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from sr_assets.adapters.wire.answers import succeeded
 from sr_assets.adapters.wire.connection import Connection, SilenceError
 from sr_assets.adapters.wire.consumer import read_consumer
 from sr_assets.adapters.wire.direct import read_direct
+from sr_assets.adapters.wire.link import WireError
 from sr_assets.adapters.wire.single import next_message, next_sequences, read_singles
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, merge_ranges
@@ -54,28 +56,34 @@ def read_confirmed(
     batch_messages: int = BATCH_MESSAGES,
     max_bytes: int = BATCH_BYTES,
     direct: bool,
+    held: bool = False,
 ) -> Iterator[list[Message]]:
     """Read everything the leader has of a range, lists as in `read_range`; what is left out is confirmed to be absent.
 
     With `direct` the leader is asked about each hole, and as soon as an answer proves short, is another stream's, or has
-    many holes, the rest is read by consumer. With a filter, where holes prove nothing, all of it is.
+    many holes, the rest is read by consumer. With a filter, where holes prove nothing, all of it is. `held`: the stream
+    had all of the range; WireError when its leader has not come that far (any more): then absence proves nothing.
     """
     first = wanted.first
     if direct and not filter_subject:
         for messages in _read_direct_confirmed(connection, stream, wanted, batch_messages, max_bytes):
             yield messages
             first = messages[-1].sequence + 1
+        if first < wanted.next and held:
+            _check_end(connection, stream, wanted.next)
         following = next_message(connection, stream, first) if first < wanted.next else None
         if following is None:
             return
         first = min(following.sequence, wanted.next)
     rest = SequenceRange(first, wanted.next)
-    yield from _read_from_leader(connection, stream, rest, filter_subject, batch_messages, max_bytes)
+    yield from _read_from_leader(connection, stream, rest, filter_subject, batch_messages, max_bytes, held=held)
 
 
 def read_headers(connection: Connection, stream: str, wanted: SequenceRange) -> Iterator[list[Message]]:
-    """Read a range without payloads like `read_confirmed`: for looking through a target. Uses a pull consumer."""
-    yield from _read_from_leader(connection, stream, wanted, None, BATCH_MESSAGES, BATCH_BYTES, headers_only=True)
+    """Read a range without payloads like `read_confirmed` with `held`: for looking through a target. By pull consumer."""
+    yield from _read_from_leader(
+        connection, stream, wanted, None, BATCH_MESSAGES, BATCH_BYTES, held=True, headers_only=True
+    )
 
 
 def read_sequences(
@@ -119,6 +127,7 @@ def _read_from_leader(
     batch_messages: int,
     max_bytes: int,
     *,
+    held: bool,
     headers_only: bool = False,
 ) -> Iterator[list[Message]]:
     """Read a range by consumer, and again from where it ended early, until the leader has nothing more inside it."""
@@ -133,11 +142,21 @@ def _read_from_leader(
             first = messages[-1].sequence + 1
         if first >= wanted.next:
             return
+        if held:
+            _check_end(connection, stream, wanted.next)
         following = next_message(connection, stream, first, filter_subject)
         if following is None or following.sequence >= wanted.next:
             return
         yield [following._replace(payload=b"") if headers_only else following]
         first = following.sequence + 1
+
+
+def _check_end(connection: Connection, stream: str, after: int) -> None:
+    """Raise WireError when the leader does not know of the sequences before `after`, which the stream held."""
+    answer = succeeded(connection, stream, connection.request(f"$JS.API.STREAM.INFO.{stream}", {}))
+    last = int(answer["state"]["last_seq"])
+    if last < after - 1:
+        raise WireError(f"{connection.address}: stream {stream} ends at {last}, before {after - 1}, which it held")
 
 
 def _read_direct_confirmed(

@@ -20,7 +20,7 @@ from sr_assets.adapters.state.global_view import MAX_REJECTS
 from sr_assets.domain.availability import LIFE_CYCLE, Observation, read_message
 from sr_assets.domain.positions import SequenceRange, missing, retention_clock_ns
 from sr_assets.stages.source.position import advance, load_position, note_read
-from sr_assets.stages.source.reading import first_available, gap_rows, next_range
+from sr_assets.stages.source.reading import first_available, gap_rows, next_range, read_unless_changed, reading_end
 from sr_assets.stages.source.suitability import check_source
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sr_assets.stages.clock import Clock
     from sr_assets.stages.connections import Clusters
     from sr_assets.stages.report import StreamReport
-    from sr_assets.stages.source.reading import SparkReader
+    from sr_assets.stages.source.reading import Ends, SparkReader
 
 logger = logging.getLogger(__name__)
 
@@ -55,25 +55,22 @@ class FeedStage:
         self._clock, self._report = clock, report
         self._most_rejects = MAX_REJECTS // most_feeds
 
-    def fold_next(self, ends: dict[str, int] | None) -> bool:
-        """Fold the next batch of the feed; returns whether there was work.
-
-        `ends` is as in `NodeStage.fold_next`. Raises RunError or ConfigurationError with one line.
-        """
+    def fold_next(self, ends: Ends) -> bool:
+        """Fold the next batch of the feed; returns whether there was work. Raises RunError or ConfigurationError."""
         feed, report = self._feed, self._report
         cluster = self._clusters.connect(feed.source)
         source = cluster.stream_info(feed.stream)
         self._clock.set(source.ts_ns)
-        first_look = report.state is None
-        if first_look:
+        if report.state is None:
             check_source(feed, source)
-        end = source.last_sequence if ends is None else ends.setdefault(feed.stream, source.last_sequence)
-        state = load_position(self._store, cluster, feed, source, first_look=first_look)
-        covered = next_range(feed, state.next_sequence, source, end, cluster)
+        state = load_position(self._store, cluster, feed, source)
+        covered = next_range(feed, state.next_sequence, source, reading_end(ends, state, source), cluster)
         if covered is None:
             return self._note_silence(state, source)
         started = time.monotonic()
-        received = self._read(source, covered)
+        received = read_unless_changed(cluster, source, lambda: self._read(source, covered))
+        if received is None:
+            return True
         reach(Point.READ)
         self._commit(state, source, covered, received)
         report.seconds += time.monotonic() - started

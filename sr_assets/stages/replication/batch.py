@@ -204,7 +204,9 @@ class Batch:
         return receipt
 
     def _copy_plan(self, receipt_file: str) -> CopyPlan:
-        context, stream, intent = self._context, self._stream, self._intent
+        context, stream, intent, state = self._context, self._stream, self._intent, self._state
+        # What was decided lies before the last message read; any other range before the source's last message then.
+        decided = intent.folded or intent.resend
         staged = stream.tracked and not intent.resend
         return CopyPlan(
             connection=context.files.path(stream.target),
@@ -218,6 +220,8 @@ class Batch:
             name=stream.name,
             created_ns=intent.created_ns,
             resend=intent.starts,
+            source_sequence=state.mark_sequence if decided else intent.source_sequence,
+            source_ns=state.mark_ns if decided else intent.source_ns,
             prefix=stream.prefix,
             remove=stream.remove,
             first=intent.first,

@@ -1,6 +1,6 @@
-"""Queued copies of a source that no longer exists: those in the target count as copied, the others are lost.
+"""Copies of a source that no longer exists: those in the target count as copied, the others in the queue are lost.
 
-The queue outlives its source only where `on_source_reset` lets the stream continue. Not here: single messages that the
+Queue and intent outlive their source only where `on_source_reset` lets the stream continue. Not here: single messages that the
 source lost before they were copied (`batch`).
 """
 
@@ -17,7 +17,7 @@ from sr_assets.stages.replication.target_history import TargetReview
 
 if TYPE_CHECKING:
     from sr_assets.adapters.nats.stream_info import StreamInfo
-    from sr_assets.adapters.state.records import CopyState, Intent
+    from sr_assets.adapters.state.records import CopyState, Intent, StreamState
     from sr_assets.stages.replication.context import CopyContext
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,18 @@ def settle_lost(context: CopyContext, source: StreamInfo, copying: CopyState) ->
         store.save_copying(copying)
     context.report.gap_messages += len(lost)
     return True
+
+
+def settle_abandoned(context: CopyContext, source: StreamInfo, state: StreamState, copying: CopyState) -> None:
+    """Count the copies that an open batch, which read its range itself, has made of an earlier source.
+
+    What it has not made was never read. The caller commits `state` and `copying`, and clears the intent.
+    """
+    intent = context.store.open_intent(context.stream.stream)
+    if intent is not None and not intent.folded:
+        made = len(_made(context, source, copying, intent))
+        state.seen_messages += made
+        copying.copied_messages += made
 
 
 def _made(context: CopyContext, source: StreamInfo, copying: CopyState, intent: Intent | None) -> set[int]:

@@ -17,13 +17,20 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.state.records import Intent
+from sr_assets.domain.errors import TransientError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.replication.batch import Batch
-from sr_assets.stages.replication.lost import settle_lost
+from sr_assets.stages.replication.lost import settle_abandoned, settle_lost
 from sr_assets.stages.replication.target import prepare_target
 from sr_assets.stages.replication.target_history import TargetReview
-from sr_assets.stages.source.position import advance, another_source, load_position, source_reset_error
-from sr_assets.stages.source.reading import first_available, next_range, too_old_before
+from sr_assets.stages.source.position import (
+    advance,
+    another_source,
+    changed_since,
+    load_position,
+    source_reset_error,
+)
+from sr_assets.stages.source.reading import first_available, next_range, reading_end, too_old_before
 from sr_assets.stages.source.suitability import check_source
 
 if TYPE_CHECKING:
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
     from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.adapters.state.records import CopyState, StreamState
     from sr_assets.stages.replication.context import CopyContext
+    from sr_assets.stages.source.reading import Ends
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +72,10 @@ class ReplicaStage:
         """Let the next step compare the target with the state again, after an error."""
         self._looked = False
 
-    def copy_next(self, ends: dict[str, int] | None) -> bool:
+    def copy_next(self, ends: Ends) -> bool:
         """Make the next copies, or finish those that a crash left open; returns whether there was work.
 
-        `ends` holds, when the run is to stop there, each source's last sequence as first seen by this run. Raises
-        RunError or ConfigurationError with one line.
+        Raises RunError or ConfigurationError with one line.
         """
         stream, store = self._stream, self._store
         tracked = store.load_stream(stream.stream) if stream.tracked else None
@@ -81,7 +88,10 @@ class ReplicaStage:
             check_source(stream, source)
         if tracked and self._is_another_source(source_cluster, source, tracked):
             return False
-        state = tracked or load_position(store, source_cluster, stream, source, first_look=not self._looked)
+        # A queued batch is of messages that were read; any other one lies behind them.
+        intent = store.open_intent(stream.stream)
+        reading = intent if intent is not None and not intent.folded else None
+        state = tracked or load_position(store, source_cluster, stream, source, reading)
         copying = self._report.copying = store.load_copying(stream.stream)
         if not stream.tracked:
             self._report.state = state
@@ -94,16 +104,16 @@ class ReplicaStage:
 
         Reading has to follow it first; raises RunError when it must not.
         """
-        problem = another_source(cluster, self._stream, source, state, first_look=not self._looked)
+        problem = another_source(cluster, self._stream, source, state)
         if problem and self._stream.on_source_reset == "stop":
             raise source_reset_error(problem)
         return problem is not None
 
-    def _go_on(self, source: StreamInfo, state: StreamState, copying: CopyState, ends: dict[str, int] | None) -> bool:
+    def _go_on(self, source: StreamInfo, state: StreamState, copying: CopyState, ends: Ends) -> bool:
         stream, report = self._stream, self._report
         target = prepare_target(stream, source, self._context.clusters.connect(stream.target))
         review = TargetReview(self._context, source, state, copying, target)
-        self._follow_beginning(review, state, copying, target)
+        self._follow_beginning(review, source, state, copying, target)
         if target is None or not self._looked or review.changed():
             target = review.run()
             self._looked = True
@@ -119,6 +129,12 @@ class ReplicaStage:
         self.under_way = True
         try:
             Batch(self._context, source, state, copying, intent, target).run()
+        except TransientError:
+            # Of another source nothing was copied: what became of this one is found by looking again.
+            self._looked = False
+            if not changed_since(self._context.clusters.connect(stream.source), source):
+                raise
+            return True
         finally:
             self.under_way = False
         seconds = time.monotonic() - started
@@ -152,7 +168,12 @@ class ReplicaStage:
         return intent is not None and not intent.folded
 
     def _follow_beginning(
-        self, review: TargetReview, state: StreamState, copying: CopyState, target: StreamInfo | None
+        self,
+        review: TargetReview,
+        source: StreamInfo,
+        state: StreamState,
+        copying: CopyState,
+        target: StreamInfo | None,
     ) -> None:
         """Begin the bookkeeping of the target: for the first copies, and for those of another source or beginning."""
         front = self._store.copy_queue(self._stream.stream).front(1, 1)
@@ -166,12 +187,15 @@ class ReplicaStage:
             copying.target_checked = end
         elif not same:
             # Copies of an abandoned attempt in the target must not be mistaken for another writer's.
+            settle_abandoned(self._context, source, state, copying)
             review.begin_anew()
             copying.target_sequence, copying.target_holds, copying.target_checked = 0, 0, end
         copying.created_ns, copying.starts = created_ns, starts
         copying.target_stream = copying.target_stream or self._stream.target_stream
         with self._store.transaction():
             self._store.save_copying(copying)
+            if not self._stream.tracked:
+                self._store.save_stream(state)
 
     def _open_intent(self) -> Intent | None:
         """Return the intent that a crash left open; a re-send comes first, unless a batch had begun before it."""
@@ -184,7 +208,7 @@ class ReplicaStage:
         state: StreamState,
         copying: CopyState,
         target: StreamInfo,
-        ends: dict[str, int] | None,
+        ends: Ends,
     ) -> Intent | None:
         """Plan what is copied next, and commit its intent; None when nothing is due."""
         stream, store = self._stream, self._store
@@ -209,6 +233,8 @@ class ReplicaStage:
             folded=stream.tracked or due.queued,
             target_stream=stream.target_stream,
             starts=copying.starts,
+            source_sequence=source.last_sequence,
+            source_ns=source.last_stored_ns,
         )
         with store.transaction():
             store.save_copying(copying)
@@ -216,7 +242,7 @@ class ReplicaStage:
         reach(Point.PLANNED)
         return intent
 
-    def _next_due(self, source: StreamInfo, state: StreamState, ends: dict[str, int] | None) -> _Due | None:
+    def _next_due(self, source: StreamInfo, state: StreamState, ends: Ends) -> _Due | None:
         """Return what is copied next: what the target lost, then what is queued, then what the source holds."""
         stream, store = self._stream, self._store
         resends = store.copy_log(stream.stream).resends(stream.batch_messages)
@@ -236,10 +262,9 @@ class ReplicaStage:
             covered, available = self._without_holes(covered, available)
         return _Due(covered, available, bool(resends), queued is not None)
 
-    def _next_range(self, source: StreamInfo, state: StreamState, ends: dict[str, int] | None) -> SequenceRange | None:
-        stream = self._stream
-        end = source.last_sequence if ends is None else ends.setdefault(stream.stream, source.last_sequence)
-        return next_range(stream, state.next_sequence, source, end, self._context.clusters.connect(stream.source))
+    def _next_range(self, source: StreamInfo, state: StreamState, ends: Ends) -> SequenceRange | None:
+        cluster = self._context.clusters.connect(self._stream.source)
+        return next_range(self._stream, state.next_sequence, source, reading_end(ends, state, source), cluster)
 
     def _without_holes(self, covered: SequenceRange, available: int) -> tuple[SequenceRange, int]:
         """Return a range that spans many sequences, cut, with its first message: a writer gets a row for each sequence."""

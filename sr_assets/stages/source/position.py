@@ -18,6 +18,7 @@ from sr_assets.domain.positions import format_rfc3339_ns, watermark
 if TYPE_CHECKING:
     from sr_assets.adapters.nats.cluster import Cluster
     from sr_assets.adapters.nats.stream_info import StreamInfo
+    from sr_assets.adapters.state.records import Intent
     from sr_assets.adapters.state.store import SiteState
     from sr_assets.settings import Entry, Start
 
@@ -29,12 +30,11 @@ _OLD_ANSWERS_SECONDS = 5.0
 
 
 def load_position(
-    store: SiteState, cluster: Cluster, entry: Entry, source: StreamInfo, *, first_look: bool
+    store: SiteState, cluster: Cluster, entry: Entry, source: StreamInfo, intent: Intent | None = None
 ) -> StreamState:
-    """Return a stream's state, beginning it when it is new.
+    """Return a stream's state, beginning it when it is new, or anew when its source is another one.
 
-    The first call of a run also compares the last message read with the source's message at that sequence. Raises
-    RunError when the stream must stop, TransientError when the source's answer may be out of date.
+    `intent` is a batch that reads the source itself and was left open. Raises RunError when the stream must stop.
     """
     state = store.load_stream(entry.stream)
     if state is None or not state.begun:
@@ -42,7 +42,7 @@ def load_position(
         state.started = os.environ.get(START_VARIABLE)
         state.progress_ns = source.ts_ns
         state.epoch_ns = source.ts_ns or source.created_ns
-    elif problem := another_source(cluster, entry, source, state, first_look=first_look):
+    elif problem := another_source(cluster, entry, source, state, intent):
         _move_to_new_source(entry, state, source, problem)
     elif entry.ephemeral and state.started != os.environ.get(START_VARIABLE):
         state.started = os.environ.get(START_VARIABLE)
@@ -57,36 +57,60 @@ def load_position(
 
 
 def another_source(
-    cluster: Cluster, entry: Entry, source: StreamInfo, state: StreamState, *, first_look: bool
+    cluster: Cluster, entry: Entry, source: StreamInfo, state: StreamState, intent: Intent | None = None
 ) -> str | None:
     """Return what became of the source when its sequences mean other messages than those that were read.
 
-    The first look of a run also asks for the last message that was read.
+    Two messages tell: the last one that was read, and the last one there was when an open intent was planned.
     """
     if state.created_ns != source.created_ns:
         return f"source stream {entry.stream} was deleted and made again"
     edited = f"or the state was edited (then set it aside and run `sr-assets recover --stream {entry.label}`)"
-    if state.next_sequence > source.last_sequence + 1 and _ends_before(cluster, entry, state):
+    planned = intent.source_sequence if intent and intent.source_sequence else 0
+    read = max(state.next_sequence - 1 if state.has_read else 0, planned)
+    if source.last_sequence < read and _ends_before(cluster, entry, read):
         return (
-            f"source stream {entry.stream} ends at {source.last_sequence}, before {state.next_sequence - 1}, which was"
-            f" read: it went back, {edited}"
+            f"source stream {entry.stream} ends at {source.last_sequence}, before {read}, which was read: it went back,"
+            f" {edited}"
         )
-    if first_look and state.mark_sequence is not None and state.mark_sequence >= source.first_sequence:
-        marked = cluster.message(entry.stream, state.mark_sequence)
-        if marked is not None and marked.stored_ns != state.mark_ns:
+    known = [(state.mark_sequence, state.mark_ns)]
+    if intent is not None:
+        known.append((intent.source_sequence, intent.source_ns))
+    for sequence, stored_ns in known:
+        if sequence is not None and not _holds(cluster, source, sequence, stored_ns):
             return (
-                f"source stream {entry.stream} holds another message {state.mark_sequence} than the one that was read:"
-                f" it went back and has grown since, {edited}"
+                f"source stream {entry.stream} holds another message {sequence} than the one that was read: it went back"
+                f" and has grown since, {edited}"
             )
     return None
 
 
-def _ends_before(cluster: Cluster, entry: Entry, state: StreamState) -> bool:
-    """Return whether a source ends before the last message read, also when asked again: a new leader may be out of date."""
-    if not state.has_read:
-        return False
+def changed_since(cluster: Cluster, planned: StreamInfo) -> bool:
+    """Return whether a source was made again, or went back, since an info of it.
+
+    Asked after a range was read that this info planned: what was read may then be of either. What became of the source is
+    found by planning again.
+    """
+    now = cluster.stream_info(planned.stream)
+    if now.created_ns != planned.created_ns or now.last_sequence < planned.last_sequence:
+        return True
+    return not _holds(cluster, now, planned.last_sequence, planned.last_stored_ns)
+
+
+def _holds(cluster: Cluster, source: StreamInfo, sequence: int, stored_ns: int | None) -> bool:
+    """Return whether a source still holds, as far as can be seen, the message that was stored there at that time."""
+    if stored_ns is None or (source.last_sequence, source.last_stored_ns) == (sequence, stored_ns):
+        return True
+    if not source.first_sequence <= sequence <= source.last_sequence:
+        return True
+    message = cluster.message(source.stream, sequence)
+    return message is None or message.stored_ns == stored_ns
+
+
+def _ends_before(cluster: Cluster, entry: Entry, sequence: int) -> bool:
+    """Return whether a source ends before a sequence, also when asked again: a new leader may be out of date."""
     deadline = time.monotonic() + _OLD_ANSWERS_SECONDS
-    while cluster.stream_info(entry.stream).last_sequence + 1 < state.next_sequence:
+    while cluster.stream_info(entry.stream).last_sequence < sequence:
         if time.monotonic() > deadline:
             return True
         time.sleep(0.2)

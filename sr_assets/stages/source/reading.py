@@ -9,19 +9,35 @@ from typing import TYPE_CHECKING, Any
 
 from sr_assets.adapters.spark.source import FORMAT
 from sr_assets.adapters.state.store import gap_row
+from sr_assets.domain.errors import TransientError
 from sr_assets.domain.positions import SequenceRange
+from sr_assets.stages.source.position import changed_since
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyarrow as pa
 
     from sr_assets.adapters.nats.cluster import Cluster
     from sr_assets.adapters.nats.stream_info import StreamInfo
+    from sr_assets.adapters.state.records import StreamState
     from sr_assets.settings import Entry
     from sr_assets.stages.connections import ConnectionFiles, SparkConnection
+
+#: Where a run stops that only drains: each source's last sequence as first seen by the run, by stream and beginning; None
+#: for a run that lingers.
+Ends = dict[tuple[str, int], int] | None
 
 _MAX_GAP_ROWS = 1_000
 #: A batch may read this many times `batch_bytes`, which bounds what it holds in memory: far less than it reads.
 _READ_SHARE = 10
+
+
+def reading_end(ends: Ends, state: StreamState, source: StreamInfo) -> int:
+    """Return the last sequence that a run may read: never one that this info does not know of."""
+    if ends is None:
+        return source.last_sequence
+    return min(ends.setdefault((state.stream, state.starts), source.last_sequence), source.last_sequence)
 
 
 def next_range(
@@ -70,6 +86,20 @@ def _sparse_end(entry: Entry, cluster: Cluster, rest: SequenceRange, count: int)
 def too_old_before(max_age_ns: int | None, source: StreamInfo) -> int | None:
     """Return the stored time (unix ns) before which a message is too old to be copied; None without a limit."""
     return None if max_age_ns is None or source.ts_ns is None else source.ts_ns - max_age_ns
+
+
+def read_unless_changed(cluster: Cluster, source: StreamInfo, read: Callable[[], pa.Table]) -> pa.Table | None:
+    """Return what was read of a range that an info planned; None when the source was made again or went back meanwhile.
+
+    Then the rows may be of either source, and the range means nothing: plan again.
+    """
+    try:
+        rows = read()
+    except TransientError:
+        if not changed_since(cluster, source):
+            raise
+        return None
+    return None if changed_since(cluster, source) else rows
 
 
 class SparkReader:

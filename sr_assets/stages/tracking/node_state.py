@@ -18,11 +18,18 @@ import pyarrow.compute as pc
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.spark.source import encode_extractor
 from sr_assets.domain.blindness import BlindSpans, find_blind_spans
-from sr_assets.domain.errors import TransientError
 from sr_assets.domain.positions import SequenceRange, missing
 from sr_assets.domain.tracking import NODE_COLUMNS, sweep
 from sr_assets.stages.source.position import advance, load_position, note_read, warn_of_clock
-from sr_assets.stages.source.reading import absence_reason, first_available, gap_rows, next_range, too_old_before
+from sr_assets.stages.source.reading import (
+    absence_reason,
+    first_available,
+    gap_rows,
+    next_range,
+    read_unless_changed,
+    reading_end,
+    too_old_before,
+)
 from sr_assets.stages.source.suitability import check_source
 from sr_assets.stages.tracking.columns import state_of
 from sr_assets.stages.tracking.decisions import count_decisions, decide, due_copies
@@ -40,7 +47,7 @@ if TYPE_CHECKING:
     from sr_assets.stages.clock import Clock
     from sr_assets.stages.connections import Clusters, SparkConnection
     from sr_assets.stages.report import StreamReport
-    from sr_assets.stages.source.reading import SparkReader
+    from sr_assets.stages.source.reading import Ends, SparkReader
 
 logger = logging.getLogger(__name__)
 
@@ -68,15 +75,10 @@ class NodeStage:
         self._clock, self._report = clock, report
         self._looked = self._clock_reported = False
 
-    def look_again(self) -> None:
-        """Let the next batch compare the source with what was read of it: something went wrong since."""
-        self._looked = False
+    def fold_next(self, ends: Ends) -> bool:
+        """Read and fold the next batch; returns whether there was work: a batch, or another source to follow.
 
-    def fold_next(self, ends: dict[str, int] | None) -> bool:
-        """Read and fold the next batch; returns whether there was one.
-
-        `ends` holds, when the run is to stop there, each source's last sequence as first seen by this run. Raises
-        RunError or ConfigurationError with one line.
+        Raises RunError or ConfigurationError with one line.
         """
         stream, report = self._stream, self._report
         cluster = self._clusters.connect(stream.source)
@@ -84,23 +86,23 @@ class NodeStage:
         self._clock.set(source.ts_ns)
         if not self._looked:
             check_source(stream, source)
-        state = load_position(self._store, cluster, stream, source, first_look=not self._looked)
+        state = load_position(self._store, cluster, stream, source)
         if not self._looked:
             follow_policy(self._store, stream, self._policy, state)
         self._looked = True
+        begun_anew = report.state is not None and report.state.starts != state.starts
         report.state = state
-        end = source.last_sequence if ends is None else ends.setdefault(stream.stream, source.last_sequence)
         left_open = self._left_open()
-        planned = next_range(stream, state.next_sequence, source, end, cluster)
+        planned = next_range(stream, state.next_sequence, source, reading_end(ends, state, source), cluster)
         covered = SequenceRange(left_open.first, left_open.next) if left_open else planned
         if covered is None:
             self._note_caught_up(state, source)
-            return False
+            return begun_anew
         reach(Point.PLANNED)
         started = time.monotonic()
-        sightings = self._read(source, covered)
-        if cluster.stream_info(stream.stream).created_ns != source.created_ns:
-            raise TransientError(f"source stream {stream.stream} was made again while it was read")
+        sightings = read_unless_changed(cluster, source, lambda: self._read(source, covered))
+        if sightings is None:
+            return True
         reach(Point.READ)
         self._commit(state, source, covered, sightings, left_open)
         seconds = time.monotonic() - started

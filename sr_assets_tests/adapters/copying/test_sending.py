@@ -10,10 +10,12 @@ import pytest
 from sr_assets.adapters.connection_file import write_connection
 from sr_assets.adapters.copying import sending
 from sr_assets.adapters.copying.copier import Copier
+from sr_assets.adapters.copying.fetching import fetch
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import Connection, WireError, read_range
 from sr_assets.domain.clusters import ClusterSettings
+from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.messages import last_origin
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
@@ -140,6 +142,38 @@ def test_a_source_that_is_lost_amid_a_batch_fails_it_although_the_target_answers
             rig.copy(count, source_connection=here)
         killer.join()
     assert 0 < len(rig.copied(count)) < count
+
+
+@pytest.mark.parametrize("ends_before", (False, True), ids=("other messages", "less"))
+def test_of_a_source_that_was_made_again_nothing_is_copied_any_more(rig: Rig, ends_before: bool) -> None:
+    rig.fill((1, 2, 3, 4, 5, 6, 1, 2))
+    with Cluster(rig.cluster) as admin:
+        planned = admin.stream_info("FROM")
+        known = {"source_sequence": planned.last_sequence, "source_ns": planned.last_stored_ns}
+        plan = copy_plan(rig.folder, rig.cluster, "FROM", "TO", created_ns=planned.created_ns, **known)
+        lists = fetch(rig.connection, plan, [1, 3, 5, 7])
+        assert [message.sequence for message in next(lists)[0]] == [1, 3, 5, 7]
+        assert [message.sequence for message in next(fetch(rig.connection, plan, [1, 2]))[0]] == [1, 2]
+        admin.request_api("STREAM.DELETE.FROM")
+        made(rig.connection, "FROM")
+        assert all(admin.publish_many([(f"FROM.{n}", b"new", f"{n}") for n in range(1, 3 if ends_before else 12)]))
+    for sequences in ([1, 3, 5, 7], [1, 2], [7, 8]):
+        with pytest.raises((TransientError, WireError), match=r"was made again, or went back|which it held"):
+            list(fetch(rig.connection, plan, sequences))
+
+
+def test_a_copy_of_another_message_at_the_same_sequence_is_not_taken_for_this_ones(rig: Rig) -> None:
+    """A source that went back after a batch was cut off holds other messages where the batch had copied some."""
+    rig.fill((1, 2, 3))
+    assert rig.copy(2).copied == 2
+    with Cluster(rig.cluster) as admin:
+        admin.request_api("STREAM.PURGE.FROM", {"keep": 0})
+        admin.request_api("STREAM.DELETE.FROM")
+        made(rig.connection, "FROM")
+        assert all(admin.publish_many([(f"FROM.{n}", b"new", f"{n}") for n in range(1, 4)]))
+    with pytest.raises(RunError, match="holds another message 1 than the one that was copied"):
+        rig.copy(3)
+    assert rig.copied() == [1, 2]
 
 
 def kill_once(server: NatsServer, cluster: ClusterSettings, target: str) -> None:

@@ -145,6 +145,19 @@ def test_a_file_that_is_no_state_is_named_with_what_to_do(tmp_path: Path) -> Non
     assert "\n" not in str(raised.value)
 
 
+def test_a_state_of_the_version_before_is_brought_up_to_this_one(tmp_path: Path) -> None:
+    with SiteState(tmp_path) as state, state.transaction():
+        for column in ("source_sequence", "source_ns"):
+            state.connection.execute(f"ALTER TABLE intents DROP COLUMN {column}")
+        state.connection.execute("UPDATE about SET schema_version = 3")
+    intent = Intent("S", 1, 1, 5, None, None, 7, 8, 0, source_sequence=9, source_ns=10)
+    with SiteState(tmp_path) as state:
+        with state.transaction():
+            state.save_intent(intent)
+        assert state.open_intent("S") == intent
+        assert state.connection.execute("SELECT schema_version FROM about").fetchall() == [(SCHEMA_VERSION,)]
+
+
 def test_a_state_of_another_version_is_refused_and_closed(tmp_path: Path) -> None:
     with SiteState(tmp_path) as state:
         state.connection.execute("UPDATE about SET schema_version = 99")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.wire import Ack, Connection, Outgoing, Publisher, WireError, read_headers, read_range
+from sr_assets.adapters.wire import Ack, Connection, Outgoing, Publisher, WireError, read_confirmed, read_range
 from sr_assets.adapters.wire import connection as wire_connection
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
@@ -37,7 +37,7 @@ def test_a_server_that_dies_ends_a_publish_with_one_line_and_the_target_shows_wh
             assert "\n" not in str(caught.value)
         server.start()
         with Connection(address(server)) as connection:
-            stored = flat(read_headers(connection, stream, SequenceRange(1, 30_000)))
+            stored = flat(read_confirmed(connection, stream, SequenceRange(1, 30_000), direct=False))
             assert [m.sequence for m in stored] == list(range(1, len(stored) + 1))
 
 

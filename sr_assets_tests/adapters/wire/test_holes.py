@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sr_assets.adapters.wire import Connection, Outgoing, read_confirmed, read_headers, read_sequences
+from sr_assets.adapters.wire import Connection, Outgoing, WireError, read_confirmed, read_headers, read_sequences
 from sr_assets.adapters.wire.frames import direct_get_message, encode_json, encode_pub
 from sr_assets.domain.positions import SequenceRange
 from sr_assets_tests.adapters.wire.rig import Names, delete, flat, made, outgoing, publish
@@ -135,6 +135,24 @@ def test_a_filter_is_answered_by_the_stream_itself(connection: Connection, strea
     for direct in (True, False):
         read = flat(read_confirmed(connection, stream, WHOLE, filter_subject=f"{stream}.3", direct=direct))
         assert [m.sequence for m in read] == [n for n in range(11, 1001) if n % 7 == 3 and n != 500]
+
+
+@pytest.mark.parametrize("filter_subject", (None, "{}.3"))
+@pytest.mark.parametrize("direct", (True, False))
+def test_what_a_leader_has_not_come_to_is_not_absent(
+    connection: Connection, stream: str, direct: bool, filter_subject: str | None
+) -> None:
+    """As a leader just elected, or a mirror made anew: the stream held more when the range was planned."""
+    publish(connection, outgoing(stream, 10))
+    delete(connection, stream, 10)
+    subject = filter_subject and filter_subject.format(stream)
+    known, beyond = SequenceRange(1, 11), SequenceRange(1, 12)
+    read = flat(read_confirmed(connection, stream, known, filter_subject=subject, direct=direct, held=True))
+    assert [message.sequence for message in read] == ([3] if subject else list(range(1, 10)))
+    with pytest.raises(WireError, match="ends at 10, before 11, which it held"):
+        flat(read_confirmed(connection, stream, beyond, filter_subject=subject, direct=direct, held=True))
+    with pytest.raises(WireError, match="ends at 10, before 11, which it held"):
+        flat(read_headers(connection, stream, beyond))
 
 
 def test_a_stream_of_holes_takes_a_few_requests(connection: Connection, unique: Names) -> None:

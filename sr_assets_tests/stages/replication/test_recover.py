@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,23 +140,6 @@ def test_a_stream_that_stopped_for_a_source_made_again_goes_on_with_what_the_new
     if tracked:
         nodes = {row["node"] for row in rig.rows("last_seen_nodes")}
         assert nodes == {f"n{n}" for n in (1, 2, 3, 11, 12, 13)}
-
-
-@pytest.fixture
-def restore_source(rig: Rig, tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """A site whose source server is its own; `save` keeps its disk as it is now, `restore` sets it back to that."""
-    disk, saved = tmp_path / "frail", tmp_path / "saved"
-    with NatsServer(disk, "frail") as source:
-        rig.source = source
-
-        def act(action: str) -> None:
-            source.stop()
-            old, new = (disk, saved) if action == "save" else (saved, disk)
-            shutil.rmtree(new, ignore_errors=True)
-            shutil.copytree(old, new)
-            source.start()
-
-        yield act
 
 
 def test_a_stream_that_stopped_for_a_source_that_went_back_goes_on_behind_what_both_hold(

@@ -16,6 +16,7 @@ from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.positions import format_rfc3339_ns
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.source.position import START_VARIABLE, advance
+from sr_assets.stages.source.reading import Ends, reading_end
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 
@@ -206,6 +207,13 @@ def test_what_an_info_that_fell_behind_does_not_know_is_neither_read_nor_silent(
     rig.add(stream)
     rig.publish(stream, numbered(rig, 6))
     known = rig.info(stream)
+    ends: Ends = {}
+    drained = StreamState(stream, known.created_ns, 1)
+    infos = [replace(known, last_sequence=last) for last in (6, 4, 9)]
+    assert [reading_end(ends, drained, info) for info in infos] == [6, 4, 6]
+    # Another source, which has another beginning, ends elsewhere.
+    assert [reading_end(ends, replace(drained, starts=1), info) for info in infos[1:]] == [4, 4]
+    assert [reading_end(None, drained, info) for info in infos] == [6, 4, 9]
     assert known.ts_ns is not None
     stored_ns = known.ts_ns - 60_000_000_000
     state = StreamState(stream, known.created_ns, next_sequence=5, last_stored_ns=stored_ns, seen_messages=4)

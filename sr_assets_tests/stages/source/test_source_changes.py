@@ -1,0 +1,130 @@
+"""A source that is made again, or goes back, at any moment of a run: no message counts at another one's sequence."""
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sr_assets.adapters import checkpoints
+from sr_assets.adapters.checkpoints import Point
+from sr_assets.domain.provenance import Identity, find_copy
+from sr_assets_tests.rig import SITE, Rig, Sent
+
+TRACKED = {"inspect_field": "sender", "inspect_duration": "10h", "inspect_force_field": "force"}
+FOLD, COPY = "MainThread", "copying"
+#: What becomes of the source, and when: the point, the thread that reaches it, for the n-th time. The second batch ends
+#: behind what the copy of the disk holds, the third begins there.
+MOMENTS: tuple[tuple[bool, dict[str, Any], Point, str, int], ...] = (
+    (False, TRACKED, Point.PLANNED, FOLD, 3),
+    (False, TRACKED, Point.PLANNED, COPY, 1),
+    (False, {}, Point.PLANNED, COPY, 2),
+    (True, TRACKED, Point.PLANNED, FOLD, 3),
+    (True, TRACKED, Point.PUBLISHED, COPY, 2),
+    (True, {}, Point.PLANNED, COPY, 3),
+    (True, {}, Point.COMMITTED, COPY, 2),
+)
+
+
+def forced(first: int, after: int) -> list[Sent]:
+    bodies = ({"sender": f"n{n % 7}", "force": True, "n": n} for n in range(first, after))
+    return [Sent(json.dumps(body).encode()) for body in bodies]
+
+
+class Change:
+    """A change of the source that happens once, at a moment; what the source held before and after is known."""
+
+    def __init__(self, rig: Rig, stream: str, change: Callable[[], None]) -> None:
+        self._rig, self._stream, self._change = rig, stream, change
+        self.happened = False
+        #: Where each message stood, by its number: sequence, stored time in ms, created time of its stream.
+        self.stood: dict[int, tuple[int, int, int]] = {}
+
+    def look(self) -> None:
+        """Note where each message stands."""
+        created_ns = self._rig.info(self._stream).created_ns
+        for sequence, stored_ns, _, _, payload in self._rig.stored(self._stream):
+            self.stood[json.loads(payload)["n"]] = (sequence, stored_ns // 1_000_000, created_ns)
+
+    def happen(self) -> None:
+        """Change the source."""
+        self.look()
+        self._change()
+        self.look()
+        self.happened = True
+
+    def at(self, point: Point, who: str, count: int) -> Callable[[Point], None]:
+        """Return a hook that changes the source when a thread reaches a point for the n-th time."""
+        left = [count]
+
+        def hook(reached: Point) -> None:
+            if reached is point and threading.current_thread().name.startswith(who):
+                left[0] -= 1
+                if left[0] == 0:
+                    self.happen()
+
+        return hook
+
+
+def made_again(rig: Rig, stream: str) -> Callable[[], None]:
+    def change() -> None:
+        rig.api(f"STREAM.DELETE.{stream}")
+        rig.create(stream)
+        rig.publish(stream, forced(100, 170))
+
+    return change
+
+
+def assert_nothing_is_mistaken(rig: Rig, stream: str, change: Change) -> list[int]:
+    """See that each copy and each node names a message where it stood, and that all is counted; returns the copies."""
+    copied = []
+    for copy in rig.copies(stream):
+        origin, number = find_copy(copy.headers, Identity(stream, SITE, SITE)), json.loads(copy.payload)["n"]
+        assert origin == change.stood[number], number
+        copied.append(number)
+    seen = {stood[:2] for stood in change.stood.values()}
+    for node in rig.rows("last_seen_nodes"):
+        assert (node["last_sequence"], int(node["last_seen"].timestamp() * 1_000)) in seen, node
+    row = rig.row("replication")
+    parts = ("copied_messages", "skipped_messages", "too_old_messages", "parked_messages", "queued_messages")
+    assert row["seen_messages"] == sum(row[part] for part in parts), row
+    assert row["copied_messages"] == len(copied), row
+    return copied
+
+
+@pytest.mark.parametrize(("goes_back", "entry", "point", "who", "count"), MOMENTS)
+def test_another_source_is_followed_and_never_taken_for_the_old_one(
+    rig: Rig,
+    monkeypatch: pytest.MonkeyPatch,
+    restore_source: Callable[[str], None],
+    goes_back: bool,
+    entry: dict[str, Any],
+    point: Point,
+    who: str,
+    count: int,
+) -> None:
+    stream = rig.make()
+    rig.add(stream, on_source_reset="recopy", batch_messages=20, **entry)
+    rig.publish(stream, forced(0, 30))
+    if goes_back:
+        restore_source("save")
+    rig.publish(stream, forced(30, 60))
+
+    def restored() -> None:
+        restore_source("restore")
+        rig.publish(stream, forced(130, 170))
+
+    change = Change(rig, stream, restored if goes_back else made_again(rig, stream))
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "hook", change.at(point, who, count))
+        rig.run()
+    assert change.happened
+    rig.drain()
+    rig.drain()
+    copied = assert_nothing_is_mistaken(rig, stream, change)
+    new = [*range(30), *range(130, 170)] if goes_back else [*range(100, 170)]
+    assert copied[-len(new) :] == new
+    # Before those only the old one's, each once: what both hold was copied from each.
+    assert copied[: -len(new)] == list(range(len(copied) - len(new)))
+    assert not [gap for gap in rig.rows("gaps") if gap["reason"] != "lost"]
