@@ -34,6 +34,8 @@ RINGS = (
 PACKAGE_ORDER = {
     "adapters": (
         "checkpoints",
+        "private",
+        "home",
         "security",
         "wire",
         "connection_file",
@@ -83,6 +85,8 @@ LIBRARIES = {
     "settings.shape": {"pydantic"},
     "settings.loading": {"pydantic"},
     "adapters.checkpoints": set(),
+    "adapters.private": set(),
+    "adapters.home": set(),
     "adapters.connection_file": set(),
     "adapters.copying": set(),
     "adapters.nats": {"nats"},

@@ -366,6 +366,7 @@ def test_every_key_of_ours_and_of_the_stream_replicator_arrives_where_it_belongs
         STATE_STORE: /var/lib/sr
         loglevel: Debug
         logfile: /var/log/sr.log
+        published_mode: '0640'
         run_budget: 10m
         linger: 5s
         spark: {mode: classic, config: {spark.driver.memory: 2g, spark.ui.enabled: false, spark.cores.max: 4}}
@@ -402,6 +403,7 @@ def test_every_key_of_ours_and_of_the_stream_replicator_arrives_where_it_belongs
     )
     entry = settings.streams[0]
     assert (settings.replicator, settings.home, settings.loglevel) == ("US-EAST", Path("/var/lib/sr"), "debug")
+    assert settings.published_mode == 0o640
     assert (settings.logfile, settings.run_budget_ns, settings.linger_ns) == (
         Path("/var/log/sr.log"),
         600 * SECOND_NS,
@@ -608,6 +610,12 @@ def test_an_unset_variable_is_named_with_its_stream_and_key(stream_refusal: Refu
 
 def test_an_unfinished_variable_is_refused(stream_refusal: Refusal) -> None:
     assert "does not begin ${NAME}" in stream_refusal("max_age: '${AGE:-1h}'", AGE="1h")
+
+
+@pytest.mark.parametrize("text", ("'0640'", "0640", "640", "0o640", "'640'"))
+def test_a_file_mode_is_octal_with_and_without_quotes(load: Load, text: str) -> None:
+    assert load(TOP + f"published_mode: {text}\n" + STREAM % "").published_mode == 0o640
+    assert load(TOP + STREAM % "").published_mode == 0o600
 
 
 def test_home_is_the_environments_then_the_state_store(load: Load, tmp_path: Path) -> None:
@@ -822,6 +830,8 @@ def test_a_bad_value_is_named_with_its_key_and_what_is_allowed(keys: str, says: 
         ("snapshots: {retention: soon}\n", "snapshots.retention: 'soon' is not a duration"),
         ("gaps: {retention: 0d}\n", "gaps.retention: '0d' must be longer than zero"),
         ("logfile: [a]\n", "logfile: ['a'] is not text"),
+        ("published_mode: '0666'\n", "published_mode: '0666' is none of '0600' (the owner), '0640' (the group too)"),
+        ("published_mode: true\n", "published_mode: True is none of '0600'"),
     ),
 )
 def test_a_bad_value_above_the_streams_is_named_with_its_key(keys: str, says: str, refusal: Refusal) -> None:

@@ -6,13 +6,17 @@ Not here: the connection itself (`wire`).
 from __future__ import annotations
 
 import json
-import os
-import tempfile
+import shutil
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
+from sr_assets.adapters.private import write_private
 from sr_assets.adapters.wire import Connection
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
+
+#: The folder of a site's connection files, in the site's own.
+CONNECTIONS: Final = "connections"
 
 
 def write_connection(file: Path, cluster: ClusterSettings) -> Path:
@@ -20,16 +24,18 @@ def write_connection(file: Path, cluster: ClusterSettings) -> Path:
 
     Options of a data source are part of Spark's plans and logs: a path may be there, a password may not. Of
     certificates, keys and credential files only the paths are written. Threads may write the same file at once (a site's
-    lanes do): each has a draft of its own, with mode 0600.
+    lanes do).
     """
     text = json.dumps(asdict(cluster))
     if not file.exists() or file.read_text() != text:
         file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, draft = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-        with os.fdopen(descriptor, "w") as output:
-            output.write(text)
-        Path(draft).replace(file)
+        write_private(file, text)
     return file
+
+
+def remove_connections(folder: Path) -> None:
+    """Remove the connection files of a site's folder."""
+    shutil.rmtree(folder / CONNECTIONS, ignore_errors=True)
 
 
 def open_connection(file: str, name: str) -> Connection:

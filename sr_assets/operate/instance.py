@@ -15,6 +15,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters.connection_file import remove_connections
+from sr_assets.adapters.home import open_home, refuse_foreign_home
+from sr_assets.adapters.private import open_private, own_folder, write_private
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
 
 if TYPE_CHECKING:
@@ -48,10 +51,16 @@ _REMOTE_DISKS: Final = frozenset(
 
 
 def check_home(home: Path) -> None:
-    """Refuse a home that cannot be written or lies on a network disk, whose locks and memory maps cannot be trusted.
+    """Refuse a home that is another user's, cannot be written, or lies on a network disk.
 
     Nothing is created: for a home that does not exist its nearest existing parent is checked. Raises ConfigurationError.
     """
+    refuse_foreign_home(home)
+    _check_disk(home)
+
+
+def _check_disk(home: Path) -> None:
+    """Refuse a folder that cannot be written or lies on a network disk, whose locks and memory maps cannot be trusted."""
     folder = next(folder for folder in (home, *home.parents) if folder.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigurationError(
@@ -83,28 +92,41 @@ def prepare_instance(settings: Settings) -> Path:
     `DAGSTER_HOME` if it is set, else `<home>/dagster`; the package's dagster.yaml is written there when it has none. Raises
     ConfigurationError when a folder is unusable.
     """
-    folder = Path(os.environ.get("DAGSTER_HOME") or settings.home / "dagster").expanduser().absolute()
+    own = settings.home / "dagster"
+    folder = Path(os.environ.get("DAGSTER_HOME") or own).expanduser().absolute()
+    check_home(settings.home)
+    _check_disk(folder)
     for needed in (settings.home, folder):
-        check_home(needed)
         try:
-            needed.mkdir(parents=True, exist_ok=True)
+            if needed == settings.home:
+                open_home(needed, settings.published_mode)
+            elif needed == own:
+                own_folder(needed)
+            else:
+                needed.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=needed):
                 pass
         except OSError as error:
             raise ConfigurationError(
                 f"{needed} cannot be written: {error.strerror}; name another with SR_ASSETS_HOME or state_store"
             ) from None
+    _remove_old_connections(settings)
     os.environ["DAGSTER_HOME"] = str(folder)
     if not (folder / "dagster.yaml").exists():
-        draft = folder / f".dagster.yaml.{os.getpid()}"
-        draft.write_bytes(files("sr_assets").joinpath("dagster.yaml").read_bytes())
-        draft.replace(folder / "dagster.yaml")
+        write_private(folder / "dagster.yaml", files("sr_assets").joinpath("dagster.yaml").read_text(encoding="utf-8"))
     return folder
+
+
+def _remove_old_connections(settings: Settings) -> None:
+    """Remove the connection files, passwords included, that a killed run left at a site which is configured no more."""
+    for site in (settings.home / "sites").glob("*"):
+        if site.name not in settings.sites:
+            remove_connections(site)
 
 
 def prepare_storage(folder: Path) -> None:
     """Create the storage's tables in one process before several use it: created side by side they collide."""
-    with storage_errors(folder), (folder / ".storage.lock").open("a+") as lock:
+    with storage_errors(folder), open_private(folder / ".storage.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         # Where SQLite keeps the runs by default; elsewhere, and the first time, opening the storage creates its tables.
         if (folder / "history" / "runs.db").exists():

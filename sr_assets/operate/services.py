@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
+from sr_assets.adapters.private import open_private
 from sr_assets.domain.errors import RunError
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
 from sr_assets.operate.processes import child_environment, signals_as_interrupt, stop_groups
@@ -127,7 +128,7 @@ def serve(settings: Settings, port: int) -> int:
 
     prepare_instance(settings)
     mark_start()
-    with (settings.home / "up.lock").open("a+") as lock:
+    with open_private(settings.home / "up.lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

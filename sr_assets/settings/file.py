@@ -24,7 +24,7 @@ from sr_assets.settings.shape import (
     SiteName,
     Span,
 )
-from sr_assets.settings.values import MINUTE_NS, one_of, read_path
+from sr_assets.settings.values import MINUTE_NS, one_of, read_file_mode, read_path
 
 File = Annotated[Path, BeforeValidator(read_path)]
 
@@ -46,6 +46,7 @@ class RawFile(Raw):
     feeds: list[RawFeed] = Field(default_factory=list)
     state_store: File | None = None
     logfile: File | None = None
+    published_mode: Annotated[int, BeforeValidator(read_file_mode)] = 0o600
     loglevel: Annotated[
         Literal["debug", "info", "warn", "error"], BeforeValidator(one_of("debug", "info", "warn", "error"))
     ] = "info"

@@ -75,6 +75,7 @@ def _settings(raw: RawFile, environ: Mapping[str, str]) -> Settings:
         gaps_retention_ns=raw.gaps.retention,
         loglevel=raw.loglevel,
         logfile=raw.logfile,
+        published_mode=raw.published_mode,
         warnings=_warnings(raw),
     )
 

@@ -213,6 +213,7 @@ class Settings:
     gaps_retention_ns: int = 90 * DAY_NS
     loglevel: Literal["debug", "info", "warn", "error"] = "info"
     logfile: Path | None = None
+    published_mode: int = 0o600
     warnings: tuple[str, ...] = ()
     sites: Mapping[str, tuple[Entry, ...]] = field(init=False, repr=False, compare=False)
     _by_name: Mapping[str, tuple[Entry, ...]] = field(init=False, repr=False, compare=False)

@@ -166,6 +166,17 @@ def read_time(value: object) -> int:
         raise ValueError(f"{shown(text)} is not a time: write RFC 3339, as in 2026-01-31T12:00:00Z") from None
 
 
+def read_file_mode(value: object) -> int:
+    """Read who may read a file, as octal text; YAML makes a number of one without quotes, of 0640 an octal one."""
+    modes = {f"{digits}{mode:o}": mode for mode in (0o600, 0o640, 0o644) for digits in ("", "0", "0o")}
+    mode = value if value in modes.values() else modes.get(str(value))
+    if not isinstance(mode, int):
+        raise ValueError(  # noqa: TRY004  pydantic takes ValueError
+            f"{shown(value)} is none of '0600' (the owner), '0640' (the group too), '0644' (everybody)"
+        )
+    return mode
+
+
 def read_path(value: object) -> Path:
     """Read a path; `~` is a user's home."""
     text = read_text(value)

@@ -9,7 +9,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
-from sr_assets.adapters.connection_file import write_connection
+from sr_assets.adapters.connection_file import CONNECTIONS, remove_connections, write_connection
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.spark.engine import use_engine
 from sr_assets.adapters.spark.session import leave_session, open_session, spark_error, stop_work
@@ -46,17 +46,21 @@ class Clusters:
 
 
 class ConnectionFiles:
-    """The connection files with which Spark's tasks connect to a site's clusters."""
+    """The connection files with which Spark's tasks connect to a site's clusters, there as long as a run goes on."""
 
     def __init__(self, folder: Path, clusters: Sequence[ClusterSettings]) -> None:
         """Name the site's folder and all clusters of its entries."""
-        self._folder = folder / "connections"
+        self._folder = folder
         self._clusters = list(dict.fromkeys(clusters))
 
     def path(self, settings: ClusterSettings) -> str:
         """Return the path of a cluster's file, written if it is missing or differs."""
-        file = self._folder / f"{self._clusters.index(settings)}.json"
+        file = self._folder / CONNECTIONS / f"{self._clusters.index(settings)}.json"
         return str(write_connection(file, settings).resolve())
+
+    def remove(self) -> None:
+        """Remove all files, which may have passwords: after the run nobody needs them."""
+        remove_connections(self._folder)
 
 
 class SparkConnection:

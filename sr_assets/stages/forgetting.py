@@ -137,7 +137,16 @@ def _unpublish(settings: Settings, site: str) -> None:
         return
     as_of_ns = Clock(settings.home / "sites" / site).now_ns()
     with tempfile.TemporaryDirectory() as folder, SiteState(Path(folder)) as empty:
-        publish_site(settings.home, site, empty, [], sites=list(settings.sites), run_id=_OWNER, as_of_ns=as_of_ns)
+        publish_site(
+            settings.home,
+            site,
+            empty,
+            [],
+            sites=list(settings.sites),
+            run_id=_OWNER,
+            as_of_ns=as_of_ns,
+            mode=settings.published_mode,
+        )
 
 
 def _remove_files(settings: Settings, site: str, stream: str | None) -> dict[str, int]:

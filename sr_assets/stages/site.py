@@ -11,6 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from sr_assets.adapters.home import open_home
 from sr_assets.adapters.published.publishing import (
     LOCK_SECONDS,
     FleetBusyError,
@@ -80,8 +81,10 @@ class Site:
 
     def __enter__(self) -> Self:
         """Take the lock and open the state."""
+        open_home(self.settings.home, self.settings.published_mode)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._lock)
+            stack.callback(self.files.remove)
             self.state = stack.enter_context(SiteState(self.folder, self._note_change))
             stack.callback(self.spark.close)
             stack.callback(self.clusters.close)
@@ -125,6 +128,7 @@ class Site:
                 sites=list(self.settings.sites),
                 run_id=self.run_id,
                 as_of_ns=self.clock.now_ns(),
+                mode=self.settings.published_mode,
                 wait_seconds=wait_seconds,
             )
         except FleetBusyError:

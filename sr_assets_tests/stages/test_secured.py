@@ -51,9 +51,10 @@ def test_a_site_runs_over_tls_with_client_certificates_on_both_sides(secured: Ri
     assert [message.payload for message in secured.copies(plain)] == [b"%d" % n for n in range(100)]
     assert {row["node"] for row in secured.rows("last_seen_nodes")} == set(nodes)
     assert len(secured.stored(advisories)) == len(nodes)
-    written = [path.read_text() for path in (secured.home / "sites").rglob("connections/*.json")]
-    assert written
-    assert not any("PRIVATE KEY" in text for text in written)
+    with secured.open() as site:
+        written = Path(site.files.path(site.streams[0].source))
+        assert "PRIVATE KEY" not in written.read_text()
+    assert not written.exists()
 
 
 def test_a_target_that_does_not_know_our_certificate_is_one_line_and_costs_nothing_at_the_source(

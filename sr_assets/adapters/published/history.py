@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
+from sr_assets.adapters.private import make_shared_folder, share_as_folder
 from sr_assets.domain.registration import decode_payload
 from sr_assets.domain.subjects import printable
 
@@ -167,9 +168,10 @@ def place_staged(staging: Path, folder: Path, covered: SequenceRange, mark: str 
         if not parts:
             continue
         file = folder / dated.name / name
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_shared_folder(file.parent)
         if len(parts) == 1:
             parts[0].replace(file)
+            share_as_folder(file)
         else:
             _merge(parts, file)
     shutil.rmtree(staging, ignore_errors=True)
@@ -185,6 +187,7 @@ def _merge(parts: Iterable[Path], file: Path) -> None:
             for group in range(source.num_row_groups):
                 writer.write_table(source.read_row_group(group))
     draft.replace(file)
+    share_as_folder(file)
 
 
 def compact_day(day: Path) -> dict[Path, list[Path]]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 
 from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.private import living_holder, open_private, write_private
 from sr_assets.adapters.published.schema import (
     NO_SNAPSHOTS,
     SCHEMA_VERSION,
@@ -65,9 +66,10 @@ def publish_site(
     sites: Sequence[str],
     run_id: str,
     as_of_ns: int,
+    mode: int = 0o600,
     wait_seconds: float = LOCK_SECONDS,
 ) -> str:
-    """Replace a site's rows, in a new `fleet.duckdb` that replaces the old file; returns the file's generation.
+    """Replace a site's rows, in a new `fleet.duckdb` of permissions `mode` in the old file's place; returns its generation.
 
     Rows of sites not among `sites` are dropped. A new generation means that the file was made from nothing: every other
     site has to publish again. Two sites publish one after the other (`fleet.lock`). Raises RunError when it cannot be
@@ -79,14 +81,13 @@ def publish_site(
         for leftover in (draft, _wal(draft)):
             leftover.unlink(missing_ok=True)
         generation = _write_draft(draft, file, name, state, streams, sites, (as_of_ns, run_id))
+        draft.chmod(mode)
         reach(Point.PUBLISHING_TABLES)
         draft.replace(file)
         # Of a reader who wrote into the file before: it belongs to no file any more.
         _wal(file).unlink(missing_ok=True)
         reach(Point.PUBLISHED_TABLES)
-        marker = home / ".fleet.json.new"
-        marker.write_text(json.dumps({"generation": generation}))
-        marker.replace(home / "fleet.json")
+        write_private(home / "fleet.json", json.dumps({"generation": generation}))
     return generation
 
 
@@ -121,7 +122,7 @@ def _write_draft(
 @contextlib.contextmanager
 def _locked(file: Path, name: str, wait_seconds: float) -> Iterator[None]:
     """Hold the lock of the published file, whose text says who does."""
-    with file.open("a+") as lock:
+    with open_private(file) as lock:
         deadline = time.monotonic() + wait_seconds
         while True:
             try:
@@ -129,9 +130,9 @@ def _locked(file: Path, name: str, wait_seconds: float) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    lock.seek(0)
+                    holder = living_holder(lock.read()) or "a process that has not said who it is"
                     raise FleetBusyError(
-                        f"{file} has been held by {lock.read().strip() or 'another site'} for {wait_seconds:.0f} s;"
+                        f"{file} has been held by {holder} for {wait_seconds:.0f} s;"
                         " nothing was published, the next run does it; if that process stands still, end it"
                     ) from None
                 time.sleep(0.05)

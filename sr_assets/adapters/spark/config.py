@@ -65,8 +65,11 @@ def child_environment(home: Path) -> dict[str, str]:
 def engine_config(settings: SparkSettings, home: Path) -> dict[str, str]:
     """Return the settings an engine is started with; `spark.config` overrides ours."""
     scratch = home / "spark" / "scratch"
+    # What listens on loopback answers nobody but us: Spark makes the secret itself, in memory. A cluster has its own.
+    alone = {} if settings.mode.startswith(("spark://", "sc://")) else {"spark.authenticate": "true"}
     return {
         **_DEFAULTS,
+        **alone,
         "spark.local.dir": str(scratch),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         **settings.config,

@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters.private import open_private, own_folder, write_private
 from sr_assets.adapters.spark.config import child_environment, engine_config, fingerprint
 from sr_assets.domain.errors import RunError
 
@@ -78,8 +79,8 @@ class Engine:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (folder / "engine.lock").open("a+") as file:
+    own_folder(folder)
+    with open_private(folder / "engine.lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -93,10 +94,7 @@ def _recorded(folder: Path) -> Engine | None:
 
 def _record(folder: Path, engine: Engine) -> None:
     """Record the server; a server that is not the recorded one ends by itself."""
-    draft = folder / ".engine.json"
-    draft.touch(mode=0o600)
-    draft.write_text(json.dumps(asdict(engine)))
-    draft.replace(folder / "engine.json")
+    write_private(folder / "engine.json", json.dumps(asdict(engine)))
 
 
 def engine_status(home: Path) -> Engine | None:
@@ -171,7 +169,7 @@ def _await_unused(folder: Path, engine: Engine) -> None:
     """Wait until no run uses the server: stopping it would make that run fail."""
 
     def unused() -> bool:
-        with (folder / "users").open("a") as users:
+        with open_private(folder / "users") as users:
             try:
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -186,8 +184,8 @@ def _await_unused(folder: Path, engine: Engine) -> None:
 def use_engine(home: Path, keep_seconds: float) -> Iterator[None]:
     """Keep the server running inside `with`, and for `keep_seconds` after it."""
     folder = home / "spark"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (folder / "users").open("a") as users:
+    own_folder(folder)
+    with open_private(folder / "users") as users:
         fcntl.flock(users, fcntl.LOCK_SH)
         try:
             yield
@@ -203,9 +201,7 @@ def keep_engine(home: Path, seconds: float) -> None:
     except (OSError, ValueError):
         until = 0.0
     if time.monotonic() + seconds > until:
-        draft = file.with_name(f".keep.{os.getpid()}")
-        draft.write_text(f"{time.monotonic() + seconds:.0f}")
-        draft.replace(file)
+        write_private(file, f"{time.monotonic() + seconds:.0f}")
 
 
 def _launch(folder: Path, home: Path, config: Mapping[str, str], started_with: str) -> Engine:
@@ -215,7 +211,8 @@ def _launch(folder: Path, home: Path, config: Mapping[str, str], started_with: s
     # A keep time of an earlier engine may be from before the machine's last start, whose monotonic clock was higher.
     (folder / "keep").unlink(missing_ok=True)
     keep_engine(home, _START_SECONDS)
-    with log.open("wb") as output:
+    with open_private(log) as output:
+        output.truncate()
         process = subprocess.Popen(
             _command(folder, config, port),
             env=environ,
@@ -262,7 +259,8 @@ def _command(folder: Path, config: Mapping[str, str], port: int) -> list[str]:
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
     }
-    properties.write_text("".join(f"{key}={value}\n".replace("\\", "\\\\") for key, value in lines.items()))
+    # `spark.config` may have secrets in it.
+    write_private(properties, "".join(f"{key}={value}\n".replace("\\", "\\\\") for key, value in lines.items()))
     submit = [str(_spark_home() / "bin" / "spark-submit"), "--class", _SERVER_CLASS, "--name", "sr-assets"]
     return [
         *(sys.executable, "-m", _WATCHER, str(folder)),

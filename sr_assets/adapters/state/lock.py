@@ -10,6 +10,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Self
 
+from sr_assets.adapters.private import living_holder, open_private, own_folder
 from sr_assets.domain.errors import RunError
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ class SiteLock:
 
     def __enter__(self) -> Self:
         """Take the lock."""
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._handle = self._file.open("a+")
+        own_folder(self._file.parent)
+        self._handle = open_private(self._file)
         deadline = time.monotonic() + self._wait_seconds
         while True:
             try:
@@ -56,18 +57,19 @@ class SiteLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Free the lock."""
+        """Free the lock, and take our name off it."""
+        os.ftruncate(self._handle.fileno(), 0)
         self._handle.close()
 
 
 def lock_owner(folder: Path) -> str | None:
-    """Return who holds a site's lock and since when; None when it is free."""
+    """Return who holds a site's lock and since when; None when it is free. Who is no more is not named."""
     try:
         with (folder / "lock").open() as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return handle.read().strip() or "a run that has just started"
+                return living_holder(handle.read()) or "a process that has not said who it is"
     except FileNotFoundError:
         return None
     return None

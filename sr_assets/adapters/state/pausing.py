@@ -12,6 +12,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters.private import own_folder, write_private
 from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:
@@ -39,14 +40,12 @@ def forget_paused(folder: Path, stream: str) -> None:
 
 def _mark(folder: Path, stream: str, *, paused: bool) -> bool:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        own_folder(folder)
         with _locked(folder):
             before = paused_streams(folder)
             after = before | {stream} if paused else before - {stream}
             if after != before:
-                draft = folder / f".{_MARKER}.new"
-                draft.write_text(json.dumps({"streams": sorted(after)}))
-                draft.replace(folder / _MARKER)
+                write_private(folder / _MARKER, json.dumps({"streams": sorted(after)}))
     except OSError as error:
         raise RunError(cannot_write(folder / _MARKER, error)) from None
     return after != before

@@ -12,15 +12,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sr_assets.adapters.private import write_private
+
 
 def write_status(folder: Path, status: dict[str, Any]) -> None:
     """Replace `status.json`, which the sensor and the command line read, atomically.
 
     `written_at` is added to it: seconds of the monotonic clock, and the start of the machine from which that counts.
     """
-    draft = folder / ".status.json"
-    draft.write_text(json.dumps({**status, "written_at": [time.monotonic(), _machine_start()]}, indent=1))
-    draft.replace(folder / "status.json")
+    written_at = [time.monotonic(), _machine_start()]
+    write_private(folder / "status.json", json.dumps({**status, "written_at": written_at}, indent=1))
 
 
 def status_age_seconds(status: dict[str, Any]) -> float | None:

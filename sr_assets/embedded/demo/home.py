@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from sr_assets.adapters.private import open_private
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.embedded.demo.configuration import FILE_NAME
 
@@ -34,8 +35,8 @@ def demo_home(chosen: Path | None) -> Iterator[Path]:
     try:
         if folder.exists() and any(folder.iterdir()) and not (folder / FILE_NAME).exists():
             raise ConfigurationError(f"--home {chosen} holds something that is no demo; name a new folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "demo.lock").open("a+")
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = open_private(folder / "demo.lock")
     except OSError as error:
         raise ConfigurationError(f"--home {chosen} cannot be used: {error.strerror}") from None
     with lock:

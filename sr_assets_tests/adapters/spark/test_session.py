@@ -1,9 +1,13 @@
 """A site's session: the same one for every run, another when the server closed it, and the same code without a server."""
 
+import contextlib
 import json
 import logging
+import socket
+import struct
 from dataclasses import replace
 
+import psutil
 from pyspark.sql import SparkSession
 
 from sr_assets.adapters.spark.config import engine_config
@@ -16,6 +20,24 @@ from sr_assets_tests.rig import SITE, Rig, Sent
 def session_id(session: SparkSession) -> str:
     """Return by what the server knows a session; only the client of Spark Connect has it."""
     return str(session.client._session_id)
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def listening(process: psutil.Process) -> list[int]:
+    return [each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+
+
+def ask(port: int) -> bytes:
+    """Send a request of Spark's own protocol, as a stranger would, and return what comes back, if anything does."""
+    body = b"hello"
+    request = struct.pack(">BqI", 3, 1, len(body)) + body
+    with socket.create_connection(("127.0.0.1", port), timeout=2.0) as stranger, contextlib.suppress(OSError):
+        stranger.sendall(struct.pack(">q", 8 + len(request)) + request)
+        return stranger.recv(65536)
+    return b""
 
 
 def test_every_run_of_a_site_joins_the_same_session_of_the_same_engine(rig: Rig) -> None:
@@ -60,6 +82,14 @@ def test_other_settings_and_other_code_mean_another_engine(rig: Rig) -> None:
     assert replace(engine, fingerprint="other") != engine
     assert engine.alive
     assert (rig.home / "spark" / "engine.json").stat().st_mode & 0o077 == 0
+
+
+def test_the_drivers_ports_answer_nobody_without_the_engines_secret(rig: Rig) -> None:
+    engine = start_engine(SparkSettings(), rig.home)
+    answers = [ask(port) for process in descendants(engine.pid) for port in listening(process)]
+    refusals = [answer for answer in answers if b"Expected SaslMessage" in answer]
+    assert len(refusals) == 2, "the driver's and its block manager's"
+    assert not [answer for answer in answers if b"org.apache.spark" in answer and answer not in refusals]
 
 
 def test_the_same_code_runs_in_classic_spark_and_its_process_ends(rig: Rig) -> None:

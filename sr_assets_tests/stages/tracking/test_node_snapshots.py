@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+from pathlib import Path
 from typing import Any
 
 from pyarrow import parquet
@@ -69,6 +70,28 @@ def test_any_payload_can_be_asked_for(rig: Rig) -> None:
     assert [row["metadata"] is None for row in rows] == [True] * len(ODD) + [False]
     assert json.loads(rows[-1]["metadata"])["facts"] == {"os": "größe"}
     assert rig.row("SELECT payload->>'a' AS a FROM node_snapshots WHERE node = 'n03'")["a"] in ("1", "2")
+
+
+def test_others_may_read_what_is_published_if_they_may_at_all_and_nothing_else(rig: Rig) -> None:
+    def others() -> dict[str, int]:
+        paths = (path for path in rig.home.rglob("*") if path.name != "replication.yaml")
+        modes = {str(path.relative_to(rig.home)): path.stat().st_mode & 0o777 for path in paths}
+        return {name: mode for name, mode in modes.items() if mode & 0o077}
+
+    stream = rig.make()
+    rig.add(stream, **SAMPLED)
+    rig.publish(stream, [Sent(b"{}", "n1")])
+    rig.drain()
+    assert not others()
+    rig.publish(stream, [Sent(b"{}", "n2")])
+    rig.drain(published_mode="0640")
+    files = [name for name in others() if name.endswith(".parquet")]
+    assert len(files) == 2
+    expected = {str(parent): 0o750 for name in files for parent in Path(name).parents[:-1]}
+    assert others() == {"fleet.duckdb": 0o640, **dict.fromkeys(files, 0o640), **expected}
+    assert rig.home.stat().st_mode & 0o777 == 0o710
+    rig.drain()
+    assert not others()
 
 
 def test_the_newest_copied_message_of_each_node_is_shown_and_all_are_in_the_history(rig: Rig) -> None:

@@ -1,0 +1,88 @@
+"""The home: who may enter it, and who may read what is published in it.
+
+Everything in it is its owner's alone, but for `fleet.duckdb` and the Parquet history that it views: who may read these is
+`published_mode` of the configuration. Not here: what the folders hold, how one file is kept private (`private`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from typing import TYPE_CHECKING, Final
+
+from sr_assets.adapters.private import OWNERS_ALONE, refuse_foreign, tighten
+from sr_assets.domain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_PRIVATE_FOLDERS: Final = ("sites", "spark", "dagster")
+_PRIVATE_FILES: Final = ("fleet.json", "fleet.lock", "up.lock", ".fleet.duckdb.new")
+_HISTORY: Final = "snapshots"
+#: The folders of a home, the demo's own included: one with others beside them holds more than ours.
+_OURS: Final = frozenset({*_PRIVATE_FOLDERS, _HISTORY, "nats"})
+
+
+def open_home(home: Path, published_mode: int) -> None:
+    """Create the home, or bring what an earlier version or another `published_mode` left in it to its permissions.
+
+    From then on this process and its children create files for their owner alone. Raises ConfigurationError when the home,
+    or one of its folders and files, belongs to another user or is a symbolic link.
+    """
+    os.umask(OWNERS_ALONE)
+    refuse_foreign_home(home)
+    home.mkdir(parents=True, exist_ok=True)
+    home = home.resolve()
+    readers = published_mode & 0o044
+    # Who may read a file in it has to get there, and need not list it.
+    _set_mode(home, 0o700 | readers >> 2 if _holds_nothing_else(home) else stat.S_IMODE(home.stat().st_mode) & ~0o022)
+    for name in _PRIVATE_FOLDERS:
+        tighten(home / name, 0o700)
+    for name in _PRIVATE_FILES:
+        tighten(home / name, 0o600)
+    _set_mode(home / "fleet.duckdb", published_mode)
+    _open_history(home / _HISTORY, 0o700 | readers | readers >> 2, published_mode)
+
+
+def refuse_foreign_home(home: Path) -> None:
+    """Raise ConfigurationError when the home is another user's, is reached by another user's link, or is for everybody."""
+    if not home.exists():
+        return
+    if home.lstat().st_uid not in (0, os.geteuid()):
+        refuse_foreign(home, home.lstat())
+    status = home.stat()
+    refuse_foreign(home, status)
+    if status.st_mode & stat.S_ISVTX:
+        raise ConfigurationError(
+            f"{home} is a folder for everybody's files: name one of its own with SR_ASSETS_HOME or state_store"
+        )
+
+
+def _holds_nothing_else(home: Path) -> bool:
+    """Return whether a folder is a home and nothing else: of one that is not, such as a user's own, the mode is theirs."""
+    with os.scandir(home) as entries:
+        return _OURS.issuperset(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+
+
+def _open_history(folder: Path, folder_mode: int, file_mode: int) -> None:
+    """Create the folder of the history; new files in it take their permissions from it, and older ones get them here."""
+    folder.mkdir(exist_ok=True)
+    refuse_foreign(folder, folder.lstat())
+    if stat.S_IMODE(folder.stat().st_mode) & 0o777 == folder_mode:
+        return
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            _set_mode(path, folder_mode if path.is_dir() else file_mode)
+    # Last: whoever is interrupted begins again.
+    _set_mode(folder, folder_mode)
+
+
+def _set_mode(path: Path, mode: int) -> None:
+    """Give a file or folder its permissions, if it is there; the bit that hands a folder's group on stays."""
+    with contextlib.suppress(FileNotFoundError):
+        status = path.lstat()
+        refuse_foreign(path, status)
+        now = stat.S_IMODE(status.st_mode)
+        if now & 0o777 != mode & 0o777:
+            path.chmod(now & ~0o777 | mode)

@@ -1,0 +1,96 @@
+"""Who may enter a home, and who may read what is published in it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sr_assets.adapters.home import open_home
+from sr_assets.domain.errors import ConfigurationError
+
+_DAY = "snapshots/name=a/stream=b/date=2026-01-31"
+
+
+def modes(home: Path) -> dict[str, int]:
+    """Return the permissions of a home, as "." and of everything in it."""
+    return {str(path.relative_to(home)): path.stat().st_mode & 0o777 for path in (home, *home.rglob("*"))}
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> Path:
+    """A home as the version before made it, under a umask of 002."""
+    home = tmp_path / "home"
+    for folder in ("sites/london", "dagster", "spark", _DAY):
+        (home / folder).mkdir(parents=True)
+    for file in ("fleet.duckdb", "fleet.json", "fleet.lock", "up.lock", f"{_DAY}/1-2.parquet"):
+        (home / file).touch()
+    for path in (home, *home.rglob("*")):
+        path.chmod(0o775 if path.is_dir() else 0o664)
+    return home
+
+
+@pytest.mark.parametrize(
+    ("published", "entered", "folder"),
+    ((0o600, 0o700, 0o700), (0o640, 0o710, 0o750), (0o644, 0o711, 0o755)),
+)
+def test_a_home_is_its_owners_but_for_what_is_published(
+    earlier: Path, published: int, entered: int, folder: int
+) -> None:
+    open_home(earlier, published)
+    found = modes(earlier)
+    assert found["."] == entered
+    assert {found[name] for name in ("fleet.duckdb", f"{_DAY}/1-2.parquet")} == {published}
+    assert {mode for name, mode in found.items() if name.startswith("snapshots") and "." not in name} == {folder}
+    assert {found[name] for name in ("sites", "dagster", "spark")} == {0o700}
+    assert {found[name] for name in ("fleet.json", "fleet.lock", "up.lock")} == {0o600}
+    open_home(earlier, 0o600)
+    assert {mode & 0o077 for name, mode in modes(earlier).items() if name.count("/") == 0} == {0}
+
+
+def test_a_new_home_is_its_owners_alone(tmp_path: Path) -> None:
+    open_home(tmp_path / "new" / "home", 0o600)
+    assert set(modes(tmp_path / "new").values()) == {0o700}
+
+
+def test_a_folder_with_more_in_it_than_a_home_keeps_its_mode_and_is_not_written_to_by_others(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    tmp_path.chmod(0o775)
+    open_home(tmp_path, 0o600)
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+
+
+def test_the_bit_that_hands_a_folders_group_on_stays(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    home.chmod(0o2755)
+    open_home(home, 0o640)
+    assert home.stat().st_mode & 0o7777 == 0o2710
+    assert (home / "snapshots").stat().st_mode & 0o7777 == 0o2750
+
+
+@pytest.mark.parametrize("planted", ("sites", "snapshots", "fleet.duckdb", "fleet.lock", "up.lock"))
+def test_a_link_in_a_home_is_refused(tmp_path: Path, planted: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere").chmod(0o755)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / planted).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigurationError, match=f"{planted} is a symbolic link"):
+        open_home(tmp_path / "home", 0o600)
+    assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_home_that_is_another_users_or_everybodys_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o1777)
+    with pytest.raises(ConfigurationError, match="is a folder for everybody's files: name one of its own"):
+        open_home(tmp_path, 0o600)
+    tmp_path.chmod(0o755)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ConfigurationError, match=r"belongs to user \S+ and we run as user"):
+        open_home(tmp_path, 0o600)
+
+
+def test_a_home_may_be_a_link_of_its_owner(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "home").symlink_to(tmp_path / "disk")
+    open_home(tmp_path / "home", 0o600)
+    assert (tmp_path / "disk").stat().st_mode & 0o777 == 0o700

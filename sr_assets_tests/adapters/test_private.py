@@ -1,0 +1,76 @@
+"""Files and folders that are their owner's alone, and what another user may have put in their place."""
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from sr_assets.adapters.private import living_holder, open_private, own_folder, write_private
+from sr_assets.adapters.state.lock import SiteLock, lock_owner
+from sr_assets.domain.errors import ConfigurationError
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_a_folder_of_an_earlier_version_is_tightened_with_all_that_is_in_it(tmp_path: Path) -> None:
+    folder = tmp_path / "site"
+    (folder / "staging").mkdir(parents=True)
+    file, program = folder / "staging" / "0.parquet", folder / "java"
+    for path, wide in ((file, 0o664), (program, 0o755)):
+        path.touch()
+        path.chmod(wide)
+    for path in (folder, folder / "staging"):
+        path.chmod(0o777)
+    own_folder(folder)
+    assert [mode(path) for path in (folder, folder / "staging", file, program)] == [0o700, 0o700, 0o600, 0o700]
+
+
+@pytest.mark.parametrize("planted", ("lock", "engine.log", ".status.json"))
+def test_a_link_in_a_folder_is_refused_and_what_it_leads_to_is_as_before(tmp_path: Path, planted: str) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    precious.chmod(0o644)
+    link = tmp_path / "site" / planted
+    link.parent.mkdir()
+    link.symlink_to(precious)
+    for path, attempt in ((link.parent, own_folder), (link, open_private)):
+        with pytest.raises(
+            ConfigurationError, match=rf"{planted} is a symbolic link, which may lead anywhere: remove it"
+        ):
+            attempt(path)
+    assert (precious.read_text(), mode(precious)) == ("mine", 0o644)
+    write_private(link, "replaced")
+    assert (precious.read_text(), link.is_symlink(), mode(link)) == ("mine", False, 0o600)
+
+
+def test_what_belongs_to_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = tmp_path / "site" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    for path, attempt in ((lock.parent, own_folder), (lock, open_private)):
+        with pytest.raises(ConfigurationError, match=r"belongs to user \S+ and we run as user \S+: run as its owner"):
+            attempt(path)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "lock")
+    with pytest.raises(ConfigurationError, match="lock is no regular file: remove it"):
+        open_private(tmp_path / "lock")
+
+
+def test_a_process_that_is_no_more_is_not_named_as_the_holder_of_a_lock(tmp_path: Path) -> None:
+    dead = 2**22 + 1  # beyond the largest process id
+    assert living_holder(f"run 1 (pid {dead}) since 2026") is None
+    assert living_holder(f"run 2 (pid {os.getpid()}) since 2026\n") == f"run 2 (pid {os.getpid()}) since 2026"
+    with SiteLock(tmp_path, "run 3", 0):
+        assert str(lock_owner(tmp_path)).startswith("run 3 (pid ")
+    assert (tmp_path / "lock").read_text() == ""
+    (tmp_path / "lock").write_text(f"run 1 (pid {dead}) since 2026")
+    with (tmp_path / "lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert lock_owner(tmp_path) == "a process that has not said who it is"
+    assert lock_owner(tmp_path) is None
