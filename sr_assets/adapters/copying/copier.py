@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.connection_file import open_connection
 from sr_assets.adapters.copying.fetching import fetch
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from sr_assets.adapters.copying.plan import CopyPlan
     from sr_assets.domain.messages import Message
 
+_STAGED_AT_ONCE: Final = 500
+
 
 class Copier:
     """Copies the messages that `rows` name: source sequence → node, None for a sender that is not tracked.
@@ -39,6 +41,8 @@ class Copier:
         self._rows = dict(sorted(rows.items()))
         self._receipt = Receipt()
         self._staged = StagedFiles(Path(plan.staging), partition) if plan.staging else None
+        # Messages that are in the target, not given to the staged files yet.
+        self._copied: list[Message] = []
         # The copies in the target by source sequence, with their originals' stored times in ms.
         self._found: dict[int, int] = {}
 
@@ -54,12 +58,13 @@ class Copier:
             target = stack.enter_context(open_connection(plan.connection, "sr-assets writer: target"))
             if self._staged:
                 stack.enter_context(self._staged)
-            sender = Sender(plan, target, self._receipt)
+            sender = Sender(plan, target, self._receipt, self._stage)
             self._find_copies(sender)
             try:
                 sender.send(self._prepare(source, sender))
             except StopError as stop:
                 self._receipt.failure = str(stop)
+            self._stage_copied()
         return self._receipt
 
     def _find_copies(self, sender: Sender) -> None:
@@ -73,10 +78,9 @@ class Copier:
             raise RunError(other_writer(plan.stream, plan.identity, min(outside)))
 
     def _prepare(self, source: wire.Connection, sender: Sender) -> Iterator[wire.Outgoing]:
-        """Yield the messages to send; stage them, and account for the others."""
+        """Yield the messages to send, and account for the others."""
         plan, receipt = self._plan, self._receipt
         for messages, missing in fetch(source, plan, list(self._rows)):
-            staged: list[Message] = []
             for message in messages:
                 receipt.last_sequence, receipt.last_stored_ns = message.sequence, message.stored_ns
                 if plan.cutoff_ns is not None and message.stored_ns < plan.cutoff_ns:
@@ -86,15 +90,22 @@ class Copier:
                     self._check_copy(message)
                     receipt.count(len(message.payload))
                     receipt.found += 1
-                elif (outgoing := sender.prepare(message)) is None:
-                    continue
-                else:
+                    self._stage(message)
+                elif (outgoing := sender.prepare(message)) is not None:
                     yield outgoing
-                if self._rows[message.sequence] is not None:
-                    staged.append(message)
-            if self._staged and staged:
-                self._staged.add(staged, self._rows)
             self._note_missing(missing)
+
+    def _stage(self, message: Message) -> None:
+        """Take a message that is in the target for the history; what is parked is not part of it."""
+        if self._staged and self._rows[message.sequence] is not None:
+            self._copied.append(message)
+            if len(self._copied) >= _STAGED_AT_ONCE:
+                self._stage_copied()
+
+    def _stage_copied(self) -> None:
+        if self._staged and self._copied:
+            self._staged.add(self._copied, self._rows)
+            self._copied = []
 
     def _check_copy(self, message: Message) -> None:
         """Raise RunError when the copy in the target is of another message than the source now holds at its sequence."""

@@ -23,7 +23,7 @@ from sr_assets.domain.subjects import matcher, printable, target_subject
 from sr_assets.domain.target_stream import IMPOSSIBLE_SEQUENCE, WRONG_LAST_SEQUENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from sr_assets.adapters.copying.plan import CopyPlan
     from sr_assets.adapters.copying.receipt import Receipt
@@ -40,6 +40,7 @@ _REFUSAL_SECONDS: Final = 30.0
 _ACK_SECONDS: Final = 30.0
 _PROBE_SECONDS: Final = 5.0
 _MAX_PAUSE_SECONDS: Final = 5.0
+#: More parked messages of one batch than this mean that something is wrong with the target; full subjects may be many.
 _MAX_PARKED: Final = 1000
 _IMPOSSIBLE: Final = b"NATS/1.0\r\nNats-Expected-Last-Sequence: %d\r\n\r\n" % IMPOSSIBLE_SEQUENCE
 
@@ -51,11 +52,14 @@ class StopError(Exception):
 class Sender:
     """Sends one writer's copies and accounts for them in its receipt; used once."""
 
-    def __init__(self, plan: CopyPlan, target: wire.Connection, receipt: Receipt) -> None:
-        """Take the plan, an open connection to the target, and the receipt to fill."""
+    def __init__(
+        self, plan: CopyPlan, target: wire.Connection, receipt: Receipt, on_settled: Callable[[Message], None]
+    ) -> None:
+        """Take the plan, an open connection to the target, the receipt to fill, and who gets each acknowledged message."""
         self._plan = plan
         self._target = target
         self._receipt = receipt
+        self._on_settled = on_settled
         # The messages under way or waiting to be sent again, by sequence; how often each got another id.
         self._window: dict[int, Message] = {}
         self._resends: dict[int, int] = {}
@@ -64,6 +68,7 @@ class Sender:
         self._settled: Message | None = None
         self._settled_at = 0.0
         self._source_failure: wire.WireError | None = None
+        self._limited = 0
         self._takes = matcher(plan.subjects)
         self._headers = header_writer(plan.replicator, plan.name, plan.source_stream, plan.created_ns)
 
@@ -152,6 +157,7 @@ class Sender:
         message = self._window.pop(sequence)
         self._receipt.count(len(message.payload))
         self._receipt.locate(target_sequence, sequence)
+        self._on_settled(message)
         if self._settled is None:
             reach(Point.PUBLISHING)
         self._settled = message
@@ -176,7 +182,9 @@ class Sender:
         for ack in refused:
             since = self._refused_since.setdefault(ack.sequence, now)
             reason = f"{ack.error} ({ack.error_code})"
-            if ack.error_code in _ABOUT_THE_MESSAGE or _SUBJECT_FULL in (ack.error or ""):
+            if _SUBJECT_FULL in (ack.error or ""):
+                self._park(self._window.pop(ack.sequence), reason, limited=False)
+            elif ack.error_code in _ABOUT_THE_MESSAGE:
                 self._park(self._window.pop(ack.sequence), reason)
             elif now - since > _REFUSAL_SECONDS and ack.error_code not in _ABOUT_THE_TARGET and self._takes_others():
                 self._park(self._window.pop(ack.sequence), f"refused, while others are taken: {reason}")
@@ -227,12 +235,13 @@ class Sender:
         subject = target_subject(subject, self._plan.prefix, self._plan.remove)
         return wire.Outgoing(sequence, subject, self._headers(headers, sequence, stored_ns, resend), payload)
 
-    def _park(self, message: Message, reason: str) -> None:
+    def _park(self, message: Message, reason: str, *, limited: bool = True) -> None:
         if self._plan.on_poison == "stop":
             raise StopError(
                 f"message {message.sequence} cannot be copied: {reason}; on_poison: park goes on without it"
             )
         subject, parked = printable(message.subject), self._receipt.parked
         parked.append(Parked(message.sequence, message.stored_ns, subject, len(message.payload), reason))
-        if len(parked) > _MAX_PARKED:
+        self._limited += limited
+        if self._limited > _MAX_PARKED:
             raise StopError(f"more than {_MAX_PARKED} messages of one batch cannot be copied, the last: {reason}")

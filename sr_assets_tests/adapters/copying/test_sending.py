@@ -1,11 +1,12 @@
 """A message that the target does not take is parked when it is about that message, and no other message waits for it."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import parquet
 
 from sr_assets.adapters.connection_file import write_connection
 from sr_assets.adapters.copying import sending
@@ -13,7 +14,7 @@ from sr_assets.adapters.copying.copier import Copier
 from sr_assets.adapters.copying.fetching import fetch
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.wire import Connection, WireError, read_range
+from sr_assets.adapters.wire import Connection, Outgoing, WireError, read_range
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.messages import last_origin
@@ -78,6 +79,37 @@ def test_what_a_full_subject_does_not_take_is_parked_and_the_rest_is_copied(rig:
     assert [parked.sequence for parked in receipt.parked] == [3, 4, 6]
     assert {parked.reason for parked in receipt.parked} == {"maximum messages per subject exceeded (10077)"}
     assert rig.copied() == [1, 2, 5]
+
+
+def test_however_many_a_full_subject_does_not_take_the_others_are_copied_in_order_and_only_they_are_staged(
+    rig: Rig, tmp_path: Path
+) -> None:
+    count = 6_000
+    made(rig.connection, "FROM")
+    made(
+        rig.connection,
+        "TO",
+        subjects=["to.FROM.>"],
+        discard="new",
+        discard_new_per_subject=True,
+        max_msgs_per_subject=1,
+    )
+    # Two of three are of a subject that is full: more than a window, and more than any limit of parked messages.
+    subjects = (n if n % 3 == 0 else 0 for n in range(1, count + 1))
+    assert not any(ack.error for ack in publish(rig.connection, numbered("FROM", subjects)))
+    nodes: dict[int, str | None] = {sequence: f"n{sequence}" for sequence in range(1, count + 1)}
+    plan = copy_plan(rig.folder, rig.cluster, "FROM", "TO", next=count + 1, staging=str(tmp_path / "staging"))
+    receipt = Copier(plan, nodes, 0).run()
+    taken = [1, *range(3, count + 1, 3)]
+    assert (receipt.failure, receipt.copied) == (None, len(taken))
+    assert [parked.sequence for parked in receipt.parked] == [n for n in range(2, count + 1) if n % 3]
+    assert rig.copied(count) == taken
+    (file,) = (tmp_path / "staging").rglob("*.parquet")
+    assert parquet.read_table(file, columns=["sequence"], partitioning=None)["sequence"].to_pylist() == taken
+
+
+def numbered(stream: str, subjects: Iterable[int]) -> Iterator[Outgoing]:
+    return (Outgoing(n, f"{stream}.of{subject}", b"", b"%d" % n) for n, subject in enumerate(subjects, 1))
 
 
 def test_a_full_target_stops_the_stream_and_parks_nothing(rig: Rig) -> None:
