@@ -8,21 +8,27 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from sr_assets_tests import reference
 from sr_assets_tests.reference import Expected, Rules, Seen
+from sr_assets_tests.went_back import Past
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from sr_assets.domain.messages import Message
+    from sr_assets.embedded.nats_server import NatsServer
     from sr_assets_tests.rig import Rig
 
 _ORIGIN = re.compile(rb"\r\nChoria-SR-Source: \S+ (\d+) ")
+_BEGINNING = re.compile(rb"\r\nNats-Msg-Id: \S+/\d+/\d+/r(\d+)\r\n")
 _ADVISED = ("event", "age_seconds", "previous", "transition", "returned", "outage_seconds")
+_NO_PAST = Past()
+_Key = tuple[int, int]
 
 
 class Kind(StrEnum):
@@ -37,6 +43,9 @@ class Kind(StrEnum):
     TRANSITION_DOUBLED = "transitions_doubled"
     TRANSITION_WRONG = "transitions_wrong"
     ROW_WRONG = "rows_wrong"
+    GAP_WRONG = "gaps_wrong"
+    BLIND_WRONG = "blind_wrong"
+    VIEW_WRONG = "views_wrong"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,65 +58,138 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One stream: what its source holds, what is demanded of it until its committed watermark, and what differs."""
+    """One stream: how much of it was read, what is demanded of that until its committed watermark, what differs."""
 
-    seen: list[Seen]
+    messages: int
     expected: Expected
     differences: list[Difference]
 
 
-def compare(rig: Rig, rules: Rules, *, prefix: str = "", feed: str | None = None) -> Comparison:
-    """Compare everything that came of a stream: its target of the same name, its rows, its advisories in `feed`."""
-    seen = [Seen(m.sequence, m.stored_ns, m.subject, m.headers, m.payload) for m in rig.stored(rules.stream)]
+def compare(
+    rig: Rig,
+    rules: Rules,
+    *,
+    prefix: str = "",
+    target: str | None = None,
+    feed: str | None = None,
+    pasts: Mapping[str, Past] | None = None,
+    until: int | None = None,
+) -> Comparison:
+    """Compare everything that came of a stream: its `target`, of the same name unless said, its rows, its advisories in `feed`.
+
+    `pasts` are those of the streams whose source went back. A stream that still grows is compared as far as it was read:
+    at least `until` that sequence.
+    """
+    past = (pasts or {}).get(rules.stream, _NO_PAST)
     counted = rig.row(f"SELECT *, epoch_us(watermark) AS now_us FROM replication WHERE stream = '{rules.stream}'")
-    created_ns = rig.info(rules.stream).created_ns
-    expected = reference.expect(_with_epoch(rig, rules, created_ns), seen, counted["now_us"] * 1000)
+    held = held_now(rig, rules.stream)
+    now = held if until is None else [one for one in held if one.sequence < counted["next_sequence"]]
+    seen = past.read(now)
+    info = rig.info(rules.stream)
+    epochs = _epochs(rig, rules.stream)
+    expected = reference.expect(rules, seen, counted["now_us"] * 1000, past.blind, past.known_ns)
+    for advisory in expected.advisories:
+        advisory["epoch"] = epochs.get(advisory["event_id"])
+    # What is read again was stored before the watermark.
+    again = sum(one.beginning > 0 and one.stored_ns < past.known_ns[one.beginning - 1] for one in seen)
+    again = again if rules.inspect_field else 0
+    copies = _Copies(rules, seen, expected, past.unread(now), prefix)
     differences = [
-        *_copies(rules, seen, expected, rig.copies(rules.stream), created_ns, prefix),
-        *_counters(counted, len(seen), len(expected.copied)),
-        *_nodes(rig, rules, seen, expected),
-        *_transitions(rig, rules.stream, expected, published=feed is not None),
+        *copies.compare(rig.copies(target or rules.stream), info.created_ns),
+        *_lost(rig, rules.stream, copies.lost),
+        *_counters(counted, len(seen), len(expected.copied), len(copies.lost), again),
+        *_nodes(rig, rules, seen, copies.made, expected),
+        *_transitions(rig, rules.stream, expected, info.created_ns, len(past.beginnings), published=feed is not None),
     ]
+    if until is None and counted["lag_messages"]:
+        differences.append(Difference(Kind.ROW_WRONG, f"replication {rules.stream}: lag {counted['lag_messages']}"))
+    if counted["next_sequence"] <= (len(held) if until is None else until):
+        differences.append(
+            Difference(Kind.LOST, f"{rules.stream}: read until {counted['next_sequence']} of {len(held)}")
+        )
+    if rules.inspect_field:
+        differences += [Difference(Kind.BLIND_WRONG, what) for what in past.misjudged(now)]
     if feed is not None:
-        differences += _advisories(rules.stream, rig.stored(feed), expected, feed)
-    return Comparison(seen, expected, differences)
+        sent = [*(pasts or {}).get(feed, _NO_PAST).held, held_now(rig, feed)]
+        differences += _advisories(rules.stream, sent, expected, feed)
+    return Comparison(len(seen), expected, differences)
 
 
-def _copies(
-    rules: Rules, seen: list[Seen], expected: Expected, copies: list[Message], created_ns: int, prefix: str
-) -> Iterator[Difference]:
-    originals = {one.sequence: one for one in seen}
-    wanted = set(expected.copied)
-    times: Counter[int] = Counter()
-    highest = 0
-    for copy in copies:
-        origins = _ORIGIN.findall(copy.headers)
-        sequence = int(origins[-1]) if origins else 0
-        times[sequence] += 1
-        what = f"{rules.stream} {sequence} at {copy.sequence}"
-        if sequence < highest:
-            yield Difference(Kind.DISORDERED, f"{what}, behind {highest}")
-        highest = max(highest, sequence)
-        if times[sequence] > 1:
-            yield Difference(Kind.DUPLICATE, what)
-        if sequence not in wanted:
-            yield Difference(Kind.UNWANTED, f"{what}: {expected.reasons.get(sequence, 'not in the source')}")
-            continue
-        one = originals[sequence]
-        demanded = (prefix + one.subject, reference.copied_headers(one, rules, created_ns), one.payload)
-        if (copy.subject, copy.headers, copy.payload) != demanded:
-            yield Difference(Kind.ALTERED, f"{what}: {copy.subject} {copy.headers!r}")
-    for sequence in sorted(wanted - times.keys()):
-        yield Difference(Kind.LOST, f"{rules.stream} {sequence}: {expected.reasons[sequence]}")
+def held_now(rig: Rig, stream: str, server: NatsServer | None = None) -> list[Seen]:
+    """Return everything that a stream holds, of the source unless another server is named."""
+    return [Seen(m.sequence, m.stored_ns, m.subject, m.headers, m.payload) for m in rig.stored(stream, server)]
 
 
-def _counters(counted: Mapping[str, Any], seen: int, copied: int) -> Iterator[Difference]:
-    wanted = {"seen_messages": seen, "copied_messages": copied, "skipped_messages": seen - copied, "lag_messages": 0}
-    none = ("too_old_messages", "gap_messages", "parked_messages", "late_sightings")
-    yield from _row(f"replication {counted['stream']}", counted, {**wanted, **dict.fromkeys(none, 0)})
+class _Copies:
+    """The copies of a stream: which are `made`, and which are `lost` with a source that went back."""
+
+    def __init__(self, rules: Rules, seen: list[Seen], expected: Expected, unread: list[Seen], prefix: str) -> None:
+        self._rules, self._expected, self._prefix = rules, expected, prefix
+        self._wanted = set(expected.copied)
+        #: A batch of a stream that is not tracked may have copied what its source then lost before it counted as read.
+        self._allowed = {} if rules.inspect_field else {one.key: one for one in unread}
+        self._originals = self._allowed | {one.key: one for one in seen}
+        self.made: set[_Key] = set()
+        self.lost: set[_Key] = set()
+
+    def compare(self, copies: Iterable[Message], created_ns: int) -> Iterator[Difference]:
+        """Compare each copy in a target with its original."""
+        stream, reasons = self._rules.stream, self._expected.reasons
+        times: Counter[_Key] = Counter()
+        highest = (0, 0)
+        for copy in copies:
+            origins, beginnings = _ORIGIN.findall(copy.headers), _BEGINNING.findall(copy.headers)
+            key = (int(beginnings[-1]) if beginnings else 0, int(origins[-1]) if origins else 0)
+            times[key] += 1
+            what = f"{stream} {key} at {copy.sequence}"
+            if key < highest:
+                yield Difference(Kind.DISORDERED, f"{what}, behind {highest}")
+            highest = max(highest, key)
+            if times[key] > 1:
+                yield Difference(Kind.DUPLICATE, what)
+            if key not in self._wanted and key not in self._allowed:
+                yield Difference(Kind.UNWANTED, f"{what}: {reasons.get(key, 'not in the source')}")
+                continue
+            one = self._originals[key]
+            demanded = (
+                self._prefix + one.subject,
+                reference.copied_headers(one, self._rules, created_ns),
+                one.payload,
+            )
+            if (copy.subject, copy.headers, copy.payload) != demanded:
+                yield Difference(Kind.ALTERED, f"{what}: {copy.subject} {copy.headers!r}")
+        self.made = self._wanted & times.keys()
+        last = max((one.beginning for one in self._originals.values()), default=0)
+        for key in sorted(self._wanted - self.made):
+            if key[0] < last:
+                self.lost.add(key)
+            else:
+                yield Difference(Kind.LOST, f"{stream} {key}: {reasons[key]}")
 
 
-def _nodes(rig: Rig, rules: Rules, seen: list[Seen], expected: Expected) -> Iterator[Difference]:
+def _lost(rig: Rig, stream: str, lost: set[_Key]) -> Iterator[Difference]:
+    """Compare the rows of what was lost with its source before it was copied."""
+    rows = rig.rows(f"SELECT * FROM gaps WHERE stream = '{stream}'")
+    if {row["reason"] for row in rows} - {"lost"} or sum(row["messages"] for row in rows) != len(lost):
+        yield Difference(Kind.GAP_WRONG, f"gaps {stream}: {rows}, demanded {len(lost)} lost")
+    for _, sequence in sorted(lost):
+        if not any(row["first_sequence"] <= sequence <= row["last_sequence"] for row in rows):
+            yield Difference(Kind.GAP_WRONG, f"gaps {stream}: {sequence} is lost and in no row")
+
+
+def _counters(counted: Mapping[str, Any], seen: int, copied: int, lost: int, again: int) -> Iterator[Difference]:
+    wanted = {
+        "seen_messages": seen - lost,
+        "copied_messages": copied - lost,
+        "skipped_messages": seen - copied,
+        "gap_messages": lost,
+        "late_sightings": again,
+        **dict.fromkeys(("too_old_messages", "parked_messages", "queued_messages"), 0),
+    }
+    yield from _row(f"replication {counted['stream']}", counted, wanted)
+
+
+def _nodes(rig: Rig, rules: Rules, seen: list[Seen], made: set[_Key], expected: Expected) -> Iterator[Difference]:
     """Compare the tables that have a row for each node."""
     since = ("status", "status_since", "first_seen", "last_seen")
     alive = (*since, "last_sequence", "last_copied", "copied_bytes")
@@ -121,7 +203,7 @@ def _nodes(rig: Rig, rules: Rules, seen: list[Seen], expected: Expected) -> Iter
             for node, one in retired.items()
             if node not in present
         },
-        "node_snapshots": _snapshots(rules, seen, expected),
+        "node_snapshots": _snapshots(rules, seen, made),
     }
     for table, wanted in tables.items():
         rows = rig.rows(f"SELECT * FROM {table} WHERE stream = '{rules.stream}'")
@@ -134,19 +216,15 @@ def _nodes(rig: Rig, rules: Rules, seen: list[Seen], expected: Expected) -> Iter
             yield from _row(f"{table} {rules.stream} {node}", found.get(node, {}), row)
 
 
-def _with_epoch(rig: Rig, rules: Rules, created_ns: int) -> Rules:
-    """Return the rules with the stream's epoch: one for all its transitions, not before the source was made."""
-    epochs = {
-        row["epoch"] for row in rig.rows(f"SELECT DISTINCT epoch FROM node_advisories WHERE stream = '{rules.stream}'")
-    }
-    assert len(epochs) <= 1, epochs
-    assert all(epoch >= created_ns for epoch in epochs), (epochs, created_ns)
-    return replace(rules, epoch_ns=next(iter(epochs), 0))
+def _epochs(rig: Rig, stream: str) -> dict[str, int]:
+    """Return the epoch of each transition."""
+    rows = rig.rows(f"SELECT event_id, epoch FROM node_advisories WHERE stream = '{stream}'")
+    return {row["event_id"]: row["epoch"] for row in rows}
 
 
-def _snapshots(rules: Rules, seen: list[Seen], expected: Expected) -> dict[str, dict[str, Any]]:
+def _snapshots(rules: Rules, seen: list[Seen], made: set[_Key]) -> dict[str, dict[str, Any]]:
     """Return what is demanded of each node's newest copied message."""
-    newest = {rules.sender(one): one for one in seen if expected.reasons[one.sequence] != "sampled"}
+    newest = {rules.sender(one): one for one in seen if one.key in made}
     return {
         node: {"sequence": one.sequence, "subject": one.subject, "payload_bytes": len(one.payload)}
         for node, one in newest.items()
@@ -154,12 +232,14 @@ def _snapshots(rules: Rules, seen: list[Seen], expected: Expected) -> dict[str, 
     }
 
 
-def _transitions(rig: Rig, stream: str, expected: Expected, *, published: bool) -> Iterator[Difference]:
+def _transitions(
+    rig: Rig, stream: str, expected: Expected, created_ns: int, beginnings: int, *, published: bool
+) -> Iterator[Difference]:
     """Compare the table of transitions, which say so when they are published."""
     wanted = {one["event_id"]: one for one in expected.advisories}
     found = rig.rows(
         "SELECT *, epoch_us(event_time) // 1000000 AS timestamp, epoch_us(seen) // 1000000 AS seen_s"
-        f" FROM node_advisories WHERE stream = '{stream}'"
+        f" FROM node_advisories WHERE stream = '{stream}' ORDER BY node, transition"
     )
     yield from _ids(f"node_advisories {stream}", [row["event_id"] for row in found], wanted)
     for row in found:
@@ -171,24 +251,47 @@ def _transitions(rig: Rig, stream: str, expected: Expected, *, published: bool) 
         yield from _row(what, row, demanded, Kind.TRANSITION_WRONG)
         if (row["published_at"] is not None) != published:
             yield Difference(Kind.TRANSITION_WRONG, f"{what}: published_at {row['published_at']}")
+    epochs = sorted({row["epoch"] for row in found})
+    turned = [
+        after
+        for before, after in pairwise(found)
+        if before["node"] == after["node"] and before["epoch"] > after["epoch"]
+    ]
+    if len(epochs) > beginnings + 1 or turned or any(epoch < created_ns for epoch in epochs):
+        yield Difference(Kind.TRANSITION_WRONG, f"node_advisories {stream}: epochs {epochs}, going back {turned}")
 
 
-def _advisories(stream: str, sent: Iterable[Message], expected: Expected, feed: str) -> Iterator[Difference]:
-    """Compare what went out: once for each transition, in order for each node, on a subject no name can break."""
+def _advisories(stream: str, sent: Iterable[Iterable[Seen]], expected: Expected, feed: str) -> Iterator[Difference]:
+    """Compare what went out: once for each transition, in order for each node, on a subject no name can break.
+
+    `sent` is what the feed ever held. What it lost as it went back was out, and may be sent again unless it was acknowledged.
+    """
     wanted = {one["event_id"]: one for one in expected.advisories}
-    ids: list[str] = []
+    known: set[tuple[int, int]] = set()
+    ids: set[str] = set()
     order: dict[str, list[int]] = defaultdict(list)
-    for message in sent:
-        body = json.loads(message.payload)
-        if body["stream"] != stream:
-            continue
-        ids.append(body["event_id"])
-        order[body["value"]].append(body["transition"])
-        late = body.pop("late")
-        named = b"Nats-Msg-Id: " + body["event_id"].encode() in message.headers
-        placed = message.subject.startswith(f"{feed}.{body['event']}.") and isinstance(late, bool)
-        if body != wanted.get(body["event_id"], body) or not (named and placed):
-            yield Difference(Kind.TRANSITION_WRONG, f"{feed} {message.sequence}: {body}")
+    for held in sent:
+        times: Counter[str] = Counter()
+        for message in held:
+            body = json.loads(message.payload)
+            if body["stream"] != stream:
+                continue
+            times[body["event_id"]] += 1
+            if (message.sequence, message.stored_ns) in known:
+                continue
+            known.add((message.sequence, message.stored_ns))
+            order[body["value"]].append(body["transition"])
+            late = body.pop("late")
+            named = b"Nats-Msg-Id: " + body["event_id"].encode() in message.headers
+            placed = message.subject.startswith(f"{feed}.{body['event']}.") and isinstance(late, bool)
+            if body != wanted.get(body["event_id"], body) or not (named and placed):
+                yield Difference(Kind.TRANSITION_WRONG, f"{feed} {message.sequence}: {body}")
+        ids |= times.keys()
+        yield from (
+            Difference(Kind.TRANSITION_DOUBLED, f"{feed}: {one} {count} times")
+            for one, count in times.items()
+            if count > 1
+        )
     yield from _ids(feed, ids, wanted)
     for node, numbers in order.items():
         if numbers != sorted(numbers):

@@ -38,6 +38,13 @@ class Seen:
     subject: str
     headers: bytes
     payload: bytes
+    beginning: int = 0
+    """How often the source had been begun again when it was read, after it went back."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What no other message that was read has: a source that went back gives the same sequences to others."""
+        return self.beginning, self.sequence
 
 
 @dataclass(frozen=True)
@@ -70,14 +77,14 @@ class Rules:
 class Expected:
     """What must have come of a history: the reason for each message, the transitions, the nodes."""
 
-    reasons: dict[int, str] = field(default_factory=dict)
+    reasons: dict[tuple[int, int], str] = field(default_factory=dict)
     advisories: list[dict[str, Any]] = field(default_factory=list)
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
-    def copied(self) -> list[int]:
-        """The sequences of the copies, in order."""
-        return sorted(sequence for sequence, reason in self.reasons.items() if reason != "sampled")
+    def copied(self) -> list[tuple[int, int]]:
+        """The keys of the messages that are copied, in order."""
+        return sorted(key for key, reason in self.reasons.items() if reason != "sampled")
 
 
 def by_field(message: Seen) -> str | None:
@@ -90,14 +97,14 @@ def by_field(message: Seen) -> str | None:
     return sender if isinstance(sender, str) else None
 
 
-def blind_spans(history: Sequence[Seen], gone: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the spans that sequences which were gone before anybody read them blind, but for those behind the last message."""
+def blind_spans(history: Sequence[Seen], gone: Sequence[int], end_ns: int) -> list[tuple[int, int]]:
+    """Return the spans that sequences which were gone before anybody read them blind; `end_ns` is the watermark at the end."""
     spans = []
     for sequence in gone:
         before = [message.stored_ns for message in history if message.sequence < sequence]
         after = [message.stored_ns for message in history if message.sequence > sequence]
-        if before and after:
-            spans.append((max(before), after[0]))
+        if before:
+            spans.append((max(before), next((at for at in after if at > max(before)), end_ns)))
     return spans
 
 
@@ -119,8 +126,18 @@ def reached(spans: Sequence[tuple[int, int]], seen: int, limit: int) -> int:
     return max(at for at in instants if at >= seen and at - seen - covered(spans, seen, at) <= limit)
 
 
-def expect(rules: Rules, history: Sequence[Seen], now_ns: int, blind: Sequence[tuple[int, int]] = ()) -> Expected:
-    """Say what must have come of a history once time has passed until the watermark `now_ns`."""
+def expect(
+    rules: Rules,
+    history: Sequence[Seen],
+    now_ns: int,
+    blind: Sequence[tuple[int, int]] = (),
+    known_ns: Sequence[int] = (),
+) -> Expected:
+    """Say what must have come of a history once time has passed until the watermark `now_ns`.
+
+    A source that went back is read again from its start: `known_ns` are the watermarks when that happened. What was
+    stored until then says nothing new of who is silent.
+    """
     expected = Expected()
     by_sender: dict[str, list[Seen]] = {}
     for message in history:
@@ -128,89 +145,101 @@ def expect(rules: Rules, history: Sequence[Seen], now_ns: int, blind: Sequence[t
         if sender:
             by_sender.setdefault(sender, []).append(message)
         else:
-            expected.reasons[message.sequence] = "no_sender"
+            expected.reasons[message.key] = "no_sender"
     for sender, messages in by_sender.items():
-        _one_sender(rules, sender, messages, now_ns, blind, expected)
+        _Sender(rules, sender, blind, expected).live(messages, now_ns, known_ns)
     return expected
 
 
-def _one_sender(
-    rules: Rules,
-    sender: str,
-    messages: list[Seen],
-    now_ns: int,
-    blind: Sequence[tuple[int, int]],
-    expected: Expected,
-) -> None:
-    interval, warning = rules.interval_ns, rules.warning_ns
-    number = 0
-    retired = 0
+@dataclass
+class _Sender:
+    """One sender's life, told gap by gap."""
 
-    def advise(event: str, at: int, seen: int, age: int, sequence: int, previous: str | None, **more: Any) -> None:
-        nonlocal number
-        number += 1
-        expected.advisories.append(_advisory(rules, sender, event, at, seen, age, sequence, previous, number, **more))
-
-    def silence(last: int, sequence: int, until: int) -> str:
-        status, silent = "up", until - last - covered(blind, last, until)
-        if silent > warning:
-            at = reached(blind, last, warning)
-            advise("timeout", at, last, at - last, sequence, "up")
-            status = "timeout"
-        if silent > interval:
-            at = reached(blind, last, interval)
-            advise("expire", at, last, at - last, sequence, "timeout")
-            status = "retired"
-        return status
-
-    first: int | None = None
-    at: int | None = None
+    rules: Rules
+    name: str
+    blind: Sequence[tuple[int, int]]
+    expected: Expected
+    number: int = 0
+    retired: int = 0
+    status: str | None = None
+    since: int = 0
+    at: int = 0
+    sequence: int = 0
     copied_at: int | None = None
-    copied_bytes = since = sequence = 0
-    for message in messages:
-        t = message.stored_ns if at is None else max(message.stored_ns, at)
-        if at is None:
-            advise("new", t, t, 0, message.sequence, None)
-            first = since = t
+    copied_bytes: int = 0
+
+    def live(self, messages: list[Seen], now_ns: int, known_ns: Sequence[int]) -> None:
+        first = messages[0].stored_ns
+        beginning = 0
+        for message in messages:
+            while beginning < message.beginning:
+                self.fall_silent(known_ns[beginning])
+                beginning += 1
+            known = known_ns[beginning - 1] if beginning else None
+            if self.status not in (None, "up") and known is not None and message.stored_ns <= known:
+                self.expected.reasons[message.key] = "sampled"
+            else:
+                self.expected.reasons[message.key] = self.report(message)
+        self.fall_silent(now_ns)
+        self.expected.nodes[self.name] = {
+            "status": self.status,
+            "status_since": clock(self.since),
+            "first_seen": clock(first),
+            "last_seen": clock(self.at),
+            "last_sequence": self.sequence,
+            "last_copied": clock(self.copied_at),
+            "copied_bytes": None if self.copied_at is None else self.copied_bytes,
+            "times_retired": self.retired,
+        }
+
+    def report(self, message: Seen) -> str:
+        """Take a message; returns why it is copied, or `sampled`."""
+        t = message.stored_ns if self.status is None else max(message.stored_ns, self.at)
+        if self.status is None:
+            self.advise("new", t, t, 0, message.sequence, None)
+            self.status, self.since = "up", t
         else:
-            match silence(at, sequence, t):
-                case "timeout":
-                    advise("recover", t, at, t - at, message.sequence, "timeout", outage=t - at)
-                    since = t
-                case "retired":
-                    advise("new", t, t, 0, message.sequence, "retired", returned=True, outage=t - at)
-                    since, copied_at, retired = t, None, retired + 1
-        size = len(message.payload)
-        if copied_at is None:
+            self.fall_silent(t)
+            outage = t - self.at
+            if self.status == "timeout":
+                self.advise("recover", t, self.at, outage, message.sequence, "timeout", outage=outage)
+            elif self.status == "retired":
+                self.advise("new", t, t, 0, message.sequence, "retired", returned=True, outage=outage)
+            if self.status != "up":
+                self.status, self.since = "up", t
+        self.at, self.sequence = t, message.sequence
+        size, interval = len(message.payload), self.rules.interval_ns
+        if self.copied_at is None:
             reason = "new"
-        elif rules.forced(message):
+        elif self.rules.forced(message):
             reason = "forced"
-        elif (copied_bytes == 0 and size > 0) or 0 < rules.trigger_bytes <= abs(size - copied_bytes):
+        elif (self.copied_bytes == 0 and size > 0) or 0 < self.rules.trigger_bytes <= abs(size - self.copied_bytes):
             reason = "size"
-        elif t - copied_at >= interval - rules.tolerance_ns - rules.splay_ns(sender):
+        elif t - self.copied_at >= interval - self.rules.tolerance_ns - self.rules.splay_ns(self.name):
             reason = "interval"
         else:
-            reason = "sampled"
-        expected.reasons[message.sequence] = reason
-        if reason != "sampled":
-            copied_at, copied_bytes = t, size
-        at, sequence = t, message.sequence
-    assert at is not None
-    status = silence(at, sequence, now_ns)
-    if status == "timeout":
-        since = reached(blind, at, warning)
-    if status == "retired":
-        since, copied_at, retired = reached(blind, at, interval), None, retired + 1
-    expected.nodes[sender] = {
-        "status": status,
-        "status_since": clock(since),
-        "first_seen": clock(first),
-        "last_seen": clock(at),
-        "last_sequence": sequence,
-        "last_copied": clock(copied_at),
-        "copied_bytes": None if copied_at is None else copied_bytes,
-        "times_retired": retired,
-    }
+            return "sampled"
+        self.copied_at, self.copied_bytes = t, size
+        return reason
+
+    def fall_silent(self, until: int) -> None:
+        """Let time pass."""
+        silent = until - self.at - covered(self.blind, self.at, until)
+        if self.status == "up" and silent > self.rules.warning_ns:
+            self.since = reached(self.blind, self.at, self.rules.warning_ns)
+            self.advise("timeout", self.since, self.at, self.since - self.at, self.sequence, "up")
+            self.status = "timeout"
+        if self.status == "timeout" and silent > self.rules.interval_ns:
+            self.since = reached(self.blind, self.at, self.rules.interval_ns)
+            self.advise("expire", self.since, self.at, self.since - self.at, self.sequence, "timeout")
+            self.status, self.copied_at, self.retired = "retired", None, self.retired + 1
+
+    def advise(
+        self, event: str, at: int, seen: int, age: int, sequence: int, previous: str | None, **more: Any
+    ) -> None:
+        self.number += 1
+        advisory = _advisory(self.rules, self.name, event, at, seen, age, sequence, previous, self.number, **more)
+        self.expected.advisories.append(advisory)
 
 
 def clock(ns: int | None) -> datetime | None:
@@ -268,5 +297,6 @@ def copied_headers(message: Seen, rules: Rules, created_ns: int) -> bytes:
             kept.append(line)
     origin = f"{rules.stream} {message.sequence} {rules.replicator} {rules.name} {message.stored_ns // 1_000_000}"
     unique = f"{rules.replicator}/{rules.name}/{rules.stream}/{created_ns}/{message.sequence}"
+    unique += f"/r{message.beginning}" if message.beginning else ""
     own = [f"Choria-SR-Source: {origin}".encode(), f"Nats-Msg-Id: {unique}".encode()]
     return b"\r\n".join([b"NATS/1.0", *kept, *own, b"", b""])

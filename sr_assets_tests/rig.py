@@ -133,13 +133,13 @@ class Rig:
         assert len(acks) == len(items), f"{len(acks)} of {len(items)}"
 
     @contextmanager
-    def beating(self, stream: str, message: Sent) -> Iterator[None]:
+    def beating(self, stream: str, message: Sent, server: NatsServer | None = None) -> Iterator[None]:
         """Publish a message every tenth of a second, from a thread, until the end of `with`."""
         ended = threading.Event()
 
         def beat() -> None:
             while not ended.wait(0.1):
-                self.publish(stream, [message])
+                self.publish(stream, [message], server)
 
         publishing = threading.Thread(target=beat)
         publishing.start()

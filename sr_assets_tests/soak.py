@@ -1,11 +1,14 @@
 """`make soak`: a fleet reports, a site is run again and again, and everything it is made of is killed at random.
 
-It ends by itself: the faults stop, the fleet stops, one last run drains; then what the target, the tables and the
-advisories hold is compared with what the source's own history demands. What the source holds in the end is the truth: a
-publish that it never stored is none, and a silence at the source is one. Prints the seed and the counts; exit code 1
+Four streams and a feed: one is copied, one is sampled and tracked, one is a mirror in front of that, whose direct gets it
+also answers; the advisories are copied to the target, where a feed folds them.
+
+It ends by itself: the faults stop, the fleet stops, two last runs drain; then what the target, the tables, the advisories
+and the centre's view hold is compared with what the source's own history demands. What the source ever held is the truth:
+a publish that it never stored is none, and a silence at the source is one. Prints the seed and the counts; exit code 1
 when anything is lost, doubled, or not as demanded, and then the home is kept.
 
-Not here: the faults and the runs (`soak_faults`), the rules (`reference`), the comparing (`comparison`).
+Not here: the runs (`soak_runs`), the faults (`soak_faults`), the rules (`reference`), the comparing (`comparison`).
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,23 +35,23 @@ from sr_assets.domain.errors import RunError
 from sr_assets.embedded.emulator import Churn, Fleet, FleetPlan
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt
-from sr_assets_tests.comparison import Comparison, Kind, compare
+from sr_assets_tests.comparison import Comparison, Difference, Kind, compare
+from sr_assets_tests.comparison_of_feed import compare_feed
 from sr_assets_tests.marked import marked
 from sr_assets_tests.reference import SECOND, Rules, by_field
-from sr_assets_tests.rig import SITE, Rig, Sent
-from sr_assets_tests.soak_faults import Fault, Gremlin, Operator
+from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
+from sr_assets_tests.soak_faults import Fault, Gremlin
+from sr_assets_tests.soak_runs import Operator
+from sr_assets_tests.soak_source import SourceStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PLAIN, SAMPLED, FEED = "PLAIN", "SAMPLED", "FEED"
+    from sr_assets_tests.went_back import Past
+
+PLAIN, SAMPLED, MIRROR, FEED, CENTRE = "PLAIN", "SAMPLED", "MIRROR", "FEED", "CENTRE"
 INTERVAL, WARNING, TRIGGER_BYTES = 6 * SECOND, 3 * SECOND, 500
 _CHURN: Final = Churn(share=0.6, short_seconds=4.5, long_seconds=9.0)
-#: For each stream its rules, and where its advisories are.
-_RULES: Final = (
-    (Rules(SITE, SITE, PLAIN, INTERVAL, WARNING, "", sender=lambda _: None), None),
-    (Rules(SITE, SITE, SAMPLED, INTERVAL, WARNING, "sender", by_field, trigger_bytes=TRIGGER_BYTES), FEED),
-)
 _MARK: Final = "SR_ASSETS_SOAK"
 _TICK_SECONDS: Final = 0.05
 #: A writer that outlived its run may wait 30 s for acknowledgements before it gives up.
@@ -60,19 +63,28 @@ _SHOWN: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was done and what came of it; `complaints` are about runs and processes."""
+    """What was done and what came of it; `beginnings` counts how often a stream was begun again after its source went back.
+
+    `views` are the differences at the centre, `complaints` are about runs and processes.
+    """
 
     seed: int
     seconds: float
     runs: Counter[str]
     faults: Counter[Fault]
+    beginnings: int
     comparisons: list[Comparison]
+    views: list[Difference]
     complaints: list[str]
+
+    @property
+    def _all(self) -> list[Difference]:
+        return [*(one for comparison in self.comparisons for one in comparison.differences), *self.views]
 
     @property
     def differences(self) -> Counter[Kind]:
         """How many there are of each kind; what a refusal put out of order is counted but allowed."""
-        return Counter(one.kind for comparison in self.comparisons for one in comparison.differences)
+        return Counter(one.kind for one in self._all)
 
     @property
     def failed(self) -> bool:
@@ -85,9 +97,10 @@ class Verdict:
         return {
             "seed": self.seed,
             "seconds": self.seconds,
-            "messages": sum(len(one.seen) for one in self.comparisons),
+            "messages": sum(one.messages for one in self.comparisons),
             "copies": sum(len(one.copied) for one in expected),
             "transitions": dict(Counter(advisory["event"] for one in expected for advisory in one.advisories)),
+            "beginnings": self.beginnings,
             "faults": dict(self.faults),
             "runs": dict(self.runs),
             **{kind: self.differences[kind] for kind in Kind},
@@ -98,11 +111,10 @@ class Verdict:
         """Say what is wrong, a few of each kind."""
         yield from self.complaints
         shown: Counter[Kind] = Counter()
-        for comparison in self.comparisons:
-            for one in comparison.differences:
-                shown[one.kind] += 1
-                if shown[one.kind] <= _SHOWN:
-                    yield f"{one.kind}: {one.what}"
+        for one in self._all:
+            shown[one.kind] += 1
+            if shown[one.kind] <= _SHOWN:
+                yield f"{one.kind}: {one.what}"
 
 
 def soak(home: Path, seed: int, seconds: float) -> Verdict:
@@ -117,7 +129,10 @@ def soak(home: Path, seed: int, seconds: float) -> Verdict:
         operator = Operator(rig, random.Random(f"{seed} runs"))
         stack.callback(operator.kill)
         _begin(rig, operator)
-        gremlin = Gremlin(rig, operator, random.Random(f"{seed} faults"))
+        store = SourceStore(rig)
+        gremlin = Gremlin(rig, store, operator, random.Random(f"{seed} faults"), seconds)
+        for after, fault, lasting in gremlin.plan:
+            _say(f"after {after:.0f} s: {fault}, for {lasting:.1f} s")
         stack.callback(gremlin.heal)
         fleets = [stack.enter_context(Fleet(plan, source.url, f"{name}.%s")) for name, plan in _plans(seed).items()]
         until = time.monotonic() + seconds
@@ -128,26 +143,50 @@ def soak(home: Path, seed: int, seconds: float) -> Verdict:
         gremlin.heal()
         for fleet in fleets:
             fleet.stop()
-        drained = operator.finish()
-        compared = [compare(rig, rules, feed=feed) for rules, feed in _RULES] if drained else []
+        operator.finish()
+        wait_until(lambda: rig.info(MIRROR).last_sequence == rig.info(SAMPLED).last_sequence, "the mirror to catch up")
+        drained = operator.drain()
+        ends = rig.info(FEED).last_sequence, rig.info(CENTRE, target).last_sequence
+        # What the first one advised is copied to the centre and folded by the second.
+        drained = drained and operator.drain()
+        pasts = store.pasts((PLAIN, SAMPLED, MIRROR, FEED))
+        compared = list(_compare(rig, pasts, ends[0])) if drained else []
+        views = list(compare_feed(rig, CENTRE, target, ends[1])) if drained else []
+    beginnings = sum(len(past.beginnings) for past in pasts.values())
     complaints = [*operator.complaints, *_left_behind()]
-    return Verdict(seed, seconds, operator.ends, gremlin.faults, compared, complaints)
+    return Verdict(seed, seconds, operator.ends, gremlin.faults, beginnings, compared, views, complaints)
+
+
+def _compare(rig: Rig, pasts: dict[str, Past], fed: int) -> Iterator[Comparison]:
+    """Compare each stream; that of the advisories still grows: it was read at least until `fed`."""
+    plain = Rules(SITE, SITE, PLAIN, INTERVAL, WARNING, "", sender=lambda _: None)
+    sampled = Rules(SITE, SITE, SAMPLED, INTERVAL, WARNING, "sender", by_field, trigger_bytes=TRIGGER_BYTES)
+    yield compare(rig, plain, pasts=pasts)
+    yield compare(rig, sampled, pasts=pasts, feed=FEED)
+    yield compare(rig, replace(sampled, stream=MIRROR), pasts=pasts, prefix=f"{MIRROR}.")
+    yield compare(rig, replace(plain, stream=FEED), pasts=pasts, target=CENTRE, until=fed)
 
 
 def _configure(rig: Rig) -> None:
     """Make the streams and the configuration: small batches and short lives, so that there is much to interrupt."""
     for name in (PLAIN, SAMPLED, FEED):
         rig.create(name)
-    rig.add(PLAIN, batch_messages=1_000)
-    rig.add(
-        SAMPLED,
-        batch_messages=1_000,
-        inspect_field="sender",
-        inspect_duration=f"{INTERVAL // SECOND}s",
-        warn_duration=f"{WARNING // SECOND}s",
-        size_trigger=TRIGGER_BYTES,
-        advisory={"subject": f"{FEED}.%s.%v", "reliable": True},
-    )
+    config = {"name": MIRROR, "mirror": {"name": SAMPLED}, "allow_direct": True, "mirror_direct": True}
+    answer = rig.api(f"STREAM.CREATE.{MIRROR}", config)
+    assert "error" not in answer, answer
+    rig.create(MIRROR, rig.target)
+    common = {"batch_messages": 1_000, "on_source_reset": "recopy"}
+    tracked = {
+        "inspect_field": "sender",
+        "inspect_duration": f"{INTERVAL // SECOND}s",
+        "warn_duration": f"{WARNING // SECOND}s",
+        "size_trigger": TRIGGER_BYTES,
+    }
+    rig.add(PLAIN, **common)
+    rig.add(SAMPLED, **common, **tracked, advisory={"subject": f"{FEED}.%s.%v", "reliable": True})
+    rig.add(MIRROR, **common, **tracked, target_subject_prefix=MIRROR)
+    rig.add(FEED, **common, target_stream=CENTRE)
+    rig.add_feed(CENTRE)
     rig.settings(sensor={"interval": "2s"}, run_budget="20s")
 
 

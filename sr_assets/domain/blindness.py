@@ -1,4 +1,4 @@
-"""Blind spans: ranges of stored time whose messages the source had deleted before they were read.
+"""Blind spans: ranges of stored time whose messages the source had deleted, or lost as it went back, before they were read.
 
 Here: which holes make a span, the set of a stream's spans, how much of a silence they cover, and when a silence exceeds a
 limit without the covered time. Add a rule on what an absent message proves here. Not here: what silence leads to
@@ -93,12 +93,11 @@ def find_blind_spans(
     `holes` are ranges that the leader confirmed absent, each with its reason, in any order; `sequences`, ascending, and
     `stored_ns` are the batch's messages, with a sender or without. `before_ns` is the highest stored time of the messages
     before the batch, None for none. `after_hole` is the second result of the previous batch's call. `until_ns` is the
-    watermark when everything up to the planning info's last sequence is processed and that info's clock set the
-    watermark, else None.
+    planning info's clock when everything up to its last sequence is processed and that clock set the watermark, else None.
 
-    A hole lasts from the last message before it to the first one after it. Without a message after it, it ends at
-    `until_ns`; without that it stays open, and the next batch ends it: so a cut inside or behind a hole changes nothing. A
-    batch may have no messages. A hole without a message before it makes no span.
+    A hole lasts from the last message before it to the first one after it that was stored later. Without such a message
+    it ends at `until_ns`; without that it stays open, and the next batch ends it: so a cut inside or behind a hole changes
+    nothing. A batch may have no messages. A hole without a message before it makes no span.
     """
     blinding = merge_ranges(hole for hole, reason in holes if reason in BLINDING_REASONS)
     # The index of the message that follows each hole; for a hole behind the last message their number.
@@ -107,12 +106,19 @@ def find_blind_spans(
         indexes.add(0)
     if not indexes:
         return [], False
-    # Stored times may go back a little; a message before a hole counts with the highest time so far.
+    # Stored times may go back; a message before a hole counts with the highest time so far.
     earlier = list(accumulate(stored_ns, max, initial=-1 if before_ns is None else before_ns))
-    is_open = len(sequences) in indexes and (until_ns is None or until_ns <= earlier[-1])
-    ends = [*stored_ns, -1 if until_ns is None else until_ns]
-    spans = ((earlier[index], ends[index]) for index in sorted(indexes))
-    return [(since, until) for since, until in spans if 0 <= since < until], is_open
+    later = [index for index, ns in enumerate(stored_ns) if ns > earlier[index]]
+    spans: list[Span] = []
+    is_open = False
+    for index in sorted(indexes):
+        since, end = earlier[index], bisect_left(later, index)
+        until = stored_ns[later[end]] if end < len(later) else until_ns
+        if until is None or until <= since:
+            is_open = True
+        elif since >= 0:
+            spans.append((since, until))
+    return spans, is_open
 
 
 def _merge(spans: Iterable[Span]) -> list[Span]:

@@ -197,11 +197,13 @@ def sight(
     blind: BlindSpans,
     cutoff_ns: int | None = None,
     first_transition: int = 1,
+    read_until_ns: int | None = None,
 ) -> tuple[NodeState, Decision, tuple[Transition, ...]]:
     """Take one message of a sender, in sequence order; `state` is None for a sender never seen, or forgotten.
 
     `splay` is the sender's `splay_ns`. A message stored before `cutoff_ns` is too old to be copied but still a
-    sighting. The time of a sighting is never before the sender's last one nor before its last transition, even when a
+    sighting; one stored until `read_until_ns` is read again, for the source went back, and brings no silent or retired
+    sender back. The time of a sighting is never before the sender's last one nor before its last transition, even when a
     server's clock went back. Silence is swept first, so the result does not depend on earlier sweeps. `blind` are the
     spans of all batches so far, the sighting's own included. An unknown sender's transitions are counted from
     `first_transition`: above the highest number of a forgotten sender of the stream, 1 if none was ever forgotten.
@@ -211,21 +213,13 @@ def sight(
     transitions: tuple[Transition, ...] = ()
     if state is None:
         state, transitions = _begin(at_ns, sighting.sequence, first_transition)
+    elif state.status is not _UP and read_until_ns is not None and stored_ns <= read_until_ns:
+        return state, untracked(stored_ns, cutoff_ns, SAMPLED), ()
     elif state.status is not _UP or at_ns - state.seen_ns > policy.warning_ns:
         state, transitions = _wake(policy, state, at_ns, sighting.sequence, blind)
     copied_ns, copied_bytes = state.copied_ns, state.copied_bytes
-    if cutoff_ns is not None and stored_ns < cutoff_ns:
-        decision = TOO_OLD
-    elif copied_ns is None or copied_bytes is None:
-        decision = NEW
-    elif sighting.forced:
-        decision = FORCED
-    elif _size_changed(policy.size_trigger_bytes, copied_bytes, sighting.payload_bytes):
-        decision = SIZE
-    elif at_ns - copied_ns >= policy.due_ns - splay:
-        decision = INTERVAL
-    else:
-        decision = SAMPLED
+    too_old = cutoff_ns is not None and stored_ns < cutoff_ns
+    decision = TOO_OLD if too_old else _decide(policy, splay, state, sighting, at_ns)
     if decision.copy:
         copied_ns, copied_bytes = at_ns, sighting.payload_bytes
     # By position, not by `replace`: this is the hot loop.
@@ -234,6 +228,17 @@ def sight(
         state.retired_at_ns, state.times_retired, state.transition,
     )  # fmt: skip
     return seen, decision, transitions
+
+
+def _decide(policy: Policy, splay: int, state: NodeState, sighting: Sighting, at_ns: int) -> Decision:
+    """Decide on a message that is not too old: the first rule that holds."""
+    if state.copied_ns is None or state.copied_bytes is None:
+        return NEW
+    if sighting.forced:
+        return FORCED
+    if _size_changed(policy.size_trigger_bytes, state.copied_bytes, sighting.payload_bytes):
+        return SIZE
+    return INTERVAL if at_ns - state.copied_ns >= policy.due_ns - splay else SAMPLED
 
 
 def untracked(stored_ns: int, cutoff_ns: int | None, otherwise: Decision = NO_SENDER) -> Decision:

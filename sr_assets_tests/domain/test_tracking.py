@@ -191,6 +191,25 @@ def test_a_clock_that_goes_back_stops_a_senders_time_but_never_turns_it() -> Non
     assert recover.event_ns == back.seen_ns == silent.status_since_ns == T0 + 35 * S
 
 
+def test_what_is_read_again_brings_no_silent_sender_back_and_is_new_of_nobody_else() -> None:
+    up, _, _ = fold(seen_at(0, 10 * S))
+    assert up
+    silent, retired = (sweep(POLICY, up, T0 + now, NO_BLIND_SPANS)[0] for now in (40 * S, 80 * S))
+    again = Sighting(3, T0 + 10 * S, 500, False)
+    for state in (silent, retired):
+        assert sight(POLICY, 0, state, again, NO_BLIND_SPANS, read_until_ns=T0 + 10 * S) == (
+            state,
+            tracking.SAMPLED,
+            (),
+        )
+        _, _, transitions = sight(POLICY, 0, state, again, NO_BLIND_SPANS, read_until_ns=T0 + 10 * S - 1)
+        assert transitions
+    known, decision, transitions = sight(POLICY, 0, up, again, NO_BLIND_SPANS, read_until_ns=T0 + 10 * S)
+    assert (known.sequence, decision, transitions) == (3, tracking.SAMPLED, ())
+    unknown, _, (new,) = sight(POLICY, 0, None, again, NO_BLIND_SPANS, read_until_ns=T0 + 10 * S)
+    assert (unknown.seen_ns, new.event) == (T0 + 10 * S, Event.NEW)
+
+
 @given(blind_spans, st.integers(0, 3 * I))
 def test_the_deadline_is_the_last_instant_at_which_a_sweep_does_nothing(blind: BlindSpans, seen: int) -> None:
     state, _, _ = fold(seen_at(seen))

@@ -16,10 +16,13 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import format_rfc3339_ns, watermark
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sr_assets.adapters.nats.cluster import Cluster
     from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.adapters.state.records import Intent
     from sr_assets.adapters.state.store import SiteState
+    from sr_assets.domain.blindness import Span
     from sr_assets.settings import Entry, Start
 
 logger = logging.getLogger(__name__)
@@ -131,9 +134,28 @@ def _move_to_new_source(entry: Entry, state: StreamState, source: StreamInfo, pr
     state.reset_starts = state.starts
     state.epoch_ns = max(state.epoch_ns + 1, source.ts_ns or 0)
     state.created_ns = source.created_ns
-    state.last_stored_ns = state.mark_sequence = state.mark_ns = None
+    # What the source held behind the last message read, and behind what silence is known of, is lost: nobody knows who
+    # reported then, until the first message that it stores from now on.
+    state.last_stored_ns = max(
+        (ns for ns in (state.watermark_ns, state.last_stored_ns) if ns is not None), default=None
+    )
+    state.hole_open = True
+    logger.warning(
+        "%s: %s; going on at %d as beginning %d (%s); the last message read was stored %s, silence is known until %s",
+        entry.label,
+        problem,
+        state.next_sequence,
+        state.starts,
+        entry.on_source_reset,
+        _time(state.mark_ns),
+        _time(state.last_stored_ns),
+    )
+    state.mark_sequence = state.mark_ns = None
     state.source_last_sequence = 0
-    logger.warning("%s: %s; going on at %d (%s)", entry.label, problem, state.next_sequence, entry.on_source_reset)
+
+
+def _time(ns: int | None) -> str:
+    return "never" if ns is None else format_rfc3339_ns(ns)
 
 
 def source_reset_error(problem: str) -> RunError:
@@ -223,6 +245,18 @@ def warn_of_clock(entry: Entry, ts_ns: int) -> None:
         entry.label,
         format_rfc3339_ns(ts_ns),
     )
+
+
+def warn_of_blind_time(entry: Entry, spans: Sequence[Span]) -> None:
+    """Say in which time nobody knows who reported, if there is any."""
+    if spans:
+        logger.warning(
+            "%s: messages of the time from %s to %s were gone before they were read: no silence is counted then (%d holes)",
+            entry.label,
+            format_rfc3339_ns(spans[0][0]),
+            format_rfc3339_ns(spans[-1][1]),
+            len(spans),
+        )
 
 
 def note_read(state: StreamState, sequence: int, stored_ns: int) -> None:

@@ -113,17 +113,23 @@ class Sightings(NamedTuple):
 class ColumnFold:
     """The states of senders, known by their index among `names`, and what happens to them.
 
-    `cutoff_ns`, `blind` and `first_transition` are as `sight` takes them. `transitions` are those of all sightings so far,
-    with the sender's index; of one sender in their order.
+    `cutoff_ns`, `blind`, `first_transition` and `read_until_ns` are as `sight` takes them. `transitions` are those of all
+    sightings so far, with the sender's index; of one sender in their order.
     """
 
     def __init__(
-        self, policy: Policy, names: pa.StringArray, blind: BlindSpans, cutoff_ns: int | None, first_transition: int
+        self,
+        policy: Policy,
+        names: pa.StringArray,
+        blind: BlindSpans,
+        cutoff_ns: int | None,
+        first_transition: int,
+        read_until_ns: int | None = None,
     ) -> None:
         """Begin with unknown senders."""
         self.transitions: list[tuple[int, Transition]] = []
         self._policy, self._names, self._blind, self._cutoff_ns = policy, names, blind, cutoff_ns
-        self._first_transition = first_transition
+        self._first_transition, self._read_until_ns = first_transition, read_until_ns
         self._blind_columns = BlindColumns(blind)
         self._status = np.full(len(names), _UNKNOWN, np.int8)
         self._columns = {name: np.full(len(names), _NONE, np.int64) for name in _INTEGERS}
@@ -201,7 +207,14 @@ class ColumnFold:
         state, splay, reasons = self._state(index), self._splay_ns(index), []
         for sighting in map(Sighting, *(column.tolist() for column in seen[1:])):
             state, decision, transitions = sight(
-                self._policy, splay, state, sighting, self._blind, self._cutoff_ns, self._first_transition
+                self._policy,
+                splay,
+                state,
+                sighting,
+                self._blind,
+                self._cutoff_ns,
+                self._first_transition,
+                self._read_until_ns,
             )
             reasons.append(_REASONS.index(decision.reason))
             self.transitions += [(index, transition) for transition in transitions]

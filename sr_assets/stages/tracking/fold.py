@@ -56,14 +56,15 @@ def fold_batch(
     cutoff_ns: int | None,
     blind: BlindSpans,
     first_transition: int = 1,
+    read_until_ns: int | None = None,
 ) -> pa.Table:
     """Fold a batch's sightings into decisions, states and transitions: a large one in Spark, by sender, others here.
 
     `rows` come from `SiteState.fold_input`: one per sighting and one per known node, columns sender, sighting (its sequence;
     0: a known node), stored_ns, payload_bytes, forced and `NODE_COLUMNS`. `blind` are the stream's spans, this batch's among
-    them; `first_transition` is as in `domain.tracking.sight`. Returns `FOLDED_SCHEMA`, in no order.
+    them; `first_transition` and `read_until_ns` are as in `domain.tracking.sight`. Returns `FOLDED_SCHEMA`, in no order.
     """
-    fold = _Fold(policy, cutoff_ns, blind, first_transition)
+    fold = _Fold(policy, cutoff_ns, blind, first_transition, read_until_ns)
     if rows.num_rows <= _ROWS_AT_HOME:
         return fold.table(rows)
     frame = spark().createDataFrame(rows).repartition("sender")
@@ -82,6 +83,7 @@ class _Fold:
     cutoff_ns: int | None
     blind: BlindSpans
     first_transition: int
+    read_until_ns: int | None
 
     def partition(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Fold a partition, which has all rows of its senders."""
@@ -92,7 +94,9 @@ class _Fold:
         """Fold all rows of some senders; a known one without a sighting comes out as it was."""
         names = rows["sender"].combine_chunks().dictionary_encode()
         indexes, sequences = names.indices.to_numpy(), rows["sighting"].to_numpy()
-        fold = ColumnFold(self.policy, names.dictionary, self.blind, self.cutoff_ns, self.first_transition)
+        fold = ColumnFold(
+            self.policy, names.dictionary, self.blind, self.cutoff_ns, self.first_transition, self.read_until_ns
+        )
         fold.know(indexes[sequences == 0], rows.filter(pa.array(sequences == 0)))
         columns = (rows[name].to_numpy() for name in ("stored_ns", "payload_bytes", "forced"))
         order = np.lexsort((sequences, indexes))

@@ -20,7 +20,7 @@ from sr_assets.adapters.spark.source import encode_extractor
 from sr_assets.domain.blindness import BlindSpans, find_blind_spans
 from sr_assets.domain.positions import SequenceRange, missing
 from sr_assets.domain.tracking import NODE_COLUMNS, sweep
-from sr_assets.stages.source.position import advance, load_position, note_read, warn_of_clock
+from sr_assets.stages.source.position import advance, load_position, note_read, warn_of_blind_time, warn_of_clock
 from sr_assets.stages.source.reading import (
     absence_reason,
     first_available,
@@ -89,6 +89,8 @@ class NodeStage:
         state = load_position(self._store, cluster, stream, source)
         if not self._looked:
             follow_policy(self._store, stream, self._policy, state)
+            # A run that was cut off may not have let all the time pass that was known: nothing is read again before that.
+            self.sweep_due()
         self._looked = True
         begun_anew = report.state is not None and report.state.starts != state.starts
         report.state = state
@@ -129,18 +131,19 @@ class NodeStage:
         self._report.lag_messages = state.lag_messages
         nodes = self._store.nodes(self._stream.stream)
         if state.hole_open and by_clock:
-            self._close_hole(state)
+            self._close_hole(state, source.ts_ns)
         due_ns = nodes.next_deadline()
         if due_ns is not None and state.watermark_ns is not None and due_ns < state.watermark_ns:
             with self._store.transaction():
                 self._store.save_stream(state)
 
-    def _close_hole(self, state: StreamState) -> None:
-        """Make the hole at the end of the last batch blind until the watermark: no message from inside it can come."""
+    def _close_hole(self, state: StreamState, until_ns: int | None) -> None:
+        """Make the hole at the end of the last batch blind until a time: no message from inside it can come."""
         nodes = self._store.nodes(self._stream.stream)
         spans, state.hole_open = find_blind_spans(
-            [], [], [], before_ns=state.last_stored_ns, after_hole=True, until_ns=state.watermark_ns
+            [], [], [], before_ns=state.last_stored_ns, after_hole=True, until_ns=until_ns
         )
+        warn_of_blind_time(self._stream, spans)
         with self._store.transaction():
             self._store.save_stream(state)
             nodes.save_blind_spans(BlindSpans(tuple(nodes.blind_spans())).add(spans).spans)
@@ -238,16 +241,21 @@ class NodeStage:
             sightings["stored_ns"].to_pylist(),
             before_ns=state.last_stored_ns,
             after_hole=state.hole_open,
-            until_ns=ahead.watermark_ns if by_clock else None,
+            until_ns=source.ts_ns if by_clock else None,
         )
         needed = (nodes.oldest_seen(), state.watermark_ns, state.last_stored_ns)
         oldest_ns = min((ns for ns in needed if ns is not None), default=0)
+        warn_of_blind_time(self._stream, spans)
         return known.forget_before(oldest_ns).add(spans), hole_open
 
     def _fold(self, state: StreamState, sightings: pa.Table, cutoff_ns: int | None, blind: BlindSpans) -> pa.Table:
         rows = self._store.nodes(self._stream.stream).fold_input(sightings)
+        # Behind a hole at the end of what was read, as a source that went back leaves one, come older messages only again.
+        read_until_ns = state.last_stored_ns if state.hole_open else None
         with self._spark.use() as session:
-            return fold_batch(lambda: session, rows, self._policy, cutoff_ns, blind, state.forgotten_transition + 1)
+            return fold_batch(
+                lambda: session, rows, self._policy, cutoff_ns, blind, state.forgotten_transition + 1, read_until_ns
+            )
 
     def _save_nodes(self, state: StreamState, folded: pa.Table) -> None:
         if not folded.num_rows:

@@ -19,7 +19,7 @@ from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import Entry
 from sr_assets.stages.report import Stage
 from sr_assets.stages.source.reading import SparkReader
-from sr_assets_tests.rig import Rig, Sent
+from sr_assets_tests.rig import Rig, Sent, wait_until
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10h", "inspect_force_field": "force"}
 SHORT = {"inspect_field": "sender", "inspect_duration": "10s", "warn_duration": "5s"}
@@ -216,6 +216,33 @@ def test_a_source_that_went_back_and_grew_past_our_position_is_noticed(
     assert lost == (10 if waiting else 0)
     row = rig.row("replication")
     assert (row["next_sequence"], row["last_error"]) == (38, None)
+
+
+def test_a_source_that_went_back_brings_nobody_back_and_accuses_nobody(
+    rig: Rig, source: NatsServer, tmp_path: Path
+) -> None:
+    stream = rig.make("S", source)
+    silence = {"inspect_field": "sender", "inspect_duration": "3s", "warn_duration": "2s"}
+    rig.add(stream, source_url=source.url, on_source_reset="recopy", **silence)
+    rig.publish(stream, [of("gone")], source)
+    source.stop()
+    shutil.copytree(source.home / "jetstream", tmp_path / "backup")
+    source.start()
+    with rig.beating(stream, of("alive"), source):
+        wait_until(lambda: bool(rig.drain()) and "expire" in events(rig, "gone"), "a node to retire")
+        # What comes from now on nobody reads before it is lost.
+        rig.await_clock(stream, rig.clock_ns(stream, source) + 3 * SECOND, source)
+    source.kill()
+    shutil.rmtree(source.home / "jetstream")
+    shutil.copytree(tmp_path / "backup", source.home / "jetstream")
+    source.start()
+    with rig.beating(stream, of("alive"), source):
+        rig.drain()
+    assert rig.row("replication")["blind_seconds"] > 3
+    assert {node: events(rig, node) for node in ("alive", "gone")} == {
+        "alive": ["new"],
+        "gone": ["new", "timeout", "expire"],
+    }
 
 
 def test_a_source_that_is_made_again_while_it_is_read_is_not_taken_for_the_one_before(

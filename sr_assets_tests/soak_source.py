@@ -1,0 +1,66 @@
+"""The source of a soak: copies of its store are kept and put back, and what it held before stays readable.
+
+Not here: when that happens (`soak_faults`), what of it was read (`went_back`).
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets_tests.comparison import held_now
+from sr_assets_tests.went_back import Past
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from sr_assets_tests.reference import Seen
+    from sr_assets_tests.rig import Rig
+
+
+class SourceStore:
+    """The store of a rig's source; it is copied and replaced only while the server is down."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        home = rig.source.home
+        self._store, self._copy, self._past = home / "jetstream", home / "copy", home / "past"
+        self._ends: dict[str, int] = {}
+        self.times_put_back = 0
+
+    def ends(self) -> dict[str, int]:
+        """Return the last sequence of each stream; the server is up."""
+        return {entry["stream"]: self._rig.info(entry["stream"]).last_sequence for entry in self._rig.entries}
+
+    def keep(self, ends: dict[str, int]) -> None:
+        """Copy the store, which ends there, in place of an earlier copy."""
+        self._ends = ends
+        shutil.rmtree(self._copy, ignore_errors=True)
+        shutil.copytree(self._store, self._copy)
+
+    def behind(self, positions: dict[str, int]) -> bool:
+        """Return whether more was read than the copy holds."""
+        return any(positions.get(stream, 0) > end + 1 for stream, end in self._ends.items())
+
+    def put_back(self) -> None:
+        """Put the copy in the store's place, as somebody would whose disk is lost."""
+        self._store.rename(self._home(self.times_put_back) / "jetstream")
+        shutil.copytree(self._copy, self._store)
+        self.times_put_back += 1
+
+    def pasts(self, streams: Iterable[str]) -> dict[str, Past]:
+        """Return what became of each stream until now."""
+        held: dict[str, list[list[Seen]]] = {stream: [] for stream in streams}
+        for number in range(self.times_put_back):
+            with NatsServer(self._home(number), "past") as server:
+                for stream, before in held.items():
+                    before.append(held_now(self._rig, stream, server))
+        log = (self._rig.home / "runs.log").read_text(errors="replace")
+        return {stream: Past.of(stream, before, log) for stream, before in held.items()}
+
+    def _home(self, number: int) -> Path:
+        home = self._past / str(number)
+        home.mkdir(parents=True, exist_ok=True)
+        return home

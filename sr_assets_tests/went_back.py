@@ -1,0 +1,109 @@
+"""What was read of a source whose store was put back: told by what it ever held and by what the runs said.
+
+Not here: putting it back (`soak_source`), what must have come of what was read (`reference`), comparing that (`comparison`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
+
+from sr_assets.domain.positions import parse_rfc3339_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sr_assets_tests.reference import Seen
+
+_TIME = r"(\d\S+Z)"
+_BEGUN = re.compile(
+    r": source stream (\S+) (?:ends at \d+, before|holds another message) (\d+)[, ].* as beginning (\d+) .*"
+    rf"; the last message read was stored {_TIME}, silence is known until {_TIME}"
+)
+_BLIND = re.compile(rf"/(\S+): messages of the time from {_TIME} to {_TIME} were gone before they were read")
+
+#: Blind time that ends with a stream info's clock may end behind a message that the info did not know of yet.
+_MARGIN_NS = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A stream was begun again: the last message read before, and up to when everything was known."""
+
+    sequence: int
+    stored_ns: int
+    known_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a stream held each time before its store was put back, how often it was begun again, which time is blind."""
+
+    held: Sequence[Sequence[Seen]] = ()
+    beginnings: Sequence[Beginning] = ()
+    blind: Sequence[tuple[int, int]] = ()
+
+    @classmethod
+    def of(cls, stream: str, held: Sequence[Sequence[Seen]], log: str) -> Self:
+        """Take from a log what the runs said of a stream; a run that was killed before its commit said it for nothing."""
+        begun = {
+            int(found[3]): Beginning(int(found[2]), parse_rfc3339_ns(found[4]), parse_rfc3339_ns(found[5]))
+            for found in _BEGUN.finditer(log)
+            if found[1] == stream
+        }
+        assert sorted(begun) == list(range(1, len(begun) + 1)), f"{stream} was begun again {sorted(begun)}"
+        blind = {
+            parse_rfc3339_ns(found[2]): parse_rfc3339_ns(found[3])
+            for found in _BLIND.finditer(log)
+            if found[1] == stream
+        }
+        return cls(held, [begun[number] for number in sorted(begun)], list(blind.items()))
+
+    @property
+    def known_ns(self) -> list[int]:
+        """Up to when everything was known, each time the stream was begun again."""
+        return [beginning.known_ns for beginning in self.beginnings]
+
+    def read(self, now: Sequence[Seen]) -> list[Seen]:
+        """Return what was read, in order: before each beginning, then of what the source holds now."""
+        read = [
+            replace(message, beginning=number)
+            for number, beginning in enumerate(self.beginnings)
+            for message in self._source_of(beginning)[: beginning.sequence]
+        ]
+        return [*read, *(replace(message, beginning=len(self.beginnings)) for message in now)]
+
+    def unread(self, now: Sequence[Seen]) -> list[Seen]:
+        """Return what the source lost before it was read, each with the beginning before which that was."""
+        sources = [self._source_of(beginning) for beginning in self.beginnings]
+        kept = {
+            (message.sequence, message.stored_ns)
+            for source, end in zip(
+                [*sources[1:], now], [one.sequence for one in self.beginnings[1:]] + [len(now)], strict=True
+            )
+            for message in source[:end]
+        }
+        return [
+            replace(message, beginning=number)
+            for number, (source, beginning) in enumerate(zip(sources, self.beginnings, strict=True))
+            for message in source[beginning.sequence :]
+            if (message.sequence, message.stored_ns) not in kept
+        ]
+
+    def misjudged(self, now: Sequence[Seen]) -> Iterator[str]:
+        """Yield what makes the blind time wrong: lost messages outside of it, messages inside that were read."""
+        for message in self.unread(now):
+            if not any(since <= message.stored_ns <= until for since, until in self.blind):
+                yield f"{message.subject} {message.sequence}, stored {message.stored_ns}, was lost unread, not in blind time"
+        for message in self.read(now):
+            if any(since < message.stored_ns < until - _MARGIN_NS for since, until in self.blind):
+                yield f"{message.subject} {message.sequence}, stored {message.stored_ns}, was read, in blind time"
+
+    def _source_of(self, beginning: Beginning) -> Sequence[Seen]:
+        """Return what the source held when a message of it was read: no message that it stored since has the same time."""
+        place = beginning.sequence - 1
+        for held in self.held:
+            if place < len(held) and held[place].stored_ns == beginning.stored_ns:
+                return held
+        raise AssertionError(f"the source never held message {beginning.sequence} stored {beginning.stored_ns}")
