@@ -89,7 +89,7 @@ def compare(
     epochs = _epochs(rig, rules.stream)
     expected = reference.expect(rules, seen, counted["now_us"] * 1000, past.blind, past.known_ns)
     for advisory in expected.advisories:
-        advisory["epoch"] = epochs.get(advisory["event_id"])
+        advisory["epoch"] = epochs.get(advisory["event_id"], max(epochs.values(), default=0))
     # What is read again was stored before the watermark.
     again = sum(one.beginning > 0 and one.stored_ns < past.known_ns[one.beginning - 1] for one in seen)
     again = again if rules.inspect_field else 0
@@ -121,7 +121,7 @@ def held_now(rig: Rig, stream: str, server: NatsServer | None = None) -> list[Se
 
 
 class _Copies:
-    """The copies of a stream: which are `made`, and which are `lost` with a source that went back."""
+    """The copies of a stream: which are `lost` with a source that went back, and which must have been `made`."""
 
     def __init__(self, rules: Rules, seen: list[Seen], expected: Expected, unread: list[Seen], prefix: str) -> None:
         self._rules, self._expected, self._prefix = rules, expected, prefix
@@ -158,13 +158,13 @@ class _Copies:
             )
             if (copy.subject, copy.headers, copy.payload) != demanded:
                 yield Difference(Kind.ALTERED, f"{what}: {copy.subject} {copy.headers!r}")
-        self.made = self._wanted & times.keys()
         last = max((one.beginning for one in self._originals.values()), default=0)
-        for key in sorted(self._wanted - self.made):
+        for key in sorted(self._wanted - times.keys()):
             if key[0] < last:
                 self.lost.add(key)
             else:
                 yield Difference(Kind.LOST, f"{stream} {key}: {reasons[key]}")
+        self.made = self._wanted - self.lost
 
 
 def _lost(rig: Rig, stream: str, lost: set[_Key]) -> Iterator[Difference]:

@@ -31,8 +31,9 @@ _STILL_SECONDS: Final = (1.0, 7.0)
 #: Rare faults happen so often in a soak, whose share says how long the target is away and how old the copy is that is put
 #: back: some seconds of a minute, some minutes of half an hour.
 _RARE: Final = 3
+_RARE_WITHIN: Final = (0.3, 0.9)
 _AWAY_SHARE: Final = (0.05, 0.15)
-_COPY_AGE_SHARE: Final = (0.02, 0.15)
+_COPY_AGE_SHARE: Final = (0.02, 0.1)
 #: Within such a time without the target somebody's messages must be read, whatever else happens.
 _WATCHING_SECONDS: Final = 60.0
 
@@ -186,12 +187,12 @@ class Gremlin:
 
 
 def _rare_faults(chance: random.Random, seconds: float) -> list[tuple[float, Fault, float]]:
-    """Draw when in a soak of so many seconds the rare faults happen, and how long each lasts."""
+    """Draw when in a soak of so many seconds the rare faults happen, one of each after the other, and how long each lasts."""
     drawn = []
-    for _ in range(_RARE):
-        drawn.append((chance.uniform(0.1, 0.85) * seconds, Fault.TARGET_AWAY, chance.uniform(*_AWAY_SHARE) * seconds))
-        put_back_at = chance.uniform(0.2, 0.9) * seconds
+    for number in range(_RARE):
+        away_at, put_back_at = ((number + chance.uniform(*_RARE_WITHIN)) / _RARE * seconds for _ in range(2))
         copied_at = put_back_at - chance.uniform(*_COPY_AGE_SHARE) * seconds
+        drawn.append((away_at, Fault.TARGET_AWAY, chance.uniform(*_AWAY_SHARE) * seconds))
         drawn.append((copied_at, Fault.SOURCE_COPIED, chance.uniform(*_GONE_SECONDS)))
         drawn.append((put_back_at, Fault.SOURCE_PUT_BACK, chance.uniform(*_GONE_SECONDS)))
     return sorted(drawn)

@@ -1,4 +1,4 @@
-"""The soak as `make soak` starts it, for a minute: random faults, nothing lost, nothing twice, nothing left behind."""
+"""The soak as `make soak` starts it, for less than a minute: random faults, nothing lost, nothing twice, nothing left behind."""
 
 import json
 import os
@@ -13,8 +13,8 @@ from sr_assets_tests.soak_faults import Fault
 
 
 @pytest.mark.timeout(600)
-def test_a_minute_of_random_faults_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sr_assets_tests.soak", "--seconds", "60", "--seed", "1", "--json"]
+def test_some_time_of_random_faults_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sr_assets_tests.soak", "--seconds", "45", "--seed", "1", "--json"]
     done = subprocess.run(
         command, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False
     )
@@ -24,8 +24,9 @@ def test_a_minute_of_random_faults_loses_nothing_and_doubles_nothing(tmp_path: P
         set(Kind) - {Kind.DISORDERED}, 0
     )
     assert counts["complaints"] == 0
-    # A minute in which little happens would prove little.
-    assert counts["messages"] > counts["copies"] > 5_000
+    # A time in which little happens would prove little.
+    assert counts["messages"] > counts["copies"] > 4_000
     assert set(counts["transitions"]) == {"new", "timeout", "recover", "expire"}
     assert len(counts["faults"]) >= len(Fault) // 2, counts["faults"]
+    assert {Fault.TARGET_AWAY, Fault.SOURCE_COPIED} <= counts["faults"].keys()
     assert list(tmp_path.iterdir()) == []
