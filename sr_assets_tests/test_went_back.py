@@ -9,8 +9,7 @@ SECOND = 10**9
 T0 = 1_700_000_000 * SECOND
 BEGUN = (
     "LONDON/S: source stream S {how}: it went back, or the state was edited; going on at 1 as beginning {number} (recopy);"
-    " the last message read was stored 2023-11-14T22:{read}.000000000Z, silence is known until"
-    " 2023-11-14T22:{known}.000000000Z\n"
+    " read until {last}, stored 2023-11-14T22:{read}.000000000Z; silence is known until 2023-11-14T22:{known}.000000000Z\n"
 )
 BLIND = (
     "LONDON/S: messages of the time from 2023-11-14T22:{since}.000000000Z to 2023-11-14T22:{until}.000000000Z were gone"
@@ -28,10 +27,12 @@ def held(*seconds: int) -> list[Seen]:
 # Message 3 of the first store was read and message 4 lost; of the second store nothing was lost but the time.
 FIRST, SECOND_STORE, NOW = held(0, 1, 2, 3), held(0, 1, 10, 11), held(0, 1, 10, 20)
 LOG = (
-    BEGUN.format(how="ends at 2, before 3, which was read", number=1, read="13:22", known="13:22")
-    + BEGUN.format(how="ends at 2, before 3, which was read", number=1, read="13:22", known="13:22")
+    BEGUN.format(how="ends at 2, before 9, which was read", number=1, last=3, read="13:22", known="13:22")
+    + BEGUN.format(how="ends at 2, before 9, which was read", number=1, last=3, read="13:22", known="13:22")
     + BLIND.format(since="13:22", until="13:30")
-    + BEGUN.format(how="holds another message 4 than the one that was read", number=2, read="13:31", known="13:32")
+    + BEGUN.format(
+        how="holds another message 4 than the one that was read", number=2, last=4, read="13:31", known="13:32"
+    )
     + BLIND.format(since="13:32", until="13:40")
 )
 

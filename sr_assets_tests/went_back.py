@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _TIME = r"(\d\S+Z)"
 _BEGUN = re.compile(
-    r": source stream (\S+) (?:ends at \d+, before|holds another message) (\d+)[, ].* as beginning (\d+) .*"
-    rf"; the last message read was stored {_TIME}, silence is known until {_TIME}"
+    r": source stream (\S+) .* going on at 1 as beginning (\d+) \(recopy\);"
+    rf" read until (\d+), stored (never|{_TIME}); silence is known until {_TIME}"
 )
 _BLIND = re.compile(rf"/(\S+): messages of the time from {_TIME} to {_TIME} were gone before they were read")
 
@@ -29,7 +29,7 @@ _MARGIN_NS = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A stream was begun again: the last message read before, and up to when everything was known."""
+    """A stream was begun again: the last message read before, 0 for none, and up to when everything was known."""
 
     sequence: int
     stored_ns: int
@@ -48,7 +48,9 @@ class Past:
     def of(cls, stream: str, held: Sequence[Sequence[Seen]], log: str) -> Self:
         """Take from a log what the runs said of a stream; a run that was killed before its commit said it for nothing."""
         begun = {
-            int(found[3]): Beginning(int(found[2]), parse_rfc3339_ns(found[4]), parse_rfc3339_ns(found[5]))
+            int(found[2]): Beginning(
+                int(found[3]), parse_rfc3339_ns(found[5]) if found[5] else 0, parse_rfc3339_ns(found[6])
+            )
             for found in _BEGUN.finditer(log)
             if found[1] == stream
         }
@@ -102,6 +104,8 @@ class Past:
 
     def _source_of(self, beginning: Beginning) -> Sequence[Seen]:
         """Return what the source held when a message of it was read: no message that it stored since has the same time."""
+        if not beginning.sequence:
+            return ()
         place = beginning.sequence - 1
         for held in self.held:
             if place < len(held) and held[place].stored_ns == beginning.stored_ns:

@@ -52,6 +52,15 @@ def load_position(
         state.starts += 1
         state.next_sequence = first_sequence(cluster, entry.start, source)
         state.mark_sequence = state.mark_ns = None
+    elif source.last_sequence < state.source_last_sequence and _ends_before(cluster, entry, state.source_last_sequence):
+        logger.warning(
+            "%s: source stream %s ends at %d, before %d, which it held: it went back, by messages that were not read",
+            entry.label,
+            entry.stream,
+            source.last_sequence,
+            state.source_last_sequence,
+        )
+        state.source_last_sequence = source.last_sequence
     else:
         return state
     with store.transaction():
@@ -141,12 +150,13 @@ def _move_to_new_source(entry: Entry, state: StreamState, source: StreamInfo, pr
     )
     state.hole_open = True
     logger.warning(
-        "%s: %s; going on at %d as beginning %d (%s); the last message read was stored %s, silence is known until %s",
+        "%s: %s; going on at %d as beginning %d (%s); read until %d, stored %s; silence is known until %s",
         entry.label,
         problem,
         state.next_sequence,
         state.starts,
         entry.on_source_reset,
+        state.mark_sequence or 0,
         _time(state.mark_ns),
         _time(state.last_stored_ns),
     )
@@ -266,7 +276,7 @@ def note_read(state: StreamState, sequence: int, stored_ns: int) -> None:
 
 
 def note_source(state: StreamState, source: StreamInfo) -> None:
-    """Record the source's last sequence, never a lower one than before, and the lag in messages."""
+    """Record the source's last sequence, never a lower one than is known, and the lag in messages."""
     state.source_last_sequence = max(source.last_sequence, _known_last(state))
     unread = max(state.next_sequence, source.first_sequence)
     state.lag_messages = max(0, state.source_last_sequence + 1 - unread)

@@ -169,6 +169,21 @@ def test_a_source_that_went_back_behind_the_position_is_treated_as_one_that_was_
     assert payloads(rig, stream) == expected
 
 
+def test_a_source_that_lost_what_was_not_read_yet_is_caught_up_and_watched_again(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream, inspect_field="sender", inspect_duration="10h")
+    rig.publish(stream, [Sent(b'{"sender": "n"}')])
+    rig.drain()
+    watermark = rig.row("replication")["watermark"]
+    # As after a run that saw more than it read, of a source that was then restored from a copy.
+    with duckdb.connect(str(rig.home / "sites" / SITE / "state.duckdb")) as state:
+        state.execute("UPDATE streams SET source_last_sequence = 40")
+    rig.drain()
+    row = rig.row("replication")
+    assert (row["source_last_sequence"], row["lag_messages"], row["next_sequence"]) == (1, 0, 2)
+    assert row["watermark"] > watermark
+
+
 def test_stream_info_that_jumps_backwards_moves_nothing_backwards_and_lets_no_time_pass(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
