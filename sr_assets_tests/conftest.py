@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
+import dagster  # noqa: F401  its first import asks the system for the platform by a process, which no fast test may start
 import pytest
 from hypothesis import HealthCheck, settings
 

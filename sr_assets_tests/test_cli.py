@@ -647,6 +647,7 @@ def test_check_connect_tries_every_connection_and_changes_nothing(
 ) -> None:
     stream, source, target = connected
     source.create_stream({"name": f"ADV_{stream}", "subjects": [f"adv{stream}.>"]})
+    source.publish_many([(f"{stream}.{number}", b'{"sender": "web1"}', f"s{number}") for number in range(2)])
     before = source.stream_info(stream)
     code, output, errors = command("check", "--connect", "--format", "json")
     probes = json.loads(output)
@@ -680,6 +681,23 @@ def test_check_connect_says_what_does_not_work(connected: tuple[str, Cluster, Cl
     assert f"target stream LONDON_{stream} takes elsewhere.{stream}.>" in errors
     assert f"no stream takes adv{stream}.new.sr-assets-check" in errors
     assert all(line.startswith(f"error: london/{stream}: ") for line in errors.splitlines())
+
+
+def test_check_connect_says_how_many_messages_have_a_sender(
+    connected: tuple[str, Cluster, Cluster], command: Command
+) -> None:
+    stream, source, _ = connected
+
+    def verdict() -> tuple[str, str]:
+        probes = json.loads(command("check", "--connect", "--format", "json")[1])
+        (probe,) = (probe for probe in probes if probe["tried"] == "a sender in each message")
+        return probe["result"], probe["learned"]
+
+    result, learned = verdict()
+    assert result == "failed"
+    assert learned.startswith("0 of the newest 2 messages have one: correct inspect_field (sender), ")
+    source.publish_many([(f"{stream}.{number}", b'{"sender": "web1"}', f"s{number}") for number in range(3)])
+    assert verdict() == ("ok", "3 of the newest 5 messages have one, such as web1")
 
 
 @pytest.mark.process

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from sr_assets.adapters.published.history import stream_folder
+from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.adapters.spark.source import read_advisories
 from sr_assets.adapters.state.lock import SiteLock
@@ -12,7 +13,7 @@ from sr_assets.adapters.state.pausing import paused_streams, set_paused
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.messages import Message
 from sr_assets.settings import load_settings
-from sr_assets_tests.published import STREAM, node_row, publish_message, publish_nodes
+from sr_assets_tests.published import NOW_NS, STREAM, node_row, publish_message, publish_nodes
 from sr_assets_tests.rig import Command
 from sr_assets_tests.test_cli_global import NOW, SECOND_NS, advisory, publish
 
@@ -78,6 +79,25 @@ def test_a_stream_that_left_its_site_goes_and_the_rest_of_the_site_stays(home: P
     assert not stream_folder(home, "london", STREAM).exists()
     assert count(home, "last_seen_nodes") == count(home, "node_snapshots") == 0
     assert paused_streams(home / "sites" / "london") == {"NEW"}
+
+
+def test_what_left_the_configuration_stays_in_the_tables_and_is_warned_of(home: Path, command: Command) -> None:
+    configure(home, _NEW)
+    with SiteState(home / "sites" / "london") as state:
+        for sites in (["london"], ["paris", "london"]):
+            publish_site(home, "london", state, [], sites=sites, run_id="run", as_of_ns=NOW_NS)
+    assert count(home, "last_seen_nodes") == count(home, "node_snapshots") == count(home, "site_summary") == 1
+    code, _, errors = command("check")
+    assert (code, errors.count("\n")) == (0, 1)
+    assert errors.startswith(f"warning: stream london/{STREAM} has a state here, but no entry names it: ")
+    assert f"`sr-assets forget --site london --stream {STREAM}`" in errors
+    configure(home, _PARIS)
+    code, _, errors = command("check")
+    assert (code, errors.count("\n")) == (0, 1)
+    assert errors.startswith(f"warning: site london has a state here ({STREAM}), but no entry has that name: ")
+    assert command("nodes")[1].count("web") == 2
+    command("forget", "--site", "london")
+    assert command("check")[2] == ""
 
 
 @pytest.mark.parametrize("arguments", ((), ("--stream", STREAM)))

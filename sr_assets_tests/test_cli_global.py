@@ -232,7 +232,7 @@ def test_a_feed_is_checked_measured_and_has_nothing_to_recover(
     with Cluster(parse_cluster(nats_server.url)) as cluster:
         cluster.create_stream({"name": stream, "subjects": [f"{stream}.>"], "allow_direct": True})
         cluster.publish_many([(f"{stream}.a", b"{}", "1")])
-    here, _ = rows(command, "check")
+    here, _ = json.loads(command("check", "--format", "json")[1])
     assert (here["name"], here["stream"], here["to"]) == ("centre", stream, "the global view")
     code, output, errors = command("check", "--connect", "--format", "json")
     tried = [(probe["stream"], probe["result"]) for probe in json.loads(output)]

@@ -76,9 +76,14 @@ def check_replica(site: Site, stream: StreamSettings, report: StreamReport) -> I
     yield warning(key, "in_order", in_order, {"messages": report.disordered, "order": stream.order})
     yield _check_loss(site, stream, report)
     yield check_progress(site, stream, report)
-    if stream.tracked:
+    if stream.extractor is not None:
         without_sender = report.reasons.get("no_sender", 0)
-        yield warning(key, "senders_found", without_sender == 0, {"messages": without_sender})
+        most = (
+            f"{without_sender} of {report.messages} messages have no sender ({stream.extractor.key}:"
+            f" {stream.extractor.text}): they are copied and nobody is tracked by them"
+        )
+        description = most if without_sender * 2 > report.messages else None
+        yield warning(key, "senders_found", without_sender == 0, {"messages": without_sender}, description)
 
 
 def check_progress(site: Site, stream: StreamSettings, report: StreamReport) -> dg.AssetCheckResult:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sr_assets.cli.render import FORMATS, Format, duration
+from sr_assets.cli.render import FORMATS, Format
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 
 if TYPE_CHECKING:
@@ -154,28 +154,3 @@ def need_feeds(settings: "Settings", caller: str) -> None:
     """Raise ConfigurationError when no feed is configured: then there is no global view; `caller` names the command."""
     if not settings.feeds:
         raise ConfigurationError(f"{caller}: no feed is configured; add one to feeds")
-
-
-def warn(settings: "Settings") -> None:
-    """Print which settings have no effect, and which warning durations are shorter than the fleet's own pauses."""
-    for warning in (*settings.warnings, *_short_warnings(settings)):
-        click.echo(f"warning: {warning}", err=True)
-
-
-def _short_warnings(settings: "Settings") -> list[str]:
-    """Return a warning for each tracked stream where most nodes come back by themselves.
-
-    In a tree this happens when the upstream site copies more rarely than the warning duration.
-    """
-    from sr_assets.adapters.published.queries import recovery_ages
-
-    try:
-        ages = recovery_ages(settings.home)
-    except SrAssetsError:
-        return []
-    return [
-        f"{stream.label}: most nodes time out and recover, after {duration(ages[stream.label])}: warn_duration "
-        f"({duration(stream.policy.warning_ns / 1e9)}) must exceed the time between their messages in the source"
-        for stream in settings.streams
-        if stream.policy is not None and stream.label in ages
-    ]

@@ -62,8 +62,10 @@ def _show_global(settings: "Settings", form: Format, **narrowed: Any) -> None:
         )
 
 
-def _labels(settings: "Settings", site: str | None, stream: str | None) -> list[str]:
-    """Return the streams, as name/stream, that two filters leave."""
+def _labels(settings: "Settings", site: str | None, stream: str | None) -> list[str] | None:
+    """Return the streams, as name/stream, that two filters leave; None without a filter."""
+    if site is None and stream is None:
+        return None
     if site is not None and site not in settings.sites:
         near = difflib.get_close_matches(site, settings.sites, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""

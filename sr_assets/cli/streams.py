@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sr_assets.cli.base import cli, configured, fail, form_option, one_stream, warn
+from sr_assets.cli.base import cli, configured, fail, form_option, one_stream
 from sr_assets.cli.render import Format, duration, show
+from sr_assets.cli.warnings import warn
 
 if TYPE_CHECKING:
     from sr_assets.settings import FeedSettings, Settings, Start, StreamSettings

@@ -54,6 +54,29 @@ def find_copy(headers: bytes, identity: Identity, created_ns: int | None = None)
     return CopyOf(origin.sequence, origin.stored_ms, known_ns)
 
 
+def foreign_copy(headers: bytes, identity: Identity, created_ns: int) -> Identity | None:
+    """Return whose copy of the same source a message in a target is; None when it is ours, or of another source.
+
+    The source's created time in the message id tells the same source from another one of that name.
+    """
+    origin, ids = last_origin(headers), header_values(headers, MESSAGE_ID_HEADER)
+    parsed = parse_message_id(ids[-1]) if ids else None
+    if origin is None or parsed is None or parsed[0] != created_ns or origin.stream != identity.stream:
+        return None
+    found = Identity(origin.stream, origin.replicator, origin.name)
+    return None if found == identity else found
+
+
+def doubled(target_stream: str, identity: Identity, found: Identity) -> str:
+    """Return the warning that a target holds somebody else's copies of the same source."""
+    return (
+        f"target stream {target_stream} holds copies of the same source by {found.replicator}/{found.name}, so every"
+        f" message gets there twice: if this entry was renamed, name it {found.name} (replicator {found.replicator}) again,"
+        f" and run `sr-assets recover --stream {found.name}/{identity.stream}` if its state is lost; else give each a"
+        " target_stream of its own"
+    )
+
+
 def other_writer(target_stream: str, identity: Identity, sequence: int) -> str:
     """Return the message about a copy of ours in the target that no intent of this state explains."""
     stream, replicator, name = identity.stream, identity.replicator, identity.name

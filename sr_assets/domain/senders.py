@@ -1,8 +1,8 @@
 """Who sent a message: a JSON field of its payload, a header, or a token of its subject; and whether it forces a copy.
 
-Three extractors with the same `extract`, and `inspect`, which parses the payload once for both results. Add another sender
-extractor here. No content of a message raises: what is not a sender is None. Not here: the decision on a message without a
-sender (`tracking.untracked`).
+Three extractors with the same `extract`, each with the `key` that configures it, and `inspect`, which parses the payload
+once for both results. Add another sender extractor here. No content of a message raises: what is not a sender is None. Not
+here: the decision on a message without a sender (`tracking.untracked`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn
+from typing import Any, ClassVar, Final, NoReturn
 
 import orjson
 
@@ -34,6 +34,7 @@ _DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constan
 class JsonField:
     """The sender is in this field of the payload; a path as for `parse_path`. Raises ValueError like it."""
 
+    key: ClassVar[str] = "inspect_field"
     text: str
     path: tuple[str, ...] = field(init=False, repr=False)
 
@@ -50,6 +51,7 @@ class JsonField:
 class HeaderName:
     """The sender is the first value of this header; the header's name is case-sensitive."""
 
+    key: ClassVar[str] = "inspect_header"
     text: str
 
     def extract(self, subject: str, headers: bytes, payload: bytes) -> str | None:  # noqa: ARG002
@@ -65,6 +67,7 @@ class HeaderName:
 class SubjectToken:
     """The sender is this token of the source subject, counted from 1; -1 is the whole subject."""
 
+    key: ClassVar[str] = "inspect_subject_token"
     number: int
 
     @property

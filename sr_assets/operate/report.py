@@ -25,6 +25,10 @@ _COUNTERS: Final[Mapping[Kind, Mapping[str, str]]] = {
 }
 
 
+#: The checks whose verdict `run` prints: what only an operator can mend, and what the counters do not show.
+_TOLD: Final = ("senders_found", "advisories_published")
+
+
 def print_line(line: str) -> None:
     """Print a line on stdout."""
     print(line, flush=True)  # noqa: T201  the output of `run` and `up`
@@ -33,6 +37,11 @@ def print_line(line: str) -> None:
 def print_error(line: str) -> None:
     """Print an error on stderr."""
     print(f"error: {line}", file=sys.stderr, flush=True)  # noqa: T201  as above
+
+
+def print_warning(line: str) -> None:
+    """Print a warning on stderr."""
+    print(f"warning: {line}", file=sys.stderr, flush=True)  # noqa: T201  as above
 
 
 def report_run(
@@ -52,11 +61,23 @@ def report_run(
             continue
         gains = (f"{verb} {_gain(row[column], old.get(column, 0))}" for verb, column in _COUNTERS[entry.kind].items())
         print_line(f"{entry.label}: {', '.join(gains)}, lag {row['lag_messages']}")
+    for line in _warnings(entries, result):
+        print_warning(line)
     if result.success:
         return 0
     for line in failures(result.all_events):
         print_error(line)
     return 2 if _misconfigured(result.all_events) else 1
+
+
+def _warnings(entries: Sequence[Entry], result: ExecuteInProcessResult) -> list[str]:
+    """Return a line for each check that did not pass and says something an operator has to do."""
+    labels = {tuple(entry.asset_prefix): entry.label for entry in entries}
+    return [
+        f"{labels[tuple(verdict.asset_key.path[:2])]}: {verdict.description}"
+        for verdict in result.get_asset_check_evaluations()
+        if verdict.check_name in _TOLD and not verdict.passed and verdict.description
+    ]
 
 
 def _gain(now: int, before: int) -> int:

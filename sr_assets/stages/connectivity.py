@@ -17,11 +17,13 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import Connection, read_range
 from sr_assets.domain.errors import RunError, SrAssetsError
 from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.provenance import Identity, doubled, foreign_copy
 from sr_assets.domain.subjects import advisory_subject
 from sr_assets.domain.target_stream import WRONG_LAST_SEQUENCE
 from sr_assets.domain.tracking import Event
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.replication.target import check_target, new_target
+from sr_assets.stages.source.senders import try_senders
 from sr_assets.stages.source.suitability import check_source
 
 if TYPE_CHECKING:
@@ -72,6 +74,8 @@ def _try_stream(stream: StreamSettings) -> list[Probe]:
     ):
         probes = _Probes(stream)
         info = _try_source(probes, source)
+        if info is not None and stream.tracked:
+            probes.attempt(source, "a sender in each message", lambda: try_senders(stream, source, info), str)
         reached = _try_target(probes, stream, source, info, target)
         advisory = stream.advisory
         if advisory is not None and (reached if advisory.cluster == "target" else info is not None):
@@ -171,6 +175,8 @@ def _try_target(
                 lambda _: f"takes {', '.join(info.subjects)}",
             )
         _try_reading(probes, target, info)
+        if source_info is not None and info.messages:
+            probes.attempt(target, "no other copies of the source", lambda: _refuse_doubled(stream, known, target), str)
     elif not stream.create_target:
         probes.note(
             target,
@@ -185,6 +191,16 @@ def _try_target(
         if subject is not None:
             _try_publishing(probes, target, subject)
     return True
+
+
+def _refuse_doubled(stream: StreamSettings, source: StreamInfo, target: Cluster) -> str:
+    """Return that the target's newest message is no other entry's copy of the same source; raises RunError when it is."""
+    newest = target.last_message(stream.target_stream)
+    identity = Identity(stream.stream, stream.replicator, stream.name)
+    found = foreign_copy(newest.headers, identity, source.created_ns) if newest else None
+    if found is not None:
+        raise RunError(doubled(stream.target_stream, identity, found))
+    return "the newest message is none"
 
 
 def _try_creating(probes: _Probes, stream: StreamSettings, source_info: StreamInfo, target: Cluster) -> None:

@@ -22,7 +22,7 @@ from sr_assets.adapters.state.store import BrokenStateError, SiteState
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.settings import asset_name
 from sr_assets.stages.clock import Clock
-from sr_assets.stages.site import Site
+from sr_assets.stages.site import Site, kept_sites
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -81,7 +81,7 @@ def _forget_here(settings: Settings, site: str, stream: str | None) -> list[str]
         return [_removed(f"{site}/{stream}", {**counts, **_remove_files(settings, site, stream)})]
     with SiteLock(folder, _OWNER, _WAIT_SECONDS):
         counts, left = _erase_unconfigured(folder, stream)
-        _unpublish(settings, site)
+        _unpublish(settings, site, folder if left else None)
         counts |= _remove_files(settings, site, stream if left else None)
         if not left:
             shutil.rmtree(folder)
@@ -131,18 +131,18 @@ def _erase(state: SiteState, streams: Sequence[str]) -> dict[str, int]:
     return counts
 
 
-def _unpublish(settings: Settings, site: str) -> None:
-    """Take a site's rows out of the published tables: publish it with an empty state."""
+def _unpublish(settings: Settings, site: str, folder: Path | None) -> None:
+    """Publish a site that is not configured with what is left in its folder; without one with an empty state."""
     if not (settings.home / "fleet.duckdb").exists():
         return
     as_of_ns = Clock(settings.home / "sites" / site).now_ns()
-    with tempfile.TemporaryDirectory() as folder, SiteState(Path(folder)) as empty:
+    with tempfile.TemporaryDirectory() as empty, SiteState(folder or Path(empty)) as state:
         publish_site(
             settings.home,
             site,
-            empty,
+            state,
             [],
-            sites=list(settings.sites),
+            sites=kept_sites(settings),
             run_id=_OWNER,
             as_of_ns=as_of_ns,
             mode=settings.published_mode,

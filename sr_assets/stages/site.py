@@ -125,7 +125,7 @@ class Site:
                 self.name,
                 self.state,
                 streams,
-                sites=list(self.settings.sites),
+                sites=kept_sites(self.settings),
                 run_id=self.run_id,
                 as_of_ns=self.clock.now_ns(),
                 mode=self.settings.published_mode,
@@ -185,6 +185,12 @@ class Site:
             "unpublished": self.state.outbox(stream).size(),
             "queued": self.state.copy_queue(stream).size(),
         }
+
+
+def kept_sites(settings: Settings) -> list[str]:
+    """Return the sites whose rows stay published: those configured, and those with a state in this home until `forget`."""
+    states = (settings.home / "sites").glob("*/state.duckdb")
+    return [*settings.sites, *sorted({file.parent.name for file in states} - set(settings.sites))]
 
 
 def needs_publishing(home: Path, folder: Path) -> bool:

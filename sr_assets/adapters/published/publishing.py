@@ -71,9 +71,10 @@ def publish_site(
 ) -> str:
     """Replace a site's rows, in a new `fleet.duckdb` of permissions `mode` in the old file's place; returns its generation.
 
-    Rows of sites not among `sites` are dropped. A new generation means that the file was made from nothing: every other
-    site has to publish again. Two sites publish one after the other (`fleet.lock`). Raises RunError when it cannot be
-    written, FleetBusyError when another site holds the lock for `wait_seconds` on: then the old one stays.
+    Of a stream or feed that `streams` does not name but the state knows, the rows stay: a mistake in the configuration
+    empties no table. Rows of sites not among `sites` are dropped. A new generation means that the file was made from
+    nothing: every other site has to publish again. Two sites publish one after the other (`fleet.lock`). Raises RunError
+    when it cannot be written, FleetBusyError when another site holds the lock for `wait_seconds` on: then the old one stays.
     """
     home.mkdir(parents=True, exist_ok=True)
     file, draft = home / "fleet.duckdb", home / ".fleet.duckdb.new"
@@ -105,7 +106,7 @@ def _write_draft(
     try:
         connection.execute(f"ATTACH '{quoted(draft)}' AS fleet (STORAGE_VERSION '{STORAGE_VERSION}')")
         generation = _carry_over(connection, file, name, sites)
-        _insert_site(connection, name, streams)
+        _insert_site(connection, name, [*streams, *_unnamed(state, streams)])
         _describe(connection, *run, generation)
         # Detaching would do it too, but without a reason when it cannot.
         connection.execute("CHECKPOINT fleet")
@@ -208,6 +209,16 @@ def _attach_published(connection: duckdb.DuckDBPyConnection, file: Path) -> bool
         # The open file stays readable without its name.
         copy.unlink(missing_ok=True)
     return True
+
+
+def _unnamed(state: SiteState, streams: Sequence[PublishedStream]) -> list[PublishedStream]:
+    """Return what the state knows beyond the streams that are configured."""
+    named = {stream.stream for stream in streams}
+    return [
+        PublishedStream(stream, state.load_copying(stream).target_stream, tracked=state.tracks(stream))
+        for stream in state.known_streams()
+        if stream not in named
+    ]
 
 
 def _insert_site(connection: duckdb.DuckDBPyConnection, name: str, streams: Sequence[PublishedStream]) -> None:

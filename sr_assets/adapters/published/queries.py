@@ -52,8 +52,10 @@ def ask(home: Path, sql: str, parameters: Mapping[str, Any] | None = None) -> Ro
 # ------------------------------------------------------------------------------------------ what this installation tracks
 
 
-def nodes(home: Path, *, labels: Sequence[str], status: str | None, silent_for: float | None, like: str | None) -> Rows:
-    """Return the nodes of some streams (`name/stream`), by stream and name; `silent_for` is in seconds."""
+def nodes(
+    home: Path, *, labels: Sequence[str] | None, status: str | None, silent_for: float | None, like: str | None
+) -> Rows:
+    """Return the nodes of some streams (`name/stream`; None: of all), `silent_for` is in seconds."""
     sql = """
         SELECT a.name, a.stream, a.node, a.status, age_seconds, a.last_seen, a.status_since, a.first_seen,
             l.last_copied, l.copied_bytes, l.last_sequence
@@ -61,7 +63,7 @@ def nodes(home: Path, *, labels: Sequence[str], status: str | None, silent_for: 
         JOIN (SELECT name, stream, watermark FROM replication) AS r USING (name, stream)
         LEFT JOIN last_seen_nodes AS l USING (name, stream, node),
         LATERAL (SELECT greatest(0, (epoch_us(r.watermark) - epoch_us(a.last_seen)) / 1e6) AS age_seconds)
-        WHERE list_contains($labels, a.name || '/' || a.stream)
+        WHERE ($labels IS NULL OR list_contains($labels, a.name || '/' || a.stream))
             AND ($status IS NULL OR a.status = $status)
             AND ($silent_for IS NULL OR age_seconds >= $silent_for)
             AND ($like IS NULL OR a.node GLOB $like)
@@ -130,6 +132,11 @@ def advisories(home: Path, *, since: float | None, node: str | None, event: str 
         ORDER BY a.event_time, a.name, a.stream, a.node, a.transition
     """
     return ask(home, sql, {"since": since, "node": node, "event": event})
+
+
+def published_streams(home: Path) -> list[tuple[str, str]]:
+    """Return name and stream of every entry, configured or not, that has rows in the tables."""
+    return [(name, stream) for name, stream in ask(home, "SELECT name, stream FROM replication ORDER BY ALL").values]
 
 
 def recovery_ages(home: Path) -> dict[str, float]:

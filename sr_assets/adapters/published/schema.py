@@ -1,7 +1,7 @@
 """The published tables: each one's columns and the query that makes its rows from a site's state.
 
 Add a table here, a table of a centre in `global_schema`. Not here: the state itself (`adapters.state`), writing the file
-(`publishing`). Rows of streams, and of feeds, that are no longer configured are left out.
+(`publishing`).
 """
 
 from __future__ import annotations

@@ -218,6 +218,10 @@ class SiteState:
         tables = " UNION ".join(f"SELECT stream FROM {table}" for table in (*_OF_A_STREAM, *_HISTORY))
         return [row[0] for row in self._connection.execute(f"{tables} ORDER BY stream").fetchall()]
 
+    def tracks(self, stream: str) -> bool:
+        """Return whether any node of a stream is known."""
+        return bool(self._connection.execute("SELECT 1 FROM nodes WHERE stream = ? LIMIT 1", [stream]).fetchall())
+
     def erase_stream(self, stream: str) -> dict[str, int]:
         """Drop everything of a stream or feed, its history too; returns the number of rows by what they are.
 

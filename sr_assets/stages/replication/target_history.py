@@ -22,7 +22,7 @@ from sr_assets.adapters.published.history import copied_sequences, source_mark, 
 from sr_assets.adapters.state.store import gap_row
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange, merge_ranges
-from sr_assets.domain.provenance import Identity, find_copy, other_writer
+from sr_assets.domain.provenance import Identity, doubled, find_copy, foreign_copy, other_writer
 from sr_assets.stages.replication.target import create_target, prepare_target
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ class TargetReview:
         held = SequenceRange(min(max(1, target.first_sequence), target.last_sequence + 1), target.last_sequence + 1)
         if not len(held):
             return
+        foreign: Identity | None = None
         with wire.Connection(stream.target, "sr-assets review") as connection:
             for message in itertools.chain.from_iterable(wire.read_headers(connection, stream.target_stream, held)):
                 copy = find_copy(message.headers, self._identity)
@@ -129,6 +130,9 @@ class TargetReview:
                         f" copies of it ({copy.sequence} at {message.sequence}); run `sr-assets recover --stream"
                         f" {stream.label}`"
                     )
+                foreign = foreign or foreign_copy(message.headers, self._identity, self._source.created_ns)
+        if foreign is not None:
+            logger.warning("%s: %s", stream.label, doubled(stream.target_stream, self._identity, foreign))
 
     def begin_anew(self) -> None:
         """Forget the copies so far: the next ones are of another source, or of another beginning."""

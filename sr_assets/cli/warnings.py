@@ -1,0 +1,72 @@
+"""What `check`, `run` and `up` warn of before they begin: one line each, with the remedy.
+
+Add a warning here that the configuration and the home alone show. Not here: what only a server knows
+(`stages.connectivity`), what a run finds (`operate.report`).
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from sr_assets.cli.render import duration
+from sr_assets.domain.errors import SrAssetsError
+
+if TYPE_CHECKING:
+    from sr_assets.settings import Settings
+
+
+def warn(settings: "Settings") -> None:
+    """Print what has no effect, what is left of an earlier configuration, and which warning durations are too short."""
+    for warning in (*settings.warnings, *_left(settings), *_short_warnings(settings)):
+        click.echo(f"warning: {warning}", err=True)
+
+
+def _left(settings: "Settings") -> Iterator[str]:
+    """Yield a warning for each site and stream in this home that no entry of the configuration names any more.
+
+    A misspelt or renamed entry begins anew, which copies everything a second time.
+    """
+    from sr_assets.adapters.published.queries import published_streams
+    from sr_assets.stages.site import kept_sites
+
+    known: dict[str, list[str]] = defaultdict(list)
+    try:
+        for name, stream in published_streams(settings.home):
+            known[name].append(stream)
+    except SrAssetsError:
+        pass
+    for site in kept_sites(settings):
+        configured = [entry.stream for entry in settings.sites.get(site, ())]
+        kept = "; its rows stay in the tables until then"
+        if not configured:
+            yield (
+                f"site {site} has a state here ({', '.join(known[site]) or 'no stream'}), but no entry has that name: if it"
+                f" was renamed, name it {site} again, or its streams are copied a second time; if it is no more:"
+                f" `sr-assets forget --site {site}`{kept}"
+            )
+        for stream in sorted(set(known[site]) - set(configured) if configured else ()):
+            yield (
+                f"stream {site}/{stream} has a state here, but no entry names it: if it was misspelt, correct it; if it is"
+                f" no more: `sr-assets forget --site {site} --stream {stream}`{kept}"
+            )
+
+
+def _short_warnings(settings: "Settings") -> list[str]:
+    """Return a warning for each tracked stream where most nodes come back by themselves.
+
+    In a tree this happens when the upstream site copies more rarely than the warning duration.
+    """
+    from sr_assets.adapters.published.queries import recovery_ages
+
+    try:
+        ages = recovery_ages(settings.home)
+    except SrAssetsError:
+        return []
+    return [
+        f"{stream.label}: most nodes time out and recover, after {duration(ages[stream.label])}: warn_duration "
+        f"({duration(stream.policy.warning_ns / 1e9)}) must exceed the time between their messages in the source"
+        for stream in settings.streams
+        if stream.policy is not None and stream.label in ages
+    ]
