@@ -98,7 +98,8 @@ def compare(
         *copies.compare(rig.copies(target or rules.stream), info.created_ns),
         *_lost(rig, rules.stream, copies.lost),
         *_counters(counted, len(seen), len(expected.copied), len(copies.lost), again),
-        *_nodes(rig, rules, seen, copies.made, expected),
+        *_nodes(rig, rules, expected),
+        *_snapshots(rig, rules, [one for one in seen if one.key in copies.made], len(past.beginnings)),
         *_transitions(rig, rules.stream, expected, info.created_ns, len(past.beginnings), published=feed is not None),
     ]
     if until is None and counted["lag_messages"]:
@@ -189,7 +190,7 @@ def _counters(counted: Mapping[str, Any], seen: int, copied: int, lost: int, aga
     yield from _row(f"replication {counted['stream']}", counted, wanted)
 
 
-def _nodes(rig: Rig, rules: Rules, seen: list[Seen], made: set[_Key], expected: Expected) -> Iterator[Difference]:
+def _nodes(rig: Rig, rules: Rules, expected: Expected) -> Iterator[Difference]:
     """Compare the tables that have a row for each node."""
     since = ("status", "status_since", "first_seen", "last_seen")
     alive = (*since, "last_sequence", "last_copied", "copied_bytes")
@@ -203,7 +204,6 @@ def _nodes(rig: Rig, rules: Rules, seen: list[Seen], made: set[_Key], expected: 
             for node, one in retired.items()
             if node not in present
         },
-        "node_snapshots": _snapshots(rules, seen, made),
     }
     for table, wanted in tables.items():
         rows = rig.rows(f"SELECT * FROM {table} WHERE stream = '{rules.stream}'")
@@ -222,14 +222,27 @@ def _epochs(rig: Rig, stream: str) -> dict[str, int]:
     return {row["event_id"]: row["epoch"] for row in rows}
 
 
-def _snapshots(rules: Rules, seen: list[Seen], made: set[_Key]) -> dict[str, dict[str, Any]]:
-    """Return what is demanded of each node's newest copied message."""
-    newest = {rules.sender(one): one for one in seen if one.key in made}
-    return {
-        node: {"sequence": one.sequence, "subject": one.subject, "payload_bytes": len(one.payload)}
-        for node, one in newest.items()
-        if node
-    }
+def _snapshots(rig: Rig, rules: Rules, made: list[Seen], beginnings: int) -> Iterator[Difference]:
+    """Compare each node's newest copied message.
+
+    A batch that was cut off as its source went back has left copies in the target whose rows nobody can write any more:
+    until its next copy a node may have an older one, or none.
+    """
+    copied: dict[str, list[Seen]] = defaultdict(list)
+    for one in made:
+        if sender := rules.sender(one):
+            copied[sender].append(one)
+    columns = ("sequence", "subject", "payload_bytes")
+    rows = rig.rows(f"SELECT * FROM node_snapshots WHERE stream = '{rules.stream}'")
+    found = {row["node"]: tuple(row[column] for column in columns) for row in rows}
+    if len(found) < len(rows) or found.keys() - copied.keys():
+        yield Difference(Kind.ROW_WRONG, f"node_snapshots {rules.stream}: {len(rows)} rows for {len(copied)} nodes")
+    for node, ones in copied.items():
+        allowed = [(one.sequence, one.subject, len(one.payload)) for one in ones]
+        sure = allowed[-1:] if ones[-1].beginning == beginnings else [*allowed, None]
+        if found.get(node) not in sure:
+            what = f"node_snapshots {rules.stream} {node}: {found.get(node)}, demanded {allowed[-1]}"
+            yield Difference(Kind.ROW_WRONG, what)
 
 
 def _transitions(

@@ -14,7 +14,7 @@ from sr_assets_tests.soak_faults import Fault
 
 @pytest.mark.timeout(600)
 def test_some_time_of_random_faults_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sr_assets_tests.soak", "--seconds", "45", "--seed", "1", "--json"]
+    command = [sys.executable, "-m", "sr_assets_tests.soak", "--seconds", "30", "--seed", "1", "--json"]
     done = subprocess.run(
         command, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False
     )
@@ -25,8 +25,8 @@ def test_some_time_of_random_faults_loses_nothing_and_doubles_nothing(tmp_path: 
     )
     assert counts["complaints"] == 0
     # A time in which little happens would prove little.
-    assert counts["messages"] > counts["copies"] > 4_000
+    assert counts["messages"] > counts["copies"] > 3_000
     assert set(counts["transitions"]) == {"new", "timeout", "recover", "expire"}
-    assert len(counts["faults"]) >= len(Fault) // 2, counts["faults"]
+    assert len(counts["faults"]) >= len(Fault) // 3, counts["faults"]
     assert {Fault.TARGET_AWAY, Fault.SOURCE_COPIED} <= counts["faults"].keys()
     assert list(tmp_path.iterdir()) == []

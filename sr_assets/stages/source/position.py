@@ -73,8 +73,10 @@ def another_source(
 ) -> str | None:
     """Return what became of the source when its sequences mean other messages than those that were read.
 
-    Two messages tell: the last one that was read, and the last one there was when an open intent was planned.
+    Two messages tell: the last one that was read, and the last one there was when an open intent was planned. An intent
+    of an earlier beginning, which stays open until the target can be reached, tells nothing.
     """
+    intent = intent if intent is not None and intent.starts == state.starts else None
     if state.created_ns != source.created_ns:
         return f"source stream {entry.stream} was deleted and made again"
     edited = f"or the state was edited (then set it aside and run `sr-assets recover --stream {entry.label}`)"

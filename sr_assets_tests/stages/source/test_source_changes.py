@@ -128,3 +128,34 @@ def test_another_source_is_followed_and_never_taken_for_the_old_one(
     # Before those only the old one's, each once: what both hold was copied from each.
     assert copied[: -len(new)] == list(range(len(copied) - len(new)))
     assert not [gap for gap in rig.rows("gaps") if gap["reason"] != "lost"]
+
+
+def test_a_source_that_went_back_under_an_open_batch_is_begun_anew_once_although_the_target_is_away(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, restore_source: Callable[[str], None]
+) -> None:
+    stream = rig.make()
+    entry = rig.add(stream, on_source_reset="recopy", batch_messages=20)
+    rig.publish(stream, forced(0, 10))
+    restore_source("save")
+    rig.publish(stream, forced(10, 60))
+
+    def crash(reached: Point) -> None:
+        if reached is Point.PLANNED:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "hook", crash)
+        with pytest.raises(KeyboardInterrupt):
+            rig.run()
+    restore_source("restore")
+    rig.publish(stream, forced(130, 190))
+    reachable, entry["target_url"] = entry["target_url"], "nats://127.0.0.1:1"
+    for _ in range(2):
+        assert "127.0.0.1:1" in rig.failure()
+    entry["target_url"] = reachable
+    rig.drain()
+    with rig.open() as site:
+        state = site.state.load_stream(stream)
+    assert state is not None
+    assert state.starts == 1
+    assert [json.loads(copy.payload)["n"] for copy in rig.copies(stream)] == [*range(10), *range(130, 190)]
