@@ -1,10 +1,10 @@
 """The machine's Chromium, headless, for the browser test and the picture in `docs`."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import HttpCredentials, Page, sync_playwright
 
 # Root has no sandbox; nothing is fetched, updated or reported behind our back; containers have a small /dev/shm.
 _FLAGS = (
@@ -24,12 +24,18 @@ def find_chromium() -> str | None:
 
 
 @contextmanager
-def open_page(executable: str, width: int = 1600, height: int = 900) -> Iterator[Page]:
+def open_page(
+    executable: str,
+    width: int = 1600,
+    height: int = 900,
+    flags: Sequence[str] = (),
+    login: HttpCredentials | None = None,
+) -> Iterator[Page]:
     """Open an empty page whose every step may take two minutes: the machine is busy with the demo."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=_FLAGS)
+        browser = playwright.chromium.launch(executable_path=executable, args=[*_FLAGS, *flags])
         try:
-            page = browser.new_page(viewport={"width": width, "height": height})
+            page = browser.new_page(viewport={"width": width, "height": height}, http_credentials=login)
             page.set_default_timeout(_STEP_SECONDS * 1000)
             yield page
         finally:

@@ -108,6 +108,7 @@ LIBRARIES = {
     "embedded.demo": {"dagster", "nats", "psutil", "rich"},
     "embedded.bench": {"nats", "psutil", "rich"},
     "operate": {"dagster"},
+    "operate.webserver": {"dagster", "dagster_webserver", "uvicorn"},
     "cli": {"click"},
     "cli.layout": {"rich"},
     "cli.render": {"rich"},

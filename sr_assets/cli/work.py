@@ -51,13 +51,22 @@ def demo(
 @click.option(
     "--port", type=click.IntRange(1, 65535), default=3000, show_default=True, help="Where the UI listens, on loopback."
 )
+@click.option("--read-only", is_flag=True, help="Nothing can be launched, ended or changed in the UI.")
+@click.option(
+    "--auth-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Ask for a login: a file, yours alone, with user:password or a token in each line.",
+)
 @configured
-def up(settings: "Settings", port: int) -> int:
-    """Run Dagster's webserver and daemon for the configuration, until Ctrl-C."""
-    from sr_assets.operate import serve
+def up(settings: "Settings", port: int, read_only: bool, auth_file: Path | None) -> int:
+    """Run Dagster's webserver and daemon for the configuration, until Ctrl-C.
+
+    Without a login the UI answers this user's browsers and programs, and no other user's.
+    """
+    from sr_assets.operate import Ui, serve
 
     warn(settings)
-    return serve(settings, port)
+    return serve(settings, Ui(port, read_only, auth_file))
 
 
 @cli.command()

@@ -8,11 +8,12 @@ from sr_assets.operate.instance import check_home, prepare_instance
 from sr_assets.operate.processes import signals_as_interrupt, stop_groups
 from sr_assets.operate.report import failures
 from sr_assets.operate.runs import run_sites
-from sr_assets.operate.services import Services, serve
+from sr_assets.operate.services import Services, Ui, serve
 from sr_assets.operate.site import execute_site
 
 __all__ = [
     "Services",
+    "Ui",
     "check_home",
     "execute_site",
     "failures",

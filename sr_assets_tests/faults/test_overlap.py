@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -119,11 +118,8 @@ def test_a_run_next_to_dagsters_waits_for_it_and_one_cancelled_there_is_mended(
     settings = rig.settings(sensor={"interval": "1s"}, linger="1s")
     monkeypatch.setenv("SR_ASSETS_CONFIG", str(rig.home / "replication.yaml"))
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "dagster"))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     hold.arm()
-    with Services(settings, port, ui=False), dg.DagsterInstance.get() as instance:
+    with Services(settings, None), dg.DagsterInstance.get() as instance:
         worker = psutil.Process(hold.await_writer())
         (cancelled,) = instance.get_runs(dg.RunsFilter(job_name=site_job_name(SITE)), limit=1)
         assert cancelled.run_id in (site_owner(rig) or "")

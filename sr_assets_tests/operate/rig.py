@@ -1,13 +1,23 @@
-"""Helpers: a configuration in a folder, `sr-assets run` in a process."""
+"""Helpers: a configuration in a folder, `sr-assets run` and `sr-assets up` in a process, planted modules."""
 
+import http.client
+import json
+import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
+import psutil
 import pytest
 import yaml
 
 from sr_assets.settings import Settings, load_settings
+
+REPOSITORY = '{repositoryName: "__repository__", repositoryLocationName: "sr_assets.definitions"}'
 
 
 def configure(folder: Path, monkeypatch: pytest.MonkeyPatch, entries: list[dict[str, str]]) -> Settings:
@@ -28,3 +38,62 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def imported_from(folder: Path) -> list[str]:
     """Return which of the modules in a folder that `planted` made were imported."""
     return [trace.name for trace in folder.glob("*.imported")]
+
+
+class Up:
+    """`sr-assets up` with these options, from `with`, when its UI answers, to its end."""
+
+    def __init__(self, *options: str, folder: Path | None = None, errors: Path | None = None) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self.command = [sys.executable, "-m", "sr_assets", "up", "--port", str(self.port), *options]
+        self._folder, self._errors = folder, errors
+
+    def __enter__(self) -> Self:
+        with (self._errors or Path(os.devnull)).open("wb") as errors:
+            self.process = subprocess.Popen(
+                self.command, cwd=self._folder, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line == f"Dagster: http://127.0.0.1:{self.port}  (Ctrl-C stops it)\n", self.process.wait(100)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.process.send_signal(signal.SIGTERM)
+            assert self.process.wait(100) == 0
+        finally:
+            self.process.kill()
+            self.process.communicate()
+
+    def processes(self) -> list[psutil.Process]:
+        """Return it and all that came of it."""
+        parent = psutil.Process(self.process.pid)
+        return [parent, *parent.children(recursive=True)]
+
+    def send(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, str]:
+        """Send a request; returns the status and the text of the answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        try:
+            connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+            with connection.getresponse() as answer:
+                return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def ask(self, query: str, **headers: str) -> Any:
+        """Ask GraphQL, as the UI does; returns the data of the answer."""
+        body = json.dumps({"query": query}).encode()
+        status, text = self.send("POST", "/graphql", body, content_type="application/json", **headers)
+        assert status == 200, text
+        return json.loads(text)["data"]
+
+    def sensors(self, **headers: str) -> set[str] | None:
+        """Return the sensors that the UI shows; None when it cannot ask the code server."""
+        query = f"{{ sensorsOrError(repositorySelector: {REPOSITORY}) {{ ... on Sensors {{ results {{ name }} }} }} }}"
+        results = self.ask(query, **headers)["sensorsOrError"].get("results")
+        return None if results is None else {sensor["name"] for sensor in results}

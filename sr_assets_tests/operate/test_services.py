@@ -1,53 +1,90 @@
 """The services of `sr-assets up`, in real processes."""
 
-import json
-import signal
+import base64
 import socket
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
+from urllib.parse import quote
 
 import psutil
 
 from sr_assets.settings import Settings
-from sr_assets_tests.operate.rig import imported_from
+from sr_assets_tests.operate.rig import REPOSITORY, Up, imported_from
 from sr_assets_tests.rig import wait_until
+
+SENSORS = {"london_lag", "paris_lag"}
+LOCATION = '"sr_assets.definitions"'
+SHUTDOWN = f"mutation {{ shutdownRepositoryLocation(repositoryLocationName: {LOCATION}) {{ __typename }} }}"
+SENSOR = f'{{sensorName: "london_lag", {REPOSITORY[1:-1]}}}'
+SET_CURSOR = f'mutation {{ setSensorCursor(sensorSelector: {SENSOR}, cursor: "x") {{ __typename }} }}'
 
 
 def test_up_serves_the_platform_and_leaves_no_process(platform: Settings, planted: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "sr_assets", "up", "--port", str(port)]
-    up = subprocess.Popen(command, cwd=planted, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert up.stdout is not None
-        assert up.stdout.readline() == f"Dagster: http://127.0.0.1:{port}  (Ctrl-C stops it)\n"
-        query = json.dumps(
-            {
-                "query": '{ sensorsOrError(repositorySelector: {repositoryName: "__repository__", '
-                'repositoryLocationName: "sr_assets.definitions"}) { ... on Sensors { results { name } } } }'
-            }
-        )
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/graphql", query.encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request) as answer:
-            sensors = json.load(answer)["data"]["sensorsOrError"]["results"]
-        assert {sensor["name"] for sensor in sensors} == {"london_lag", "paris_lag"}
-        second = subprocess.run([*command[:-1], str(port + 1)], capture_output=True, text=True, check=False)
+    with Up(folder=planted) as up:
+        assert up.sensors() == SENSORS
+        listening = {
+            connection.laddr
+            for process in up.processes()
+            for connection in process.net_connections("inet")
+            if connection.status in (psutil.CONN_LISTEN, psutil.CONN_NONE)
+        }
+        assert listening == {("127.0.0.1", up.port)}
+        second = subprocess.run([*up.command, "--port", str(up.port + 1)], capture_output=True, text=True, check=False)
         assert second.returncode == 1
         assert second.stderr.startswith("error: another `sr-assets up` works in ")
-        children = psutil.Process(up.pid).children(recursive=True)
+        children = up.processes()[1:]
         assert len(children) >= 3
-        up.send_signal(signal.SIGTERM)
-        assert up.wait(100) == 0
-        wait_until(lambda: not any(child.is_running() for child in children), "the end of all children", 60)
-        assert not imported_from(planted)
-    finally:
-        up.kill()
-        up.communicate()
+    wait_until(lambda: not any(child.is_running() for child in children), "the end of all children", 60)
+    assert not imported_from(planted)
+
+
+def test_no_page_of_another_site_changes_anything_and_the_code_server_is_started_again(
+    platform: Settings, tmp_path: Path
+) -> None:
+    with Up(errors=tmp_path / "errors") as up:
+        assert up.send("GET", f"/graphql?query={quote(SHUTDOWN)}")[0] == 405
+        foreign: tuple[dict[str, str], ...] = (
+            {"host": "evil.example"},
+            {"origin": "http://evil.example"},
+            {"origin": "null"},
+        )
+        for headers in foreign:
+            assert up.send("POST", f"/graphql?query={quote(SHUTDOWN)}", b"", **headers)[0] == 403
+        assert "started again" not in (tmp_path / "errors").read_text()
+        # What the UI itself may ask, and what a crash of the server would be.
+        up.ask(SHUTDOWN)
+        wait_until(lambda: "it is started again" in (tmp_path / "errors").read_text(), "the end of the code server")
+        wait_until(lambda: up.sensors() == SENSORS, "the sensors of the code server that was started again")
+
+
+def test_a_ui_that_wants_a_login_and_changes_nothing(platform: Settings, tmp_path: Path) -> None:
+    file = tmp_path / "logins"
+    file.write_text("me:secret\n0123456789abcdef\n")
+    file.chmod(0o600)
+    with Up("--read-only", "--auth-file", str(file)) as up:
+        for path in ("/", "/graphql", "/server_info"):
+            assert up.send("GET", path)[0] == 401
+        assert up.send("GET", "/", authorization="Bearer wrong")[0] == 401
+        token = "Bearer 0123456789abcdef"
+        assert up.sensors(authorization=token) == SENSORS
+        assert up.sensors(authorization="Basic " + base64.b64encode(b"me:secret").decode()) == SENSORS
+        refused = up.ask(SHUTDOWN, authorization=token)["shutdownRepositoryLocation"]
+        assert refused["__typename"] == "UnauthorizedError"
+        refused = up.ask(SET_CURSOR, authorization=token)["setSensorCursor"]
+        assert refused["__typename"] == "UnauthorizedError"
+        command_lines = " ".join(" ".join(process.cmdline()) for process in up.processes())
+        assert "secret" not in command_lines
+
+
+def test_a_file_of_logins_that_others_can_read_is_one_line(platform: Settings, tmp_path: Path) -> None:
+    file = tmp_path / "logins"
+    file.write_text("me:secret")
+    file.chmod(0o644)
+    command = [sys.executable, "-m", "sr_assets", "up", "--auth-file", str(file)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr == f"error: --auth-file {file}: other users can use it: chmod 600, and make it your own\n"
 
 
 def test_a_port_in_use_is_one_line(platform: Settings) -> None:

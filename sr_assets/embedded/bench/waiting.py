@@ -96,7 +96,7 @@ def _sensing(bench: Bench, settings: Settings) -> Iterator[None]:
     os.environ |= bench.environ
     os.environ.pop("DAGSTER_HOME", None)
     try:
-        with Services(replace(settings, logfile=bench.home / "dagster.log"), 0, ui=False):
+        with Services(replace(settings, logfile=bench.home / "dagster.log"), None):
             yield
     finally:
         os.environ.clear()

@@ -30,7 +30,7 @@ from sr_assets.embedded.demo.verdict import judge
 from sr_assets.embedded.demo.view import Summary, step
 from sr_assets.embedded.emulator import Churn, Fleet, FleetPlan
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets.operate import Services, failures, prepare_instance, run_sites, signals_as_interrupt
+from sr_assets.operate import Services, Ui, failures, prepare_instance, run_sites, signals_as_interrupt
 from sr_assets.settings import ClusterSettings, Settings, load_settings
 
 _LOG: Final = "demo.log"
@@ -113,8 +113,8 @@ class _Demo:
             engine = self._start_engine(settings)
             with step(self._console, "Dagster"):
                 logged = replace(settings, logfile=self._folder / _LOG)
-                services = self._stack.enter_context(Services(logged, port, ui=ui))
-            self._print_addresses(services if ui else None)
+                services = self._stack.enter_context(Services(logged, Ui(port) if ui else None))
+            self._print_addresses(services.url)
             with step(self._console, "Spark"):
                 engine.result()
             with step(self._console, "first run"):
@@ -174,9 +174,9 @@ class _Demo:
             abandon_start(self._folder)
             time.sleep(0.1)
 
-    def _print_addresses(self, services: Services | None) -> None:
-        if services is not None:
-            self._console.print(f"\n    Dagster  [bold]{services.url}[/]")
+    def _print_addresses(self, url: str | None) -> None:
+        if url is not None:
+            self._console.print(f"\n    Dagster  [bold]{url}[/]")
         self._console.print(
             f"    Ask      export SR_ASSETS_CONFIG={self._folder / FILE_NAME}\n"
             "             sr-assets summary, sr-assets nodes --global, sr-assets advisories --global --follow",

@@ -1,0 +1,70 @@
+"""`python -m sr_assets.operate.webserver`: Dagster's UI behind our gate, as the child process of `services`.
+
+Here: Dagster's UI as an ASGI application, and serving it on loopback. Not here: which requests are refused (`gate`),
+starting and stopping the process (`services`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sr_assets.operate.gate import Gate, read_logins
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Those of Dagster's own command: milliseconds for a statement, seconds for a connection, connections beyond the pool.
+_DATABASE = (15_000, 3_600, 20)
+_POLL_MS = 2_000
+
+
+def _main() -> None:
+    """Serve the UI until SIGTERM; options as `services` gives them."""
+    import uvicorn
+
+    parser = argparse.ArgumentParser(prog="sr_assets.operate.webserver")
+    parser.add_argument("workspace", type=Path)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--read-only", action="store_true")
+    parser.add_argument("--auth-file", type=Path)
+    parser.add_argument("--log-level", default="info")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=arguments.log_level.upper())
+    logins = read_logins(arguments.auth_file) if arguments.auth_file else None
+    with _dagster_ui(arguments.workspace, read_only=arguments.read_only) as application:
+        uvicorn.run(
+            Gate(application, logins),
+            host="127.0.0.1",
+            port=arguments.port,
+            log_level="warning",
+            # A client that says for whom it asks is not believed: the gate looks at the connection.
+            proxy_headers=False,
+        )
+
+
+@contextlib.contextmanager
+def _dagster_ui(workspace: Path, *, read_only: bool) -> Iterator[Any]:
+    """Yield Dagster's UI as an ASGI application.
+
+    The command `dagster-webserver` lets nothing be put in front of it, so this does what it does, by modules of Dagster
+    that are not public. The version of Dagster is pinned, and the tests of `up` run this.
+    """
+    from dagster import DagsterInstance
+    from dagster._core.workspace.context import WorkspaceProcessContext
+    from dagster._core.workspace.load_target import WorkspaceFileTarget
+    from dagster_webserver.app import create_app_from_workspace_process_context
+    from dagster_webserver.version import __version__
+
+    with DagsterInstance.get() as instance:
+        instance.optimize_for_webserver(*_DATABASE)
+        target = WorkspaceFileTarget([str(workspace)])
+        with WorkspaceProcessContext(instance, target, version=__version__, read_only=read_only) as context:
+            yield create_app_from_workspace_process_context(context, "", _POLL_MS)
+
+
+if __name__ == "__main__":
+    _main()
