@@ -32,9 +32,11 @@ import psutil
 
 from sr_assets.adapters.spark.engine import stop_engine
 from sr_assets.domain.errors import RunError
-from sr_assets.embedded.emulator import Churn, Fleet, FleetPlan
+from sr_assets.embedded.emulator import Fleet
+from sr_assets.embedded.fleet_plan import Churn, FleetPlan
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt
+from sr_assets.settings import parse_cluster
 from sr_assets_tests.comparison import Comparison, Difference, Kind, compare
 from sr_assets_tests.comparison_of_feed import compare_feed
 from sr_assets_tests.marked import marked
@@ -134,7 +136,10 @@ def soak(home: Path, seed: int, seconds: float) -> Verdict:
         for after, fault, lasting in gremlin.plan:
             _say(f"after {after:.0f} s: {fault}, for {lasting:.1f} s")
         stack.callback(gremlin.heal)
-        fleets = [stack.enter_context(Fleet(plan, source.url, f"{name}.%s")) for name, plan in _plans(seed).items()]
+        fleets = [
+            stack.enter_context(Fleet(plan, parse_cluster(source.url), f"{name}.%s"))
+            for name, plan in _plans(seed).items()
+        ]
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             operator.tend()

@@ -525,6 +525,12 @@ def test_aliases_that_repeat_too_much_are_refused_before_they_become_values(twic
     assert refusal(text) == "its aliases (*name) repeat more than 500,000 values; use fewer of them"
 
 
+@pytest.mark.timeout(10)
+def test_a_long_text_that_aliases_repeat_is_refused_too(refusal: Refusal) -> None:
+    text = "name: EAST\nstreams: [&a {stream: " + "x" * 1_000_000 + "}, " + "*a, " * 3_000 + "]\n"
+    assert refusal(text) == "its aliases (*name) repeat more than 500,000 values; use fewer of them"
+
+
 def test_sites_are_the_entries_with_one_name_in_the_order_of_the_file(load: Load) -> None:
     entry = "- {stream: %s, source_url: a, target_url: b, name: %s}\n"
     settings = load(TOP + "streams:\n" + entry % ("ONE", "LON") + entry % ("ONE", "PAR") + entry % ("TWO", "LON"))

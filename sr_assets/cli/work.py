@@ -128,7 +128,10 @@ def forget(settings: "Settings", site: str, stream: str | None, replicator: str 
 
 
 @cli.command()
-@click.option("--url", required=True, help="The server: nats://[user:password@]host:port.")
+@click.option("--url", required=True, help="The server, written as a source_url: nats://[user:${PASSWORD}@]host:port.")
+@click.option("--ca", metavar="FILE", help="The CA of the server's certificate, as tls.ca.")
+@click.option("--cert", metavar="FILE", help="Our certificate, as tls.cert.")
+@click.option("--key", metavar="FILE", help="Its key, as tls.key.")
 @click.option(
     "--subject",
     default="choria.stream.input.registration.%s",
@@ -154,6 +157,9 @@ def forget(settings: "Settings", site: str, stream: str | None, replicator: str 
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same fleet.")
 def emulate(
     url: str,
+    ca: str | None,
+    cert: str | None,
+    key: str | None,
     subject: str,
     nodes: int,
     interval: float,
@@ -163,10 +169,13 @@ def emulate(
     seed: int,
 ) -> None:
     """Be a fleet of nodes that publish Choria registration messages."""
-    from sr_assets.embedded.emulator import Fleet, FleetPlan
+    from sr_assets.embedded.emulator import Fleet
+    from sr_assets.embedded.fleet_plan import FleetPlan
+    from sr_assets.settings import load_cluster
 
+    cluster = load_cluster(url, {"ca": ca, "cert": cert, "key": key})
     plan = FleetPlan(nodes, interval, seed, _churn(churn, interval), payload_bytes)
-    fleet = Fleet(plan, url, subject, for_seconds=for_seconds)
+    fleet = Fleet(plan, cluster, subject, for_seconds=for_seconds)
     try:
         fleet.run()
     finally:
@@ -174,7 +183,7 @@ def emulate(
 
 
 def _churn(text: str | None, interval: float) -> Any:
-    from sr_assets.embedded.emulator import Churn
+    from sr_assets.embedded.fleet_plan import Churn
 
     if text is None:
         return None

@@ -10,7 +10,7 @@ asked by `check --connect` and by a run.
 
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 from sr_assets.settings.clusters import parse_cluster
-from sr_assets.settings.loading import DEFAULT_CONFIG, load_settings
+from sr_assets.settings.loading import DEFAULT_CONFIG, load_cluster, load_settings
 from sr_assets.settings.records import (
     AdvisorySettings,
     Entry,
@@ -47,6 +47,7 @@ __all__ = [
     "StreamSettings",
     "TlsSettings",
     "asset_name",
+    "load_cluster",
     "load_settings",
     "parse_cluster",
     "parse_duration",

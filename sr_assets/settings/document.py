@@ -4,7 +4,7 @@ Here: YAML, `${NAME}`, the location of an error. Not here: what the tree may hol
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,6 +18,8 @@ Location = tuple[str | int, ...]
 
 #: How many values aliases may repeat in total. Entries that share their keys need 20 to 100 each.
 _MOST_REPEATED = 500_000
+#: A text counts as one value for so many characters.
+_TEXT_CHARACTERS = 100
 _DEEPEST = 20
 _REFERENCE = re.compile(r"\$\{(?:([A-Za-z_][A-Za-z0-9_]*)\})?")
 
@@ -84,19 +86,37 @@ def _parse(text: str) -> Any:
     if node is None:
         return None
     sizes: dict[int, int] = {}
-    if _size(node, sizes) - len(sizes) > _MOST_REPEATED:
+    written = sum(_own_size(part) for part in _nodes(node, {}))
+    if _size(node, sizes) - written > _MOST_REPEATED:
         raise _TooManyRepeatedError
     return loader.construct_document(node)
 
 
 def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """Return a node's number of nodes, each alias counted with what it repeats; `sizes` are the known ones, by id."""
+    """Return a node's number of values, each alias counted with what it repeats; `sizes` are the known ones, by id."""
     if id(node) not in sizes:
         sizes[id(node)] = 0  # an alias inside its own anchor: refused later, as nested too deeply
-        children = node.value if isinstance(node, yaml.CollectionNode) else ()
-        parts = (part for child in children for part in (child if isinstance(child, tuple) else (child,)))
-        sizes[id(node)] = 1 + sum(_size(part, sizes) for part in parts)
+        sizes[id(node)] = _own_size(node) + sum(_size(part, sizes) for part in _parts(node))
     return sizes[id(node)]
+
+
+def _nodes(node: yaml.Node, seen: dict[int, yaml.Node]) -> Collection[yaml.Node]:
+    """Return a node and all nodes inside it, each once."""
+    if id(node) not in seen:
+        seen[id(node)] = node
+        for part in _parts(node):
+            _nodes(part, seen)
+    return seen.values()
+
+
+def _parts(node: yaml.Node) -> Iterator[yaml.Node]:
+    children = node.value if isinstance(node, yaml.CollectionNode) else ()
+    return (part for child in children for part in (child if isinstance(child, tuple) else (child,)))
+
+
+def _own_size(node: yaml.Node) -> int:
+    """Return how many values a node counts for: a long text is looked at as long as many short ones."""
+    return 1 + (len(node.value) // _TEXT_CHARACTERS if isinstance(node, yaml.ScalarNode) else 0)
 
 
 def with_environment(tree: Any, environ: Mapping[str, str], refuse: Callable[[Location, str], NoReturn]) -> Any:

@@ -6,12 +6,15 @@ Put a new key into Settings here. Not here: which keys exist (`file`, `shape`), 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
+from sr_assets.domain.clusters import ClusterSettings
+from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.subjects import observer_subject
 from sr_assets.domain.tracking import Policy
+from sr_assets.settings.clusters import parse_cluster
 from sr_assets.settings.document import read_tree, refuse, with_environment
 from sr_assets.settings.file import RawFile
 from sr_assets.settings.records import (
@@ -23,7 +26,7 @@ from sr_assets.settings.records import (
     Start,
     StreamSettings,
 )
-from sr_assets.settings.shape import RawFeed, RawStream
+from sr_assets.settings.shape import RawFeed, RawStream, RawTls, with_tls
 
 DEFAULT_CONFIG = Path("conf/replication.yaml")
 
@@ -45,6 +48,25 @@ def load_settings(path: Path | None = None, environ: Mapping[str, str] = os.envi
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         refuse(path, tree, problems[0]["loc"], _problem(problems[0]) + more)
     return _settings(raw, environ)
+
+
+def load_cluster(url: str, tls: Mapping[str, str | None], environ: Mapping[str, str] = os.environ) -> ClusterSettings:
+    """Return the cluster of a URL and a `tls` block (ca, cert, key) that were given without a file.
+
+    As in a file, `${NAME}` is replaced by the environment. Raises ConfigurationError, one line that shows no part of it.
+    """
+
+    def refuse_url(_: object, problem: str) -> NoReturn:
+        raise ConfigurationError(f"--url: {problem}")
+
+    try:
+        cluster = parse_cluster(with_environment(url, environ, refuse_url))
+    except ValueError as error:
+        refuse_url((), str(error))
+    try:
+        return with_tls(cluster, RawTls.model_validate(dict(tls)))
+    except ValidationError as error:
+        raise ConfigurationError(f"--ca, --cert, --key: {_problem(error.errors(include_url=False)[0])}") from None
 
 
 def _problem(error: Mapping[str, Any]) -> str:

@@ -185,11 +185,11 @@ class RawStream(Raw):
 
     def source(self, inherited_tls: RawTls | None = None) -> ClusterSettings:
         """Return the source with the `tls` block that counts for it; `inherited_tls` is the one at the top."""
-        return _with_tls(self.source_url, self.source_tls, self.tls, inherited_tls)
+        return with_tls(self.source_url, self.source_tls, self.tls, inherited_tls)
 
     def target(self, inherited_tls: RawTls | None = None) -> ClusterSettings:
         """Return the target with the `tls` block that counts for it; `inherited_tls` is the one at the top."""
-        return _with_tls(self.target_url, self.target_tls, self.tls, inherited_tls)
+        return with_tls(self.target_url, self.target_tls, self.tls, inherited_tls)
 
     @property
     def extractor(self) -> JsonField | HeaderName | SubjectToken | None:
@@ -222,10 +222,10 @@ class RawFeed(Raw):
 
     def source(self, inherited_tls: RawTls | None = None) -> ClusterSettings:
         """Return the cluster with the `tls` block that counts for it; `inherited_tls` is the one at the top."""
-        return _with_tls(self.url, self.tls, inherited_tls)
+        return with_tls(self.url, self.tls, inherited_tls)
 
 
-def _with_tls(cluster: ClusterSettings, *blocks: RawTls | None) -> ClusterSettings:
+def with_tls(cluster: ClusterSettings, *blocks: RawTls | None) -> ClusterSettings:
     """Return the cluster with the first `tls` block that is set: a block is inherited as a whole or not at all.
 
     With an empty block the URL and the server decide about TLS.

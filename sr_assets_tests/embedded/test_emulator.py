@@ -6,18 +6,23 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import nats
 import pytest
 
+from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.domain.blindness import NO_BLIND_SPANS
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.registration import decode_payload
 from sr_assets.domain.tracking import Event, NodeState, Policy, Sighting, sight, splay_ns
-from sr_assets.embedded.emulator import Churn, Fleet, FleetPlan, Publication
+from sr_assets.embedded.emulator import Fleet
+from sr_assets.embedded.fleet_plan import Churn, FleetPlan, Publication
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets_tests.rig import wait_until
+from sr_assets.settings import load_cluster, parse_cluster
+from sr_assets_tests.rig import Command, wait_until
+from sr_assets_tests.secured import Authority
 
 SECOND_NS = 1_000_000_000
 RESTLESS = Churn(share=0.4, short_seconds=12, long_seconds=24)
@@ -131,7 +136,7 @@ def test_a_fleet_publishes_its_story_until_its_time_is_over(
     stream = unique("FLEET")
     create_stream(nats_server, stream)
     plan = FleetPlan(10, 1)
-    fleet = Fleet(plan, nats_server.url, f"{stream}.%s", for_seconds=3, paced=False)
+    fleet = Fleet(plan, parse_cluster(nats_server.url), f"{stream}.%s", for_seconds=3, paced=False)
     assert fleet.run() == 30
     subjects = [subject for subject, _ in stored(nats_server, stream)]
     assert sorted(subjects) == sorted(f"{stream}.{publication.sender}" for publication in story(plan, 3))
@@ -144,7 +149,7 @@ def test_a_fleet_in_a_thread_keeps_to_the_clock_and_stops_when_it_is_left(
     stream = unique("FLEET")
     create_stream(nats_server, stream)
     began = time.monotonic()
-    with Fleet(FleetPlan(50, 1), nats_server.url, f"{stream}.%s") as fleet:
+    with Fleet(FleetPlan(50, 1), parse_cluster(nats_server.url), f"{stream}.%s") as fleet:
         wait_until(lambda: fleet.published >= 60, "60 messages")
         published, seconds = fleet.published, time.monotonic() - began
     assert published <= 50 * (seconds + 1)
@@ -156,7 +161,7 @@ def test_a_fleet_goes_on_after_its_server_was_away(
 ) -> None:
     with NatsServer(tmp_path_factory.mktemp("nats"), "shaky") as server:
         create_stream(server, "FLEET")
-        with Fleet(FleetPlan(50, 1), server.url, "FLEET.%s") as fleet:
+        with Fleet(FleetPlan(50, 1), parse_cluster(server.url), "FLEET.%s") as fleet:
             wait_until(lambda: fleet.published >= 20, "20 messages")
             server.kill()
             server.start()
@@ -166,14 +171,51 @@ def test_a_fleet_goes_on_after_its_server_was_away(
 
 def test_an_unreachable_server_is_one_line_without_the_password() -> None:
     with pytest.raises(RunError, match=r"^no fleet at 127\.0\.0\.1:1: ") as caught:
-        Fleet(FleetPlan(1, 1), "nats://user:hunter2@127.0.0.1:1", "a.%s").run()
+        Fleet(FleetPlan(1, 1), parse_cluster("nats://user:hunter2@127.0.0.1:1"), "a.%s").run()
     assert "hunter2" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.process
+def test_what_a_server_refuses_is_said_at_once_and_a_private_ca_can_be_named(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path / "ca")
+    denied = '{user: mute, password: p, permissions: {publish: {deny: ["FLEET.>"]}}}'
+    users = f"authorization {{ users: [{{user: fleet, password: secret}}, {denied}] }}\n"
+    config = authority.block(**authority.certify("127.0.0.1")) + users
+    monkeypatch.setenv("FLEET_PASSWORD", "secret")
+
+    def emulate(url: str, *options: str) -> tuple[int, str]:
+        asked = ("--url", url, "--subject", "FLEET.%s", "--nodes", "3", "--interval", "100ms", "--for", "300ms")
+        code, output, errors = command("emulate", *asked, *options)
+        assert output == ""
+        assert "secret" not in errors
+        return code, errors.splitlines()[-1]
+
+    with NatsServer(tmp_path / "nats", "secured", config=config) as server:
+        host = server.address
+        ca = ("--ca", str(authority.file))
+        code, error = emulate(f"tls://fleet:${{FLEET_PASSWORD}}@{host}")
+        assert (code, "certificate" in error) == (1, True), error
+        code, error = emulate(f"tls://fleet:wrong@{host}", *ca)
+        assert (code, "uthorization" in error) == (1, True), error
+        good = f"tls://fleet:${{FLEET_PASSWORD}}@{host}?connect_timeout=9s"
+        code, error = emulate(good, *ca)
+        assert (code, f"no stream at {host} takes FLEET.web1.example.net" in error) == (1, True), error
+        cluster = load_cluster(good, {"ca": str(authority.file)})
+        with Cluster(cluster) as admin:
+            admin.create_stream({"name": "FLEET", "subjects": ["FLEET.>"]})
+        code, error = emulate(f"tls://mute:p@{host}", *ca)
+        assert (code, "ermissions violation for publish" in error) == (1, True), error
+        assert emulate(good, *ca) == (0, "published 9 messages of 3 nodes")
+    assert emulate("tls://fleet:${NO_SUCH}@x") == (2, "error: --url: environment variable NO_SUCH is not set")
+    assert emulate("tls://x", "--cert", "a.pem")[0] == 2
 
 
 def test_a_subject_that_no_stream_takes_is_an_error_and_not_a_wait(
     nats_server: NatsServer, unique: Callable[[str], str]
 ) -> None:
-    fleet = Fleet(FleetPlan(1, 1), nats_server.url, f"{unique('nowhere')}.%s").start()
+    fleet = Fleet(FleetPlan(1, 1), parse_cluster(nats_server.url), f"{unique('nowhere')}.%s").start()
     with pytest.raises(RunError, match=r"^no stream at .* takes nowhere"):
         fleet.stop()

@@ -111,6 +111,8 @@ class Sender:
             except wire.WireError as lost:
                 if lost is self._source_failure:
                     raise
+                if isinstance(lost, wire.DeniedError):
+                    raise StopError(f"{lost}; give the user of target_url that permission") from None
                 refused = self._send_unanswered(lost)
             else:
                 if not refused and not self._window:

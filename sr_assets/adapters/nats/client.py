@@ -115,7 +115,7 @@ class ClientThread:
 
     async def _connect(self) -> Client:
         problems = []
-        options = _secure_options(self.settings)
+        options = secure_options(self.settings)
         for server in self.settings.servers:
             client, self.complaint = _SecuredClient(self.settings), None
             try:
@@ -202,7 +202,7 @@ def _worth_logging(record: logging.LogRecord) -> bool:
     return "eof_received() has no effect" not in record.getMessage()
 
 
-def _secure_options(settings: ClusterSettings) -> dict[str, Any]:
+def secure_options(settings: ClusterSettings) -> dict[str, Any]:
     """Return nats-py's options for TLS and the login; raises RunError naming a file that cannot be used."""
     options: dict[str, Any] = {"user": settings.user, "password": settings.password, "token": settings.token}
     jwt, seed = read_login(settings)

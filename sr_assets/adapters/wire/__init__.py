@@ -6,7 +6,7 @@ what is asked of a stream. What is read, sent again or given up is decided by th
 """
 
 from sr_assets.adapters.wire.connection import Connection
-from sr_assets.adapters.wire.link import WireError
+from sr_assets.adapters.wire.link import DeniedError, WireError
 from sr_assets.adapters.wire.publishing import (
     HEADERS_TOO_LARGE,
     INVALID_SUBJECT,
@@ -36,6 +36,7 @@ __all__ = [
     "NO_STREAM",
     "Ack",
     "Connection",
+    "DeniedError",
     "Outgoing",
     "Publisher",
     "WireError",

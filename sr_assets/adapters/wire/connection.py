@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from sr_assets.adapters.security import NO_TLS, login_options, silence_words, tls_context
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.frames import Frame
-from sr_assets.adapters.wire.link import Link, WireError
+from sr_assets.adapters.wire.link import DeniedError, Link, WireError
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 
 REQUEST_SECONDS: Final = 30.0
@@ -243,7 +243,9 @@ class Connection:
             elif frame.verb == b"PING":
                 self._pongs.append(b"PONG\r\n")
             elif frame.verb == b"-ERR":
-                raise WireError(f"{self.address}: {frame.payload.decode(errors='replace').strip(chr(39))}")
+                complaint = frame.payload.decode(errors="replace").strip("'")
+                kind = DeniedError if complaint.lower().startswith("permissions violation") else WireError
+                raise kind(f"{self.address}: {complaint}")
             elif controls:
                 messages.append(frame)
         return messages

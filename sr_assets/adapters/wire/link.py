@@ -40,6 +40,10 @@ class WireError(TransientError):
         super().__init__("".join(letter if letter.isprintable() else " " for letter in message))
 
 
+class DeniedError(WireError):
+    """The user may not do what was asked: another attempt is denied too."""
+
+
 class Link:
     """A TCP connection to `host:port`, secured on demand. Nothing waits but connecting, `secure` and `wait`."""
 

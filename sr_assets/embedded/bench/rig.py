@@ -23,7 +23,7 @@ import psutil
 from sr_assets.adapters import wire
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.spark.engine import engine_status, stop_engine
-from sr_assets.embedded.emulator import FleetPlan
+from sr_assets.embedded.fleet_plan import FleetPlan
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings, Settings, load_settings
 from sr_assets.stages.report import Stage, StreamReport

@@ -28,10 +28,11 @@ from sr_assets.embedded.demo.configuration import CENTRE, CITIES, FILE_NAME, con
 from sr_assets.embedded.demo.home import demo_home, stdout_on_stderr
 from sr_assets.embedded.demo.verdict import judge
 from sr_assets.embedded.demo.view import Summary, step
-from sr_assets.embedded.emulator import Churn, Fleet, FleetPlan
+from sr_assets.embedded.emulator import Fleet
+from sr_assets.embedded.fleet_plan import Churn, FleetPlan
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.operate import Services, Ui, failures, prepare_instance, run_sites, signals_as_interrupt
-from sr_assets.settings import ClusterSettings, Settings, load_settings
+from sr_assets.settings import ClusterSettings, Settings, load_settings, parse_cluster
 
 _LOG: Final = "demo.log"
 _SUBJECT: Final = "choria.stream.input.registration"
@@ -158,7 +159,7 @@ class _Demo:
     def _start_fleet(self, seed: int, city: str, settings: Settings) -> Fleet:
         plan = FleetPlan(self._nodes, _INTERVAL_SECONDS, seed, _CHURN, domain=f"{city}.example.net")
         server = settings.sites[city][0].source.servers[0]
-        return self._stack.enter_context(Fleet(plan, f"nats://{server}", f"{_SUBJECT}.%s"))
+        return self._stack.enter_context(Fleet(plan, parse_cluster(f"nats://{server}"), f"{_SUBJECT}.%s"))
 
     def _start_engine(self, settings: Settings) -> "Future[Engine]":
         """Start Spark while Dagster starts, so that the first run finds it warm."""

@@ -32,8 +32,8 @@ SILENT = 'mappings: { "to.FROM.9": "void.9" }'
 class Rig:
     """A source stream FROM with one message on each of FROM.1 … FROM.6, and a target TO on the same server."""
 
-    def __init__(self, server: NatsServer, folder: Path) -> None:
-        self.cluster = ClusterSettings((server.address,))
+    def __init__(self, server: NatsServer, folder: Path, user: str | None = None) -> None:
+        self.cluster = ClusterSettings((server.address,), user, user)
         self.connection = Connection(self.cluster)
         self.folder = folder
 
@@ -70,6 +70,20 @@ def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "_REFUSAL_SECONDS", 0.5)
     monkeypatch.setattr(sending, "_ACK_SECONDS", 0.5)
     monkeypatch.setattr(sending, "_PROBE_SECONDS", 2.0)
+
+
+def test_a_publish_that_is_not_permitted_stops_the_stream_at_once(tmp_path: Path) -> None:
+    denied = '{user: mute, password: p, permissions: {publish: {deny: ["to.>"]}}}'
+    users = f"authorization {{ users: [{{user: a, password: a}}, {denied}] }}"
+    with NatsServer(tmp_path, "denied", config=users) as server:
+        rig = Rig(server, tmp_path, user="a")
+        with rig.connection:
+            rig.fill()
+            rig.cluster = ClusterSettings((server.address,), "mute", "p")
+            failure = rig.copy().failure
+            assert failure is not None
+            assert 'Permissions Violation for Publish to "to.FROM.1"; give the user of target_url' in failure
+            assert rig.copied() == []
 
 
 def test_what_a_full_subject_does_not_take_is_parked_and_the_rest_is_copied(rig: Rig) -> None:

@@ -1,0 +1,146 @@
+"""Which node of an emulated fleet publishes what and when: nodes appear, go silent, come back and retire.
+
+Pure: the same plan has the same publications. Not here: publishing them (`emulator`), the inside of a message
+(`inventory`).
+"""
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+from sr_assets.domain.errors import ConfigurationError
+from sr_assets.embedded.inventory import Bulk, bulks, registration_message
+
+_ROLES = ("web", "app", "sql", "mem", "log")
+_PACKAGES = 20  # of a node that does not grow
+_GROWTH_PACKAGES = 15  # a growing node's list grows by this much each round, about 200 bytes …
+_GROWTH_ROUNDS = 25  # … and is cut back after so many rounds
+
+
+@dataclass(frozen=True, slots=True)
+class Churn:
+    """How much a fleet changes: the share of nodes that come and go, and how long they are silent between two messages.
+
+    The short silence should lie between the tracker's warning and its interval (timeout, recover), the long one beyond
+    the interval (timeout, expire, then new again). Both are rounded up to whole rounds of the fleet, two at least.
+    """
+
+    share: float
+    short_seconds: float
+    long_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What one node publishes, `at_seconds` after the fleet began."""
+
+    at_seconds: float
+    sender: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Schedule:
+    """The rounds in which a node publishes: from `first` on `on` rounds, then `off` silent ones, and so on; 0 off: all."""
+
+    first: int = 0
+    on: int = 1
+    off: int = 0
+
+    def publishes(self, round_: int) -> bool:
+        since = round_ - self.first
+        return since >= 0 and (not self.off or since % (self.on + self.off) < self.on)
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    sender: str
+    phase_seconds: float
+    schedule: _Schedule
+    grows: bool
+    bulk: Bulk
+
+    def packages(self, round_: int) -> int:
+        return _PACKAGES + (_GROWTH_PACKAGES * (round_ % _GROWTH_ROUNDS) if self.grows else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """The publications of a fleet: each node publishes once per round of `interval_seconds`, at its own moment in it.
+
+    Of the changing nodes a quarter each appears late, is silent for a short time (again and again), is silent for a long
+    time (again and again), stops for good. One node in ten grows its inventory. `payload_bytes` is the typical size: the
+    smallest nodes send a third of it, the largest 3.5 times as much.
+    """
+
+    nodes: int
+    interval_seconds: float
+    seed: int = 0
+    churn: Churn | None = None
+    payload_bytes: int = 7000
+    domain: str = "example.net"
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or self.interval_seconds <= 0:
+            raise ConfigurationError(
+                f"a fleet of {self.nodes} nodes every {self.interval_seconds} s: both must be more than 0"
+            )
+        if not 1_000 <= self.payload_bytes <= 250_000:
+            raise ConfigurationError(
+                f"messages of {self.payload_bytes} bytes: the typical size must be between 1000 and 250000, "
+                "so that the largest pass a server's limit of 1 MiB"
+            )
+
+    def sender(self, number: int) -> str:
+        """The host name of node `number`, from 0."""
+        return f"{_ROLES[number % len(_ROLES)]}{number // len(_ROLES) + 1}.{self.domain}"
+
+    def events(self, epoch_seconds: float = 0.0) -> Iterator[Publication]:
+        """Yield the publications in order of time, without end; the messages are dated from `epoch_seconds` on."""
+        nodes = self._nodes_in_order()
+        for round_ in count():
+            for node in nodes:
+                if node.schedule.publishes(round_):
+                    at = round_ * self.interval_seconds + node.phase_seconds
+                    yield Publication(
+                        at,
+                        node.sender,
+                        registration_message(
+                            node.sender, node.bulk, node.packages(round_), int(epoch_seconds + at), self.seed
+                        ),
+                    )
+
+    def _nodes_in_order(self) -> list[_Node]:
+        """Return all nodes in the order in which they publish within a round."""
+        generator = random.Random(f"{self.seed} fleet")
+        shared, weights = bulks(self.payload_bytes, self.seed)
+        schedules = self._schedules(generator)
+        nodes = [
+            _Node(self.sender(number), generator.random() * self.interval_seconds, schedule, number % 10 == 3, bulk)
+            for number, (schedule, bulk) in enumerate(
+                zip(schedules, generator.choices(shared, weights, k=self.nodes), strict=True)
+            )
+        ]
+        return sorted(nodes, key=lambda node: node.phase_seconds)
+
+    def _schedules(self, generator: random.Random) -> list[_Schedule]:
+        """Return each node's schedule: every round, and the four that change for random nodes (at least one each)."""
+        schedules = [_Schedule()] * self.nodes
+        if not self.churn or self.churn.share <= 0:
+            return schedules
+        short, long = (
+            max(1, math.ceil(seconds / self.interval_seconds) - 1)
+            for seconds in (self.churn.short_seconds, self.churn.long_seconds)
+        )
+        changing = min(self.nodes, max(4, round(self.churn.share * self.nodes)))
+        for index, number in enumerate(generator.sample(range(self.nodes), changing)):
+            on = 2 + index // 4 % 3
+            schedules[number] = (
+                _Schedule(first=short + on),
+                _Schedule(on=on, off=short),
+                _Schedule(on=on, off=long),
+                _Schedule(on=on, off=1 << 60),
+            )[index % 4]
+        return schedules
