@@ -281,8 +281,9 @@ def _time_out(policy: Policy, state: NodeState, blind: BlindSpans) -> tuple[Node
 
 
 def _expire(policy: Policy, state: NodeState, blind: BlindSpans) -> tuple[NodeState, Transition]:
-    at_ns, number = blind.exceeds_at_ns(state.seen_ns, policy.interval_ns), state.transition + 1
-    age_ns = at_ns - state.seen_ns
+    # With a policy that was made shorter since, the interval may have ended before the timeout was noticed.
+    at_ns = max(blind.exceeds_at_ns(state.seen_ns, policy.interval_ns), state.status_since_ns)
+    age_ns, number = at_ns - state.seen_ns, state.transition + 1
     event = Transition(Event.EXPIRE, at_ns, state.seen_ns, age_ns, state.sequence, _TIMEOUT, number, False, None)
     retired = replace(
         state,

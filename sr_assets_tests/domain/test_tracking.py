@@ -241,6 +241,44 @@ def test_a_shorter_policy_applies_to_a_silence_that_is_under_way() -> None:
     assert (timeout.event_ns, expire.event_ns) == (T0 + 5 * S, T0 + 20 * S)
 
 
+#: From far shorter to far longer, so that an interval of one ends before the warning of another.
+policies = st.sampled_from([Policy(2, 1), Policy(20 * S, 5 * S), POLICY, Policy(I + 1, I), Policy(4 * I, 2 * I)])
+passing = st.sampled_from([0, 1, 2, 5 * S + 1, W, W + 1, I, I + 1, 2 * I + 1, 4 * I])
+
+
+@given(
+    st.lists(st.tuples(policies, st.booleans(), passing), min_size=2, max_size=12),
+    st.just(NO_BLIND_SPANS) | blind_spans,
+)
+def test_a_changed_policy_holds_at_once_and_an_end_never_comes_before_its_timeout(
+    steps: list[tuple[Policy, bool, int]], blind: BlindSpans
+) -> None:
+    """Each step has a policy of its own, and is a sighting or the passing of time."""
+    state, _, _ = fold(seen_at(0))
+    now = T0
+    for sequence, (policy, is_sighting, passed) in enumerate(steps, 2):
+        assert state
+        now += passed
+        before = state
+        if is_sighting:
+            state, _, transitions = sight(policy, 0, before, Sighting(sequence, now, 500, False), blind)
+        else:
+            state, transitions = sweep(policy, before, now, blind)
+            silence = now - state.seen_ns - blind.blind_ns(state.seen_ns, now)
+            limit = {Status.UP: policy.warning_ns, Status.TIMEOUT: policy.interval_ns}.get(state.status, silence)
+            assert silence <= limit
+        since = before.status_since_ns
+        for transition in transitions:
+            warned, ended = (
+                blind.exceeds_at_ns(before.seen_ns, limit) for limit in (policy.warning_ns, policy.interval_ns)
+            )
+            due = {Event.TIMEOUT: warned, Event.EXPIRE: max(ended, since)}.get(transition.event, now)
+            assert transition.event_ns == due
+            assert since <= transition.event_ns <= now
+            since = transition.event_ns
+        assert state.transition == before.transition + len(transitions)
+
+
 def test_the_columns_of_a_node_keep_their_names_and_their_order() -> None:
     names = "first_seen_ns seen_ns sequence copied_ns copied_bytes status status_since_ns retired_at_ns times_retired"
     assert list(NODE_COLUMNS) == [*names.split(), "transition"]
