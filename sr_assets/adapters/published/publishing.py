@@ -228,11 +228,19 @@ def _insert_site(connection: duckdb.DuckDBPyConnection, name: str, streams: Sequ
     rows = [(stream.stream, stream.target_stream, stream.tracked, stream.paused) for stream in streams]
     if rows:
         connection.executemany("INSERT INTO configured VALUES (?, ?, ?, ?)", rows)
-    for name_of_table, table in TABLES.items():
-        connection.execute(
-            f"INSERT INTO fleet.{name_of_table} {table.query} AND {table.entry} IN (SELECT stream FROM configured)",
-            {"name": name},
-        )
+    # One transaction reads all tables as of one moment: copying commits beside us, and its rows in one table belong to
+    # counters in another.
+    connection.execute("BEGIN TRANSACTION")
+    try:
+        for name_of_table, table in TABLES.items():
+            connection.execute(
+                f"INSERT INTO fleet.{name_of_table} {table.query} AND {table.entry} IN (SELECT stream FROM configured)",
+                {"name": name},
+            )
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
 
 
 def _describe(connection: duckdb.DuckDBPyConnection, as_of_ns: int, run_id: str, generation: str) -> None:

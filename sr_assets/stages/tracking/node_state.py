@@ -93,7 +93,8 @@ class NodeStage:
             self.sweep_due()
         self._looked = True
         begun_anew = report.state is not None and report.state.starts != state.starts
-        report.state = state
+        # A copy: a heartbeat of the copying, in another thread, shows nothing that is not committed.
+        report.state = replace(state)
         left_open = self._left_open()
         planned = next_range(stream, state.next_sequence, source, reading_end(ends, state, source), cluster)
         covered = SequenceRange(left_open.first, left_open.next) if left_open else planned
@@ -128,7 +129,6 @@ class NodeStage:
     def _note_caught_up(self, state: StreamState, source: StreamInfo) -> None:
         """Advance the watermark without a new message; committed when a node is due, else as the run ends."""
         by_clock = self._advance(state, source, caught_up=source.last_sequence < state.next_sequence)
-        self._report.lag_messages = state.lag_messages
         nodes = self._store.nodes(self._stream.stream)
         if state.hole_open and by_clock:
             self._close_hole(state, source.ts_ns)
@@ -136,6 +136,7 @@ class NodeStage:
         if due_ns is not None and state.watermark_ns is not None and due_ns < state.watermark_ns:
             with self._store.transaction():
                 self._store.save_stream(state)
+        self._report.state, self._report.lag_messages = state, state.lag_messages
 
     def _close_hole(self, state: StreamState, until_ns: int | None) -> None:
         """Make the hole at the end of the last batch blind until a time: no message from inside it can come."""
@@ -199,6 +200,7 @@ class NodeStage:
                 store.save_intent(replace(left_open, folded=True, starts=state.starts))
             reach(Point.FOLDING)
         reach(Point.FOLDED)
+        report.state = state
         report.first = covered.first if report.first is None else report.first
         report.next = covered.next
         report.batches += 1

@@ -3,17 +3,21 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from sr_assets.adapters.published import publishing
 from sr_assets.adapters.published.global_schema import GLOBAL_VIEWS
 from sr_assets.adapters.published.history import snapshot_rows
 from sr_assets.adapters.published.publishing import PublishedStream, publish_site, read_generation
 from sr_assets.adapters.published.reading import count_rows, export_fleet, open_fleet, read_rows
 from sr_assets.adapters.published.schema import INTERNAL, TABLES
-from sr_assets.adapters.state.records import StreamState
+from sr_assets.adapters.published.table import Table
+from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.messages import Message
@@ -64,6 +68,34 @@ def test_a_history_file_that_was_taken_away_costs_its_rows_only(tmp_path: Path, 
     publish(tmp_path, state)
     with open_fleet(tmp_path) as fleet:
         assert fleet.execute("SELECT node, sequence FROM node_snapshots").fetchall() == [("web1", 3)]
+
+
+def test_all_tables_are_of_one_moment_although_the_copying_commits_meanwhile(
+    tmp_path: Path, state: SiteState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copying = CopyState("S", 7)
+
+    def park_one() -> None:
+        copying.parked_messages += 1
+        with state.beside() as other, other.transaction():
+            other.save_copying(copying)
+            other.add_rows("parked", pa.table({"stream": ["S"]}))
+
+    class Interrupted(dict[str, Table]):
+        """The tables in their order; each time, a batch parks a message between the counter's table and its row's."""
+
+        def items(self) -> Any:
+            for name, table in super().items():
+                if name == "parked_messages":
+                    park_one()
+                yield name, table
+
+    monkeypatch.setattr(publishing, "TABLES", Interrupted(TABLES))
+    publish(tmp_path, state)
+    assert copying.parked_messages > 1
+    with open_fleet(tmp_path) as fleet:
+        counter = fleet.execute("SELECT parked_messages FROM replication WHERE stream = 'S'").fetchone()
+        assert counter == fleet.execute("SELECT count(*) FROM parked_messages").fetchone()
 
 
 def publish(home: Path, state: SiteState, name: str = "LONDON", sites: tuple[str, ...] = SITES) -> str:
