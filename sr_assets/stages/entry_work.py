@@ -10,8 +10,10 @@ import contextlib
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from sr_assets.adapters.state.history import forget_history
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.errors import SrAssetsError
+from sr_assets.domain.positions import retention_clock_ns
 from sr_assets.stages.lane import Lane
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.source.position import note_source
@@ -97,7 +99,7 @@ class EntryWork(ABC):
         self._set_error(state, self.watching.failure)
         if report.alive_ns is not None:
             state.alive_ns, state.alive_due_ns = report.alive_ns, report.alive_due_ns
-        if report.state is not None:
+        if report.state is not None and report.state.starts == state.starts:
             state.watermark_ns, state.planned_ns = report.state.watermark_ns, report.state.planned_ns
             state.progress_ns = report.state.progress_ns
             state.ahead_clocks = max(state.ahead_clocks, report.state.ahead_clocks)
@@ -109,6 +111,7 @@ class EntryWork(ABC):
         state.as_of_ns = site.clock.now_ns()
         with site.state.transaction():
             self._forget_old(state)
+            self._forget_history(state)
             site.state.save_stream(state)
         if state.begun:
             report.state = state
@@ -117,6 +120,17 @@ class EntryWork(ABC):
 
     def _forget_old(self, state: StreamState) -> None:  # noqa: B027  as above
         """Drop rows beyond the retention; called inside a transaction."""
+
+    def _forget_history(self, state: StreamState) -> None:
+        """Drop what happened before the retentions begin, of an entry that is tracked no more too."""
+        settings, now_ns = self._site.settings, retention_clock_ns(state.watermark_ns, self._site.clock.own_ns())
+        if now_ns is not None:
+            forget_history(
+                self._site.state.connection,
+                self._entry.stream,
+                gaps_ns=now_ns - settings.gaps_retention_ns,
+                transitions_ns=now_ns - settings.advisories_retention_ns,
+            )
 
     def _note_lag(self, state: StreamState) -> None:
         """Save the entry's lag; that of a failed entry is measured again, and stays unchanged without an answer."""

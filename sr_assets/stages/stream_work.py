@@ -169,7 +169,9 @@ class StreamWork(EntryWork):
             where = self._stream.target if self._announced_with_copies else self._stream.source
             with contextlib.suppress(SrAssetsError):
                 self._heartbeat.send(self._site.clusters.connect(where))
-        if Stage.NODE_SNAPSHOTS in self._stages and self._stream.tracked and not self._beside.running:
+        # An untracked stream has no stage for the history that it may have from before.
+        stage = Stage.NODE_SNAPSHOTS if self._stream.tracked else Stage.REPLICA
+        if stage in self._stages and self._snapshots.has_history and not self._beside.running:
             state = self._site.state.load_stream(self._stream.stream)
             now_ns = self._retention_clock_ns(state) if state else None
             if now_ns is not None:

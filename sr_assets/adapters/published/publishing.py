@@ -88,7 +88,7 @@ def publish_site(
         # Of a reader who wrote into the file before: it belongs to no file any more.
         _wal(file).unlink(missing_ok=True)
         reach(Point.PUBLISHED_TABLES)
-        write_private(home / "fleet.json", json.dumps({"generation": generation}))
+        write_private(home / "fleet.json", json.dumps({"generation": generation, "home": str(home.resolve())}))
     return generation
 
 
@@ -107,7 +107,7 @@ def _write_draft(
         connection.execute(f"ATTACH '{quoted(draft)}' AS fleet (STORAGE_VERSION '{STORAGE_VERSION}')")
         generation = _carry_over(connection, file, name, sites)
         _insert_site(connection, name, [*streams, *_unnamed(state, streams)])
-        _describe(connection, *run, generation)
+        _describe(connection, file.parent.resolve(), *run, generation)
         # Detaching would do it too, but without a reason when it cannot.
         connection.execute("CHECKPOINT fleet")
         connection.execute("DETACH fleet")
@@ -150,11 +150,12 @@ def _wal(file: Path) -> Path:
 
 
 def read_generation(home: Path) -> str | None:
-    """Return the generation of the published file; None when there is none."""
+    """Return the generation of the published file; None when there is none, or its home was moved since."""
     if not (home / "fleet.duckdb").exists():
         return None
     try:
-        return str(json.loads((home / "fleet.json").read_text())["generation"])
+        known = json.loads((home / "fleet.json").read_text())
+        return str(known["generation"]) if known["home"] == str(home.resolve()) else None
     except (OSError, ValueError, KeyError):
         return None
 
@@ -243,16 +244,16 @@ def _insert_site(connection: duckdb.DuckDBPyConnection, name: str, streams: Sequ
     connection.execute("COMMIT")
 
 
-def _describe(connection: duckdb.DuckDBPyConnection, as_of_ns: int, run_id: str, generation: str) -> None:
-    """Add the table `snapshot_info` and the views."""
+def _describe(connection: duckdb.DuckDBPyConnection, home: Path, as_of_ns: int, run_id: str, generation: str) -> None:
+    """Add the table `snapshot_info` and the views; a view names the history's files in this home."""
     connection.execute(
         "INSERT INTO fleet.snapshot_info VALUES (make_timestamptz(?::BIGINT // 1000), ?, ?, ?)",
         [as_of_ns, run_id, SCHEMA_VERSION, generation],
     )
     named = connection.execute("SELECT DISTINCT file FROM fleet.latest_snapshots ORDER BY file").fetchall()
     # A missing Parquet file costs its own rows, not the whole publication.
-    files = [file for (file,) in named if os.path.exists(file)]  # noqa: PTH110  a text from a table
-    listed = ", ".join("'" + file.replace("'", "''") + "'" for file in files)
-    snapshots = snapshots_query(listed) if files else NO_SNAPSHOTS
+    files = [home / file for (file,) in named if (home / file).exists()]
+    listed = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
+    snapshots = snapshots_query(listed, quoted(home)) if files else NO_SNAPSHOTS
     for view, query in {"node_snapshots": snapshots, **VIEWS}.items():
         connection.execute(f"CREATE VIEW fleet.{view} AS {query}")

@@ -13,7 +13,7 @@ from sr_assets.adapters.published.table import Table, at
 from sr_assets.domain.positions import DAY_NS
 
 #: The version of the file as a whole: rows of another version's file are not carried over.
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 #: Any DuckDB 1.x reads this format.
 STORAGE_VERSION: Final = "v1.0.0"
 
@@ -138,12 +138,12 @@ NO_SNAPSHOTS: Final = """
     """
 
 
-def snapshots_query(files: str) -> str:
-    """Return the query of `node_snapshots` over Parquet files, given as the elements of an SQL list."""
+def snapshots_query(files: str, home: str) -> str:
+    """Return the query of `node_snapshots` over Parquet files, given as the elements of an SQL list, in a home."""
     return f"""
         SELECT latest.name, latest.stream, latest.node, stored.sequence, stored.stored_at, stored.subject,
             stored.payload_bytes, stored.payload::JSON AS payload, stored.payload_raw, stored.metadata::JSON AS metadata
         FROM latest_snapshots AS latest
         JOIN read_parquet([{files}], filename = true, hive_partitioning = false) AS stored
-            ON stored.filename = latest.file AND stored.sequence = latest.sequence AND stored.node = latest.node
+            ON stored.filename = '{home}/' || latest.file AND stored.sequence = latest.sequence AND stored.node = latest.node
         """

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from sr_assets.adapters.state import copy_log, copy_queue, global_view
+from sr_assets.adapters.state import copy_log, copy_queue, global_view, snapshot_index
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 
 SCHEMA: Final = f"""
 CREATE TABLE IF NOT EXISTS about (schema_version INTEGER);
@@ -104,4 +104,4 @@ ALTER TABLE intents ADD COLUMN source_sequence BIGINT;
 ALTER TABLE intents ADD COLUMN source_ns BIGINT;
 """
 #: Schema version → the statements that make the next one of it.
-MIGRATIONS: Final = {1: _FROM_1, 2: _FROM_2, 3: _FROM_3}
+MIGRATIONS: Final = {1: _FROM_1, 2: _FROM_2, 3: _FROM_3, 4: snapshot_index.MIGRATION}

@@ -1,17 +1,23 @@
 """Which file of the history holds each node's newest copied message, in `state.duckdb`.
 
-Not here: the files (`adapters.published.history`), when they are indexed (`stages.tracking.node_snapshots`).
+Files are recorded relative to the home (`snapshots/name=…`), so that a home can be moved. Not here: the
+files (`adapters.published.history`), when they are indexed (`stages.tracking.node_snapshots`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     import duckdb
+
+#: A file's path relative to the home it is in, as an expression of SQL over its whole path.
+_RELATIVE: Final = r"regexp_replace({}, '^.*/(snapshots/name=)', '\1')"
+#: The statement that makes the files of a state from before they were relative so.
+MIGRATION: Final = f"UPDATE snapshots SET file = {_RELATIVE.format('file')};"
 
 
 class SnapshotIndex:
@@ -39,9 +45,9 @@ class SnapshotIndex:
         """Take a batch's files into the index, and note that they are no longer staged."""
         if files:
             self._connection.execute(
-                """
+                f"""
                 CREATE OR REPLACE TEMP TABLE fresh AS
-                SELECT node, max(sequence) AS sequence, arg_max(filename, sequence) AS file
+                SELECT node, max(sequence) AS sequence, {_RELATIVE.format("arg_max(filename, sequence)")} AS file
                 FROM read_parquet(?, filename = true, hive_partitioning = false) GROUP BY node
                 """,
                 [[str(file) for file in files]],
@@ -62,19 +68,22 @@ class SnapshotIndex:
     def move(self, files: Sequence[Path], file: Path) -> None:
         """Point the index from files to the one file they became."""
         self._connection.execute(
-            "UPDATE snapshots SET file = ? WHERE stream = ? AND file IN (SELECT unnest(?::VARCHAR[]))",
+            f"""
+            UPDATE snapshots SET file = {_RELATIVE.format("?")}
+            WHERE stream = ? AND file IN (SELECT {_RELATIVE.format("unnest(?::VARCHAR[])")})
+            """,
             [str(file), self._stream, list(map(str, files))],
         )
 
     def files(self) -> set[str]:
-        """Return the files that hold a node's newest message."""
+        """Return the files that hold a node's newest message, relative to the home."""
         rows = self._connection.execute(
             "SELECT DISTINCT file FROM snapshots WHERE stream = ?", [self._stream]
         ).fetchall()
         return {row[0] for row in rows}
 
     def forget(self, files: Sequence[str]) -> None:
-        """Drop the nodes whose newest message was in files that no longer exist."""
+        """Drop the nodes whose newest message was in files, as `files` names them, that no longer exist."""
         self._connection.execute(
             "DELETE FROM snapshots WHERE stream = ? AND file IN (SELECT unnest(?::VARCHAR[]))",
             [self._stream, list(files)],

@@ -59,11 +59,18 @@ class SnapshotStage:
             self._report.snapshots += 1
         return bool(batches)
 
+    @property
+    def has_history(self) -> bool:
+        """Whether there are files of the history, or staged ones."""
+        return self._folder.exists() or bool(self._index.staged())
+
     def compact(self, now_ns: int) -> None:
         """Compact closed days, delete days beyond the retention and what no batch knows; once a run.
 
         Files that were compacted go with the next run: until this one has published, a reader's view still names them.
         """
+        # Those of a stream that is tracked no more have not been moved.
+        self.index_staged()
         today = datetime.fromtimestamp(now_ns / 1e9, UTC).date()
         if self._retention_ns is not None:
             self._remove_before((today - timedelta(days=max(1, self._retention_ns // DAY_NS))).isoformat())

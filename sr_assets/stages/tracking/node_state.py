@@ -76,10 +76,7 @@ class NodeStage:
         self._looked = self._clock_reported = False
 
     def fold_next(self, ends: Ends) -> bool:
-        """Read and fold the next batch; returns whether there was work: a batch, or another source to follow.
-
-        Raises RunError or ConfigurationError with one line.
-        """
+        """Read and fold the next batch; returns whether there was work: a batch, or another source to follow."""
         stream, report = self._stream, self._report
         cluster = self._clusters.connect(stream.source)
         source = cluster.stream_info(stream.stream)
@@ -93,8 +90,6 @@ class NodeStage:
             self.sweep_due()
         self._looked = True
         begun_anew = report.state is not None and report.state.starts != state.starts
-        # A copy: a heartbeat of the copying, in another thread, shows nothing that is not committed.
-        report.state = replace(state)
         left_open = self._left_open()
         planned = next_range(stream, state.next_sequence, source, reading_end(ends, state, source), cluster)
         covered = SequenceRange(left_open.first, left_open.next) if left_open else planned
@@ -200,13 +195,12 @@ class NodeStage:
                 store.save_intent(replace(left_open, folded=True, starts=state.starts))
             reach(Point.FOLDING)
         reach(Point.FOLDED)
-        report.state = state
         report.first = covered.first if report.first is None else report.first
         report.next = covered.next
         report.batches += 1
         report.reasons.update(reasons)
         report.gap_messages += sum(gap["messages"] for gap in gaps if gap["reason"] != "filtered")
-        report.lag_messages = state.lag_messages
+        report.state, report.lag_messages = state, state.lag_messages
 
     def _advance(self, state: StreamState, source: StreamInfo, *, caught_up: bool) -> bool:
         before, own_ns, warning_ns = state.ahead_clocks, self._clock.own_ns(), self._policy.warning_ns

@@ -21,6 +21,7 @@ from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.messages import Message
+from sr_assets_tests.published import publish_message, publish_nodes
 
 SITES = ("LONDON", "PARIS")
 STREAMS = (PublishedStream("S", "T", tracked=True), PublishedStream("PLAIN", "PLAIN", tracked=False))
@@ -64,10 +65,24 @@ def test_a_history_file_that_was_taken_away_costs_its_rows_only(tmp_path: Path, 
     file, gone = tmp_path / "snapshots" / "3-4.parquet", tmp_path / "snapshots" / "4-5.parquet"
     parquet.write_table(rows, file)
     for node, sequence, place in (("web1", 3, file), ("web2", 4, gone)):
-        state.connection.execute("INSERT INTO snapshots VALUES ('S', ?, ?, ?)", [node, sequence, str(place)])
+        place_in_home = str(place.relative_to(tmp_path))
+        state.connection.execute("INSERT INTO snapshots VALUES ('S', ?, ?, ?)", [node, sequence, place_in_home])
     publish(tmp_path, state)
     with open_fleet(tmp_path) as fleet:
         assert fleet.execute("SELECT node, sequence FROM node_snapshots").fetchall() == [("web1", 3)]
+
+
+def test_a_home_that_was_moved_asks_for_a_publication_and_finds_its_history(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "it's new"
+    publish_nodes(old)
+    publish_message(old, "web1")
+    assert read_generation(old) is not None
+    old.rename(new)
+    assert read_generation(new) is None
+    publish_nodes(new)
+    assert read_generation(new) is not None
+    with open_fleet(new) as fleet:
+        assert fleet.execute("SELECT node, sequence FROM node_snapshots").fetchall() == [("web1", 7)]
 
 
 def test_all_tables_are_of_one_moment_although_the_copying_commits_meanwhile(

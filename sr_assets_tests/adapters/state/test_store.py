@@ -8,6 +8,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from sr_assets.adapters.state.history import forget_history
 from sr_assets.adapters.state.lock import SiteBusyError, SiteLock, lock_owner
 from sr_assets.adapters.state.records import Intent, StreamState
 from sr_assets.adapters.state.schema import SCHEMA_VERSION
@@ -149,13 +150,48 @@ def test_a_state_of_the_version_before_is_brought_up_to_this_one(tmp_path: Path)
     with SiteState(tmp_path) as state, state.transaction():
         for column in ("source_sequence", "source_ns"):
             state.connection.execute(f"ALTER TABLE intents DROP COLUMN {column}")
+        for file in ("/old/home/snapshots/name=L/stream=S/date=2026-01-01/1-9.parquet", "elsewhere/1-9.parquet"):
+            state.connection.execute("INSERT INTO snapshots VALUES ('S', 'n', 1, ?)", [file])
         state.connection.execute("UPDATE about SET schema_version = 3")
     intent = Intent("S", 1, 1, 5, None, None, 7, 8, 0, source_sequence=9, source_ns=10)
     with SiteState(tmp_path) as state:
         with state.transaction():
             state.save_intent(intent)
         assert state.open_intent("S") == intent
+        files = {"snapshots/name=L/stream=S/date=2026-01-01/1-9.parquet", "elsewhere/1-9.parquet"}
+        assert state.snapshot_index("S").files() == files
         assert state.connection.execute("SELECT schema_version FROM about").fetchall() == [(SCHEMA_VERSION,)]
+
+
+def test_history_is_forgotten_but_for_what_waits_and_the_last_transition_of_each_node(tmp_path: Path) -> None:
+    rows = [
+        {
+            "stream": stream,
+            "event_id": f"{node}{number}",
+            "node": node,
+            "transition": number,
+            "event_ns": number,
+            **more,
+        }
+        for stream, node, number, more in (
+            ("S", "known", 1, {"outbox": True, "published_ns": 9}),
+            ("S", "known", 2, {"outbox": False, "published_ns": None}),
+            ("S", "forgotten", 1, {"outbox": False, "published_ns": None}),
+            ("S", "waits", 1, {"outbox": True, "published_ns": None}),
+            ("S", "forgotten", 5, {"outbox": False, "published_ns": None}),
+            ("T", "other", 1, {"outbox": False, "published_ns": None}),
+        )
+    ]
+    with SiteState(tmp_path) as state, state.transaction():
+        state.add_rows("transitions", pa.Table.from_pylist(rows))
+        state.connection.execute("INSERT INTO nodes (stream, node, transition) VALUES ('S', 'known', 2)")
+        for table, column in (("gaps", "noticed_ns"), ("parked", "parked_ns")):
+            for at_ns in (6, 7):
+                state.connection.execute(f"INSERT INTO {table} (stream, {column}) VALUES ('S', ?)", [at_ns])
+        forget_history(state.connection, "S", gaps_ns=7, transitions_ns=5)
+        left = state.connection.execute("SELECT event_id FROM transitions ORDER BY 1").fetchall()
+        assert [row[0] for row in left] == ["forgotten5", "known2", "other1", "waits1"]
+        assert state.connection.execute("SELECT noticed_ns, parked_ns FROM gaps, parked").fetchall() == [(7, 7)]
 
 
 def test_a_state_of_another_version_is_refused_and_closed(tmp_path: Path) -> None:

@@ -166,3 +166,23 @@ def test_days_beyond_the_retention_are_deleted_with_what_pointed_there(rig: Rig)
     assert not list((rig.home / "snapshots").rglob("*.parquet"))
     assert not rig.rows("node_snapshots")
     assert len(rig.rows("last_seen_nodes")) == 1
+
+
+def test_the_history_of_a_stream_that_is_tracked_no_more_is_kept_no_longer_than_any(rig: Rig) -> None:
+    stream = rig.make()
+    entry = rig.add(stream, **SAMPLED)
+    rig.publish(stream, [Sent(b"{}", "web1"), Sent(b"{}", "web2")])
+    rig.drain()
+    (day,) = (rig.home / "snapshots").glob("*/*/date=*")
+    day.rename(day.with_name("date=2020-01-01"))
+    with rig.open() as site:
+        site.state.connection.execute(
+            "UPDATE snapshots SET file = regexp_replace(file, 'date=[^/]*', 'date=2020-01-01')"
+        )
+    for key in SAMPLED:
+        del entry[key]
+    rig.drain(snapshots={"retention": "36500d"})
+    assert len(rig.rows("node_snapshots")) == 2
+    rig.drain()
+    assert rig.rows("node_snapshots") == []
+    assert not list((rig.home / "snapshots").rglob("*.parquet"))
