@@ -323,6 +323,28 @@ def test_nodes_as_csv_has_a_header_and_as_a_table_is_never_cut_off_in_a_pipe(pub
     assert "40m" in line
 
 
+@pytest.mark.parametrize("asked", (("nodes",), ("advisories",), ("node", "web1.example.net")))
+def test_a_table_says_how_old_it_is_and_when_its_watermark_stands(
+    published: Path, command: Command, asked: tuple[str, ...]
+) -> None:
+    code, output, errors = command(*asked)
+    assert code == 0
+    assert re.search(r"^as of 2026-01-31 12:00:00 UTC, \d+d(\d+h)? old$", output, re.MULTILINE)
+    assert errors.startswith("warning: london/REG: its watermark stands at 2026-01-31 12:00:00 UTC, ")
+    assert errors.count("\n") == 1
+    assert command(*asked, "--format", "json")[2] == ""
+
+
+def test_nodes_that_come_back_by_themselves_are_warned_of_for_a_day(home: Path, command: Command) -> None:
+    def warned(ago_ns: int) -> bool:
+        number = ago_ns // SECOND_NS + 2
+        publish(home, [node_row("web1", "up", 0)], [transition_row("web1", "recover", NOW_NS - ago_ns, number)])
+        return "most nodes time out and recover" in command("check")[2]
+
+    assert not warned(25 * 60 * MINUTE_NS)
+    assert warned(60 * MINUTE_NS)
+
+
 def test_a_name_that_would_steer_the_terminal_is_shown_escaped(home: Path, command: Command) -> None:
     publish(home, [node_row("evil\x1b[2J[red]\n", "up", 0)], [])
     table = command("nodes")[1]

@@ -31,6 +31,8 @@ def build_site_job(site: str) -> SiteJob:
         selection=selection,
         description=f"Replicate, track and advise for every stream of site {site}.",
         executor_def=dg.in_process_executor,
+        # The event log has all of it; the console is for our own lines: Dagster would add a trace to every failure.
+        config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
     )
 
 

@@ -13,6 +13,7 @@ import dagster as dg
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.automation.jobs import site_job_name
 from sr_assets.automation.observing import find_work
+from sr_assets.domain.errors import RunError
 from sr_assets.resources import LINGER, MODE_TAG
 from sr_assets.settings import Settings, asset_name
 
@@ -43,7 +44,11 @@ def build_lag_sensor(settings: Settings, site: str) -> dg.SensorDefinition:
         waiting, cursor = _run_under_way(context, site_job_name(site), holds_lock=owner is not None)
         if owner or waiting:
             return dg.SensorResult(skip_reason=f"under way: {owner or waiting}", cursor=cursor)
-        reason, skip = find_work(settings, site)
+        try:
+            reason, skip = find_work(settings, site)
+        except RunError as error:
+            # A tick that fails is logged with a trace of forty lines, each time.
+            reason, skip = None, str(error)
         if reason is None:
             return dg.SensorResult(skip_reason=skip, cursor=cursor)
         return dg.SensorResult(

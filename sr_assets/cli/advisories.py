@@ -17,6 +17,7 @@ import click
 
 from sr_assets.cli.base import INTERRUPTED, SECONDS, cli, configured, form_option, need_feeds
 from sr_assets.cli.render import Format, Lines, show
+from sr_assets.cli.warnings import note_age
 from sr_assets.domain.errors import RunError
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ def advisories(
     question = queries.global_advisories if everywhere else queries.advisories
     rows = question(settings.home, since=since, node=node, event=event)
     show(rows.columns, rows.values, form, first=_FIRST)
+    if form in ("table", "wide"):
+        note_age(settings)
     return 0
 
 

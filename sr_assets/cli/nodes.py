@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sr_assets.cli.base import SECONDS, cli, configured, form_option, need_feeds, table_or_json
-from sr_assets.cli.render import Format, print_json, print_node, print_summary, show
+from sr_assets.cli.render import Format, print_json, show
+from sr_assets.cli.views import print_node, print_summary
+from sr_assets.cli.warnings import note_age
 from sr_assets.domain.errors import ConfigurationError, RunError
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ def nodes(
         return
     rows = queries.nodes(settings.home, labels=_labels(settings, site, stream), **narrowed)
     show(rows.columns, rows.values, form, first=_FIRST)
+    if form in ("table", "wide"):
+        note_age(settings)
 
 
 def _show_global(settings: "Settings", form: Format, **narrowed: Any) -> None:
@@ -56,6 +60,7 @@ def _show_global(settings: "Settings", form: Format, **narrowed: Any) -> None:
         return
     rows = queries.global_nodes(settings.home, **narrowed, limit=MOST_SHOWN + 1)
     show(rows.columns, rows.values[:MOST_SHOWN], form, first=_FIRST)
+    note_age(settings)
     if len(rows.values) > MOST_SHOWN:
         click.echo(
             f"only the first {MOST_SHOWN} are shown: narrow them, or take all with --format json or csv", err=True
@@ -100,6 +105,7 @@ def node(settings: "Settings", name: str, form: Format) -> None:
     theirs = [(f"{name}, at all sites", global_states), ("history at all sites", global_history)]
     tables = [(title, rows) for title, rows in ours if rows.values or not global_states.values]
     print_node([*tables, *((title, rows) for title, rows in theirs if rows.values)], messages, form)
+    note_age(settings)
 
 
 def _newest_messages(settings: "Settings", name: str) -> "Rows":

@@ -1,7 +1,8 @@
 """How rows are shown: a table for people, JSON and CSV for programs; the same for every command.
 
 JSON is one array of objects, or one object a line; CSV has a header. Times are ISO 8601 in UTC in both. Add another form
-of output here. Not here: which rows (`adapters.published.queries`), how a table fits the window (`layout`).
+of output here. Not here: which rows (`adapters.published.queries`), how a table fits the window (`layout`), what consists
+of several tables (`views`).
 """
 
 from __future__ import annotations
@@ -17,14 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from rich.cells import cell_len
 
 from sr_assets.cli import layout
-
-if TYPE_CHECKING:
-    from sr_assets.adapters.published.reading import Rows
 
 #: `wide` is a table with every column, also where that takes more than a line a row.
 Format = Literal["table", "json", "csv", "wide"]
@@ -48,15 +46,10 @@ _FORMULA: Final = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _CONTROL: Final = re.compile(r"[\x00-\x09\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 #: A longer table is drawn in blocks of so many rows, each with columns as wide as its own rows need.
 _BLOCK_ROWS: Final = 10_000
-#: The columns that are kept where the window is narrow; those of the summary that are summed below it.
-_SUMMARY: Final = ("replicator", "name", "stream", "observer", "up", "timeout", "retired")
-_NODE: Final = ("name", "status", "age_seconds")
-_HISTORY: Final = ("event", "event_time", "name", "age_seconds")
 #: What a column needs whose rows are not known yet.
 _WIDTHS: Final = {"event_time": 19, "node": 32, "name": 12, "replicator": 12, "stream": 20, "event": 7} | dict.fromkeys(
     ("detected_at", "seen", "received_at", "published_at"), 19
 )
-_SUMMED: Final = ("up", "timeout", "retired", "new_24h")
 
 
 def show(
@@ -253,6 +246,16 @@ class Lines:
         sys.stdout.flush()
 
 
+def age_seconds(time: datetime) -> int:
+    """Return how long ago something was by this machine's clock, 0 for what is ahead of it."""
+    return max(0, int((datetime.now(UTC) - time).total_seconds()))
+
+
+def age_text(as_of: datetime) -> str:
+    """Return when something was so, and how long ago."""
+    return f"as of {as_of:%Y-%m-%d %H:%M:%S} UTC, {duration(age_seconds(as_of))} old"
+
+
 def print_note(remark: str) -> None:
     """Print a remark above or below a table."""
     sys.stdout.writelines(f"{line}\n" for line in layout.note(printable(remark)))
@@ -262,30 +265,3 @@ def print_document(value: Any) -> None:
     """Print a JSON document for people, indented; nothing for None."""
     if value is not None:
         sys.stdout.write(json.dumps(_plain(value), indent=2) + "\n")
-
-
-def print_node(tables: Iterable[tuple[str, Rows]], messages: Rows, form: Format) -> None:
-    """Print what is known of one node: its tables under their titles, then its newest message of each stream."""
-    for title, rows in tables:
-        show(rows.columns, rows.values, form, title=title, first=_NODE if "status" in rows.columns else _HISTORY)
-        sys.stdout.write("\n")
-    for site, stream, stored_at, subject, payload_bytes, payload, metadata in messages.values:
-        print_note(f"{site}/{stream}: {payload_bytes} bytes on {subject}, stored {stored_at:%Y-%m-%d %H:%M:%S}")
-        print_document(metadata if metadata is not None else payload)
-
-
-def print_summary(rows: Rows, form: Format) -> None:
-    """Print the summary: blind sites in red, below it the sums and what `blind` and `unwatched` mean."""
-    records = [dict(zip(rows.columns, row, strict=True)) for row in rows.values]
-    observer = rows.columns.index("observer")
-    show(rows.columns, rows.values, form, first=_SUMMARY, alarmed=lambda row: row[observer] == "blind")
-    sites = len({(record["replicator"], record["name"]) for record in records})
-    blind = sum(record["observer"] == "blind" for record in records)
-    up, silent, retired, new = (sum(record[column] for record in records) for column in _SUMMED)
-    as_of = max(record["as_of"] for record in records)
-    counted = f"{up} up, {silent} silent, {retired} retired, {new} new in 24 h"
-    print_note(f"{sites} sites ({blind} blind): {counted}; as of {as_of:%Y-%m-%d %H:%M:%S}")
-    if blind:
-        print_note("blind: heartbeat overdue; node states may be stale")
-    if any(record["observer"] == "unwatched" for record in records):
-        print_note("unwatched: no heartbeat was ever received; node states may be stale without notice")

@@ -1,4 +1,4 @@
-"""What `check`, `run` and `up` warn of before they begin: one line each, with the remedy.
+"""What `check`, `run` and `up` warn of before they begin, and tables below their rows: one line each, with the remedy.
 
 Add a warning here that the configuration and the home alone show. Not here: what only a server knows
 (`stages.connectivity`), what a run finds (`operate.report`).
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sr_assets.cli.render import duration
+from sr_assets.cli.render import age_seconds, age_text, duration, print_note
 from sr_assets.domain.errors import SrAssetsError
 
 if TYPE_CHECKING:
@@ -21,6 +21,30 @@ def warn(settings: "Settings") -> None:
     """Print what has no effect, what is left of an earlier configuration, and which warning durations are too short."""
     for warning in (*settings.warnings, *_left(settings), *_short_warnings(settings)):
         click.echo(f"warning: {warning}", err=True)
+
+
+def note_age(settings: "Settings") -> None:
+    """Print below a table how old it is, and warn of each tracked stream whose node states may be stale.
+
+    They may be once the watermark, by which silence is judged, is older than the silence that is judged. The watermark is
+    the source's clock; this machine's may differ by some seconds.
+    """
+    from sr_assets.adapters.published.queries import freshness
+
+    entries = {entry.label: entry for entry in settings.entries}
+    rows = [row for row in freshness(settings.home) if row[0] in entries]
+    if rows:
+        print_note(age_text(min(as_of for _, as_of, _ in rows)))
+    for label, _, watermark in rows:
+        policy = entries[label].policy
+        if policy is None or watermark is None:
+            continue
+        if (age := age_seconds(watermark)) > policy.warning_ns / 1e9:
+            click.echo(
+                f"warning: {label}: its watermark stands at {watermark:%Y-%m-%d %H:%M:%S} UTC, {duration(age)} ago, so"
+                " node states may be stale: see that `sr-assets up` or `run` goes on, and ask `sr-assets lag`",
+                err=True,
+            )
 
 
 def _left(settings: "Settings") -> Iterator[str]:

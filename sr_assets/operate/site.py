@@ -71,7 +71,5 @@ def _execute(
         if whole
         else [key for key in keys if key.path[0] == "fleet" or list(key.path[:2]) in prefixes],
         tags={MODE_TAG: ONCE if once else LINGER},
-        # The event log has all of it; the console is for our lines.
-        run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
         raise_on_error=False,
     )

@@ -84,6 +84,8 @@ class EntryWork(ABC):
         """Publish the entry's error, and since when it lasts, while the run tries again."""
         store, name = self._site.state, self._entry.stream
         state = store.load_stream(name) or StreamState.not_begun(name)
+        if error == state.last_error:
+            return
         self._set_error(state, error)
         with store.transaction():
             store.save_stream(state)

@@ -82,10 +82,12 @@ class Lane:
             self._report.misconfigured |= isinstance(error, ConfigurationError)
             self._fail(_line(label, error))
             return False
-        self.reached = True
         if self.retries:
             logger.info("%s: goes on after %d attempts", label, self.retries)
+        if self.retries or not self.reached:
+            # What an earlier run ended with has passed too, and must not stand until this one ends.
             self._on_error(None)
+        self.reached = True
         self.retries, self.error = 0, None
         return busy
 

@@ -220,6 +220,8 @@ class StreamWork(EntryWork):
         """Publish the error that stops the copying, and since when it lasts."""
         store = store or self._context.store
         copying = store.load_copying(self._stream.stream)
+        if error == copying.error:
+            return
         copying.error_since_ns = (copying.error_since_ns or self._site.clock.now_ns()) if error else None
         copying.error = error
         with store.transaction():

@@ -13,6 +13,7 @@ from sr_assets.adapters.published.reading import open_fleet, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from datetime import datetime
     from pathlib import Path
 
     from sr_assets.adapters.published.reading import Rows
@@ -139,13 +140,20 @@ def published_streams(home: Path) -> list[tuple[str, str]]:
     return [(name, stream) for name, stream in ask(home, "SELECT name, stream FROM replication ORDER BY ALL").values]
 
 
+def freshness(home: Path) -> list[tuple[str, datetime, datetime | None]]:
+    """Return of every entry that has rows (`name/stream`) when a run last ended or published, and its watermark."""
+    sql = "SELECT name || '/' || stream, as_of, watermark FROM replication WHERE as_of IS NOT NULL ORDER BY ALL"
+    return [(label, as_of, watermark) for label, as_of, watermark in ask(home, sql).values]
+
+
 def recovery_ages(home: Path) -> dict[str, float]:
-    """Return by stream (`name/stream`) the median silence in seconds before nodes recovered, where most nodes did."""
+    """Return by stream (`name/stream`) the median silence in seconds before nodes recovered, where most did within a day."""
     sql = """
-        SELECT name || '/' || stream, median(age_seconds) FROM node_advisories
-        WHERE event = 'recover' GROUP BY name, stream
-        HAVING count(DISTINCT node) * 2 > (SELECT count(*) FROM node_availability AS all_nodes
-            WHERE (all_nodes.name, all_nodes.stream) = (node_advisories.name, node_advisories.stream))
+        SELECT a.name || '/' || a.stream, median(a.age_seconds)
+        FROM node_advisories AS a JOIN (SELECT name, stream, watermark FROM replication) AS r USING (name, stream)
+        WHERE a.event = 'recover' AND a.detected_at > r.watermark - INTERVAL 1 DAY GROUP BY a.name, a.stream
+        HAVING count(DISTINCT a.node) * 2 > (SELECT count(*) FROM node_availability AS all_nodes
+            WHERE (all_nodes.name, all_nodes.stream) = (a.name, a.stream))
     """
     return dict(ask(home, sql).values)
 
