@@ -162,14 +162,13 @@ def peer_user(client: tuple[str, int] | None, server: tuple[str, int] | None) ->
     """
     if client is None or server is None:
         return NOBODY
-    ends = [_kernels_text(*end) for end in (client, server)]
-    # A client with a socket of IPv6 is in the second one, by an address that ends in the same digits.
     tables = [table for table in _CONNECTIONS if table.exists()]
+    # In the table of IPv6 the addresses of IPv4 have 24 digits more in front. They are the client's point of view.
+    row = re.compile(rf"{_kernels_text(*client)} [0-9A-F]{{0,24}}{_kernels_text(*server)} (?P<rest>.*)")
     for table in tables:
-        for line in table.read_text().splitlines()[1:]:
-            _, local, remote, state, _, _, _, user, _, inode, *_ = line.split()
-            if local.endswith(ends[0]) and remote.endswith(ends[1]):
-                return int(user) if state == _ESTABLISHED and inode != "0" else NOBODY
+        if found := row.search(table.read_text()):
+            state, _, _, _, user, _, inode, *_ = found["rest"].split()
+            return int(user) if state == _ESTABLISHED and inode != "0" else NOBODY
     return NOBODY if tables else None
 
 
