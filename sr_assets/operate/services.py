@@ -100,7 +100,7 @@ class Services:
         if self._ui:
             options = ["--port", str(self._ui.port), "--log-level", level]
             options += ["--read-only"] if self._ui.read_only else []
-            options += ["--auth-file", str(self._ui.auth_file)] if self._ui.auth_file else []
+            options += ["--auth-file", str(self._ui.auth_file.absolute())] if self._ui.auth_file else []
             self._launch("webserver", ("-m", "sr_assets.operate.webserver"), str(workspace), *options)
             address = (_LOOPBACK, self._ui.port)
             self._await("webserver", lambda: _listens(socket.AF_INET, address))
@@ -123,6 +123,9 @@ class Services:
                 stdout=output or sys.stderr.fileno(),
                 stderr=output,
                 start_new_session=True,
+                # Dagster takes variables, its own home too, from a file .env in the current folder. Only the code server
+                # reads our configuration, whose paths may be relative, and it reads no such file.
+                cwd=None if name == _CODE_SERVER else self._folder,
                 env={**child_environment(), "PYTHONUNBUFFERED": "1"},
             )
 

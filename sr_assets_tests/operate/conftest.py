@@ -47,9 +47,10 @@ def platform(
 
 @pytest.fixture
 def planted(tmp_path: Path) -> Path:
-    """A folder whose modules leave a trace when they are imported."""
+    """A folder whose modules leave a trace when they are imported, and whose variables stop who takes them."""
     folder = tmp_path / "planted"
     folder.mkdir()
+    (folder / ".env").write_text("DAGSTER_HOME=/nowhere\n")
     for name in _IMPORTED:
         trace = folder / f"{name}.imported"
         (folder / f"{name}.py").write_text(f"open({str(trace)!r}, 'w').close()\nraise ImportError('planted')\n")
