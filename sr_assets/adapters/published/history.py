@@ -145,6 +145,11 @@ def source_mark(created_ns: int, beginning: int) -> str:
     return f"-{created_ns}-{beginning}" if beginning else ""
 
 
+def mark_beginning(mark: str) -> int:
+    """Return the beginning that a `source_mark` names."""
+    return int(mark.rpartition("-")[2]) if mark else 0
+
+
 def copied_sequences(folder: Path, mark: str, since_ns: int) -> list[int]:
     """Return the source sequences in a stream's history, ascending, of one source, stored since a time (unix ns)."""
     since = pa.scalar(since_ns // 1000, pa.timestamp("us", tz="UTC"))

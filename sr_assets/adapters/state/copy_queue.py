@@ -89,6 +89,13 @@ class CopyQueue:
             params=[self._stream, starts, covered.first, covered.next],
         ).to_arrow_table()
 
+    def everything(self) -> list[tuple[int, int, str | None]]:
+        """Return all that is due, of every source there was: the source's created time, sequence, node."""
+        return self._connection.execute(
+            "SELECT created_ns, sequence, node FROM copy_queue WHERE stream = ? ORDER BY starts, sequence",
+            [self._stream],
+        ).fetchall()
+
     def strike(self, covered: SequenceRange, starts: int) -> None:
         """Remove the copies of a range: they are made, parked or known to be lost."""
         self._connection.execute(

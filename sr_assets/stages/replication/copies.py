@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 class Copy:
     """A copy of ours found in the target.
 
-    Its place there, the sequence of its original and the time it was stored, its size, its sender if it says so.
+    Its place there, the sequence of its original and the time it was stored, its size, its sender if it says so, and the
+    created time of its source if its id says so.
     """
 
     target_sequence: int
@@ -36,6 +37,7 @@ class Copy:
     stored_ns: int
     payload_bytes: int
     sender: str | None
+    created_ns: int | None = None
 
 
 @dataclass(slots=True)
@@ -54,6 +56,10 @@ class Copies:
         """Count them all."""
         return len(self.here) + len(self.earlier) + len(self.undone)
 
+    def all(self) -> Iterator[Copy]:
+        """Yield them all, in no order."""
+        yield from (*self.here.values(), *self.earlier, *self.undone)
+
     @property
     def last(self) -> int | None:
         """The highest source sequence that was copied of the source as it is; None when nothing was."""
@@ -62,7 +68,7 @@ class Copies:
     @property
     def latest_ns(self) -> int:
         """When the youngest message that was copied had been stored."""
-        return max(copy.stored_ns for copy in (*self.here.values(), *self.earlier, *self.undone))
+        return max(copy.stored_ns for copy in self.all())
 
     @property
     def source_is_another(self) -> bool:
@@ -93,7 +99,8 @@ def find_copies(site: Site, stream: StreamSettings, source: StreamInfo) -> Copie
             else None
         )
         stored_ns = origin.stored_ms * 1_000_000
-        copy = Copy(message.sequence, origin.sequence, stored_ns, len(message.payload), sender)
+        size_bytes = len(message.payload)
+        copy = Copy(message.sequence, origin.sequence, stored_ns, size_bytes, sender, origin.created_ns)
         if origin.created_ns in (None, source.created_ns):
             copies.here[origin.sequence] = copy
         else:
@@ -179,12 +186,16 @@ def _same_time(stored_ns: int | None, copy: Copy) -> bool:
 
 
 def read_stream(
-    cluster: ClusterSettings, info: StreamInfo, filter_subject: str | None = None, *, until: int | None = None
+    cluster: ClusterSettings,
+    info: StreamInfo,
+    filter_subject: str | None = None,
+    *,
+    since: int = 1,
+    until: int | None = None,
 ) -> Iterator[Message]:
-    """Read a stream from its first message, through the leader's own consumer."""
-    wanted = SequenceRange(
-        max(1, info.first_sequence), max(1, info.first_sequence, (info.last_sequence if until is None else until) + 1)
-    )
+    """Read a stream, from its first message unless `since` is later, through the leader's own consumer."""
+    first = max(since, info.first_sequence)
+    wanted = SequenceRange(first, max(first, (info.last_sequence if until is None else until) + 1))
     with wire.Connection(cluster, "sr-assets recover") as connection:
         for messages in wire.read_confirmed(
             connection, info.stream, wanted, filter_subject=filter_subject, direct=False

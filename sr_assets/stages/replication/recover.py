@@ -17,18 +17,17 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from sr_assets.adapters.published.history import file_range, stream_folder
+from sr_assets.adapters.published.history import file_mark, file_range, mark_beginning, source_mark, stream_folder
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.store import BrokenStateError
 from sr_assets.domain.availability import Advisory, read_message
 from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.errors import RunError
-from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.subjects import advisory_pattern
 from sr_assets.stages.replication.copies import check_source, find_copies, read_stream
 from sr_assets.stages.replication.rebuilding import Rebuilt, continue_counters, keep_known_nodes, rebuild_nodes
+from sr_assets.stages.replication.unsettled import find_unsettled
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.position import first_sequence
@@ -39,10 +38,13 @@ from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 from sr_assets.stages.tracking.transitions import add_transitions
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.domain.tracking import Policy
     from sr_assets.settings import Settings, StreamSettings
     from sr_assets.stages.replication.copies import Copies
+    from sr_assets.stages.replication.unsettled import Unsettled
 
 logger = logging.getLogger(__name__)
 
@@ -75,13 +77,15 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
             _rebuild_nodes(site, stream, stream.policy, source, copies, rebuilt)
         state, copying = _recovered_state(site, stream, source, copies, known)
         state.mark_sequence, state.mark_ns = (None, None) if mark_ns is None else (copies.last, mark_ns)
-        _commit(site, stream, state, copying, copies, rebuilt)
-        files = _index_history(site, stream, state.next_sequence)
+        unsettled = _commit(site, stream, source, state, copying, copies, rebuilt)
+        files = _index_history(site, stream, state)
         site.publish()
-    return "\n".join([*lines, *_summary(stream, state, copies, rebuilt, files)])
+    return "\n".join([*lines, *_summary(stream, state, copies, rebuilt, unsettled, files)])
 
 
-def _summary(stream: StreamSettings, state: StreamState, copies: Copies, rebuilt: Rebuilt, files: int) -> list[str]:
+def _summary(
+    stream: StreamSettings, state: StreamState, copies: Copies, rebuilt: Rebuilt, unsettled: Unsettled, files: int
+) -> list[str]:
     """Return what was rebuilt and what is not known, in lines; `files` is how many of the history were indexed."""
     nodes, transitions = len(rebuilt.nodes), len(rebuilt.transitions)
     last = "none of what the source holds now" if copies.last is None else f"the last one of {copies.last}"
@@ -89,6 +93,14 @@ def _summary(stream: StreamSettings, state: StreamState, copies: Copies, rebuilt
     return [
         f"{stream.label}: {position}",
         f"{nodes} nodes rebuilt, {transitions} transitions recorded as late and not published, {files} snapshot files kept",
+        *(
+            f"{count} {fate}"
+            for count, fate in (
+                (len(unsettled.due), "copies that were queued or under way are made by the next run"),
+                (unsettled.lost, "queued copies are lost with their source, as `gaps` shows"),
+            )
+            if count
+        ),
         *(f"not known: {line}" for line in rebuilt.unknown),
         "not known: counters before today; they begin with the copies that were found",
     ]
@@ -160,6 +172,9 @@ def _recovered_state(
     last, here = copies.last, copies.here
     position = first_sequence(site.clusters.connect(stream.source), stream.start, source) if last is None else last + 1
     starts, reset_starts = (known.starts, known.reset_starts) if known else (0, 0)
+    if known is None or not known.begun:
+        # The history's files say what the state no longer does: how often there was another source.
+        starts = reset_starts = _last_beginning(site, stream, source, copies)
     if copies.source_is_another:
         starts = reset_starts = starts + 1
     state = StreamState(
@@ -195,50 +210,62 @@ def _recovered_state(
     return state, copying
 
 
+def _last_beginning(site: Site, stream: StreamSettings, source: StreamInfo, copies: Copies) -> int:
+    """Return the beginning that the history's files are of; that of this source, when an earlier one had the last."""
+    folder = stream_folder(site.settings.home.resolve(), stream.name, stream.stream)
+    marks = {file_mark(file) for file in folder.glob("date=*/[0-9]*.parquet")}
+    last = max(map(mark_beginning, marks), default=0)
+    of_earlier = bool(copies.earlier) and source_mark(source.created_ns, last) not in marks
+    return last + (of_earlier and not copies.source_is_another)
+
+
 def _commit(
-    site: Site, stream: StreamSettings, state: StreamState, copying: CopyState, copies: Copies, rebuilt: Rebuilt
-) -> None:
-    """Write the rebuilt state in the place of what there was of the stream; its history and its outbox stay."""
+    site: Site,
+    stream: StreamSettings,
+    source: StreamInfo,
+    state: StreamState,
+    copying: CopyState,
+    copies: Copies,
+    rebuilt: Rebuilt,
+) -> Unsettled:
+    """Write the rebuilt state in the place of what there was of the stream; its history and its outbox stay.
+
+    Returns what becomes of the copies that were queued or under way.
+    """
     policy, store, name = stream.policy, site.state, stream.stream
     if stream.tracked:
         SnapshotStage(stream, store, site.settings.home, site.folder, None, StreamReport(stream)).index_staged()
-    due = _still_due(site, stream, state, copies, rebuilt)
+    unsettled = find_unsettled(site, stream, source, state, copies)
+    state.seen_messages += len(unsettled.due) + unsettled.lost + unsettled.too_old
+    state.too_old_messages, state.gap_messages = unsettled.too_old, unsettled.absent
+    copying.lost_messages = unsettled.lost
     with store.transaction():
         store.forget_stream(name)
         store.save_stream(state)
         store.save_copying(copying)
-        if due.num_rows:
-            store.copy_queue(name).append(due, state.created_ns, state.starts)
+        store.copy_queue(name).append(unsettled.rows, state.created_ns, state.starts)
+        if unsettled.gaps:
+            store.add_rows("gaps", pa.Table.from_pylist(unsettled.gaps))
         if policy is None or not rebuilt.nodes:
-            return
+            return unsettled
         nodes = store.nodes(name)
         nodes.merge(node_table([node_row(policy, node, row, rebuilt.blind) for node, row in rebuilt.nodes.items()]))
         nodes.save_blind_spans(rebuilt.blind.spans)
         folded = folded_table([transition_row(sender, transition) for sender, transition in rebuilt.transitions])
         add_transitions(store, stream, state, folded, StreamReport(stream), history=True)
+    return unsettled
 
 
-def _still_due(site: Site, stream: StreamSettings, state: StreamState, copies: Copies, rebuilt: Rebuilt) -> pa.Table:
-    """Return the queued copies before the new position that were never made; those behind it are decided again.
-
-    Several writers may leave such copies behind. Columns as in the copy queue.
-    """
-    store, name = site.state, stream.stream
-    due = store.copy_queue(name).inside(SequenceRange(0, (copies.last or 0) + 1), state.starts)
-    due = due.filter(pc.invert(pc.is_in(due["sequence"], pa.array(list(copies.here), pa.int64()))))
-    intent = store.open_intent(name)
-    if intent is not None and not intent.folded and stream.workers > 1 and intent.first < state.next_sequence:
-        rebuilt.unknown.append(
-            f"which of [{intent.first}, {min(intent.next, state.next_sequence)}), a batch of several writers that was"
-            " open, were not copied: they are not copied again"
-        )
-    return due.append_column("payload_bytes", pa.array([0] * due.num_rows, pa.int64()))
-
-
-def _index_history(site: Site, stream: StreamSettings, next_sequence: int) -> int:
-    """Take the Parquet history that is still there into the table of the newest per node."""
+def _index_history(site: Site, stream: StreamSettings, state: StreamState) -> int:
+    """Take the Parquet history that is still there into the table of the newest per node, an earlier source's first."""
     folder = stream_folder(site.settings.home.resolve(), stream.name, stream.stream)
-    files = [file for file in folder.glob("date=*/[0-9]*.parquet") if file_range(file)[1] <= next_sequence]
+    here = source_mark(state.created_ns, state.reset_starts)
+    by_beginning: dict[tuple[int, str], list[Path]] = {}
+    for file in sorted(folder.glob("date=*/[0-9]*.parquet"), key=file_range):
+        mark = file_mark(file)
+        if mark != here or file_range(file)[1] <= state.next_sequence:
+            by_beginning.setdefault((mark_beginning(mark), mark), []).append(file)
     with site.state.transaction():
-        site.state.snapshot_index(stream.stream).add(0, 0, sorted(files, key=file_range))
-    return len(files)
+        for _, files in sorted(by_beginning.items()):
+            site.state.snapshot_index(stream.stream).add(0, 0, files)
+    return sum(map(len, by_beginning.values()))

@@ -9,14 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.automation import find_work
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.stages.replication.batch import Batch
 from sr_assets.stages.replication.copies import Copy, last_standing
 from sr_assets.stages.replication.recover import recover_stream
+from sr_assets.stages.report import Stage
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 SAMPLED = {"inspect_field": "sender", "inspect_duration": "10h"}
@@ -140,6 +143,83 @@ def test_a_stream_that_stopped_for_a_source_made_again_goes_on_with_what_the_new
     if tracked:
         nodes = {row["node"] for row in rig.rows("last_seen_nodes")}
         assert nodes == {f"n{n}" for n in (1, 2, 3, 11, 12, 13)}
+
+
+def assert_counters_add_up(rig: Rig) -> None:
+    row = rig.row("replication")
+    parts = ("copied_messages", "skipped_messages", "too_old_messages", "parked_messages", "queued_messages")
+    assert row["seen_messages"] == sum(row[part] for part in parts), row
+
+
+def test_what_was_queued_of_a_source_that_was_made_again_is_recorded_as_lost(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream, **SAMPLED)
+    rig.publish(stream, numbered(5))
+    rig.drain()
+    rig.publish(stream, numbered(4, first=6))
+    rig.drain(stages=(Stage.NODE_STATE,))
+    rig.api(f"STREAM.DELETE.{stream}")
+    rig.create(stream)
+    rig.publish(stream, numbered(3, first=21))
+    assert "4 queued copies are lost" in recover(rig, stream)
+    gap = rig.row("SELECT first_sequence, last_sequence, messages, reason FROM gaps")
+    assert tuple(gap.values()) == (6, 9, 4, "lost")
+    assert_counters_add_up(rig)
+    rig.drain()
+    assert numbers(rig, stream) == [1, 2, 3, 4, 5, 21, 22, 23]
+    assert_counters_add_up(rig)
+
+
+def test_a_batch_under_way_of_a_stream_that_is_not_tracked_is_finished_exactly(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = rig.make()
+    rig.add(stream, batch_messages=10, filter_subject=f"{stream}.m")
+    bodies = [Sent(b'{"n": %d}' % n, "other" if n == 6 else "m") for n in range(1, 26)]
+    rig.publish(stream, bodies)
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Batch, "_note_copies", crash)
+        with pytest.raises(KeyboardInterrupt):
+            rig.run()
+    assert numbers(rig, stream) == [1, 2, 3, 4, 5, 7, 8, 9, 10]
+    # A window that was cut off leaves holes before later copies.
+    for sequence in (2, 4):
+        rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence}, rig.target)
+    rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": 4})
+    assert "1 copies that were queued or under way are made" in recover(rig, stream)
+    rig.drain()
+    assert sorted(numbers(rig, stream)) == [n for n in range(1, 26) if n not in (4, 6)]
+    assert_counters_add_up(rig)
+    assert rig.row("SELECT sum(messages) AS n FROM gaps WHERE first_sequence < 11")["n"] == 2
+
+
+def test_the_history_of_an_earlier_source_is_kept_apart_although_the_state_is_lost(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream, on_source_reset="recopy", inspect_force_field="force", **SAMPLED)
+
+    def report(*nodes: str) -> None:
+        rig.publish(stream, [Sent(json.dumps({"sender": node, "force": True}).encode()) for node in nodes])
+
+    report("a", "b", "c", "d")
+    rig.drain()
+    rig.api(f"STREAM.DELETE.{stream}")
+    rig.create(stream)
+    # The earlier source's last nodes, at lower sequences.
+    report("d", "c")
+    rig.drain()
+    shutil.rmtree(rig.home / "sites")
+    assert "2 snapshot files kept" in recover(rig, stream, force=False)
+    report("b")
+    for _ in range(2):
+        rig.drain()
+        latest = {row["node"]: row["sequence"] for row in rig.rows("node_snapshots")}
+        assert latest == {"a": 1, "b": 3, "c": 2, "d": 1}
+    files = [str(file) for file in (rig.home / "snapshots").rglob("*.parquet")]
+    assert duckdb.execute(f"SELECT count(*) FROM read_parquet({files})").fetchall() == [(7,)]
 
 
 def test_a_stream_that_stopped_for_a_source_that_went_back_goes_on_behind_what_both_hold(

@@ -1,0 +1,126 @@
+"""The copies that were decided or under way when a stream is recovered: none of them vanishes.
+
+Each is in the target, is made later (`due`), is read again behind the new position, or is recorded as lost. Here: which is
+which. Not here: the copies in the target (`copies`), the commit (`recover`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sr_assets.adapters.state.store import gap_row
+from sr_assets.domain.positions import SequenceRange, merge_ranges, missing
+from sr_assets.stages.replication.copies import read_stream
+from sr_assets.stages.source.reading import first_available, gap_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sr_assets.adapters.nats.stream_info import StreamInfo
+    from sr_assets.adapters.state.records import StreamState
+    from sr_assets.settings import StreamSettings
+    from sr_assets.stages.replication.copies import Copies
+    from sr_assets.stages.site import Site
+
+
+@dataclass(slots=True)
+class Unsettled:
+    """What becomes of the copies: those to be made, by sequence with their node; gaps, how many are lost, or too old."""
+
+    due: dict[int, str | None] = field(default_factory=dict)
+    gaps: list[dict[str, Any]] = field(default_factory=list)
+    lost: int = 0
+    absent: int = 0
+    too_old: int = 0
+
+    @property
+    def rows(self) -> pa.Table:
+        """The copies to be made, columns as the copy queue takes them."""
+        sequences = sorted(self.due)
+        columns = ("sequence", "node", "payload_bytes")
+        kinds = (pa.int64(), pa.string(), pa.int64())
+        values = (sequences, [self.due[sequence] for sequence in sequences], [0] * len(sequences))
+        return pa.table({name: pa.array(each, kind) for name, each, kind in zip(columns, values, kinds, strict=True)})
+
+
+def find_unsettled(
+    site: Site, stream: StreamSettings, source: StreamInfo, state: StreamState, copies: Copies
+) -> Unsettled:
+    """Return what becomes of the queue, of an open batch, and of what the target had lost; `state` is the recovered one.
+
+    What lies behind the last copy of the source as it is is read again. Nothing is written.
+    """
+    found = Unsettled()
+    _sort_queue(site, stream, state, copies, found)
+    store, name = site.state, stream.stream
+    intent = store.open_intent(name)
+    again = [resend.covered for resend in store.copy_log(name).resends()]
+    if stream.tracked:
+        # Those that the target had lost are named one by one; a batch's own are in the queue.
+        sequences = (sequence for covered in again for sequence in range(covered.first, covered.next))
+        found.due |= {n: None for n in sequences if _stands(n, copies) and n not in copies.here and n not in found.due}
+        return found
+    if intent is not None and not intent.folded and intent.created_ns == source.created_ns:
+        again.append(SequenceRange(intent.first, intent.next))
+    cutoff_ns = intent.cutoff_ns if intent is not None else None
+    _read_again(site, stream, source, copies, again, cutoff_ns, found)
+    return found
+
+
+def _stands(sequence: int, copies: Copies) -> bool:
+    """Return whether a sequence still means the message that it did, and is not read again."""
+    return copies.last is not None and sequence <= copies.last
+
+
+def _sort_queue(site: Site, stream: StreamSettings, state: StreamState, copies: Copies, found: Unsettled) -> None:
+    """Keep what is queued of the source as it is, and record the rest as lost unless it was made."""
+    made = {(copy.created_ns or state.created_ns, copy.sequence) for copy in copies.all()}
+    lost: list[int] = []
+    for created_ns, sequence, node in site.state.copy_queue(stream.stream).everything():
+        if (created_ns, sequence) in made:
+            continue
+        if created_ns == state.created_ns and _stands(sequence, copies):
+            found.due[sequence] = node
+        elif created_ns != state.created_ns or sequence < state.next_sequence or copies.source_is_another:
+            lost.append(sequence)
+    if lost:
+        hole = SequenceRange(min(lost), max(lost) + 1)
+        found.gaps.append(gap_row(stream.stream, hole, len(lost), "lost", site.clock.now_ns()))
+        found.lost = len(lost)
+
+
+def _read_again(
+    site: Site,
+    stream: StreamSettings,
+    source: StreamInfo,
+    copies: Copies,
+    ranges: Iterable[SequenceRange],
+    cutoff_ns: int | None,
+    found: Unsettled,
+) -> None:
+    """Find in the source what ranges of a stream that is copied as a whole hold and the target does not."""
+    end = (copies.last or 0) + 1
+    for covered in merge_ranges(SequenceRange(min(one.first, end), min(one.next, end)) for one in ranges):
+        available = first_available(source, covered)
+        held: set[int] = set()
+        if available < covered.next:
+            for message in read_stream(stream.source, source, stream.filter_subject, since=available, until=end - 1):
+                if message.sequence >= covered.next:
+                    break
+                held.add(message.sequence)
+                if message.sequence in copies.here:
+                    continue
+                if cutoff_ns is not None and message.stored_ns < cutoff_ns:
+                    found.too_old += 1
+                else:
+                    found.due[message.sequence] = None
+        known = sorted(held | {sequence for sequence in copies.here if sequence in covered})
+        holes = missing(SequenceRange(available, covered.next), known)
+        lacking = [hole for hole in missing(SequenceRange(covered.first, available), known) if len(hole)]
+        now_ns = site.clock.now_ns()
+        found.gaps += gap_rows(stream, source, SequenceRange(available, covered.next), available, holes, now_ns)
+        found.gaps += [gap_row(stream.stream, hole, len(hole), "overtaken", now_ns) for hole in lacking]
+        found.absent += sum(map(len, (*holes, *lacking)))
