@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 #: Between two faults, for how long a server is gone, for how long it stands still; each evenly between two bounds.
 _PAUSE_SECONDS: Final = (0.5, 7.0)
+#: One pause in so many is longer, by up to a share of the soak: a site that is never left alone only falls behind.
+_CALM_AMONG: Final = 6
+_CALM_SHARE: Final = 1 / 30
 _GONE_SECONDS: Final = (0.1, 3.0)
 _STILL_SECONDS: Final = (1.0, 7.0)
 #: Rare faults happen so often in a soak, whose share says how long the target is away and how old the copy is that is put
@@ -74,7 +77,8 @@ class Gremlin:
         self._rig, self._store = rig, store
         self._operator = operator
         self._chance = chance
-        self._strike_at = time.monotonic() + chance.uniform(*_PAUSE_SECONDS)
+        self._calm_seconds = _CALM_SHARE * seconds
+        self._strike_at = time.monotonic() + self._pause_seconds()
         self._progress = Progress(rig.home)
         self._begun_at = time.monotonic()
         away = [planned for planned in self.plan if planned[1] is Fault.TARGET_AWAY]
@@ -90,7 +94,7 @@ class Gremlin:
                 del rare[0]
         if now >= self._strike_at:
             fault = self._chance.choice(_FREQUENT)
-            self._strike_at = now + self._chance.uniform(*_PAUSE_SECONDS)
+            self._strike_at = now + self._pause_seconds()
             if fault in _SETBACKS and not self._progress.moved():
                 return
             if not self._strike(fault):
@@ -105,6 +109,10 @@ class Gremlin:
             if when <= until:
                 del self._healing[server]
                 heal()
+
+    def _pause_seconds(self) -> float:
+        calm = self._chance.uniform(0, self._calm_seconds) if self._chance.randrange(_CALM_AMONG) == 0 else 0.0
+        return self._chance.uniform(*_PAUSE_SECONDS) + calm
 
     def _strike_rarely(self, fault: Fault, lasting: float) -> bool:
         """Let a rare fault happen, unless its server is gone already, or nothing was read that the copy does not hold."""
