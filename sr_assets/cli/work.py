@@ -179,7 +179,8 @@ def emulate(
     try:
         fleet.run()
     finally:
-        click.echo(f"published {fleet.published} messages of {nodes} nodes", err=True)
+        if fleet.published:
+            click.echo(f"published {fleet.published} messages of {nodes} nodes", err=True)
 
 
 def _churn(text: str | None, interval: float) -> Any:

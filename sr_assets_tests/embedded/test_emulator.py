@@ -191,7 +191,7 @@ def test_what_a_server_refuses_is_said_at_once_and_a_private_ca_can_be_named(
         code, output, errors = command("emulate", *asked, *options)
         assert output == ""
         assert "secret" not in errors
-        return code, errors.splitlines()[-1]
+        return code, errors.removesuffix("\n")
 
     with NatsServer(tmp_path / "nats", "secured", config=config) as server:
         host = server.address

@@ -112,7 +112,7 @@ class Sender:
                 if lost is self._source_failure:
                     raise
                 if isinstance(lost, wire.DeniedError):
-                    raise StopError(f"{lost}; give the user of target_url that permission") from None
+                    raise StopError(str(lost)) from None
                 refused = self._send_unanswered(lost)
             else:
                 if not refused and not self._window:

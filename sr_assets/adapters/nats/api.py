@@ -15,6 +15,7 @@ from sr_assets.domain.errors import RunError, TransientError
 
 #: The codes of a server without a leader, or of one that is just starting.
 UNAVAILABLE: Final = 503
+SUBJECTS_TAKEN: Final = 10065
 STREAM_NOT_FOUND: Final = 10059
 MESSAGE_NOT_FOUND: Final = 10037
 #: The name in a `STREAM.CREATE` contradicts its subject.

@@ -93,8 +93,10 @@ class ClientThread:
             # A refused permission is reported beside the answer, which never comes; after a lost connection none does.
             await asyncio.wait((answer, complaint), return_when=asyncio.FIRST_COMPLETED)
             if self.complaint and not answer.done():
-                kind = RunError if "violation" in self.complaint.lower() else TransientError
-                raise kind(f"{self.settings.label}: {subject}: {self.complaint}")
+                line = f"{self.settings.label}: {subject}: {self.complaint}"
+                if "violation" in line.lower():
+                    raise RunError(f"{line}; give the user that permission")
+                raise TransientError(line)
             return await answer
         except nats.errors.NoRespondersError:
             text = f"{self.settings.label}: {subject}: no responder (is JetStream enabled?)"
@@ -125,7 +127,10 @@ class ClientThread:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(client.close(), _CLOSE_SECONDS)
                 hint = silence_words(self.settings) if isinstance(error, TimeoutError) else ""
-                problems.append(f"{server}: {self.complaint or error_text(error)}{hint}")
+                problem = self.complaint or error_text(error)
+                if "authorization violation" in problem.lower():
+                    hint = " (correct the login in the URL)"
+                problems.append(f"{server}: {problem}{hint}")
             else:
                 return client
         raise TransientError(f"cannot connect to NATS: {'; '.join(problems)}")
@@ -222,4 +227,4 @@ def error_text(error: Exception) -> str:
         return "no answer in time"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
-    return str(error).removeprefix("nats: ").strip("'\"") or type(error).__name__
+    return str(error).removeprefix("nats: ").strip("'") or type(error).__name__

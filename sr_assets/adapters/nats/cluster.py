@@ -80,7 +80,8 @@ class Cluster:
             answer = self.request_api(f"STREAM.INFO.{stream}")
         except ApiError as error:
             if error.code == STREAM_NOT_FOUND:
-                raise ApiError(f"stream {stream} does not exist on {self.settings.label}", error.code) from None
+                text = f"stream {stream} does not exist on {self.settings.label}; create it, or correct its name"
+                raise ApiError(text, error.code) from None
             raise
         return parse_stream_info(answer, self.server_version)
 

@@ -135,7 +135,7 @@ def _prepared(session: SparkSession) -> SparkSession:
     return session
 
 
-_OUR_ERRORS = re.compile(r"(?:sr_assets\.[\w.]*)?(WireError|TransientError|RunError|ApiError): ([^\n]+)")
+_OUR_ERRORS = re.compile(r"(?:sr_assets\.[\w.]*)?(WireError|DeniedError|TransientError|RunError|ApiError): ([^\n]+)")
 
 
 def spark_error(error: Exception) -> RunError:

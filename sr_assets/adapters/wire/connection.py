@@ -244,8 +244,9 @@ class Connection:
                 self._pongs.append(b"PONG\r\n")
             elif frame.verb == b"-ERR":
                 complaint = frame.payload.decode(errors="replace").strip("'")
-                kind = DeniedError if complaint.lower().startswith("permissions violation") else WireError
-                raise kind(f"{self.address}: {complaint}")
+                if complaint.lower().startswith("permissions violation"):
+                    raise DeniedError(f"{self.address}: {complaint}; give the user that permission")
+                raise WireError(f"{self.address}: {complaint}")
             elif controls:
                 messages.append(frame)
         return messages

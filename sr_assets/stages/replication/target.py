@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from sr_assets.adapters.nats.api import SUBJECTS_TAKEN, ApiError
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.subjects import overlaps
 from sr_assets.domain.target_stream import target_config
@@ -37,7 +38,15 @@ def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) 
 def create_target(stream: StreamSettings, source: StreamInfo, target: Cluster) -> StreamInfo:
     """Create the missing target and return its info; its configuration is logged."""
     config = new_target(stream, source)
-    info = target.create_stream(config)
+    try:
+        info = target.create_stream(config)
+    except ApiError as error:
+        if error.code != SUBJECTS_TAKEN:
+            raise
+        raise RunError(
+            f"target stream {stream.target_stream} cannot be created on {stream.target.label}: another stream there takes"
+            f" {', '.join(config['subjects'])}; set another target_subject_prefix, or target_stream to that stream"
+        ) from None
     shown = ", ".join(f"{key} {value}" for key, value in config.items() if key != "name")
     logger.info(
         "%s: created target stream %s on %s: %s", stream.label, stream.target_stream, stream.target.label, shown

@@ -82,7 +82,7 @@ def test_a_publish_that_is_not_permitted_stops_the_stream_at_once(tmp_path: Path
             rig.cluster = ClusterSettings((server.address,), "mute", "p")
             failure = rig.copy().failure
             assert failure is not None
-            assert 'Permissions Violation for Publish to "to.FROM.1"; give the user of target_url' in failure
+            assert 'Permissions Violation for Publish to "to.FROM.1"; give the user that permission' in failure
             assert rig.copied() == []
 
 

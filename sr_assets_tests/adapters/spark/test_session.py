@@ -8,11 +8,13 @@ import struct
 from dataclasses import replace
 
 import psutil
+import pytest
 from pyspark.sql import SparkSession
 
 from sr_assets.adapters.spark.config import engine_config
 from sr_assets.adapters.spark.engine import engine_status, start_engine
-from sr_assets.adapters.spark.session import leave_session, open_session
+from sr_assets.adapters.spark.session import leave_session, open_session, spark_error
+from sr_assets.domain.errors import TransientError
 from sr_assets.settings import SparkSettings
 from sr_assets_tests.rig import SITE, Rig, Sent
 
@@ -101,3 +103,14 @@ def test_the_same_code_runs_in_classic_spark_and_its_process_ends(rig: Rig) -> N
     assert printed.strip() == "[]", said
     assert len(rig.copies(stream)) == 3
     assert rig.row("replication")["skipped_messages"] == 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "transient"), (("WireError", True), ("TransientError", True), ("DeniedError", False), ("RunError", False))
+)
+def test_the_error_of_a_task_is_found_in_what_spark_says_of_it(kind: str, transient: bool) -> None:
+    text = (
+        f"An exception was thrown from the Python worker.\n  File x\nsr_assets.adapters.wire.link.{kind}: host: gone\n"
+    )
+    found = spark_error(RuntimeError(text))
+    assert (str(found), isinstance(found, TransientError)) == ("host: gone", transient)

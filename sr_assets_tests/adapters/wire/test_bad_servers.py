@@ -216,12 +216,17 @@ def test_noise_is_no_answer_to_the_login(noise: bytes) -> None:
         assert "no PONG within 0.3 s" in error_of(Connection(cluster).open)
 
 
+def remedy(complaint: str) -> str:
+    """Return what is added to a complaint of the server."""
+    return "; give the user that permission" if complaint.startswith("Permissions Violation") else ""
+
+
 @pytest.mark.parametrize("complaint", COMPLAINTS)
 # Without an RST: one that comes while the client still connects discards what was sent before it.
 @pytest.mark.parametrize("end", (End.SILENCE, End.FIN))
 def test_a_complaint_at_the_login_is_the_line(complaint: str, end: End) -> None:
     with player(INFO, f"-ERR '{complaint}'\r\n".encode(), end=end) as cluster:
-        assert error_of(Connection(cluster).open).endswith(f": {complaint}")
+        assert error_of(Connection(cluster).open).endswith(f": {complaint}{remedy(complaint)}")
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
@@ -302,7 +307,7 @@ def test_a_complaint_in_place_of_an_answer_is_the_line(
 ) -> None:
     act = f"-ERR '{complaint}'\r\n".encode()
     with player(*logged_in(lambda *_: act), end=end) as cluster, Connection(cluster) as connection:
-        assert error_of(lambda: work(connection)).endswith(f": {complaint}")
+        assert error_of(lambda: work(connection)).endswith(f": {complaint}{remedy(complaint)}")
 
 
 def test_a_complaint_of_odd_bytes_is_still_one_line() -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import StreamSettings
-from sr_assets.stages.replication.target import new_target
+from sr_assets.stages.replication.target import create_target, new_target
 from sr_assets_tests.rig import Rig, Sent
 
 
@@ -144,6 +145,18 @@ def test_wrong_credentials_and_missing_permissions_are_one_line(rig: Rig, tmp_pa
             assert said in failure
             assert "s3cret" not in failure
             assert "wr0ng" not in failure
+
+
+def test_subjects_that_another_stream_takes_are_named_with_what_to_do(rig: Rig) -> None:
+    stream, taken = rig.make(), rig.unique("TAKEN")
+    rig.create(taken, rig.target)
+    rig.add(stream, target_subject_prefix=taken)
+    (settings,) = rig.settings().streams
+    with (
+        Cluster(settings.target) as target,
+        pytest.raises(RunError, match=rf"another stream there takes {taken}\.{stream}\.>; set another"),
+    ):
+        create_target(settings, rig.info(stream), target)
 
 
 def test_a_target_on_the_source_that_takes_the_same_subjects_is_refused(rig: Rig) -> None:
