@@ -93,10 +93,12 @@ def observer_alive(
     lag_ns: int,
     nodes: int,
     next_within_ns: int | None,
+    epoch_ns: int = 0,
 ) -> bytes:
     """Return the body of a site's heartbeat: its position, its lag and how many nodes are not retired.
 
-    `next_within_ns` is the longest time until the next heartbeat, None when no further one is due.
+    `next_within_ns` is the longest time until the next heartbeat, None when no further one is due; `epoch_ns` is as in an
+    advisory.
     """
     body = {
         "protocol": OBSERVER_PROTOCOL,
@@ -111,6 +113,7 @@ def observer_alive(
         "lag_messages": lag_messages,
         "lag_seconds": seconds(lag_ns),
         "nodes": nodes,
+        "epoch": epoch_ns,
         "next_within_seconds": None if next_within_ns is None else seconds(next_within_ns),
     }
     return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()

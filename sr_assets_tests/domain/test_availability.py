@@ -187,11 +187,13 @@ def test_a_heartbeat_is_a_sites_and_no_nodes() -> None:
             lag_ns=0,
             nodes=7,
             next_within_ns=next_within_ns,
+            epoch_ns=6,
         )
 
     site = ("EAST", "london", "NODES")
     assert read(body(5, SECOND_NS)) == Observation(*site, 5, 41, 2, 7, SECOND_NS)
     assert read(body(None, None)) == Observation(*site, None, 41, 2, 7, None)
+    assert json.loads(body(None, None))["epoch"] == 6
 
 
 @given(st.binary() | st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists))

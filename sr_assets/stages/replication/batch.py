@@ -206,7 +206,7 @@ class Batch:
     def _copy_plan(self, receipt_file: str) -> CopyPlan:
         context, stream, intent, state = self._context, self._stream, self._intent, self._state
         # What was decided lies before the last message read; any other range before the source's last message then.
-        decided = intent.folded or intent.resend
+        decided = (intent.folded or intent.resend) and state.mark_sequence is not None
         staged = stream.tracked and not intent.resend
         return CopyPlan(
             connection=context.files.path(stream.target),

@@ -30,7 +30,7 @@ from sr_assets.stages.replication.rebuilding import Rebuilt, continue_counters, 
 from sr_assets.stages.replication.unsettled import find_unsettled
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
-from sr_assets.stages.source.position import first_sequence
+from sr_assets.stages.source.position import epoch_at, first_sequence
 from sr_assets.stages.tracking.columns import state_of
 from sr_assets.stages.tracking.fold import folded_table, transition_row
 from sr_assets.stages.tracking.node_rows import node_row, node_table
@@ -181,7 +181,7 @@ def _recovered_state(
         stream.stream,
         source.created_ns,
         position,
-        epoch_ns=max(source.ts_ns or site.clock.now_ns(), known.epoch_ns + 1 if known else 0),
+        epoch_ns=max(epoch_at(source), known.epoch_ns + 1 if known else 0),
         watermark_ns=copies.latest_ns,
         planned_ns=source.ts_ns,
         last_stored_ns=None if last is None else here[last].stored_ns,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.errors import RunError
-from sr_assets.domain.positions import format_rfc3339_ns, watermark
+from sr_assets.domain.positions import clock_is_ahead, format_rfc3339_ns, watermark
+from sr_assets.stages.clock import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +45,7 @@ def load_position(
         state = StreamState(entry.stream, source.created_ns, first_sequence(cluster, entry.start, source))
         state.started = os.environ.get(START_VARIABLE)
         state.progress_ns = source.ts_ns
-        state.epoch_ns = source.ts_ns or source.created_ns
+        state.epoch_ns = epoch_at(source)
     elif problem := another_source(cluster, entry, source, state, intent):
         _move_to_new_source(entry, state, source, problem)
     elif entry.ephemeral and state.started != os.environ.get(START_VARIABLE):
@@ -143,7 +144,7 @@ def _move_to_new_source(entry: Entry, state: StreamState, source: StreamInfo, pr
     # Another beginning: its copies get other ids, so that no dedupe window drops a new message.
     state.starts += 1
     state.reset_starts = state.starts
-    state.epoch_ns = max(state.epoch_ns + 1, source.ts_ns or 0)
+    state.epoch_ns = max(state.epoch_ns + 1, epoch_at(source))
     state.created_ns = source.created_ns
     # What the source held behind the last message read, and behind what silence is known of, is lost: nobody knows who
     # reported then, until the first message that it stores from now on.
@@ -168,6 +169,13 @@ def _move_to_new_source(entry: Entry, state: StreamState, source: StreamInfo, pr
 
 def _time(ns: int | None) -> str:
     return "never" if ns is None else format_rfc3339_ns(ns)
+
+
+def epoch_at(source: StreamInfo) -> int:
+    """Return the epoch of a state that begins with this info, in unix ns: a clock far ahead would outrank later ones."""
+    if source.ts_ns is None or clock_is_ahead(source.ts_ns, source.last_stored_ns, Clock.own_ns()):
+        return source.last_stored_ns or source.created_ns
+    return source.ts_ns
 
 
 def source_reset_error(problem: str) -> RunError:

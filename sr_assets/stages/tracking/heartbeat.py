@@ -79,6 +79,7 @@ class HeartbeatStage:
             lag_messages=state.lag_messages,
             lag_ns=state.lag_ns,
             nodes=self._nodes.count(),
+            epoch_ns=state.epoch_ns,
             next_within_ns=None if due_ns is None else due_ns - now_ns + self._grace_ns,
         )
 

@@ -292,7 +292,9 @@ def test_a_site_sends_one_heartbeat_until_the_next_is_due_and_its_centre_receive
         0,
         2,
     )
-    assert {json.loads(one.payload)["event"] for one in rig.stored(listened)} == {"new"}, "consumers hear nothing of it"
+    advised = [json.loads(one.payload) for one in rig.stored(listened)]
+    assert {advisory["event"] for advisory in advised} == {"new"}, "consumers hear nothing of it"
+    assert {advisory["epoch"] for advisory in advised} == {heartbeat["epoch"]}
     row = rig.row("global_summary")
     assert (row["replicator"], row["name"], row["stream"], row["nodes"], row["tracked_nodes"]) == (
         SITE,

@@ -15,7 +15,7 @@ from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.positions import format_rfc3339_ns
 from sr_assets.stages.clock import Clock
-from sr_assets.stages.source.position import START_VARIABLE, advance
+from sr_assets.stages.source.position import START_VARIABLE, advance, epoch_at
 from sr_assets.stages.source.reading import Ends, reading_end
 from sr_assets_tests.rig import SITE, Rig, Sent
 
@@ -231,6 +231,11 @@ def test_what_an_info_that_fell_behind_does_not_know_is_neither_read_nor_silent(
     assert [reading_end(None, drained, info) for info in infos] == [6, 4, 9]
     assert known.ts_ns is not None
     stored_ns = known.ts_ns - 60_000_000_000
+    assert epoch_at(known) == known.ts_ns
+    # A state that begins under a clock far ahead is outranked by one that begins later under a right one.
+    ahead_ns = known.ts_ns + 40 * 86_400 * 10**9
+    for wrong in (replace(known, ts_ns=ahead_ns), replace(known, ts_ns=None)):
+        assert epoch_at(wrong) < known.ts_ns + 3_600 * 10**9
     state = StreamState(stream, known.created_ns, next_sequence=5, last_stored_ns=stored_ns, seen_messages=4)
     advance(state, known, warning_ns=None, caught_up=False, own_clock_ns=Clock.own_ns())
     assert (state.source_last_sequence, state.lag_messages, state.watermark_ns) == (6, 2, stored_ns)
