@@ -1,0 +1,54 @@
+"""Topologies that meet: two entries into one target, an empty source, batches that end exactly where the source does."""
+
+import json
+from typing import Any
+
+import pytest
+
+from sr_assets.domain.provenance import Identity, find_copy
+from sr_assets.stages.replication.batch import Batch
+from sr_assets_tests.rig import SITE, Rig, Sent
+
+TRACKED = {"inspect_field": "sender", "inspect_duration": "10h", "inspect_force_field": "force"}
+
+
+def forced(first: int, after: int) -> list[Sent]:
+    bodies = ({"sender": f"n{n % 7}", "force": True, "n": n} for n in range(first, after))
+    return [Sent(json.dumps(body).encode()) for body in bodies]
+
+
+@pytest.mark.parametrize("entry", ({}, TRACKED), ids=("plain", "tracked"))
+def test_two_entries_fill_one_target_from_nothing_and_after_a_crash_at_the_end_of_a_batch(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, entry: dict[str, Any]
+) -> None:
+    one, other, target = rig.make(), rig.make(), rig.unique("T")
+    rig.create(target, rig.target)
+    for stream in (one, other):
+        rig.add(stream, target_stream=target, target_subject_prefix=target, batch_messages=10, **entry)
+    # Nothing is there yet.
+    rig.drain()
+    rig.publish(one, forced(0, 20))
+    rig.publish(other, forced(100, 110))
+    save = Batch._note_copies
+
+    def crash(batch: Batch, *arguments: Any) -> None:
+        if batch._stream.stream == one:
+            raise KeyboardInterrupt
+        save(batch, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Batch, "_note_copies", crash)
+        with pytest.raises(KeyboardInterrupt):
+            rig.run()
+    # Emptied behind the position, and gone on at the same sequences' end.
+    rig.drain()
+    rig.api(f"STREAM.PURGE.{one}")
+    rig.drain()
+    rig.publish(one, forced(20, 30))
+    rig.drain()
+    for stream, wanted in ((one, range(30)), (other, range(100, 110))):
+        copies = [copy for copy in rig.copies(target) if find_copy(copy.headers, Identity(stream, SITE, SITE))]
+        assert [json.loads(copy.payload)["n"] for copy in copies] == list(wanted)
+        row = rig.row(f"SELECT * FROM replication WHERE stream = '{stream}'")
+        assert (row["copied_messages"], row["seen_messages"], row["lag_messages"]) == (len(wanted), len(wanted), 0)
+    assert rig.rows("gaps") == []
