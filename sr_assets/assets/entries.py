@@ -62,8 +62,11 @@ class EntryAssets(ABC):
         """Yield what is recorded of each stage's asset after a run that did not fail."""
 
     @abstractmethod
-    def verdicts(self, site: Site, report: StreamReport) -> Iterator[dg.AssetCheckResult]:
-        """Yield the verdicts of the checks after a run; of one that failed those that still mean something."""
+    def verdicts(self, site: Site, report: StreamReport, *, ask: bool = True) -> Iterator[dg.AssetCheckResult]:
+        """Yield the verdicts of the checks; of a run that failed those that still mean something.
+
+        Without `ask` no server is asked, for which a run that goes on would have to wait.
+        """
 
     def selected_stages(self, keys: Collection[dg.AssetKey]) -> frozenset[Stage]:
         """Return the stages that make the assets asked for."""
@@ -114,10 +117,10 @@ class StreamAssets(EntryAssets):
         }
         return describe[stage](report)
 
-    def verdicts(self, site: Site, report: StreamReport) -> Iterator[dg.AssetCheckResult]:
+    def verdicts(self, site: Site, report: StreamReport, *, ask: bool = True) -> Iterator[dg.AssetCheckResult]:
         """Yield the verdicts on replica and outbox; of a run that failed whether it still moves, and the outbox."""
         if Stage.REPLICA not in report.failed:
-            yield from check_replica(site, self._stream, report)
+            yield from check_replica(site, self._stream, report, ask=ask)
         else:
             yield check_progress(site, self._stream, report)
         if self._stream.tracked:
@@ -149,7 +152,7 @@ class FeedAssets(EntryAssets):
         """Yield what was folded."""
         yield Stage.ADVISORY_FEED, feed_metadata(report)
 
-    def verdicts(self, site: Site, report: StreamReport) -> Iterator[dg.AssetCheckResult]:
+    def verdicts(self, site: Site, report: StreamReport, *, ask: bool = True) -> Iterator[dg.AssetCheckResult]:  # noqa: ARG002  it asks none
         """Yield the verdicts on the fold; none when it failed."""
         if report.failure is None:
             yield from check_feed(site, report)

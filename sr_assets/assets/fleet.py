@@ -1,17 +1,18 @@
 """The shared tables of `fleet.duckdb` as assets: what is published, recorded with its row counts.
 
-Here: their specs and the step that records them. Not here: the publishing, which every run of a site does itself as it
+Here: their specs, and how they are recorded. Not here: the publishing, which every run of a site does itself as it
 ends (`stages.site`), so that a failed stream does not hold back the others' rows.
 """
 
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 
 import dagster as dg
 
 from sr_assets.adapters.published.reading import count_rows
 from sr_assets.assets.streams import OWNERS, stream_key
 from sr_assets.domain.errors import SrAssetsError
-from sr_assets.settings import FeedSettings, StreamSettings
+from sr_assets.settings import FeedSettings, Settings, StreamSettings
 
 #: table → (the stage that makes its rows, what one row is of)
 TABLES = {
@@ -66,6 +67,18 @@ def build_fleet_assets(streams: Sequence[StreamSettings], feeds: Sequence[FeedSe
                 yield dg.MaterializeResult(table_key(table), metadata={"dagster/row_count": counts[table]})
 
     return fleet_tables
+
+
+def tables_so_far(settings: Settings, selected: AbstractSet[dg.AssetKey] | None) -> Iterator[dg.AssetMaterialization]:
+    """Yield the shared tables as events of a run that lingers, before its own step for them; none `selected` is all."""
+    try:
+        counts = count_rows(settings.home)
+    except SrAssetsError:
+        # They are published by the end of the run, or it says why not.
+        return
+    for table in (*TABLES, *(GLOBAL_TABLES if settings.feeds else ())):
+        if not selected or table_key(table) in selected:
+            yield dg.AssetMaterialization(table_key(table), metadata={"dagster/row_count": counts[table]})
 
 
 def _has(stream: StreamSettings, stage: str) -> bool:

@@ -52,14 +52,21 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
 
-def stop_groups(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask children that lead process groups to end, with all that they started, and wait; kill them after a minute."""
+def stop_groups(children: Sequence[subprocess.Popen[bytes]], *, again_seconds: float = _STOP_SECONDS) -> None:
+    """Ask children that lead process groups to end, with all that they started, and wait; kill them after a minute.
+
+    One that has not ended is asked again every `again_seconds`: a process that still imports its libraries may lose the
+    exception by which a signal ends it.
+    """
     for child in children:
         _signal_group(child, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_SECONDS
     for child in children:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(max(0.0, deadline - time.monotonic()))
+        while child.poll() is None and (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(min(left, again_seconds))
+                break
+            child.terminate()
         # The leader has ended or hangs; the rest of its group ends now.
         _signal_group(child, signal.SIGKILL)
         child.wait()

@@ -34,6 +34,7 @@ _MODULE: Final = "sr_assets.definitions"
 _LOOPBACK: Final = "127.0.0.1"
 _START_SECONDS: Final = 180.0
 _CODE_SERVER: Final = "code server"
+_AGAIN_SECONDS: Final = 10.0
 _LOG_LEVELS: Final = {"debug": "debug", "info": "info", "warn": "warning", "error": "error"}
 
 
@@ -157,7 +158,7 @@ class Services:
         for name in names or ("daemon", _CODE_SERVER, "webserver"):
             child = self._children.pop(name, None)
             if child is not None:
-                stop_groups([child])
+                stop_groups([child], again_seconds=_AGAIN_SECONDS)
         if not self._children:
             self._stack.close()
 

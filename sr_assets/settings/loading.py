@@ -88,7 +88,7 @@ def _settings(raw: RawFile, environ: Mapping[str, str]) -> Settings:
         home=Path.cwd() / Path(home).expanduser(),
         streams=tuple(_stream(entry, raw) for entry in raw.streams),
         feeds=tuple(_feed(feed, raw) for feed in raw.feeds),
-        spark=SparkSettings(raw.spark.mode, raw.spark.config),
+        spark=SparkSettings(**raw.spark.model_dump()),
         sensor=SensorSettings(raw.sensor.interval, raw.sensor.lag_messages, raw.sensor.lag_seconds),
         run_budget_ns=raw.run_budget,
         linger_ns=2 * raw.sensor.interval if raw.linger is None else raw.linger,

@@ -18,6 +18,7 @@ from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.positions import DAY_NS, SECOND_NS
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
+from sr_assets.domain.sizing import FROM_MESSAGES
 from sr_assets.domain.tracking import Policy
 from sr_assets.settings.names import rewritten
 from sr_assets.settings.values import MEBIBYTE, MINUTE_NS, shown
@@ -168,9 +169,13 @@ class FeedSettings(Entry):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SparkSettings:
-    """Where Spark runs (`connect-local`, `classic`, `sc://…`, `spark://…`) and its extra configuration."""
+    """Where Spark runs (`connect-local`, `classic`, `sc://…`, `spark://…`), which batches are for it, extra configuration.
+
+    A batch of fewer than `from_messages` messages is read and copied in the run's own process.
+    """
 
     mode: str = "connect-local"
+    from_messages: int = FROM_MESSAGES
     config: dict[str, str] = field(default_factory=dict, hash=False)
 
     @property

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, InstanceOf, model_v
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 from sr_assets.domain.positions import DAY_NS, SECOND_NS
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
+from sr_assets.domain.sizing import FROM_MESSAGES
 from sr_assets.settings.clusters import parse_cluster, read_file_path
 from sr_assets.settings.names import (
     read_advisory_template,
@@ -116,6 +117,7 @@ class RawSpark(Raw):
     """`spark`."""
 
     mode: Annotated[str, BeforeValidator(read_spark_mode)] = "connect-local"
+    from_messages: Annotated[int, BeforeValidator(whole_number(0))] = FROM_MESSAGES
     config: Annotated[dict[str, str], BeforeValidator(read_spark_config)] = {}
 
 

@@ -14,6 +14,7 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.spark.engine import use_engine
 from sr_assets.adapters.spark.session import leave_session, open_session, spark_error, stop_work
 from sr_assets.domain.errors import EngineLostError
+from sr_assets.domain.sizing import needs_spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -75,6 +76,11 @@ class SparkConnection:
         self._guard = threading.Lock()
         self._stack = contextlib.ExitStack()
         self._session: SparkSession | None = None
+
+    def needed(self, messages: int, payload_bytes: int) -> bool:
+        """Return whether a batch is for Spark; on a cluster each one is."""
+        at_home = "://" not in self._settings.mode
+        return not at_home or needs_spark(messages, payload_bytes, self._settings.from_messages)
 
     def session(self) -> SparkSession:
         """Return the session; raises RunError, or TransientError when the engine ends before it is joined."""

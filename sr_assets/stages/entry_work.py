@@ -7,7 +7,9 @@ Here: what a stream and a feed have in common. Not here: their stages (`stream_w
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sr_assets.adapters.state.history import forget_history
@@ -71,6 +73,11 @@ class EntryWork(ABC):
         """Whether every lane has failed."""
         return all(lane.failure for lane in self.lanes)
 
+    @property
+    def due_at(self) -> float:
+        """When the next step is due (monotonic seconds), unless background work ends before."""
+        return min((lane.due_at for lane in self.lanes if lane.failure is None), default=math.inf)
+
     def finish(self) -> None:  # noqa: B027  most entries have nothing to do here
         """Do the work of a run's end, after its last round."""
 
@@ -93,6 +100,22 @@ class EntryWork(ABC):
     def _set_error(self, state: StreamState, error: str | None) -> None:
         state.last_error_since_ns = (state.last_error_since_ns or self._site.clock.now_ns()) if error else None
         state.last_error = error
+
+    def report_so_far(self) -> StreamReport:
+        """Return the report with what is committed, while the work goes on; the caller reads at one moment."""
+        store, name, report = self._site.state, self._entry.stream, self.report
+        state = store.load_stream(name)
+        return replace(
+            report,
+            reasons=report.reasons.copy(),
+            events=report.events.copy(),
+            failures=[*report.failures],
+            failed={*report.failed},
+            state=state if state is not None and state.begun else None,
+            copying=store.load_copying(name),
+            waiting=store.outbox(name).size(),
+            queued=store.copy_queue(name).size(),
+        )
 
     def note_end(self) -> None:
         """Save how the run ended; an entry that never began gets a row with its error alone."""

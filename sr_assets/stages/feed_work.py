@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sr_assets.stages.entry_work import EntryWork
 from sr_assets.stages.feeds.advisory_feed import FeedStage
 from sr_assets.stages.report import Stage
-from sr_assets.stages.source.reading import SparkReader
+from sr_assets.stages.source.reading import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ class FeedWork(EntryWork):
             feed,
             site.state,
             site.clusters,
-            SparkReader(site.spark, site.files),
+            Reader(site.spark, site.files),
             site.clock,
             self.report,
             most_feeds=len(site.settings.feeds),
@@ -42,7 +42,10 @@ class FeedWork(EntryWork):
         """Fold the next batch."""
         if Stage.ADVISORY_FEED not in self._stages or not self.watching.due:
             return False
-        return self.watching.attempt(lambda: self._feed.fold_next(ends), final=lambda: self._final(self.watching))
+        busy = self.watching.attempt(lambda: self._feed.fold_next(ends), final=lambda: self._final(self.watching))
+        if not busy or (ends is None and self._feed.caught_up):
+            self.watching.rest()
+        return busy
 
     def _forget_old(self, state: StreamState) -> None:
         self._feed.forget_old(state, self._site.settings.advisories_retention_ns)

@@ -19,6 +19,7 @@ from sr_assets.domain.errors import (
     TransientError,
     cannot_write,
 )
+from sr_assets.domain.sizing import REST_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +37,8 @@ class Lane:
     """Runs the steps of one kind of work and decides what follows from their errors.
 
     `reached`: a step has succeeded in this run, so a later error may be temporary. `failure` is one line once the lane has
-    given up, `error` one line while it tries again at `retry_at` (monotonic seconds).
+    given up, `error` one line while it tries again. `due_at` (monotonic seconds) is when the next step may be taken: later
+    after an error, and where the lane has caught up.
     """
 
     def __init__(
@@ -58,12 +60,17 @@ class Lane:
         self.error: str | None = None
         self.failure: str | None = None
         self.retries = 0
-        self.retry_at = 0.0
+        self.due_at = 0.0
 
     @property
     def due(self) -> bool:
         """Whether a step may be tried now."""
-        return self.failure is None and time.monotonic() >= self.retry_at
+        return self.failure is None and time.monotonic() >= self.due_at
+
+    def rest(self) -> None:
+        """Take the next step after a while: what arrives until then is one batch, not many. An error has its own pause."""
+        if self.error is None:
+            self.due_at = time.monotonic() + REST_SECONDS
 
     def attempt(self, step: Callable[[], bool], *, final: Callable[[], bool]) -> bool:
         """Do one step; returns whether there was work. A TransientError is a failure when `final` returns true."""
@@ -100,8 +107,8 @@ class Lane:
         self.error = line
         pause_seconds = min(_FIRST_PAUSE_SECONDS * 2.0**self.retries, _LONGEST_PAUSE_SECONDS)
         self.retries += 1
-        self.retry_at = time.monotonic() + pause_seconds * random.uniform(0.5, 1.0)  # noqa: S311  jitter, not a secret
-        logger.warning("%s; attempt %d in %.1f s", line, self.retries + 1, self.retry_at - time.monotonic())
+        self.due_at = time.monotonic() + pause_seconds * random.uniform(0.5, 1.0)  # noqa: S311  jitter, not a secret
+        logger.warning("%s; attempt %d in %.1f s", line, self.retries + 1, self.due_at - time.monotonic())
         if self.retries == 1:
             self._on_error(line)
 

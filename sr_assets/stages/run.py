@@ -15,7 +15,7 @@ from sr_assets.stages.feed_work import FeedWork
 from sr_assets.stages.stream_work import StreamWork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
     from sr_assets.settings import Entry
     from sr_assets.stages.entry_work import EntryWork
@@ -29,65 +29,95 @@ _POLL_SECONDS: Final = 1.0
 _COPY_SECONDS: Final = 40.0
 
 
-def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_only: bool) -> dict[str, StreamReport]:
-    """Work on the chosen stages of a site's entries until they are caught up; returns a report by stream.
+class SiteRun:
+    """One run of the chosen stages of a site's entries, until they are caught up.
 
-    Then the run lingers: it polls the sources every second and takes new messages, until none came for `linger` or
+    Then the run lingers: it looks at the sources every 1.5 s and takes new messages, until none came for `linger` or
     `run_budget` is used up. With `drain_only` it stops where the sources were when it began. A TransientError, such as a
     lost connection, is tried again within `run_budget` with growing pauses; with `drain_only` only when a step has
     succeeded before in this run, so that a wrong address is reported at once. An entry that fails is left out from then
     on; the others go on. What was committed is published in any case; the error of a failed entry is in its report and
     in `replication.last_error`.
     """
-    budget_ends = time.monotonic() + site.settings.run_budget_ns / 1e9
 
-    def final(lane: Lane) -> bool:
-        return time.monotonic() > budget_ends or (drain_only and not lane.reached)
+    def __init__(self, site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_only: bool) -> None:
+        """Make the work on each entry that has stages in `selection`."""
+        self._site, self._drain_only = site, drain_only
+        self._budget_ends = time.monotonic() + site.settings.run_budget_ns / 1e9
+        self._works = [
+            _entry_work(site, entry, selection[entry.stream], self._is_final)
+            for entry in site.entries
+            if entry.stream in selection
+        ]
 
-    works = [
-        _entry_work(site, entry, selection[entry.stream], final) for entry in site.entries if entry.stream in selection
-    ]
-    try:
-        _go_round(site, works, budget_ends, drain_only=drain_only)
-        copies_end = time.monotonic() + _COPY_SECONDS
-        for work in works:
-            work.join(copies_end)
-        for work in works:
-            work.finish()
-    finally:
-        with contextlib.ExitStack() as stack:
-            stack.callback(site.publish)
+    def _is_final(self, lane: Lane) -> bool:
+        return time.monotonic() > self._budget_ends or (self._drain_only and not lane.reached)
+
+    @property
+    def reports(self) -> dict[str, StreamReport]:
+        """A report by stream; complete once the rounds have ended."""
+        return {work.report.stream.stream: work.report for work in self._works}
+
+    def reports_so_far(self) -> dict[str, StreamReport]:
+        """Return a report by stream of what is committed, while the rounds go on."""
+        with self._site.state.moment():
+            return {work.report.stream.stream: work.report_so_far() for work in self._works}
+
+    def rounds(self) -> Generator[bool]:
+        """Do the work; yields after each round whether every entry has caught up. To be read to its end, or closed."""
+        works = self._works
+        try:
+            yield from self._go_round()
+            copies_end = time.monotonic() + _COPY_SECONDS
             for work in works:
-                stack.callback(work.close)
-                stack.callback(work.note_end)
-                stack.callback(work.join, time.monotonic() + _COPY_SECONDS)
-    return {work.report.stream.stream: work.report for work in works}
+                work.join(copies_end)
+            for work in works:
+                work.finish()
+        finally:
+            with contextlib.ExitStack() as stack:
+                stack.callback(self._site.publish)
+                for work in works:
+                    stack.callback(work.close)
+                    stack.callback(work.note_end)
+                    stack.callback(work.join, time.monotonic() + _COPY_SECONDS)
+
+    def _go_round(self) -> Iterator[bool]:
+        """Let each entry take steps, in rounds, until there is no work or no time left."""
+        site, works, drain_only = self._site, self._works, self._drain_only
+        linger_seconds = site.settings.linger_ns / 1e9
+        ends: Ends = {} if drain_only else None
+        active = time.monotonic()
+        while True:
+            site.woken.clear()
+            busy = False
+            for work in works:
+                busy |= work.step(ends)
+            now = time.monotonic()
+            if busy or any(work.under_way for work in works):
+                active = now
+            trying = any(work.trying for work in works)
+            if all(work.given_up for work in works) or (not drain_only and not trying and now > self._budget_ends):
+                return
+            if not busy and not trying:
+                if drain_only and not any(work.pending for work in works):
+                    return
+                if not drain_only and now - active > linger_seconds:
+                    return
+            due_at = min(work.due_at for work in works)
+            caught_up = due_at > time.monotonic()
+            site.publish(now=False, caught_up=caught_up)
+            yield caught_up and not any(work.pending for work in works)
+            pause_seconds = min(due_at, site.publishing_due_at) - time.monotonic()
+            if pause_seconds > 0:
+                site.woken.wait(min(pause_seconds, _POLL_SECONDS))
 
 
-def _go_round(site: Site, works: Sequence[EntryWork], budget_ends: float, *, drain_only: bool) -> None:
-    """Let each entry take steps, in rounds, until there is no work or no time left."""
-    linger_seconds = site.settings.linger_ns / 1e9
-    ends: Ends = {} if drain_only else None
-    active = time.monotonic()
-    while True:
-        site.woken.clear()
-        busy = False
-        for work in works:
-            busy |= work.step(ends)
-        now = time.monotonic()
-        if busy or any(work.under_way for work in works):
-            active = now
-        trying = any(work.trying for work in works)
-        if all(work.given_up for work in works) or (not drain_only and not trying and now > budget_ends):
-            break
-        if not busy and not trying:
-            if drain_only and not any(work.pending for work in works):
-                break
-            if not drain_only and now - active > linger_seconds:
-                break
-        site.publish(now=False, caught_up=not busy)
-        if not busy:
-            site.woken.wait(_POLL_SECONDS)
+def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_only: bool) -> dict[str, StreamReport]:
+    """Do a `SiteRun` to its end; returns a report by stream."""
+    run = SiteRun(site, selection, drain_only=drain_only)
+    for _ in run.rounds():
+        pass
+    return run.reports
 
 
 def _entry_work(site: Site, entry: Entry, stages: frozenset[Stage], final: Callable[[Lane], bool]) -> EntryWork:

@@ -7,19 +7,21 @@ delays copies and nothing else. Advisories belong to the lane whose cluster take
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.state.pausing import paused_streams
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.positions import retention_clock_ns
+from sr_assets.domain.sizing import REST_SECONDS
 from sr_assets.stages.connections import Clusters
 from sr_assets.stages.entry_work import EntryWork
 from sr_assets.stages.lane import Beside, Lane
 from sr_assets.stages.replication.context import CopyContext
 from sr_assets.stages.replication.replica import ReplicaStage
 from sr_assets.stages.report import Stage
-from sr_assets.stages.source.reading import Ends, SparkReader
+from sr_assets.stages.source.reading import Ends, Reader
 from sr_assets.stages.tracking.heartbeat import HeartbeatStage, heartbeat_grace_ns
 from sr_assets.stages.tracking.node_advisories import AdvisoryStage
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
@@ -75,6 +77,7 @@ class StreamWork(EntryWork):
         self._heartbeat = HeartbeatStage(stream, store, site.clock, grace_ns, self.report) if announces else None
         # Whether there may be work that the copying has not seen yet.
         self._news = True
+        self._poll_at = 0.0
         self._abandoned = False
 
     def _make_snapshots(self) -> SnapshotStage:
@@ -90,7 +93,7 @@ class StreamWork(EntryWork):
         return frozenset({Stage.NODE_STATE} if self._announced_at_target else {Stage.NODE_STATE, Stage.NODE_ADVISORIES})
 
     def _make_watcher(self) -> NodeStage:
-        site, reader = self._site, SparkReader(self._site.spark, self._site.files)
+        site, reader = self._site, Reader(self._site.spark, self._site.files)
         return NodeStage(self._stream, site.state, site.clusters, site.spark, reader, site.clock, self.report)
 
     @property
@@ -103,6 +106,15 @@ class StreamWork(EntryWork):
         """Whether copies are under way, or new ones are due since."""
         # A batch that has just ended may leave copies in the queue: its result tells whether to look again.
         return self._copies and self.copying.failure is None and (self._beside.untaken or self._news)
+
+    @property
+    def due_at(self) -> float:
+        """When watching, or a look for copies, is due."""
+        times = [self.watching.due_at] if self._stream.tracked and self.watching.failure is None else []
+        if self._copies and self.copying.failure is None and not self._beside.running:
+            soon = self._news or self.copying.error
+            times.append(self.copying.due_at if soon else max(self.copying.due_at, self._poll_at))
+        return min(times, default=math.inf)
 
     @property
     def under_way(self) -> bool:
@@ -118,14 +130,24 @@ class StreamWork(EntryWork):
         busy = False
         if self._stream.tracked and self.watching.due:
             busy = self.watching.attempt(lambda: self._watch(ends), final=lambda: self._final(self.watching))
-        if self._copies:
-            busy |= self._beside.take() or False
+            if not busy or (ends is None and self._caught_up):
+                self.watching.rest()
             self._news |= busy
-            # A lingering run also polls without a sign of new work.
-            wanted = self._news or self.copying.error or ends is None
-            if wanted and self.copying.due and not self._beside.running:
-                self._news = False
-                self._beside.start(lambda: self._copy(ends))
+        return busy | (self._copies and self._go_on_copying(ends))
+
+    @property
+    def _caught_up(self) -> bool:
+        return self._watcher is None or self._watcher.caught_up
+
+    def _go_on_copying(self, ends: Ends) -> bool:
+        """Begin the next step of the copying if one is due; returns whether the one before made copies."""
+        busy = self._beside.take() or False
+        self._news |= busy and not (ends is None and self._replica.caught_up)
+        # A lingering run also looks without a sign of new work.
+        wanted = self._news or self.copying.error or (ends is None and time.monotonic() >= self._poll_at)
+        if wanted and self.copying.due and not self._beside.running:
+            self._news, self._poll_at = False, time.monotonic() + REST_SECONDS
+            self._beside.start(lambda: self._copy(ends))
         return busy
 
     def _watch(self, ends: Ends) -> bool:

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from sr_assets.embedded.bench import feeds, sampling, waiting
+from sr_assets.embedded.bench import feeds, outage, sampling, waiting
 from sr_assets.embedded.bench.copying import measure_copy, measure_workers
 from sr_assets.embedded.bench.rig import Bench
+from sr_assets.embedded.bench.trickle import measure_trickle
 from sr_assets.embedded.nats_server import NatsServer
 
 
@@ -52,6 +53,31 @@ def test_nodes_are_known_before_a_run_is_measured(bench: Bench) -> None:
 
 def test_idle_streams_request_no_run(bench: Bench) -> None:
     assert waiting.measure_quiet(bench, 2)["cpu_seconds_per_hour"] > 0
+
+
+def test_a_trickle_is_measured_while_a_run_follows_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "PROBES", 1)
+    figures = measure_trickle(bench, 5, warm_seconds=2, seconds=3)
+    assert figures["percent_of_a_core"] > 0
+    assert figures["queryable_p50"] >= figures["target_p50"] > 0
+
+
+def test_transitions_are_announced_with_and_without_the_target(
+    engine_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outage, "PROBES", 1)
+    # Servers of its own: one of them goes down.
+    with NatsServer(tmp_path / "source", "source") as source, NatsServer(tmp_path / "target", "target") as target:
+        bench = Bench(engine_home, source, target)
+        bench.forget()
+        figures = outage.measure_transitions(bench)
+    assert figures["target_up_p50"] > 0 < figures["target_down_p50"]
+
+
+def test_a_queue_is_measured_beside_a_tenth_of_it(bench: Bench) -> None:
+    figures = outage.measure_queue(bench, 1_000)
+    assert (figures["short_messages"], figures["long_messages"]) == (100, 1_000)
+    assert all(rate > 0 for rate in rates(figures))
 
 
 def test_a_feed_is_folded_and_queried(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.spark.engine import engine_status, start_engine, stop_engine
 from sr_assets.settings import SparkSettings
 from sr_assets_tests.faults.holding import hold_at
-from sr_assets_tests.rig import Rig, wait_until
+from sr_assets_tests.rig import ALL_ON_SPARK, Rig, wait_until
 
 _prepared: set[int] = set()
 
@@ -37,6 +37,8 @@ class Hold:
 @pytest.fixture
 def hold(rig: Rig) -> Hold:
     """A hold on the writers of the home's engine, which is started anew when it does not know of it."""
+    # Only Spark's writers are held: the run's own process has other things to do than to stand still.
+    rig.spark = ALL_ON_SPARK
     # What is there holds nobody: the engine's processes have the point in their environment from its start on.
     held = Hold(rig.home / "writer-held")
     held.marker.write_text("nobody")

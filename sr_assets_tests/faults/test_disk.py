@@ -15,7 +15,7 @@ import pytest
 
 from sr_assets.adapters.spark.engine import engine_status
 from sr_assets_tests.faults.rig import configure, outcome, publish_rounds
-from sr_assets_tests.rig import PATIENCE_SECONDS, Rig
+from sr_assets_tests.rig import ALL_ON_SPARK, PATIENCE_SECONDS, Rig
 
 _SENDERS = 2_000
 
@@ -29,7 +29,7 @@ def undisturbed() -> dict[str, Any]:
 @pytest.fixture
 def prepared(rig: Rig, undisturbed: dict[str, Any]) -> dict[str, Any]:
     """A site with a short history behind it and a batch before it that is larger than the limits; what is to come of it."""
-    first = 50
+    first, rig.spark = _SENDERS // 2, ALL_ON_SPARK
     if not undisturbed:
         stream = rig.make()
         publish_rounds(rig, stream, senders=_SENDERS, rounds=1)

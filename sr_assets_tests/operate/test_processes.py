@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import NullPool, create_engine
 
-from sr_assets.operate.processes import signals_as_interrupt
+from sr_assets.operate.processes import signals_as_interrupt, start_child, stop_groups
+from sr_assets_tests.rig import wait_until
 
 
 class Interrupted(sqlite3.Connection):
@@ -46,6 +47,27 @@ def test_an_interrupt_that_python_loses_is_raised_again(
             time.sleep(30)
     assert reference() is None
     assert "KeyboardInterrupt" not in capfd.readouterr().err
+
+
+@pytest.mark.process
+def test_a_child_that_loses_a_signal_is_asked_again(tmp_path: Path) -> None:
+    program = """
+import pathlib, signal, sys
+asked = []
+def end(*_):
+    asked.append(1)
+    if len(asked) == 2:
+        sys.exit(7)
+signal.signal(signal.SIGTERM, end)
+pathlib.Path(sys.argv[1]).touch()
+while True:
+    signal.pause()
+"""
+    ready = tmp_path / "ready"
+    with start_child([sys.executable, "-c", program, str(ready)]) as child:
+        wait_until(ready.exists, "the child")
+        stop_groups([child], again_seconds=0.1)
+    assert child.returncode == 7
 
 
 @pytest.mark.process

@@ -216,7 +216,7 @@ def _unnamed(state: SiteState, streams: Sequence[PublishedStream]) -> list[Publi
     """Return what the state knows beyond the streams that are configured."""
     named = {stream.stream for stream in streams}
     return [
-        PublishedStream(stream, state.load_copying(stream).target_stream, tracked=state.tracks(stream))
+        PublishedStream(stream, state.load_copying(stream).target_stream, tracked=state.nodes(stream).any())
         for stream in state.known_streams()
         if stream not in named
     ]

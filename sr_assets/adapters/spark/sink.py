@@ -59,15 +59,7 @@ class JetStreamWriter(DataSourceArrowWriter):
             nodes = batch.column("node").to_pylist() if "node" in batch.schema.names else itertools.repeat(None)
             rows.update(zip(batch.column("sequence").to_pylist(), nodes, strict=False))
         context = TaskContext.get()
-        partition = context.partitionId() if context else 0
-        if not rows:
-            return ReceiptMessage(Receipt())
-        with _writer_lock(Path(self._plan.folder) / f"writer-{partition}.lock"), gc_paused():
-            try:
-                return ReceiptMessage(Copier(self._plan, rows, partition).run())
-            except OSError as error:
-                # About a staged file or a file of ours; a connection has an error of its own.
-                raise RunError(cannot_write(self._plan.staging or self._plan.folder, error)) from None
+        return ReceiptMessage(write_copies(self._plan, rows, context.partitionId() if context else 0))
 
     def commit(self, messages: list[ReceiptMessage | None]) -> None:  # type: ignore[override]
         """Write the receipt of all tasks, atomically."""
@@ -79,6 +71,32 @@ class JetStreamWriter(DataSourceArrowWriter):
             total.write(Path(self._plan.receipt))
         except OSError as error:
             raise RunError(cannot_write(self._plan.receipt, error)) from None
+
+
+def write_copies(plan: CopyPlan, rows: Mapping[int, str | None], partition: int = 0) -> Receipt:
+    """Copy the messages that `rows` name (source sequence → node) as one writer: in a task, or in the run itself.
+
+    Raises WireError when a connection is lost, RunError when nothing can be staged.
+    """
+    if not rows:
+        return Receipt()
+    with _writer_lock(Path(plan.folder) / f"writer-{partition}.lock"), gc_paused():
+        try:
+            return Copier(plan, rows, partition).run()
+        except OSError as error:
+            # About a staged file or a file of ours; a connection has an error of its own.
+            raise RunError(cannot_write(plan.staging or plan.folder, error)) from None
+
+
+def writers_at_work(folder: Path) -> bool:
+    """Return whether an earlier writer is at work in a stream's folder."""
+    for file in folder.glob("writer-*.lock"):
+        with file.open("a") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    return False
 
 
 def await_writers(folder: Path) -> None:

@@ -17,7 +17,7 @@ from sr_assets.adapters.connection_file import open_connection
 from sr_assets.domain.subjects import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import pyarrow as pa
 
@@ -134,12 +134,7 @@ class JetStreamReader(DataSourceReader):
         from sr_assets.adapters.wire import BATCH_BYTES, read_confirmed
         from sr_assets.domain.positions import SequenceRange
 
-        options = self._options
-        to_batch = _messages
-        if "advisories" in options:
-            to_batch = read_advisories
-        elif "inspect" in options:
-            to_batch = _sightings(options["inspect"])
+        options, to_batch = self._options, self._to_batch()
         with gc_paused(), open_connection(options["connection"], "sr-assets reader") as connection:
             for messages in read_confirmed(
                 connection,
@@ -151,6 +146,25 @@ class JetStreamReader(DataSourceReader):
                 held=True,
             ):
                 yield to_batch(messages)
+
+    def empty(self) -> pa.RecordBatch:
+        """Return the rows of a range without messages."""
+        return self._to_batch()([])
+
+    def _to_batch(self) -> Callable[[list[Message]], pa.RecordBatch]:
+        """Return how messages become rows."""
+        if "advisories" in self._options:
+            return read_advisories
+        return _sightings(self._options["inspect"]) if "inspect" in self._options else _messages
+
+
+def read_here(options: Mapping[str, str]) -> pa.Table:
+    """Read a range in this process, with the options and the rows of a Spark read. Raises WireError."""
+    import pyarrow as pa
+
+    reader = JetStreamReader(options)
+    batches = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+    return pa.Table.from_batches([reader.empty(), *batches])
 
 
 def _messages(messages: list[Message]) -> pa.RecordBatch:
@@ -229,7 +243,8 @@ def read_advisories(messages: list[Message]) -> pa.RecordBatch:
             rest = _rejected(message, content.reason, content.field or None)
         rows.append((message.sequence, message.stored_ns, kind, len(message.payload), *body, *rest))
     schema = advisory_schema()
-    arrays = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)]
+    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

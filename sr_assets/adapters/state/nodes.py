@@ -112,6 +112,10 @@ class Nodes:
         deadline_ns: int | None = rows[0][0]
         return deadline_ns
 
+    def any(self) -> bool:
+        """Return whether a node is known, retired or not."""
+        return bool(self._connection.execute("SELECT 1 FROM nodes WHERE stream = ? LIMIT 1", [self._stream]).fetchall())
+
     def count(self) -> int:
         """Return how many nodes are not retired."""
         rows = self._connection.execute(

@@ -143,10 +143,17 @@ class SiteState:
         try:
             self._connection.execute("COMMIT")
         except duckdb.OperationalError as error:
-            raise RunError(
-                cannot_write(f"the state {self._folder / 'state.duckdb'}", OSError(_first_line(error)))
-            ) from None
+            file = self._folder / "state.duckdb"
+            raise RunError(cannot_write(f"the state {file}", OSError(_first_line(error)))) from None
         self._on_commit()
+
+    @contextlib.contextmanager
+    def moment(self) -> Iterator[None]:
+        """Read everything inside as of one moment, whatever other connections commit meanwhile."""
+        self._connection.execute("BEGIN TRANSACTION")
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._connection.execute, "ROLLBACK")
+            yield
 
     # ---------------------------------------------------------------------------------- tables with their own module
 
@@ -217,10 +224,6 @@ class SiteState:
         """Return every stream and feed of which there is anything in here."""
         tables = " UNION ".join(f"SELECT stream FROM {table}" for table in (*_OF_A_STREAM, *_HISTORY))
         return [row[0] for row in self._connection.execute(f"{tables} ORDER BY stream").fetchall()]
-
-    def tracks(self, stream: str) -> bool:
-        """Return whether any node of a stream is known."""
-        return bool(self._connection.execute("SELECT 1 FROM nodes WHERE stream = ? LIMIT 1", [stream]).fetchall())
 
     def erase_stream(self, stream: str) -> dict[str, int]:
         """Drop everything of a stream or feed, its history too; returns the number of rows by what they are.

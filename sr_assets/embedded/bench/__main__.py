@@ -1,6 +1,6 @@
 """`python -m sr_assets.embedded.bench`: the workloads one after the other, as a table and, last, one JSON object.
 
-A new workload gets its name here. Not here: what it does (`copying`, `sampling`, `waiting`, `feeds`).
+A new workload gets its name here. Not here: what it does (`copying`, `sampling`, `waiting`, `trickle`, `outage`, `feeds`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from rich.table import Table
 
 from sr_assets.embedded.bench.copying import measure_copy, measure_workers
 from sr_assets.embedded.bench.feeds import measure_feeds
+from sr_assets.embedded.bench.outage import measure_queue, measure_transitions
 from sr_assets.embedded.bench.rig import Bench, open_bench
 from sr_assets.embedded.bench.sampling import measure_backlog, measure_sampled, measure_tracked
+from sr_assets.embedded.bench.trickle import measure_trickle
 from sr_assets.embedded.bench.waiting import measure_latency, measure_quiet, measure_runs
 
 #: Workload → its measurement; the number is the share of the messages to use, from 0 to 1.
@@ -42,6 +44,10 @@ WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "tracked_100k": lambda bench, _: measure_tracked(bench, 100_000),
     "tracked_1m": lambda bench, _: measure_tracked(bench, 1_000_000),
     "latency": lambda bench, _: measure_latency(bench),
+    "transitions": lambda bench, _: measure_transitions(bench),
+    "queue": lambda bench, scale: measure_queue(bench, int(1_000_000 * scale)),
+    "trickle_20": lambda bench, _: measure_trickle(bench, 20),
+    "trickle_200": lambda bench, _: measure_trickle(bench, 200),
     "quiet_1": lambda bench, _: measure_quiet(bench, 1),
     "quiet_10": lambda bench, _: measure_quiet(bench, 10),
     "quiet_30": lambda bench, _: measure_quiet(bench, 30),

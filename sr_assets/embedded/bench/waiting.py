@@ -35,13 +35,14 @@ from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from sr_assets.embedded.bench.rig import Bench
     from sr_assets.settings import Settings
 
-_STREAM: Final = "PROBED"
-_PROBES: Final = 12
+PROBED: Final = "PROBED"
+ARRIVED: Final = "ARRIVED"
+PROBES: Final = 12
 _PROBE_SECONDS: Final = 120.0
 _LOOK_SECONDS: Final = 0.02
 _NODES: Final = 1_000
@@ -54,28 +55,33 @@ _TICK_SECONDS: Final = 30.0
 
 def measure_latency(bench: Bench) -> dict[str, Any]:
     """Measure messages of new nodes, one after the other, from stored to the target and to the table; seconds."""
-    entry = {"stream": _STREAM, "target_stream": "ARRIVED", "target_subject_prefix": "probe"}
+    entry = {"stream": PROBED, "target_stream": ARRIVED, "target_subject_prefix": "probe"}
     entries = [{**entry, "inspect_field": "sender", "inspect_duration": "1h", "warn_duration": "30m"}]
-    bench.create(bench.source, _STREAM)
-    bench.publish(_STREAM, _NODES, _NODES, 1_000)
-    bench.run(bench.settings(entries), _STREAM)
+    bench.create(bench.source, PROBED)
+    bench.publish(PROBED, _NODES, _NODES, 1_000)
+    bench.run(bench.settings(entries), PROBED)
     bench.settings(entries, **_LINGERING)
-    with _lingering(bench):
-        lingering = _probe(bench, "lingering", lambda: None)
+    with lingering(bench):
+        awake = probe(bench, "lingering", lambda: None)
     settings = bench.settings(entries, **_SHORT)
     with _sensing(bench, settings):
-        sensed = _probe(bench, "sensed", lambda: _await_idle(settings))
-    figures: dict[str, Any] = {"probes": len(lingering)}
-    for label, delays in (("lingering", lingering), ("sensed", sensed)):
+        sensed = probe(bench, "sensed", lambda: _await_idle(settings))
+    figures: dict[str, Any] = {"probes": len(awake)}
+    for label, delays in (("lingering", awake), ("sensed", sensed)):
         for end, values in zip(("target", "queryable"), zip(*delays, strict=True), strict=True):
-            figures[f"{label}_{end}_p50"] = round(statistics.median(values), 2)
-            figures[f"{label}_{end}_max"] = round(max(values), 2)
+            figures |= summarised(f"{label}_{end}", values)
     return figures
 
 
+def summarised(label: str, delays: Sequence[float]) -> dict[str, float]:
+    """Return the figures of some delays in seconds: median and slowest."""
+    return {f"{label}_p50": round(statistics.median(delays), 2), f"{label}_max": round(max(delays), 2)}
+
+
 @contextmanager
-def _lingering(bench: Bench) -> Iterator[None]:
-    run = get_context("spawn").Process(target=linger, args=(str(bench.file), _STREAM))
+def lingering(bench: Bench) -> Iterator[None]:
+    """Run the site beside, in a process of its own, until nothing arrives any more."""
+    run = get_context("spawn").Process(target=linger, args=(str(bench.file), PROBED))
     run.start()
     try:
         yield
@@ -110,24 +116,25 @@ def _await_idle(settings: Settings) -> None:
     time.sleep(2.0 + random.random() * settings.sensor.interval_ns / 1e9)  # noqa: S311  a delay, not a secret
 
 
-def _probe(bench: Bench, label: str, prepare: Callable[[], None]) -> list[tuple[float, float]]:
+def probe(bench: Bench, label: str, prepare: Callable[[], None]) -> list[tuple[float, float]]:
     """Return for some messages the seconds to the target and into the table; the first, which starts the run, is left out."""
     delays = []
     with wire.Connection(cluster_of(bench.source)) as connection, Cluster(cluster_of(bench.target)) as target:
-        for probe in range(_PROBES + 1):
+        for number in range(PROBES + 1):
             prepare()
-            node = f"{label}{probe}.example.net"
-            before = target.stream_info("ARRIVED").last_sequence
-            item = wire.Outgoing(1, f"{_STREAM}.{node}", b"", b'{"sender":"%b"}' % node.encode())
+            node = f"{label}{number}.example.net"
+            before = target.stream_info(ARRIVED).last_sequence
+            item = wire.Outgoing(1, f"{PROBED}.{node}", b"", b'{"sender":"%b"}' % node.encode())
             started = time.perf_counter()
             list(wire.Publisher(connection).publish_all([item]))
-            arrived = _seconds_until(started, partial(_has_more, target, before))
-            known = _seconds_until(started, partial(_is_known, bench, node))
+            arrived = seconds_until(started, partial(_has_more, target, before))
+            known = seconds_until(started, partial(_is_known, bench, node))
             delays.append((arrived, known))
     return delays[1:]
 
 
-def _seconds_until(started: float, condition: Callable[[], bool]) -> float:
+def seconds_until(started: float, condition: Callable[[], bool]) -> float:
+    """Wait for a condition; returns the seconds since `started`. Raises RunError after two minutes."""
     while not condition():
         if time.perf_counter() - started > _PROBE_SECONDS:
             raise RunError(f"a message was not copied and published within {_PROBE_SECONDS:.0f} s")
@@ -136,7 +143,7 @@ def _seconds_until(started: float, condition: Callable[[], bool]) -> float:
 
 
 def _has_more(target: Cluster, last_sequence: int) -> bool:
-    return target.stream_info("ARRIVED").last_sequence > last_sequence
+    return target.stream_info(ARRIVED).last_sequence > last_sequence
 
 
 def _is_known(bench: Bench, node: str) -> bool:

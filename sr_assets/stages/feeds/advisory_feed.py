@@ -7,7 +7,6 @@ statements (`adapters.state.global_view`), where a stream begins and what a recr
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from sr_assets.adapters.spark.source import advisory_schema
 from sr_assets.adapters.state.global_view import MAX_REJECTS
 from sr_assets.domain.availability import LIFE_CYCLE, Observation, read_message
 from sr_assets.domain.positions import SequenceRange, missing, retention_clock_ns
+from sr_assets.stages.progress import Progress
 from sr_assets.stages.source.position import advance, load_position, note_read
 from sr_assets.stages.source.reading import first_available, gap_rows, next_range, read_unless_changed, reading_end
 from sr_assets.stages.source.suitability import check_source
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from sr_assets.stages.clock import Clock
     from sr_assets.stages.connections import Clusters
     from sr_assets.stages.report import StreamReport
-    from sr_assets.stages.source.reading import Ends, SparkReader
-
-logger = logging.getLogger(__name__)
+    from sr_assets.stages.source.reading import Ends, Reader
 
 
 class FeedStage:
@@ -44,7 +42,7 @@ class FeedStage:
         feed: FeedSettings,
         store: SiteState,
         clusters: Clusters,
-        reader: SparkReader,
+        reader: Reader,
         clock: Clock,
         report: StreamReport,
         *,
@@ -54,6 +52,9 @@ class FeedStage:
         self._feed, self._store, self._clusters, self._reader = feed, store, clusters, reader
         self._clock, self._report = clock, report
         self._most_rejects = MAX_REJECTS // most_feeds
+        self._progress = Progress(feed.label, "advisories")
+        #: Whether the last step has read all that the stream held.
+        self.caught_up = False
 
     def fold_next(self, ends: Ends) -> bool:
         """Fold the next batch of the feed; returns whether there was work. Raises RunError or ConfigurationError."""
@@ -65,6 +66,7 @@ class FeedStage:
             check_source(feed, source)
         state = load_position(self._store, cluster, feed, source)
         covered = next_range(feed, state.next_sequence, source, reading_end(ends, state, source), cluster)
+        self.caught_up = covered is None or covered.next > source.last_sequence
         if covered is None:
             return self._note_silence(state, source)
         started = time.monotonic()
@@ -73,11 +75,10 @@ class FeedStage:
             return True
         reach(Point.READ)
         self._commit(state, source, covered, received)
-        report.seconds += time.monotonic() - started
+        seconds = time.monotonic() - started
+        report.seconds += seconds
         left = max(0, source.last_sequence + 1 - covered.next)
-        logger.info(
-            "%s: [%d, %d) %d advisories, %d left", feed.label, covered.first, covered.next, received.num_rows, left
-        )
+        self._progress.note(covered, received.num_rows, seconds, f"{left} left", caught_up=self.caught_up)
         return True
 
     def forget_old(self, state: StreamState, retention_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""One batch of copies: Spark's writers make them, and their receipt is committed.
+"""One batch of copies: writers make them, in Spark or in this process, and their receipt is committed.
 
 Here: the work after the intent is committed, and all changes of the commit. Not here: which messages are copied (`replica`),
 the writing and its repair (`adapters.copying`).
@@ -6,6 +6,7 @@ the writing and its repair (`adapters.copying`).
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,18 +17,16 @@ from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.copying.receipt import Parked, Receipt
 from sr_assets.adapters.published.history import source_mark
-from sr_assets.adapters.spark.sink import await_writers
+from sr_assets.adapters.spark.sink import await_writers, write_copies, writers_at_work
 from sr_assets.adapters.spark.source import FORMAT
 from sr_assets.adapters.state.store import gap_row
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.stages.source.position import advance, note_read
-from sr_assets.stages.source.reading import gap_rows
+from sr_assets.stages.source.reading import average_bytes, gap_rows
 from sr_assets.stages.tracking.node_snapshots import staging_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import DataFrame, SparkSession
 
     from sr_assets.adapters.nats.stream_info import StreamInfo
@@ -66,9 +65,10 @@ class Batch:
         draft = batch_file.with_name(".batch")
         draft.write_text(self._attempt)
         draft.replace(batch_file)
-        # Joining the session interrupts them; a task that cannot be interrupted sees that another batch has begun.
-        self._context.spark.session()
-        await_writers(writers)
+        if writers_at_work(writers):
+            # Joining the session interrupts them; a task that cannot be interrupted sees that another batch has begun.
+            self._context.spark.session()
+            await_writers(writers)
         if self._intent.resend:
             self._run_resend()
         elif self._intent.folded:
@@ -82,7 +82,7 @@ class Batch:
         """Make the copies that are due; messages that the source has lost since the decision are a gap."""
         queue, intent = self._store.copy_queue(self._stream.stream), self._intent
         due = queue.inside(self._covered, intent.starts)
-        receipt = self._write(lambda spark: self._spread(spark, due)) if due.num_rows else Receipt()
+        receipt = self._write(due) if due.num_rows else Receipt()
         lost = [SequenceRange(first, after) for first, after in receipt.missing]
         now_ns = self._context.clock.now_ns()
         gaps = [gap_row(self._stream.stream, hole, len(hole), "lost", now_ns) for hole in lost]
@@ -103,10 +103,7 @@ class Batch:
         stream, state, intent = self._stream, self._state, self._intent
         receipt = Receipt()
         if len(self._present):
-            present, workers = self._present, stream.workers
-            receipt = self._write(
-                lambda spark: spark.range(present.first, present.next, 1, workers).withColumnRenamed("id", "sequence")
-            )
+            receipt = self._write(self._present)
         absent = [SequenceRange(first, after) for first, after in receipt.missing]
         seen = len(self._present) - sum(map(len, absent))
         now_ns = self._context.clock.now_ns()
@@ -146,7 +143,7 @@ class Batch:
         log = store.copy_log(name)
         resends = log.resends(until=self._intent.next)
         sequences = [sequence for resend in resends for sequence in range(resend.covered.first, resend.covered.next)]
-        receipt = self._write(lambda spark: spark.createDataFrame(pa.table({"sequence": sequences})).coalesce(1))
+        receipt = self._write(pa.table({"sequence": sequences}))
         stood = {
             sequence
             for resend in resends
@@ -179,25 +176,36 @@ class Batch:
 
     # ------------------------------------------------------------------------------------------------- the writers' work
 
-    def _spread(self, spark: SparkSession, due: pa.Table) -> DataFrame:
-        """Return the rows for the writers, partitioned so that each keeps the configured `order`."""
-        frame = spark.createDataFrame(due)
+    def _spread(self, spark: SparkSession, rows: pa.Table | SequenceRange) -> DataFrame:
+        """Return the rows for Spark's writers, partitioned so that each keeps the configured `order`."""
         workers = self._stream.workers
-        if workers == 1:
+        if isinstance(rows, SequenceRange):
+            return spark.range(rows.first, rows.next, 1, workers).withColumnRenamed("id", "sequence")
+        frame = spark.createDataFrame(rows)
+        if workers == 1 or self._intent.resend:
             return frame.coalesce(1)
         return frame.repartition(workers, "node") if self._stream.order == "sender" else frame.repartition(workers)
 
-    def _write(self, rows: Callable[[SparkSession], DataFrame]) -> Receipt:
-        """Copy the messages that the rows name; returns the receipt. Raises RunError when the target refuses."""
+    def _write(self, rows: pa.Table | SequenceRange) -> Receipt:
+        """Copy the messages that the rows name (sequence, of a tracked stream also node): many in Spark, a few here.
+
+        Raises RunError when the target refuses.
+        """
         context, stream, target = self._context, self._stream, self._target
         if target.created_ns != self._intent.target_created_ns:
             raise TransientError(f"target stream {stream.target_stream} was made again while a batch was under way")
         receipt_file = context.writers / "receipt.json"
-        receipt_file.unlink(missing_ok=True)
         plan = self._copy_plan(str(receipt_file))
-        with context.spark.use() as session:
-            rows(session).write.format(FORMAT).mode("append").options(**plan.encode()).save()
-        receipt = Receipt.read(receipt_file)
+        if plan.staging:
+            # An attempt before this one may have had more writers, each with a file of its own.
+            shutil.rmtree(plan.staging, ignore_errors=True)
+        if context.spark.needed(len(rows), len(rows) * average_bytes(self._source)):
+            receipt_file.unlink(missing_ok=True)
+            with context.spark.use() as session:
+                self._spread(session, rows).write.format(FORMAT).mode("append").options(**plan.encode()).save()
+            receipt = Receipt.read(receipt_file)
+        else:
+            receipt = write_copies(plan, _nodes_by_sequence(rows))
         reach(Point.PUBLISHED)
         if receipt.failure:
             raise RunError(receipt.failure)
@@ -277,3 +285,11 @@ class Batch:
         report.parked += len(receipt.parked)
         report.disordered += receipt.disordered
         report.gap_messages += sum(gap["messages"] for gap in gaps if gap["reason"] != "filtered")
+
+
+def _nodes_by_sequence(rows: pa.Table | SequenceRange) -> dict[int, str | None]:
+    """Return the rows of a write as one writer takes them: source sequence → node."""
+    if isinstance(rows, SequenceRange):
+        return dict.fromkeys(range(rows.first, rows.next))
+    nodes = rows["node"].to_pylist() if "node" in rows.column_names else [None] * len(rows)
+    return dict(zip(rows["sequence"].to_pylist(), nodes, strict=True))

@@ -11,7 +11,6 @@ copies that are in the target already, and only the others are sent.
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -19,6 +18,7 @@ from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.state.records import Intent
 from sr_assets.domain.errors import TransientError
 from sr_assets.domain.positions import SequenceRange
+from sr_assets.stages.progress import Progress
 from sr_assets.stages.replication.batch import Batch
 from sr_assets.stages.replication.lost import settle_abandoned, settle_lost
 from sr_assets.stages.replication.target import prepare_target
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from sr_assets.adapters.state.records import CopyState, StreamState
     from sr_assets.stages.replication.context import CopyContext
     from sr_assets.stages.source.reading import Ends
-
-logger = logging.getLogger(__name__)
 
 #: A window of 32 MiB bounds the memory of a batch's copies; this bounds how much is repeated after a crash.
 _BYTES_SHARE: Final = 10
@@ -65,8 +63,11 @@ class ReplicaStage:
         self._context = context
         self._stream, self._store, self._report = context.stream, context.store, context.report
         self._looked = False
+        self._progress = Progress(self._stream.label, "copied")
         #: Whether a batch is being made, as opposed to looking whether there is one to make.
         self.under_way = False
+        #: Whether the last step left nothing that it could have copied.
+        self.caught_up = False
 
     def look_again(self) -> None:
         """Let the next step compare the target with the state again, after an error."""
@@ -140,16 +141,12 @@ class ReplicaStage:
         seconds = time.monotonic() - started
         report.seconds += seconds
         copied = report.copied - copied_before
-        logger.info(
-            "%s: [%d, %d) %d copied, %.0f/s, %d queued, %d behind",
-            stream.label,
-            intent.first,
-            intent.next,
-            copied,
-            copied / max(seconds, 1e-9),
-            self._store.copy_queue(stream.stream).size(),
-            max(0, source.last_sequence + 1 - state.next_sequence),
-        )
+        queued = self._store.copy_queue(stream.stream).size()
+        behind = max(0, source.last_sequence + 1 - state.next_sequence)
+        self.caught_up = not queued and (stream.tracked or not behind)
+        left = f"{queued} queued, {behind} behind"
+        covered = SequenceRange(intent.first, intent.next)
+        self._progress.note(covered, copied, seconds, left, caught_up=self.caught_up)
         return True
 
     def _nothing_due(self) -> bool:

@@ -1,4 +1,4 @@
-"""Reading a stream: the next range, reading it with Spark, and the rows of table `gaps` for absent sequences.
+"""Reading a stream: the next range, reading it, and the rows of table `gaps` for absent sequences.
 
 Not here: where a stream begins (`position`), using the rows (`tracking`, `replication`, `feeds`).
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sr_assets.adapters.spark.source import FORMAT
+from sr_assets.adapters.spark.source import FORMAT, read_here
 from sr_assets.adapters.state.store import gap_row
 from sr_assets.domain.errors import TransientError
 from sr_assets.domain.positions import SequenceRange
@@ -49,8 +49,7 @@ def next_range(
     tenth of the payloads, a plain copy holds its window of unacknowledged messages. With the source's `cluster` a hole at
     the beginning is skipped at once, and a range of a source with many holes spans more sequences.
     """
-    average_bytes = max(1, source.bytes // max(1, source.messages))
-    count = min(entry.batch_messages, max(1, _READ_SHARE * entry.batch_bytes // average_bytes))
+    count = min(entry.batch_messages, max(1, _READ_SHARE * entry.batch_bytes // average_bytes(source)))
     begin = max(next_sequence, source.first_sequence)
     after = min(end + 1, begin + count)
     if after <= next_sequence:
@@ -58,6 +57,11 @@ def next_range(
     if cluster is not None and after < end + 1 and source.messages < source.last_sequence + 1 - source.first_sequence:
         after = _sparse_end(entry, cluster, SequenceRange(begin, end + 1), count)
     return SequenceRange(next_sequence, after)
+
+
+def average_bytes(source: StreamInfo) -> int:
+    """Return how many bytes a message of a source has on average, as the server counts them; at least 1."""
+    return max(1, source.bytes // max(1, source.messages))
 
 
 def _sparse_end(entry: Entry, cluster: Cluster, rest: SequenceRange, count: int) -> int:
@@ -102,8 +106,8 @@ def read_unless_changed(cluster: Cluster, source: StreamInfo, read: Callable[[],
     return None if changed_since(cluster, source) else rows
 
 
-class SparkReader:
-    """Reads ranges of streams with Spark."""
+class Reader:
+    """Reads ranges of streams: a large one with Spark, a small one in this process."""
 
     def __init__(self, spark: SparkConnection, files: ConnectionFiles) -> None:
         """Take the Spark session and the files with which its tasks connect."""
@@ -121,6 +125,8 @@ class SparkReader:
         }
         if entry.filter_subject:
             options["filter"] = entry.filter_subject
+        if not self._spark.needed(len(wanted), len(wanted) * average_bytes(source)):
+            return read_here(options).sort_by("sequence")
         with self._spark.use() as session:
             table = session.read.format(FORMAT).options(**options).load().toArrow()
         return table.sort_by("sequence")

@@ -17,6 +17,7 @@ from sr_assets.stages.tracking.columns import ColumnFold, Sightings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from pyspark.sql import SparkSession
 
@@ -50,7 +51,7 @@ _ROWS_AT_HOME: Final = 1_000_000
 
 
 def fold_batch(
-    spark: Callable[[], SparkSession],
+    spark: Callable[[], AbstractContextManager[SparkSession]],
     rows: pa.Table,
     policy: Policy,
     cutoff_ns: int | None,
@@ -67,9 +68,10 @@ def fold_batch(
     fold = _Fold(policy, cutoff_ns, blind, first_transition, read_until_ns)
     if rows.num_rows <= _ROWS_AT_HOME:
         return fold.table(rows)
-    frame = spark().createDataFrame(rows).repartition("sender")
     fields = ", ".join(f"{field.name} {_SPARK_TYPES[field.type]}" for field in FOLDED_SCHEMA)
-    return frame.mapInArrow(fold.partition, fields).toArrow().cast(FOLDED_SCHEMA)
+    with spark() as session:
+        frame = session.createDataFrame(rows).repartition("sender")
+        return frame.mapInArrow(fold.partition, fields).toArrow().cast(FOLDED_SCHEMA)
 
 
 _SPARK_TYPES: Final = {pa.string(): "string", pa.int64(): "long", pa.bool_(): "boolean"}

@@ -7,7 +7,6 @@ the rules (`domain.tracking`), the copying (`replication`), publishing transitio
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +19,7 @@ from sr_assets.adapters.spark.source import encode_extractor
 from sr_assets.domain.blindness import BlindSpans, find_blind_spans
 from sr_assets.domain.positions import SequenceRange, missing
 from sr_assets.domain.tracking import NODE_COLUMNS, sweep
+from sr_assets.stages.progress import Progress
 from sr_assets.stages.source.position import advance, load_position, note_read, warn_of_blind_time, warn_of_clock
 from sr_assets.stages.source.reading import (
     absence_reason,
@@ -47,9 +47,7 @@ if TYPE_CHECKING:
     from sr_assets.stages.clock import Clock
     from sr_assets.stages.connections import Clusters, SparkConnection
     from sr_assets.stages.report import StreamReport
-    from sr_assets.stages.source.reading import Ends, SparkReader
-
-logger = logging.getLogger(__name__)
+    from sr_assets.stages.source.reading import Ends, Reader
 
 #: So many nodes are swept in one transaction: a fleet that falls silent at once costs no more memory than that.
 _SWEPT_AT_ONCE: Final = 50_000
@@ -64,7 +62,7 @@ class NodeStage:
         store: SiteState,
         clusters: Clusters,
         spark: SparkConnection,
-        reader: SparkReader,
+        reader: Reader,
         clock: Clock,
         report: StreamReport,
     ) -> None:
@@ -73,7 +71,10 @@ class NodeStage:
         self._stream, self._policy = stream, stream.policy
         self._store, self._clusters, self._spark, self._reader = store, clusters, spark, reader
         self._clock, self._report = clock, report
+        self._progress = Progress(stream.label, "messages")
         self._looked = self._clock_reported = False
+        #: Whether the last step has read all that the source held.
+        self.caught_up = False
 
     def fold_next(self, ends: Ends) -> bool:
         """Read and fold the next batch; returns whether there was work: a batch, or another source to follow."""
@@ -93,6 +94,7 @@ class NodeStage:
         left_open = self._left_open()
         planned = next_range(stream, state.next_sequence, source, reading_end(ends, state, source), cluster)
         covered = SequenceRange(left_open.first, left_open.next) if left_open else planned
+        self.caught_up = covered is None or covered.next > source.last_sequence
         if covered is None:
             self._note_caught_up(state, source)
             return begun_anew
@@ -105,15 +107,8 @@ class NodeStage:
         self._commit(state, source, covered, sightings, left_open)
         seconds = time.monotonic() - started
         report.seconds += seconds
-        logger.info(
-            "%s: [%d, %d) %d messages, %.0f/s, %d left",
-            stream.label,
-            covered.first,
-            covered.next,
-            sightings.num_rows,
-            sightings.num_rows / max(seconds, 1e-9),
-            max(0, source.last_sequence + 1 - covered.next),
-        )
+        left = max(0, source.last_sequence + 1 - covered.next)
+        self._progress.note(covered, sightings.num_rows, seconds, f"{left} left", caught_up=self.caught_up)
         return True
 
     def _left_open(self) -> Intent | None:
@@ -248,10 +243,8 @@ class NodeStage:
         rows = self._store.nodes(self._stream.stream).fold_input(sightings)
         # Behind a hole at the end of what was read, as a source that went back leaves one, come older messages only again.
         read_until_ns = state.last_stored_ns if state.hole_open else None
-        with self._spark.use() as session:
-            return fold_batch(
-                lambda: session, rows, self._policy, cutoff_ns, blind, state.forgotten_transition + 1, read_until_ns
-            )
+        first = state.forgotten_transition + 1
+        return fold_batch(self._spark.use, rows, self._policy, cutoff_ns, blind, first, read_until_ns)
 
     def _save_nodes(self, state: StreamState, folded: pa.Table) -> None:
         if not folded.num_rows:

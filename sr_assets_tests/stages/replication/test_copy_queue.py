@@ -206,6 +206,9 @@ def test_a_batch_under_way_is_finished_exactly_although_the_configuration_has_ch
     rig.create(stream, rig.target, subjects=[f"{stream}.>", f"other.{stream}.>"])
     rig.add(stream, batch_messages=10, **entry)
     rig.publish(stream, forced(0, 25))
+    if entry:
+        # What is due is decided before the configuration changes.
+        rig.run(stages=(Stage.NODE_STATE,))
 
     def crash(*_: object) -> None:
         raise KeyboardInterrupt

@@ -378,7 +378,7 @@ def test_a_message_stored_before_the_committed_watermark_is_counted_and_not_lost
     counted = rig.row("SELECT *, epoch_us(watermark) AS us FROM replication")
     assert counted["late_sightings"] == 2
     assert counted["us"] == ahead_ns // 1000
-    assert sorted(json.loads(copy.payload)["sender"] for copy in rig.copies(stream))[:2] == ["a", "b"]
+    assert {json.loads(copy.payload)["sender"] for copy in rig.copies(stream)} == {"a", "b"}
 
 
 def test_a_server_without_jetstream_is_one_line(rig: Rig, tmp_path: Path) -> None:

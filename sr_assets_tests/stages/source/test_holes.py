@@ -18,7 +18,7 @@ from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import Entry
 from sr_assets.stages.report import Stage
-from sr_assets.stages.source.reading import SparkReader
+from sr_assets.stages.source.reading import Reader
 from sr_assets_tests.rig import Rig, Sent, wait_until
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10h", "inspect_force_field": "force"}
@@ -237,8 +237,8 @@ def test_a_source_that_went_back_brings_nobody_back_and_accuses_nobody(
     shutil.copytree(tmp_path / "backup", source.home / "jetstream")
     source.start()
     with rig.beating(stream, of("alive"), source):
+        wait_until(lambda: rig.info(stream, source).last_sequence > 1, "a message behind the hole")
         rig.drain()
-    assert rig.row("replication")["blind_seconds"] > 3
     assert {node: events(rig, node) for node in ("alive", "gone")} == {
         "alive": ["new"],
         "gone": ["new", "timeout", "expire"],
@@ -253,11 +253,9 @@ def test_a_source_that_is_made_again_while_it_is_read_is_not_taken_for_the_one_b
     rig.publish(stream, forced(0, 3))
     rig.drain()
     rig.publish(stream, forced(3, 6))
-    read, times = SparkReader.read, iter((1,))
+    read, times = Reader.read, iter((1,))
 
-    def replaced(
-        self: SparkReader, entry: Entry, source: StreamInfo, wanted: SequenceRange, **options: str
-    ) -> pa.Table:
+    def replaced(self: Reader, entry: Entry, source: StreamInfo, wanted: SequenceRange, **options: str) -> pa.Table:
         if next(times, None):
             rig.api(f"STREAM.DELETE.{stream}")
             rig.create(stream)
@@ -265,7 +263,7 @@ def test_a_source_that_is_made_again_while_it_is_read_is_not_taken_for_the_one_b
         return read(self, entry, source, wanted, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(SparkReader, "read", replaced)
+        patched.setattr(Reader, "read", replaced)
         rig.run()
     rig.drain()
     assert numbers(rig, stream) == [0, 1, 2, *range(100, 110)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from sr_assets.stages.tracking.fold import FOLDED_SCHEMA, fold_batch, folded_tab
 from sr_assets_tests.rig import SITE, Rig
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from pyspark.sql import SparkSession
 
 SECOND = 1_000_000_000
@@ -67,7 +70,7 @@ known = st.dictionaries(senders, st.sampled_from([KNOWN, NodeState(0, 0, 3, None
 Sightings = list[tuple[str, int, int, bool]]
 
 
-def no_engine() -> SparkSession:
+def no_engine() -> AbstractContextManager[SparkSession]:
     raise AssertionError("a small batch needs no engine")
 
 
@@ -162,7 +165,7 @@ def test_a_large_batch_is_folded_in_spark_to_the_same_rows(rig: Rig, monkeypatch
     monkeypatch.setattr(fold, "_ROWS_AT_HOME", 10)
     spark = open_session(SparkSettings(), rig.home, SITE)
     try:
-        there = fold_batch(lambda: spark, rows, POLICY, None, blind)
+        there = fold_batch(lambda: nullcontext(spark), rows, POLICY, None, blind)
     finally:
         leave_session(spark)
     assert in_order(there.to_pylist()) == in_order(here.to_pylist())

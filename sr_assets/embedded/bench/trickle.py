@@ -1,0 +1,93 @@
+"""The everyday rate: few messages a second, what all our processes take of a core, and how soon a message is queryable.
+
+Not here: one message now and then (`waiting`), as many as there are (`copying`, `sampling`).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import psutil
+
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.spark.engine import engine_status
+from sr_assets.embedded.bench.rig import cluster_of
+from sr_assets.embedded.bench.waiting import ARRIVED, PROBED, probe, seconds_until, summarised
+from sr_assets.embedded.emulator import Fleet
+from sr_assets.embedded.fleet_plan import FleetPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sr_assets.embedded.bench.rig import Bench
+
+_INTERVAL_SECONDS: Final = 10.0
+_WARM_SECONDS: Final = 20.0
+_MEASURED_SECONDS: Final = 60.0
+
+
+def measure_trickle(
+    bench: Bench, per_second: int, *, warm_seconds: float = _WARM_SECONDS, seconds: float = _MEASURED_SECONDS
+) -> dict[str, Any]:
+    """Measure `sr-assets run --follow` on a fleet that sends so many messages a second, each node one in ten seconds.
+
+    One message in six is due. First our CPU and log lines alone, then how soon the message of a new node is in the target
+    and in the table; seconds.
+    """
+    bench.create(bench.source, PROBED)
+    entry = {"stream": PROBED, "target_stream": ARRIVED, "target_subject_prefix": "probe"}
+    bench.settings([{**entry, "inspect_field": "sender", "inspect_duration": "1m"}])
+    plan = FleetPlan(round(per_second * _INTERVAL_SECONDS), _INTERVAL_SECONDS)
+    log = bench.home / "follow.log"
+    with Fleet(plan, cluster_of(bench.source), f"{PROBED}.%s"), _following(bench, log) as run:
+        with Cluster(cluster_of(bench.target)) as target:
+            seconds_until(time.perf_counter(), lambda: target.stream_exists(ARRIVED))
+        time.sleep(warm_seconds)
+        began, before, lines, stored = time.monotonic(), _cpu_seconds(bench, run), _lines(log), _stored(bench)
+        time.sleep(seconds)
+        elapsed = time.monotonic() - began
+        figures = {
+            "messages_per_second": round((_stored(bench) - stored) / elapsed, 1),
+            "percent_of_a_core": round(100 * (_cpu_seconds(bench, run) - before) / elapsed, 1),
+            "log_lines_per_minute": round(60 * (_lines(log) - lines) / elapsed, 1),
+        }
+        delays = probe(bench, "trickle", lambda: None)
+    for end, values in zip(("target", "queryable"), zip(*delays, strict=True), strict=True):
+        figures |= summarised(end, values)
+    return figures
+
+
+@contextmanager
+def _following(bench: Bench, log: Path) -> Iterator[psutil.Process]:
+    """Run `sr-assets run --follow` with its output in a file."""
+    command = [sys.executable, "-m", "sr_assets", "run", "--follow"]
+    with log.open("wb") as output, subprocess.Popen(command, env=bench.environ, stdout=output, stderr=output) as run:
+        try:
+            yield psutil.Process(run.pid)
+        finally:
+            run.terminate()
+
+
+def _cpu_seconds(bench: Bench, run: psutil.Process) -> float:
+    """Return the CPU that our processes have used so far: the command with its sites, the engine with its workers."""
+    engine = engine_status(bench.home)
+    roots = [run, *([psutil.Process(engine.pid)] if engine else [])]
+    total = 0.0
+    for process in [*roots, *(child for root in roots for child in root.children(recursive=True))]:
+        with suppress(psutil.NoSuchProcess):
+            total += sum(process.cpu_times()[:4])
+    return total
+
+
+def _stored(bench: Bench) -> int:
+    with Cluster(cluster_of(bench.source)) as source:
+        return source.stream_info(PROBED).last_sequence
+
+
+def _lines(log: Path) -> int:
+    return log.read_bytes().count(b"\n")
