@@ -192,7 +192,8 @@ def _configure(rig: Rig) -> None:
     rig.add(MIRROR, **common, **tracked, target_subject_prefix=MIRROR)
     rig.add(FEED, **common, target_stream=CENTRE)
     rig.add_feed(CENTRE)
-    rig.settings(sensor={"interval": "2s"}, run_budget="20s")
+    # Some batches are large enough for Spark, others are read and copied in the run's own process.
+    rig.settings(sensor={"interval": "2s"}, run_budget="20s", spark={"from_messages": 100})
 
 
 def _begin(rig: Rig, operator: Operator) -> None:
