@@ -148,9 +148,8 @@ def _move_to_new_source(entry: Entry, state: StreamState, source: StreamInfo, pr
     state.created_ns = source.created_ns
     # What the source held behind the last message read, and behind what silence is known of, is lost: nobody knows who
     # reported then, until the first message that it stores from now on.
-    state.last_stored_ns = max(
-        (ns for ns in (state.watermark_ns, state.last_stored_ns) if ns is not None), default=None
-    )
+    known = [ns for ns in (state.watermark_ns, state.last_stored_ns) if ns is not None]
+    state.watermark_ns = state.last_stored_ns = max(known, default=None)
     state.hole_open = True
     logger.warning(
         "%s: %s; going on at %d as beginning %d (%s); read until %d, stored %s; silence is known until %s",

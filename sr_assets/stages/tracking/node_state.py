@@ -87,10 +87,11 @@ class NodeStage:
         state = load_position(self._store, cluster, stream, source)
         if not self._looked:
             follow_policy(self._store, stream, self._policy, state)
-            # A run that was cut off may not have let all the time pass that was known: nothing is read again before that.
+        begun_anew = report.state is not None and report.state.starts != state.starts
+        if not self._looked or begun_anew:
+            # Nothing is read again before all the time has passed that is known.
             self.sweep_due()
         self._looked = True
-        begun_anew = report.state is not None and report.state.starts != state.starts
         left_open = self._left_open()
         planned = next_range(stream, state.next_sequence, source, reading_end(ends, state, source), cluster)
         covered = SequenceRange(left_open.first, left_open.next) if left_open else planned

@@ -15,7 +15,7 @@ from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.positions import format_rfc3339_ns
 from sr_assets.stages.clock import Clock
-from sr_assets.stages.source.position import START_VARIABLE, advance, epoch_at
+from sr_assets.stages.source.position import START_VARIABLE, _move_to_new_source, advance, epoch_at
 from sr_assets.stages.source.reading import Ends, reading_end
 from sr_assets_tests.rig import SITE, Rig, Sent
 
@@ -167,6 +167,14 @@ def test_a_source_that_went_back_behind_the_position_is_treated_as_one_that_was_
     rig.publish(stream, numbered(rig, 1, first=14))
     rig.run()
     assert payloads(rig, stream) == expected
+
+
+def test_silence_is_known_until_the_last_message_read_when_a_source_begins_anew(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream, on_source_reset="recopy")
+    state = StreamState(stream, 1, next_sequence=5, watermark_ns=7, last_stored_ns=9, mark_sequence=4, mark_ns=9)
+    _move_to_new_source(rig.settings().streams[0], state, rig.info(stream), "it went back")
+    assert (state.watermark_ns, state.last_stored_ns, state.hole_open, state.next_sequence) == (9, 9, True, 1)
 
 
 def test_a_source_that_lost_what_was_not_read_yet_is_caught_up_and_watched_again(rig: Rig) -> None:
