@@ -7,11 +7,12 @@ Dagster shows them as they are, not in progress. Not here: what is recorded of a
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
 from sr_assets.assets.streams import stream_key
+from sr_assets.stages.report import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -59,6 +60,22 @@ class Recorder:
             yield from self._materialise(assets, report, ended=ended)
             for verdict in assets.verdicts(self._site, report, ask=ended):
                 yield from self._evaluate(verdict, ended=ended)
+
+    def numbers(self, reports: Mapping[str, StreamReport]) -> dict[str, dict[str, Any]]:
+        """Return, by label, what is recorded of the copying or folding of each entry that failed after it had begun."""
+        failed = (report for report in reports.values() if report.failure and report.state is not None)
+        return {report.stream.label: self._counts(report) for report in failed}
+
+    def _counts(self, report: StreamReport) -> dict[str, Any]:
+        counted = (Stage.REPLICA, Stage.ADVISORY_FEED)
+        recorded = self._entries[report.stream.stream].recorded(self._site, report)
+        return {
+            name: value.value
+            for stage, metadata in recorded
+            if stage in counted
+            for name, value in metadata.items()
+            if isinstance(value, dg.IntMetadataValue)
+        }
 
     def _materialise(self, assets: EntryAssets, report: StreamReport, *, ended: bool) -> Iterator[Result]:
         """Yield the assets of an entry. A stage that failed is not materialised; one that never began only at the end."""

@@ -10,6 +10,7 @@ They are one computation because a run lingers: it takes batch after batch throu
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 
@@ -49,9 +50,9 @@ def build_site_assets(settings: Settings, name: str) -> dg.AssetsDefinition:
                         if not recorder.began:
                             yield from tables_so_far(platform.settings, context.run.asset_selection)
                         yield from recorder.record(run.reports_so_far(), ended=False)
-            results = list(recorder.record(run.reports, ended=True))
+            results, numbers = list(recorder.record(run.reports, ended=True)), recorder.numbers(run.reports)
         yield from results
-        _raise_failures(run.reports)
+        _raise_failures(run.reports, numbers)
 
     return site_assets
 
@@ -62,17 +63,18 @@ def _one_line_failures(home: Path) -> Iterator[None]:
     try:
         yield
     except SrAssetsError as error:
-        raise _failure([str(error)], misconfigured=isinstance(error, ConfigurationError)) from None
+        raise _failure([str(error)], {}, misconfigured=isinstance(error, ConfigurationError)) from None
     except OSError as error:
-        raise _failure([cannot_write(error.filename or home, error)], misconfigured=False) from None
+        raise _failure([cannot_write(error.filename or home, error)], {}, misconfigured=False) from None
 
 
-def _raise_failures(reports: Mapping[str, StreamReport]) -> None:
+def _raise_failures(reports: Mapping[str, StreamReport], numbers: Mapping[str, Mapping[str, Any]]) -> None:
     failures = [report.failure for report in reports.values() if report.failure]
     if failures:
-        raise _failure(failures, misconfigured=any(report.misconfigured for report in reports.values()))
+        raise _failure(failures, numbers, misconfigured=any(report.misconfigured for report in reports.values()))
 
 
-def _failure(lines: Sequence[str], *, misconfigured: bool) -> dg.Failure:
-    """Return how a run fails: a line for each stream, and whether it is the configuration that has to change."""
-    return dg.Failure("\n".join(lines), metadata={MISCONFIGURED: misconfigured}, allow_retries=False)
+def _failure(lines: Sequence[str], numbers: Mapping[str, Mapping[str, Any]], *, misconfigured: bool) -> dg.Failure:
+    """Return how a run fails: a line for each stream, what was done all the same, and whether to change the configuration."""
+    done = {label: dg.MetadataValue.json(values) for label, values in numbers.items()}
+    return dg.Failure("\n".join(lines), metadata={MISCONFIGURED: misconfigured, **done}, allow_retries=False)

@@ -8,25 +8,23 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.domain.errors import SrAssetsError
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dagster import DagsterEvent, ExecuteInProcessResult
 
-    from sr_assets.settings import Entry, Kind, Settings
+    from sr_assets.settings import Entry, Kind
 
 
-#: What is printed of an entry, by its kind: a verb and the column of `replication` that counts it.
-_COUNTERS: Final[Mapping[Kind, Mapping[str, str]]] = {
-    "stream": {"copied": "copied_messages", "skipped": "skipped_messages"},
-    "feed": {"folded": "copied_messages", "rejected": "parked_messages"},
+#: What is printed of an entry, by its kind: the asset that is recorded of it, and by verb what is recorded there.
+_COUNTERS: Final[Mapping[Kind, tuple[str, Mapping[str, str]]]] = {
+    "stream": ("replica", {"copied": "copied_messages", "skipped": "skipped_messages"}),
+    "feed": ("advisory_feed", {"folded": "advisories", "rejected": "rejected"}),
 }
 
 
 #: The checks whose verdict `run` prints: what only an operator can mend, and what the counters do not show.
-_TOLD: Final = ("senders_found", "advisories_published")
+_PRINTED: Final = ("senders_found", "advisories_published")
 
 
 def print_line(line: str) -> None:
@@ -44,23 +42,17 @@ def print_warning(line: str) -> None:
     print(f"warning: {line}", file=sys.stderr, flush=True)  # noqa: T201  as above
 
 
-def report_run(
-    settings: Settings,
-    entries: Sequence[Entry],
-    result: ExecuteInProcessResult,
-    before: Mapping[tuple[str, str], Mapping[str, Any]],
-) -> int:
-    """Print what a run did for each entry, by its counters before and after; returns the exit code.
+def report_run(entries: Sequence[Entry], result: ExecuteInProcessResult) -> int:
+    """Print what a run did for each entry, also before it failed; returns the exit code.
 
-    Counters start again from 0 with a new state. An entry that has not begun, or was not published anew, has no line.
+    An entry that has not begun has no line.
     """
-    after = published(settings)
     for entry in entries:
-        row, old = after.get((entry.name, entry.stream)), before.get((entry.name, entry.stream), {})
-        if row is None or row["source_created"] is None or row["as_of"] == old.get("as_of"):
-            continue
-        gains = (f"{verb} {_gain(row[column], old.get(column, 0))}" for verb, column in _COUNTERS[entry.kind].items())
-        print_line(f"{entry.label}: {', '.join(gains)}, lag {row['lag_messages']}")
+        noun, counters = _COUNTERS[entry.kind]
+        recorded = _recorded(entry, noun, result.all_events)
+        if recorded:
+            counts = (f"{verb} {recorded[key]}" for verb, key in counters.items())
+            print_line(f"{entry.label}: {', '.join(counts)}, lag {recorded['lag_messages']}")
     for line in _warnings(entries, result):
         print_warning(line)
     if result.success:
@@ -76,25 +68,27 @@ def _warnings(entries: Sequence[Entry], result: ExecuteInProcessResult) -> list[
     return [
         f"{labels[tuple(verdict.asset_key.path[:2])]}: {verdict.description}"
         for verdict in result.get_asset_check_evaluations()
-        if verdict.check_name in _TOLD and not verdict.passed and verdict.description
+        if verdict.check_name in _PRINTED and not verdict.passed and verdict.description
     ]
 
 
-def _gain(now: int, before: int) -> int:
-    return now - before if now >= before else now
+def _recorded(entry: Entry, noun: str, events: Sequence[DagsterEvent]) -> Mapping[str, Any]:
+    """Return the numbers that a run recorded of an entry's asset, or of its failure; empty when it did neither."""
+    key = (*entry.asset_prefix, noun)
+    numbers: Mapping[str, Any] = {}
+    for event in events:
+        if event.is_step_materialization and event.asset_key is not None and tuple(event.asset_key.path) == key:
+            metadata = event.step_materialization_data.materialization.metadata
+            numbers = {name: value.value for name, value in metadata.items()}
+    for failure in _user_failures(events):
+        numbers = failure.metadata[entry.label].value if entry.label in failure.metadata else numbers
+    return numbers
 
 
-def published(settings: Settings) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the table `replication` by name and stream; empty when nothing is published."""
-    from sr_assets.adapters.published.reading import open_fleet, read_rows
-
-    try:
-        with open_fleet(settings.home) as connection:
-            rows = read_rows(connection, "SELECT * FROM replication")
-    except SrAssetsError:
-        return {}
-    streams = [dict(zip(rows.columns, values, strict=True)) for values in rows.values]
-    return {(row["name"], row["stream"]): row for row in streams}
+def _user_failures(events: Sequence[DagsterEvent]) -> list[Any]:
+    """Return the failures that steps raised themselves."""
+    raised = (getattr(event.event_specific_data, "user_failure_data", None) for event in events)
+    return [failure for failure in raised if failure is not None]
 
 
 def failures(events: Sequence[DagsterEvent]) -> list[str]:
@@ -115,8 +109,7 @@ def _misconfigured(events: Sequence[DagsterEvent]) -> bool:
     """Return whether a step failed because the configuration is wrong."""
     from sr_assets.resources import MISCONFIGURED
 
-    failed = (getattr(event.event_specific_data, "user_failure_data", None) for event in events)
-    marks = (failure.metadata.get(MISCONFIGURED) for failure in failed if failure is not None)
+    marks = (failure.metadata.get(MISCONFIGURED) for failure in _user_failures(events))
     return any(mark is not None and mark.value for mark in marks)
 
 

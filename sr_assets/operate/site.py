@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.operate.instance import open_instance, storage_errors
 from sr_assets.operate.processes import recorded_signals
-from sr_assets.operate.report import print_error, published, report_run
+from sr_assets.operate.report import print_error, report_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,12 +36,11 @@ def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: 
     job = build(settings).resolve_job_def(site_job_name(site))
     with recorded_signals() as interrupted:
         while True:
-            before = published(settings)
             with storage_errors(Path(os.environ["DAGSTER_HOME"])), open_instance() as instance:
                 result = _execute(job, instance, streams, whole=len(streams) == len(settings.sites[site]), once=once)
             if interrupted():
                 raise KeyboardInterrupt
-            code = report_run(settings, streams, result, before)
+            code = report_run(streams, result)
             if once:
                 return code
             while not _has_work(settings, site):

@@ -5,9 +5,15 @@ import re
 from pathlib import Path
 
 import dagster as dg
+import pytest
 
 from sr_assets import operate
 from sr_assets.adapters.state.lock import SiteLock
+from sr_assets.automation import site_job_name
+from sr_assets.definitions import build
+from sr_assets.operate.report import report_run
+from sr_assets.stages.site import Site
+from sr_assets_tests.rig import SITE, Rig, Sent
 
 
 def test_the_messages_of_a_busy_site_and_of_a_failure_reach_the_user(tmp_path: Path) -> None:
@@ -32,3 +38,29 @@ def test_the_messages_of_a_busy_site_and_of_a_failure_reach_the_user(tmp_path: P
         re.fullmatch(rf"site {tmp_path.name} is under way: run 1 \(pid {os.getpid()}\) since \S+", line)
         for line in lines
     )
+
+
+def test_a_run_prints_its_own_work_also_when_it_fails(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What an earlier run committed and did not live to publish is not this one's."""
+    good, bad = rig.make(), rig.make()
+    rig.create(bad, rig.target, subjects=[f"t.{bad}.>"], max_msgs=3, discard="new")
+    rig.add(good, target_subject_prefix="t")
+    rig.add(bad, target_subject_prefix="t", inspect_field="sender", inspect_duration="1h")
+    for stream in (good, bad):
+        rig.publish(stream, [Sent(b'{"sender": "a"}'), Sent(b'{"sender": "b"}')])
+    with monkeypatch.context() as patched:
+        patched.setattr(Site, "publish", lambda *_, **__: None)
+        rig.run()
+    rig.publish(good, [Sent(b"{}")])
+    rig.publish(bad, [Sent(b'{"sender": "c"}'), Sent(b'{"sender": "d"}'), Sent(b'{"sender": "a"}')])
+    settings = rig.settings()
+    job = build(settings).resolve_job_def(site_job_name(SITE))
+    with dg.DagsterInstance.ephemeral() as instance:
+        code = report_run(settings.streams, job.execute_in_process(instance=instance, raise_on_error=False))
+    printed = capsys.readouterr()
+    assert code == 1
+    assert f"{SITE}/{good}: copied 1, skipped 0, lag 0" in printed.out.splitlines()
+    assert f"{SITE}/{bad}: copied 0, skipped 1, lag 0" in printed.out.splitlines()
+    assert "maximum messages" in printed.err
