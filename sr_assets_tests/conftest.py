@@ -5,6 +5,7 @@ fixtures or by hand; one without it cannot start any.
 """
 
 import itertools
+import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -33,6 +34,11 @@ def _refuse_processes(event: str, _arguments: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(_refuse_processes)
+
+# A shell's `&` and `nohup` have these ignored, which what tests start would inherit. A handler of ours ends with exec.
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number is signal.SIGINT else signal.SIG_DFL)
 
 # The gate tries the same examples each time, without limits of time, which a busy machine would break. `make properties`
 # searches for others.
