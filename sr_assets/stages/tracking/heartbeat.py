@@ -44,6 +44,9 @@ class HeartbeatStage:
         assert stream.advisory is not None
         self._stream, self._advisory = stream, stream.advisory
         self._nodes, self._clock, self._grace_ns, self._report = store.nodes(stream.stream), clock, grace_ns, report
+        # Whether an error came before the next heartbeat: the first good step clears it from the state.
+        state = store.load_stream(stream.stream)
+        self._failed = state is not None and state.last_error is not None
 
     def send(self, cluster: Cluster, *, busy: bool = False) -> None:
         """Send a heartbeat, unless the last one was sent less than a minute ago.
@@ -56,6 +59,7 @@ class HeartbeatStage:
         report, state = self._report, self._report.state
         if state is None:
             return
+        self._failed |= state.last_error is not None
         waits = busy and not (self._overdue(state) and not state.lag_messages)
         before = report.alive_at or (report.began_at if waits else None)
         if before is not None and time.monotonic() - before < _EVERY_SECONDS:
@@ -63,8 +67,9 @@ class HeartbeatStage:
         now_ns, deadline_ns = self._clock.now_ns(), self._nodes.next_deadline()
         due_ns = None if deadline_ns is None else now_ns + max(0, deadline_ns - (state.watermark_ns or deadline_ns))
         report.alive_at = time.monotonic()
-        if _still_holds(state, now_ns, due_ns):
+        if not self._failed and _still_holds(state, now_ns, due_ns):
             return
+        self._failed = False
         report.alive_ns, report.alive_due_ns = now_ns, due_ns
         self._publish(cluster, self._body(state, now_ns, due_ns), now_ns)
 
@@ -102,7 +107,7 @@ def _still_holds(state: StreamState, now_ns: int, due_ns: int | None) -> bool:
     A run without new messages then sends nothing: where the advisory stream is itself copied, each heartbeat would start
     another run.
     """
-    if state.last_error is not None or state.alive_ns is None or now_ns - state.alive_ns >= _EVERY_NS:
+    if state.alive_ns is None or now_ns - state.alive_ns >= _EVERY_NS:
         return False
     if due_ns is None or state.alive_due_ns is None:
         return due_ns == state.alive_due_ns
