@@ -153,7 +153,7 @@ def expect(
 
 @dataclass
 class _Sender:
-    """One sender's life, told gap by gap."""
+    """One sender's life, gap by gap."""
 
     rules: Rules
     name: str

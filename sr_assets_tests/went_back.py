@@ -1,4 +1,4 @@
-"""What was read of a source whose store was put back: told by what it ever held and by what the runs said.
+"""What was read of a source whose store was put back, from what it ever held and what the runs said.
 
 Not here: putting it back (`soak_source`), what must have come of what was read (`reference`), comparing that (`comparison`).
 """

@@ -158,7 +158,7 @@ def peer_user(client: tuple[str, int] | None, server: tuple[str, int] | None) ->
     """Return the user whose the client's end of a connection on this machine is.
 
     None where the system does not tell; NOBODY when that end was closed already: whoever sent a request and left could
-    not be told from root.
+    not be distinguished from root.
     """
     if client is None or server is None:
         return NOBODY
