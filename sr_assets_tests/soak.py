@@ -43,7 +43,7 @@ from sr_assets_tests.marked import marked
 from sr_assets_tests.reference import SECOND, Rules, by_field
 from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
 from sr_assets_tests.soak_faults import Fault, Gremlin
-from sr_assets_tests.soak_runs import Operator
+from sr_assets_tests.soak_runs import Operator, Progress
 from sr_assets_tests.soak_source import SourceStore
 
 if TYPE_CHECKING:
@@ -119,8 +119,11 @@ class Verdict:
                 yield f"{one.kind}: {one.what}"
 
 
-def soak(home: Path, seed: int, seconds: float) -> Verdict:
-    """Let a fleet report, a site run and faults happen for so long, then compare; what was started is stopped."""
+def soak(home: Path, seed: int, seconds: float, messages: int = 0) -> Verdict:
+    """Let a fleet report, a site run and faults happen for so long, then compare; what was started is stopped.
+
+    It goes on until so many `messages` are read of what the source then holds, however slow the machine.
+    """
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(NatsServer(home / "source", "source"))
         target = stack.enter_context(NatsServer(home / "target", "target"))
@@ -141,7 +144,8 @@ def soak(home: Path, seed: int, seconds: float) -> Verdict:
             for name, plan in _plans(seed).items()
         ]
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        progress = Progress(rig.home)
+        while time.monotonic() < until or sum(progress.positions().values()) < messages:
             operator.tend()
             gremlin.tend()
             time.sleep(_TICK_SECONDS)
@@ -236,6 +240,7 @@ def main() -> int:
         prog="make soak", description="Kill everything at random; lose and double nothing."
     )
     parser.add_argument("--seconds", type=float, default=300.0, help="how long faults happen (default: 300)")
+    parser.add_argument("--messages", type=int, default=0, help="go on until so many are read (default: 0)")
     parser.add_argument(
         "--seed", type=int, default=random.SystemRandom().randrange(10**6), help="default: a random one"
     )
@@ -246,7 +251,7 @@ def main() -> int:
     _say(f"seed {arguments.seed}, {arguments.seconds:g} s, in {home}")
     try:
         with signals_as_interrupt():
-            verdict = soak(home, arguments.seed, arguments.seconds)
+            verdict = soak(home, arguments.seed, arguments.seconds, arguments.messages)
     except KeyboardInterrupt:
         shutil.rmtree(home)
         return INTERRUPTED

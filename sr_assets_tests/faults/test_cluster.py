@@ -24,7 +24,7 @@ from sr_assets.domain.messages import Message, last_origin
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings
-from sr_assets_tests.adapters.wire.rig import Names, flat, made, outgoing, publish
+from sr_assets_tests.adapters.wire.rig import Names, flat, outgoing, publish
 from sr_assets_tests.faults.copying import copy_plan
 from sr_assets_tests.nats_cluster import NatsCluster
 from sr_assets_tests.rig import Rig, Sent, address
@@ -50,8 +50,8 @@ def cluster(shared: NatsCluster) -> Iterator[NatsCluster]:
 
 def replicated(cluster: NatsCluster, name: str, subjects: str, count: int = 0) -> str:
     """Make a stream in three copies, with some messages that all of them have."""
+    cluster.create(name, subjects)
     with Connection(address(cluster.servers[0])) as connection:
-        made(connection, name, num_replicas=3, subjects=[subjects])
         fill(connection, name, count, size_bytes=300)
     cluster.await_replicas(name)
     return name

@@ -14,9 +14,11 @@ from sr_assets_tests.soak_faults import Fault
 
 @pytest.mark.timeout(600)
 def test_some_time_of_random_faults_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sr_assets_tests.soak", "--seconds", "30", "--seed", "1", "--json"]
+    # A time in which little happens would prove little, and how much happens in it depends on the machine.
+    least = 8_000
+    command = [sys.executable, "-m", "sr_assets_tests.soak", "--seconds", "30", "--messages", str(least), "--seed", "1"]
     done = subprocess.run(
-        command, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False
+        [*command, "--json"], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout)
@@ -24,8 +26,8 @@ def test_some_time_of_random_faults_loses_nothing_and_doubles_nothing(tmp_path: 
         set(Kind) - {Kind.DISORDERED}, 0
     )
     assert counts["complaints"] == 0
-    # A time in which little happens would prove little.
-    assert counts["messages"] > counts["copies"] > 3_000
+    assert counts["messages"] >= least
+    assert counts["copies"] > 1_000
     assert set(counts["transitions"]) == {"new", "timeout", "recover", "expire"}
     assert len(counts["faults"]) >= len(Fault) // 3, counts["faults"]
     assert {Fault.TARGET_AWAY, Fault.SOURCE_COPIED} <= counts["faults"].keys()
