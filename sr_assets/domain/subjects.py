@@ -80,6 +80,11 @@ def target_subject(subject: str, prefix: str = "", remove: str = "") -> str:
     return subject
 
 
+def source_subject(subject: str, prefix: str = "") -> str:
+    """Return the subject of a copy's original, as far as the copy tells: what was taken out of it is not known."""
+    return subject.removeprefix(f"{prefix}.") if prefix else subject
+
+
 def printable(subject: str) -> str:
     """Return a subject as text for tables: bytes that are not UTF-8 (lone surrogates) become `\ufffd`."""
     return subject.encode(errors="surrogateescape").decode(errors="replace")

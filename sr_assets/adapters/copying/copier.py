@@ -1,6 +1,7 @@
 """One writer's work on a batch: read the copies in the target, fetch, send, stage, account.
 
-Not here: Spark (`spark.sink`), which messages are copied (the stages), the headers of a copy (`domain.messages`).
+What only the target holds any more is staged from there. Not here: Spark (`spark.sink`), which messages are copied (the
+stages), the headers of a copy (`domain.messages`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters import wire
 from sr_assets.adapters.connection_file import open_connection
 from sr_assets.adapters.copying.fetching import fetch
 from sr_assets.adapters.copying.receipt import Receipt
@@ -17,11 +19,11 @@ from sr_assets.adapters.published.history import StagedFiles
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.domain.provenance import other_writer
+from sr_assets.domain.subjects import source_subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sr_assets.adapters import wire
     from sr_assets.adapters.copying.plan import CopyPlan
     from sr_assets.domain.messages import Message
 
@@ -43,8 +45,10 @@ class Copier:
         self._staged = StagedFiles(Path(plan.staging), partition) if plan.staging else None
         # Messages that are in the target, not given to the staged files yet.
         self._copied: list[Message] = []
-        # The copies in the target by source sequence, with their originals' stored times in ms.
-        self._found: dict[int, int] = {}
+        # The copies in the target by source sequence: their places there, and their originals' stored times in ms.
+        self._found: dict[int, tuple[int, int]] = {}
+        # Those of them whose originals the source does not hold (any more).
+        self._orphans: list[int] = []
 
     def run(self) -> Receipt:
         """Copy everything and return the receipt.
@@ -60,22 +64,32 @@ class Copier:
                 stack.enter_context(self._staged)
             sender = Sender(plan, target, self._receipt, self._stage)
             self._find_copies(sender)
+            outside = [sequence for sequence in self._found if not plan.first <= sequence < plan.next]
+            if outside:
+                raise RunError(other_writer(plan.stream, plan.identity, min(outside)))
             try:
                 sender.send(self._prepare(source, sender))
             except StopError as stop:
                 self._receipt.failure = str(stop)
-            self._stage_copied()
+            self._take_orphans(target)
+        return self._receipt
+
+    def settle(self) -> Receipt:
+        """Account for the copies that an earlier attempt has made, and make none: the source is another one by now."""
+        with contextlib.ExitStack() as stack:
+            target = stack.enter_context(open_connection(self._plan.connection, "sr-assets writer: target"))
+            if self._staged:
+                stack.enter_context(self._staged)
+            self._find_copies(Sender(self._plan, target, self._receipt, self._stage))
+            self._note_missing(list(self._rows))
+            self._take_orphans(target)
         return self._receipt
 
     def _find_copies(self, sender: Sender) -> None:
         """Read the target behind the intent: the source sequences of our copies there are copied already."""
-        plan = self._plan
         for target_sequence, copy in sender.copies():
-            self._found[copy.sequence] = copy.stored_ms
+            self._found[copy.sequence] = target_sequence, copy.stored_ms
             self._receipt.locate(target_sequence, copy.sequence)
-        outside = [sequence for sequence in self._found if not plan.first <= sequence < plan.next]
-        if outside:
-            raise RunError(other_writer(plan.stream, plan.identity, min(outside)))
 
     def _prepare(self, source: wire.Connection, sender: Sender) -> Iterator[wire.Outgoing]:
         """Yield the messages to send, and account for the others."""
@@ -107,9 +121,21 @@ class Copier:
             self._staged.add(self._copied, self._rows)
             self._copied = []
 
+    def _take_orphans(self, target: wire.Connection) -> None:
+        """Stage and count what only the target holds; its copies know the millisecond in which the original was stored."""
+        places = {self._found[sequence][0]: sequence for sequence in self._orphans}
+        for copies in wire.read_sequences(target, self._plan.stream, sorted(places), direct=False):
+            for copy in copies:
+                sequence = places[copy.sequence]
+                stored_ns = self._found[sequence][1] * 1_000_000
+                subject = source_subject(copy.subject, self._plan.prefix)
+                self._receipt.copied_bytes += len(copy.payload)
+                self._stage(copy._replace(sequence=sequence, stored_ns=stored_ns, subject=subject))
+        self._stage_copied()
+
     def _check_copy(self, message: Message) -> None:
         """Raise RunError when the copy in the target is of another message than the source now holds at its sequence."""
-        if self._found[message.sequence] != message.stored_ns // 1_000_000:
+        if self._found[message.sequence][1] != message.stored_ns // 1_000_000:
             plan = self._plan
             raise RunError(
                 f"source stream {plan.source_stream} holds another message {message.sequence} than the one that was copied"
@@ -123,8 +149,10 @@ class Copier:
             return
         receipt = self._receipt
         lost = [SequenceRange(sequence, sequence + 1) for sequence in missing if sequence not in self._found]
-        receipt.copied += len(missing) - len(lost)
-        receipt.found += len(missing) - len(lost)
+        orphans = [sequence for sequence in missing if sequence in self._found]
+        self._orphans += orphans
+        receipt.copied += len(orphans)
+        receipt.found += len(orphans)
         if lost:
             known = [SequenceRange(first, after) for first, after in receipt.missing]
             receipt.missing = [(hole.first, hole.next) for hole in merge_ranges([*known, *lost])]

@@ -73,16 +73,18 @@ class JetStreamWriter(DataSourceArrowWriter):
             raise RunError(cannot_write(self._plan.receipt, error)) from None
 
 
-def write_copies(plan: CopyPlan, rows: Mapping[int, str | None], partition: int = 0) -> Receipt:
+def write_copies(plan: CopyPlan, rows: Mapping[int, str | None], partition: int = 0, *, made: bool = False) -> Receipt:
     """Copy the messages that `rows` name (source sequence → node) as one writer: in a task, or in the run itself.
 
-    Raises WireError when a connection is lost, RunError when nothing can be staged.
+    `made`: only account for those that an earlier attempt has made. Raises WireError when a connection is lost, RunError
+    when nothing can be staged.
     """
     if not rows:
         return Receipt()
     with _writer_lock(Path(plan.folder) / f"writer-{partition}.lock"), gc_paused():
         try:
-            return Copier(plan, rows, partition).run()
+            copier = Copier(plan, rows, partition)
+            return copier.settle() if made else copier.run()
         except OSError as error:
             # About a staged file or a file of ours; a connection has an error of its own.
             raise RunError(cannot_write(plan.staging or plan.folder, error)) from None

@@ -6,29 +6,21 @@ the writing and its repair (`adapters.copying`).
 
 from __future__ import annotations
 
-import shutil
-import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from sr_assets.adapters.checkpoints import Point, reach
-from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.copying.receipt import Parked, Receipt
 from sr_assets.adapters.published.history import source_mark
-from sr_assets.adapters.spark.sink import await_writers, write_copies, writers_at_work
-from sr_assets.adapters.spark.source import FORMAT
 from sr_assets.adapters.state.store import gap_row
-from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.positions import SequenceRange, merge_ranges
+from sr_assets.stages.replication.writers import Writers
 from sr_assets.stages.source.position import advance, note_read
-from sr_assets.stages.source.reading import average_bytes, gap_rows
-from sr_assets.stages.tracking.node_snapshots import staging_folder
+from sr_assets.stages.source.reading import gap_rows
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
     from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.adapters.state.records import CopyState, Intent, StreamState
     from sr_assets.stages.replication.context import CopyContext
@@ -52,23 +44,12 @@ class Batch:
         self._stream, self._store, self._report = context.stream, context.store, context.report
         self._covered = SequenceRange(intent.first, intent.next)
         self._present = SequenceRange(intent.available, intent.next)
-        # Not the intent's id: a writer that outlived the run which began this batch must not go on beside ours.
-        self._attempt = uuid.uuid4().hex
         self._mark = source_mark(state.created_ns, state.reset_starts)
+        self._writers = Writers(context, source, state, intent, target, self._mark)
 
     def run(self) -> None:
         """Make the copies and commit their receipt. Raises RunError when the target refuses: the intent stays."""
-        # From here on, tasks that an earlier run left running may no longer write.
-        writers = self._context.writers
-        writers.mkdir(parents=True, exist_ok=True)
-        batch_file = writers / "batch"
-        draft = batch_file.with_name(".batch")
-        draft.write_text(self._attempt)
-        draft.replace(batch_file)
-        if writers_at_work(writers):
-            # Joining the session interrupts them; a task that cannot be interrupted sees that another batch has begun.
-            self._context.spark.session()
-            await_writers(writers)
+        self._writers.take_over()
         if self._intent.resend:
             self._run_resend()
         elif self._intent.folded:
@@ -82,7 +63,7 @@ class Batch:
         """Make the copies that are due; messages that the source has lost since the decision are a gap."""
         queue, intent = self._store.copy_queue(self._stream.stream), self._intent
         due = queue.inside(self._covered, intent.starts)
-        receipt = self._write(due) if due.num_rows else Receipt()
+        receipt = self._writers.write(due) if due.num_rows else Receipt()
         lost = [SequenceRange(first, after) for first, after in receipt.missing]
         now_ns = self._context.clock.now_ns()
         gaps = [gap_row(self._stream.stream, hole, len(hole), "lost", now_ns) for hole in lost]
@@ -103,7 +84,7 @@ class Batch:
         stream, state, intent = self._stream, self._state, self._intent
         receipt = Receipt()
         if len(self._present):
-            receipt = self._write(self._present)
+            receipt = self._writers.write(self._present)
         absent = [SequenceRange(first, after) for first, after in receipt.missing]
         seen = len(self._present) - sum(map(len, absent))
         now_ns = self._context.clock.now_ns()
@@ -143,7 +124,7 @@ class Batch:
         log = store.copy_log(name)
         resends = log.resends(until=self._intent.next)
         sequences = [sequence for resend in resends for sequence in range(resend.covered.first, resend.covered.next)]
-        receipt = self._write(pa.table({"sequence": sequences}))
+        receipt = self._writers.write(pa.table({"sequence": sequences}))
         stood = {
             sequence
             for resend in resends
@@ -173,76 +154,6 @@ class Batch:
                 store.save_intent(replace(waiting, target_sequence=since, waits=bool(log.resends(1))))
         self._report.resent += receipt.copied - receipt.found
         self._report.gap_messages += len(lost)
-
-    # ------------------------------------------------------------------------------------------------- the writers' work
-
-    def _spread(self, spark: SparkSession, rows: pa.Table | SequenceRange) -> DataFrame:
-        """Return the rows for Spark's writers, partitioned so that each keeps the configured `order`."""
-        workers = self._stream.workers
-        if isinstance(rows, SequenceRange):
-            return spark.range(rows.first, rows.next, 1, workers).withColumnRenamed("id", "sequence")
-        frame = spark.createDataFrame(rows)
-        if workers == 1 or self._intent.resend:
-            return frame.coalesce(1)
-        return frame.repartition(workers, "node") if self._stream.order == "sender" else frame.repartition(workers)
-
-    def _write(self, rows: pa.Table | SequenceRange) -> Receipt:
-        """Copy the messages that the rows name (sequence, of a tracked stream also node): many in Spark, a few here.
-
-        Raises RunError when the target refuses.
-        """
-        context, stream, target = self._context, self._stream, self._target
-        if target.created_ns != self._intent.target_created_ns:
-            raise TransientError(f"target stream {stream.target_stream} was made again while a batch was under way")
-        receipt_file = context.writers / "receipt.json"
-        plan = self._copy_plan(str(receipt_file))
-        if plan.staging:
-            # An attempt before this one may have had more writers, each with a file of its own.
-            shutil.rmtree(plan.staging, ignore_errors=True)
-        if context.spark.needed(len(rows), len(rows) * average_bytes(self._source)):
-            receipt_file.unlink(missing_ok=True)
-            with context.spark.use() as session:
-                self._spread(session, rows).write.format(FORMAT).mode("append").options(**plan.encode()).save()
-            receipt = Receipt.read(receipt_file)
-        else:
-            receipt = write_copies(plan, _nodes_by_sequence(rows))
-        reach(Point.PUBLISHED)
-        if receipt.failure:
-            raise RunError(receipt.failure)
-        return receipt
-
-    def _copy_plan(self, receipt_file: str) -> CopyPlan:
-        context, stream, intent, state = self._context, self._stream, self._intent, self._state
-        # What was decided lies before the last message read; any other range before the source's last message then.
-        decided = (intent.folded or intent.resend) and state.mark_sequence is not None
-        staged = stream.tracked and not intent.resend
-        return CopyPlan(
-            connection=context.files.path(stream.target),
-            stream=stream.target_stream,
-            subjects=self._target.subjects,
-            source_connection=context.files.path(stream.source),
-            source_stream=stream.stream,
-            direct=self._source.supports_batched_direct_get,
-            filter=None if intent.folded else stream.filter_subject,
-            replicator=stream.replicator,
-            name=stream.name,
-            created_ns=intent.created_ns,
-            resend=intent.starts,
-            source_sequence=state.mark_sequence if decided else intent.source_sequence,
-            source_ns=state.mark_ns if decided else intent.source_ns,
-            prefix=stream.prefix,
-            remove=stream.remove,
-            first=intent.first,
-            next=intent.next,
-            since=intent.target_sequence,
-            # The fold has decided on a tracked stream's messages: the rows have none that is too old.
-            cutoff_ns=None if intent.folded or intent.resend else intent.cutoff_ns,
-            on_poison=stream.on_poison,
-            folder=str(context.writers),
-            batch=self._attempt,
-            receipt=receipt_file,
-            staging=str(staging_folder(context.folder, stream, self._covered, self._mark)) if staged else None,
-        )
 
     # --------------------------------------------------------------------------------------------------- what is committed
 
@@ -285,11 +196,3 @@ class Batch:
         report.parked += len(receipt.parked)
         report.disordered += receipt.disordered
         report.gap_messages += sum(gap["messages"] for gap in gaps if gap["reason"] != "filtered")
-
-
-def _nodes_by_sequence(rows: pa.Table | SequenceRange) -> dict[int, str | None]:
-    """Return the rows of a write as one writer takes them: source sequence → node."""
-    if isinstance(rows, SequenceRange):
-        return dict.fromkeys(range(rows.first, rows.next))
-    nodes = rows["node"].to_pylist() if "node" in rows.column_names else [None] * len(rows)
-    return dict(zip(rows["sequence"].to_pylist(), nodes, strict=True))

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sr_assets.adapters.copying.receipt import Receipt
+from sr_assets.adapters.published.history import source_mark
 from sr_assets.adapters.state.store import gap_row
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.stages.replication.target_history import TargetReview
+from sr_assets.stages.replication.writers import Writers
 
 if TYPE_CHECKING:
     from sr_assets.adapters.nats.stream_info import StreamInfo
@@ -27,7 +29,8 @@ _ALL = 1 << 62
 def settle_lost(context: CopyContext, source: StreamInfo, copying: CopyState) -> bool:
     """Remove the queued copies of an earlier source; returns whether there were any.
 
-    Those that an open batch has made are counted as copied, the others are a gap with reason `lost`.
+    Those that an open batch has made are counted as copied and taken into the history, the others are a gap with reason
+    `lost`.
     """
     stream, store = context.stream, context.store
     queue = store.copy_queue(stream.stream)
@@ -35,22 +38,31 @@ def settle_lost(context: CopyContext, source: StreamInfo, copying: CopyState) ->
     state = store.load_stream(stream.stream)
     if front is None or state is None or front.starts >= state.reset_starts:
         return False
-    whole = SequenceRange(0, _ALL)
-    due = set(queue.inside(whole, front.starts)["sequence"].to_pylist())
-    made = _made(context, source, copying, store.open_intent(stream.stream)) & due
-    lost = due - made
-    copying.copied_messages += len(made)
-    copying.lost_messages += len(lost)
-    logger.warning("%s: %d queued copies are lost with their source", stream.label, len(lost))
+    intent, behind, receipt = store.open_intent(stream.stream), 0, Receipt()
+    if intent is not None:
+        # The batch is of the front of the queue.
+        behind = intent.next
+        receipt = _settle(context, source, state, intent, queue.inside(_covered(intent), front.starts))
+    never_begun = queue.inside(SequenceRange(behind, _ALL), front.starts)["sequence"]
+    holes = [SequenceRange(first, after) for first, after in receipt.missing]
+    lost = sum(map(len, holes)) + len(never_begun)
+    if len(never_begun):
+        holes.append(SequenceRange(never_begun[0].as_py(), never_begun[-1].as_py() + 1))
+    copying.copied_messages += receipt.copied
+    copying.copied_bytes += receipt.copied_bytes
+    copying.lost_messages += lost
+    logger.warning("%s: %d queued copies are lost with their source", stream.label, lost)
     with store.transaction():
-        if lost:
-            hole = SequenceRange(min(lost), max(lost) + 1)
-            gap = gap_row(stream.stream, hole, len(lost), "lost", context.clock.now_ns())
+        if holes:
+            hole = SequenceRange(min(one.first for one in holes), max(one.next for one in holes))
+            gap = gap_row(stream.stream, hole, lost, "lost", context.clock.now_ns())
             store.add_rows("gaps", pa.Table.from_pylist([gap]))
-        queue.strike(whole, front.starts)
+        queue.strike(SequenceRange(0, _ALL), front.starts)
+        if intent is not None and stream.tracked:
+            store.snapshot_index(stream.stream).stage(intent.first, intent.next, _mark(intent))
         store.clear_intent(stream.stream)
         store.save_copying(copying)
-    context.report.gap_messages += len(lost)
+    context.report.gap_messages += lost
     return True
 
 
@@ -61,22 +73,41 @@ def settle_abandoned(context: CopyContext, source: StreamInfo, state: StreamStat
     """
     intent = context.store.open_intent(context.stream.stream)
     if intent is not None and not intent.folded:
-        made = len(_made(context, source, copying, intent))
-        state.seen_messages += made
-        copying.copied_messages += made
+        receipt = _settle(context, source, state, intent, _covered(intent))
+        state.seen_messages += receipt.copied
+        copying.copied_messages += receipt.copied
+        copying.copied_bytes += receipt.copied_bytes
 
 
-def _made(context: CopyContext, source: StreamInfo, copying: CopyState, intent: Intent | None) -> set[int]:
-    """Return the source sequences that an open batch has left in the target."""
-    if intent is None:
-        return set()
-    target = context.clusters.connect(context.stream.target).find_stream(context.stream.target_stream)
+def stage_open_batch(context: CopyContext, source: StreamInfo) -> None:
+    """Take the copies that an open batch has made into the history: as the stream is recovered nobody makes them again."""
+    stream, store = context.stream, context.store
+    state, intent = store.load_stream(stream.stream), store.open_intent(stream.stream)
+    if state is None or intent is None or not intent.folded or not stream.tracked:
+        return
+    _settle(context, source, state, intent, store.copy_queue(stream.stream).inside(_covered(intent), intent.starts))
+    with store.transaction():
+        store.snapshot_index(stream.stream).stage(intent.first, intent.next, _mark(intent))
+
+
+def _settle(
+    context: CopyContext, source: StreamInfo, state: StreamState, intent: Intent, rows: pa.Table | SequenceRange
+) -> Receipt:
+    """Return what an open batch has left in the target of what the rows name; the rest is missing."""
+    target_stream = intent.target_stream or context.stream.target_stream
+    target = context.clusters.connect(context.stream.target).find_stream(target_stream)
     if target is None or target.created_ns != intent.target_created_ns:
-        return set()
-    behind = SequenceRange(intent.target_sequence + 1, max(intent.target_sequence, target.last_sequence) + 1)
-    if not len(behind):
-        return set()
-    state = context.store.load_stream(context.stream.stream)
-    assert state is not None
-    review = TargetReview(context, source, state, copying, target)
-    return set(review.read_copies(behind).values())
+        sequences = range(rows.first, rows.next) if isinstance(rows, SequenceRange) else rows["sequence"].to_pylist()
+        return Receipt(missing=[(sequence, sequence + 1) for sequence in sequences])
+    writers = Writers(context, source, state, intent, target, _mark(intent))
+    writers.take_over()
+    return writers.settle(rows)
+
+
+def _mark(intent: Intent) -> str:
+    """Return the `source_mark` of the source that an intent was made for."""
+    return source_mark(intent.created_ns, intent.starts)
+
+
+def _covered(intent: Intent) -> SequenceRange:
+    return SequenceRange(intent.first, intent.next)

@@ -13,7 +13,7 @@ from sr_assets.domain.senders import inspect
 from sr_assets.domain.tracking import Sighting, sight, splay_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from sr_assets.domain.blindness import BlindSpans
     from sr_assets.domain.messages import Message
@@ -79,10 +79,14 @@ def _see(policy: Policy, rebuilt: Rebuilt, sender: str, sighting: Sighting, *, c
     rebuilt.transitions += [(sender, transition) for transition in transitions]
 
 
-def keep_known_nodes(rebuilt: Rebuilt, known: Mapping[str, NodeState]) -> None:
-    """Keep the nodes of a readable state of which nothing is left to rebuild them from; counters never go back."""
+def keep_known_nodes(rebuilt: Rebuilt, known: Mapping[str, NodeState], not_made: Collection[str | None]) -> None:
+    """Keep the nodes of a readable state of which nothing is left to rebuild them from; counters never go back.
+
+    `not_made` are those with a copy that was decided and will not be made: the next message of such a node is copied.
+    """
     for node, state in known.items():
-        rebuilt.nodes.setdefault(node, state)
+        kept = replace(state, copied_ns=None, copied_bytes=None) if node in not_made else state
+        rebuilt.nodes.setdefault(node, kept)
     continue_counters(rebuilt, {node: state.transition for node, state in known.items()})
 
 

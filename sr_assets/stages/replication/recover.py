@@ -25,7 +25,9 @@ from sr_assets.domain.availability import Advisory, read_message
 from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.subjects import advisory_pattern
+from sr_assets.stages.replication.context import CopyContext
 from sr_assets.stages.replication.copies import check_source, find_copies, read_stream
+from sr_assets.stages.replication.lost import stage_open_batch
 from sr_assets.stages.replication.rebuilding import Rebuilt, continue_counters, keep_known_nodes, rebuild_nodes
 from sr_assets.stages.replication.unsettled import find_unsettled
 from sr_assets.stages.report import StreamReport
@@ -135,7 +137,10 @@ def _rebuild_nodes(
     assert stream.extractor is not None  # a tracked stream has one: settings see to it
     messages = read_stream(stream.source, source, stream.filter_subject, until=copies.last or 0)
     rebuild_nodes(policy, stream.extractor, copies, source.first_sequence, messages, rebuilt)
-    keep_known_nodes(rebuilt, {node: state_of(values) for node, *values in nodes.all_states()})
+    queued = site.state.copy_queue(stream.stream).everything()
+    here = source.created_ns
+    not_made = {node for created_ns, sequence, node in queued if created_ns != here or sequence > (copies.last or 0)}
+    keep_known_nodes(rebuilt, {node: state_of(values) for node, *values in nodes.all_states()}, not_made)
     _continue_announced(site, stream, rebuilt)
 
 
@@ -234,7 +239,7 @@ def _commit(
     """
     policy, store, name = stream.policy, site.state, stream.stream
     if stream.tracked:
-        SnapshotStage(stream, store, site.settings.home, site.folder, None, StreamReport(stream)).index_staged()
+        _keep_history(site, stream, source)
     unsettled = find_unsettled(site, stream, source, state, copies)
     state.seen_messages += len(unsettled.due) + unsettled.lost + unsettled.too_old
     state.too_old_messages, state.gap_messages = unsettled.too_old, unsettled.absent
@@ -254,6 +259,15 @@ def _commit(
         folded = folded_table([transition_row(sender, transition) for sender, transition in rebuilt.transitions])
         add_transitions(store, stream, state, folded, StreamReport(stream), history=True)
     return unsettled
+
+
+def _keep_history(site: Site, stream: StreamSettings, source: StreamInfo) -> None:
+    """Move the rows of committed batches into the history, and those of the copies that an open one has made."""
+    report, home = StreamReport(stream), site.settings.home
+    files, clock, folder = site.files, site.clock, site.folder
+    context = CopyContext(stream, site.state, site.clusters, site.spark, files, clock, home, folder, report)
+    stage_open_batch(context, source)
+    SnapshotStage(stream, site.state, home, folder, None, report).index_staged()
 
 
 def _index_history(site: Site, stream: StreamSettings, state: StreamState) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from sr_assets.adapters.state.pausing import set_paused
 from sr_assets.adapters.state.store import SiteState
@@ -34,6 +35,13 @@ def forced(first: int, after: int, nodes: int = 7, **more: Any) -> list[Sent]:
 
 def numbers(rig: Rig, stream: str) -> list[int]:
     return [json.loads(copy.payload)["n"] for copy in rig.copies(stream)]
+
+
+def history(rig: Rig, stream: str) -> list[int]:
+    """Return what is in the history of a stream."""
+    files = (rig.home / "snapshots" / f"name={SITE}" / f"stream={stream}").rglob("*.parquet")
+    payloads = [text for file in files for text in parquet.read_table(file, partitioning=None)["payload"].to_pylist()]
+    return sorted(json.loads(text)["n"] for text in payloads)
 
 
 def assert_counters_add_up(rig: Rig) -> dict[str, Any]:
@@ -130,13 +138,8 @@ def test_what_was_due_of_a_source_that_was_made_again_is_never_taken_from_the_ne
     assert (row["queued_messages"], row["last_error"]) == (0, None)
 
 
-@pytest.mark.parametrize(("entry", "lost"), ((TRACKED, 15), ({}, None)), ids=("tracked", "plain"))
-def test_copies_that_an_open_batch_had_made_of_a_source_that_is_gone_count_as_copied(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, entry: dict[str, Any], lost: int | None
-) -> None:
-    stream = rig.make()
-    rig.add(stream, on_source_reset="recopy", batch_messages=10, **entry)
-    rig.publish(stream, forced(0, 25))
+def cut_off(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin a run, and end it when a batch has made its copies and has not noted them."""
 
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
@@ -145,16 +148,52 @@ def test_copies_that_an_open_batch_had_made_of_a_source_that_is_gone_count_as_co
         patched.setattr(Batch, "_note_copies", crash)
         with pytest.raises(KeyboardInterrupt):
             rig.run()
+
+
+@pytest.mark.parametrize("entry", (TRACKED | {"target_subject_prefix": "up"}, {}), ids=("tracked", "plain"))
+def test_copies_that_an_open_batch_had_made_of_a_source_that_is_gone_count_as_copied(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, entry: dict[str, Any]
+) -> None:
+    stream = rig.make()
+    rig.add(stream, on_source_reset="recopy", batch_messages=10, **entry)
+    rig.publish(stream, forced(0, 25))
+    cut_off(rig, monkeypatch)
     assert numbers(rig, stream) == list(range(10))
+    stood = rig.stored(stream)
     rig.api(f"STREAM.DELETE.{stream}")
     rig.create(stream)
     rig.publish(stream, forced(100, 105))
     rig.drain()
     assert numbers(rig, stream) == [*range(10), *range(100, 105)]
     # What was due and not copied is lost; what was not read was never seen.
+    lost = 15 if entry else None
     assert rig.row("SELECT sum(messages) AS n FROM gaps WHERE reason = 'lost'")["n"] == lost
     row = assert_counters_add_up(rig)
     assert (row["seen_messages"], row["copied_messages"], row["gap_messages"]) == (15, 15, lost or 0)
+    assert row["copied_bytes"] == sum(len(copy.payload) for copy in rig.copies(stream))
+    if not entry:
+        return
+    # The copies in the target are all there is of those messages.
+    assert history(rig, stream) == [*range(10), *range(100, 105)]
+    newest = rig.rows("SELECT sequence, subject, stored_at, payload FROM node_snapshots WHERE node IN ('n0', 'n1')")
+    for row, was in zip(sorted(newest, key=lambda row: row["sequence"]), stood[7:9], strict=True):
+        assert (row["sequence"], row["subject"], row["payload"]) == (was.sequence, was.subject, was.payload.decode())
+        assert int(row["stored_at"].timestamp() * 1_000) == was.stored_ns // 1_000_000
+
+
+def test_copies_that_an_open_batch_had_made_of_messages_that_the_source_has_lost_since_are_in_the_history(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = rig.make()
+    rig.add(stream, batch_messages=10, **TRACKED)
+    rig.publish(stream, forced(0, 25))
+    cut_off(rig, monkeypatch)
+    rig.api(f"STREAM.PURGE.{stream}", {"seq": 13})
+    rig.drain()
+    assert numbers(rig, stream) == history(rig, stream) == [*range(10), *range(12, 25)]
+    row = assert_counters_add_up(rig)
+    assert (row["copied_messages"], row["gap_messages"]) == (23, 2)
+    assert row["copied_bytes"] == sum(len(copy.payload) for copy in rig.copies(stream))
 
 
 def test_the_history_of_a_new_source_is_not_covered_by_the_old_ones(rig: Rig) -> None:
@@ -210,13 +249,7 @@ def test_a_batch_under_way_is_finished_exactly_although_the_configuration_has_ch
         # What is due is decided before the configuration changes.
         rig.run(stages=(Stage.NODE_STATE,))
 
-    def crash(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Batch, "_note_copies", crash)
-        with pytest.raises(KeyboardInterrupt):
-            rig.run()
+    cut_off(rig, monkeypatch)
     assert numbers(rig, stream) == list(range(10))
     changed = {key: value.format(stream=stream) for key, value in change.items()}
     rig.entries[0] |= changed

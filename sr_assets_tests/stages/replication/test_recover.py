@@ -170,13 +170,8 @@ def test_what_was_queued_of_a_source_that_was_made_again_is_recorded_as_lost(rig
     assert_counters_add_up(rig)
 
 
-def test_a_batch_under_way_of_a_stream_that_is_not_tracked_is_finished_exactly(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream = rig.make()
-    rig.add(stream, batch_messages=10, filter_subject=f"{stream}.m")
-    bodies = [Sent(b'{"n": %d}' % n, "other" if n == 6 else "m") for n in range(1, 26)]
-    rig.publish(stream, bodies)
+def cut_off(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin a run, and end it when a batch has made its copies and has not noted them."""
 
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
@@ -185,6 +180,32 @@ def test_a_batch_under_way_of_a_stream_that_is_not_tracked_is_finished_exactly(
         patched.setattr(Batch, "_note_copies", crash)
         with pytest.raises(KeyboardInterrupt):
             rig.run()
+
+
+def test_the_copies_of_a_batch_under_way_are_in_the_history_although_no_run_makes_them_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = rig.make()
+    rig.add(stream, batch_messages=10, **SAMPLED)
+    rig.publish(stream, numbered(25))
+    cut_off(rig, monkeypatch)
+    # A window that was cut off leaves a hole.
+    rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": 4}, rig.target)
+    assert "1 copies that were queued or under way are made" in recover(rig, stream)
+    rig.drain()
+    assert sorted(numbers(rig, stream)) == list(range(1, 26))
+    assert [row["sequence"] for row in rig.rows("SELECT sequence FROM node_snapshots ORDER BY 1")] == [*range(1, 26)]
+
+
+def test_a_batch_under_way_of_a_stream_that_is_not_tracked_is_finished_exactly(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = rig.make()
+    rig.add(stream, batch_messages=10, filter_subject=f"{stream}.m")
+    bodies = [Sent(b'{"n": %d}' % n, "other" if n == 6 else "m") for n in range(1, 26)]
+    rig.publish(stream, bodies)
+
+    cut_off(rig, monkeypatch)
     assert numbers(rig, stream) == [1, 2, 3, 4, 5, 7, 8, 9, 10]
     # A window that was cut off leaves holes before later copies.
     for sequence in (2, 4):

@@ -1,0 +1,144 @@
+"""The writers of one batch of copies, in Spark or in this process, and what they are told.
+
+Here: the plan of a batch, stopping the writers of an earlier attempt, how rows are spread. Not here: which rows
+(`batch`, `lost`), a writer's work (`adapters.copying`).
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.copying.plan import CopyPlan
+from sr_assets.adapters.copying.receipt import Receipt
+from sr_assets.adapters.spark.sink import await_writers, write_copies, writers_at_work
+from sr_assets.adapters.spark.source import FORMAT
+from sr_assets.domain.errors import RunError, TransientError
+from sr_assets.domain.positions import SequenceRange
+from sr_assets.stages.source.reading import average_bytes
+from sr_assets.stages.tracking.node_snapshots import staging_folder
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sr_assets.adapters.nats.stream_info import StreamInfo
+    from sr_assets.adapters.state.records import Intent, StreamState
+    from sr_assets.stages.replication.context import CopyContext
+
+
+class Writers:
+    """The writers of one attempt at a batch; `mark` is the `source_mark` of the files they stage."""
+
+    def __init__(
+        self,
+        context: CopyContext,
+        source: StreamInfo,
+        state: StreamState,
+        intent: Intent,
+        target: StreamInfo,
+        mark: str,
+    ) -> None:
+        """Take the intent, and the source and the target as they are."""
+        self._context, self._source, self._state = context, source, state
+        self._stream, self._intent, self._target, self._mark = context.stream, intent, target, mark
+        # Not the intent's id: a writer that outlived the run which began this batch must not go on beside ours.
+        self._attempt = uuid.uuid4().hex
+
+    def take_over(self) -> None:
+        """End the writers of an earlier attempt: tasks that an earlier run left running may no longer write."""
+        writers = self._context.writers
+        writers.mkdir(parents=True, exist_ok=True)
+        batch_file = writers / "batch"
+        draft = batch_file.with_name(".batch")
+        draft.write_text(self._attempt)
+        draft.replace(batch_file)
+        if writers_at_work(writers):
+            # Joining the session interrupts them; a task that cannot be interrupted sees that another batch has begun.
+            self._context.spark.session()
+            await_writers(writers)
+
+    def write(self, rows: pa.Table | SequenceRange) -> Receipt:
+        """Copy the messages that the rows name (sequence, of a tracked stream also node): many in Spark, a few here.
+
+        Raises RunError when the target refuses.
+        """
+        context, stream, target = self._context, self._stream, self._target
+        if target.created_ns != self._intent.target_created_ns:
+            raise TransientError(f"target stream {stream.target_stream} was made again while a batch was under way")
+        receipt_file = context.writers / "receipt.json"
+        plan = self._plan(str(receipt_file))
+        if context.spark.needed(len(rows), len(rows) * average_bytes(self._source)):
+            receipt_file.unlink(missing_ok=True)
+            with context.spark.use() as session:
+                self._spread(session, rows).write.format(FORMAT).mode("append").options(**plan.encode()).save()
+            receipt = Receipt.read(receipt_file)
+        else:
+            receipt = write_copies(plan, _nodes_by_sequence(rows))
+        reach(Point.PUBLISHED)
+        if receipt.failure:
+            raise RunError(receipt.failure)
+        return receipt
+
+    def settle(self, rows: pa.Table | SequenceRange) -> Receipt:
+        """Account for the copies that an earlier attempt has made of what the rows name; no other is made."""
+        return write_copies(self._plan(""), _nodes_by_sequence(rows), made=True)
+
+    def _spread(self, spark: SparkSession, rows: pa.Table | SequenceRange) -> DataFrame:
+        """Return the rows for Spark's writers, partitioned so that each keeps the configured `order`."""
+        workers = self._stream.workers
+        if isinstance(rows, SequenceRange):
+            return spark.range(rows.first, rows.next, 1, workers).withColumnRenamed("id", "sequence")
+        frame = spark.createDataFrame(rows)
+        if workers == 1 or self._intent.resend:
+            return frame.coalesce(1)
+        return frame.repartition(workers, "node") if self._stream.order == "sender" else frame.repartition(workers)
+
+    def _plan(self, receipt_file: str) -> CopyPlan:
+        """Return what the writers are told; what an attempt before this one has staged is removed."""
+        context, stream, intent, state = self._context, self._stream, self._intent, self._state
+        # What was decided lies before the last message read; any other range before the source's last message then.
+        decided = (intent.folded or intent.resend) and state.mark_sequence is not None
+        covered = SequenceRange(intent.first, intent.next)
+        staging = staging_folder(context.folder, stream, covered, self._mark)
+        if staged := stream.tracked and not intent.resend:
+            # It may have had more writers, each with a file of its own.
+            shutil.rmtree(staging, ignore_errors=True)
+        return CopyPlan(
+            connection=context.files.path(stream.target),
+            stream=self._target.stream,
+            subjects=self._target.subjects,
+            source_connection=context.files.path(stream.source),
+            source_stream=stream.stream,
+            direct=self._source.supports_batched_direct_get,
+            filter=None if intent.folded else stream.filter_subject,
+            replicator=stream.replicator,
+            name=stream.name,
+            created_ns=intent.created_ns,
+            resend=intent.starts,
+            source_sequence=state.mark_sequence if decided else intent.source_sequence,
+            source_ns=state.mark_ns if decided else intent.source_ns,
+            prefix=stream.prefix,
+            remove=stream.remove,
+            first=intent.first,
+            next=intent.next,
+            since=intent.target_sequence,
+            # The fold has decided on a tracked stream's messages: the rows have none that is too old.
+            cutoff_ns=None if intent.folded or intent.resend else intent.cutoff_ns,
+            on_poison=stream.on_poison,
+            folder=str(context.writers),
+            batch=self._attempt,
+            receipt=receipt_file,
+            staging=str(staging) if staged else None,
+        )
+
+
+def _nodes_by_sequence(rows: pa.Table | SequenceRange) -> dict[int, str | None]:
+    """Return the rows of a write as one writer takes them: source sequence → node."""
+    if isinstance(rows, SequenceRange):
+        return dict.fromkeys(range(rows.first, rows.next))
+    nodes = rows["node"].to_pylist() if "node" in rows.column_names else [None] * len(rows)
+    return dict(zip(rows["sequence"].to_pylist(), nodes, strict=True))
