@@ -1,7 +1,7 @@
-"""The table of contents: settings → resources → each stream in flow order, the feeds → fleet tables → automation.
+"""The table of contents: settings → resources → each site's assets in flow order, its job and sensor → fleet tables.
 
-`build` assembles the platform from settings, with any resource replaced by another; `defs` is what Dagster loads, from
-the configured file.
+`build` assembles the platform from settings, with any resource replaced by another; `build_sites` what runs of some sites
+need of it; `defs` is what Dagster loads, from the configured file.
 """
 
 from __future__ import annotations
@@ -10,15 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from sr_assets.adapters.garbage import gc_paused
 from sr_assets.assets.entries import entry_assets
 from sr_assets.assets.fleet import build_fleet_assets
 from sr_assets.assets.sites import build_site_assets
-from sr_assets.automation import build_lag_sensor, build_retention_schedule, build_site_job, retention
+from sr_assets.automation import (
+    build_lag_sensor,
+    build_retention_schedule,
+    build_site_job,
+    retention,
+    sites_to_load,
+)
 from sr_assets.resources import FleetTables, Platform, spark_resource
 from sr_assets.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from sr_assets.settings import Settings
 
@@ -29,16 +36,36 @@ def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.
     Resources are `platform` for our own assets, `fleet_tables` and `spark` for assets that others build on them;
     `resources` replace those of the same name, and may add others.
     """
-    sources = [spec for entry in settings.entries for spec in entry_assets(entry).source_specs(settings.streams)]
-    sites = [build_site_assets(settings, name) for name in settings.sites]
+    provided = {**_build_resources(settings), **(resources or {})}
+    sites = [_site_parts(settings, name, provided) for name in settings.sites]
     return dg.Definitions(
-        assets=[*sources, *sites, build_fleet_assets(settings.streams, settings.feeds)],
-        jobs=[*map(build_site_job, settings.sites), retention],
+        assets=[*(asset for assets, _ in sites for asset in assets), build_fleet_assets(settings)],
+        jobs=[*(job for _, job in sites), retention],
         sensors=[build_lag_sensor(settings, name) for name in settings.sites],
         schedules=[build_retention_schedule()],
-        resources={**_build_resources(settings), **(resources or {})},
+        resources=provided,
         executor=dg.in_process_executor,
     )
+
+
+def build_sites(settings: Settings, names: Sequence[str]) -> dg.Definitions:
+    """Return what runs of these sites need to know: their assets and jobs, and nothing of the others."""
+    resources = _build_resources(settings)
+    sites = [_site_parts(settings, name, resources) for name in names]
+    return dg.Definitions(
+        assets=[asset for assets, _ in sites for asset in assets],
+        jobs=[job for _, job in sites],
+        resources=resources,
+        executor=dg.in_process_executor,
+    )
+
+
+def _site_parts(
+    settings: Settings, name: str, resources: Mapping[str, Any]
+) -> tuple[list[dg.AssetsDefinition | dg.AssetSpec], dg.JobDefinition]:
+    sources = [spec for entry in settings.sites[name] for spec in entry_assets(entry).source_specs(settings)]
+    assets: list[dg.AssetsDefinition | dg.AssetSpec] = [*sources, build_site_assets(settings, name)]
+    return assets, build_site_job(name, assets, {"platform": resources["platform"]})
 
 
 def _build_resources(settings: Settings) -> dict[str, Any]:
@@ -51,5 +78,14 @@ def _build_resources(settings: Settings) -> dict[str, Any]:
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """Return the platform of the configured file (`SR_ASSETS_CONFIG`, else `conf/replication.yaml`)."""
-    return build(load_settings())
+    """Return the platform of the configured file (`SR_ASSETS_CONFIG`, else `conf/replication.yaml`).
+
+    In the process of a run it is the sites that have a run under way, which takes no longer when there are many others.
+    """
+    with gc_paused():
+        settings = load_settings()
+        names = sites_to_load(settings)
+        platform = build(settings) if len(names) == len(settings.sites) else build_sites(settings, names)
+        # Dagster asks for it at once, and it is made only once.
+        platform.get_repository_def()
+    return platform

@@ -34,6 +34,7 @@ RINGS = (
 PACKAGE_ORDER = {
     "adapters": (
         "checkpoints",
+        "garbage",
         "private",
         "home",
         "security",
@@ -86,6 +87,7 @@ LIBRARIES = {
     "settings.shape": {"pydantic"},
     "settings.loading": {"pydantic"},
     "adapters.checkpoints": set(),
+    "adapters.garbage": set(),
     "adapters.private": set(),
     "adapters.home": set(),
     "adapters.connection_file": set(),

@@ -1,15 +1,20 @@
 """The platform as Dagster knows it: which assets, checks, jobs and sensors a configuration gives."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.remote_representation.external_data import RepositorySnap
+from dagster_shared.serdes import serialize_value
 
-from sr_assets.definitions import build
-from sr_assets.settings import load_settings
+from sr_assets.automation import retention
+from sr_assets.definitions import build, defs
+from sr_assets.settings import FeedSettings, Settings, load_settings
 
 TRACKED = """
 name: US-EAST
@@ -89,12 +94,12 @@ def test_checks_are_those_of_the_contract(definitions: dg.Definitions) -> None:
     }
 
 
-def test_every_site_has_one_sensor_and_one_job_over_its_assets_and_the_tables(definitions: dg.Definitions) -> None:
+def test_every_site_has_one_sensor_and_one_job_over_its_assets_alone(definitions: dg.Definitions) -> None:
     repository = definitions.get_repository_def()
     assert {sensor.name for sensor in repository.sensor_defs} == {"london_city_lag", "paris_lag"}
     assert all(sensor.default_status is dg.DefaultSensorStatus.RUNNING for sensor in repository.sensor_defs)
     keys = definitions.resolve_job_def("london_city_replication").asset_layer.executable_asset_keys
-    assert {key.path[0] for key in keys} == {"london_city", "fleet"}
+    assert {key.path[0] for key in keys} == {"london_city"}
 
 
 def test_a_feed_is_an_asset_of_its_site_between_what_fills_its_stream_and_the_global_tables(tmp_path: Path) -> None:
@@ -114,7 +119,7 @@ def test_a_feed_is_an_asset_of_its_site_between_what_fills_its_stream_and_the_gl
     checks = {key.name for key in graph.asset_check_keys if key.asset_key.path[:2] == ["centre", "PARIS"]}
     assert checks == {"no_gap", "advisories_understood", "sites_watched"}
     keys = definitions.resolve_job_def("centre_replication").asset_layer.executable_asset_keys
-    assert {key.path[0] for key in keys} == {"centre", "fleet"}
+    assert {key.path[0] for key in keys} == {"centre"}
     assert "centre_lag" in {sensor.name for sensor in definitions.get_repository_def().sensor_defs}
 
 
@@ -132,3 +137,71 @@ def test_the_configured_file_is_what_dagster_loads(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr + script
+
+
+def many(folder: Path, sites: int) -> Settings:
+    """Return the settings of many sites with one tracked stream each."""
+    stream = "stream: NODES, source_url: a:1, target_url: b:1, inspect_field: sender, inspect_duration: 1h"
+    lines = [f"  - {{name: site{number}, {stream}, target_stream: T{number}}}" for number in range(sites)]
+    file = folder / "many.yaml"
+    file.write_text("\n".join(["name: US-EAST", "streams:", *lines]))
+    return load_settings(file, {"SR_ASSETS_HOME": str(folder)})
+
+
+def snapshots(settings: Settings) -> tuple[int, int]:
+    """Return how large the repository's snapshot is with its jobs, and that of the job of `site3` alone; bytes."""
+    repository = build(settings).get_repository_def()
+    whole = serialize_value(RepositorySnap.from_def(repository))
+    return len(whole), len(serialize_value(repository.get_job("site3_replication").get_job_snapshot()))
+
+
+@pytest.mark.filterwarnings("ignore:Property `ScheduleDefinition.environment_vars`")  # by Dagster's own snapshot
+def test_what_dagster_knows_of_a_site_is_as_small_among_many_sites_as_among_a_few(tmp_path: Path) -> None:
+    (few, job_of_few), (many_, job_of_many) = (snapshots(many(tmp_path, sites)) for sites in (5, 50))
+    assert job_of_many == job_of_few < 18_000
+    # Each of the 45 sites that were added: 20 MB for 600 of them.
+    assert (many_ - few) / 45 < 35_000
+
+
+def test_a_feed_looks_only_at_the_streams_that_are_copied_into_its_own(tmp_path: Path) -> None:
+    settings = many(tmp_path, 3)
+    feed = FeedSettings(name="centre", stream="T1", source=settings.streams[0].target)
+    assert settings.copied_into(feed) == [settings.streams[1]]
+    assert settings.copied_into(replace(feed, stream="T9")) == []
+    assert settings.copied_into(replace(feed, source=settings.streams[0].source)) == []
+
+
+def loaded_jobs(queue: "multiprocessing.Queue[list[str]]") -> None:
+    """Load the definitions, as a run's process does, and tell which jobs they have."""
+    from sr_assets.definitions import defs
+
+    queue.put(sorted(defs().get_repository_def().job_names))
+
+
+@pytest.mark.process
+def test_the_process_of_a_run_loads_the_sites_that_are_under_way_and_any_other_process_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = many(tmp_path, 4)
+    (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    for name, value in (("DAGSTER_HOME", tmp_path), ("SR_ASSETS_CONFIG", tmp_path / "many.yaml")):
+        monkeypatch.setenv(name, str(value))
+    spawn = multiprocessing.get_context("spawn")
+
+    def loaded() -> list[str]:
+        queue: multiprocessing.Queue[list[str]] = spawn.Queue()
+        process = spawn.Process(target=loaded_jobs, args=(queue,))
+        process.start()
+        jobs = queue.get(timeout=100)
+        process.join()
+        return jobs
+
+    everything = sorted(["__ASSET_JOB", "retention", *(f"site{number}_replication" for number in range(4))])
+    with dg.DagsterInstance.get() as instance:
+        assert loaded() == everything
+        job = build(settings).resolve_job_def("site2_replication")
+        instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTING)
+        assert loaded() == ["__ASSET_JOB", "site2_replication"]
+        assert sorted(defs().get_repository_def().job_names) == everything
+        instance.create_run_for_job(retention, status=dg.DagsterRunStatus.STARTED)
+        assert loaded() == everything

@@ -110,7 +110,7 @@ def test_our_own_assets_get_a_platform_that_tests_may_replace(tmp_path: Path, se
     """The step that records the published tables asks the platform where they are."""
     other = configured(tmp_path, tmp_path / "other")
     publish_nodes(other.home)
-    job = build(settings, {"platform": Platform(settings=other)}).resolve_job_def("london_replication")
+    job = build(settings, {"platform": Platform(settings=other)}).resolve_implicit_global_asset_job_def()
     with dg.DagsterInstance.ephemeral() as instance:
         result = job.execute_in_process(instance=instance, asset_selection=[dg.AssetKey(["fleet", "replication"])])
     (recorded,) = result.asset_materializations_for_node("fleet_tables")

@@ -25,11 +25,11 @@ from sr_assets.settings import FeedSettings, StreamSettings
 from sr_assets.stages.report import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     import dagster as dg
 
-    from sr_assets.settings import Entry
+    from sr_assets.settings import Entry, Settings
     from sr_assets.stages.report import StreamReport
     from sr_assets.stages.site import Site
 
@@ -46,12 +46,12 @@ class EntryAssets(ABC):
     stages: tuple[Stage, ...]
 
     @abstractmethod
-    def source_specs(self, streams: Sequence[StreamSettings]) -> list[dg.AssetSpec]:
-        """Describe what is read and made by others; `streams` are those of all sites."""
+    def source_specs(self, settings: Settings) -> list[dg.AssetSpec]:
+        """Describe what is read and made by others."""
 
     @abstractmethod
-    def specs(self, streams: Sequence[StreamSettings]) -> list[dg.AssetSpec]:
-        """Describe what a run makes, in the order of the flow; `streams` are those of all sites."""
+    def specs(self, settings: Settings) -> list[dg.AssetSpec]:
+        """Describe what a run makes, in the order of the flow."""
 
     @abstractmethod
     def check_specs(self) -> list[dg.AssetCheckSpec]:
@@ -82,11 +82,11 @@ class StreamAssets(EntryAssets):
         tracked = (Stage.NODE_STATE, Stage.REPLICA, Stage.NODE_SNAPSHOTS, Stage.NODE_ADVISORIES)
         self.stages = tracked if stream.tracked else (Stage.REPLICA,)
 
-    def source_specs(self, streams: Sequence[StreamSettings]) -> list[dg.AssetSpec]:  # noqa: ARG002  a feed asks them
+    def source_specs(self, settings: Settings) -> list[dg.AssetSpec]:  # noqa: ARG002  a feed asks them
         """Describe the stream that is read."""
         return [source_spec(self._stream)]
 
-    def specs(self, streams: Sequence[StreamSettings]) -> list[dg.AssetSpec]:  # noqa: ARG002  a feed asks them
+    def specs(self, settings: Settings) -> list[dg.AssetSpec]:  # noqa: ARG002  a feed asks them
         """Describe the replica, and the nodes of a tracked stream."""
         describe = {
             Stage.NODE_STATE: node_state_spec,
@@ -136,13 +136,13 @@ class FeedAssets(EntryAssets):
         """Name the feed."""
         self.entry = self._feed = feed
 
-    def source_specs(self, streams: Sequence[StreamSettings]) -> list[dg.AssetSpec]:
+    def source_specs(self, settings: Settings) -> list[dg.AssetSpec]:
         """Describe the stream that is read, unless a replica of ours fills it."""
-        return feed_source_specs(self._feed, streams)
+        return feed_source_specs(self._feed, settings.copied_into(self._feed))
 
-    def specs(self, streams: Sequence[StreamSettings]) -> list[dg.AssetSpec]:
+    def specs(self, settings: Settings) -> list[dg.AssetSpec]:
         """Describe the fold."""
-        return [feed_spec(self._feed, streams)]
+        return [feed_spec(self._feed, settings.copied_into(self._feed))]
 
     def check_specs(self) -> list[dg.AssetCheckSpec]:
         """Describe the checks of the fold."""

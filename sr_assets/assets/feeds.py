@@ -30,29 +30,20 @@ _CHECKS: Final = {
 }
 
 
-def feed_sources(feed: FeedSettings, streams: Sequence[StreamSettings]) -> list[dg.AssetKey]:
-    """Return what fills a feed's stream, as far as the configuration knows: the replicas that are copied into it."""
-    return [
-        stream_key(stream, "replica")
-        for stream in streams
-        if stream.target_stream == feed.stream and stream.target.same_as(feed.source)
-    ]
-
-
-def feed_source_specs(feed: FeedSettings, streams: Sequence[StreamSettings]) -> list[dg.AssetSpec]:
-    """Describe the stream that a feed reads, unless it is a replica of ours."""
-    if feed_sources(feed, streams):
+def feed_source_specs(feed: FeedSettings, filled_by: Sequence[StreamSettings]) -> list[dg.AssetSpec]:
+    """Describe the stream that a feed reads, unless it is filled by replicas of ours."""
+    if filled_by:
         return []
     description = f"JetStream stream {feed.stream} on {feed.source.label}: advisories, written by the sites."
     return [external_spec(feed, description)]
 
 
-def feed_spec(feed: FeedSettings, streams: Sequence[StreamSettings]) -> dg.AssetSpec:
+def feed_spec(feed: FeedSettings, filled_by: Sequence[StreamSettings]) -> dg.AssetSpec:
     """Describe the fold of a feed."""
     return made_spec(
         feed,
         "advisory_feed",
-        feed_sources(feed, streams) or [stream_key(feed, "source")],
+        [stream_key(stream, "replica") for stream in filled_by] or [stream_key(feed, "source")],
         f"Who is up, silent or gone at every site, by the advisories in {feed.stream} on {feed.source.label} alone.",
         {"nats", "spark", "duckdb"},
     )

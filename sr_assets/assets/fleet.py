@@ -1,18 +1,17 @@
 """The shared tables of `fleet.duckdb` as assets: what is published, recorded with its row counts.
 
-Here: their specs, and how they are recorded. Not here: the publishing, which every run of a site does itself as it
-ends (`stages.site`), so that a failed stream does not hold back the others' rows.
+Here: their specs, and how they are recorded: by every run of a site, or materialised by hand. Not here: the publishing,
+which every run of a site does itself as it ends (`stages.site`), so that a failed stream does not hold back the others' rows.
 """
 
 from collections.abc import Iterator, Sequence
-from collections.abc import Set as AbstractSet
 
 import dagster as dg
 
 from sr_assets.adapters.published.reading import count_rows
 from sr_assets.assets.streams import OWNERS, stream_key
 from sr_assets.domain.errors import SrAssetsError
-from sr_assets.settings import FeedSettings, Settings, StreamSettings
+from sr_assets.settings import Settings, StreamSettings
 
 #: table → (the stage that makes its rows, what one row is of)
 TABLES = {
@@ -41,14 +40,16 @@ def table_key(table: str) -> dg.AssetKey:
     return dg.AssetKey(["fleet", table])
 
 
-def build_fleet_assets(streams: Sequence[StreamSettings], feeds: Sequence[FeedSettings] = ()) -> dg.AssetsDefinition:
+def build_fleet_assets(settings: Settings) -> dg.AssetsDefinition:
     """Return the shared tables; needs the resource `platform`."""
     specs = {
-        table: _table_spec(table, row, [stream_key(stream, stage) for stream in streams if _has(stream, stage)])
+        table: _table_spec(
+            table, row, [stream_key(stream, stage) for stream in settings.streams if _has(stream, stage)]
+        )
         for table, (stage, row) in TABLES.items()
     }
-    if feeds:
-        sources = [stream_key(feed, "advisory_feed") for feed in feeds]
+    if settings.feeds:
+        sources = [stream_key(feed, "advisory_feed") for feed in settings.feeds]
         specs |= {table: _table_spec(table, row, sources) for table, row in GLOBAL_TABLES.items()}
 
     @dg.multi_asset(
@@ -69,16 +70,15 @@ def build_fleet_assets(streams: Sequence[StreamSettings], feeds: Sequence[FeedSe
     return fleet_tables
 
 
-def tables_so_far(settings: Settings, selected: AbstractSet[dg.AssetKey] | None) -> Iterator[dg.AssetMaterialization]:
-    """Yield the shared tables as events of a run that lingers, before its own step for them; none `selected` is all."""
+def published_tables(settings: Settings) -> Iterator[dg.AssetMaterialization]:
+    """Yield the shared tables as events of a site's run, which publishes them; none while nothing is published."""
     try:
         counts = count_rows(settings.home)
     except SrAssetsError:
         # They are published by the end of the run, or it says why not.
         return
     for table in (*TABLES, *(GLOBAL_TABLES if settings.feeds else ())):
-        if not selected or table_key(table) in selected:
-            yield dg.AssetMaterialization(table_key(table), metadata={"dagster/row_count": counts[table]})
+        yield dg.AssetMaterialization(table_key(table), metadata={"dagster/row_count": counts[table]})
 
 
 def _has(stream: StreamSettings, stage: str) -> bool:

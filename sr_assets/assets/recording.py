@@ -39,6 +39,8 @@ class Recorder:
         """Take the site, its entries' assets by stream, and the step's context."""
         self._site, self._entries = site, entries
         self._keys, self._checks = context.selected_asset_keys, context.selected_asset_check_keys
+        # Of the settings of all sites, so that it is computed once.
+        self._digest = dg.MetadataValue.text(site.settings.digest[:12])
         self._look_at = time.monotonic() + _FIRST_SECONDS
         self._recorded: dict[dg.AssetKey, Mapping[str, dg.MetadataValue]] = {}
         self._evaluated: dict[dg.AssetCheckKey, bool] = {}
@@ -83,7 +85,7 @@ class Recorder:
             return
         for stage, described in assets.recorded(self._site, report):
             key = stream_key(assets.entry, stage.value)
-            metadata = {**described, "settings_digest": dg.MetadataValue.text(self._site.settings.digest[:12])}
+            metadata = {**described, "settings_digest": self._digest}
             known = self._recorded.get(key)
             if (
                 key not in self._keys

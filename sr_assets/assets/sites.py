@@ -15,7 +15,7 @@ from typing import Any
 import dagster as dg
 
 from sr_assets.assets.entries import entry_assets
-from sr_assets.assets.fleet import tables_so_far
+from sr_assets.assets.fleet import published_tables
 from sr_assets.assets.recording import Recorder, Result
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError, cannot_write
 from sr_assets.resources import LINGER, MISCONFIGURED, MODE_TAG
@@ -24,13 +24,17 @@ from sr_assets.stages.report import StreamReport
 
 
 def build_site_assets(settings: Settings, name: str) -> dg.AssetsDefinition:
-    """Return a site's assets with their checks; needs the resource `platform`."""
+    """Return a site's assets with their checks; needs the resource `platform`.
+
+    Its runs record the shared tables too, which they publish. Those are no assets of the site's job: they depend on every
+    site's, so that each job, and each run of it, would carry all sites.
+    """
     entries = {entry.stream: entry_assets(entry) for entry in settings.sites[name]}
     group = settings.sites[name][0].asset_prefix[0]
 
     @dg.multi_asset(
         name=f"{group}_site",
-        specs=[spec for assets in entries.values() for spec in assets.specs(settings.streams)],
+        specs=[spec for assets in entries.values() for spec in assets.specs(settings)],
         check_specs=[spec for assets in entries.values() for spec in assets.check_specs()],
         can_subset=True,
         required_resource_keys={"platform"},
@@ -48,10 +52,11 @@ def build_site_assets(settings: Settings, name: str) -> dg.AssetsDefinition:
                 for caught_up in rounds:
                     if mode == LINGER and recorder.due(caught_up=caught_up):
                         if not recorder.began:
-                            yield from tables_so_far(platform.settings, context.run.asset_selection)
+                            yield from published_tables(platform.settings)
                         yield from recorder.record(run.reports_so_far(), ended=False)
             results, numbers = list(recorder.record(run.reports, ended=True)), recorder.numbers(run.reports)
         yield from results
+        yield from published_tables(platform.settings)
         _raise_failures(run.reports, numbers)
 
     return site_assets

@@ -1,7 +1,7 @@
 """When things run: a lag sensor and a job for each site, and the nightly removal of old runs.
 
-`decisions` decides from what was observed, `observing` asks the servers, `sensors` and `jobs` are what Dagster sees. Add
-here what starts a run. Not here: what a run does (`stages`).
+`decisions` decides from what was observed, `observing` asks the servers, `sensors` and `jobs` are what Dagster sees,
+`own_run` what a run's process loads of them. Add here what starts a run. Not here: what a run does (`stages`).
 """
 
 from sr_assets.automation.decisions import Decision
@@ -13,6 +13,7 @@ from sr_assets.automation.jobs import (
     site_job_name,
 )
 from sr_assets.automation.observing import find_work
+from sr_assets.automation.own_run import sites_to_load
 from sr_assets.automation.sensors import build_lag_sensor
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "find_work",
     "retention",
     "site_job_name",
+    "sites_to_load",
 ]

@@ -3,6 +3,7 @@
 Not here: when a site's job runs (`sensors`), what it does (`assets`).
 """
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -10,9 +11,8 @@ import dagster as dg
 
 from sr_assets.settings import asset_name
 
-#: What `dg.define_asset_job` returns: Dagster takes it everywhere but exports no name for it.
-SiteJob = Any
-
+#: The event log has all that happens; the console is for our own lines: Dagster would add a trace to every failure.
+_RUN_CONFIG: Final = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 _KEEP_RUNS: Final = timedelta(days=7)
 _KEEP_FAILED_RUNS: Final = timedelta(days=30)
 _DELETED_A_NIGHT: Final = 5_000
@@ -23,17 +23,22 @@ def site_job_name(site: str) -> str:
     return f"{asset_name(site)}_replication"
 
 
-def build_site_job(site: str) -> SiteJob:
-    """Return the job that brings all of a site's assets, and the shared tables, up to date in one process."""
-    selection = dg.AssetSelection.groups(asset_name(site)) | dg.AssetSelection.groups("fleet")
-    return dg.define_asset_job(
+def build_site_job(
+    site: str, assets: Sequence[dg.AssetsDefinition | dg.AssetSpec], resources: Mapping[str, Any]
+) -> dg.JobDefinition:
+    """Return the job that brings all of a site's assets up to date in one process; `assets` are the site's alone.
+
+    It is resolved here, among them: resolved by Dagster among the assets of all sites each job would look through all of
+    them. It takes no configuration, the description of which would be most of its snapshot.
+    """
+    job = dg.define_asset_job(
         site_job_name(site),
-        selection=selection,
+        selection=dg.AssetSelection.all(),
         description=f"Replicate, track and advise for every stream of site {site}.",
         executor_def=dg.in_process_executor,
-        # The event log has all of it; the console is for our own lines: Dagster would add a trace to every failure.
-        config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+        config=dg.ConfigMapping(config_fn=lambda _: _RUN_CONFIG, config_schema={}),
     )
+    return dg.Definitions(assets=assets, jobs=[job], resources=resources).resolve_job_def(job.name)
 
 
 @dg.op(description="Deletes runs that ended a week ago (failed ones: a month ago), oldest first.")

@@ -30,10 +30,10 @@ def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: 
     interrupt, whenever the site's sensor would request a run.
     """
     from sr_assets.automation import site_job_name
-    from sr_assets.definitions import build
+    from sr_assets.definitions import build_sites
 
     streams = [stream for stream in settings.sites[site] if stream.label in labels]
-    job = build(settings).resolve_job_def(site_job_name(site))
+    job = build_sites(settings, [site]).resolve_job_def(site_job_name(site))
     with recorded_signals() as interrupted:
         while True:
             with storage_errors(Path(os.environ["DAGSTER_HOME"])), open_instance() as instance:
@@ -63,12 +63,11 @@ def _execute(
     from sr_assets.resources import LINGER, MODE_TAG, ONCE
 
     prefixes = [stream.asset_prefix for stream in streams]
-    keys = job.asset_layer.executable_asset_keys
     return job.execute_in_process(
         instance=instance,
         asset_selection=None
         if whole
-        else [key for key in keys if key.path[0] == "fleet" or list(key.path[:2]) in prefixes],
+        else [key for key in job.asset_layer.executable_asset_keys if list(key.path[:2]) in prefixes],
         tags={MODE_TAG: ONCE if once else LINGER},
         raise_on_error=False,
     )

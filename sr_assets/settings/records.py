@@ -222,9 +222,10 @@ class Settings:
     warnings: tuple[str, ...] = ()
     sites: Mapping[str, tuple[Entry, ...]] = field(init=False, repr=False, compare=False)
     _by_name: Mapping[str, tuple[Entry, ...]] = field(init=False, repr=False, compare=False)
+    _by_target: Mapping[str, tuple[StreamSettings, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Group the entries by site and by name, once: every asset looks up both."""
+        """Group the entries by site, by name and by target, once: every asset looks them up."""
         sites, by_name = defaultdict[str, list[Entry]](list), defaultdict[str, list[Entry]](list)
         for entry in self.entries:
             sites[entry.name].append(entry)
@@ -233,6 +234,10 @@ class Settings:
         # The only way to set a field of a frozen record that follows from the others.
         object.__setattr__(self, "sites", {name: tuple(entries) for name, entries in sites.items()})
         object.__setattr__(self, "_by_name", {name: tuple(entries) for name, entries in by_name.items()})
+        by_target = defaultdict[str, list[StreamSettings]](list)
+        for stream in self.streams:
+            by_target[stream.target_stream].append(stream)
+        object.__setattr__(self, "_by_target", {name: tuple(streams) for name, streams in by_target.items()})
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -244,6 +249,10 @@ class Settings:
         """The sha256 of the settings that have an effect, secrets left out: equal digests mean equal behaviour."""
         effective = {key: value for key, value in _plain(self).items() if key not in ("home", "logfile", "warnings")}
         return hashlib.sha256(json.dumps(effective, sort_keys=True).encode()).hexdigest()
+
+    def copied_into(self, entry: Entry) -> list[StreamSettings]:
+        """Return the streams that are copied into the one that an entry reads."""
+        return [stream for stream in self._by_target.get(entry.stream, ()) if stream.target.same_as(entry.source)]
 
     def find(self, name: str) -> tuple[Entry, ...]:
         """Return the entries called `name`: a stream, at every site that has it, or `name/stream`, a single entry.

@@ -36,7 +36,7 @@ def settings(tmp_path: Path) -> Settings:
 def test_each_stage_of_an_entry_makes_one_asset_and_recording_follows_the_flow(settings: Settings, stream: str) -> None:
     (entry,) = settings.find(stream)
     assets = entry_assets(entry)
-    specs = assets.specs(settings.streams)
+    specs = assets.specs(settings)
     assert [spec.key.path[-1] for spec in specs] == EXPECTED[stream]
     assert [stage.value for stage in assets.stages] == EXPECTED[stream]
     recorded: set[dg.AssetKey] = set()
@@ -54,7 +54,7 @@ def test_every_check_is_of_an_asset_that_the_entry_makes(settings: Settings, str
     assets = entry_assets(entry)
     checks = assets.check_specs()
     assert checks
-    assert {check.asset_key for check in checks} <= {spec.key for spec in assets.specs(settings.streams)}
+    assert {check.asset_key for check in checks} <= {spec.key for spec in assets.specs(settings)}
 
 
 def test_only_the_stages_of_the_selected_assets_run(settings: Settings) -> None:

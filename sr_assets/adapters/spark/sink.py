@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from sr_assets.adapters.copying.copier import Copier
 from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.copying.receipt import Receipt
-from sr_assets.adapters.spark.worker import gc_paused
+from sr_assets.adapters.garbage import gc_paused
 from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:

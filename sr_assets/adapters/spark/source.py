@@ -130,7 +130,7 @@ class JetStreamReader(DataSourceReader):
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Yield the Arrow batches of one partition, in sequence order."""
-        from sr_assets.adapters.spark.worker import gc_paused
+        from sr_assets.adapters.garbage import gc_paused
         from sr_assets.adapters.wire import BATCH_BYTES, read_confirmed
         from sr_assets.domain.positions import SequenceRange
 
