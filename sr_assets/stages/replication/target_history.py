@@ -86,7 +86,8 @@ class TargetReview:
             chosen = any(intent and intent.target_stream not in (None, stream.target_stream) for intent in intents)
             end = target.last_sequence if chosen else 0
             with self._store.transaction():
-                self._move_intents(created_ns=target.created_ns, target_sequence=end, waits=False)
+                again = bool(self._log.resends(1))
+                self._move_intents(created_ns=target.created_ns, target_sequence=end, waits=again)
         return target
 
     def _confirm(self) -> None:
@@ -185,7 +186,7 @@ class TargetReview:
         with self._store.transaction():
             self._log.clear()
             self._log.add_resends(again, stood=False)
-            self._move_intents(created_ns=copying.target_created_ns, target_sequence=end, waits=False)
+            self._move_intents(created_ns=copying.target_created_ns, target_sequence=end, waits=bool(again))
             self._store.save_copying(copying)
 
     def _copied_before(self) -> list[SequenceRange]:

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 #: Set by `sr-assets up` and `sr-assets run`: an ephemeral stream is copied again once for each of them.
 START_VARIABLE = "SR_ASSETS_START"
 _OLD_ANSWERS_SECONDS = 5.0
+#: The clocks of a cluster's servers may differ by so much: an earlier sequence may have a later time.
+_CLOCKS_DIFFER_NS = 60 * 1_000_000_000
 
 
 def load_position(
@@ -88,10 +90,8 @@ def another_source(
             f"source stream {entry.stream} ends at {source.last_sequence}, before {read}, which was read: it went back,"
             f" {edited}"
         )
-    known = [(state.mark_sequence, state.mark_ns)]
-    if intent is not None:
-        known.append((intent.source_sequence, intent.source_ns))
-    for sequence, stored_ns in known:
+    planned_with = [(intent.source_sequence, intent.source_ns)] if intent is not None else []
+    for sequence, stored_ns in ((state.mark_sequence, state.mark_ns), *planned_with):
         if sequence is not None and not _holds(cluster, source, sequence, stored_ns):
             return (
                 f"source stream {entry.stream} holds another message {sequence} than the one that was read: it went back"
@@ -119,7 +119,11 @@ def _holds(cluster: Cluster, source: StreamInfo, sequence: int, stored_ns: int |
     if not source.first_sequence <= sequence <= source.last_sequence:
         return True
     message = cluster.message(source.stream, sequence)
-    return message is None or message.stored_ns == stored_ns
+    if message is not None:
+        return message.stored_ns == stored_ns
+    # It was deleted, or replaced by a later one of its subject. Had the source gone back, one before it would be later.
+    later = cluster.next_message(source.stream, _sequence_at(cluster, source, stored_ns + _CLOCKS_DIFFER_NS, sequence))
+    return later is None or later.sequence > sequence
 
 
 def _ends_before(cluster: Cluster, entry: Entry, sequence: int) -> bool:
@@ -206,9 +210,9 @@ def first_sequence(cluster: Cluster, start: Start, source: StreamInfo) -> int:
             return earliest
 
 
-def _sequence_at(cluster: Cluster, source: StreamInfo, time_ns: int) -> int:
-    """Return the first sequence stored at or after a time, by halving: stored times ascend with the sequences."""
-    low, high = max(1, source.first_sequence), source.last_sequence + 1
+def _sequence_at(cluster: Cluster, source: StreamInfo, time_ns: int, end: int | None = None) -> int:
+    """Return the first sequence stored at or after a time, by halving; `end` (behind the last) when none is before it."""
+    low, high = max(1, source.first_sequence), source.last_sequence + 1 if end is None else end
     while low < high:
         middle = (low + high) // 2
         message = cluster.next_message(source.stream, middle)

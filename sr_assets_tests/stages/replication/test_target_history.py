@@ -8,6 +8,7 @@ import pytest
 
 from sr_assets.adapters.state.records import Intent
 from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.stages.replication.batch import Batch
 from sr_assets_tests.rig import Rig, Sent
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10m"}
@@ -209,3 +210,28 @@ def test_a_batch_that_was_open_when_its_target_was_deleted_is_done_in_the_new_on
     rig.api(f"STREAM.DELETE.{stream}", server=rig.target)
     rig.drain()
     assert payloads(rig, stream) == [copied + 1, copied + 2]
+
+
+@pytest.mark.parametrize("entry", ({}, TRACKED), ids=("plain", "sampled"))
+def test_a_batch_that_was_open_when_its_target_was_renamed_comes_after_what_is_copied_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, entry: dict[str, str]
+) -> None:
+    stream = rig.make()
+    configured = rig.add(stream, on_target_reset="recopy", batch_messages=5, **entry)
+    rig.publish(stream, numbered(1, 8))
+    rig.drain()
+    rig.publish(stream, numbered(8, 20))
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Batch, "_note_copies", crash)
+        with pytest.raises(KeyboardInterrupt):
+            rig.run()
+    assert payloads(rig, stream) == list(range(1, 13))
+    renamed = configured["target_stream"] = f"{stream}_NEW"
+    configured["target_subject_prefix"] = "new"
+    rig.drain()
+    assert payloads(rig, renamed) == list(range(1, 20))
+    assert rig.row("replication")["copied_messages"] == 19

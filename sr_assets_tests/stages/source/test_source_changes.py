@@ -159,3 +159,27 @@ def test_a_source_that_went_back_under_an_open_batch_is_begun_anew_once_although
     assert state is not None
     assert state.starts == 1
     assert [json.loads(copy.payload)["n"] for copy in rig.copies(stream)] == [*range(10), *range(130, 190)]
+
+
+@pytest.mark.parametrize("entry", (TRACKED, {}), ids=("tracked", "plain"))
+def test_a_source_that_went_back_is_noticed_although_the_last_message_read_was_replaced_since(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, restore_source: Callable[[str], None], entry: dict[str, Any]
+) -> None:
+    """It keeps one message of each subject: where the last message read was, there is none any more."""
+    monkeypatch.setattr("sr_assets.stages.source.position._CLOCKS_DIFFER_NS", 0)
+    stream = rig.make(max_msgs_per_subject=1)
+    rig.add(stream, on_source_reset="recopy", **entry)
+
+    def publish(first: int, after: int, *rare: Sent) -> None:
+        often = [Sent(one.payload, f"often{n % 7}") for n, one in enumerate(forced(first, after))]
+        rig.publish(stream, [*rare, *often])
+
+    publish(0, 20)
+    restore_source("save")
+    publish(20, 60)
+    rig.drain()
+    restore_source("restore")
+    publish(201, 270, Sent(forced(200, 201)[0].payload, "rare"))
+    rig.drain()
+    assert 200 in [json.loads(copy.payload)["n"] for copy in rig.copies(stream)]
+    assert rig.row("replication")["lag_messages"] == 0
