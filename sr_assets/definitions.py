@@ -19,6 +19,7 @@ from sr_assets.automation import (
     build_retention_schedule,
     build_site_job,
     retention,
+    shared_looks,
     sites_to_load,
 )
 from sr_assets.resources import FleetTables, Platform, spark_resource
@@ -38,10 +39,11 @@ def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.
     """
     provided = {**_build_resources(settings), **(resources or {})}
     sites = [_site_parts(settings, name, provided) for name in settings.sites]
+    looks = shared_looks(settings)
     return dg.Definitions(
         assets=[*(asset for assets, _ in sites for asset in assets), build_fleet_assets(settings)],
         jobs=[*(job for _, job in sites), retention],
-        sensors=[build_lag_sensor(settings, name) for name in settings.sites],
+        sensors=[build_lag_sensor(settings, name, looks) for name in settings.sites],
         schedules=[build_retention_schedule()],
         resources=provided,
         executor=dg.in_process_executor,

@@ -1,6 +1,6 @@
 """When things run: a lag sensor and a job for each site, and the nightly removal of old runs.
 
-`decisions` decides from what was observed, `observing` asks the servers, `sensors` and `jobs` are what Dagster sees,
+`decisions` decides from what was observed, `observing` asks the servers by `looks` that sites share, `sensors` and `jobs` are what Dagster sees,
 `own_run` what a run's process loads of them. Add here what starts a run. Not here: what a run does (`stages`).
 """
 
@@ -12,7 +12,7 @@ from sr_assets.automation.jobs import (
     retention,
     site_job_name,
 )
-from sr_assets.automation.observing import find_work
+from sr_assets.automation.observing import find_work, shared_looks
 from sr_assets.automation.own_run import sites_to_load
 from sr_assets.automation.sensors import build_lag_sensor
 
@@ -24,6 +24,7 @@ __all__ = [
     "delete_old_runs",
     "find_work",
     "retention",
+    "shared_looks",
     "site_job_name",
     "sites_to_load",
 ]

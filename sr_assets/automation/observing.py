@@ -6,6 +6,8 @@ Here: reading files and asking servers, no more than a decision needs. Not here:
 
 from __future__ import annotations
 
+import math
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +24,7 @@ from sr_assets.automation.decisions import (
     decide,
     unread_messages,
 )
+from sr_assets.automation.looks import Looks
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import watermark
 from sr_assets.domain.subjects import advisory_subject
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
     from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.settings import ClusterSettings, Entry, Settings
+
+_SECOND_NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +66,17 @@ def _feed_kind(_: FeedSettings) -> _Kind:
 _KINDS: Final[Mapping[type[Entry], Callable[[Any], _Kind]]] = {StreamSettings: _stream_kind, FeedSettings: _feed_kind}
 
 
-def find_work(settings: Settings, site: str) -> Decision:
-    """Decide whether a site needs a run.
+def shared_looks(settings: Settings) -> Looks:
+    """Return what the sensors of all sites share: one look at each cluster serves a round of all of them."""
+    return Looks(settings.entries, settings.sensor.interval_ns / _SECOND_NS / 2)
+
+
+def find_work(settings: Settings, site: str, looks: Looks | None = None) -> Decision:
+    """Decide whether a site needs a run; without `looks` its sources are asked for it alone.
 
     Raises RunError when no source could be asked at all, or when it cannot be known what is paused.
     """
+    looks = looks or Looks(settings.sites[site], math.inf)
     folder = settings.home / "sites" / site
     status = read_status(folder)
     if not status and any(_kind(entry).rules.begins_empty for entry in settings.sites[site]):
@@ -73,7 +84,7 @@ def find_work(settings: Settings, site: str) -> Decision:
     if needs_publishing(settings.home, folder):
         return Decision("fleet.duckdb lacks this site")
     with ExitStack() as connections:
-        return _Tick(settings, site, status, paused_streams(folder), connections).decide()
+        return _Tick(settings, site, status, paused_streams(folder), connections, looks).decide()
 
 
 def _kind(entry: Entry) -> _Kind:
@@ -81,7 +92,7 @@ def _kind(entry: Entry) -> _Kind:
 
 
 class _Tick:
-    """One look at a site: each cluster is connected to once, entries are looked at until one needs a run."""
+    """One tick of a site: entries are looked at until one needs a run; what else has to be asked needs one connection."""
 
     def __init__(
         self,
@@ -90,11 +101,15 @@ class _Tick:
         status: dict[str, Any],
         paused: frozenset[str],
         connections: ExitStack,
+        looks: Looks,
     ) -> None:
         self._settings = settings
         self._entries = settings.sites[site]
         self._status = status
         self._age_seconds = status_age_seconds(status)
+        # What was asked before that knows less than the status does.
+        self._since = time.monotonic() - (math.inf if self._age_seconds is None else self._age_seconds)
+        self._looks = looks
         self._paused = paused
         self._connections = connections
         self._name = f"sr-assets sensor {site}"
@@ -131,12 +146,12 @@ class _Tick:
         return decide(replace(observed, deliverable=deliverable), self._settings.sensor)
 
     def _observe(self, entry: Entry) -> Observed:
-        cluster = self._cluster(entry.source)
-        info = cluster.stream_info(entry.stream)
+        info = self._looks.stream_info(entry, self._since)
         status = StreamStatus.from_json(self._status.get("streams", {}).get(entry.stream) or {})
         source = SourceNow(info.created_ns, info.first_sequence, info.last_sequence, _watermark(entry, status, info))
         if self._settings.sensor.lag_ns and status.begun and unread_messages(status, source) > 0:
-            source = replace(source, unread_seconds=_unread_seconds(entry, status, info, cluster))
+            unread_seconds = _unread_seconds(entry, status, info, self._cluster(entry.source))
+            source = replace(source, unread_seconds=unread_seconds)
         return Observed(
             status,
             source,

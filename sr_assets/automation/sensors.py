@@ -12,6 +12,7 @@ import dagster as dg
 
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.automation.jobs import site_job_name
+from sr_assets.automation.looks import Looks
 from sr_assets.automation.observing import find_work
 from sr_assets.domain.errors import RunError
 from sr_assets.resources import LINGER, MODE_TAG
@@ -26,8 +27,8 @@ _UNDER_WAY: Final = [
 _WITHOUT_LOCK_SECONDS: Final = 60.0
 
 
-def build_lag_sensor(settings: Settings, site: str) -> dg.SensorDefinition:
-    """Return the sensor that asks for a run of a site whenever there is something to do for it."""
+def build_lag_sensor(settings: Settings, site: str, looks: Looks) -> dg.SensorDefinition:
+    """Return the sensor that asks for a run of a site whenever there is something to do for it; all sites share `looks`."""
 
     @dg.sensor(
         name=f"{asset_name(site)}_lag",
@@ -45,7 +46,7 @@ def build_lag_sensor(settings: Settings, site: str) -> dg.SensorDefinition:
         if owner or waiting:
             return dg.SensorResult(skip_reason=f"under way: {owner or waiting}", cursor=cursor)
         try:
-            reason, skip = find_work(settings, site)
+            reason, skip = find_work(settings, site, looks)
         except RunError as error:
             # A tick that fails is logged with a trace of forty lines, each time.
             reason, skip = None, str(error)

@@ -1,6 +1,7 @@
 """The lag sensor over several ticks, on real servers and a real instance: when it asks for a run, and why it does not."""
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -10,9 +11,10 @@ import pytest
 
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import set_paused
-from sr_assets.automation import delete_old_runs, find_work, retention, site_job_name
+from sr_assets.automation import delete_old_runs, find_work, retention, shared_looks, site_job_name
 from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError
+from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import Settings
 from sr_assets.stages.tracking.node_state import NodeStage
 from sr_assets_tests.rig import SITE, Rig, Sent, cluster, wait_until
@@ -259,3 +261,48 @@ def _backdate(instance: dg.DagsterInstance, run_id: str, at: datetime) -> None:
         connection.execute(
             table.update().where(table.c.run_id == run_id).values(create_timestamp=at.replace(tzinfo=None))
         )
+
+
+def next_connection(server: NatsServer) -> int:
+    """Return the number of a new connection: a server counts them."""
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port))) as opened, opened.makefile("rb") as lines:
+        return int(json.loads(lines.readline().removeprefix(b"INFO "))["client_id"])
+
+
+def test_a_round_of_many_quiet_sites_asks_each_server_once_and_the_next_round_sees_what_came(rig: Rig) -> None:
+    sites = [f"{SITE}{number}" for number in range(4)]
+    streams = [rig.make() for _ in sites]
+    for site, stream in zip(sites, streams, strict=True):
+        rig.add(stream, name=site, target_subject_prefix="c")
+    rig.add(rig.unique("GONE"), name=sites[0], target_subject_prefix="c")
+    for site in sites:
+        rig.run(site)
+    settings = rig.settings()
+    looks = shared_looks(settings)
+
+    def tick_all() -> list[str | None]:
+        return [find_work(settings, site, looks).reason for site in sites]
+
+    before = next_connection(rig.source)
+    assert tick_all() == [None] * 4
+    assert next_connection(rig.source) - before == 2, "one of ours, one of this test's"
+    rig.publish(streams[3], [Sent()])
+    assert tick_all() == [None, None, None, f"{sites[3]}/{streams[3]}: 1 messages behind"]
+    rig.drain(sites[3])
+    # What was asked before the run ended is not believed.
+    assert find_work(settings, sites[3], looks).reason is None
+
+
+def test_a_look_serves_no_longer_than_half_an_interval(rig: Rig) -> None:
+    stream, other = rig.make(), rig.make()
+    for site, name in (("a", stream), ("b", other)):
+        rig.add(name, name=site, target_subject_prefix="c")
+        rig.drain(site)
+    settings = rig.settings(sensor={"interval": "1s"})
+    looks = shared_looks(settings)
+    assert find_work(settings, "a", looks).reason is None
+    rig.publish(other, [Sent()])
+    asked_at = time.monotonic()
+    wait_until(lambda: time.monotonic() > asked_at + 0.5, "the look to be too old")
+    assert find_work(settings, "b", looks).reason == f"b/{other}: 1 messages behind"
