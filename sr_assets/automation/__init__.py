@@ -1,7 +1,8 @@
 """When things run: a lag sensor and a job for each site, and the nightly removal of old runs.
 
-`decisions` decides from what was observed, `observing` asks the servers by `looks` that sites share, `sensors` and `jobs` are what Dagster sees,
-`own_run` what a run's process loads of them. Add here what starts a run. Not here: what a run does (`stages`).
+`decisions` decides from what was observed, `observing` asks the servers by `looks` that sites share. `sensors` and `jobs` are
+what Dagster sees, `own_run` what a run's process loads of them. Add here what starts a run. Not here: what a run does
+(`stages`).
 """
 
 from sr_assets.automation.decisions import Decision
