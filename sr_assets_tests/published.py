@@ -9,7 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import parquet
 
-from sr_assets.adapters.published import history, publishing
+from sr_assets.adapters.published import history
+from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.publishing import publish_site
+from sr_assets.adapters.published.site_files import PublishedStream
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 
@@ -69,5 +72,5 @@ def publish_message(home: Path, node: str) -> None:
 
 
 def _publish(home: Path, state: SiteState) -> None:
-    streams = [publishing.PublishedStream(STREAM, "LONDON_REG", tracked=True)]
-    publishing.publish_site(home, SITE, state, streams, sites=[SITE], run_id="run", as_of_ns=NOW_NS)
+    streams = [PublishedStream(STREAM, "LONDON_REG", tracked=True)]
+    publish_site(home, SITE, state, streams, sites=[SITE], run=Run(NOW_NS, "run"))

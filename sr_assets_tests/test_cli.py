@@ -25,7 +25,10 @@ import pytest
 from pyarrow import parquet
 
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.published import history, publishing
+from sr_assets.adapters.published import history
+from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.publishing import publish_site
+from sr_assets.adapters.published.site_files import PublishedStream
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.cli.render import duration
@@ -128,10 +131,8 @@ def publish(
                 state.add_rows("transitions", pa.Table.from_pylist(transitions))
         if files:
             state.snapshot_index("REG").add(1, 8, files)
-        streams = [publishing.PublishedStream("REG", "LONDON_REG", tracked=True)]
-        publishing.publish_site(
-            home, "london", state, streams, sites=["london", "paris"], run_id="run", as_of_ns=NOW_NS
-        )
+        streams = [PublishedStream("REG", "LONDON_REG", tracked=True)]
+        publish_site(home, "london", state, streams, sites=["london", "paris"], run=Run(NOW_NS, "run"))
 
 
 @pytest.fixture

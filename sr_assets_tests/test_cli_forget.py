@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from sr_assets.adapters.published.history import stream_folder
+from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.adapters.spark.source import read_advisories
@@ -85,7 +86,7 @@ def test_what_left_the_configuration_stays_in_the_tables_and_is_warned_of(home: 
     configure(home, _NEW)
     with SiteState(home / "sites" / "london") as state:
         for sites in (["london"], ["paris", "london"]):
-            publish_site(home, "london", state, [], sites=sites, run_id="run", as_of_ns=NOW_NS)
+            publish_site(home, "london", state, [], sites=sites, run=Run(NOW_NS, "run"))
     assert count(home, "last_seen_nodes") == count(home, "node_snapshots") == count(home, "site_summary") == 1
     code, _, errors = command("check")
     assert (code, errors.count("\n")) == (0, 1)

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.published import publishing
+from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.publishing import publish_site
+from sr_assets.adapters.published.site_files import PublishedStream
 from sr_assets.adapters.spark.source import read_advisories
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
@@ -100,8 +102,8 @@ def publish(home: Path, received: list[bytes], heartbeats: Sequence[tuple[str, i
                 observation = read_message(body, 0)
                 assert isinstance(observation, Observation)
                 state.global_tables.observe("ADVISORIES", observation, (NOW - ago) * SECOND_NS)
-        streams = [publishing.PublishedStream("ADVISORIES", None, tracked=False)]
-        publishing.publish_site(home, "centre", state, streams, sites=["centre"], run_id="r", as_of_ns=NOW * SECOND_NS)
+        streams = [PublishedStream("ADVISORIES", None, tracked=False)]
+        publish_site(home, "centre", state, streams, sites=["centre"], run=Run(NOW * SECOND_NS, "r"))
 
 
 def rows(command: Command, *arguments: str) -> list[dict[str, Any]]:

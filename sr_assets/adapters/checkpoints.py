@@ -26,6 +26,8 @@ class Point(StrEnum):
     COMMITTED = "committed"
     PLACING_SNAPSHOTS = "placing_snapshots"
     PUBLISHING_OUTBOX = "publishing_outbox"
+    WRITTEN_TABLES = "written_tables"
+    NOTED_TABLES = "noted_tables"
     PUBLISHING_TABLES = "publishing_tables"
     PUBLISHED_TABLES = "published_tables"
 

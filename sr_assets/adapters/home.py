@@ -1,6 +1,6 @@
 """The home: who may enter it, and who may read what is published in it.
 
-Everything in it is its owner's alone, but for `fleet.duckdb` and the Parquet history that it views: who may read these is
+Everything in it is its owner's alone, but for `fleet.duckdb` and the Parquet files that it views: who may read these is
 `published_mode` of the configuration. Not here: what the folders hold, how one file is kept private (`private`).
 """
 
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 _PRIVATE_FOLDERS: Final = ("sites", "spark", "dagster")
 _PRIVATE_FILES: Final = ("fleet.json", "fleet.lock", "up.lock", ".fleet.duckdb.new")
-_HISTORY: Final = "snapshots"
+#: The folders of the files that `fleet.duckdb` views.
+_VIEWED: Final = ("published", "snapshots")
 #: The folders of a home, the demo's own included: one with others beside them holds more than ours.
-_OURS: Final = frozenset({*_PRIVATE_FOLDERS, _HISTORY, "nats"})
+_OURS: Final = frozenset({*_PRIVATE_FOLDERS, *_VIEWED, "nats"})
 
 
 def open_home(home: Path, published_mode: int) -> None:
@@ -42,7 +43,8 @@ def open_home(home: Path, published_mode: int) -> None:
     for name in _PRIVATE_FILES:
         tighten(home / name, 0o600)
     _set_mode(home / "fleet.duckdb", published_mode)
-    _open_history(home / _HISTORY, 0o700 | readers | readers >> 2, published_mode)
+    for name in _VIEWED:
+        _open_viewed(home / name, 0o700 | readers | readers >> 2, published_mode)
 
 
 def refuse_foreign_home(home: Path) -> None:
@@ -65,8 +67,8 @@ def _holds_nothing_else(home: Path) -> bool:
         return _OURS.issuperset(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
 
-def _open_history(folder: Path, folder_mode: int, file_mode: int) -> None:
-    """Create the folder of the history; new files in it take their permissions from it, and older ones get them here."""
+def _open_viewed(folder: Path, folder_mode: int, file_mode: int) -> None:
+    """Create a folder of files that are viewed; new files in it take their permissions from it, and older ones get them here."""
     folder.mkdir(exist_ok=True)
     refuse_foreign(folder, folder.lstat())
     if stat.S_IMODE(folder.stat().st_mode) & 0o777 == folder_mode:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sr_assets.adapters.published.history import site_history, stream_folder
+from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.publication import publication_folder
 from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import forget_paused
@@ -84,6 +86,7 @@ def _forget_here(settings: Settings, site: str, stream: str | None) -> list[str]
         _unpublish(settings, site, folder if left else None)
         counts |= _remove_files(settings, site, stream if left else None)
         if not left:
+            shutil.rmtree(publication_folder(settings.home, site), ignore_errors=True)
             shutil.rmtree(folder)
     return [_removed(site if stream is None else f"{site}/{stream}", counts)]
 
@@ -135,7 +138,7 @@ def _unpublish(settings: Settings, site: str, folder: Path | None) -> None:
     """Publish a site that is not configured with what is left in its folder; without one with an empty state."""
     if not (settings.home / "fleet.duckdb").exists():
         return
-    as_of_ns = Clock(settings.home / "sites" / site).now_ns()
+    run = Run(Clock(settings.home / "sites" / site).now_ns(), _OWNER)
     with tempfile.TemporaryDirectory() as empty, SiteState(folder or Path(empty)) as state:
         publish_site(
             settings.home,
@@ -143,8 +146,7 @@ def _unpublish(settings: Settings, site: str, folder: Path | None) -> None:
             state,
             [],
             sites=kept_sites(settings),
-            run_id=_OWNER,
-            as_of_ns=as_of_ns,
+            run=run,
             mode=settings.published_mode,
         )
 

@@ -13,13 +13,10 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from sr_assets.adapters.home import open_home
-from sr_assets.adapters.published.publishing import (
-    LOCK_SECONDS,
-    FleetBusyError,
-    PublishedStream,
-    publish_site,
-    read_generation,
-)
+from sr_assets.adapters.published.index import LOCK_SECONDS, FleetBusyError, Run
+from sr_assets.adapters.published.publishing import publish_site
+from sr_assets.adapters.published.shown import is_published
+from sr_assets.adapters.published.site_files import PublishedStream
 from sr_assets.adapters.spark.engine import KEEP_SECONDS
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import paused_streams
@@ -124,14 +121,13 @@ class Site:
         ]
         streams += [PublishedStream(feed.stream, None, feed.tracked) for feed in self.feeds]
         try:
-            generation = publish_site(
+            publish_site(
                 self.settings.home,
                 self.name,
                 self.state,
                 streams,
                 sites=kept_sites(self.settings),
-                run_id=self.run_id,
-                as_of_ns=self.clock.now_ns(),
+                run=Run(self.clock.now_ns(), self.run_id),
                 mode=self.settings.published_mode,
                 wait_seconds=wait_seconds,
             )
@@ -142,7 +138,7 @@ class Site:
             return
         used_seconds = time.process_time() - started
         self._publish_after = time.monotonic() + max(_PUBLISHED_SECONDS, used_seconds / _PUBLISHING_SHARE)
-        self._write_status(generation, paused)
+        self._write_status(paused)
 
     @property
     def publishing_due_at(self) -> float:
@@ -156,7 +152,7 @@ class Site:
         except RunError:
             return frozenset()
 
-    def _write_status(self, generation: str, paused: frozenset[str]) -> None:
+    def _write_status(self, paused: frozenset[str]) -> None:
         """Write `status.json` for the sensor and the command line."""
         streams = {
             entry.stream: status
@@ -170,7 +166,6 @@ class Site:
             {
                 "site": self.name,
                 "streams": streams,
-                "generation": generation,
                 "committed_at_ns": self.clock.now_ns(),
             },
         )
@@ -204,6 +199,5 @@ def kept_sites(settings: Settings) -> list[str]:
 
 
 def needs_publishing(home: Path, folder: Path) -> bool:
-    """Return whether the published file lacks a site's rows: it was deleted or made from scratch since the site published."""
-    status = read_status(folder)
-    return bool(status) and status.get("generation") != read_generation(home)
+    """Return whether a site that published before is not in the tables: something was deleted, damaged, moved or upgraded."""
+    return bool(read_status(folder)) and not is_published(home, folder.name)

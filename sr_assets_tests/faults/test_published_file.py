@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sr_assets.adapters.checkpoints import Point
-from sr_assets.adapters.published import publishing
-from sr_assets.adapters.published.publishing import read_generation
+from sr_assets.adapters.published import index
+from sr_assets.adapters.published.shown import is_published
 from sr_assets.domain.errors import RunError
 from sr_assets_tests.faults.holding import hold_at
 from sr_assets_tests.faults.rig import await_marker
@@ -61,13 +61,13 @@ def test_a_run_that_stands_still_while_it_publishes_does_not_hold_the_others_for
     assert process.communicate(timeout=60)[0] == "[]\n"
     rig.drain("PARIS")
     assert {row["name"] for row in rig.rows("replication")} == {SITE, "PARIS"}
-    assert publishing.LOCK_SECONDS == 30.0
+    assert index.LOCK_SECONDS == 30.0
     assert len(rig.copies(there)) == 1
 
 
 def test_a_shell_that_has_the_published_file_open_for_writing_costs_nobody_a_row(rig: Rig) -> None:
     two_sites(rig)
-    before, file = read_generation(rig.home), rig.home / "fleet.duckdb"
+    file = rig.home / "fleet.duckdb"
     shell = subprocess.Popen(
         [sys.executable, "-c", _SHELL, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -75,7 +75,7 @@ def test_a_shell_that_has_the_published_file_open_for_writing_costs_nobody_a_row
     try:
         assert shell.stdout.readline() == "open\n"
         rig.drain("PARIS")
-        assert read_generation(rig.home) == before
+        assert is_published(rig.home, SITE)
         assert {row["name"] for row in rig.rows("replication")} == {SITE, "PARIS"}
         assert not file.with_name("fleet.duckdb.wal").exists()
     finally:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 
-from sr_assets.adapters.published.publishing import quoted
+from sr_assets.adapters.published.index import follow_move
+from sr_assets.adapters.published.publication import FOLDER
 from sr_assets.adapters.published.schema import INTERNAL, STORAGE_VERSION, TABLES, VIEWS
+from sr_assets.adapters.published.table import literal
 from sr_assets.domain.errors import ConfigurationError, RunError
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class OutOfMemoryError(RunError):
 def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open the published tables for reading, in UTC.
 
-    `confined` is for a user's SQL: no file but our Parquet history, no network, no change of settings, no more memory than
+    `confined` is for a user's SQL: no file but ours with published rows, no network, no change of settings, no more memory than
     `MEMORY`. Raises RunError when nothing was published yet, or when the file cannot be opened.
     """
     file = home / "fleet.duckdb"
@@ -43,6 +45,8 @@ def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBP
         raise RunError(
             f"nothing is published yet: {file} is made by the first run (`sr-assets run --once`, or `sr-assets up`)"
         )
+    with contextlib.suppress(RunError, OSError, duckdb.Error):
+        follow_move(home)
     try:
         connection = duckdb.connect(str(file), read_only=True)
     except duckdb.Error as error:
@@ -55,7 +59,8 @@ def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBP
             connection.execute("SET python_enable_replacements = false")
             connection.execute(f"SET memory_limit = '{MEMORY}'")
             connection.execute("SET temp_directory = ''")
-            connection.execute(f"SET allowed_directories = ['{quoted(home / 'snapshots')}/']")
+            folders = ", ".join(literal(f"{home.resolve()}/{folder}/") for folder in (FOLDER, "snapshots"))
+            connection.execute(f"SET allowed_directories = [{folders}]")
             connection.execute("SET enable_external_access = false")
             connection.execute("SET lock_configuration = true")
         yield connection
@@ -141,7 +146,7 @@ def export_fleet(home: Path, file: Path) -> None:
     try:
         with open_fleet(home) as connection:
             connection.execute(
-                f"ATTACH '{quoted(draft)}' AS exported (READ_WRITE, STORAGE_VERSION '{STORAGE_VERSION}')"
+                f"ATTACH {literal(str(draft.resolve()))} AS exported (READ_WRITE, STORAGE_VERSION '{STORAGE_VERSION}')"
             )
             for table in (*(TABLES.keys() - INTERNAL), "snapshot_info", "node_snapshots", *VIEWS):
                 connection.execute(f"CREATE TABLE exported.{table} AS SELECT * FROM {table}")

@@ -12,8 +12,8 @@ from sr_assets.adapters.published.global_schema import GLOBAL_TABLES, GLOBAL_VIE
 from sr_assets.adapters.published.table import Table, at
 from sr_assets.domain.positions import DAY_NS
 
-#: The version of the file as a whole: rows of another version's file are not carried over.
-SCHEMA_VERSION: Final = 3
+#: The version of the tables: what was published by another one is not shown.
+SCHEMA_VERSION: Final = 4
 #: Any DuckDB 1.x reads this format.
 STORAGE_VERSION: Final = "v1.0.0"
 
@@ -119,7 +119,7 @@ TABLES: Final[dict[str, Table]] = {
 }
 #: Tables of the file that are not public.
 INTERNAL: Final = frozenset({"latest_snapshots"})
-#: About the file as a whole; `generation` changes when the file is made from scratch.
+#: About the file as a whole; each file has a `generation` of its own.
 SNAPSHOT_INFO: Final = "as_of TIMESTAMPTZ, run_id VARCHAR, schema_version INTEGER, generation VARCHAR"
 #: View → its query over the published tables; a view, so that a row per node is not written a second time.
 VIEWS: Final[dict[str, str]] = {
@@ -139,11 +139,11 @@ NO_SNAPSHOTS: Final = """
 
 
 def snapshots_query(files: str, home: str) -> str:
-    """Return the query of `node_snapshots` over Parquet files, given as the elements of an SQL list, in a home."""
+    """Return the query of `node_snapshots` over Parquet files, given as the elements of an SQL list, in a home, a literal."""
     return f"""
         SELECT latest.name, latest.stream, latest.node, stored.sequence, stored.stored_at, stored.subject,
             stored.payload_bytes, stored.payload::JSON AS payload, stored.payload_raw, stored.metadata::JSON AS metadata
         FROM latest_snapshots AS latest
         JOIN read_parquet([{files}], filename = true, hive_partitioning = false) AS stored
-            ON stored.filename = '{home}/' || latest.file AND stored.sequence = latest.sequence AND stored.node = latest.node
+            ON stored.filename = {home} || latest.file AND stored.sequence = latest.sequence AND stored.node = latest.node
         """

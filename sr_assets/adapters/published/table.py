@@ -19,7 +19,17 @@ class Table(NamedTuple):
     entry: str = "stream"
     site: str = "name"
 
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The type of each column, by its name, in their order."""
+        return dict(column.split(maxsplit=1) for column in self.columns.split(","))
+
 
 def at(column: str) -> str:
     """Return the SQL that publishes a column of unix nanoseconds as TIMESTAMPTZ."""
     return f"make_timestamptz({column} // 1000)"
+
+
+def literal(text: str) -> str:
+    """Return a text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"

@@ -3,25 +3,27 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from sr_assets.adapters.published import publishing
+from sr_assets.adapters.published import site_files
 from sr_assets.adapters.published.global_schema import GLOBAL_VIEWS
 from sr_assets.adapters.published.history import snapshot_rows
-from sr_assets.adapters.published.publishing import PublishedStream, publish_site, read_generation
+from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.published.reading import count_rows, export_fleet, open_fleet, read_rows
 from sr_assets.adapters.published.schema import INTERNAL, TABLES
+from sr_assets.adapters.published.shown import is_published
+from sr_assets.adapters.published.site_files import PublishedStream
 from sr_assets.adapters.published.table import Table
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.messages import Message
-from sr_assets_tests.published import publish_message, publish_nodes
+from sr_assets_tests.published import SITE, publish_message, publish_nodes
 
 SITES = ("LONDON", "PARIS")
 STREAMS = (PublishedStream("S", "T", tracked=True), PublishedStream("PLAIN", "PLAIN", tracked=False))
@@ -72,17 +74,17 @@ def test_a_history_file_that_was_taken_away_costs_its_rows_only(tmp_path: Path, 
         assert fleet.execute("SELECT node, sequence FROM node_snapshots").fetchall() == [("web1", 3)]
 
 
-def test_a_home_that_was_moved_asks_for_a_publication_and_finds_its_history(tmp_path: Path) -> None:
+def test_a_home_that_was_moved_shows_its_tables_where_it_is_now(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "it's new"
     publish_nodes(old)
     publish_message(old, "web1")
-    assert read_generation(old) is not None
+    assert is_published(old, SITE)
     old.rename(new)
-    assert read_generation(new) is None
-    publish_nodes(new)
-    assert read_generation(new) is not None
+    assert not is_published(new, SITE)
     with open_fleet(new) as fleet:
         assert fleet.execute("SELECT node, sequence FROM node_snapshots").fetchall() == [("web1", 7)]
+        assert fleet.execute("SELECT run_id FROM snapshot_info").fetchall() == [("run",)]
+    assert is_published(new, SITE)
 
 
 def test_all_tables_are_of_one_moment_although_the_copying_commits_meanwhile(
@@ -97,24 +99,23 @@ def test_all_tables_are_of_one_moment_although_the_copying_commits_meanwhile(
             other.add_rows("parked", pa.table({"stream": ["S"]}))
 
     class Interrupted(dict[str, Table]):
-        """The tables in their order; each time, a batch parks a message between the counter's table and its row's."""
+        """The tables; a batch parks a message between the counter's table and its row's."""
 
-        def items(self) -> Any:
-            for name, table in super().items():
-                if name == "parked_messages":
-                    park_one()
-                yield name, table
+        def __getitem__(self, name: str) -> Table:
+            if name == "parked_messages":
+                park_one()
+            return super().__getitem__(name)
 
-    monkeypatch.setattr(publishing, "TABLES", Interrupted(TABLES))
+    monkeypatch.setattr(site_files, "TABLES", Interrupted(TABLES))
     publish(tmp_path, state)
-    assert copying.parked_messages > 1
+    assert copying.parked_messages == 1
     with open_fleet(tmp_path) as fleet:
         counter = fleet.execute("SELECT parked_messages FROM replication WHERE stream = 'S'").fetchone()
         assert counter == fleet.execute("SELECT count(*) FROM parked_messages").fetchone()
 
 
-def publish(home: Path, state: SiteState, name: str = "LONDON", sites: tuple[str, ...] = SITES) -> str:
-    return publish_site(home, name, state, STREAMS, sites=sites, run_id="r", as_of_ns=1_500_000_000)
+def publish(home: Path, state: SiteState, name: str = "LONDON", sites: tuple[str, ...] = SITES) -> None:
+    publish_site(home, name, state, STREAMS, sites=sites, run=Run(1_500_000_000, "r"))
 
 
 def test_every_table_of_the_contract_is_there_with_its_columns_and_times_in_utc(
@@ -144,11 +145,11 @@ def test_every_table_of_the_contract_is_there_with_its_columns_and_times_in_utc(
 
 
 def test_a_site_replaces_its_own_rows_and_keeps_the_others(tmp_path: Path, state: SiteState) -> None:
-    generation = publish(tmp_path, state)
-    assert publish(tmp_path, state, "PARIS") == generation == read_generation(tmp_path)
+    publish(tmp_path, state)
+    publish(tmp_path, state, "PARIS")
     with state.transaction():
         state.save_stream(StreamState("S", 7, 21))
-    assert publish(tmp_path, state) == generation
+    publish(tmp_path, state)
     with open_fleet(tmp_path) as fleet:
         found = fleet.execute("SELECT name, next_sequence FROM replication WHERE stream = 'S' ORDER BY name").fetchall()
         assert found == [("LONDON", 21), ("PARIS", 11)]
@@ -159,28 +160,28 @@ def test_a_site_replaces_its_own_rows_and_keeps_the_others(tmp_path: Path, state
         assert fleet.execute("SELECT DISTINCT name FROM replication").fetchall() == [("LONDON",)]
 
 
-@pytest.mark.parametrize("damage", ("missing", "garbage", "empty", "another database", "another version"))
-def test_a_published_file_that_is_not_ours_is_made_anew_with_another_generation(
+@pytest.mark.parametrize("damage", ("missing", "garbage", "empty", "another database"))
+def test_a_published_file_that_is_not_ours_is_noticed_and_made_anew_with_all_sites(
     tmp_path: Path, state: SiteState, damage: str
 ) -> None:
-    generation, file = publish(tmp_path, state, "PARIS"), tmp_path / "fleet.duckdb"
+    publish(tmp_path, state, "PARIS")
+    publish(tmp_path, state)
+    assert is_published(tmp_path, "PARIS")
+    file = tmp_path / "fleet.duckdb"
     match damage:
         case "missing":
             file.unlink()
-            assert read_generation(tmp_path) is None
         case "garbage":
             file.write_bytes(b"x" * 5000)
         case "empty":
             file.write_bytes(b"")
-        case "another database":
-            file.unlink()
-            with duckdb.connect(str(file)) as other:
-                other.execute("CREATE TABLE snapshot_info (a INTEGER)")
         case _:
             with duckdb.connect(str(file)) as other:
-                other.execute("UPDATE snapshot_info SET schema_version = 99")
-    assert publish(tmp_path, state) != generation
-    assert count_rows(tmp_path)["replication"] == 2
+                other.execute("CREATE TABLE mine (a INTEGER)")
+    assert not is_published(tmp_path, "PARIS")
+    publish(tmp_path, state)
+    assert is_published(tmp_path, "PARIS")
+    assert count_rows(tmp_path)["replication"] == 4
 
 
 def test_what_an_interrupted_publishing_left_behind_is_swept_away(tmp_path: Path, state: SiteState) -> None:

@@ -1,0 +1,226 @@
+"""`fleet.duckdb`: views over the files of all sites' publications, made anew and moved into place.
+
+Here: making it, and the lock under which that is done. Not here: the publications (`publication`, `site_files`), what is
+known of the file and of its readers (`shown`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import duckdb
+
+from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.private import living_holder, open_private
+from sr_assets.adapters.published.earlier import take_over
+from sr_assets.adapters.published.publication import Publication, publication_folder, read_publication, site_folders
+from sr_assets.adapters.published.schema import (
+    NO_SNAPSHOTS,
+    SCHEMA_VERSION,
+    SNAPSHOT_INFO,
+    STORAGE_VERSION,
+    TABLES,
+    VIEWS,
+    snapshots_query,
+)
+from sr_assets.adapters.published.shown import Shown, identity, keep_opened, read_shown, shows, was_moved, write_shown
+from sr_assets.adapters.published.table import literal
+from sr_assets.domain.errors import RunError, cannot_write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+#: How long a run waits for another site that publishes: one that stands still must not stop all the others.
+LOCK_SECONDS: Final = 30.0
+_MOVE_SECONDS: Final = 5.0
+
+
+class FleetBusyError(RunError):
+    """Another site publishes, or stands still while it does."""
+
+
+class Run(NamedTuple):
+    """What `snapshot_info` says of a publication: when it was made (unix ns), and by which run."""
+
+    as_of_ns: int
+    run_id: str
+
+
+def publish_index(
+    connection: duckdb.DuckDBPyConnection,
+    home: Path,
+    publication: Publication,
+    *,
+    sites: Sequence[str],
+    run: Run,
+    mode: int,
+    wait_seconds: float,
+) -> Shown:
+    """Let `fleet.duckdb` show the last publication of each of some sites, at least this one of its site.
+
+    Sites that publish at once do it one after the other (`fleet.lock`); what another one has meanwhile done for this one is
+    not done again. Returns what is then shown. Raises RunError when it cannot be written, FleetBusyError when another site
+    holds the lock for `wait_seconds` on: then the old file stays.
+    """
+    with locked(home / "fleet.lock", publication.site, wait_seconds):
+        shown = read_shown(home)
+        if shows(home, publication.site, publication.token, shown):
+            return shown
+        if not shown.file:
+            take_over(connection, home, (site for site in sites if site != publication.site), mode)
+        return _publish(connection, home, shown, sites, run, mode)
+
+
+def _publish(
+    connection: duckdb.DuckDBPyConnection, home: Path, shown: Shown, sites: Sequence[str], run: Run, mode: int
+) -> Shown:
+    """Put a new file in the place of the one that is shown; called inside the lock."""
+    file, draft = home / "fleet.duckdb", home / ".fleet.duckdb.new"
+    for leftover in (draft, _wal(draft)):
+        leftover.unlink(missing_ok=True)
+    publications = _read_publications(home, sites)
+    # Also when nothing is known of the file that is shown.
+    number = max((shown.number, *(one.since for one in publications))) + 1
+    _write_draft(connection, draft, home.resolve(), publications, run)
+    draft.chmod(mode)
+    tokens = {one.site: one.token for one in publications}
+    made = Shown(str(home.resolve()), number, identity(draft), tokens, keep_opened(home, shown, number))
+    # Before the file itself: who reads it while we are killed is known.
+    write_shown(home, made)
+    reach(Point.PUBLISHING_TABLES)
+    draft.replace(file)
+    # Of a reader who wrote into the file before: it belongs to no file any more.
+    _wal(file).unlink(missing_ok=True)
+    _remove_gone(home, sites, made)
+    reach(Point.PUBLISHED_TABLES)
+    return made
+
+
+def follow_move(home: Path) -> None:
+    """Let the views of a home that was moved name their files where they are now.
+
+    Raises RunError or OSError when it cannot be done, DuckDB's error when the file is not ours.
+    """
+    if not was_moved(home, read_shown(home)):
+        return
+    with locked(home / "fleet.lock", "a reader", _MOVE_SECONDS), duckdb.connect() as connection:
+        shown, file = read_shown(home), home / "fleet.duckdb"
+        if was_moved(home, shown):
+            connection.execute(f"ATTACH {literal(str(file.resolve()))} AS moved (READ_ONLY)")
+            about = connection.execute("SELECT epoch_ns(as_of), run_id FROM moved.snapshot_info").fetchall()
+            connection.execute("DETACH moved")
+            _publish(connection, home, shown, list(shown.sites), Run(*about[0]), stat.S_IMODE(file.stat().st_mode))
+
+
+def _read_publications(home: Path, sites: Iterable[str]) -> list[Publication]:
+    found = (read_publication(publication_folder(home, site)) for site in sorted(sites))
+    return [publication for publication in found if publication is not None]
+
+
+def _remove_gone(home: Path, sites: Sequence[str], shown: Shown) -> None:
+    """Remove the files of sites that are shown no more, once nobody can read them."""
+    for site, folder in site_folders(home):
+        if site in sites:
+            continue
+        gone = folder / "gone"
+        if not gone.exists():
+            gone.write_text(str(shown.number))
+        elif all(number >= int(gone.read_text()) for number in shown.numbers):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(file: Path, name: str, wait_seconds: float) -> Iterator[None]:
+    """Hold the lock of the published file, whose text says who does."""
+    with open_private(file) as lock:
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    holder = living_holder(lock.read()) or "a process that has not said who it is"
+                    raise FleetBusyError(
+                        f"{file} has been held by {holder} for {wait_seconds:.0f} s;"
+                        " nothing was published, the next run does it; if that process stands still, end it"
+                    ) from None
+                time.sleep(0.02)
+        lock.seek(0)
+        lock.truncate()
+        lock.write(f"{name} (pid {os.getpid()})\n")
+        lock.flush()
+        yield
+
+
+def _wal(file: Path) -> Path:
+    """Return what DuckDB keeps beside a file that is written to."""
+    return file.with_name(f"{file.name}.wal")
+
+
+def _write_draft(
+    connection: duckdb.DuckDBPyConnection,
+    draft: Path,
+    home: Path,
+    publications: Sequence[Publication],
+    run: Run,
+) -> None:
+    """Write the views on some publications into a file of its own."""
+    try:
+        connection.execute(f"ATTACH {literal(str(draft.resolve()))} AS fleet (STORAGE_VERSION '{STORAGE_VERSION}')")
+        connection.execute("BEGIN TRANSACTION")
+        connection.execute(f"CREATE TABLE fleet.snapshot_info ({SNAPSHOT_INFO})")
+        connection.execute(
+            "INSERT INTO fleet.snapshot_info VALUES (make_timestamptz(?::BIGINT // 1000), ?, ?, ?)",
+            [run.as_of_ns, run.run_id, SCHEMA_VERSION, uuid.uuid4().hex],
+        )
+        for view, query in _views(home, publications):
+            connection.execute(f"CREATE VIEW fleet.{view} AS {query}")
+        connection.execute("COMMIT")
+        # Detaching would do it too, but without a reason when it cannot.
+        connection.execute("CHECKPOINT fleet")
+        connection.execute("DETACH fleet")
+    except BaseException as error:
+        for statement in ("ROLLBACK", "DETACH fleet"):
+            with contextlib.suppress(duckdb.Error):
+                connection.execute(statement)
+        if not isinstance(error, duckdb.OperationalError):
+            raise
+        raise RunError(cannot_write(draft, OSError(str(error).splitlines()[0]))) from None
+
+
+def _views(home: Path, publications: Sequence[Publication]) -> Iterator[tuple[str, str]]:
+    """Yield each view's name and query: the tables over the sites' files, then the views over these."""
+    for name, table in TABLES.items():
+        files = [
+            str(publication_folder(home, publication.site) / file)
+            for publication in publications
+            for file in publication.files.get(name, ())
+        ]
+        if files:
+            yield (
+                name,
+                f"SELECT {', '.join(table.kinds)} FROM read_parquet([{_listed(files)}], hive_partitioning = false)",
+            )
+        else:
+            yield (
+                name,
+                f"SELECT {', '.join(f'NULL::{kind} AS {name}' for name, kind in table.kinds.items())} WHERE false",
+            )
+    named = sorted({f"{home}/{file}" for publication in publications for file in publication.history})
+    # A missing Parquet file costs its own rows, not the whole publication.
+    history = [file for file in named if Path(file).exists()]
+    yield "node_snapshots", snapshots_query(_listed(history), literal(f"{home}/")) if history else NO_SNAPSHOTS
+    yield from VIEWS.items()
+
+
+def _listed(files: Iterable[str]) -> str:
+    return ", ".join(map(literal, files))

@@ -1,0 +1,111 @@
+"""A site's publication: which files hold its rows, in `published/name=…/publication.json`, replaced as a whole.
+
+Here: the record, reading and replacing it, and which files of earlier publications are needed no more. Not here: writing the
+tables' files (`site_files`), what shows them (`index`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, unquote
+
+from sr_assets.adapters.private import share_as_folder, write_private
+from sr_assets.adapters.published.schema import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+#: The folder of the home in which every site has one with its files.
+FOLDER: Final = "published"
+_NAME: Final = "publication.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What a site published last; a file that is in one is never changed.
+
+    `since` is the number of the last `fleet.duckdb` made before it. `files` has, by table, the size of each file in the
+    site's folder; a table without rows is left out. `history` are the files of the Parquet history, relative to the home,
+    that hold a node's newest message. `replaced` are the files of earlier publications that are still there: the numbers of
+    the first and the last `fleet.duckdb` that may show each of them, the last one None while that is not known.
+    """
+
+    site: str
+    token: str
+    since: int
+    files: dict[str, dict[str, int]]
+    history: list[str]
+    replaced: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def names(self) -> set[str]:
+        """The names of its files."""
+        return {name for files in self.files.values() for name in files}
+
+
+def publication_folder(home: Path, site: str) -> Path:
+    """Return the folder of a site's published files."""
+    return home / FOLDER / f"name={quote(site, safe='')}"
+
+
+def site_folders(home: Path) -> Iterator[tuple[str, Path]]:
+    """Yield each site that has a folder of published files, and the folder."""
+    for folder in (home / FOLDER).glob("name=*"):
+        yield unquote(folder.name.removeprefix("name=")), folder
+
+
+def file_name(table: str, token: str) -> str:
+    """Return the name of a table's file of a publication."""
+    return f"{table}-{token}.parquet"
+
+
+def read_publication(folder: Path) -> Publication | None:
+    """Return what a site published; None when there is nothing, or it is another version's, or not all of it is there."""
+    try:
+        publication = Publication(**json.loads((folder / _NAME).read_text()))
+        if publication.schema_version != SCHEMA_VERSION:
+            return None
+        for files in publication.files.values():
+            for name, size in files.items():
+                # A machine that lost its power may have kept the list of the files, and not what was in them.
+                if (folder / name).stat().st_size != size:
+                    return None
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+    return publication
+
+
+def write_publication(folder: Path, publication: Publication, earlier: Publication | None) -> Publication:
+    """Replace a site's publication; returns it with what `earlier` leaves to be removed."""
+    replaced: dict[str, tuple[int, int | None]] = {}
+    if earlier is not None:
+        for name, (first, last) in earlier.replaced.items():
+            # One that is being made meanwhile has the next number.
+            replaced[name] = (first, publication.since + 1 if last is None else last)
+        replaced |= dict.fromkeys(earlier.names, (earlier.since + 1, None))
+    kept = {
+        name: shown for name, shown in replaced.items() if name not in publication.names and (folder / name).exists()
+    }
+    written = Publication(**{**asdict(publication), "replaced": kept})
+    write_private(folder / _NAME, json.dumps(asdict(written)))
+    share_as_folder(folder / _NAME)
+    return written
+
+
+def sweep(folder: Path, publication: Publication, opened: Iterable[int]) -> None:
+    """Remove a site's files that neither its publication nor anybody who reads an earlier one needs.
+
+    `opened` are the numbers of each `fleet.duckdb` that somebody may read. A file that an interrupted publication left is in
+    none of them.
+    """
+    opened = list(opened)
+    for file in folder.iterdir():
+        if file.name in publication.names or file.name == _NAME:
+            continue
+        first, last = publication.replaced.get(file.name, (0, -1))
+        if not any(first <= number and (last is None or number <= last) for number in opened):
+            file.unlink(missing_ok=True)

@@ -1,0 +1,136 @@
+"""What is known of `fleet.duckdb`, in `fleet.json`: which publications it shows, and which earlier ones are still read.
+
+An earlier `fleet.duckdb` that may be open keeps a second name in `published/earlier`: DuckDB holds a lock on a file as long as
+it is open, so it can be asked whether the files that it shows are still needed. Not here: making it (`index`), removing
+those files (`publication`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from sr_assets.adapters.private import make_shared_folder, write_private
+from sr_assets.adapters.published.publication import FOLDER, publication_folder, read_publication
+
+#: Between opening a file and locking it a reader cannot be seen. Nor can this process where the system does not list its files.
+_GRACE_SECONDS: Final = 10.0
+_EARLIER: Final = f"{FOLDER}/earlier"
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A `fleet.duckdb` that somebody may have open: its number, and when it was replaced, in monotonic seconds."""
+
+    number: int
+    replaced_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The content of `fleet.json`: which file it is, the home as its views name it, and the publications that they show.
+
+    Each `fleet.duckdb` has a number, higher than those before it. `opened` are those that may be open, this one included.
+    """
+
+    home: str = ""
+    number: int = 0
+    file: list[int] = field(default_factory=list)
+    sites: dict[str, str] = field(default_factory=dict)
+    opened: list[Opened] = field(default_factory=list)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of those that may be open."""
+        return [one.number for one in self.opened]
+
+
+def read_shown(home: Path) -> Shown:
+    """Return what is known of the published file of a home; nothing when there is none, or it is another version's."""
+    try:
+        known = json.loads((home / "fleet.json").read_text())
+        return Shown(**{**known, "opened": [Opened(**one) for one in known["opened"]]})
+    except (OSError, ValueError, TypeError, KeyError):
+        return Shown()
+
+
+def write_shown(home: Path, shown: Shown) -> None:
+    """Replace what is known of the published file."""
+    write_private(home / "fleet.json", json.dumps(asdict(shown)))
+
+
+def identity(file: Path) -> list[int]:
+    """Return what a file is known by; nothing when it is missing."""
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return []
+    return [status.st_ino, status.st_size, status.st_mtime_ns]
+
+
+def shows(home: Path, site: str, token: str, shown: Shown | None = None) -> bool:
+    """Return whether `fleet.duckdb` is the one we made, in this place, and shows this publication of a site."""
+    shown = shown or read_shown(home)
+    return (
+        shown.sites.get(site) == token
+        and shown.home == str(home.resolve())
+        and bool(shown.file)
+        and shown.file == identity(home / "fleet.duckdb")
+    )
+
+
+def was_moved(home: Path, shown: Shown) -> bool:
+    """Return whether the views name their files in another folder than this home; one of two names of it is the same."""
+    return bool(shown.home) and not (Path(shown.home).exists() and Path(shown.home).samefile(home))
+
+
+def is_published(home: Path, site: str) -> bool:
+    """Return whether `fleet.duckdb` shows the last publication of a site, and all of its files are there."""
+    publication = read_publication(publication_folder(home, site))
+    return publication is not None and shows(home, site, publication.token)
+
+
+def keep_opened(home: Path, shown: Shown, number: int) -> list[Opened]:
+    """Return which files may be open once that of a number has taken the place of `fleet.duckdb`.
+
+    Called before that, inside the lock. `fleet.duckdb` gets its second name; what nobody has open any more is removed.
+    """
+    folder = home / _EARLIER
+    make_shared_folder(folder)
+    now, kept = time.monotonic(), [Opened(number)]
+    for one in shown.opened:
+        file, replaced_at = folder / str(one.number), one.replaced_at
+        if replaced_at is None:
+            replaced_at = now
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                file.hardlink_to(home / "fleet.duckdb")
+        if file.exists() and (0 <= now - replaced_at < _GRACE_SECONDS or is_open(file)):
+            kept.append(Opened(one.number, replaced_at))
+    names = {str(one.number) for one in kept}
+    for file in folder.iterdir():
+        if file.name not in names:
+            file.unlink()
+    return kept
+
+
+def is_open(file: Path) -> bool:
+    """Return whether a process, this one included, has a database file open."""
+    status = file.stat()
+    with contextlib.suppress(FileNotFoundError):
+        for ours in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if os.path.samestat(ours.stat(), status):
+                    return True
+    # From here on: closing a file frees the locks that this process has on it.
+    with file.open("r+b") as handle:
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False

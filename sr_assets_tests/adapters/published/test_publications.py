@@ -1,0 +1,283 @@
+"""Publications beside each other: each writes its own site's files, readers keep theirs, an interruption leaves nothing."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from sr_assets.adapters import checkpoints
+from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters.published import shown
+from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.publication import publication_folder
+from sr_assets.adapters.published.publishing import publish_site
+from sr_assets.adapters.published.reading import count_rows, open_fleet, read_rows
+from sr_assets.adapters.published.schema import SNAPSHOT_INFO, TABLES
+from sr_assets.adapters.published.shown import is_published
+from sr_assets.adapters.published.site_files import PublishedStream
+from sr_assets.adapters.state.records import StreamState
+from sr_assets.adapters.state.store import SiteState
+from sr_assets_tests.published import NOW_NS, STREAM
+from sr_assets_tests.published import SITE as LONDON
+
+PARIS = "it's Paris/1"
+SITES = (LONDON, PARIS)
+#: Of how many publications a site keeps the files: the last, and those that a file which is being made may still show.
+_PUBLICATIONS = 3
+#: A reader in a process of its own: it opens the file, takes the first rows of a result, the others when it is told to.
+_READER = """
+import sys, duckdb
+with duckdb.connect(sys.argv[1], read_only=True) as reader:
+    reader.execute("SET threads = 1")
+    rows = reader.execute("SELECT r.next_sequence FROM replication AS r, range(200000) WHERE r.name = 'london'")
+    seen = set(rows.fetchmany(10))
+    print("open", flush=True)
+    sys.stdin.readline()
+    while batch := rows.fetchmany(10_000):
+        seen.update(batch)
+    seen.update(reader.execute("SELECT next_sequence FROM replication WHERE name = 'london'").fetchall())
+    print(sorted(seen), flush=True)
+"""
+#: A shell that has the file open for writing.
+_SHELL = """
+import sys, duckdb
+with duckdb.connect(sys.argv[1]):
+    print("open", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextmanager
+def opened_state(home: Path, site: str) -> Iterator[SiteState]:
+    with SiteState(home / "sites" / site.replace("/", "_")) as state:
+        yield state
+
+
+def publish(home: Path, site: str, next_sequence: int, sites: tuple[str, ...] = SITES) -> None:
+    """Publish a site that has one stream and no node, read up to a sequence."""
+    with opened_state(home, site) as state:
+        with state.transaction():
+            state.save_stream(StreamState(STREAM, 1, next_sequence, watermark_ns=NOW_NS, as_of_ns=NOW_NS))
+        publish_again(home, site, state, sites)
+
+
+def publish_again(home: Path, site: str, state: SiteState, sites: tuple[str, ...] = SITES) -> None:
+    streams = [PublishedStream(STREAM, "T", tracked=True)]
+    publish_site(home, site, state, streams, sites=sites, run=Run(NOW_NS, "run"))
+
+
+def positions(home: Path) -> dict[str, int]:
+    with open_fleet(home) as fleet:
+        return dict(read_rows(fleet, "SELECT name, next_sequence FROM replication").values)
+
+
+def files(home: Path, site: str) -> dict[str, int]:
+    return {file.name: file.stat().st_ino for file in publication_folder(home, site).glob("*.parquet")}
+
+
+@pytest.fixture
+def without_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Believe at once that nobody reads what nobody has open."""
+    monkeypatch.setattr(shown, "_GRACE_SECONDS", 0.0)
+
+
+def test_a_site_writes_its_own_files_and_no_other_sites(tmp_path: Path, without_grace: None) -> None:
+    publish(tmp_path, PARIS, 1)
+    before = files(tmp_path, PARIS)
+    assert before
+    for number in range(2, 12):
+        publish(tmp_path, LONDON, number)
+    assert positions(tmp_path) == {LONDON: 11, PARIS: 1}
+    assert files(tmp_path, PARIS) == before
+    assert len(files(tmp_path, LONDON)) <= _PUBLICATIONS * len(before)
+    assert len(list((tmp_path / "published/earlier").iterdir())) <= 1
+
+
+@pytest.mark.process
+def test_a_long_query_ends_as_it_began_while_others_publish(tmp_path: Path, without_grace: None) -> None:
+    publish(tmp_path, PARIS, 1)
+    publish(tmp_path, LONDON, 1)
+    reader = subprocess.Popen(
+        [sys.executable, "-c", _READER, str(tmp_path / "fleet.duckdb")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "open\n"
+    opened = files(tmp_path, LONDON)
+    for number in range(2, 12):
+        publish(tmp_path, LONDON, number)
+    assert opened.items() <= files(tmp_path, LONDON).items()
+    assert reader.communicate("\n")[0].splitlines()[-1] == "[(1,)]"
+    for number in range(12, 12 + _PUBLICATIONS):
+        publish(tmp_path, LONDON, number)
+    assert not opened.items() & files(tmp_path, LONDON).items()
+
+
+def test_a_reader_in_the_process_that_publishes_keeps_its_files_too(tmp_path: Path, without_grace: None) -> None:
+    publish(tmp_path, LONDON, 1)
+    with duckdb.connect(str(tmp_path / "fleet.duckdb"), read_only=True) as reader:
+        for number in range(2, 6):
+            publish(tmp_path, LONDON, number)
+        assert reader.execute("SELECT next_sequence FROM replication").fetchall() == [(1,)]
+    assert positions(tmp_path) == {LONDON: 5}
+
+
+def test_sites_that_publish_at_once_lose_nobodys_rows(tmp_path: Path) -> None:
+    sites = tuple(f"site{number}" for number in range(4))
+    failures = []
+
+    def work(site: str) -> None:
+        try:
+            for number in range(1, 11):
+                publish(tmp_path, site, number, sites)
+                assert is_published(tmp_path, site)
+        except Exception as error:  # noqa: BLE001  seen by the test
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=[site]) for site in sites]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert positions(tmp_path) == dict.fromkeys(sites, 10)
+    assert all(is_published(tmp_path, site) for site in sites)
+
+
+class Killed(BaseException):
+    """The end of a process, as far as the files can tell."""
+
+
+@pytest.mark.parametrize(
+    "point", (Point.WRITTEN_TABLES, Point.NOTED_TABLES, Point.PUBLISHING_TABLES, Point.PUBLISHED_TABLES)
+)
+def test_a_publication_that_was_cut_off_is_noticed_and_leaves_nothing_behind(
+    tmp_path: Path, without_grace: None, monkeypatch: pytest.MonkeyPatch, point: Point
+) -> None:
+    publish(tmp_path, PARIS, 1)
+    publish(tmp_path, LONDON, 1)
+
+    def kill(reached: Point) -> None:
+        if reached == point:
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "hook", kill)
+        with pytest.raises(Killed):
+            publish(tmp_path, LONDON, 2)
+    seen = 2 if point == Point.PUBLISHED_TABLES else 1
+    assert positions(tmp_path) == {LONDON: seen, PARIS: 1}
+    # Before anything was noted what is shown is what was published last.
+    assert is_published(tmp_path, LONDON) == (point in (Point.WRITTEN_TABLES, Point.PUBLISHED_TABLES))
+    assert is_published(tmp_path, PARIS) == (point != Point.PUBLISHING_TABLES)
+    for number in range(3, 6):
+        publish(tmp_path, LONDON, number)
+    assert positions(tmp_path) == {LONDON: 5, PARIS: 1}
+    assert len(files(tmp_path, LONDON)) <= _PUBLICATIONS * len(files(tmp_path, PARIS))
+
+
+def test_what_another_site_has_already_shown_is_not_shown_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path, LONDON, 1)
+
+    def publish_beside(reached: Point) -> None:
+        if reached == Point.NOTED_TABLES:
+            checkpoints.hook = None
+            publish(tmp_path, PARIS, 1)
+
+    monkeypatch.setattr(checkpoints, "hook", publish_beside)
+    publish(tmp_path, LONDON, 2)
+    assert positions(tmp_path) == {LONDON: 2, PARIS: 1}
+    assert len(list((tmp_path / "published/earlier").iterdir())) == 1
+
+
+@pytest.mark.parametrize("damage", ("cut short", "gone", "another version", "not readable"))
+def test_a_site_whose_files_are_damaged_is_left_out_until_it_publishes(tmp_path: Path, damage: str) -> None:
+    publish(tmp_path, PARIS, 1)
+    publish(tmp_path, LONDON, 1)
+    file = next(publication_folder(tmp_path, PARIS).glob("replication-*.parquet"))
+    about = file.with_name("publication.json")
+    match damage:
+        case "cut short":
+            file.write_bytes(b"")
+        case "gone":
+            file.unlink()
+        case "another version":
+            about.write_text(json.dumps({**json.loads(about.read_text()), "schema_version": 99}))
+        case _:
+            about.write_text("{")
+    assert not is_published(tmp_path, PARIS)
+    publish(tmp_path, LONDON, 2)
+    assert positions(tmp_path) == {LONDON: 2}
+    publish(tmp_path, PARIS, 2)
+    assert positions(tmp_path) == {LONDON: 2, PARIS: 2}
+
+
+def test_the_files_of_a_site_that_is_no_more_go_when_nobody_reads_them(tmp_path: Path, without_grace: None) -> None:
+    publish(tmp_path, PARIS, 1)
+    publish(tmp_path, LONDON, 1)
+    with duckdb.connect(str(tmp_path / "fleet.duckdb"), read_only=True) as reader:
+        for number in range(2, 5):
+            publish(tmp_path, LONDON, number, (LONDON,))
+        assert reader.execute("SELECT count(*) FROM replication").fetchall() == [(2,)]
+    assert positions(tmp_path) == {LONDON: 4}
+    for number in range(5, 7):
+        publish(tmp_path, LONDON, number, (LONDON,))
+    assert not publication_folder(tmp_path, PARIS).exists()
+
+
+def test_a_site_of_nothing_has_every_table_and_no_row(tmp_path: Path) -> None:
+    with opened_state(tmp_path, LONDON) as state:
+        publish_site(tmp_path, LONDON, state, [], sites=SITES, run=Run(NOW_NS, "run"))
+    counts = count_rows(tmp_path)
+    assert counts.pop("snapshot_info") == 1
+    assert set(counts.values()) == {0}
+    assert is_published(tmp_path, LONDON)
+
+
+def publish_as_version_3(home: Path) -> None:
+    """Publish two sites as the version did that wrote all rows into one file."""
+    with duckdb.connect(str(home / "fleet.duckdb")) as file:
+        for name, table in TABLES.items():
+            file.execute(f"CREATE TABLE {name} ({table.columns})")
+        file.execute(f"CREATE TABLE snapshot_info ({SNAPSHOT_INFO})")
+        file.execute("INSERT INTO snapshot_info VALUES (now(), 'run', 3, 'generation')")
+        for site in SITES:
+            file.execute("INSERT INTO replication (name, stream, next_sequence) VALUES (?, ?, 1)", [site, STREAM])
+            file.execute(
+                "INSERT INTO latest_snapshots VALUES (?, ?, 'web1', 7, 'snapshots/1-8.parquet')", [site, STREAM]
+            )
+            file.execute(
+                "INSERT INTO global_rejects (feed, sequence) VALUES (?, 3)", [f"{site.partition('/')[0]}/FEED"]
+            )
+    (home / "fleet.json").write_text(json.dumps({"generation": "generation", "home": str(home)}))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("open_elsewhere", (False, True))
+def test_what_an_earlier_version_published_stays_until_its_sites_publish(tmp_path: Path, open_elsewhere: bool) -> None:
+    publish_as_version_3(tmp_path)
+    assert not is_published(tmp_path, PARIS)
+    shell = subprocess.Popen(
+        [sys.executable, "-c", _SHELL, str(tmp_path / "fleet.duckdb")] if open_elsewhere else ["true"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert shell.stdout is not None
+    shell.stdout.readline()
+    publish(tmp_path, LONDON, 2)
+    shell.communicate(b"\n")
+    assert positions(tmp_path) == {LONDON: 2, PARIS: 1}
+    assert is_published(tmp_path, PARIS)
+    publish(tmp_path, PARIS, 3)
+    assert positions(tmp_path) == {LONDON: 2, PARIS: 3}
+    assert not list(tmp_path.glob(".fleet*"))
