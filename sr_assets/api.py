@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 #: Whole numbers and flags keep their type where some are missing.
 _NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.int32(): pd.Int32Dtype(), pa.bool_(): pd.BooleanDtype()}
-#: In the file, but not public: the view `node_snapshots` finds its Parquet files by it.
-_PRIVATE = "latest_snapshots"
 
 
 def read(
@@ -50,7 +48,7 @@ def _refuse_unknown(table: str, connection: duckdb.DuckDBPyConnection) -> None:
     rows = connection.execute(
         "SELECT table_name FROM information_schema.tables WHERE table_schema = 'main' ORDER BY table_name"
     ).fetchall()
-    names = [name for (name,) in rows if name != _PRIVATE]
+    names = [name for (name,) in rows]
     if table not in names:
         near = difflib.get_close_matches(table, names, n=1)
         hint = f"did you mean {near[0]}? " if near else ""

@@ -100,13 +100,13 @@ GLOBAL_TABLES: Final[dict[str, Table]] = {
         _FEEDS_SITE,
     ),
 }
-#: View → its query over the published tables.
+#: View → its query over the published tables, each as `{table}`.
 GLOBAL_VIEWS: Final[dict[str, str]] = {
     # A node that left a site is retired there.
     "v_nodes_at_several_sites": """
         SELECT node, count(DISTINCT (replicator, coalesce(name, replicator))) AS sites,
             list(DISTINCT coalesce(name, replicator) ORDER BY coalesce(name, replicator)) AS names,
             max(last_seen) AS last_seen
-        FROM global_availability WHERE status <> 'retired' GROUP BY node HAVING sites > 1
+        FROM {global_availability} WHERE status <> 'retired' GROUP BY node HAVING sites > 1
         """,
 }

@@ -23,6 +23,7 @@ from sr_assets.adapters.private import living_holder, open_private
 from sr_assets.adapters.published.earlier import take_over
 from sr_assets.adapters.published.publication import Publication, publication_folder, read_publication, site_folders
 from sr_assets.adapters.published.schema import (
+    INTERNAL,
     NO_SNAPSHOTS,
     SCHEMA_VERSION,
     SNAPSHOT_INFO,
@@ -198,28 +199,28 @@ def _write_draft(
 
 
 def _views(home: Path, publications: Sequence[Publication]) -> Iterator[tuple[str, str]]:
-    """Yield each view's name and query: the tables over the sites' files, then the views over these."""
-    for name, table in TABLES.items():
-        files = [
-            str(publication_folder(home, publication.site) / file)
-            for publication in publications
-            for file in publication.files.get(name, ())
-        ]
-        if files:
-            yield (
-                name,
-                f"SELECT {', '.join(table.kinds)} FROM read_parquet([{_listed(files)}], hive_partitioning = false)",
-            )
-        else:
-            yield (
-                name,
-                f"SELECT {', '.join(f'NULL::{kind} AS {name}' for name, kind in table.kinds.items())} WHERE false",
-            )
+    """Yield each view's name and query: the tables over the sites' files, and what is made of them."""
+    tables = {name: _table_query(home, name, publications) for name in TABLES}
+    yield from ((name, query) for name, query in tables.items() if name not in INTERNAL)
     named = sorted({f"{home}/{file}" for publication in publications for file in publication.history})
     # A missing Parquet file costs its own rows, not the whole publication.
-    history = [file for file in named if Path(file).exists()]
-    yield "node_snapshots", snapshots_query(_listed(history), literal(f"{home}/")) if history else NO_SNAPSHOTS
-    yield from VIEWS.items()
+    history = _listed(file for file in named if Path(file).exists())
+    latest = tables["latest_snapshots"]
+    yield "node_snapshots", snapshots_query(history, literal(f"{home}/"), latest) if history else NO_SNAPSHOTS
+    for name, query in VIEWS.items():
+        yield name, query.format(**{table: f"({shown})" for table, shown in tables.items()})
+
+
+def _table_query(home: Path, name: str, publications: Sequence[Publication]) -> str:
+    kinds = TABLES[name].kinds
+    files = _listed(
+        str(publication_folder(home, publication.site) / file)
+        for publication in publications
+        for file in publication.files.get(name, ())
+    )
+    if files:
+        return f"SELECT {', '.join(kinds)} FROM read_parquet([{files}], hive_partitioning = false)"
+    return f"SELECT {', '.join(f'NULL::{kind} AS {column}' for column, kind in kinds.items())} WHERE false"
 
 
 def _listed(files: Iterable[str]) -> str:

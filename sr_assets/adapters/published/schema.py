@@ -117,15 +117,15 @@ TABLES: Final[dict[str, Table]] = {
     ),
     **GLOBAL_TABLES,
 }
-#: Tables of the file that are not public.
+#: Tables that only views are made of.
 INTERNAL: Final = frozenset({"latest_snapshots"})
 #: About the file as a whole; each file has a `generation` of its own.
 SNAPSHOT_INFO: Final = "as_of TIMESTAMPTZ, run_id VARCHAR, schema_version INTEGER, generation VARCHAR"
-#: View → its query over the published tables; a view, so that a row per node is not written a second time.
+#: View → its query over the published tables, each as `{table}`: by name a DuckDB before 2.0 finds none in an attached file.
 VIEWS: Final[dict[str, str]] = {
     "node_availability": """
-        SELECT name, stream, node, status, status_since, first_seen, last_seen FROM last_seen_nodes
-        UNION ALL SELECT name, stream, node, 'retired', retired_at, first_seen, last_seen FROM retired_nodes
+        SELECT name, stream, node, status, status_since, first_seen, last_seen FROM {last_seen_nodes}
+        UNION ALL SELECT name, stream, node, 'retired', retired_at, first_seen, last_seen FROM {retired_nodes}
         """,
     **GLOBAL_VIEWS,
 }
@@ -138,12 +138,15 @@ NO_SNAPSHOTS: Final = """
     """
 
 
-def snapshots_query(files: str, home: str) -> str:
-    """Return the query of `node_snapshots` over Parquet files, given as the elements of an SQL list, in a home, a literal."""
+def snapshots_query(files: str, home: str, latest: str) -> str:
+    """Return the query of `node_snapshots`.
+
+    It is over Parquet files, the elements of an SQL list, in a home, a literal, and the query of `latest_snapshots`.
+    """
     return f"""
         SELECT latest.name, latest.stream, latest.node, stored.sequence, stored.stored_at, stored.subject,
             stored.payload_bytes, stored.payload::JSON AS payload, stored.payload_raw, stored.metadata::JSON AS metadata
-        FROM latest_snapshots AS latest
+        FROM ({latest}) AS latest
         JOIN read_parquet([{files}], filename = true, hive_partitioning = false) AS stored
             ON stored.filename = {home} || latest.file AND stored.sequence = latest.sequence AND stored.node = latest.node
         """

@@ -1,7 +1,7 @@
 """What is known of `fleet.duckdb`, in `fleet.json`: which publications it shows, and which earlier ones are still read.
 
-An earlier `fleet.duckdb` that may be open keeps a second name in `published/earlier`: DuckDB holds a lock on a file as long as
-it is open, so it can be asked whether the files that it shows are still needed. Not here: making it (`index`), removing
+An earlier `fleet.duckdb` that may be open keeps a second name in `published/earlier`, by which the system can be asked whether
+it is, and with it the files that it shows are needed. Not here: making it (`index`), removing
 those files (`publication`).
 """
 
@@ -10,16 +10,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
+import signal
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from sr_assets.adapters.private import make_shared_folder, write_private
 from sr_assets.adapters.published.publication import FOLDER, publication_folder, read_publication
 
-#: Between opening a file and locking it a reader cannot be seen. Nor can this process where the system does not list its files.
+#: Where only locks tell who has a file open, nobody is seen who has not locked it yet.
 _GRACE_SECONDS: Final = 10.0
 _EARLIER: Final = f"{FOLDER}/earlier"
 
@@ -120,17 +120,26 @@ def keep_opened(home: Path, shown: Shown, number: int) -> list[Opened]:
 
 
 def is_open(file: Path) -> bool:
-    """Return whether a process, this one included, has a database file open."""
-    status = file.stat()
-    with contextlib.suppress(FileNotFoundError):
-        for ours in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(OSError):
-                if os.path.samestat(ours.stat(), status):
-                    return True
-    # From here on: closing a file frees the locks that this process has on it.
+    """Return whether a process, this one included, has a file open."""
     with file.open("r+b") as handle:
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
+        for ask in (_take_lease, _take_lock):
+            try:
+                ask(handle)
+            except BlockingIOError:
+                return True
+            except (AttributeError, OSError):
+                continue
+            return False
+    return True
+
+
+def _take_lease(handle: BinaryIO) -> None:
+    """Ask Linux, which gives a lease for writing on a file that nobody else has open."""
+    # Whoever opens the file meanwhile waits for microseconds, and must not end us by the usual signal.
+    fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
+    fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+
+
+def _take_lock(handle: BinaryIO) -> None:
+    """Ask for DuckDB's lock: not that of this process, nor of one that opened the file twice and closed it once."""
+    fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -34,6 +34,9 @@ _PUBLICATIONS = 3
 _READER = """
 import sys, duckdb
 with duckdb.connect(sys.argv[1], read_only=True) as reader:
+    # Closing the file where it is open twice frees the locks of both.
+    with duckdb.connect() as another:
+        another.execute(f"ATTACH '{sys.argv[1]}' AS other (READ_ONLY)")
     reader.execute("SET threads = 1")
     rows = reader.execute("SELECT r.next_sequence FROM replication AS r, range(200000) WHERE r.name = 'london'")
     seen = set(rows.fetchmany(10))
