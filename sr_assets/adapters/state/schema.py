@@ -10,7 +10,7 @@ from typing import Final
 
 from sr_assets.adapters.state import copy_log, copy_queue, global_view, snapshot_index
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 
 SCHEMA: Final = f"""
 CREATE TABLE IF NOT EXISTS about (schema_version INTEGER);
@@ -46,8 +46,7 @@ CREATE TABLE IF NOT EXISTS gaps (
 CREATE TABLE IF NOT EXISTS parked (
     stream VARCHAR, sequence BIGINT, stored_ns BIGINT, subject VARCHAR, payload_bytes BIGINT, reason VARCHAR,
     parked_ns BIGINT);
-CREATE TABLE IF NOT EXISTS snapshots (stream VARCHAR, node VARCHAR, sequence BIGINT, file VARCHAR);
-CREATE TABLE IF NOT EXISTS staged (stream VARCHAR, first BIGINT, next BIGINT, mark VARCHAR DEFAULT '');
+{snapshot_index.SCHEMA}
 {copy_log.SCHEMA}
 {copy_queue.SCHEMA}
 {global_view.SCHEMA}
@@ -103,5 +102,5 @@ _FROM_3: Final = """
 ALTER TABLE intents ADD COLUMN source_sequence BIGINT;
 ALTER TABLE intents ADD COLUMN source_ns BIGINT;
 """
-#: Schema version → the statements that make the next one of it.
-MIGRATIONS: Final = {1: _FROM_1, 2: _FROM_2, 3: _FROM_3, 4: snapshot_index.MIGRATION}
+#: Schema version → the statements that make the next one of it; tables that are new in the last one are in `SCHEMA`.
+MIGRATIONS: Final = {1: _FROM_1, 2: _FROM_2, 3: _FROM_3, 4: snapshot_index.MIGRATION, 5: ""}

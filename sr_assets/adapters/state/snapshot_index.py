@@ -1,7 +1,8 @@
-"""Which file of the history holds each node's newest copied message, in `state.duckdb`.
+"""Which files a stream's history has, and which of them holds each node's newest copied message, in `state.duckdb`.
 
-Files are recorded relative to the home (`snapshots/name=…`), so that a home can be moved. Not here: the
-files (`adapters.published.history`), when they are indexed (`stages.tracking.node_snapshots`).
+Files are recorded relative to the home (`snapshots/name=…`), so that a home can be moved. Files that became one are
+`replaced`: no row of them counts, and they stay until nobody reads them. Not here: the files (`adapters.published.history`),
+when they are indexed and merged (`stages.tracking.node_snapshots`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
 #: A file's path relative to the home it is in, as an expression of SQL over its whole path.
 _RELATIVE: Final = r"regexp_replace({}, '^.*/(snapshots/name=)', '\1')"
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS snapshots (stream VARCHAR, node VARCHAR, sequence BIGINT, file VARCHAR);
+CREATE TABLE IF NOT EXISTS staged (stream VARCHAR, first BIGINT, next BIGINT, mark VARCHAR DEFAULT '');
+CREATE TABLE IF NOT EXISTS history (stream VARCHAR, file VARCHAR, level TINYINT, replaced BOOLEAN);
+"""
 #: The statement that makes the files of a state from before they were relative so.
 MIGRATION: Final = f"UPDATE snapshots SET file = {_RELATIVE.format('file')};"
 
@@ -60,31 +66,64 @@ class SnapshotIndex:
                 [self._stream],
             )
             self._connection.execute("DROP TABLE fresh")
+            self.list_files(files, level=0)
         self._connection.execute(
             "DELETE FROM staged WHERE stream = ? AND first = ? AND next = ? AND mark = ?",
             [self._stream, first, next_sequence, mark],
         )
 
-    def move(self, files: Sequence[Path], file: Path) -> None:
-        """Point the index from files to the one file they became."""
+    def list_files(self, files: Sequence[Path], level: int) -> None:
+        """Note files of the history, of a level of compaction; one that is written again is noted once."""
+        names = list(map(relative_name, files))
+        self._unlist(names)
         self._connection.execute(
-            f"""
-            UPDATE snapshots SET file = {_RELATIVE.format("?")}
-            WHERE stream = ? AND file IN (SELECT {_RELATIVE.format("unnest(?::VARCHAR[])")})
-            """,
-            [str(file), self._stream, list(map(str, files))],
+            "INSERT INTO history SELECT ?, unnest(?::VARCHAR[]), ?, false", [self._stream, names, level]
         )
 
-    def files(self) -> set[str]:
-        """Return the files that hold a node's newest message, relative to the home."""
+    def move(self, files: Sequence[Path], file: Path, level: int) -> None:
+        """Let the one file that files became, of a level of compaction, take their place."""
+        parts = [self._stream, list(map(relative_name, files))]
+        self._connection.execute(
+            """
+            CREATE OR REPLACE TEMP TABLE moved AS SELECT stream, node, sequence FROM snapshots
+            WHERE stream = ? AND list_contains(?::VARCHAR[], file)
+            """,
+            parts,
+        )
+        # Updating so many rows takes ten times as long.
+        self._connection.execute("DELETE FROM snapshots WHERE stream = ? AND list_contains(?::VARCHAR[], file)", parts)
+        self._connection.execute("INSERT INTO snapshots SELECT *, ? FROM moved", [relative_name(file)])
+        self._connection.execute("DROP TABLE moved")
+        self._connection.execute(
+            "UPDATE history SET replaced = true WHERE stream = ? AND list_contains(?::VARCHAR[], file)", parts
+        )
+        self.list_files([file], level)
+
+    def levels(self) -> dict[str, int]:
+        """Return the files of the history, relative to the home, with their levels; without those that became others."""
         rows = self._connection.execute(
-            "SELECT DISTINCT file FROM snapshots WHERE stream = ?", [self._stream]
+            "SELECT file, level FROM history WHERE stream = ? AND NOT replaced", [self._stream]
         ).fetchall()
-        return {row[0] for row in rows}
+        return dict(rows)
+
+    def replaced(self) -> list[str]:
+        """Return the files, relative to the home, that became others."""
+        rows = self._connection.execute("SELECT file FROM history WHERE stream = ? AND replaced", [self._stream])
+        return [file for (file,) in rows.fetchall()]
 
     def forget(self, files: Sequence[str]) -> None:
-        """Drop the nodes whose newest message was in files, as `files` names them, that no longer exist."""
+        """Forget files, relative to the home, that exist no more, and the nodes whose newest message was there."""
         self._connection.execute(
-            "DELETE FROM snapshots WHERE stream = ? AND file IN (SELECT unnest(?::VARCHAR[]))",
-            [self._stream, list(files)],
+            "DELETE FROM snapshots WHERE stream = ? AND list_contains(?::VARCHAR[], file)", [self._stream, list(files)]
         )
+        self._unlist(files)
+
+    def _unlist(self, files: Sequence[str]) -> None:
+        self._connection.execute(
+            "DELETE FROM history WHERE stream = ? AND list_contains(?::VARCHAR[], file)", [self._stream, list(files)]
+        )
+
+
+def relative_name(file: Path) -> str:
+    """Return a file's path relative to the home it is in: `snapshots/name=…/stream=…/date=…/<file>`."""
+    return "/".join(file.parts[-5:])

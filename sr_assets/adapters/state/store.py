@@ -53,6 +53,7 @@ _OF_A_STREAM: Final = (
     "resends",
     "staged",
     "snapshots",
+    "history",
 )
 
 #: The tables with what happened to a stream.
@@ -64,13 +65,10 @@ class BrokenStateError(RunError):
 
 
 class SiteState:
-    """The open `state.duckdb` of one site. Used inside the site's lock, by `with`; closed also on an exception.
-
-    `on_commit` is called after each transaction that changed something.
-    """
+    """The open `state.duckdb` of one site. Used inside the site's lock, by `with`; closed also on an exception."""
 
     def __init__(self, folder: Path, on_commit: Callable[[], None] = lambda: None) -> None:
-        """Name the site's folder."""
+        """Name the site's folder; `on_commit` is called after each transaction."""
         self._folder = folder
         self._on_commit = on_commit
 

@@ -5,23 +5,34 @@ Not here: what is staged (`spark.sink`), the view that shows it (`adapters.publi
 
 from __future__ import annotations
 
+import logging
 import shutil
+import time
+from collections import defaultdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.checkpoints import Point, reach
-from sr_assets.adapters.published.history import compact_day, place_staged, remove_before, remove_covered, stream_folder
+from sr_assets.adapters.published.compaction import is_abandoned, merge, plan_merges
+from sr_assets.adapters.published.history import place_staged, remove_before, stream_folder
+from sr_assets.adapters.state.snapshot_index import relative_name
 from sr_assets.domain.positions import DAY_NS, SequenceRange
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
+    from sr_assets.adapters.published.compaction import Merge
     from sr_assets.adapters.state.store import SiteState
     from sr_assets.settings import StreamSettings
     from sr_assets.stages.report import StreamReport
 
-#: An open day is compacted too once it has this many files: a view over thousands of them is slow to open.
-_MANY_FILES = 200
+logger = logging.getLogger(__name__)
+
+#: A day is over when nothing was written to it for so long: copies that waited may be of yesterday.
+_QUIET_NS: Final = 3_600 * 1_000_000_000
+#: So many days are made one file each in a run: a history of an earlier version has many of them.
+_DAYS_AT_ONCE: Final = 5
 
 
 def staging_folder(site_folder: Path, stream: StreamSettings, covered: SequenceRange, mark: str) -> Path:
@@ -44,7 +55,8 @@ class SnapshotStage:
         """Take what the stage uses; `retention_ns` is how long history is kept, None without limit."""
         self._stream, self._store, self._index = stream, store, store.snapshot_index(stream.stream)
         self._site_folder, self._retention_ns, self._report = site_folder, retention_ns, report
-        self._folder = stream_folder(home.resolve(), stream.name, stream.stream)
+        self._home = home.resolve()
+        self._folder = stream_folder(self._home, stream.name, stream.stream)
 
     def index_staged(self) -> bool:
         """Move staged files into the history and index the nodes' newest messages; returns whether there were any."""
@@ -65,26 +77,67 @@ class SnapshotStage:
         return self._folder.exists() or bool(self._index.staged())
 
     def compact(self, now_ns: int) -> None:
-        """Compact closed days, delete days beyond the retention and what no batch knows; once a run.
+        """Make few files of many, delete days beyond the retention and what no batch knows; once a run.
 
-        Files that were compacted go with the next run: until this one has published, a reader's view still names them.
+        Files that became others go with the next run: until this one has published, a reader's view still names them.
         """
         # Those of a stream that is tracked no more have not been moved.
         self.index_staged()
+        self._remove_replaced()
+        self._list_unknown()
         today = datetime.fromtimestamp(now_ns / 1e9, UTC).date()
         if self._retention_ns is not None:
             self._remove_before((today - timedelta(days=max(1, self._retention_ns // DAY_NS))).isoformat())
-        for day in sorted(self._folder.glob("date=*")):
-            remove_covered(day)
-            closed = day.name.removeprefix("date=") < today.isoformat()
-            if closed or sum(1 for _ in day.glob("*.parquet")) >= _MANY_FILES:
-                for whole, parts in compact_day(day).items():
-                    with self._store.transaction():
-                        self._index.move(parts, whole)
+        days: dict[Path, dict[Path, int]] = defaultdict(dict)
+        for name, level in self._index.levels().items():
+            file = self._home / name
+            days[file.parent][file] = level
+        left = _DAYS_AT_ONCE
+        for day, levels in sorted(days.items(), reverse=True):
+            over = left > 0 and day.name.removeprefix("date=") < today.isoformat() and _is_quiet(levels, now_ns)
+            merges = list(plan_merges(levels, over=over))
+            left -= bool(over and merges)
+            for planned in merges:
+                self._merge(planned)
         self._remove_orphans()
 
+    def _merge(self, planned: Merge) -> None:
+        parts = [part for part in planned.parts if part.exists()]
+        if len(parts) < len(planned.parts):
+            # Somebody deleted them: their rows are lost, and their nodes' newest messages.
+            with self._store.transaction():
+                self._index.forget([relative_name(part) for part in planned.parts if part not in parts])
+            return
+        started = time.monotonic()
+        rows = merge(planned, self._site_folder / "compaction" / self._stream.asset_prefix[1])
+        with self._store.transaction():
+            self._index.move(planned.parts, planned.whole, planned.level)
+        seconds = time.monotonic() - started
+        label, count = self._stream.label, len(planned.parts)
+        logger.info("%s: %d files of the history became one of %d rows, %.1f s", label, count, rows, seconds)
+
+    def _remove_replaced(self) -> None:
+        gone = self._index.replaced()
+        for name in gone:
+            (self._home / name).unlink(missing_ok=True)
+        if gone:
+            with self._store.transaction():
+                self._index.forget(gone)
+
+    def _list_unknown(self) -> None:
+        """Note files that an earlier version, or a state that was lost, has left; remove what a merge that was cut off has."""
+        levels = {self._home / name: level for name, level in self._index.levels().items()}
+        unknown = [file for file in self._folder.glob("date=*/[0-9]*.parquet") if file not in levels]
+        abandoned = [file for file in unknown if is_abandoned(file, levels)]
+        for file in abandoned:
+            file.unlink()
+        kept = [file for file in unknown if file not in abandoned]
+        if kept:
+            with self._store.transaction():
+                self._index.list_files(kept, level=0)
+
     def _remove_before(self, oldest: str) -> None:
-        lost = [file for file in self._index.files() if file.rpartition("date=")[2][:10] < oldest]
+        lost = [file for file in self._index.levels() if file.rpartition("date=")[2][:10] < oldest]
         if lost:
             with self._store.transaction():
                 self._index.forget(lost)
@@ -97,3 +150,8 @@ class SnapshotStage:
         for folder in (self._site_folder / "staging" / self._stream.asset_prefix[1]).glob("*-*"):
             if folder.name not in known and not f"{folder.name}-".startswith(f"{under_way}-"):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_quiet(files: Iterable[Path], now_ns: int) -> bool:
+    """Return whether nothing was written to any of some files lately."""
+    return all(not file.exists() or now_ns - file.stat().st_mtime_ns > _QUIET_NS for file in files)

@@ -7,15 +7,9 @@ from pyarrow import parquet
 
 from sr_assets.adapters.published.history import (
     StagedFiles,
-    compact_day,
-    copied_sequences,
-    file_mark,
-    file_range,
     place_staged,
     remove_before,
-    remove_covered,
     snapshot_rows,
-    source_mark,
     stream_folder,
 )
 from sr_assets.domain.messages import Message
@@ -79,44 +73,6 @@ def test_a_batch_that_is_done_again_replaces_its_own_file(tmp_path: Path) -> Non
         stage(tmp_path / "staging", 0, *map(message, numbers))
         (file,) = place_staged(tmp_path / "staging", tmp_path / "s", SequenceRange(1, 4))
     assert sequences(file) == [1, 2, 3]
-
-
-def test_a_day_becomes_one_file_and_the_old_ones_go_later(tmp_path: Path) -> None:
-    for first in (1, 4, 20):
-        stage(tmp_path / "staging", 0, *(message(n) for n in range(first, first + 3)))
-        (file,) = place_staged(tmp_path / "staging", tmp_path / "s", SequenceRange(first, first + 3))
-    day = file.parent
-    ((whole, parts),) = compact_day(day).items()
-    assert [file.name for file in parts] == ["1-4.parquet", "4-7.parquet", "20-23.parquet"]
-    assert (whole.name, file_range(whole)) == ("1-23.parquet", (1, 23))
-    assert sequences(whole) == [1, 2, 3, 4, 5, 6, 20, 21, 22]
-    assert len(list(day.glob("*.parquet"))) == 4
-    assert compact_day(day) == {}
-    assert remove_covered(day) == 3
-    assert (remove_covered(day), list(day.glob("*.parquet"))) == (0, [whole])
-
-
-def test_files_of_another_source_cover_nothing_of_this_one(tmp_path: Path) -> None:
-    folder, marks = tmp_path / "s", ("", source_mark(7, 1), source_mark(7, 2))
-    for mark in marks:
-        for first, count in ((1, 8), (9, 2)) if mark == "" else ((2, 3), (5, 1)):
-            stage(tmp_path / "staging", 0, *(message(n) for n in range(first, first + count)))
-            (file,) = place_staged(tmp_path / "staging", folder, SequenceRange(first, first + count), mark)
-            assert (file_range(file), file_mark(file)) == ((first, first + count), mark)
-    day = file.parent
-    assert remove_covered(day) == 0
-    compacted = compact_day(day)
-    assert [(file_range(whole), file_mark(whole)) for whole in compacted] == [
-        ((1, 11), ""),
-        ((2, 6), "-7-1"),
-        ((2, 6), "-7-2"),
-    ]
-    assert remove_covered(day) == 6
-    assert [copied_sequences(folder, mark, 0) for mark in marks] == [
-        list(range(1, 11)),
-        list(range(2, 6)),
-        list(range(2, 6)),
-    ]
 
 
 def test_days_before_a_date_are_removed(tmp_path: Path) -> None:

@@ -5,8 +5,11 @@ import gzip
 import json
 from typing import Any
 
+import pytest
 from pyarrow import parquet
 
+from sr_assets.adapters.published import compaction
+from sr_assets.adapters.state.snapshot_index import SnapshotIndex
 from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
@@ -152,6 +155,35 @@ def test_closed_days_become_one_file_and_readers_of_the_old_ones_are_not_disturb
         compact(site, tomorrow_ns)
     assert [file.name for file in day.glob("*.parquet")] == ["1-4.parquet"]
     assert rig.row("SELECT node, sequence, payload_raw FROM node_snapshots") == before
+
+
+def test_a_day_that_is_written_to_has_few_files_and_a_merge_that_was_cut_off_leaves_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "FILES_OF_A_LEVEL", 3)
+    stream = rig.make()
+    rig.add(stream, batch_messages=1, **SAMPLED)
+    rig.publish(stream, [Sent(b"x" * n, f"n{n % 2}") for n in range(1, 8)])
+
+    def cut_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SnapshotIndex, "move", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            rig.run()
+    folder = rig.home / "snapshots" / f"name={SITE}" / f"stream={stream}"
+    (day,) = folder.glob("date=*")
+    assert len(list(day.glob("*.parquet"))) == 8
+    for more in (8, 9):
+        rig.publish(stream, [Sent(b"x" * more, f"n{more % 2}")])
+        rig.drain()
+        newest = rig.rows("SELECT sequence, payload_raw FROM node_snapshots ORDER BY sequence")
+        assert [(row["sequence"], len(row["payload_raw"])) for row in newest] == [(n, n) for n in (more - 1, more)]
+    assert sorted(file.name for file in day.glob("*.parquet")) == ["1-9.parquet", "9-10.parquet"]
+    rig.drain()
+    rows = [parquet.read_table(file, partitioning=None)["sequence"].to_pylist() for file in day.glob("*.parquet")]
+    assert sorted(sequence for of_file in rows for sequence in of_file) == list(range(1, 10))
 
 
 def test_days_beyond_the_retention_are_deleted_with_what_pointed_there(rig: Rig) -> None:
