@@ -273,7 +273,7 @@ def test_our_own_time_of_day_is_read_only_where_no_table_advisory_or_decision_de
     assert {one for one in asking if not one[0].startswith("embedded.")} == {
         ("adapters.spark.engine", "time.time"),  # since when the engine runs, as `spark status` shows it
         ("adapters.state.lock", "time.gmtime"),  # the text in a lock: since when
-        ("automation.jobs", "datetime.now"),  # Dagster's own old runs, by Dagster's own dates
+        ("automation.old_runs", "datetime.now"),  # Dagster's own old runs, by Dagster's own dates
         ("cli.render", "datetime.now"),  # how old a table is, for who looks at it
         ("cli.work", "time.time"),  # `spark status`
         ("stages.replication.recover", "time.gmtime"),  # the name of a broken state that is set aside

@@ -4,14 +4,13 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 import pytest
 
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import set_paused
-from sr_assets.automation import delete_old_runs, find_work, retention, shared_looks, site_job_name
+from sr_assets.automation import find_work, shared_looks, site_job_name
 from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer
@@ -228,39 +227,6 @@ def test_a_target_that_is_away_while_its_advisories_wait_is_a_note_and_no_failed
     work, skip = find_work(settings, SITE)
     assert work is None
     assert skip.startswith(f"{SITE}/{stream}: cannot connect to NATS: 127.0.0.1:1")
-
-
-def test_old_runs_are_deleted_at_night_and_younger_ones_kept(instance: dg.DagsterInstance) -> None:
-    @dg.job
-    def nothing() -> None:
-        """Do nothing."""
-
-    now = datetime.now(UTC)
-    ages = {"old": 8, "young": 6}
-    runs = {}
-    for name, days in ages.items():
-        runs[name] = instance.create_run_for_job(nothing, status=dg.DagsterRunStatus.SUCCESS)
-        _backdate(instance, runs[name].run_id, now - timedelta(days=days))
-    failed = instance.create_run_for_job(nothing, status=dg.DagsterRunStatus.FAILURE)
-    _backdate(instance, failed.run_id, now - timedelta(days=29))
-    with dg.build_op_context(instance=instance) as context:
-        delete_old_runs(context)
-    assert instance.get_run_by_id(runs["old"].run_id) is None
-    assert instance.get_run_by_id(runs["young"].run_id) is not None
-    assert instance.get_run_by_id(failed.run_id) is not None
-    assert retention.name == "retention"
-
-
-def _backdate(instance: dg.DagsterInstance, run_id: str, at: datetime) -> None:
-    """Make a run look as old as `at`: its storage is the only place that knows."""
-    from dagster._core.storage.runs.schema import RunsTable
-
-    storage = instance.run_storage
-    with storage.connect() as connection:  # type: ignore[attr-defined]
-        table = RunsTable
-        connection.execute(
-            table.update().where(table.c.run_id == run_id).values(create_timestamp=at.replace(tzinfo=None))
-        )
 
 
 def next_connection(server: NatsServer) -> int:

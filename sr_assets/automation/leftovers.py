@@ -1,0 +1,71 @@
+"""What Dagster's storage keeps of a run although the run was deleted: files of its own, and its checks' executions.
+
+Dagster deletes a run's rows in its runs and events, and nothing else. Not here: which runs are deleted (`old_runs`).
+"""
+
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import dagster as dg
+
+#: Runs looked up, and forgotten, at a time.
+BATCH: Final = 500
+#: The files of a shard.
+_SHARD: Final = (".db", ".db-wal", ".db-shm")
+_RUN_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+def forget_runs(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> None:
+    """Remove what is left of runs that were deleted: logs and artifacts, the shard of their events, check executions."""
+    folder, shards = Path(instance.storage_directory()), _shards(instance)
+    for run_id in run_ids:
+        instance.compute_log_manager.delete_logs(prefix=[run_id])
+        shutil.rmtree(folder / run_id, ignore_errors=True)
+        if shards:
+            for suffix in _SHARD:
+                (shards / f"{run_id}{suffix}").unlink(missing_ok=True)
+    connected, table = _check_executions(instance)
+    with connected as connection:
+        connection.execute(table.delete().where(table.c.run_id.in_(run_ids)))
+
+
+def runs_left_over(instance: dg.DagsterInstance) -> Iterator[list[str]]:
+    """Yield, in batches, the runs of which something is left although they were deleted."""
+    shards = _shards(instance)
+    files = [path.name for folder in (Path(instance.storage_directory()), shards) if folder for path in _listed(folder)]
+    seen = {found.group() for name in files if (found := _RUN_ID.match(name))}
+    connected, table = _check_executions(instance)
+    with connected as connection:
+        seen |= {row[0] for row in connection.execute(table.select().with_only_columns(table.c.run_id).distinct())}
+    remaining = iter(sorted(seen))
+    while batch := list(islice(remaining, BATCH)):
+        records = instance.get_run_records(dg.RunsFilter(run_ids=batch))
+        if gone := sorted(set(batch) - {record.dagster_run.run_id for record in records}):
+            yield gone
+
+
+def _listed(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _shards(instance: dg.DagsterInstance) -> Path | None:
+    """Return the folder with a SQLite file for each run's events; None where a database has them."""
+    path_for_shard = getattr(instance.event_log_storage, "path_for_shard", None)
+    return Path(path_for_shard("index")).parent if path_for_shard else None
+
+
+def _check_executions(instance: dg.DagsterInstance) -> tuple[AbstractContextManager[Any], Any]:
+    """Return a connection to the database that has the checks' executions, for `with`, and their table.
+
+    Neither is public in Dagster, which has no other way to remove a run's rows. The version of Dagster is pinned, and tests
+    delete runs from each storage.
+    """
+    from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
+
+    storage: Any = instance.event_log_storage
+    return storage.index_connection(), AssetCheckExecutionsTable

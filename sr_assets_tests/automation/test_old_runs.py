@@ -1,0 +1,183 @@
+"""The nightly removal of old runs: what it keeps, that nothing is left of what it removes, and a year of it."""
+
+import shutil
+import sqlite3
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from sr_assets.automation import delete_old_runs, retention
+from sr_assets.automation.old_runs import _Kept
+from sr_assets_tests.postgres import postgres
+
+ROOT = Path(__file__).parent.parent.parent
+pytestmark = pytest.mark.process
+SPECS = [dg.AssetSpec(name, skippable=True) for name in ("source", "state", "replica", "snapshots", "advisories")]
+CHECKS = [dg.AssetCheckSpec(f"check{number}", asset="replica") for number in range(6)]
+
+
+@dg.multi_asset(specs=SPECS, check_specs=CHECKS)
+def site(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
+    """Record as much as a site's run does."""
+    print("a line in the run's log")  # noqa: T201  captured by Dagster
+    for spec in SPECS:
+        yield dg.MaterializeResult(spec.key, metadata={f"number{n}": n for n in range(10)})
+    for check in CHECKS:
+        yield dg.AssetCheckResult(asset_key=check.asset_key, check_name=check.name, passed=True)
+
+
+JOB = dg.Definitions(assets=[site], jobs=[dg.define_asset_job("site", [site])]).resolve_job_def("site")
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    with postgres() as url:
+        yield url
+
+
+@contextmanager
+def opened(folder: Path, settings: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.DagsterInstance]:
+    """Open an instance in a folder with our settings and these."""
+    (folder / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text() + settings)
+    monkeypatch.setenv("DAGSTER_HOME", str(folder))
+    with dg.DagsterInstance.get() as instance:
+        yield instance
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def instance(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[dg.DagsterInstance]:
+    """An instance as we set it up, with each of the storages."""
+    settings = ""
+    if request.param == "postgres":
+        monkeypatch.setenv("DAGSTER_POSTGRES_URL", request.getfixturevalue("database"))
+        settings = (ROOT / "conf" / "dagster-postgres.yaml").read_text()
+    with opened(tmp_path, settings, monkeypatch) as found:
+        yield found
+
+
+def run_at(
+    instance: dg.DagsterInstance, age: timedelta, status: dg.DagsterRunStatus = dg.DagsterRunStatus.SUCCESS
+) -> str:
+    """Run the job, and make it look as old as this: the storage is the only place that knows. Returns the run's id."""
+    from dagster._core.storage.runs.schema import RunsTable
+
+    run_id = JOB.execute_in_process(instance=instance, tags={"status": status.value}).run_id
+    with instance.run_storage.connect() as connection:  # type: ignore[attr-defined]
+        changed = RunsTable.update().where(RunsTable.c.run_id == run_id)
+        created = (datetime.now(UTC) - age).replace(tzinfo=None)
+        connection.execute(changed.values(create_timestamp=created, status=status.value))
+    return run_id
+
+
+def traces(instance: dg.DagsterInstance, folder: Path, run_id: str) -> set[str]:
+    """Return where there is something of a run: files, and tables."""
+    from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, SqlEventLogStorageTable
+
+    found = {"file" for path in folder.rglob("*") if run_id in path.name}
+    with instance.event_log_storage.index_connection() as connection:  # type: ignore[attr-defined]
+        for table in (AssetCheckExecutionsTable, SqlEventLogStorageTable):
+            if connection.execute(table.select().where(table.c.run_id == run_id)).first():
+                found.add(table.name)
+    return found | ({"runs"} if instance.get_run_by_id(run_id) else set())
+
+
+EVERYWHERE = {"file", "runs", "asset_check_executions", "event_logs"}
+
+
+def clean(instance: dg.DagsterInstance) -> None:
+    """Do what the nightly job does."""
+    with dg.build_op_context(instance=instance) as context:
+        delete_old_runs(context)
+
+
+def test_nothing_is_left_of_old_runs_nor_of_those_deleted_before_and_younger_ones_are_whole(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    old = [run_at(instance, timedelta(days=8)), run_at(instance, timedelta(days=31), dg.DagsterRunStatus.FAILURE)]
+    kept = [run_at(instance, timedelta(days=6)), run_at(instance, timedelta(days=29), dg.DagsterRunStatus.FAILURE)]
+    by_hand = run_at(instance, timedelta())
+    instance.delete_run(by_hand)
+    assert traces(instance, tmp_path, by_hand) == {"file", "asset_check_executions"}
+    assert [traces(instance, tmp_path, run_id) for run_id in old] == [EVERYWHERE] * 2
+    clean(instance)
+    assert [traces(instance, tmp_path, run_id) for run_id in (*old, by_hand)] == [set()] * 3
+    assert [traces(instance, tmp_path, run_id) for run_id in kept] == [EVERYWHERE] * 2
+    assert retention.name == "retention"
+
+
+def test_of_very_many_runs_the_newest_are_kept(
+    instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sr_assets.automation.leftovers.BATCH", 2)
+    monkeypatch.setattr("sr_assets.automation.old_runs.BATCH", 2)
+    kept = _Kept((dg.DagsterRunStatus.SUCCESS,), timedelta(days=7), most=2)
+    monkeypatch.setattr("sr_assets.automation.old_runs._KEPT", (kept,))
+    runs = [run_at(instance, timedelta(hours=10 - number)) for number in range(7)]
+    clean(instance)
+    assert [bool(traces(instance, tmp_path, run_id)) for run_id in runs] == [False] * 5 + [True] * 2
+
+
+# -------------------------------------------------------------------------------------------------------------- a year
+
+RUNS_A_DAY = 288
+
+
+def copy_rows(database: Path, table: str, run_id: str, copies: list[str]) -> None:
+    """Copy a run's rows for other runs."""
+    with closing(sqlite3.connect(database)) as connection, connection:
+        names = [row[1] for row in connection.execute(f"PRAGMA table_info({table})") if row[1] != "id"]
+        values = ", ".join(f"replace({name}, '{run_id}', :copy)" for name in names)
+        statement = f"INSERT INTO {table} ({', '.join(names)}) SELECT {values} FROM {table} WHERE run_id = '{run_id}'"
+        connection.executemany(statement, [{"copy": copy} for copy in copies])
+
+
+def add_day(folder: Path, run_id: str) -> None:
+    """Make all runs but one a day older, and add a day's runs that left behind what that one did."""
+    history, copies = folder / "history", [str(uuid.uuid4()) for _ in range(RUNS_A_DAY)]
+    for copy in copies:
+        shutil.copy(history / "runs" / f"{run_id}.db", history / "runs" / f"{copy}.db")
+        shutil.copytree(folder / "storage" / run_id, folder / "storage" / copy)
+    for table in ("event_logs", "asset_check_executions"):
+        copy_rows(history / "runs" / "index.db", table, run_id, copies)
+    with closing(sqlite3.connect(history / "runs.db")) as runs, runs:
+        older = "UPDATE runs SET create_timestamp = datetime(create_timestamp, '-1 day') WHERE run_id != ?"
+        runs.execute(older, [run_id])
+    copy_rows(history / "runs.db", "runs", run_id, copies)
+
+
+def size(folder: Path) -> int:
+    """Return the bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder in memory, where the system has that: SQLite waits for the disk several times for each run."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        yield Path(folder)
+
+
+def test_with_a_run_every_five_minutes_dagsters_files_stay_as_they_are_after_a_week_below_a_gigabyte(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """About a week of runs is there at any time of the year: every day adds one day's, every night removes as many."""
+    with opened(memory, "", monkeypatch) as instance:
+        template = run_at(instance, timedelta())
+        for _ in range(6):
+            add_day(memory, template)
+        sizes = []
+        for _ in range(3):
+            add_day(memory, template)
+            clean(instance)
+            sizes.append(size(memory))
+        assert instance.get_runs_count() == 7 * RUNS_A_DAY + 1
+    assert sizes[2] < 1.01 * sizes[1], sizes
+    assert sizes[2] < 0.8e9
