@@ -58,7 +58,7 @@ def instance(
     settings = ""
     if request.param == "postgres":
         monkeypatch.setenv("DAGSTER_POSTGRES_URL", request.getfixturevalue("database"))
-        settings = (ROOT / "conf" / "dagster-postgres.yaml").read_text()
+        settings = (ROOT / "conf" / "dagster" / "postgres.yaml").read_text()
     with opened(tmp_path, settings, monkeypatch) as found:
         yield found
 
