@@ -13,8 +13,10 @@ import dagster as dg
 from sr_assets.adapters.garbage import gc_paused
 from sr_assets.assets.entries import entry_assets
 from sr_assets.assets.fleet import build_fleet_assets
-from sr_assets.assets.sites import build_site_assets
+from sr_assets.assets.sites import Hosting, build_site_assets
 from sr_assets.automation import (
+    Host,
+    Places,
     build_lag_sensor,
     build_retention_schedule,
     build_site_job,
@@ -34,16 +36,16 @@ if TYPE_CHECKING:
 def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.Definitions:
     """Return everything Dagster knows of the platform.
 
-    Resources are `platform` for our own assets, `fleet_tables` and `spark` for assets that others build on them;
+    Resources are `platform` and `hosting` for our own assets, `fleet_tables` and `spark` for assets that others build on them;
     `resources` replace those of the same name, and may add others.
     """
     provided = {**_build_resources(settings), **(resources or {})}
     sites = [_site_parts(settings, name, provided) for name in settings.sites]
-    looks = shared_looks(settings)
+    looks, places = shared_looks(settings), Places(settings)
     return dg.Definitions(
         assets=[*(asset for assets, _ in sites for asset in assets), build_fleet_assets(settings)],
         jobs=[*(job for _, job in sites), retention],
-        sensors=[build_lag_sensor(settings, name, looks) for name in settings.sites],
+        sensors=[build_lag_sensor(settings, name, looks, places) for name in settings.sites],
         schedules=[build_retention_schedule()],
         resources=provided,
         executor=dg.in_process_executor,
@@ -67,15 +69,22 @@ def _site_parts(
 ) -> tuple[list[dg.AssetsDefinition | dg.AssetSpec], dg.JobDefinition]:
     sources = [spec for entry in settings.sites[name] for spec in entry_assets(entry).source_specs(settings)]
     assets: list[dg.AssetsDefinition | dg.AssetSpec] = [*sources, build_site_assets(settings, name)]
-    return assets, build_site_job(name, assets, {"platform": resources["platform"]})
+    return assets, build_site_job(name, assets, {key: resources[key] for key in ("platform", "hosting")})
 
 
 def _build_resources(settings: Settings) -> dict[str, Any]:
     return {
         "platform": Platform(settings=settings),
+        "hosting": Host(settings, _guest_job),
         "fleet_tables": FleetTables(database=str(settings.home / "fleet.duckdb")),
         "spark": spark_resource(settings),
     }
+
+
+def _guest_job(settings: Settings, site: str, hosting: Hosting) -> dg.JobDefinition:
+    """Return a site's job for a run in another's process."""
+    _, job = _site_parts(settings, site, {"platform": Platform(settings=settings), "hosting": hosting})
+    return job
 
 
 @dg.definitions

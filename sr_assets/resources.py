@@ -20,7 +20,7 @@ from sr_assets.settings import Settings
 from sr_assets.stages.site import Site
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import duckdb
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 MODE_TAG = "sr_assets/mode"
 LINGER = "linger"
 ONCE = "once"
+#: A site's run in a thread of another site's run, its host, and as long as that.
+GUEST = "guest"
 #: Metadata of a failure: true when another run cannot help, only another configuration.
 MISCONFIGURED = "misconfigured"
 
@@ -43,14 +45,17 @@ class Platform(dg.ConfigurableResource[Settings]):
 
     settings: dg.ResourceDependency[Settings]
 
-    def open_site(self, name: str, run_id: str, mode: str | None) -> Site:
+    def open_site(self, name: str, run_id: str, mode: str | None, company: "Callable[[], int]" = lambda: 1) -> Site:
         """Return a site to be entered with `with`: its lock, state and connections last until the end of the block.
 
         `mode` is the run's `MODE_TAG`: after a single run of the command line the engine stays warm for less time.
+        `company` says how many sites this process serves.
         """
         configure_logging(self.settings)
         keep_seconds = KEEP_ONCE_SECONDS if mode == ONCE else KEEP_SECONDS
-        return Site(self.settings, name, owner=f"run {run_id}", run_id=run_id, keep_engine_seconds=keep_seconds)
+        return Site(
+            self.settings, name, owner=f"run {run_id}", run_id=run_id, keep_engine_seconds=keep_seconds, company=company
+        )
 
 
 class FleetTables(DuckDBResource):

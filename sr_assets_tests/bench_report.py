@@ -164,6 +164,11 @@ def _rows(figures: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]
         share = quiet["percent_of_a_core_per_stream"]
         workload = f"{quiet['streams']} quiet streams at a 30 s sensor ({quiet['cpu_seconds_per_hour']} CPU s/h), each"
         yield workload, f"{share} % of a core", "≤ 0.2 %", share <= 0.2
+    busy = figures["sites_50"]
+    for end, what in (("announced", "advisory stored"), ("queryable", "queryable")):
+        slow = busy[f"{end}_p95"]
+        workload = f"{busy['sites']} busy sites, sensors at 5 s: stored → {what} (p50 {busy[f'{end}_p50']} s)"
+        yield workload, f"p95 {slow} s", "≤ 30 s", slow <= 30
     feeds = figures["feeds"]
     folded, asked, queryable = (
         feeds[key] for key in ("folded_per_second", "nodes_global_seconds", "queryable_seconds_p50")

@@ -44,7 +44,7 @@ PATIENCE_SECONDS = 120.0
 #: Runs `sr-assets` in this process: exit code, stdout, stderr.
 Command = Callable[..., tuple[int, str, str]]
 #: What lies in a home besides the Spark engine: a fresh home is one without it.
-_OWN = ("sites", "snapshots", "dagster", "fleet.duckdb", "fleet.json", "fleet.lock", ".fleet.duckdb.new")
+_OWN = ("sites", "waiting", "snapshots", "dagster", "fleet.duckdb", "fleet.json", "fleet.lock", ".fleet.duckdb.new")
 _RUN = f"""
 import json, sys
 from pathlib import Path

@@ -347,6 +347,7 @@ def test_the_smallest_file_has_the_documented_defaults(
                 target_stream="REG",
             ),
         ),
+        concurrency=os.cpu_count() or 1,
     )
     entry = settings.streams[0]
     assert (entry.batch_messages, entry.batch_bytes, entry.workers, entry.order) == (50_000, 64 << 20, 1, "stream")

@@ -1,19 +1,23 @@
 """When things run: a lag sensor and a job for each site, and the nightly removal of old runs.
 
-`decisions` decides from what was observed, `observing` asks the servers by `looks` that sites share. `sensors` and `jobs` are
-what Dagster sees, `own_run` what a run's process loads of them; `old_runs` removes runs, with their `leftovers`. Add here what
-starts a run. Not here: what a run does (`stages`).
+`decisions` decides from what was observed, `observing` asks the servers by `looks` that sites share. `places` and `hosting`
+share the host among many sites. `sensors` and `jobs` are what Dagster sees, `own_run` what a run's process loads of them;
+`old_runs` removes runs, with their `leftovers`. Add here what starts a run. Not here: what a run does (`stages`).
 """
 
 from sr_assets.automation.decisions import Decision
+from sr_assets.automation.hosting import Host
 from sr_assets.automation.jobs import build_site_job, site_job_name
 from sr_assets.automation.observing import find_work, shared_looks
 from sr_assets.automation.old_runs import build_retention_schedule, delete_old_runs, retention
 from sr_assets.automation.own_run import sites_to_load
+from sr_assets.automation.places import Places
 from sr_assets.automation.sensors import build_lag_sensor
 
 __all__ = [
     "Decision",
+    "Host",
+    "Places",
     "build_lag_sensor",
     "build_retention_schedule",
     "build_site_job",

@@ -14,21 +14,19 @@ from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.automation.jobs import site_job_name
 from sr_assets.automation.looks import Looks
 from sr_assets.automation.observing import find_work
+from sr_assets.automation.places import UNDER_WAY, Places
 from sr_assets.domain.errors import RunError
 from sr_assets.resources import LINGER, MODE_TAG
 from sr_assets.settings import Settings, asset_name
 
-_UNDER_WAY: Final = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-]
 _WITHOUT_LOCK_SECONDS: Final = 60.0
 
 
-def build_lag_sensor(settings: Settings, site: str, looks: Looks) -> dg.SensorDefinition:
-    """Return the sensor that asks for a run of a site whenever there is something to do for it; all sites share `looks`."""
+def build_lag_sensor(settings: Settings, site: str, looks: Looks, places: Places) -> dg.SensorDefinition:
+    """Return the sensor that asks for a run of a site whenever there is something to do for it.
+
+    All sites share `looks` and `places`.
+    """
 
     @dg.sensor(
         name=f"{asset_name(site)}_lag",
@@ -52,6 +50,11 @@ def build_lag_sensor(settings: Settings, site: str, looks: Looks) -> dg.SensorDe
             reason, skip = None, str(error)
         if reason is None:
             return dg.SensorResult(skip_reason=skip, cursor=cursor)
+        if not places.take(site, context.instance):
+            skip = (
+                f"in line: {settings.concurrency} runs are under way (`concurrency`), one of them takes it in: {reason}"
+            )
+            return dg.SensorResult(skip_reason=skip, cursor=cursor)
         return dg.SensorResult(
             run_requests=[dg.RunRequest(tags={MODE_TAG: LINGER, "sr_assets/reason": reason[:200]})], cursor=cursor
         )
@@ -69,7 +72,7 @@ def _run_under_way(context: dg.SensorEvaluationContext, job: str, *, holds_lock:
     seen: dict[str, float] = json.loads(context.cursor) if context.cursor else {}
     # Not the time of day: when that is set forward, a run that has just started would look old.
     now, still, waiting = time.monotonic(), {}, None
-    for run in context.instance.get_runs(filters=dg.RunsFilter(job_name=job, statuses=_UNDER_WAY), limit=10):
+    for run in context.instance.get_runs(filters=dg.RunsFilter(job_name=job, statuses=UNDER_WAY), limit=10):
         waiting = f"run {run.run_id} is {run.status.value.lower()}"
         if run.status is not dg.DagsterRunStatus.STARTED or holds_lock:
             continue

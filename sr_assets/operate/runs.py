@@ -5,7 +5,6 @@ A child is `python -m sr_assets.operate SITE`. Not here: what it does (`site`).
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections import defaultdict
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> int:
     """Run each site that has one of the streams, in processes side by side; returns the exit code.
 
-    With `once` as many at a time as there are cores, without it all of them. 0; 1 when a stream failed, the others ran all
+    With `once` as many at a time as `concurrency` says, without it all of them. 0; 1 when a stream failed, the others ran all
     the same; 2 when a site found its configuration wrong. Ctrl-C and SIGTERM end the sites in order: the next run repeats
     their open batches.
     """
@@ -38,7 +37,7 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
     children = _Children()
     with (
         signals_as_interrupt(),
-        ThreadPoolExecutor(min(len(chosen), os.cpu_count() or 1) if once else len(chosen)) as pool,
+        ThreadPoolExecutor(min(len(chosen), settings.concurrency) if once else len(chosen)) as pool,
     ):
         working = [pool.submit(children.run, site, labels, once) for site, labels in chosen.items()]
         try:

@@ -24,7 +24,7 @@ from sr_assets.settings.shape import (
     SiteName,
     Span,
 )
-from sr_assets.settings.values import MINUTE_NS, one_of, read_file_mode, read_path
+from sr_assets.settings.values import MINUTE_NS, one_of, read_file_mode, read_path, whole_number
 
 File = Annotated[Path, BeforeValidator(read_path)]
 
@@ -56,6 +56,7 @@ class RawFile(Raw):
     sensor: RawSensor = RawSensor()
     run_budget: Duration = 5 * MINUTE_NS
     linger: Span | None = None
+    concurrency: Annotated[int, BeforeValidator(whole_number(1))] | None = None
     snapshots: RawHistory = RawHistory()
     advisories: RawHistory = RawHistory()
     gaps: RawHistory = RawHistory()

@@ -92,6 +92,7 @@ def _settings(raw: RawFile, environ: Mapping[str, str]) -> Settings:
         sensor=SensorSettings(raw.sensor.interval, raw.sensor.lag_messages, raw.sensor.lag_seconds),
         run_budget_ns=raw.run_budget,
         linger_ns=2 * raw.sensor.interval if raw.linger is None else raw.linger,
+        concurrency=raw.concurrency or os.cpu_count() or 1,
         snapshots_retention_ns=raw.snapshots.retention,
         advisories_retention_ns=raw.advisories.retention,
         gaps_retention_ns=raw.gaps.retention,

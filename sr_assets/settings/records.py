@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError
@@ -198,6 +198,10 @@ class SensorSettings:
     lag_ns: int = 0
 
 
+#: What differs between hosts and changes nothing that a run does.
+_WITHOUT_EFFECT: Final = frozenset({"home", "logfile", "warnings", "concurrency"})
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Everything a deployment is configured with; `warnings` name what was accepted but has no effect.
@@ -213,6 +217,7 @@ class Settings:
     sensor: SensorSettings = SensorSettings()
     run_budget_ns: int = 5 * MINUTE_NS
     linger_ns: int = 60 * SECOND_NS
+    concurrency: int = 1
     snapshots_retention_ns: int = 90 * DAY_NS
     advisories_retention_ns: int = 90 * DAY_NS
     gaps_retention_ns: int = 90 * DAY_NS
@@ -247,7 +252,7 @@ class Settings:
     @property
     def digest(self) -> str:
         """The sha256 of the settings that have an effect, secrets left out: equal digests mean equal behaviour."""
-        effective = {key: value for key, value in _plain(self).items() if key not in ("home", "logfile", "warnings")}
+        effective = {key: value for key, value in _plain(self).items() if key not in _WITHOUT_EFFECT}
         return hashlib.sha256(json.dumps(effective, sort_keys=True).encode()).hexdigest()
 
     def copied_into(self, entry: Entry) -> list[StreamSettings]:

@@ -44,7 +44,7 @@ class FeedWork(EntryWork):
             return False
         busy = self.watching.attempt(lambda: self._feed.fold_next(ends), final=lambda: self._final(self.watching))
         if not busy or (ends is None and self._feed.caught_up):
-            self.watching.rest()
+            self.watching.rest(self._site.rest_seconds)
         return busy
 
     def _forget_old(self, state: StreamState) -> None:

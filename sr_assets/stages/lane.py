@@ -19,7 +19,6 @@ from sr_assets.domain.errors import (
     TransientError,
     cannot_write,
 )
-from sr_assets.domain.sizing import REST_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,10 +66,10 @@ class Lane:
         """Whether a step may be tried now."""
         return self.failure is None and time.monotonic() >= self.due_at
 
-    def rest(self) -> None:
+    def rest(self, seconds: float) -> None:
         """Take the next step after a while: what arrives until then is one batch, not many. An error has its own pause."""
         if self.error is None:
-            self.due_at = time.monotonic() + REST_SECONDS
+            self.due_at = time.monotonic() + seconds
 
     def attempt(self, step: Callable[[], bool], *, final: Callable[[], bool]) -> bool:
         """Do one step; returns whether there was work. A TransientError is a failure when `final` returns true."""

@@ -33,16 +33,23 @@ class SiteRun:
     """One run of the chosen stages of a site's entries, until they are caught up.
 
     Then the run lingers: it looks at the sources every 1.5 s and takes new messages, until none came for `linger` or
-    `run_budget` is used up. With `drain_only` it stops where the sources were when it began. A TransientError, such as a
-    lost connection, is tried again within `run_budget` with growing pauses; with `drain_only` only when a step has
-    succeeded before in this run, so that a wrong address is reported at once. An entry that fails is left out from then
-    on; the others go on. What was committed is published in any case; the error of a failed entry is in its report and
-    in `replication.last_error`.
+    `run_budget` is used up, and as long as it is `wanted` for something else. With `drain_only` it stops where the sources
+    were when it began. A TransientError, such as a lost connection, is tried again within `run_budget` with growing pauses;
+    with `drain_only` only when a step has succeeded before in this run, so that a wrong address is reported at once. An
+    entry that fails is left out from then on; the others go on. What was committed is published in any case; the error of
+    a failed entry is in its report and in `replication.last_error`.
     """
 
-    def __init__(self, site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_only: bool) -> None:
+    def __init__(
+        self,
+        site: Site,
+        selection: Mapping[str, frozenset[Stage]],
+        *,
+        drain_only: bool,
+        wanted: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Make the work on each entry that has stages in `selection`."""
-        self._site, self._drain_only = site, drain_only
+        self._site, self._drain_only, self._wanted = site, drain_only, wanted
         self._budget_ends = time.monotonic() + site.settings.run_budget_ns / 1e9
         self._works = [
             _entry_work(site, entry, selection[entry.stream], self._is_final)
@@ -51,7 +58,11 @@ class SiteRun:
         ]
 
     def _is_final(self, lane: Lane) -> bool:
-        return time.monotonic() > self._budget_ends or (self._drain_only and not lane.reached)
+        return self._over or (self._drain_only and not lane.reached)
+
+    @property
+    def _over(self) -> bool:
+        return time.monotonic() > self._budget_ends and not self._wanted()
 
     @property
     def reports(self) -> dict[str, StreamReport]:
@@ -96,12 +107,12 @@ class SiteRun:
             if busy or any(work.under_way for work in works):
                 active = now
             trying = any(work.trying for work in works)
-            if all(work.given_up for work in works) or (not drain_only and not trying and now > self._budget_ends):
+            if all(work.given_up for work in works) or (not drain_only and not trying and self._over):
                 return
             if not busy and not trying:
                 if drain_only and not any(work.pending for work in works):
                     return
-                if not drain_only and now - active > linger_seconds:
+                if not drain_only and now - active > linger_seconds and not self._wanted():
                     return
             due_at = min(work.due_at for work in works)
             caught_up = due_at > time.monotonic()

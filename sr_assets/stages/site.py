@@ -23,11 +23,13 @@ from sr_assets.adapters.state.pausing import paused_streams
 from sr_assets.adapters.state.status_file import read_status, write_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError
+from sr_assets.domain.sizing import rest_seconds
 from sr_assets.settings import FeedSettings, StreamSettings
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.connections import Clusters, ConnectionFiles, SparkConnection
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from sr_assets.settings import Settings
@@ -45,7 +47,7 @@ class Site:
     """The right to work on one site and everything that the work needs; entered with `with`.
 
     Raises SiteBusyError when another run holds the site for `wait_seconds` on. `folder` is `<home>/sites/<name>`. The
-    Spark engine stays warm for `keep_engine_seconds` after its last use.
+    Spark engine stays warm for `keep_engine_seconds` after its last use. `company` says how many sites the process serves.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Site:
         run_id: str,
         wait_seconds: float = 60.0,
         keep_engine_seconds: float = KEEP_SECONDS,
+        company: Callable[[], int] = lambda: 1,
     ) -> None:
         """Name the site and who works on it."""
         self.settings = settings
@@ -74,6 +77,7 @@ class Site:
         #: Set when background work has ended.
         self.woken = threading.Event()
         self._lock = SiteLock(self.folder, owner, wait_seconds)
+        self._company = company
         self._stack = contextlib.ExitStack()
         self._began_at = time.monotonic()
         self._publish_after = 0.0
@@ -97,6 +101,11 @@ class Site:
             self.spark.interrupt()
         self._stack.close()
 
+    @property
+    def rest_seconds(self) -> float:
+        """How long to rest between two looks at a stream that has caught up."""
+        return rest_seconds(self._company())
+
     def _note_change(self) -> None:
         self._changed = True
 
@@ -109,8 +118,9 @@ class Site:
         after = self._publish_after or (0.0 if caught_up else self._began_at + _BUSY_SECONDS)
         if not now and (not self._changed or time.monotonic() < after):
             return
-        # Not the time it takes: on a busy machine what waits for a core costs nobody else anything.
-        started = time.process_time()
+        # Not the time it takes: on a busy machine what waits for a core costs nobody else anything. Not the process's,
+        # which may serve other sites.
+        started = time.thread_time()
         # In mid run nobody waits for another site that publishes: what is new waits for the next time.
         wait_seconds = LOCK_SECONDS if now else _ROUND_WAIT_SECONDS
         self._changed = False
@@ -136,7 +146,7 @@ class Site:
                 raise
             self._changed, self._publish_after = True, time.monotonic() + _BUSY_SECONDS
             return
-        used_seconds = time.process_time() - started
+        used_seconds = time.thread_time() - started
         self._publish_after = time.monotonic() + max(_PUBLISHED_SECONDS, used_seconds / _PUBLISHING_SHARE)
         self._write_status(paused)
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 from sr_assets.adapters.state.pausing import paused_streams
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.positions import retention_clock_ns
-from sr_assets.domain.sizing import REST_SECONDS
 from sr_assets.stages.connections import Clusters
 from sr_assets.stages.entry_work import EntryWork
 from sr_assets.stages.lane import Beside, Lane
@@ -131,7 +130,7 @@ class StreamWork(EntryWork):
         if self._stream.tracked and self.watching.due:
             busy = self.watching.attempt(lambda: self._watch(ends), final=lambda: self._final(self.watching))
             if not busy or (ends is None and self._caught_up):
-                self.watching.rest()
+                self.watching.rest(self._site.rest_seconds)
             self._news |= busy
         return busy | (self._copies and self._go_on_copying(ends))
 
@@ -146,7 +145,7 @@ class StreamWork(EntryWork):
         # A lingering run also looks without a sign of new work.
         wanted = self._news or self.copying.error or (ends is None and time.monotonic() >= self._poll_at)
         if wanted and self.copying.due and not self._beside.running:
-            self._news, self._poll_at = False, time.monotonic() + REST_SECONDS
+            self._news, self._poll_at = False, time.monotonic() + self._site.rest_seconds
             self._beside.start(lambda: self._copy(ends))
         return busy
 

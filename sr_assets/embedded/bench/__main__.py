@@ -1,6 +1,7 @@
 """`python -m sr_assets.embedded.bench`: the workloads one after the other, as a table and, last, one JSON object.
 
-A new workload gets its name here. Not here: what it does (`copying`, `sampling`, `waiting`, `trickle`, `outage`, `feeds`).
+A new workload gets its name here. Not here: what it does (`copying`, `sampling`, `waiting`, `trickle`, `sites`, `outage`,
+`feeds`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from sr_assets.embedded.bench.feeds import measure_feeds
 from sr_assets.embedded.bench.outage import measure_queue, measure_transitions
 from sr_assets.embedded.bench.rig import Bench, open_bench
 from sr_assets.embedded.bench.sampling import measure_backlog, measure_sampled, measure_tracked
+from sr_assets.embedded.bench.sites import measure_sites
 from sr_assets.embedded.bench.trickle import measure_trickle
 from sr_assets.embedded.bench.waiting import measure_latency, measure_quiet, measure_runs
 
@@ -51,6 +53,7 @@ WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "quiet_1": lambda bench, _: measure_quiet(bench, 1),
     "quiet_10": lambda bench, _: measure_quiet(bench, 10),
     "quiet_30": lambda bench, _: measure_quiet(bench, 30),
+    "sites_50": lambda bench, scale: measure_sites(bench, max(1, int(50 * scale))),
     "runs": lambda bench, _: measure_runs(bench),
     "feeds": lambda bench, scale: measure_feeds(bench, int(1_000_000 * scale)),
 }

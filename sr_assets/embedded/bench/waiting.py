@@ -64,7 +64,7 @@ def measure_latency(bench: Bench) -> dict[str, Any]:
     with lingering(bench):
         awake = probe(bench, "lingering", lambda: None)
     settings = bench.settings(entries, **_SHORT)
-    with _sensing(bench, settings):
+    with sensing(bench, settings):
         sensed = probe(bench, "sensed", lambda: _await_idle(settings))
     figures: dict[str, Any] = {"probes": len(awake)}
     for label, delays in (("lingering", awake), ("sensed", sensed)):
@@ -96,7 +96,7 @@ def linger(file: str, stream: str) -> None:
 
 
 @contextmanager
-def _sensing(bench: Bench, settings: Settings) -> Iterator[None]:
+def sensing(bench: Bench, settings: Settings) -> Iterator[None]:
     """Run Dagster's daemon with the site's sensor, as `sr-assets up` does."""
     before = dict(os.environ)
     os.environ |= bench.environ

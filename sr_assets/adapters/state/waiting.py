@@ -1,0 +1,55 @@
+"""The sites that wait for a run, one file for each in `<home>/waiting`: since when, and when it said so last.
+
+Here: getting in line and out of it, and who waits longest. Times are of the system's monotonic clock, which all processes
+share and nobody sets. Not here: who serves a site (`automation.hosting`), how many at a time (`automation.places`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Final
+
+from sr_assets.adapters.private import own_folder, write_private
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_FOLDER: Final = "waiting"
+
+
+def wait_in_line(home: Path, site: str) -> None:
+    """Put a site in line; one that is there already says that it still waits."""
+    folder, now = home / _FOLDER, time.monotonic()
+    since, renewed = _read(folder / site)
+    own_folder(folder)
+    # Before the system was started again the clock was another.
+    write_private(folder / site, f"{since if since <= renewed <= now else now} {now}\n")
+
+
+def leave_line(home: Path, site: str) -> bool:
+    """Take a site out of the line; returns whether it was there: of several who do so at once only one took it."""
+    try:
+        (home / _FOLDER / site).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def waiting_sites(home: Path, fresh_seconds: float) -> list[str]:
+    """Return the sites in line, the one that waits longest first; one that has said nothing for so long has gone."""
+    now = time.monotonic()
+    with contextlib.suppress(FileNotFoundError):
+        # A name with a dot in front is a draft.
+        line = [(_read(file), file.name) for file in (home / _FOLDER).iterdir() if not file.name.startswith(".")]
+        return [site for (_, renewed), site in sorted(line) if now - fresh_seconds < renewed <= now]
+    return []
+
+
+def _read(file: Path) -> tuple[float, float]:
+    """Return since when a site waits, and when it said so last: infinity when it does not."""
+    try:
+        since, renewed = file.read_text().split()
+        return float(since), float(renewed)
+    except (FileNotFoundError, ValueError):
+        return float("inf"), float("inf")

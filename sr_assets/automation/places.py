@@ -1,0 +1,69 @@
+"""How many sites' runs are under way on this host, and whether one more may begin: `concurrency`, longest waiting first.
+
+A site that gets no place waits in line, where a run under way takes it in (`hosting`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+import dagster as dg
+
+from sr_assets.adapters.state.waiting import leave_line, wait_in_line, waiting_sites
+from sr_assets.automation.jobs import site_job_name
+from sr_assets.resources import LINGER, MODE_TAG
+
+if TYPE_CHECKING:
+    from sr_assets.settings import Settings
+
+UNDER_WAY: Final = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+]
+#: How long after a request its run may not be in Dagster's storage yet.
+_ASKED_SECONDS: Final = 10.0
+#: A site whose sensor has not ticked three times is not waiting any more: somebody has stopped the sensor.
+_FRESH_TICKS: Final = 3.0
+
+
+def fresh_seconds(settings: Settings) -> float:
+    """Return for how long a place in line holds when it is not renewed."""
+    return _FRESH_TICKS * max(10.0, settings.sensor.interval_ns / 1e9)
+
+
+class Places:
+    """The places for runs that the sensors of all sites share; threads may ask at once."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Take the settings: `concurrency` is how many places there are."""
+        self._settings = settings
+        self._guard = threading.Lock()
+        self._asked: dict[str, float] = {}
+
+    def take(self, site: str, instance: dg.DagsterInstance) -> bool:
+        """Take a place for a run of a site that is about to be requested; without one the site is in line afterwards."""
+        settings, job = self._settings, site_job_name(site)
+        if len(settings.sites) <= settings.concurrency:
+            return True
+        with self._guard:
+            now = time.monotonic()
+            under_way = self._under_way(instance)
+            self._asked = {
+                one: at for one, at in self._asked.items() if one not in under_way and now - at < _ASKED_SECONDS
+            }
+            line = waiting_sites(settings.home, fresh_seconds(settings))
+            before = line.index(site) if site in line else len(line)
+            if len(under_way | self._asked.keys()) + before >= settings.concurrency:
+                wait_in_line(settings.home, site)
+                return False
+            self._asked[job] = now
+        leave_line(settings.home, site)
+        return True
+
+    def _under_way(self, instance: dg.DagsterInstance) -> set[str]:
+        filters = dg.RunsFilter(tags={MODE_TAG: LINGER}, statuses=UNDER_WAY)
+        return {run.job_name for run in instance.get_runs(filters=filters, limit=10 * self._settings.concurrency)}
