@@ -126,6 +126,15 @@ def retention_clock_ns(watermark_ns: int | None, own_clock_ns: int) -> int | Non
     return None if watermark_ns is None else min(watermark_ns, own_clock_ns)
 
 
+def retention_begins_ns(now_ns: int, retention_ns: int) -> int:
+    """Return the time before which a retention keeps nothing; it moves on in hundredths of the retention.
+
+    Large tables are written anew when rows go, which is then a hundred times in a retention, not with each run.
+    """
+    step_ns = max(1, retention_ns // 100)
+    return (now_ns - retention_ns) // step_ns * step_ns
+
+
 def _margin_ns(replicas: int, warning_ns: int | None) -> int:
     """Return how far behind `ts` the watermark stays.
 

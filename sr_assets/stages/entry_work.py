@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from sr_assets.adapters.state.history import forget_history
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.errors import SrAssetsError
-from sr_assets.domain.positions import retention_clock_ns
+from sr_assets.domain.positions import retention_begins_ns, retention_clock_ns
 from sr_assets.stages.lane import Lane
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.source.position import note_source
@@ -154,7 +154,7 @@ class EntryWork(ABC):
                 self._site.state.connection,
                 self._entry.stream,
                 gaps_ns=now_ns - settings.gaps_retention_ns,
-                transitions_ns=now_ns - settings.advisories_retention_ns,
+                transitions_ns=retention_begins_ns(now_ns, settings.advisories_retention_ns),
             )
 
     def _note_lag(self, state: StreamState) -> None:

@@ -13,7 +13,8 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from sr_assets.adapters.home import open_home
-from sr_assets.adapters.published.index import LOCK_SECONDS, FleetBusyError, Run
+from sr_assets.adapters.published.fleet_lock import LOCK_SECONDS, FleetBusyError
+from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.published.shown import is_published
 from sr_assets.adapters.published.site_files import PublishedStream

@@ -14,6 +14,7 @@ from sr_assets.domain.positions import (
     merge_ranges,
     missing,
     parse_rfc3339_ns,
+    retention_begins_ns,
     retention_clock_ns,
     watermark,
 )
@@ -128,6 +129,11 @@ def test_a_clock_an_hour_ahead_of_the_last_message_and_of_ours_is_not_believed(
 
 def test_a_retention_counts_from_the_earlier_clock_and_without_a_watermark_not_at_all() -> None:
     assert [retention_clock_ns(ns, 10) for ns in (9, 10, 11, None)] == [9, 10, 10, None]
+
+
+def test_a_retention_moves_on_in_hundredths_and_keeps_no_less() -> None:
+    assert [retention_begins_ns(now_ns, 1000) for now_ns in (5000, 5009, 5010, 5011)] == [4000, 4000, 4010, 4010]
+    assert retention_begins_ns(50, 7) == 43
 
 
 @given(st.integers(0, 4_000_000_000 * S))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 
 from sr_assets.adapters.private import make_shared_folder
+from sr_assets.adapters.published.files import Files
 from sr_assets.adapters.published.publication import (
     Publication,
     publication_folder,
@@ -18,7 +19,6 @@ from sr_assets.adapters.published.publication import (
     write_publication,
 )
 from sr_assets.adapters.published.schema import TABLES
-from sr_assets.adapters.published.site_files import write_files
 from sr_assets.adapters.published.table import literal
 
 if TYPE_CHECKING:
@@ -40,11 +40,14 @@ def take_over(connection: duckdb.DuckDBPyConnection, home: Path, sites: Iterable
             folder = publication_folder(home, site)
             if read_publication(folder) is None:
                 make_shared_folder(folder)
-                token, files = write_files(connection, folder, mode, _queries(site))
+                with Files(connection, folder, mode) as files:
+                    written = {name: files.write(name, TABLES[name], query) for name, query in _queries(site).items()}
                 history = connection.execute(
                     "SELECT DISTINCT file FROM earlier.latest_snapshots WHERE name = ? ORDER BY file", [site]
                 ).fetchall()
-                write_publication(folder, Publication(site, token, 0, files, [file for (file,) in history]), None)
+                sizes = {name: {file.name: file.size} for name, file in written.items() if file is not None}
+                publication = Publication(site, files.token, 0, sizes, [file for (file,) in history])
+                write_publication(folder, publication, None)
     except duckdb.Error:
         # It is no file of ours, or a damaged one: the sites publish again by themselves.
         return
@@ -54,7 +57,8 @@ def take_over(connection: duckdb.DuckDBPyConnection, home: Path, sites: Iterable
 
 def _queries(site: str) -> dict[str, str]:
     return {
-        name: f"SELECT {', '.join(table.kinds)} FROM earlier.{name} WHERE {table.site} = {literal(site)}"
+        name: f"SELECT {', '.join(table.kinds)}{', NULL, NULL' if table.replaced else ''} FROM earlier.{name}"
+        f" WHERE {table.site} = {literal(site)}"
         for name, table in TABLES.items()
     }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sr_assets.adapters.published.table import Table, at
+from sr_assets.adapters.published.table import Growth, Table, at
 from sr_assets.adapters.state.global_view import blind, same_key
 from sr_assets.domain.availability import LIFE_CYCLE, STATUS
 from sr_assets.domain.positions import DAY_NS
@@ -20,6 +20,12 @@ _FEED: Final = "$name || '/' || feed"
 _FEEDS_SITE: Final = "split_part(feed, '/', 1)"
 _SITE: Final = ("replicator", "name", "stream")
 _BLIND: Final = blind("watermarks.now_ns")
+_NODES_GROWTH: Final = Growth(
+    "received_ns",
+    "hash(received_ns, event_ns, epoch_ns, transition, event_code, seen_ns)",
+    "hash($name, feed, replicator, name, stream, node)",
+)
+_HISTORY_GROWTH: Final = Growth("received_ns", "hash(received_ns, event_ns, epoch_ns, transition, event_code)")
 
 
 def _site(table: str) -> str:
@@ -35,11 +41,13 @@ GLOBAL_TABLES: Final[dict[str, Table]] = {
         f"""
         SELECT {_site("latest")}, node, {_STATUS}, {at("event_ns")},
             {at("CASE WHEN event_code IN (0, 2) THEN event_ns ELSE seen_ns END")}, {at("event_ns")}, {at("received_ns")},
-            origin, {_FEED}
+            origin, {_FEED}, {_NODES_GROWTH.key}, {_NODES_GROWTH.mark}
         FROM global_nodes AS latest WHERE true
         """,
+        "global_nodes",
         "feed",
         _FEEDS_SITE,
+        _NODES_GROWTH,
     ),
     "global_advisories": Table(
         """
@@ -54,8 +62,10 @@ GLOBAL_TABLES: Final[dict[str, Table]] = {
             nullif(epoch_ns, 0)
         FROM global_history AS advisory WHERE true
         """,
+        "global_history",
         "feed",
         _FEEDS_SITE,
+        _HISTORY_GROWTH,
     ),
     "global_summary": Table(
         """
@@ -84,6 +94,7 @@ GLOBAL_TABLES: Final[dict[str, Table]] = {
         ) AS recent ON {same_key("recent", "site", _SITE)}
         WHERE true
         """,
+        "global_sites",
         "feed",
         _FEEDS_SITE,
     ),
@@ -96,6 +107,7 @@ GLOBAL_TABLES: Final[dict[str, Table]] = {
         SELECT {_FEED}, sequence, {at("received_ns")}, subject, payload_bytes, reason, field, excerpt
         FROM global_rejects WHERE true
         """,
+        "global_rejects",
         "feed",
         _FEEDS_SITE,
     ),

@@ -1,51 +1,34 @@
 """`fleet.duckdb`: views over the files of all sites' publications, made anew and moved into place.
 
-Here: making it, and the lock under which that is done. Not here: the publications (`publication`, `site_files`), what is
-known of the file and of its readers (`shown`).
+Here: making it. Not here: its views (`views`), the publications (`publication`, `site_files`), what is known of the file and
+of its readers (`shown`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import shutil
 import stat
-import time
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import duckdb
 
 from sr_assets.adapters.checkpoints import Point, reach
-from sr_assets.adapters.private import living_holder, open_private
 from sr_assets.adapters.published.earlier import take_over
+from sr_assets.adapters.published.fleet_lock import locked
 from sr_assets.adapters.published.publication import Publication, publication_folder, read_publication, site_folders
-from sr_assets.adapters.published.schema import (
-    INTERNAL,
-    NO_SNAPSHOTS,
-    SCHEMA_VERSION,
-    SNAPSHOT_INFO,
-    STORAGE_VERSION,
-    TABLES,
-    VIEWS,
-    snapshots_query,
-)
+from sr_assets.adapters.published.schema import SCHEMA_VERSION, SNAPSHOT_INFO, STORAGE_VERSION
 from sr_assets.adapters.published.shown import Shown, identity, keep_opened, read_shown, shows, was_moved, write_shown
 from sr_assets.adapters.published.table import literal
+from sr_assets.adapters.published.views import views
 from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
-#: How long a run waits for another site that publishes: one that stands still must not stop all the others.
-LOCK_SECONDS: Final = 30.0
 _MOVE_SECONDS: Final = 5.0
-
-
-class FleetBusyError(RunError):
-    """Another site publishes, or stands still while it does."""
 
 
 class Run(NamedTuple):
@@ -71,7 +54,7 @@ def publish_index(
     not done again. Returns what is then shown. Raises RunError when it cannot be written, FleetBusyError when another site
     holds the lock for `wait_seconds` on: then the old file stays.
     """
-    with locked(home / "fleet.lock", publication.site, wait_seconds):
+    with locked(home, publication.site, wait_seconds):
         shown = read_shown(home)
         if shows(home, publication.site, publication.token, shown):
             return shown
@@ -112,7 +95,7 @@ def follow_move(home: Path) -> None:
     """
     if not was_moved(home, read_shown(home)):
         return
-    with locked(home / "fleet.lock", "a reader", _MOVE_SECONDS), duckdb.connect() as connection:
+    with locked(home, "a reader", _MOVE_SECONDS), duckdb.connect() as connection:
         shown, file = read_shown(home), home / "fleet.duckdb"
         if was_moved(home, shown):
             connection.execute(f"ATTACH {literal(str(file.resolve()))} AS moved (READ_ONLY)")
@@ -138,30 +121,6 @@ def _remove_gone(home: Path, sites: Sequence[str], shown: Shown) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def locked(file: Path, name: str, wait_seconds: float) -> Iterator[None]:
-    """Hold the lock of the published file, whose text says who does."""
-    with open_private(file) as lock:
-        deadline = time.monotonic() + wait_seconds
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    holder = living_holder(lock.read()) or "a process that has not said who it is"
-                    raise FleetBusyError(
-                        f"{file} has been held by {holder} for {wait_seconds:.0f} s;"
-                        " nothing was published, the next run does it; if that process stands still, end it"
-                    ) from None
-                time.sleep(0.02)
-        lock.seek(0)
-        lock.truncate()
-        lock.write(f"{name} (pid {os.getpid()})\n")
-        lock.flush()
-        yield
-
-
 def _wal(file: Path) -> Path:
     """Return what DuckDB keeps beside a file that is written to."""
     return file.with_name(f"{file.name}.wal")
@@ -183,7 +142,7 @@ def _write_draft(
             "INSERT INTO fleet.snapshot_info VALUES (make_timestamptz(?::BIGINT // 1000), ?, ?, ?)",
             [run.as_of_ns, run.run_id, SCHEMA_VERSION, uuid.uuid4().hex],
         )
-        for view, query in _views(home, publications):
+        for view, query in views(home, publications):
             connection.execute(f"CREATE VIEW fleet.{view} AS {query}")
         connection.execute("COMMIT")
         # Detaching would do it too, but without a reason when it cannot.
@@ -196,32 +155,3 @@ def _write_draft(
         if not isinstance(error, duckdb.OperationalError):
             raise
         raise RunError(cannot_write(draft, OSError(str(error).splitlines()[0]))) from None
-
-
-def _views(home: Path, publications: Sequence[Publication]) -> Iterator[tuple[str, str]]:
-    """Yield each view's name and query: the tables over the sites' files, and what is made of them."""
-    tables = {name: _table_query(home, name, publications) for name in TABLES}
-    yield from ((name, query) for name, query in tables.items() if name not in INTERNAL)
-    named = sorted({f"{home}/{file}" for publication in publications for file in publication.history})
-    # A missing Parquet file costs its own rows, not the whole publication.
-    history = _listed(file for file in named if Path(file).exists())
-    latest = tables["latest_snapshots"]
-    yield "node_snapshots", snapshots_query(history, literal(f"{home}/"), latest) if history else NO_SNAPSHOTS
-    for name, query in VIEWS.items():
-        yield name, query.format(**{table: f"({shown})" for table, shown in tables.items()})
-
-
-def _table_query(home: Path, name: str, publications: Sequence[Publication]) -> str:
-    kinds = TABLES[name].kinds
-    files = _listed(
-        str(publication_folder(home, publication.site) / file)
-        for publication in publications
-        for file in publication.files.get(name, ())
-    )
-    if files:
-        return f"SELECT {', '.join(kinds)} FROM read_parquet([{files}], hive_partitioning = false)"
-    return f"SELECT {', '.join(f'NULL::{kind} AS {column}' for column, kind in kinds.items())} WHERE false"
-
-
-def _listed(files: Iterable[str]) -> str:
-    return ", ".join(map(literal, files))

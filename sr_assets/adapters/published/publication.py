@@ -7,8 +7,9 @@ tables' files (`site_files`), what shows them (`index`).
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from sr_assets.adapters.private import share_as_folder, write_private
@@ -23,13 +24,27 @@ FOLDER: Final = "published"
 _NAME: Final = "publication.json"
 
 
+class Earlier(NamedTuple):
+    """The file with the earlier rows of a table, which further publications keep: those before `until_ns`.
+
+    `mark` is the sum of the marks of its rows. `written` counts the later rows that were written beside it, each time.
+    """
+
+    file: str
+    rows: int
+    mark: int
+    until_ns: int
+    written: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Publication:
     """What a site published last; a file that is in one is never changed.
 
     `since` is the number of the last `fleet.duckdb` made before it. `files` has, by table, the size of each file in the
     site's folder; a table without rows is left out. `history` are the files of the Parquet history, relative to the home,
-    that hold a node's newest message. `replaced` are the files of earlier publications that are still there: the numbers of
+    that hold a node's newest message. `earlier` is of a large table the file that is kept, one of `files`; `later` are the files
+    of rows that replace some in `files`. `replaced` are the files of earlier publications that are still there: the numbers of
     the first and the last `fleet.duckdb` that may show each of them, the last one None while that is not known.
     """
 
@@ -38,13 +53,22 @@ class Publication:
     since: int
     files: dict[str, dict[str, int]]
     history: list[str]
+    later: dict[str, dict[str, int]] = field(default_factory=dict)
+    earlier: dict[str, Earlier] = field(default_factory=dict)
     replaced: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
     @property
     def names(self) -> set[str]:
         """The names of its files."""
-        return {name for files in self.files.values() for name in files}
+        return set(self.sizes)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of each of its files, by name."""
+        return {
+            name: size for kind in (self.files, self.later) for files in kind.values() for name, size in files.items()
+        }
 
 
 def publication_folder(home: Path, site: str) -> Path:
@@ -69,11 +93,11 @@ def read_publication(folder: Path) -> Publication | None:
         publication = Publication(**json.loads((folder / _NAME).read_text()))
         if publication.schema_version != SCHEMA_VERSION:
             return None
-        for files in publication.files.values():
-            for name, size in files.items():
-                # A machine that lost its power may have kept the list of the files, and not what was in them.
-                if (folder / name).stat().st_size != size:
-                    return None
+        # A machine that lost its power may have kept the list of the files, and not what was in them.
+        at = str(folder)
+        if any(os.stat(f"{at}/{name}").st_size != size for name, size in publication.sizes.items()):  # noqa: PTH116  quick
+            return None
+        publication.earlier.update({table: Earlier(*earlier) for table, earlier in publication.earlier.items()})
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     return publication

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.private import make_shared_folder
-from sr_assets.adapters.published.index import LOCK_SECONDS, Run, publish_index
+from sr_assets.adapters.published.fleet_lock import LOCK_SECONDS
+from sr_assets.adapters.published.index import Run, publish_index
 from sr_assets.adapters.published.publication import publication_folder, read_publication, sweep, write_publication
 from sr_assets.adapters.published.shown import read_shown
 from sr_assets.adapters.published.site_files import write_site
@@ -44,8 +45,9 @@ def publish_site(
     home.mkdir(parents=True, exist_ok=True)
     folder = publication_folder(home, name)
     make_shared_folder(folder)
-    publication = write_site(folder, name, read_shown(home).number, state, streams, mode)
-    publication = write_publication(folder, publication, read_publication(folder))
+    before = read_publication(folder)
+    written = write_site(folder, name, state, streams, since=read_shown(home).number, before=before, mode=mode)
+    publication = write_publication(folder, written, before)
     reach(Point.NOTED_TABLES)
     shown = publish_index(
         state.connection, home, publication, sites=sites, run=run, mode=mode, wait_seconds=wait_seconds

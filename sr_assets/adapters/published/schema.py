@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from sr_assets.adapters.published.global_schema import GLOBAL_TABLES, GLOBAL_VIEWS
-from sr_assets.adapters.published.table import Table, at
+from sr_assets.adapters.published.table import Growth, Table, at
 from sr_assets.domain.positions import DAY_NS
 
 #: The version of the tables: what was published by another one is not shown.
@@ -28,6 +28,7 @@ TABLES: Final[dict[str, Table]] = {
             status, {at("status_since_ns")}
         FROM nodes WHERE status <> 'retired'
         """,
+        "nodes",
     ),
     "retired_nodes": Table(
         """
@@ -38,6 +39,7 @@ TABLES: Final[dict[str, Table]] = {
         SELECT $name, stream, node, {at("first_seen_ns")}, {at("seen_ns")}, {at("retired_at_ns")}, times_retired
         FROM nodes WHERE status = 'retired'
         """,
+        "nodes",
     ),
     "node_advisories": Table(
         """
@@ -51,6 +53,8 @@ TABLES: Final[dict[str, Table]] = {
             epoch
         FROM transitions WHERE true
         """,
+        "transitions",
+        growth=Growth("detected_ns", "hash(event_ns, transition, published_ns)"),
     ),
     "replication": Table(
         """
@@ -73,6 +77,7 @@ TABLES: Final[dict[str, Table]] = {
                 WHERE span.stream = streams.stream)
         FROM streams JOIN configured USING (stream) LEFT JOIN copying USING (stream) WHERE true
         """,
+        "streams",
     ),
     "gaps": Table(
         """
@@ -82,6 +87,7 @@ TABLES: Final[dict[str, Table]] = {
         f"""
         SELECT $name, stream, first_sequence, last_sequence, messages, reason, {at("noticed_ns")} FROM gaps WHERE true
         """,
+        "gaps",
     ),
     "parked_messages": Table(
         """
@@ -92,6 +98,7 @@ TABLES: Final[dict[str, Table]] = {
         SELECT $name, stream, sequence, {at("stored_ns")}, subject, payload_bytes, reason, {at("parked_ns")}
         FROM parked WHERE true
         """,
+        "parked",
     ),
     "site_summary": Table(
         """
@@ -110,10 +117,12 @@ TABLES: Final[dict[str, Table]] = {
         ) AS counted USING (stream)
         WHERE configured.tracked
         """,
+        "streams",
     ),
     "latest_snapshots": Table(
         "name VARCHAR, stream VARCHAR, node VARCHAR, sequence BIGINT, file VARCHAR",
         "SELECT $name, stream, node, sequence, file FROM snapshots WHERE true",
+        "snapshots",
     ),
     **GLOBAL_TABLES,
 }

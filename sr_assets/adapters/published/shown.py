@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from sr_assets.adapters.private import make_shared_folder, write_private
+from sr_assets.adapters.published.fleet_lock import FleetBusyError, locked
 from sr_assets.adapters.published.publication import FOLDER, publication_folder, read_publication
 
 #: Where only locks tell who has a file open, nobody is seen who has not locked it yet.
 _GRACE_SECONDS: Final = 10.0
+_LOOK_SECONDS: Final = 1.0
 _EARLIER: Final = f"{FOLDER}/earlier"
 
 
@@ -92,8 +94,19 @@ def was_moved(home: Path, shown: Shown) -> bool:
 
 def is_published(home: Path, site: str) -> bool:
     """Return whether `fleet.duckdb` shows the last publication of a site, and all of its files are there."""
-    publication = read_publication(publication_folder(home, site))
-    return publication is not None and shows(home, site, publication.token)
+
+    def look() -> bool:
+        publication = read_publication(publication_folder(home, site))
+        return publication is not None and shows(home, site, publication.token)
+
+    if look():
+        return True
+    # Just now somebody may be about to put another file in its place.
+    try:
+        with locked(home, "a look", _LOOK_SECONDS):
+            return look()
+    except FleetBusyError:
+        return True
 
 
 def keep_opened(home: Path, shown: Shown, number: int) -> list[Opened]:

@@ -1,26 +1,27 @@
-"""The files of a site's publication: one Parquet file for each table that has rows.
+"""What a site publishes: the rows of its state, as of one moment, in files.
 
-Here: writing them as of one moment. Not here: the tables (`schema`), the record of what was written (`publication`).
+Here: which rows go into which file. Not here: the tables (`schema`), a file (`files`), the record of what was written
+(`publication`).
 """
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import duckdb
-
-from sr_assets.adapters.checkpoints import Point, reach
-from sr_assets.adapters.published.publication import Publication, file_name
+from sr_assets.adapters.published.files import Files
+from sr_assets.adapters.published.growth import GrowingRows
+from sr_assets.adapters.published.publication import Publication
 from sr_assets.adapters.published.schema import TABLES
-from sr_assets.adapters.published.table import Table, literal
-from sr_assets.domain.errors import RunError, cannot_write
+from sr_assets.adapters.published.table import literal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
+    import duckdb
+
+    from sr_assets.adapters.published.table import Table
     from sr_assets.adapters.state.store import SiteState
 
 
@@ -35,12 +36,20 @@ class PublishedStream:
 
 
 def write_site(
-    folder: Path, site: str, since: int, state: SiteState, streams: Sequence[PublishedStream], mode: int
+    folder: Path,
+    site: str,
+    state: SiteState,
+    streams: Sequence[PublishedStream],
+    *,
+    since: int,
+    before: Publication | None,
+    mode: int,
 ) -> Publication:
     """Write a site's tables into its folder, files of permissions `mode`; returns the publication, not noted yet.
 
-    Of a stream or feed that `streams` does not name but the state knows, the rows stay: a mistake in the configuration
-    empties no table. Raises RunError when they cannot be written.
+    `before` is the site's last publication, `since` the number of the last `fleet.duckdb`. Of a stream or feed that `streams`
+    does not name but the state knows, the rows stay: a mistake in the configuration empties no table. Raises RunError when
+    they cannot be written.
     """
     connection = state.connection
     connection.execute(
@@ -49,59 +58,62 @@ def write_site(
     rows = [(one.stream, one.target_stream, one.tracked, one.paused) for one in [*streams, *_unnamed(state, streams)]]
     if rows:
         connection.executemany("INSERT INTO configured VALUES (?, ?, ?, ?)", rows)
-
-    queries = {
-        name: f"{table.query} AND {table.entry} IN (SELECT stream FROM configured)".replace("$name", literal(site))
-        for name, table in TABLES.items()
-    }
     # One transaction reads all tables as of one moment: copying commits beside us, and its rows in one table belong to
     # counters in another.
-    with state.moment():
-        token, files = write_files(connection, folder, mode, queries)
-        history = connection.execute(
-            "SELECT DISTINCT file FROM snapshots WHERE stream IN (SELECT stream FROM configured) ORDER BY file"
-        ).fetchall()
-    return Publication(site, token, since, files, [file for (file,) in history])
+    with state.moment(), Files(connection, folder, mode) as files:
+        publication = Publication(site, files.token, since, {}, _history(connection))
+        filled = _filled(connection)
+        for name in TABLES:
+            table = TABLES[name]
+            if table.state in filled:
+                _write_table(connection, folder, files, publication, before, name, table)
+    return publication
 
 
-def write_files(
-    connection: duckdb.DuckDBPyConnection, folder: Path, mode: int, queries: Mapping[str, str]
-) -> tuple[str, dict[str, dict[str, int]]]:
-    """Write the rows of each query, by table, to a file of its own if there are any.
+def _write_table(
+    connection: duckdb.DuckDBPyConnection,
+    folder: Path,
+    files: Files,
+    publication: Publication,
+    before: Publication | None,
+    name: str,
+    table: Table,
+) -> None:
+    """Write the rows of one table, of a large one that grows the later ones only, and take them into a publication."""
+    query = f"{table.query} AND {table.entry} IN (SELECT stream FROM configured)".replace(
+        "$name", literal(publication.site)
+    )
+    growing = None if table.growth is None else GrowingRows(connection, publication.site, table)
+    if growing is not None and before is not None and name in before.earlier:
+        kept = growing.keep(before.earlier[name], folder)
+        if kept is not None:
+            publication.earlier[name] = kept
+            publication.files[name] = {kept.file: before.files[name][kept.file]}
+            written = files.write(name, table, f"{query} AND {growing.later(kept.until_ns)}")
+            if written is not None:
+                beside = publication.later if table.replaced else publication.files
+                beside.setdefault(name, {})[written.name] = written.size
+            return
+    written = files.write(name, table, query)
+    if written is not None:
+        publication.files[name] = {written.name: written.size}
+        if growing is not None and (begun := growing.begin(written)) is not None:
+            publication.earlier[name] = begun
 
-    Returns the token in the files' names, and the files' sizes by table and name.
-    """
-    files: dict[str, dict[str, int]] = {}
-    token = uuid.uuid4().hex
-    try:
-        for name_of_table, query in queries.items():
-            file = folder / file_name(name_of_table, token)
-            size = _write_file(connection, file, TABLES[name_of_table], query)
-            if size is None:
-                continue
-            file.chmod(mode)
-            files[name_of_table] = {file.name: size}
-    except BaseException as error:
-        for table in TABLES:
-            (folder / file_name(table, token)).unlink(missing_ok=True)
-        if not isinstance(error, duckdb.OperationalError):
-            raise
-        raise RunError(cannot_write(folder, OSError(str(error).splitlines()[0]))) from None
-    reach(Point.WRITTEN_TABLES)
-    return token, files
+
+def _filled(connection: duckdb.DuckDBPyConnection) -> set[str]:
+    """Return the tables of the state that have rows: an empty file takes longer than to look."""
+    looks = " UNION ALL ".join(
+        f"(SELECT '{state}' FROM {state} LIMIT 1)" for state in sorted({table.state for table in TABLES.values()})
+    )
+    return {state for (state,) in connection.execute(looks).fetchall()}
 
 
-def _write_file(connection: duckdb.DuckDBPyConnection, file: Path, table: Table, query: str) -> int | None:
-    """Write the rows of a query to a Parquet file; returns its size, None when there are none."""
-    cast = ", ".join(f"{name}::{kind} AS {name}" for name, kind in table.kinds.items())
-    source = f"SELECT {cast} FROM ({query}) AS made ({', '.join(table.kinds)})"
-    rows = connection.execute(f"COPY ({source}) TO {literal(str(file))} (FORMAT parquet, COMPRESSION zstd)").fetchall()[
-        0
-    ][0]
-    if not rows:
-        file.unlink()
-        return None
-    return file.stat().st_size
+def _history(connection: duckdb.DuckDBPyConnection) -> list[str]:
+    rows = connection.execute(
+        "SELECT DISTINCT file FROM snapshots WHERE stream IN (SELECT stream FROM configured) ORDER BY file"
+    ).fetchall()
+    return [file for (file,) in rows]
 
 
 def _unnamed(state: SiteState, streams: Sequence[PublishedStream]) -> list[PublishedStream]:

@@ -17,7 +17,7 @@ from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.spark.source import advisory_schema
 from sr_assets.adapters.state.global_view import MAX_REJECTS
 from sr_assets.domain.availability import LIFE_CYCLE, Observation, read_message
-from sr_assets.domain.positions import SequenceRange, missing, retention_clock_ns
+from sr_assets.domain.positions import SequenceRange, missing, retention_begins_ns, retention_clock_ns
 from sr_assets.stages.progress import Progress
 from sr_assets.stages.source.position import advance, load_position, note_read
 from sr_assets.stages.source.reading import first_available, gap_rows, next_range, read_unless_changed, reading_end
@@ -90,9 +90,9 @@ class FeedStage:
         now_ns = retention_clock_ns(state.watermark_ns, self._clock.own_ns())
         if now_ns is None:
             return
-        tables.forget_before(feed.stream, now_ns - retention_ns)
+        tables.forget_before(feed.stream, retention_begins_ns(now_ns, retention_ns))
         if feed.retired_retention_ns is not None:
-            tables.forget_retired(feed.stream, now_ns - feed.retired_retention_ns)
+            tables.forget_retired(feed.stream, retention_begins_ns(now_ns, feed.retired_retention_ns))
 
     def _read(self, source: StreamInfo, covered: SequenceRange) -> pa.Table:
         present = SequenceRange(first_available(source, covered), covered.next)

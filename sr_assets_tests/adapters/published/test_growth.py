@@ -1,0 +1,169 @@
+"""Large tables that grow: what is shown is what the state has, however much of it was published before."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sr_assets.adapters.published import growth
+from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.publication import publication_folder, read_publication
+from sr_assets.adapters.published.publishing import publish_site
+from sr_assets.adapters.published.reading import open_fleet
+from sr_assets.adapters.published.site_files import PublishedStream
+from sr_assets.adapters.state.records import StreamState
+from sr_assets.adapters.state.store import SiteState
+from sr_assets_tests.published import NOW_NS
+
+SITE = "centre"
+STREAMS = [PublishedStream("FEED", None, tracked=False), PublishedStream("S", "T", tracked=True)]
+#: Table → its rows, from what is shown and from the state.
+_ROWS = {
+    "global_availability": (
+        "SELECT node, epoch_us(received_at) * 1000 FROM global_availability",
+        "SELECT node, received_ns FROM global_nodes",
+    ),
+    "global_advisories": ("SELECT event_id FROM global_advisories", "SELECT event_id FROM global_history"),
+    "node_advisories": (
+        "SELECT event_id, epoch_us(published_at) * 1000 FROM node_advisories",
+        "SELECT event_id, published_ns FROM transitions",
+    ),
+}
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[SiteState]:
+    with SiteState(tmp_path / "sites" / SITE) as opened:
+        with opened.transaction():
+            opened.save_stream(StreamState("FEED", 1, 1, watermark_ns=NOW_NS))
+            opened.save_stream(StreamState("S", 1, 1, watermark_ns=NOW_NS))
+        yield opened
+
+
+class Growing:
+    """A centre that hears of nodes, and has transitions of its own; a second is a thousand nanoseconds."""
+
+    def __init__(self, home: Path, state: SiteState) -> None:
+        self.home, self.state, self.now_ns, self.events = home, state, NOW_NS, 0
+
+    def hear(self, first: int, after: int, *, late: bool = False) -> None:
+        """Hear of nodes by number, of each once, new or known; late is with a time at which others were heard."""
+        self.now_ns += 0 if late else 1000
+        execute = self.state.connection.execute
+        execute("DELETE FROM global_nodes WHERE node[2:]::INTEGER BETWEEN ? AND ? - 1", [first, after])
+        execute(
+            "INSERT INTO global_nodes BY NAME SELECT 'FEED' AS feed, 'EAST' AS replicator, '' AS name, 'S' AS stream,"
+            " 'n' || i AS node, 1 AS transition, ? AS event_ns, 0 AS event_code, ? AS received_ns FROM range(?, ?) AS r (i)",
+            [self.now_ns, self.now_ns, first, after],
+        )
+        for table, columns in (
+            ("global_history", "'FEED' AS feed, 'EAST' AS replicator, '' AS name, 0 AS event_code, ? AS received_ns"),
+            ("transitions", "true AS outbox, ? AS detected_ns"),
+        ):
+            execute(
+                f"INSERT INTO {table} BY NAME SELECT {columns}, 'e' || (? + i) AS event_id, 'S' AS stream, 'n' AS node,"
+                " ? AS event_ns FROM range(?) AS r (i)",
+                [self.now_ns, self.events, self.now_ns, after - first],
+            )
+        self.events += after - first
+
+    def change(self, statement: str) -> None:
+        """Execute a statement on the state."""
+        self.state.connection.execute(statement.replace("$now_ns", str(self.now_ns)))
+
+    def publish(self) -> dict[str, str]:
+        """Publish, see that what is shown is what there is, and return the file of each table's earlier rows."""
+        publish_site(self.home, SITE, self.state, STREAMS, sites=[SITE], run=Run(NOW_NS, "run"))
+        with open_fleet(self.home) as fleet:
+            for table, (shown, known) in _ROWS.items():
+                assert sorted(fleet.execute(shown).fetchall(), key=str) == sorted(
+                    self.state.connection.execute(known).fetchall(), key=str
+                ), table
+        publication = read_publication(publication_folder(self.home, SITE))
+        assert publication is not None
+        return {table: earlier.file for table, earlier in publication.earlier.items()}
+
+
+@pytest.fixture
+def centre(tmp_path: Path, state: SiteState, monkeypatch: pytest.MonkeyPatch) -> Growing:
+    monkeypatch.setattr(growth, "LARGE", 100)
+    return Growing(tmp_path, state)
+
+
+def test_ten_changes_do_not_write_the_earlier_rows_again(centre: Growing) -> None:
+    centre.hear(0, 99)
+    assert centre.publish() == {}
+    centre.hear(99, 200)
+    earlier = centre.publish()
+    assert earlier.keys() == _ROWS.keys()
+    for first in (0, 50, 195):
+        centre.hear(first, first + 10)
+        assert centre.publish() == earlier
+    assert centre.publish() == earlier
+
+
+def test_rows_are_put_together_anew_when_as_much_was_written_beside_them(centre: Growing) -> None:
+    centre.hear(0, 200)
+    files = [centre.publish()["global_availability"]]
+    for number in range(12):
+        centre.hear(10 * number, 10 * number + 10)
+        files.append(centre.publish()["global_availability"])
+    # 10 + 20 + 30 + 40 + 50 rows beside, and then 60 more would be as many as the 200.
+    assert [files.count(file) for file in dict.fromkeys(files)] == [6, 6, 1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    (
+        "DELETE FROM global_nodes WHERE node = 'n3'",
+        "DELETE FROM global_nodes",
+        "UPDATE global_nodes SET received_ns = received_ns - 1000 WHERE node = 'n3'",
+        "DELETE FROM global_history WHERE event_id = 'e5'",
+        "DELETE FROM transitions WHERE event_id IN ('e5', 'e150')",
+        "UPDATE transitions SET published_ns = $now_ns WHERE event_id = 'e5'",
+        "UPDATE transitions SET published_ns = $now_ns",
+    ),
+)
+def test_earlier_rows_that_change_or_go_are_written_anew(centre: Growing, change: str) -> None:
+    centre.hear(0, 200)
+    before = centre.publish()
+    centre.hear(7, 9)
+    assert centre.publish() == before
+    centre.change(change)
+    after = centre.publish()
+    table = {"global_nodes": "global_availability", "global_history": "global_advisories"}
+    changed = next(name for name in ("global_nodes", "global_history", "transitions") if name in change)
+    shown = table.get(changed, "node_advisories")
+    assert after.get(shown) != before[shown]
+    assert {name: file for name, file in after.items() if name != shown} == {
+        name: file for name, file in before.items() if name != shown
+    }
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_what_is_shown_is_what_there_is(centre: Growing, seed: int) -> None:
+    chance = random.Random(seed)
+    centre.hear(0, 150)
+    for _ in range(25):
+        for _ in range(chance.randrange(3)):
+            first = chance.randrange(300)
+            match chance.randrange(7):
+                case 6:
+                    centre.change(f"UPDATE global_nodes SET received_ns = $now_ns WHERE node < 'n{first}'")
+                case 0:
+                    centre.change(f"DELETE FROM global_nodes WHERE node = 'n{first}'")
+                case 1:
+                    centre.change(f"DELETE FROM global_history WHERE event_id = 'e{first}'")
+                case 2:
+                    centre.change(f"UPDATE transitions SET published_ns = $now_ns WHERE event_id = 'e{first}'")
+                case kind:
+                    centre.hear(first, first + chance.randrange(1, 30), late=kind == 5)
+        centre.publish()
+
+
+def test_a_damaged_file_of_earlier_rows_is_written_anew(centre: Growing) -> None:
+    centre.hear(0, 200)
+    earlier = centre.publish()
+    (publication_folder(centre.home, SITE) / earlier["global_availability"]).write_bytes(b"")
+    assert centre.publish().items().isdisjoint(earlier.items())
