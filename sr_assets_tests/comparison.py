@@ -223,7 +223,15 @@ def _epochs(rig: Rig, stream: str) -> dict[str, int]:
 
 
 def _snapshots(rig: Rig, rules: Rules, made: list[Seen]) -> Iterator[Difference]:
-    """Compare each node's newest copied message."""
+    """Compare each node's newest copied message, and the history of all of them."""
+    history = rig.rows(
+        f"SELECT node, sequence, payload_bytes FROM node_snapshot_history WHERE stream = '{rules.stream}'"
+    )
+    kept = Counter(tuple(row.values()) for row in history)
+    sent = Counter((sender, one.sequence, len(one.payload)) for one in made if (sender := rules.sender(one)))
+    for row in (kept - sent) | (sent - kept):
+        what = f"node_snapshot_history {rules.stream} {row}: {kept[row]} times, demanded {sent[row]}"
+        yield Difference(Kind.ROW_WRONG, what)
     newest = {sender: one for one in made if (sender := rules.sender(one))}
     columns = ("sequence", "subject", "payload_bytes")
     rows = rig.rows(f"SELECT * FROM node_snapshots WHERE stream = '{rules.stream}'")

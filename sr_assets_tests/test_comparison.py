@@ -34,6 +34,10 @@ def test_whatever_is_spoiled_is_seen(rig: Rig) -> None:
     rig.publish(feed, [Sent(advisory.payload, advisory.subject.removeprefix(f"{feed}."), b"NATS/1.0\r\nA: b\r\n\r\n")])
     rig.api(f"STREAM.MSG.DELETE.{feed}", {"seq": 4})
     with duckdb.connect(str(rig.home / "fleet.duckdb")) as fleet:
+        for view in ("last_seen_nodes", "node_advisories"):
+            fleet.execute(
+                f"CREATE TABLE spoiled AS FROM {view}; DROP VIEW {view}; ALTER TABLE spoiled RENAME TO {view}"
+            )
         fleet.execute("UPDATE last_seen_nodes SET copied_bytes = 0 WHERE node = 'n0'")
         fleet.execute("DELETE FROM node_advisories WHERE node = 'n1'")
         fleet.execute("UPDATE node_advisories SET transition = 2, published_at = NULL WHERE node = 'n2'")

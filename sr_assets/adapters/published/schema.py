@@ -6,10 +6,11 @@ Add a table here, a table of a centre in `global_schema`. Not here: the state it
 
 from __future__ import annotations
 
+import glob
 from typing import Final
 
 from sr_assets.adapters.published.global_schema import GLOBAL_TABLES, GLOBAL_VIEWS
-from sr_assets.adapters.published.table import Growth, Table, at
+from sr_assets.adapters.published.table import Growth, Table, at, literal
 from sr_assets.domain.positions import DAY_NS
 
 #: The version of the tables: what was published by another one is not shown.
@@ -124,10 +125,15 @@ TABLES: Final[dict[str, Table]] = {
         "SELECT $name, stream, node, sequence, file FROM snapshots WHERE true",
         "snapshots",
     ),
+    "history_files": Table(
+        "name VARCHAR, stream VARCHAR, file VARCHAR",
+        "SELECT $name, stream, file FROM history WHERE NOT replaced",
+        "history",
+    ),
     **GLOBAL_TABLES,
 }
 #: Tables that only views are made of.
-INTERNAL: Final = frozenset({"latest_snapshots"})
+INTERNAL: Final = frozenset({"latest_snapshots", "history_files"})
 #: About the file as a whole; each file has a `generation` of its own.
 SNAPSHOT_INFO: Final = "as_of TIMESTAMPTZ, run_id VARCHAR, schema_version INTEGER, generation VARCHAR"
 #: View → its query over the published tables, each as `{table}`: by name a DuckDB before 2.0 finds none in an attached file.
@@ -138,7 +144,9 @@ VIEWS: Final[dict[str, str]] = {
         """,
     **GLOBAL_VIEWS,
 }
-#: `node_snapshots` without any file.
+#: The pattern of the files of the Parquet history in a home.
+HISTORY: Final = "snapshots/*/*/*/[0-9]*.parquet"
+#: `node_snapshots`, or `node_snapshot_history`, without any file.
 NO_SNAPSHOTS: Final = """
     SELECT NULL::VARCHAR AS name, NULL::VARCHAR AS stream, NULL::VARCHAR AS node, NULL::BIGINT AS sequence,
         NULL::TIMESTAMPTZ AS stored_at, NULL::VARCHAR AS subject, NULL::BIGINT AS payload_bytes, NULL::JSON AS payload,
@@ -158,4 +166,18 @@ def snapshots_query(files: str, home: str, latest: str) -> str:
         FROM ({latest}) AS latest
         JOIN read_parquet([{files}], filename = true, hive_partitioning = false) AS stored
             ON stored.filename = {home} || latest.file AND stored.sequence = latest.sequence AND stored.node = latest.node
+        """
+
+
+def history_query(home: str, files: str) -> str:
+    """Return the query of `node_snapshot_history` over a home's Parquet files that are among `history_files`, a query.
+
+    A pattern finds them: a list of a year's files of a thousand sites would be written anew with each publication.
+    """
+    pattern = literal(f"{glob.escape(home)}/{HISTORY}")
+    return f"""
+        SELECT name, stream, node, sequence, stored_at, subject, payload_bytes, payload::JSON AS payload, payload_raw,
+            metadata::JSON AS metadata
+        FROM read_parquet({pattern}, filename = true, hive_partitioning = true, hive_types_autocast = false) AS stored
+        WHERE stored.filename IN (SELECT {literal(f"{home}/")} || file FROM ({files}))
         """

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sr_assets.adapters.published.publication import publication_folder
-from sr_assets.adapters.published.schema import INTERNAL, NO_SNAPSHOTS, TABLES, VIEWS, snapshots_query
+from sr_assets.adapters.published.schema import (
+    HISTORY,
+    INTERNAL,
+    NO_SNAPSHOTS,
+    TABLES,
+    VIEWS,
+    history_query,
+    snapshots_query,
+)
 from sr_assets.adapters.published.table import literal
 
 if TYPE_CHECKING:
@@ -33,6 +41,9 @@ def views(home: Path, publications: Sequence[Publication]) -> Iterator[tuple[str
     history = _listed(file for file in named if Path(file).exists())
     latest = tables["latest_snapshots"]
     yield "node_snapshots", snapshots_query(history, literal(f"{home}/"), latest) if history else NO_SNAPSHOTS
+    # A pattern that matches nothing is an error.
+    some = next(home.glob(HISTORY), None)
+    yield "node_snapshot_history", history_query(str(home), tables["history_files"]) if some else NO_SNAPSHOTS
     for name, query in VIEWS.items():
         yield name, query.format(**{table: f"({shown})" for table, shown in tables.items()})
 

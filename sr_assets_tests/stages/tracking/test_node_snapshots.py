@@ -113,6 +113,22 @@ def test_the_newest_copied_message_of_each_node_is_shown_and_all_are_in_the_hist
     assert not list((rig.home / "sites" / SITE / "staging").rglob("*.parquet"))
 
 
+def test_the_history_of_a_node_is_asked_for_like_its_newest_message(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream, name="A1%b=c", batch_messages=2, **SAMPLED)
+    rig.publish(stream, [*(Sent(b'{"n": %d}' % (10**n), "web1") for n in range(5)), Sent(b"\xff", "web2")])
+    rig.drain("A1%b=c")
+    columns = rig.rows("SELECT column_name, column_type FROM (DESCRIBE node_snapshots)")
+    assert rig.rows("SELECT column_name, column_type FROM (DESCRIBE node_snapshot_history)") == columns
+    rows = rig.rows(
+        "SELECT name, stream, sequence, CAST(payload->>'n' AS INTEGER) AS n FROM node_snapshot_history"
+        " WHERE node = 'web1' ORDER BY stored_at"
+    )
+    assert [tuple(row.values()) for row in rows] == [("A1%b=c", stream, n + 1, 10**n) for n in range(5)]
+    newest = rig.rows("SELECT * FROM node_snapshots ORDER BY node")
+    assert newest == rig.rows("SELECT * FROM node_snapshot_history WHERE sequence IN (5, 6) ORDER BY node")
+
+
 def test_files_staged_by_a_run_that_ended_there_are_indexed_by_the_next(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, **SAMPLED)
@@ -180,8 +196,9 @@ def test_a_day_that_is_written_to_has_few_files_and_a_merge_that_was_cut_off_lea
         rig.drain()
         newest = rig.rows("SELECT sequence, payload_raw FROM node_snapshots ORDER BY sequence")
         assert [(row["sequence"], len(row["payload_raw"])) for row in newest] == [(n, n) for n in (more - 1, more)]
+        history = rig.rows("SELECT sequence FROM node_snapshot_history ORDER BY sequence")
+        assert [row["sequence"] for row in history] == list(range(1, more + 1))
     assert sorted(file.name for file in day.glob("*.parquet")) == ["1-9.parquet", "9-10.parquet"]
-    rig.drain()
     rows = [parquet.read_table(file, partitioning=None)["sequence"].to_pylist() for file in day.glob("*.parquet")]
     assert sorted(sequence for of_file in rows for sequence in of_file) == list(range(1, 10))
 
