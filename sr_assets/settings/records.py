@@ -19,6 +19,7 @@ from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.positions import DAY_NS, SECOND_NS
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
 from sr_assets.domain.sizing import FROM_MESSAGES
+from sr_assets.domain.subjects import target_subject
 from sr_assets.domain.tracking import Policy
 from sr_assets.settings.names import rewritten
 from sr_assets.settings.values import MEBIBYTE, MINUTE_NS, shown
@@ -144,6 +145,12 @@ class StreamSettings(Entry):
         if self.advisory is None:
             return None
         return self.source if self.advisory.cluster == "source" else self.target
+
+    @property
+    def copies_pattern(self) -> str | None:
+        """The pattern of all subjects of our copies; None where it is every subject, or cannot be told."""
+        pattern = target_subject(self.filter_subject or ">", self.prefix)
+        return None if self.remove or pattern == ">" else pattern
 
     def target_pattern(self, pattern: str) -> str:
         """Rewrite one of the source's subjects, wildcards allowed, as its messages will be rewritten.

@@ -109,7 +109,8 @@ class CopyState:
 
     `created_ns` and `starts` identify the source of the copies and its beginning. `target_sequence` is that of our last
     acknowledged copy in the target, `target_holds` its source sequence, `target_checked` up to where the target was checked
-    for another writer's copies. `lost_messages` were due but deleted from the source before they were copied. Of a feed
+    for another writer's copies, `target_looked` how far the first look at the target created at `target_looked_ns` came.
+    `lost_messages` were due but deleted from the source before they were copied. Of a feed
     `copied_messages` counts folded advisories, `parked_messages` rejected messages.
     """
 
@@ -127,3 +128,5 @@ class CopyState:
     lost_messages: int = 0
     error: str | None = None
     error_since_ns: int | None = None
+    target_looked: int = 0
+    target_looked_ns: int = 0

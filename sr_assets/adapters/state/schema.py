@@ -27,7 +27,8 @@ CREATE TABLE IF NOT EXISTS streams (
 CREATE TABLE IF NOT EXISTS copying (
     stream VARCHAR, created_ns BIGINT, starts BIGINT, target_stream VARCHAR, target_created_ns BIGINT,
     target_sequence BIGINT, target_holds BIGINT, target_checked BIGINT, copied_messages BIGINT, copied_bytes BIGINT,
-    parked_messages BIGINT, lost_messages BIGINT, error VARCHAR, error_since_ns BIGINT);
+    parked_messages BIGINT, lost_messages BIGINT, error VARCHAR, error_since_ns BIGINT,
+    target_looked BIGINT DEFAULT 0, target_looked_ns BIGINT DEFAULT 0);
 CREATE TABLE IF NOT EXISTS intents (
     stream VARCHAR, first BIGINT, available BIGINT, next BIGINT, planned_ns BIGINT, cutoff_ns BIGINT, created_ns BIGINT,
     target_created_ns BIGINT, target_sequence BIGINT, resend BOOLEAN, waits BOOLEAN, folded BOOLEAN DEFAULT false,
@@ -102,5 +103,9 @@ _FROM_3: Final = """
 ALTER TABLE intents ADD COLUMN source_sequence BIGINT;
 ALTER TABLE intents ADD COLUMN source_ns BIGINT;
 """
+_FROM_5: Final = """
+ALTER TABLE copying ADD COLUMN target_looked BIGINT DEFAULT 0;
+ALTER TABLE copying ADD COLUMN target_looked_ns BIGINT DEFAULT 0;
+"""
 #: Schema version → the statements that make the next one of it; tables that are new in the last one are in `SCHEMA`.
-MIGRATIONS: Final = {1: _FROM_1, 2: _FROM_2, 3: _FROM_3, 4: snapshot_index.MIGRATION, 5: ""}
+MIGRATIONS: Final = {1: _FROM_1, 2: _FROM_2, 3: _FROM_3, 4: snapshot_index.MIGRATION, 5: _FROM_5}

@@ -79,10 +79,12 @@ def read_confirmed(
     yield from _read_from_leader(connection, stream, rest, filter_subject, batch_messages, max_bytes, held=held)
 
 
-def read_headers(connection: Connection, stream: str, wanted: SequenceRange) -> Iterator[list[Message]]:
+def read_headers(
+    connection: Connection, stream: str, wanted: SequenceRange, filter_subject: str | None = None
+) -> Iterator[list[Message]]:
     """Read a range without payloads like `read_confirmed` with `held`: for looking through a target. By pull consumer."""
     yield from _read_from_leader(
-        connection, stream, wanted, None, BATCH_MESSAGES, BATCH_BYTES, held=True, headers_only=True
+        connection, stream, wanted, filter_subject, BATCH_MESSAGES, BATCH_BYTES, held=True, headers_only=True
     )
 
 

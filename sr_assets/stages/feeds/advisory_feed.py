@@ -78,7 +78,14 @@ class FeedStage:
         seconds = time.monotonic() - started
         report.seconds += seconds
         left = max(0, source.last_sequence + 1 - covered.next)
-        self._progress.note(covered, received.num_rows, seconds, f"{left} left", caught_up=self.caught_up)
+        self._progress.note(
+            covered,
+            received.num_rows,
+            seconds,
+            f"{left} left",
+            caught_up=self.caught_up,
+            share_done=len(covered) / (len(covered) + left),
+        )
         return True
 
     def forget_old(self, state: StreamState, retention_ns: int) -> None:

@@ -14,6 +14,7 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
 from sr_assets.domain.provenance import Identity, find_copy
 from sr_assets.domain.senders import inspect
+from sr_assets.stages.progress import LongWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -196,8 +197,10 @@ def read_stream(
     """Read a stream, from its first message unless `since` is later, through the leader's own consumer."""
     first = max(since, info.first_sequence)
     wanted = SequenceRange(first, max(first, (info.last_sequence if until is None else until) + 1))
+    progress = LongWork(f"reading stream {info.stream}", wanted)
     with wire.Connection(cluster, "sr-assets recover") as connection:
         for messages in wire.read_confirmed(
             connection, info.stream, wanted, filter_subject=filter_subject, direct=False
         ):
             yield from messages
+            progress.reached(messages[-1].sequence)

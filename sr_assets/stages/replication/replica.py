@@ -146,7 +146,9 @@ class ReplicaStage:
         self.caught_up = not queued and (stream.tracked or not behind)
         left = f"{queued} queued, {behind} behind"
         covered = SequenceRange(intent.first, intent.next)
-        self._progress.note(covered, copied, seconds, left, caught_up=self.caught_up)
+        done, waits = (copied, queued) if stream.tracked else (len(covered), behind)
+        share_done = done / (done + waits) if done else 1.0
+        self._progress.note(covered, copied, seconds, left, caught_up=self.caught_up, share_done=share_done)
         return True
 
     def _nothing_due(self) -> bool:

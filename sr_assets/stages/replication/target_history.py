@@ -23,6 +23,7 @@ from sr_assets.adapters.state.store import gap_row
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.domain.provenance import Identity, doubled, find_copy, foreign_copy, other_writer
+from sr_assets.stages.progress import LongWork
 from sr_assets.stages.replication.target import create_target, prepare_target
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ class TargetReview:
     def refuse_other_writer(self) -> None:
         """Stop when the target has copies of ours behind the last one that a batch of this state made.
 
-        Other messages there are read only once: `target_checked` moves with the next intent.
+        Other messages there are read only once: `target_checked` moves with the next intent. On a target of many sites those
+        with subjects of others are not read at all, unless the target rewrites subjects.
         """
         copying, target = self._copying, self._target
         assert target is not None
@@ -109,7 +111,8 @@ class TargetReview:
         behind = SequenceRange(checked + 1, max(checked, target.last_sequence) + 1)
         if self._stream.ephemeral or not copying.target_created_ns or not len(behind):
             return
-        for sequence in self.read_copies(behind).values():
+        subjects = None if target.config.get("subject_transform") else self._stream.copies_pattern
+        for sequence in self.read_copies(behind, subjects).values():
             raise RunError(other_writer(self._stream.target_stream, self._identity, sequence))
 
     def refuse_lost_state(self) -> None:
@@ -117,23 +120,36 @@ class TargetReview:
         stream, target = self._stream, self._target
         if stream.ephemeral or target is None:
             return
-        # The whole target, once in a stream's life: on a shared target our copies may be older than many others.
-        held = SequenceRange(min(max(1, target.first_sequence), target.last_sequence + 1), target.last_sequence + 1)
+        # The whole target, once in a stream's life: on a shared target our copies may be older than many others. A look
+        # that was cut off goes on where it was; what another target held then is no reason to skip anything.
+        looked = self._copying.target_looked if self._copying.target_looked_ns == target.created_ns else 0
+        after = target.last_sequence + 1
+        held = SequenceRange(min(max(1, target.first_sequence, looked + 1), after), after)
         if not len(held):
             return
         foreign: Identity | None = None
+        progress = LongWork(f"{stream.label}: looking for copies in target stream {stream.target_stream}", held)
         with wire.Connection(stream.target, "sr-assets review") as connection:
-            for message in itertools.chain.from_iterable(wire.read_headers(connection, stream.target_stream, held)):
-                copy = find_copy(message.headers, self._identity)
-                if copy is not None:
-                    raise RunError(
-                        f"there is no state for {stream.label}, but target stream {stream.target_stream} already holds"
-                        f" copies of it ({copy.sequence} at {message.sequence}); run `sr-assets recover --stream"
-                        f" {stream.label}`"
-                    )
-                foreign = foreign or foreign_copy(message.headers, self._identity, self._source.created_ns)
+            for messages in wire.read_headers(connection, stream.target_stream, held):
+                for message in messages:
+                    copy = find_copy(message.headers, self._identity)
+                    if copy is not None:
+                        raise RunError(
+                            f"there is no state for {stream.label}, but target stream {stream.target_stream} already"
+                            f" holds copies of it ({copy.sequence} at {message.sequence}); run `sr-assets recover"
+                            f" --stream {stream.label}`"
+                        )
+                    foreign = foreign or foreign_copy(message.headers, self._identity, self._source.created_ns)
+                if progress.reached(messages[-1].sequence):
+                    self._note_look(target.created_ns, messages[-1].sequence)
         if foreign is not None:
             logger.warning("%s: %s", stream.label, doubled(stream.target_stream, self._identity, foreign))
+
+    def _note_look(self, target_created_ns: int, sequence: int) -> None:
+        """Save how far the look at a target has come."""
+        self._copying.target_looked_ns, self._copying.target_looked = target_created_ns, sequence
+        with self._store.transaction():
+            self._store.save_copying(self._copying)
 
     def begin_anew(self) -> None:
         """Forget the copies so far: the next ones are of another source, or of another beginning."""
@@ -144,12 +160,12 @@ class TargetReview:
                 if intent is not None and (resend or not self._stream.tracked):
                     self._store.clear_intent(self._stream.stream, resend=resend)
 
-    def read_copies(self, held: SequenceRange) -> dict[int, int]:
+    def read_copies(self, held: SequenceRange, subjects: str | None = None) -> dict[int, int]:
         """Return the source sequences of this entry's copies in a part of the target, by their sequences there."""
         copies: dict[int, int] = {}
         with wire.Connection(self._stream.target, "sr-assets review") as connection:
-            messages = itertools.chain.from_iterable(wire.read_headers(connection, self._stream.target_stream, held))
-            for message in messages:
+            lists = wire.read_headers(connection, self._stream.target_stream, held, subjects)
+            for message in itertools.chain.from_iterable(lists):
                 if copy := find_copy(message.headers, self._identity, self._copying.created_ns):
                     copies[message.sequence] = copy.sequence
         return copies

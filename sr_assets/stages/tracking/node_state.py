@@ -109,7 +109,14 @@ class NodeStage:
         seconds = time.monotonic() - started
         report.seconds += seconds
         left = max(0, source.last_sequence + 1 - covered.next)
-        self._progress.note(covered, sightings.num_rows, seconds, f"{left} left", caught_up=self.caught_up)
+        self._progress.note(
+            covered,
+            sightings.num_rows,
+            seconds,
+            f"{left} left",
+            caught_up=self.caught_up,
+            share_done=len(covered) / (len(covered) + left),
+        )
         return True
 
     def _left_open(self) -> Intent | None:

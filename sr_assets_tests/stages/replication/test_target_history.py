@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.state.records import Intent
+from sr_assets.adapters.state.records import CopyState, Intent
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.stages.replication.batch import Batch
-from sr_assets_tests.rig import Rig, Sent
+from sr_assets_tests.rig import SITE, Rig, Sent
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10m"}
 
@@ -235,3 +235,59 @@ def test_a_batch_that_was_open_when_its_target_was_renamed_comes_after_what_is_c
     rig.drain()
     assert payloads(rig, renamed) == list(range(1, 20))
     assert rig.row("replication")["copied_messages"] == 19
+
+
+def test_the_first_look_through_a_target_goes_on_where_it_was_cut_off(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream)
+    rig.publish(stream, numbered(1, 4))
+    rig.drain()
+    # The state is lost: only a look through the target tells that there are copies.
+    shutil.rmtree(rig.home / "sites" / SITE)
+    assert "already holds copies" in rig.failure()
+    created_ns = rig.info(stream, rig.target).created_ns
+    for looked_ns, looked, found in ((created_ns - 1, 3, 1), (created_ns, 1, 2), (created_ns, 3, None)):
+        with rig.open() as site, site.state.transaction():
+            site.state.save_copying(CopyState(stream, target_looked=looked, target_looked_ns=looked_ns))
+        failure = rig.run()[stream].failure or ""
+        assert (f"already holds copies of it ({found} at {found})" in failure) is (found is not None), failure
+
+
+def test_a_long_look_says_how_far_it_is_and_saves_that(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr("sr_assets.stages.progress._LOOK_SECONDS", 0.0)
+    stream, target = rig.make(), rig.unique("T")
+    rig.create(target, rig.target, subjects=[f"{stream}.>", f"{target}.>"])
+    rig.add(stream, target_stream=target)
+    rig.publish(target, numbered(1, 301), rig.target)
+    rig.run()
+    assert f"looking for copies in target stream {target}: 300 of 300, " in caplog.text
+    with rig.open() as site:
+        copying = site.state.load_copying(stream)
+    assert (copying.target_looked, copying.target_looked_ns) == (300, rig.info(target, rig.target).created_ns)
+
+
+@pytest.mark.parametrize("prefixes", (("a", "b"), ("", "")), ids=("subjects of their own", "the same subjects"))
+def test_another_writer_is_noticed_on_a_target_of_many_sites(
+    rig: Rig, tmp_path: Path, prefixes: tuple[str, str]
+) -> None:
+    stream, target = rig.make(), rig.unique("SHARED")
+    subjects = [f"{prefix}.>" for prefix in prefixes] if prefixes[0] else [f"{stream}.>"]
+    rig.create(target, rig.target, subjects=subjects)
+    for site, prefix in zip((SITE, "other"), prefixes, strict=True):
+        rig.add(stream, name=site, target_stream=target, target_subject_prefix=prefix)
+    rig.publish(stream, numbered(1, 4))
+    rig.drain()
+    state = rig.home / "sites" / SITE / "state.duckdb"
+    shutil.copy(state, tmp_path / "older")
+    rig.publish(stream, numbered(4, 6))
+    rig.drain()
+    rig.drain("other")
+    shutil.copy(tmp_path / "older", state)
+    rig.publish(stream, numbered(6, 8))
+    assert "that no batch of this site made" in rig.failure()
+    # Those of others are nothing of ours.
+    rig.drain("other")
+    assert len(rig.copies(target)) == 5 + 7
