@@ -194,12 +194,33 @@ def _rows(figures: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]
     yield "`nodes --global` of as many nodes", f"{asked} s", "≤ 0.5 s", asked <= 0.5
     yield "advisory → queryable at the centre, a run lingers", f"p50 {queryable} s", "≤ 5 s", queryable <= 5
     yield from _publication_rows(figures["publication"])
+    yield from _growth_rows(figures)
     runs = figures["runs"]
     yield (
         "a run with nothing to do; as a command; importing",
         " / ".join(f"{value} s" for value in runs.values()),
         "",
         None,
+    )
+
+
+def _growth_rows(figures: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]]:
+    known = figures["definitions"]
+    few, some, many = (known[f"load_seconds_{sites}"] for sites in (10, 100, 1_000))
+    yield f"definitions of 1,000 sites loaded (10: {few} s, 100: {some} s), CPU", f"{many} s", "≤ 5 s", many <= 5
+    yield "the same for a run's process", f"{known['load_for_a_run_seconds_1000']} s", "", None
+    ratio = known["many_to_some"]
+    yield "a site of 1,000, beside a site of 100", f"{ratio} x", "≤ 1.3 x", ratio <= 1.3
+    whole, with_jobs = (known[f"{name}_1000"] for name in ("snapshot_mb", "snapshot_with_jobs_mb"))
+    workload = f"snapshot of 1,000 sites, as the code server sends it (with each job's own in it: {with_jobs} MB)"
+    yield workload, f"{whole} MB", "≤ 20 MB", whole <= 20
+    disk = figures["disk"]
+    workload = f"Dagster's files after {disk['runs']:,} runs, one every 5 minutes ({disk['before_mib']:,} MiB)"
+    yield (
+        f"{workload}: {disk['left_runs']:,} runs are left by the nightly job ({disk['seconds']} s)",
+        f"{disk['left_mib']:,} MiB",
+        "≤ 1,000 MiB",
+        disk["left_mib"] <= 1_000,
     )
 
 

@@ -110,6 +110,8 @@ LIBRARIES = {
     "embedded": {"nats", "psutil", "rich"},
     "embedded.demo": {"dagster", "nats", "psutil", "rich"},
     "embedded.bench": {"nats", "psutil", "rich"},
+    "embedded.bench.definitions": {"dagster", "dagster_shared"},
+    "embedded.bench.disk": {"dagster"},
     "operate": {"dagster"},
     "operate.webserver": {"dagster", "dagster_webserver", "uvicorn"},
     "cli": {"click"},

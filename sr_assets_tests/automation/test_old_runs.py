@@ -1,11 +1,9 @@
 """The nightly removal of old runs: what it keeps, that nothing is left of what it removes, and a year of it."""
 
-import shutil
-import sqlite3
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 
 from sr_assets.automation import delete_old_runs, retention
 from sr_assets.automation.old_runs import _Kept
+from sr_assets.embedded.bench.disk import copy_run, folder_bytes, make_older
 from sr_assets_tests.postgres import postgres
 
 ROOT = Path(__file__).parent.parent.parent
@@ -130,32 +129,11 @@ def test_of_very_many_runs_the_newest_are_kept(
 RUNS_A_DAY = 288
 
 
-def copy_rows(database: Path, table: str, run_id: str, copies: list[str]) -> None:
-    """Copy a run's rows for other runs."""
-    with closing(sqlite3.connect(database)) as connection, connection:
-        names = [row[1] for row in connection.execute(f"PRAGMA table_info({table})") if row[1] != "id"]
-        values = ", ".join(f"replace({name}, '{run_id}', :copy)" for name in names)
-        statement = f"INSERT INTO {table} ({', '.join(names)}) SELECT {values} FROM {table} WHERE run_id = '{run_id}'"
-        connection.executemany(statement, [{"copy": copy} for copy in copies])
-
-
-def add_day(folder: Path, run_id: str) -> None:
+def add_day(folder: Path, instance: dg.DagsterInstance, template: str) -> None:
     """Make all runs but one a day older, and add a day's runs that left behind what that one did."""
-    history, copies = folder / "history", [str(uuid.uuid4()) for _ in range(RUNS_A_DAY)]
-    for copy in copies:
-        shutil.copy(history / "runs" / f"{run_id}.db", history / "runs" / f"{copy}.db")
-        shutil.copytree(folder / "storage" / run_id, folder / "storage" / copy)
-    for table in ("event_logs", "asset_check_executions"):
-        copy_rows(history / "runs" / "index.db", table, run_id, copies)
-    with closing(sqlite3.connect(history / "runs.db")) as runs, runs:
-        older = "UPDATE runs SET create_timestamp = datetime(create_timestamp, '-1 day') WHERE run_id != ?"
-        runs.execute(older, [run_id])
-    copy_rows(history / "runs.db", "runs", run_id, copies)
-
-
-def size(folder: Path) -> int:
-    """Return the bytes of all files in a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    others = {record.dagster_run.run_id for record in instance.get_run_records()} - {template}
+    make_older(folder, dict.fromkeys(others, 24 * 60))
+    copy_run(folder, template, [str(uuid.uuid4()) for _ in range(RUNS_A_DAY)])
 
 
 @pytest.fixture
@@ -172,12 +150,12 @@ def test_with_a_run_every_five_minutes_dagsters_files_stay_as_they_are_after_a_w
     with opened(memory, "", monkeypatch) as instance:
         template = run_at(instance, timedelta())
         for _ in range(6):
-            add_day(memory, template)
+            add_day(memory, instance, template)
         sizes = []
         for _ in range(3):
-            add_day(memory, template)
+            add_day(memory, instance, template)
             clean(instance)
-            sizes.append(size(memory))
+            sizes.append(folder_bytes(memory))
         assert instance.get_runs_count() == 7 * RUNS_A_DAY + 1
     assert sizes[2] < 1.01 * sizes[1], sizes
     assert sizes[2] < 0.8e9

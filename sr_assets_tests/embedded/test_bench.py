@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sr_assets.embedded.bench import feeds, outage, publication, sampling, waiting
+from sr_assets.embedded.bench import definitions, disk, feeds, outage, publication, sampling, waiting
 from sr_assets.embedded.bench.copying import measure_copy, measure_workers
 from sr_assets.embedded.bench.rig import Bench
 from sr_assets.embedded.bench.trickle import measure_trickle
@@ -95,3 +95,17 @@ def test_a_feed_is_folded_and_queried(bench: Bench, monkeypatch: pytest.MonkeyPa
     figures = feeds.measure_feeds(bench, 400)
     assert figures["advisories"] == 300
     assert figures["nodes_global_seconds"] > 0
+
+
+def test_definitions_are_measured_for_a_few_sites_and_for_many(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(definitions, "SITES", (4, 5, 8))
+    figures = definitions.measure_definitions(bench)
+    assert figures["snapshot_mb_8"] < figures["snapshot_with_jobs_mb_8"]
+    assert figures["load_seconds_8"] > 0
+
+
+def test_dagsters_files_are_measured_with_many_runs_and_after_the_nightly_job(bench: Bench) -> None:
+    figures = disk.measure_disk(bench, 20)
+    # They are younger than a week; with the real run, and the nightly job's own.
+    assert figures["left_runs"] == 22
+    assert figures["run_kib"] > 100

@@ -1,7 +1,7 @@
 """`python -m sr_assets.embedded.bench`: the workloads one after the other, as a table and, last, one JSON object.
 
 A new workload gets its name here. Not here: what it does (`copying`, `sampling`, `waiting`, `trickle`, `sites`, `outage`,
-`feeds`, `publication`).
+`feeds`, `publication`, `definitions`, `disk`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sr_assets.embedded.bench.copying import measure_copy, measure_workers
+from sr_assets.embedded.bench.definitions import measure_definitions
+from sr_assets.embedded.bench.disk import measure_disk
 from sr_assets.embedded.bench.feeds import measure_feeds
 from sr_assets.embedded.bench.outage import measure_queue, measure_transitions
 from sr_assets.embedded.bench.publication import measure_publication
@@ -58,6 +60,8 @@ WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "runs": lambda bench, _: measure_runs(bench),
     "feeds": lambda bench, scale: measure_feeds(bench, int(1_000_000 * scale)),
     "publication": lambda bench, scale: measure_publication(bench, int(10_000 * scale)),
+    "definitions": lambda bench, _: measure_definitions(bench),
+    "disk": lambda bench, scale: measure_disk(bench, int(5_000 * scale)),
 }
 
 

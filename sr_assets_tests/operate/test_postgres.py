@@ -1,0 +1,30 @@
+"""Dagster's storage in PostgreSQL, as `conf/dagster/postgres.yaml` says it."""
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from sr_assets.operate import prepare_instance
+from sr_assets.settings import Settings
+from sr_assets_tests.operate.rig import Up, run
+from sr_assets_tests.postgres import postgres
+
+EXAMPLE = Path(__file__).parent.parent.parent / "conf" / "dagster" / "postgres.yaml"
+
+
+def test_runs_and_the_ui_use_the_database_and_no_file(platform: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    with postgres() as url:
+        monkeypatch.setenv("DAGSTER_POSTGRES_URL", url)
+        folder = prepare_instance(platform)
+        with (folder / "dagster.yaml").open("a") as settings:
+            settings.write(EXAMPLE.read_text())
+        ended = run("--once")
+        assert (ended.returncode, "Traceback" in ended.stderr) == (0, False), ended.stderr
+        with Up() as up:
+            assert up.sensors() == {"london_lag", "paris_lag"}
+        with dg.DagsterInstance.from_config(str(folder)) as instance:
+            jobs = {record.dagster_run.job_name for record in instance.get_run_records()}
+        assert jobs == {"london_replication", "paris_replication"}
+        assert not (folder / "history").exists()
+        assert not (folder / "schedules").exists()
