@@ -16,6 +16,7 @@ from sr_assets.adapters.published.index import Run, publish_index
 from sr_assets.adapters.published.publication import publication_folder, read_publication, sweep, write_publication
 from sr_assets.adapters.published.shown import read_shown
 from sr_assets.adapters.published.site_files import write_site
+from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,14 +43,16 @@ def publish_site(
     more. Raises RunError when something cannot be written, FleetBusyError when another site holds `fleet.lock` for
     `wait_seconds` on: then the old tables stay.
     """
-    home.mkdir(parents=True, exist_ok=True)
     folder = publication_folder(home, name)
-    make_shared_folder(folder)
-    before = read_publication(folder)
-    written = write_site(folder, name, state, streams, since=read_shown(home).number, before=before, mode=mode)
-    publication = write_publication(folder, written, before)
-    reach(Point.NOTED_TABLES)
-    shown = publish_index(
-        state.connection, home, publication, sites=sites, run=run, mode=mode, wait_seconds=wait_seconds
-    )
-    sweep(folder, publication, shown.numbers)
+    try:
+        make_shared_folder(folder)
+        before = read_publication(folder)
+        written = write_site(folder, name, state, streams, since=read_shown(home).number, before=before, mode=mode)
+        publication = write_publication(folder, written, before)
+        reach(Point.NOTED_TABLES)
+        shown = publish_index(
+            state.connection, home, publication, sites=sites, run=run, mode=mode, wait_seconds=wait_seconds
+        )
+        sweep(folder, publication, shown.numbers)
+    except OSError as error:
+        raise RunError(cannot_write(folder, error)) from None

@@ -1,6 +1,7 @@
 """Publications beside each other: each writes its own site's files, readers keep theirs, an interruption leaves nothing."""
 
 import json
+import resource
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from sr_assets.adapters.published.shown import is_published
 from sr_assets.adapters.published.site_files import PublishedStream
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.errors import RunError
 from sr_assets_tests.published import NOW_NS, STREAM
 from sr_assets_tests.published import SITE as LONDON
 
@@ -236,6 +238,31 @@ def test_the_files_of_a_site_that_is_no_more_go_when_nobody_reads_them(tmp_path:
     for number in range(5, 7):
         publish(tmp_path, LONDON, number, (LONDON,))
     assert not publication_folder(tmp_path, PARIS).exists()
+
+
+@pytest.mark.parametrize("file_bytes", (1_000, 20_000, 100_000))
+def test_a_publication_without_room_is_one_line_and_leaves_what_was_there(tmp_path: Path, file_bytes: int) -> None:
+    """There is less room than a table needs, than the list of the history's files, than the published file."""
+    publish(tmp_path, LONDON, 1)
+    with opened_state(tmp_path, LONDON) as state:
+        with state.transaction():
+            state.connection.execute("UPDATE streams SET next_sequence = 2")
+            state.connection.execute(
+                "INSERT INTO snapshots SELECT ?, i, i, 'f' || i FROM range(4000) AS t (i)", [STREAM]
+            )
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, hard))
+        try:
+            with pytest.raises(RunError, match=r"cannot be written \(.*(?i:file too large).*\); make room") as raised:
+                publish_again(tmp_path, LONDON, state)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        assert "\n" not in str(raised.value)
+        assert positions(tmp_path) == {LONDON: 1}
+        publish_again(tmp_path, LONDON, state)
+    assert positions(tmp_path) == {LONDON: 2}
+    assert not list(tmp_path.glob(".*"))
+    assert not list(publication_folder(tmp_path, LONDON).glob(".*"))
 
 
 def test_a_site_of_nothing_has_every_table_and_no_row(tmp_path: Path) -> None:
