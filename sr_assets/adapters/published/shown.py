@@ -20,7 +20,7 @@ from sr_assets.adapters.private import make_shared_folder, write_private
 from sr_assets.adapters.published.fleet_lock import FleetBusyError, locked
 from sr_assets.adapters.published.publication import FOLDER, publication_folder, read_publication
 
-#: Where only locks tell who has a file open, nobody is seen who has not locked it yet.
+#: Counted as open in any case: where only locks tell, nobody is seen who has not locked the file yet.
 _GRACE_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 1.0
 _EARLIER: Final = f"{FOLDER}/earlier"
@@ -121,9 +121,10 @@ def keep_opened(home: Path, shown: Shown, number: int) -> list[Opened]:
         file, replaced_at = folder / str(one.number), one.replaced_at
         if replaced_at is None:
             replaced_at = now
-            with contextlib.suppress(FileNotFoundError, FileExistsError):
+            # It may be missing, or on a disk where no file has two names.
+            with contextlib.suppress(OSError):
                 file.hardlink_to(home / "fleet.duckdb")
-        if file.exists() and (0 <= now - replaced_at < _GRACE_SECONDS or is_open(file)):
+        if 0 <= now - replaced_at < _GRACE_SECONDS or (file.exists() and is_open(file)):
             kept.append(Opened(one.number, replaced_at))
     names = {str(one.number) for one in kept}
     for file in folder.iterdir():
