@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import dagster as dg
 
 from sr_assets.automation.jobs import site_job_name
+from sr_assets.resources import GUEST, MODE_TAG
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
@@ -23,14 +24,15 @@ _STARTED: Final = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg
 def sites_to_load(settings: Settings) -> list[str]:
     """Return the sites that this process needs: all, but in a run's process those that have a run under way.
 
-    Its own is one of them. All too when any other job is under way, which may be this process's.
+    Its own is one of them. All when any other job is under way, which may be this process's.
     """
     everything = list(settings.sites)
     # The code server starts a run's process by multiprocessing, and does not say which run it is of.
     if multiprocessing.parent_process() is None or not os.environ.get("DAGSTER_HOME"):
         return everything
     with dg.DagsterInstance.get() as instance:
-        records = instance.get_run_records(dg.RunsFilter(statuses=_STARTED))
-    jobs = {record.dagster_run.job_name for record in records}
+        runs = [record.dagster_run for record in instance.get_run_records(dg.RunsFilter(statuses=_STARTED))]
+    # A guest is in the process of another site's run.
+    jobs = {run.job_name for run in runs if run.tags.get(MODE_TAG) != GUEST}
     sites = {site_job_name(site): site for site in settings.sites}
     return [sites[job] for job in sorted(jobs)] if jobs and jobs <= sites.keys() else everything
