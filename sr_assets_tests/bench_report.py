@@ -195,6 +195,7 @@ def _rows(figures: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]
     yield "advisory → queryable at the centre, a run lingers", f"p50 {queryable} s", "≤ 5 s", queryable <= 5
     yield from _publication_rows(figures["publication"])
     yield from _growth_rows(figures)
+    yield from _history_rows(figures["history"])
     runs = figures["runs"]
     yield (
         "a run with nothing to do; as a command; importing",
@@ -222,6 +223,15 @@ def _growth_rows(figures: dict[str, Any]) -> Iterator[tuple[str, str, str, bool 
         "≤ 1,000 MiB",
         disk["left_mib"] <= 1_000,
     )
+
+
+def _history_rows(history: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]]:
+    files, rows, times = history["small_files"], history["rows"], history["rewritten_times"]
+    workload = f"{files:,} small history files of a day compacted ({rows:,} rows, {history['row_groups']} row groups)"
+    yield workload, f"{history['compacting_seconds']} s", "", None
+    yield "each of those rows rewritten", f"{times} times", "≤ 3 times", times <= 3
+    for figure, what, target_ms in (("newest_ms", "newest message", 50), ("history_ms", "messages of 30 days", 1_000)):
+        yield f"a node's {what} looked up", f"{history[figure]} ms", f"≤ {target_ms:,} ms", history[figure] <= target_ms
 
 
 def _draw_copies(figures: dict[str, Any]) -> None:

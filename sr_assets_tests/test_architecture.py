@@ -112,6 +112,7 @@ LIBRARIES = {
     "embedded.bench": {"nats", "psutil", "rich"},
     "embedded.bench.definitions": {"dagster", "dagster_shared"},
     "embedded.bench.disk": {"dagster"},
+    "embedded.bench.history": {"duckdb", "pyarrow"},
     "operate": {"dagster"},
     "operate.webserver": {"dagster", "dagster_webserver", "uvicorn"},
     "cli": {"click"},

@@ -7,6 +7,7 @@ import pytest
 
 from sr_assets.embedded.bench import definitions, disk, feeds, outage, publication, sampling, waiting
 from sr_assets.embedded.bench.copying import measure_copy, measure_workers
+from sr_assets.embedded.bench.history import measure_history
 from sr_assets.embedded.bench.rig import Bench
 from sr_assets.embedded.bench.trickle import measure_trickle
 from sr_assets.embedded.nats_server import NatsServer
@@ -53,6 +54,13 @@ def test_nodes_are_known_before_a_run_is_measured(bench: Bench) -> None:
 
 def test_idle_streams_request_no_run(bench: Bench) -> None:
     assert waiting.measure_quiet(bench, 2)["cpu_seconds_per_hour"] > 0
+
+
+def test_many_small_files_of_the_history_become_one_and_a_node_is_found(bench: Bench) -> None:
+    figures = measure_history(bench, 90, 50)
+    assert (figures["rows"], figures["row_groups"]) == (9_000, 1)
+    assert 1 < figures["rewritten_times"] <= 3
+    assert figures["newest_ms"] > 0 < figures["history_ms"]
 
 
 def test_a_trickle_is_measured_while_a_run_follows_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from sr_assets.embedded.bench.copying import measure_copy, measure_workers
 from sr_assets.embedded.bench.definitions import measure_definitions
 from sr_assets.embedded.bench.disk import measure_disk
 from sr_assets.embedded.bench.feeds import measure_feeds
+from sr_assets.embedded.bench.history import measure_history
 from sr_assets.embedded.bench.outage import measure_queue, measure_transitions
 from sr_assets.embedded.bench.publication import measure_publication
 from sr_assets.embedded.bench.rig import Bench, open_bench
@@ -58,6 +59,7 @@ WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "quiet_30": lambda bench, _: measure_quiet(bench, 30),
     "sites_50": lambda bench, scale: measure_sites(bench, max(1, int(50 * scale))),
     "runs": lambda bench, _: measure_runs(bench),
+    "history": lambda bench, scale: measure_history(bench, int(3_000 * scale), int(10_000 * scale)),
     "feeds": lambda bench, scale: measure_feeds(bench, int(1_000_000 * scale)),
     "publication": lambda bench, scale: measure_publication(bench, int(10_000 * scale)),
     "definitions": lambda bench, _: measure_definitions(bench),

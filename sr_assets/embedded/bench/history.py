@@ -1,0 +1,131 @@
+"""The Parquet history: what it costs to make few files of many small ones, and how soon a node is found in a month of days.
+
+Not here: how its rows come about (`sampling`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import duckdb
+import pyarrow as pa
+from pyarrow import parquet
+
+from sr_assets.adapters.published.compaction import merge, plan_merges
+from sr_assets.adapters.published.history import SCHEMA, open_writer, stream_folder
+from sr_assets.adapters.published.schema import history_query, snapshots_query
+from sr_assets.adapters.state.snapshot_index import relative_name
+from sr_assets.embedded.bench.rig import SITE, PeakMemory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sr_assets.embedded.bench.rig import Bench
+
+_STREAM: Final = "HISTORY"
+_DAYS: Final = 30
+_ROWS_OF_A_FILE: Final = 100
+_LOOK_UPS: Final = 5
+_DAY_US: Final = 86_400 * 1_000_000
+
+
+def measure_history(bench: Bench, files: int, nodes: int, payload_bytes: int = 1_000) -> dict[str, Any]:
+    """Measure a day of so many small files as they come, until it is one; then a node's rows of 30 days of `nodes` rows."""
+    folder = stream_folder(bench.home.resolve(), SITE, _STREAM)
+    shutil.rmtree(folder, ignore_errors=True)
+    blob = os.urandom(1 << 20).hex()
+    day = _day(folder, _DAYS)
+    levels: dict[Path, int] = {}
+    seconds, rewritten, made = 0.0, 0, files * _ROWS_OF_A_FILE
+    with PeakMemory(bench.home) as memory:
+        for number in range(files):
+            levels[_write(day, number * _ROWS_OF_A_FILE, _ROWS_OF_A_FILE, nodes, blob, payload_bytes)] = 0
+            started = time.perf_counter()
+            rewritten += _compact(levels, bench.home / "scratch", over=number == files - 1)
+            seconds += time.perf_counter() - started
+    about = parquet.read_metadata(next(iter(levels)))
+    for date in range(1, _DAYS):
+        file = _write(_day(folder, date), made + date * nodes, nodes, nodes, blob, payload_bytes)
+        _compact({file: 0}, bench.home / "scratch", over=True)
+    return {
+        "small_files": files,
+        "rows": made,
+        "compacting_seconds": round(seconds, 2),
+        "rewritten_times": round(rewritten / made, 2),
+        "row_groups": about.num_row_groups,
+        "peak_mib": memory.most_bytes >> 20,
+        **_look_ups(bench.home.resolve(), folder, nodes),
+    }
+
+
+def _day(folder: Path, date: int) -> Path:
+    day = folder / f"date=2026-01-{date:02}"
+    day.mkdir(parents=True, exist_ok=True)
+    return day
+
+
+def _write(day: Path, first: int, count: int, nodes: int, blob: str, payload_bytes: int) -> Path:
+    """Write a batch's file of so many rows, of one node after the other."""
+    sequences = range(first, first + count)
+    starts = [(sequence * 7_919) % (len(blob) - payload_bytes) for sequence in sequences]
+    columns = [
+        [f"node{sequence * 37 % nodes:06}.example.net" for sequence in sequences],
+        sequences,
+        [_DAY_US + sequence for sequence in sequences],
+        ["registration"] * count,
+        [payload_bytes] * count,
+        [f'"{blob[start : start + payload_bytes - 2]}"' for start in starts],
+        [None] * count,
+        [None] * count,
+    ]
+    file = day / f"{first}-{first + count}.parquet"
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
+    with open_writer(file) as writer:
+        writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA))
+    return file
+
+
+def _compact(levels: dict[Path, int], scratch: Path, *, over: bool) -> int:
+    """Merge what is to be merged of a day; returns how many rows were written again."""
+    rows = 0
+    for planned in list(plan_merges(levels, over=over)):
+        rows += merge(planned, scratch)
+        for part in planned.parts:
+            del levels[part]
+            if part != planned.whole:
+                part.unlink()
+        levels[planned.whole] = planned.level
+    return rows
+
+
+def _look_ups(home: Path, folder: Path, nodes: int) -> dict[str, int]:
+    """Return how long it takes to find a node's newest row of the last day, and all its rows; milliseconds."""
+    files = sorted(folder.glob("date=*/*.parquet"))
+    names = ", ".join(f"'{relative_name(file)}'" for file in files)
+    taken: dict[str, list[float]] = {"node_snapshots": [], "node_snapshot_history": []}
+    with duckdb.connect() as connection:
+        connection.execute(
+            f"""
+            CREATE TABLE latest AS
+            SELECT '{SITE}' AS name, '{_STREAM}' AS stream, node, max(sequence) AS sequence,
+                '{relative_name(files[-1])}' AS file
+            FROM read_parquet('{files[-1]}') GROUP BY node
+            """
+        )
+        newest = snapshots_query(f"'{files[-1]}'", f"'{home}/'", "FROM latest")
+        connection.execute(f"CREATE VIEW node_snapshots AS {newest}")
+        connection.execute(
+            f"CREATE VIEW node_snapshot_history AS {history_query(str(home), f'SELECT unnest([{names}]) AS file')}"
+        )
+        for number in range(_LOOK_UPS):
+            node = f"node{number * 1_001 % nodes:06}.example.net"
+            for view, seconds in taken.items():
+                started = time.perf_counter()
+                connection.execute(f"SELECT * FROM {view} WHERE node = ?", [node]).fetchall()
+                seconds.append(time.perf_counter() - started)
+    newest_ms, history_ms = (round(1_000 * statistics.median(seconds)) for seconds in taken.values())
+    return {"newest_ms": newest_ms, "history_ms": history_ms}
