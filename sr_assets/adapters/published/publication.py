@@ -28,6 +28,7 @@ class Earlier(NamedTuple):
     """The file with the earlier rows of a table, which further publications keep: those before `until_ns`.
 
     `mark` is the sum of the marks of its rows. `written` counts the later rows that were written beside it, each time.
+    `since` is that of the publication which wrote it.
     """
 
     file: str
@@ -35,6 +36,7 @@ class Earlier(NamedTuple):
     mark: int
     until_ns: int
     written: int = 0
+    since: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,8 @@ def write_publication(folder: Path, publication: Publication, earlier: Publicati
         for name, (first, last) in earlier.replaced.items():
             # One that is being made meanwhile has the next number.
             replaced[name] = (first, publication.since + 1 if last is None else last)
-        replaced |= dict.fromkeys(earlier.names, (earlier.since + 1, None))
+        since = {kept.file: kept.since for kept in earlier.earlier.values()}
+        replaced |= {name: (since.get(name, earlier.since) + 1, None) for name in earlier.names}
     kept = {
         name: shown for name, shown in replaced.items() if name not in publication.names and (folder / name).exists()
     }

@@ -98,7 +98,7 @@ def _write_table(
     if written is not None:
         publication.files[name] = {written.name: written.size}
         if growing is not None and (begun := growing.begin(written)) is not None:
-            publication.earlier[name] = begun
+            publication.earlier[name] = begun._replace(since=publication.since)
 
 
 def _filled(connection: duckdb.DuckDBPyConnection) -> set[str]:

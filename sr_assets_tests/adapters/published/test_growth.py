@@ -4,9 +4,10 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import duckdb
 import pytest
 
-from sr_assets.adapters.published import growth
+from sr_assets.adapters.published import growth, shown
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.publication import publication_folder, read_publication
 from sr_assets.adapters.published.publishing import publish_site
@@ -76,8 +77,8 @@ class Growing:
         """Publish, see that what is shown is what there is, and return the file of each table's earlier rows."""
         publish_site(self.home, SITE, self.state, STREAMS, sites=[SITE], run=Run(NOW_NS, "run"))
         with open_fleet(self.home) as fleet:
-            for table, (shown, known) in _ROWS.items():
-                assert sorted(fleet.execute(shown).fetchall(), key=str) == sorted(
+            for table, (published, known) in _ROWS.items():
+                assert sorted(fleet.execute(published).fetchall(), key=str) == sorted(
                     self.state.connection.execute(known).fetchall(), key=str
                 ), table
         publication = read_publication(publication_folder(self.home, SITE))
@@ -134,10 +135,10 @@ def test_earlier_rows_that_change_or_go_are_written_anew(centre: Growing, change
     after = centre.publish()
     table = {"global_nodes": "global_availability", "global_history": "global_advisories"}
     changed = next(name for name in ("global_nodes", "global_history", "transitions") if name in change)
-    shown = table.get(changed, "node_advisories")
-    assert after.get(shown) != before[shown]
-    assert {name: file for name, file in after.items() if name != shown} == {
-        name: file for name, file in before.items() if name != shown
+    of = table.get(changed, "node_advisories")
+    assert after.get(of) != before[of]
+    assert {name: file for name, file in after.items() if name != of} == {
+        name: file for name, file in before.items() if name != of
     }
 
 
@@ -167,3 +168,23 @@ def test_a_damaged_file_of_earlier_rows_is_written_anew(centre: Growing) -> None
     earlier = centre.publish()
     (publication_folder(centre.home, SITE) / earlier["global_availability"]).write_bytes(b"")
     assert centre.publish().items().isdisjoint(earlier.items())
+
+
+def test_a_reader_keeps_the_file_of_earlier_rows_after_many_publications(
+    centre: Growing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shown, "_GRACE_SECONDS", 0.0)
+    centre.hear(0, 200)
+    earlier = centre.publish()
+    with duckdb.connect() as reader:
+        reader.execute(f"ATTACH '{centre.home / 'fleet.duckdb'}' AS fleet (READ_ONLY)")
+        for number in range(4):
+            centre.hear(number, number + 1)
+            assert centre.publish() == earlier
+        centre.change("DELETE FROM global_nodes WHERE node = 'n99'")
+        for _ in range(4):
+            assert centre.publish() != earlier
+        assert reader.execute("SELECT count(*) FROM fleet.global_availability").fetchall() == [(200,)]
+    for _ in range(2):
+        centre.publish()
+    assert not (publication_folder(centre.home, SITE) / earlier["global_availability"]).exists()
