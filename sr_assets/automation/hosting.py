@@ -64,7 +64,8 @@ class Host:
     @property
     def sites(self) -> int:
         """How many sites this process serves: its own, and its guests."""
-        return 1 + sum(guest.is_alive() for guest in self._guests.values())
+        # A copy: another thread adds guests.
+        return 1 + sum(guest.is_alive() for guest in list(self._guests.values()))
 
     @contextmanager
     def open(self, context: dg.AssetExecutionContext) -> Iterator[None]:
