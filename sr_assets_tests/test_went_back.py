@@ -1,5 +1,6 @@
 """What was read of a source whose store was put back, from what it held and what the runs said."""
 
+import re
 from dataclasses import replace
 
 from sr_assets_tests.reference import Rules, Seen, by_field, expect
@@ -47,6 +48,14 @@ def test_what_was_read_before_each_beginning_is_told_by_the_last_message() -> No
     assert past.unread(NOW) == [replace(FIRST[3], beginning=0)]
     assert list(past.misjudged(NOW)) == []
     assert Past.of("OTHER", [], LOG).read(NOW) == NOW
+
+
+def test_a_source_of_which_nothing_was_read_can_have_gone_back_too() -> None:
+    log = BEGUN.format(how="ends at 0, before 5", number=1, last=0, read="13:22", known="13:22")
+    never = re.sub(r"2023\S+Z", "never", log)
+    past = Past.of("S", [FIRST], never)
+    assert [(one.beginning, one.sequence) for one in past.read(NOW)] == [(1, 1), (1, 2), (1, 3), (1, 4)]
+    assert past.known_ns == [0]
 
 
 def test_blind_time_that_lacks_a_lost_message_or_has_one_that_was_read_is_seen() -> None:

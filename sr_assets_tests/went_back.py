@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _TIME = r"(\d\S+Z)"
 _BEGUN = re.compile(
     r": source stream (\S+) .* going on at 1 as beginning (\d+) \(recopy\);"
-    rf" read until (\d+), stored (never|{_TIME}); silence is known until {_TIME}"
+    rf" read until (\d+), stored (never|{_TIME}); silence is known until (never|{_TIME})"
 )
 _BLIND = re.compile(rf"/(\S+): messages of the time from {_TIME} to {_TIME} were gone before they were read")
 
@@ -49,7 +49,7 @@ class Past:
         """Take from a log what the runs said of a stream; a run that was killed before its commit said it for nothing."""
         begun = {
             int(found[2]): Beginning(
-                int(found[3]), parse_rfc3339_ns(found[5]) if found[5] else 0, parse_rfc3339_ns(found[6])
+                int(found[3]), *(parse_rfc3339_ns(found[time]) if found[time] else 0 for time in (5, 7))
             )
             for found in _BEGUN.finditer(log)
             if found[1] == stream

