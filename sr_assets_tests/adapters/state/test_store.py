@@ -149,8 +149,9 @@ def test_a_file_that_is_no_state_is_named_with_what_to_do(tmp_path: Path) -> Non
 def test_a_state_of_the_version_before_is_brought_up_to_this_one(tmp_path: Path) -> None:
     with SiteState(tmp_path) as state, state.transaction():
         state.connection.execute("DROP TABLE history")
-        for column in ("source_sequence", "source_ns"):
-            state.connection.execute(f"ALTER TABLE intents DROP COLUMN {column}")
+        later = {"intents": ("source_sequence", "source_ns"), "copying": ("target_looked", "target_looked_ns")}
+        for table, column in ((table, column) for table, columns in later.items() for column in columns):
+            state.connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         for file in ("/old/home/snapshots/name=L/stream=S/date=2026-01-01/1-9.parquet", "elsewhere/1-9.parquet"):
             state.connection.execute("INSERT INTO snapshots VALUES ('S', 'n', 1, ?)", [file])
         state.connection.execute("UPDATE about SET schema_version = 3")
