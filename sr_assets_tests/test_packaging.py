@@ -28,7 +28,7 @@ def test_dagster_accepts_the_instance_settings(tmp_path: Path) -> None:
         assert instance.run_monitoring_settings["free_slots_after_run_end_seconds"] > 0
         queue = instance.get_concurrency_config().run_queue_config
         assert queue is not None
-        assert queue.max_concurrent_runs == 100
+        assert queue.max_concurrent_runs == -1
 
 
 def test_the_constraints_are_exact_versions_and_nothing_else() -> None:

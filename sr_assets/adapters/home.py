@@ -17,7 +17,7 @@ from sr_assets.domain.errors import ConfigurationError
 if TYPE_CHECKING:
     from pathlib import Path
 
-_PRIVATE_FOLDERS: Final = ("sites", "spark", "dagster")
+_PRIVATE_FOLDERS: Final = ("sites", "waiting", "spark", "dagster")
 _PRIVATE_FILES: Final = ("fleet.json", "fleet.lock", "up.lock", ".fleet.duckdb.new")
 #: The folders of the files that `fleet.duckdb` views.
 _VIEWED: Final = ("published", "snapshots")

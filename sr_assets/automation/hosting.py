@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import resource
 import threading
 import time
 from contextlib import contextmanager
@@ -37,6 +38,10 @@ _SHARE: Final = 1.5
 #: A host goes on for so many run budgets, its guests for one each: whenever a host ends, all its sites have to wait for the
 #: next. Its own site's assets are recorded as it ends, before they are overdue.
 _BUDGETS: Final = 6
+#: Dagster ends a run after two hours (`max_runtime_seconds`).
+_LONGEST_SECONDS: Final = 5_400.0
+#: What a guest has open: its state, its connections, Dagster's files of its run.
+_OPEN_FILES: Final = 65_536
 #: Shorter than this is not worth a run's beginning.
 _SHORTEST_SECONDS: Final = 15.0
 #: A guest ends after its round; one that takes longer is left to end with the process, as if it were killed.
@@ -75,7 +80,9 @@ class Host:
             yield
             return
         self._ending.clear()
-        self._ends_at = time.monotonic() + _BUDGETS * settings.run_budget_ns / 1e9
+        budget_seconds = settings.run_budget_ns / 1e9
+        self._ends_at = time.monotonic() + min(_BUDGETS * budget_seconds, max(_LONGEST_SECONDS, budget_seconds))
+        _allow_open_files()
         instance = _open_beside(context.instance)
         looking = threading.Thread(target=self._look, args=(context.run.run_id, instance), name="hosting", daemon=True)
         looking.start()
@@ -84,27 +91,35 @@ class Host:
         finally:
             self._ending.set()
             deadline = time.monotonic() + _LEAVE_SECONDS
-            for thread in (looking, *self._guests.values()):
-                thread.join(max(0.0, deadline - time.monotonic()))
+            looking.join(_LEAVE_SECONDS)
+            for guest in list(self._guests.values()):
+                guest.join(max(0.0, deadline - time.monotonic()))
             self._guests.clear()
             instance.dispose()
 
     def _look(self, run_id: str, instance: dg.DagsterInstance) -> None:
-        settings = self._settings
-        most = math.ceil(_SHARE * len(settings.sites) / settings.concurrency)
         while not self._ending.wait(_LOOK_SECONDS) and self._ends_at - time.monotonic() > _SHORTEST_SECONDS:
             if self.sites > 1:
                 self._served_at = time.monotonic()
-            line = waiting_sites(settings.home, fresh_seconds(settings))
-            free = (site for site in line if site in settings.sites and not self._serves(site))
-            # One at a time, so that hosts which look at the same line share it.
-            site = next((site for site in free if lock_owner(settings.home / "sites" / site) is None), None)
-            if site is not None and self.sites < most and leave_line(settings.home, site):
-                guest = threading.Thread(
-                    target=self._serve, args=(site, run_id, instance), name=f"guest {site}", daemon=True
-                )
-                self._guests[site] = guest
-                guest.start()
+            try:
+                self._take_in(run_id, instance)
+            except (OSError, RuntimeError) as error:  # too many open files or threads, which some guest's end frees
+                logger.warning("run %s takes no other site in for now: %s", run_id, error)
+
+    def _take_in(self, run_id: str, instance: dg.DagsterInstance) -> None:
+        """Take in the site that waits longest: one at a time, so that hosts which look at the same line share it."""
+        settings = self._settings
+        if self.sites >= math.ceil(_SHARE * len(settings.sites) / settings.concurrency):
+            return
+        line = waiting_sites(settings.home, fresh_seconds(settings))
+        free = (site for site in line if site in settings.sites and not self._serves(site))
+        site = next((site for site in free if lock_owner(settings.home / "sites" / site) is None), None)
+        if site is not None and leave_line(settings.home, site):
+            guest = threading.Thread(
+                target=self._serve, args=(site, run_id, instance), name=f"guest {site}", daemon=True
+            )
+            guest.start()
+            self._guests[site] = guest
 
     def _serves(self, site: str) -> bool:
         guest = self._guests.get(site)
@@ -144,6 +159,14 @@ class _Guest:
     @contextmanager
     def open(self, _: dg.AssetExecutionContext) -> Iterator[None]:
         yield
+
+
+def _allow_open_files() -> None:
+    """Let this process have as many files open as the system allows it, within reason."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _open_beside(instance: dg.DagsterInstance) -> dg.DagsterInstance:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import dagster as dg
 
+from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.waiting import leave_line, wait_in_line, waiting_sites
 from sr_assets.automation.jobs import site_job_name
 from sr_assets.resources import LINGER, MODE_TAG
@@ -24,6 +25,8 @@ UNDER_WAY: Final = [
     dg.DagsterRunStatus.STARTING,
     dg.DagsterRunStatus.STARTED,
 ]
+#: A run that Dagster calls started but that does not hold its site's lock for so long has no process any more.
+WITHOUT_LOCK_SECONDS: Final = 60.0
 #: How long after a request its run may not be in Dagster's storage yet.
 _ASKED_SECONDS: Final = 10.0
 #: A site whose sensor has not ticked three times is not waiting any more: somebody has stopped the sensor.
@@ -43,14 +46,22 @@ class Places:
         self._settings = settings
         self._guard = threading.Lock()
         self._asked: dict[str, float] = {}
+        self._without_lock: dict[str, float] = {}
 
     def take(self, site: str, instance: dg.DagsterInstance) -> bool:
-        """Take a place for a run of a site that is about to be requested; without one the site is in line afterwards."""
+        """Take a place for a run of a site that is about to be requested; without one the site is in line afterwards.
+
+        Neither when a run has just taken it in: the sources were asked since the sensor looked.
+        """
         settings, job = self._settings, site_job_name(site)
         if len(settings.sites) <= settings.concurrency:
             return True
         with self._guard:
             now = time.monotonic()
+            if lock_owner(settings.home / "sites" / site) or instance.get_runs(
+                dg.RunsFilter(job_name=job, statuses=UNDER_WAY), limit=1
+            ):
+                return False
             under_way = self._under_way(instance)
             self._asked = {
                 one: at for one, at in self._asked.items() if one not in under_way and now - at < _ASKED_SECONDS
@@ -58,12 +69,25 @@ class Places:
             line = waiting_sites(settings.home, fresh_seconds(settings))
             before = line.index(site) if site in line else len(line)
             if len(under_way | self._asked.keys()) + before >= settings.concurrency:
-                wait_in_line(settings.home, site)
+                wait_in_line(settings.home, site, fresh_seconds(settings))
+                return False
+            if site in line and not leave_line(settings.home, site):
                 return False
             self._asked[job] = now
-        leave_line(settings.home, site)
         return True
 
     def _under_way(self, instance: dg.DagsterInstance) -> set[str]:
-        filters = dg.RunsFilter(tags={MODE_TAG: LINGER}, statuses=UNDER_WAY)
-        return {run.job_name for run in instance.get_runs(filters=filters, limit=10 * self._settings.concurrency)}
+        """Return the jobs that have a place: not those of sites that left the configuration, nor of processes that are gone."""
+        sites = {site_job_name(site): site for site in self._settings.sites}
+        now, jobs, without_lock = time.monotonic(), set(), {}
+        for run in instance.get_runs(filters=dg.RunsFilter(tags={MODE_TAG: LINGER}, statuses=UNDER_WAY)):
+            if run.job_name not in sites:
+                continue
+            folder = self._settings.home / "sites" / sites[run.job_name]
+            if run.status is dg.DagsterRunStatus.STARTED and lock_owner(folder) is None:
+                without_lock[run.run_id] = self._without_lock.get(run.run_id, now)
+                if now - without_lock[run.run_id] > WITHOUT_LOCK_SECONDS:
+                    continue
+            jobs.add(run.job_name)
+        self._without_lock = without_lock
+        return jobs

@@ -6,7 +6,6 @@ Nothing is remembered between ticks but since when a run was seen without its si
 
 import json
 import time
-from typing import Final
 
 import dagster as dg
 
@@ -14,12 +13,10 @@ from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.automation.jobs import site_job_name
 from sr_assets.automation.looks import Looks
 from sr_assets.automation.observing import find_work
-from sr_assets.automation.places import UNDER_WAY, Places
+from sr_assets.automation.places import UNDER_WAY, WITHOUT_LOCK_SECONDS, Places
 from sr_assets.domain.errors import RunError
 from sr_assets.resources import LINGER, MODE_TAG
 from sr_assets.settings import Settings, asset_name
-
-_WITHOUT_LOCK_SECONDS: Final = 60.0
 
 
 def build_lag_sensor(settings: Settings, site: str, looks: Looks, places: Places) -> dg.SensorDefinition:
@@ -77,7 +74,7 @@ def _run_under_way(context: dg.SensorEvaluationContext, job: str, *, holds_lock:
         if run.status is not dg.DagsterRunStatus.STARTED or holds_lock:
             continue
         since = min(seen.get(run.run_id, now), now)
-        if now - since > _WITHOUT_LOCK_SECONDS:
+        if now - since > WITHOUT_LOCK_SECONDS:
             context.instance.report_run_failed(run, "the run's process has ended: it does not hold its site's lock")
             waiting = None
         else:

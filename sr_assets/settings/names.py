@@ -5,6 +5,7 @@ is allowed, as in `values`. Not here: URLs (`clusters`), values that name nothin
 """
 
 import re
+from urllib.parse import quote
 
 from sr_assets.domain import subjects
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken, parse_path
@@ -14,10 +15,11 @@ from sr_assets.settings.values import read_text, shown
 def read_site_name(value: object) -> str:
     """Check a name that becomes a folder, a part of a header value and a part of message ids."""
     name = read_text(value)
-    if name.startswith(".") or re.search(r"[\s/\\*>]", name) or len(name.encode()) > 200:
+    # The folder of what it publishes has the name percent-encoded.
+    if name.startswith(".") or re.search(r"[\s/\\*>]", name) or len(name.encode()) > 200 or len(quote(name, "")) > 240:
         raise ValueError(
             f"{shown(name)} cannot be a name: no spaces, '/', '\\', '*', '>' or leading dot, at most 200 bytes, "
-            "because it names a folder"
+            "or 80 where they are not ASCII, because it names a folder"
         )
     return name
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from sr_assets.adapters.published.history import site_history, stream_folder
 from sr_assets.adapters.published.index import Run
-from sr_assets.adapters.published.publication import publication_folder
 from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import forget_paused
@@ -86,7 +85,6 @@ def _forget_here(settings: Settings, site: str, stream: str | None) -> list[str]
         _unpublish(settings, site, folder if left else None)
         counts |= _remove_files(settings, site, stream if left else None)
         if not left:
-            shutil.rmtree(publication_folder(settings.home, site), ignore_errors=True)
             shutil.rmtree(folder)
     return [_removed(site if stream is None else f"{site}/{stream}", counts)]
 

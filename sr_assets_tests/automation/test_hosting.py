@@ -39,18 +39,25 @@ def settings(rig: Rig) -> Settings:
 def test_the_line_is_in_order_of_arrival_and_who_does_not_renew_has_left(tmp_path: Path) -> None:
     assert waiting_sites(tmp_path, 10.0) == []
     for site in ("b", "a", "c"):
-        wait_in_line(tmp_path, site)
-    wait_in_line(tmp_path, "b")
+        wait_in_line(tmp_path, site, 10.0)
+    wait_in_line(tmp_path, "b", 10.0)
     assert waiting_sites(tmp_path, 10.0) == ["b", "a", "c"]
     since, renewed = (tmp_path / "waiting" / "a").read_text().split()
     (tmp_path / "waiting" / "a").write_text(f"{since} {float(renewed) - 20}")
     assert waiting_sites(tmp_path, 10.0) == ["b", "c"]
     assert leave_line(tmp_path, "b")
     assert not leave_line(tmp_path, "b")
+    # Its run cannot be seen yet: who did not notice must not put it in line again.
+    wait_in_line(tmp_path, "b", 10.0)
+    assert waiting_sites(tmp_path, 10.0) == ["c"]
+    # It has left the line without being taken: it comes last.
+    wait_in_line(tmp_path, "a", 10.0)
+    assert waiting_sites(tmp_path, 10.0) == ["c", "a"]
+    assert leave_line(tmp_path, "a")
     (tmp_path / "waiting" / "broken").write_text("")
     (tmp_path / "waiting" / "before the last boot").write_text(f"{time.monotonic() + 900} {time.monotonic() + 1000}")
     assert waiting_sites(tmp_path, 10.0) == ["c"]
-    wait_in_line(tmp_path, "before the last boot")
+    wait_in_line(tmp_path, "before the last boot", 10.0)
     assert waiting_sites(tmp_path, 10.0) == ["c", "before the last boot"]
 
 
@@ -87,7 +94,7 @@ def test_a_run_serves_the_sites_that_wait_each_in_a_run_of_its_own(
     for stream in settings.streams:
         rig.publish(stream.stream, [Sent(b'{"sender": "%s"}' % stream.name.encode())])
     for site in SITES[1:]:
-        wait_in_line(settings.home, site)
+        wait_in_line(settings.home, site, 90.0)
     job = build(settings).resolve_job_def(site_job_name(SITES[0]))
     assert job.execute_in_process(instance=instance, tags={MODE_TAG: LINGER}).success
     assert {row["node"] for row in rig.rows("last_seen_nodes")} == set(SITES)
@@ -119,10 +126,10 @@ def test_a_host_goes_on_for_its_guests_and_one_that_fails_leaves_the_others_alon
     )
     began = time.monotonic()
     running.start()
-    wait_in_line(settings.home, "berlin")
+    wait_in_line(settings.home, "berlin", 90.0)
     while running.is_alive():
         # As its sensor does whenever the site has no run.
-        wait_in_line(settings.home, "cairo")
+        wait_in_line(settings.home, "cairo", 90.0)
         running.join(0.5)
         assert time.monotonic() - began < 90.0, "the host does not end"
     assert time.monotonic() - began > 24.0, "the host has not gone on for six times its budget"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import duckdb
 
 from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.private import write_private
 from sr_assets.adapters.published.earlier import take_over
 from sr_assets.adapters.published.fleet_lock import locked
 from sr_assets.adapters.published.publication import Publication, publication_folder, read_publication, site_folders
@@ -115,9 +116,12 @@ def _remove_gone(home: Path, sites: Sequence[str], shown: Shown) -> None:
         if site in sites:
             continue
         gone = folder / "gone"
-        if not gone.exists():
-            gone.write_text(str(shown.number))
-        elif all(number >= int(gone.read_text()) for number in shown.numbers):
+        try:
+            since = int(gone.read_text())
+        except (FileNotFoundError, ValueError):
+            write_private(gone, str(shown.number))
+            continue
+        if all(number >= since for number in shown.numbers):
             shutil.rmtree(folder, ignore_errors=True)
 
 

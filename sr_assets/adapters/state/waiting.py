@@ -16,23 +16,30 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _FOLDER: Final = "waiting"
+#: How long after it was taken out of the line a site is on its way to a run that nobody can see yet.
+_TAKEN_SECONDS: Final = 20.0
 
 
-def wait_in_line(home: Path, site: str) -> None:
-    """Put a site in line; one that is there already says that it still waits."""
+def wait_in_line(home: Path, site: str, fresh_seconds: float) -> None:
+    """Put a site in line, unless it was just taken out; one that said so `fresh_seconds` ago or later still waits."""
     folder, now = home / _FOLDER, time.monotonic()
+    _, taken = _read(folder / _taken(site))
+    if 0 <= now - taken < _TAKEN_SECONDS:
+        return
     since, renewed = _read(folder / site)
     own_folder(folder)
-    # Before the system was started again the clock was another.
-    write_private(folder / site, f"{since if since <= renewed <= now else now} {now}\n")
+    write_private(folder / site, f"{since if now - fresh_seconds < renewed <= now else now} {now}\n")
 
 
 def leave_line(home: Path, site: str) -> bool:
     """Take a site out of the line; returns whether it was there: of several who do so at once only one took it."""
+    folder = home / _FOLDER
     try:
-        (home / _FOLDER / site).unlink()
+        (folder / site).rename(folder / _taken(site))
     except FileNotFoundError:
         return False
+    now = time.monotonic()
+    write_private(folder / _taken(site), f"{now} {now}\n")
     return True
 
 
@@ -40,10 +47,14 @@ def waiting_sites(home: Path, fresh_seconds: float) -> list[str]:
     """Return the sites in line, the one that waits longest first; one that has said nothing for so long has gone."""
     now = time.monotonic()
     with contextlib.suppress(FileNotFoundError):
-        # A name with a dot in front is a draft.
+        # A name with a dot in front is a draft, or was taken.
         line = [(_read(file), file.name) for file in (home / _FOLDER).iterdir() if not file.name.startswith(".")]
         return [site for (_, renewed), site in sorted(line) if now - fresh_seconds < renewed <= now]
     return []
+
+
+def _taken(site: str) -> str:
+    return f".{site} taken"
 
 
 def _read(file: Path) -> tuple[float, float]:
