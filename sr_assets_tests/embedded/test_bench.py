@@ -1,5 +1,6 @@
 """Each workload of the bench runs, with few messages; its figures are not judged."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from sr_assets.embedded.nats_server import NatsServer
 def bench(engine_home: Path, nats_pair: tuple[NatsServer, NatsServer]) -> Bench:
     bench = Bench(engine_home, *nats_pair)
     bench.forget()
+    # Other tests of this session have had this home.
+    shutil.rmtree(bench.home / "dagster", ignore_errors=True)
     return bench
 
 
