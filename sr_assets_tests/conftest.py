@@ -5,6 +5,7 @@ fixtures or by hand; one without it cannot start any.
 """
 
 import itertools
+import os
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -69,6 +70,16 @@ def pytest_runtest_teardown() -> Generator[None]:
     """Let the session's servers and Spark be stopped by whichever test is the last."""
     _fast.clear()
     return (yield)
+
+
+@pytest.fixture(autouse=True)
+def _own_dagster_home() -> Iterator[None]:
+    """Take back the Dagster home that a test has set for the processes it starts: the next test has another."""
+    before = os.environ.get("DAGSTER_HOME")
+    yield
+    os.environ.pop("DAGSTER_HOME", None)
+    if before is not None:
+        os.environ["DAGSTER_HOME"] = before
 
 
 @pytest.fixture(scope="session")
