@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Look:
-    """What a cluster said of its streams, to a question of `taken_at` (monotonic), and which entries were told."""
+    """What a cluster said of its streams, to a question of `taken_at` (monotonic), and which entries have had it."""
 
     taken_at: float
     infos: dict[str, StreamInfo | RunError]
-    told: set[str] = field(default_factory=set)
+    answered: set[str] = field(default_factory=set)
 
 
 class Looks:
     """The last look at each cluster that some entries are read from; several threads may use it.
 
-    A look is told to each entry once, so that whoever asks again gets a new one: the ticks of one round of all sensors
+    A look answers each entry once, so that whoever asks again gets a new one: the ticks of one round of all sensors
     share one look.
     """
 
@@ -51,7 +51,7 @@ class Looks:
         Raises RunError when the cluster or the stream cannot be asked.
         """
         since = max(since, time.monotonic() - self._longest_seconds)
-        info = self._clusters[entry.source].told(entry, since)
+        info = self._clusters[entry.source].answer(entry, since)
         if isinstance(info, RunError):
             raise info
         return info
@@ -65,12 +65,12 @@ class _Cluster:
         self._guard = threading.Lock()
         self._look: _Look | None = None
 
-    def told(self, entry: Entry, since: float) -> StreamInfo | RunError:
+    def answer(self, entry: Entry, since: float) -> StreamInfo | RunError:
         with self._guard:
             look = self._look
-            if look is None or look.taken_at < since or entry.label in look.told:
+            if look is None or look.taken_at < since or entry.label in look.answered:
                 look = self._look = _Look(time.monotonic(), self._ask())
-            look.told.add(entry.label)
+            look.answered.add(entry.label)
             return look.infos[entry.stream]
 
     def _ask(self) -> dict[str, StreamInfo | RunError]:

@@ -148,7 +148,7 @@ class StreamSettings(Entry):
 
     @property
     def copies_pattern(self) -> str | None:
-        """The pattern of all subjects of our copies; None where it is every subject, or cannot be told."""
+        """The pattern of all subjects of our copies; None where it is every subject, or is not known."""
         pattern = target_subject(self.filter_subject or ">", self.prefix)
         return None if self.remove or pattern == ">" else pattern
 

@@ -1,4 +1,4 @@
-"""The writers of one batch of copies, in Spark or in this process, and what they are told.
+"""The writers of one batch of copies, in Spark or in this process, and their plans.
 
 Here: the plan of a batch, stopping the writers of an earlier attempt, how rows are spread. Not here: which rows
 (`batch`, `lost`), a writer's work (`adapters.copying`).
@@ -98,7 +98,7 @@ class Writers:
         return frame.repartition(workers, "node") if self._stream.order == "sender" else frame.repartition(workers)
 
     def _plan(self, receipt_file: str) -> CopyPlan:
-        """Return what the writers are told; what an attempt before this one has staged is removed."""
+        """Return the plan of the writers; what an attempt before this one has staged is removed."""
         context, stream, intent, state = self._context, self._stream, self._intent, self._state
         # What was decided lies before the last message read; any other range before the source's last message then.
         decided = (intent.folded or intent.resend) and state.mark_sequence is not None
