@@ -43,8 +43,9 @@ ALL_ON_SPARK = {"from_messages": 0}
 PATIENCE_SECONDS = 120.0
 #: Runs `sr-assets` in this process: exit code, stdout, stderr.
 Command = Callable[..., tuple[int, str, str]]
-#: What lies in a home besides the Spark engine: a fresh home is one without it.
-_OWN = ("sites", "waiting", "snapshots", "dagster", "fleet.duckdb", "fleet.json", "fleet.lock", ".fleet.duckdb.new")
+#: What stays in the home from test to test: the warm engine.
+_KEPT = {"spark"}
+_OWN_FILES = ("fleet.duckdb", "fleet.json", "fleet.lock", ".fleet.duckdb.new")
 _RUN = f"""
 import json, sys
 from pathlib import Path
@@ -86,9 +87,11 @@ class Rig:
 
     def __post_init__(self) -> None:
         """Empty the home."""
-        for name in _OWN:
-            path = self.home / name
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        for path in self.home.iterdir():
+            if path.is_dir() and path.name not in _KEPT:
+                shutil.rmtree(path, ignore_errors=True)
+        for name in _OWN_FILES:
+            (self.home / name).unlink(missing_ok=True)
 
     # ------------------------------------------------------------------------------------------------ the servers
 
