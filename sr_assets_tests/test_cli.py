@@ -330,7 +330,7 @@ def test_a_table_says_how_old_it_is_and_when_its_watermark_stands(
 ) -> None:
     code, output, errors = command(*asked)
     assert code == 0
-    assert re.search(r"^as of 2026-01-31 12:00:00 UTC, \d+d(\d+h)? old$", output, re.MULTILINE)
+    assert re.search(r"^as of 2026-01-31 12:00:00 UTC, \d+d(\d+[hms])? old$", output, re.MULTILINE)
     assert errors.startswith("warning: london/REG: its watermark stands at 2026-01-31 12:00:00 UTC, ")
     assert errors.count("\n") == 1
     assert command(*asked, "--format", "json")[2] == ""
