@@ -23,7 +23,7 @@ class NatsCluster:
     """A cluster of three servers, started by `with` and stopped at its end; returned once it takes a stream of three."""
 
     def __init__(self, home: Path, name: str, *, binary: Path | None = None) -> None:
-        routes = _free_ports(3)
+        routes = free_ports(3)
         urls = ", ".join(f"nats://{HOST}:{port}" for port in routes)
         self.servers = [
             NatsServer(
@@ -116,7 +116,7 @@ def _ask(server: NatsServer, request: str, body: dict[str, Any] | None = None) -
         return {}
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Return ports nobody has now: a server has to know its neighbours' before any of them is started."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]

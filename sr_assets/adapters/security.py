@@ -78,6 +78,21 @@ def silence_words(cluster: ClusterSettings) -> str:
     return " (a server that begins with TLS needs ?tls_handshake_first=true)"
 
 
+def unanswered_words(cluster: ClusterSettings) -> str:
+    """Return a hint on why nobody listens on a subject of JetStream's API."""
+    if cluster.api_owner:
+        return f"nobody serves {cluster.api_owner} here: correct it, or look at the leafnode or import that leads there"
+    return "is JetStream enabled?"
+
+
+def denied_words(complaint: str) -> str:
+    """Return a server's complaint about a permission with what to do."""
+    remedy = "give the user that permission"
+    if "subscription" in complaint.lower():
+        remedy += ", or set inbox_prefix in the URL to what it may subscribe to"
+    return f"{complaint}; {remedy}"
+
+
 def read_login(cluster: ClusterSettings) -> tuple[str | None, str | None]:
     """Return the user's JWT and the user's seed from the files that hold them; raises RunError naming a bad one.
 

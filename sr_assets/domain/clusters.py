@@ -5,6 +5,10 @@ Not here: how the configuration says it (`settings.clusters`), the files it name
 """
 
 from dataclasses import dataclass, field
+from typing import Final
+
+#: Where a server answers JetStream's requests of its own domain and account.
+OWN_API: Final = "$JS.API"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,9 @@ class ClusterSettings:
     """How to connect to one cluster: `servers` are `host:port` (IPv6 in brackets) without credentials.
 
     `credentials` (a .creds file), `jwt` and `nkey` (a seed) are paths; key material is in no record. Without `tls` the
-    connection is in the clear, unless the server requires TLS; with it a server without TLS is refused.
+    connection is in the clear, unless the server requires TLS; with it a server without TLS is refused. `api_prefix` is where
+    JetStream is asked: another domain's, or another account's that ours imports. Answers come to subjects below
+    `inbox_prefix`.
     """
 
     servers: tuple[str, ...]
@@ -38,16 +44,39 @@ class ClusterSettings:
     jwt: str | None = None
     nkey: str | None = None
     tls: TlsSettings | None = None
+    api_prefix: str = OWN_API
+    inbox_prefix: str = "_INBOX"
 
     @property
     def label(self) -> str:
         """The servers as text for messages and logs."""
         return ",".join(self.servers)
 
+    def api(self, operation: str) -> str:
+        """Return the subject of a request to JetStream, such as `STREAM.NAMES`."""
+        return f"{self.api_prefix}.{operation}"
+
+    @property
+    def api_owner(self) -> str:
+        """Whose JetStream it is, as text for messages; empty where it is the server's own."""
+        if self.api_prefix == OWN_API:
+            return ""
+        domain = self.api_prefix.removeprefix("$JS.").removesuffix(".API")
+        return f"domain {domain}" if self.api_prefix == domain_api(domain) else f"API prefix {self.api_prefix}"
+
     def same_as(self, other: "ClusterSettings") -> bool:
+        """Return whether both are the same JetStream: of `shares_subjects` those without another domain or prefix."""
+        return self.api_prefix == other.api_prefix and self.shares_subjects(other)
+
+    def shares_subjects(self, other: "ClusterSettings") -> bool:
         """Return whether both name a common server and log in as the same user; another account counts as another cluster."""
         ours, theirs = ({_canonical(server) for server in cluster.servers} for cluster in (self, other))
         return not ours.isdisjoint(theirs) and _identity(self) == _identity(other)
+
+
+def domain_api(domain: str) -> str:
+    """Return the prefix by which a JetStream domain's API is asked from elsewhere."""
+    return f"$JS.{domain}.API"
 
 
 def _identity(cluster: ClusterSettings) -> tuple[str | None, ...]:

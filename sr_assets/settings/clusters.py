@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, unquote
 
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 from sr_assets.domain.positions import SECOND_NS
+from sr_assets.settings.names import read_plain_subject
 from sr_assets.settings.values import read_duration, read_flag, read_path
 
 
@@ -20,8 +21,9 @@ def parse_cluster(value: object) -> ClusterSettings:
     """Read comma-separated servers: `[nats://|tls://][user:password@|token@]host[:port][?option=…&option=…]`.
 
     Options: `connect_timeout=5s`, `credentials=FILE`, `jwt=FILE&nkey=FILE`, `nkey=FILE`, `tls_handshake_first=true`,
-    `insecure=true`. An option of one server counts for all. User, password and token are percent-decoded. Raises
-    ValueError, which never shows any part of the value: a misplaced character would make a password look like a host.
+    `insecure=true`, `inbox_prefix=_INBOX_sr`. An option of one server counts for all. User, password and token are
+    percent-decoded. Raises ValueError, which never shows any part of the value: a misplaced character would make a
+    password look like a host.
     """
     if not isinstance(value, str):
         raise ValueError("must be text such as nats://host:4222")  # noqa: TRY004  as in read_text
@@ -34,7 +36,7 @@ def parse_cluster(value: object) -> ClusterSettings:
             if options.setdefault(key, item) != item:
                 raise ValueError(f"{key} differs between the servers of one cluster")
     user, password, token = options.pop("login", (None, None, None))
-    files = {key: options.get(key) for key in ("credentials", "jwt", "nkey")}
+    files: dict[str, Any] = {key: options.get(key) for key in ("credentials", "jwt", "nkey")}
     _refuse_two_logins(user, **files)
     first, insecure = options.get("tls_handshake_first", False), options.get("insecure", False)
     return ClusterSettings(
@@ -45,6 +47,7 @@ def parse_cluster(value: object) -> ClusterSettings:
         options.get("connect_timeout", 5.0),
         **files,
         tls=TlsSettings(handshake_first=first, insecure=insecure) if options.get("tls") or first or insecure else None,
+        inbox_prefix=options.get("inbox_prefix", "_INBOX"),
     )
 
 
@@ -111,6 +114,7 @@ _OPTIONS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
     "nkey": (read_file_path, "the path of a file"),
     "tls_handshake_first": (read_flag, "true or false"),
     "insecure": (read_flag, "true or false"),
+    "inbox_prefix": (read_plain_subject, "the beginning of a subject, such as _INBOX_sr"),
 }
 
 

@@ -67,15 +67,20 @@ def _copying_contradictions(entry: RawStream) -> Iterable[tuple[bool, str]]:
     yield both and entry.create_target == entry.no_target_create, "create_target: contradicts no_target_create"
     yield entry.workers > 1 and order == "stream", "order: 'stream' needs workers: 1; use sender or none"
     no_sender = entry.workers > 1 and order == "sender" and entry.extractor is None
+    for end in ("source", "target"):
+        apis = getattr(entry, f"{end}_domain") and getattr(entry, f"{end}_api_prefix")
+        named = f"{end}_domain, {end}_api_prefix"
+        yield bool(apis), f"{named}: name either the JetStream domain or the prefix of its API"
     yield no_sender, f"order: 'sender' (the default when workers > 1) needs {_EXTRACTORS}; or set order: none"
 
 
 def _refuse_loop(entry: RawStream, pattern: str) -> None:
     """Refuse to copy a stream into itself, directly or through the target's subjects, as far as the keys alone show."""
-    if not entry.source().same_as(entry.target()):
+    source, target = entry.source(), entry.target()
+    if not source.shares_subjects(target):
         return
     where = f"is the cluster of source_url ({entry.source_url.label})"
-    if (entry.target_stream or entry.stream) == entry.stream:
+    if source.same_as(target) and (entry.target_stream or entry.stream) == entry.stream:
         raise ValueError(f"target_url: {where}, so {entry.stream!r} would be copied into itself; set target_stream")
     # A filter of everything does not show the source's subjects; subjects that are not rewritten overlap in any case.
     known = entry.filter_subject not in (None, ">")

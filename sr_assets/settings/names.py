@@ -45,6 +45,27 @@ def read_filter(value: object) -> str:
     return text
 
 
+def read_plain_subject(value: object) -> str:
+    """Read a subject, or the beginning of one, without wildcards and without a last dot."""
+    text = read_text(value)
+    if not subjects.is_valid_filter(text) or re.search(r"[*>]", text):
+        raise ValueError(f"{shown(text)} is not a subject: tokens separated by single dots, no spaces or wildcards")
+    return text
+
+
+def read_domain(value: object) -> str:
+    """Read the name of a JetStream domain, which is one token of a subject."""
+    text = read_plain_subject(value)
+    if "." in text or text in ("API", "$JS"):
+        raise ValueError(f"{shown(text)} cannot name a JetStream domain: one token, without dots, such as hub")
+    return text
+
+
+def read_api_prefix(value: object) -> str:
+    """Read where another JetStream is asked, as in `$JS.leaf.API`; a last dot is taken off."""
+    return read_plain_subject(read_text(value).removesuffix("."))
+
+
 def read_prefix(value: object) -> str:
     """Read the beginning of a subject, with or without its last dot."""
     text = read_text(value)

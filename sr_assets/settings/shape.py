@@ -10,13 +10,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, InstanceOf, model_validator
 
-from sr_assets.domain.clusters import ClusterSettings, TlsSettings
+from sr_assets.domain.clusters import ClusterSettings, TlsSettings, domain_api
 from sr_assets.domain.positions import DAY_NS, SECOND_NS
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
 from sr_assets.domain.sizing import FROM_MESSAGES
 from sr_assets.settings.clusters import parse_cluster, read_file_path
 from sr_assets.settings.names import (
     read_advisory_template,
+    read_api_prefix,
+    read_domain,
     read_filter,
     read_header_name,
     read_json_field,
@@ -52,6 +54,8 @@ Duration = Annotated[int, BeforeValidator(read_duration)]
 SiteName = Annotated[str, BeforeValidator(read_site_name)]
 StreamName = Annotated[str, BeforeValidator(read_stream_name)]
 Url = Annotated[InstanceOf[ClusterSettings], BeforeValidator(parse_cluster)]
+Domain = Annotated[str, BeforeValidator(read_domain)]
+ApiPrefix = Annotated[str, BeforeValidator(read_api_prefix)]
 PemFile = Annotated[str, BeforeValidator(read_file_path)]
 
 _CHORIA = (
@@ -148,6 +152,10 @@ class RawStream(Raw):
     name: SiteName | None = None
     source_url: Url
     target_url: Url
+    source_domain: Domain | None = None
+    target_domain: Domain | None = None
+    source_api_prefix: ApiPrefix | None = None
+    target_api_prefix: ApiPrefix | None = None
     target_stream: StreamName | None = None
     target_subject_prefix: Annotated[str, BeforeValidator(read_prefix)] = ""
     target_subject_remove: Annotated[str, BeforeValidator(read_remove)] = ""
@@ -187,11 +195,13 @@ class RawStream(Raw):
 
     def source(self, inherited_tls: RawTls | None = None) -> ClusterSettings:
         """Return the source with the `tls` block that counts for it; `inherited_tls` is the one at the top."""
-        return with_tls(self.source_url, self.source_tls, self.tls, inherited_tls)
+        cluster = with_api(self.source_url, self.source_domain, self.source_api_prefix)
+        return with_tls(cluster, self.source_tls, self.tls, inherited_tls)
 
     def target(self, inherited_tls: RawTls | None = None) -> ClusterSettings:
         """Return the target with the `tls` block that counts for it; `inherited_tls` is the one at the top."""
-        return with_tls(self.target_url, self.target_tls, self.tls, inherited_tls)
+        cluster = with_api(self.target_url, self.target_domain, self.target_api_prefix)
+        return with_tls(cluster, self.target_tls, self.tls, inherited_tls)
 
     @property
     def extractor(self) -> JsonField | HeaderName | SubjectToken | None:
@@ -210,6 +220,8 @@ class RawFeed(Raw):
     stream: StreamName
     name: SiteName | None = None
     url: Url
+    domain: Domain | None = None
+    api_prefix: ApiPrefix | None = None
     filter_subject: Annotated[str, BeforeValidator(read_filter)] | None = None
     start_sequence: Annotated[int, BeforeValidator(whole_number(0))] = 0
     start_time: Annotated[int, BeforeValidator(read_time)] | None = None
@@ -224,7 +236,19 @@ class RawFeed(Raw):
 
     def source(self, inherited_tls: RawTls | None = None) -> ClusterSettings:
         """Return the cluster with the `tls` block that counts for it; `inherited_tls` is the one at the top."""
-        return with_tls(self.url, self.tls, inherited_tls)
+        return with_tls(with_api(self.url, self.domain, self.api_prefix), self.tls, inherited_tls)
+
+    @model_validator(mode="after")
+    def _one_api(self) -> Self:
+        if self.domain and self.api_prefix:
+            raise ValueError("domain, api_prefix: name either the JetStream domain or the prefix of its API")
+        return self
+
+
+def with_api(cluster: ClusterSettings, domain: str | None, api_prefix: str | None) -> ClusterSettings:
+    """Return the cluster with the JetStream that is asked there: a domain's, or what answers at a prefix."""
+    prefix = domain_api(domain) if domain else api_prefix
+    return replace(cluster, api_prefix=prefix) if prefix else cluster
 
 
 def with_tls(cluster: ClusterSettings, *blocks: RawTls | None) -> ClusterSettings:

@@ -108,7 +108,7 @@ def _try_source(probes: _Probes, source: Cluster) -> StreamInfo | None:
     stream = probes.stream
     if not _try_connecting(probes, source):
         return None
-    asked = f"$JS.API.STREAM.INFO.{stream.stream}"
+    asked = source.settings.api(f"STREAM.INFO.{stream.stream}")
     info = probes.attempt(source, asked, lambda: source.stream_info(stream.stream), _held)
     if info is not None:
         probes.attempt(
@@ -140,13 +140,15 @@ def _try_reading(probes: _Probes, cluster: Cluster, info: StreamInfo) -> None:
     def describe(messages: int) -> str:
         return "read" if messages else "answered, no message there"
 
-    asked = f"$JS.API.STREAM.MSG.GET.{info.stream}"
+    asked = cluster.settings.api(f"STREAM.MSG.GET.{info.stream}")
     probes.attempt(
         cluster, asked, lambda: cluster.next_message(info.stream, last.first), lambda found: describe(found is not None)
     )
     if info.supports_batched_direct_get:
-        probes.attempt(cluster, f"$JS.API.DIRECT.GET.{info.stream}", lambda: read(direct=True), describe)
-    probes.attempt(cluster, f"$JS.API.CONSUMER.CREATE.{info.stream}", lambda: read(direct=False), describe)
+        probes.attempt(cluster, cluster.settings.api(f"DIRECT.GET.{info.stream}"), lambda: read(direct=True), describe)
+    probes.attempt(
+        cluster, cluster.settings.api(f"CONSUMER.CREATE.{info.stream}"), lambda: read(direct=False), describe
+    )
 
 
 def _try_target(
@@ -155,7 +157,7 @@ def _try_target(
     """Probe what a run does with the target; returns whether its cluster answers."""
     if not _try_connecting(probes, target):
         return False
-    asked = f"$JS.API.STREAM.INFO.{stream.target_stream}"
+    asked = target.settings.api(f"STREAM.INFO.{stream.target_stream}")
     exists = probes.attempt(
         target,
         asked,
@@ -204,7 +206,7 @@ def _refuse_doubled(stream: StreamSettings, source: StreamInfo, target: Cluster)
 
 
 def _try_creating(probes: _Probes, stream: StreamSettings, source_info: StreamInfo, target: Cluster) -> None:
-    asked = f"$JS.API.STREAM.CREATE.{stream.target_stream}"
+    asked = target.settings.api(f"STREAM.CREATE.{stream.target_stream}")
     probes.attempt(
         target, asked, lambda: _refused_creation(target, stream.target_stream), lambda _: "allowed; nothing was created"
     )
@@ -262,13 +264,13 @@ def _try_advisories(probes: _Probes, advisory: AdvisorySettings, cluster: Cluste
     subject = advisory_subject(advisory.subject, Event.NEW.value, _NODE)
     names = probes.attempt(
         cluster,
-        "$JS.API.STREAM.NAMES",
+        cluster.settings.api("STREAM.NAMES"),
         lambda: cluster.stream_names(subject),
         lambda takers: f"{subject}: {', '.join(takers) or 'no stream'}",
     )
     observers = probes.attempt(
         cluster,
-        "$JS.API.STREAM.NAMES",
+        cluster.settings.api("STREAM.NAMES"),
         lambda: cluster.stream_names(advisory.observer_subject),
         lambda takers: (
             f"{advisory.observer_subject}: {', '.join(takers) or 'no stream, so only current subscribers receive it'}"

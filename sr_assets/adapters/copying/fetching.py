@@ -60,7 +60,7 @@ def _check_source(source: wire.Connection, plan: CopyPlan) -> None:
     """
     if plan.source_sequence is None:
         return
-    info = source.request(f"$JS.API.STREAM.INFO.{plan.source_stream}", {})
+    info = source.request(source.api(f"STREAM.INFO.{plan.source_stream}"), {})
     changed = "error" in info or parse_rfc3339_ns(info["created"]) != plan.created_ns
     if not changed:
         last, last_ns = info["state"]["last_seq"], parse_rfc3339_ns(info["state"]["last_ts"])

@@ -63,9 +63,10 @@ class Sender:
         # The messages under way or waiting to be sent again, by sequence; how often each got another id.
         self._window: dict[int, Message] = {}
         self._resends: dict[int, int] = {}
-        # Since when a message has been refused; the last one that was acknowledged, and when that was.
+        # Since when a message has been refused; the last one that was acknowledged, as which sequence, and when that was.
         self._refused_since: dict[int, float] = {}
         self._settled: Message | None = None
+        self._settled_as = 0
         self._settled_at = 0.0
         self._source_failure: wire.WireError | None = None
         self._limited = 0
@@ -85,7 +86,7 @@ class Sender:
     def copies(self) -> Iterator[tuple[int, CopyOf]]:
         """Yield our copies in the target behind the intent, each with its target sequence."""
         plan = self._plan
-        state = self._target.request(f"$JS.API.STREAM.INFO.{plan.stream}", {}).get("state")
+        state = self._target.request(self._target.api(f"STREAM.INFO.{plan.stream}"), {}).get("state")
         if state is None:
             raise RunError(f"target stream {plan.stream} does not exist on {self._target.address}")
         behind = SequenceRange(plan.since + 1, max(plan.since, int(state["last_seq"])) + 1)
@@ -116,6 +117,7 @@ class Sender:
                 refused = self._send_unanswered(lost)
             else:
                 if not refused and not self._window:
+                    self._confirm_stored()
                     return
             waiting = self._judge(refused)
             again = [self._outgoing(self._window[sequence]) for sequence in sorted(self._window)]
@@ -162,7 +164,27 @@ class Sender:
         self._on_settled(message)
         if self._settled is None:
             reach(Point.PUBLISHING)
-        self._settled = message
+        self._settled, self._settled_as = message, target_sequence
+
+    def _confirm_stored(self) -> None:
+        """Raise StopError unless the target holds the copy that was acknowledged last.
+
+        Where the target is another domain's, a stream of the server we publish through may take the copies as well, and
+        answer first.
+        """
+        target, plan = self._target, self._plan
+        if self._settled is None or not target.api_owner:
+            return
+        stored = wire.stored_message(target, plan.stream, self._settled_as)
+        copy = find_copy(stored.headers, plan.identity, plan.created_ns) if stored else None
+        elsewhere = copy is None or copy.sequence != self._settled.sequence
+        # A stream with limits may have let go of it since.
+        if elsewhere and (stored or wire.next_message(target, plan.stream, self._settled_as) is None):
+            subject = printable(self._outgoing(self._settled).subject)
+            raise StopError(
+                f"target stream {plan.stream} ({target.api_owner}) does not hold what was acknowledged for it: another "
+                f"stream takes {subject} too; set another target_subject_prefix"
+            )
 
     def _settle_duplicate(self, ack: wire.Ack) -> None:
         """Look a duplicate up in the target; when it is not there, send the message again with another id."""

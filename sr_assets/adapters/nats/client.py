@@ -19,7 +19,15 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from sr_assets.adapters.nats.api import UNAVAILABLE, ApiError
-from sr_assets.adapters.security import NO_TLS, read_login, silence_words, tls_context, tls_words
+from sr_assets.adapters.security import (
+    NO_TLS,
+    denied_words,
+    read_login,
+    silence_words,
+    tls_context,
+    tls_words,
+    unanswered_words,
+)
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError, TransientError
 
@@ -95,11 +103,11 @@ class ClientThread:
             if self.complaint and not answer.done():
                 line = f"{self.settings.label}: {subject}: {self.complaint}"
                 if "violation" in line.lower():
-                    raise RunError(f"{line}; give the user that permission")
+                    raise RunError(denied_words(line))
                 raise TransientError(line)
             return await answer
         except nats.errors.NoRespondersError:
-            text = f"{self.settings.label}: {subject}: no responder (is JetStream enabled?)"
+            text = f"{self.settings.label}: {subject}: no responder ({unanswered_words(self.settings)})"
             raise ApiError(text, UNAVAILABLE) from None
         except nats.errors.TimeoutError:
             raise TransientError(f"{self.settings.label}: {subject}: no answer in {REQUEST_SECONDS:.0f} s") from None
@@ -216,7 +224,7 @@ def secure_options(settings: ClusterSettings) -> dict[str, Any]:
         options["user_jwt_cb"] = jwt.encode
     if settings.tls:
         options |= {"tls": tls_context(settings.tls), "tls_handshake_first": settings.tls.handshake_first}
-    return options | {"nkeys_seed_str": seed}
+    return options | {"nkeys_seed_str": seed, "inbox_prefix": settings.inbox_prefix}
 
 
 def error_text(error: Exception) -> str:

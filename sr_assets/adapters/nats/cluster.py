@@ -75,7 +75,7 @@ class Cluster:
         return self._thread.connected().max_payload
 
     def request_api(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Request a JetStream API subject (`$JS.API.` is put in front); raises ApiError with the server's message."""
+        """Request a JetStream API subject, such as `STREAM.NAMES`; raises ApiError with the server's message."""
         return self._thread.run(self._request(subject, body))
 
     def stream_info(self, stream: str) -> StreamInfo:
@@ -199,7 +199,7 @@ class Cluster:
     # ----------------------------------------------------------------------------- in the connection's own thread
 
     async def _request(self, subject: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        answer = await self._thread.ask(f"$JS.API.{subject}", encode_json(body) if body else b"")
+        answer = await self._thread.ask(self.settings.api(subject), encode_json(body) if body else b"")
         return read_answer(self.settings.label, subject, answer.data)
 
     async def _stream_info(self, stream: str) -> StreamInfo:

@@ -11,7 +11,14 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
-from sr_assets.adapters.security import NO_TLS, login_options, silence_words, tls_context
+from sr_assets.adapters.security import (
+    NO_TLS,
+    denied_words,
+    login_options,
+    silence_words,
+    tls_context,
+    unanswered_words,
+)
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.frames import Frame
 from sr_assets.adapters.wire.link import DeniedError, Link, WireError
@@ -49,7 +56,7 @@ class Connection:
         self._parser = f.FrameParser()
         self._received: list[Frame] = []
         self._pongs: list[bytes] = []
-        self._inbox = b"_INBOX.%b." % secrets.token_hex(11).encode()
+        self._inbox = b"%b.%b." % (cluster.inbox_prefix.encode(), secrets.token_hex(11).encode())
         self._requests = 0
 
     def __enter__(self) -> Self:
@@ -89,6 +96,15 @@ class Connection:
         """A reply subject nobody used before; its answers arrive through `receive`."""
         self._requests += 1
         return b"%b%d" % (self._inbox, self._requests)
+
+    def api(self, operation: str) -> str:
+        """The subject of a request to the cluster's JetStream, such as `STREAM.NAMES`."""
+        return self._cluster.api(operation)
+
+    @property
+    def api_owner(self) -> str:
+        """Whose JetStream is asked, when it is not the server's own."""
+        return self._cluster.api_owner
 
     def send(self, data: bytes) -> None:
         """Send whole frames.
@@ -159,7 +175,9 @@ class Connection:
 
     def _answer(self, subject: str, frame: Frame) -> dict[str, Any]:
         if frame.status is not None:
-            raise WireError(f"{self.address}: {subject} answered {frame.status_text} (is JetStream enabled?)")
+            raise WireError(
+                f"{self.address}: {subject} answered {frame.status_text} ({unanswered_words(self._cluster)})"
+            )
         return self.decoded(frame.payload, subject)
 
     def decoded(self, payload: bytes, question: str) -> dict[str, Any]:
@@ -245,7 +263,7 @@ class Connection:
             elif frame.verb == b"-ERR":
                 complaint = frame.payload.decode(errors="replace").strip("'")
                 if complaint.lower().startswith("permissions violation"):
-                    raise DeniedError(f"{self.address}: {complaint}; give the user that permission")
+                    raise DeniedError(f"{self.address}: {denied_words(complaint)}")
                 raise WireError(f"{self.address}: {complaint}")
             elif controls:
                 messages.append(frame)

@@ -100,7 +100,7 @@ def _create_on_leader(connection: Connection, stream: str, config: dict[str, Any
         if consumer.server is None or not attempts:
             return consumer
         if leader is None:
-            answer = succeeded(connection, stream, connection.request(f"$JS.API.STREAM.INFO.{stream}", {}))
+            answer = succeeded(connection, stream, connection.request(connection.api(f"STREAM.INFO.{stream}"), {}))
             leader = _server(answer)
         if consumer.server == leader or leader is None:
             return consumer
@@ -109,7 +109,7 @@ def _create_on_leader(connection: Connection, stream: str, config: dict[str, Any
 
 def _create(connection: Connection, stream: str, config: dict[str, Any], deadline: float) -> "_Consumer":
     name, filter_subject = f"sr_{secrets.token_hex(8)}", config.get("filter_subject")
-    subject = f"$JS.API.CONSUMER.CREATE.{stream}.{name}" + (f".{filter_subject}" if filter_subject else "")
+    subject = connection.api(f"CONSUMER.CREATE.{stream}.{name}" + (f".{filter_subject}" if filter_subject else ""))
     body = {"stream_name": stream, "config": {"name": name, **config}}
     left_seconds = deadline - time.monotonic()
     answer = succeeded(connection, stream, connection.request(subject, body, left_seconds))
@@ -164,7 +164,7 @@ class _Consumer:
     def delete(self) -> None:
         """Delete it; what is left when this fails is removed by the server once it is inactive."""
         with contextlib.suppress(WireError):
-            subject = f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._name}"
+            subject = self._connection.api(f"CONSUMER.DELETE.{self._stream}.{self._name}")
             self._connection.request(subject, {}, min(_DELETE_SECONDS, self._connection.request_seconds))
 
     def _pull_batch(self, batch_messages: int, max_bytes: int) -> tuple[list[Message], int | None]:
@@ -176,7 +176,7 @@ class _Consumer:
         request: dict[str, Any] = {"batch": batch_messages, "no_wait": True, "expires": EXPIRES_NS}
         if max_bytes:
             request["max_bytes"] = max_bytes
-        question = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
+        question = self._connection.api(f"CONSUMER.MSG.NEXT.{self._stream}.{self._name}")
         self._connection.send(f.encode_pub(question, inbox, b"", f.encode_json(request)))
         mark, left_bytes = b".%b." % self._name.encode(), max_bytes
         messages: list[Message] = []

@@ -47,7 +47,7 @@ def _direct_batch(
 ) -> tuple[list[Message], int]:
     """One batched direct get: its messages and how many follow (404: none, and no end marker comes)."""
     inbox, asked = connection.new_inbox(), stream.encode()
-    connection.send(f.encode_pub(f"$JS.API.DIRECT.GET.{stream}", inbox, b"", f.encode_json(request)))
+    connection.send(f.encode_pub(connection.api(f"DIRECT.GET.{stream}"), inbox, b"", f.encode_json(request)))
     messages: list[Message] = []
     damaged: list[int] = []
     pending: int | None = 0

@@ -155,7 +155,7 @@ def _read_from_leader(
 
 def _check_end(connection: Connection, stream: str, after: int) -> None:
     """Raise WireError when the leader does not know of the sequences before `after`, which the stream held."""
-    answer = succeeded(connection, stream, connection.request(f"$JS.API.STREAM.INFO.{stream}", {}))
+    answer = succeeded(connection, stream, connection.request(connection.api(f"STREAM.INFO.{stream}"), {}))
     last = int(answer["state"]["last_seq"])
     if last < after - 1:
         raise WireError(f"{connection.address}: stream {stream} ends at {last}, before {after - 1}, which it held")

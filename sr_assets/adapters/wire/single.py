@@ -23,7 +23,7 @@ _LAST_WINDOW: Final = 256
 
 def stored_message(connection: Connection, stream: str, sequence: int) -> Message | None:
     """The message as the leader has it (`STREAM.MSG.GET`); None when it is not there."""
-    return _stored(connection, stream, connection.request(_leader_subject(stream), {"seq": sequence}))
+    return _stored(connection, stream, connection.request(_leader_subject(connection, stream), {"seq": sequence}))
 
 
 def next_message(
@@ -31,13 +31,13 @@ def next_message(
 ) -> Message | None:
     """The first message at or after a sequence as the leader has it; None when there is none."""
     request = {"seq": sequence, "next_by_subj": filter_subject or ">"}
-    return _stored(connection, stream, connection.request(_leader_subject(stream), request))
+    return _stored(connection, stream, connection.request(_leader_subject(connection, stream), request))
 
 
 def next_sequences(connection: Connection, stream: str, sequences: Sequence[int]) -> list[int | None]:
     """The sequence of the first message at or after each, as the leader has them, by requests that overlap."""
     bodies = {connection.new_inbox(): b'{"seq":%d,"next_by_subj":">"}' % sequence for sequence in sequences}
-    subject = _leader_subject(stream)
+    subject = _leader_subject(connection, stream)
     connection.send(b"".join(f.encode_pub(subject, inbox, b"", body) for inbox, body in bodies.items()))
     following: dict[bytes, int | None] = {}
     for frame in connection.answers(f"the next messages of {stream}"):
@@ -130,7 +130,8 @@ class _Gets:
         return messages, unanswered, position
 
     def _ask(self, sequences: list[int]) -> None:
-        subject = f"$JS.API.DIRECT.GET.{self.stream}" if self.direct else _leader_subject(self.stream)
+        direct = self.connection.api(f"DIRECT.GET.{self.stream}")
+        subject = direct if self.direct else _leader_subject(self.connection, self.stream)
         asked = {self.connection.new_inbox(): sequence for sequence in sequences}
         self.under_way |= asked
         requests = (f.encode_pub(subject, inbox, b"", b'{"seq":%d}' % sequence) for inbox, sequence in asked.items())
@@ -158,8 +159,8 @@ class _Gets:
         return _stored(self.connection, self.stream, self.connection.decoded(frame.payload, f"stream {self.stream}"))
 
 
-def _leader_subject(stream: str) -> str:
-    return f"$JS.API.STREAM.MSG.GET.{stream}"
+def _leader_subject(connection: Connection, stream: str) -> str:
+    return connection.api(f"STREAM.MSG.GET.{stream}")
 
 
 def _stored(connection: Connection, stream: str, answer: dict[str, Any]) -> Message | None:

@@ -218,7 +218,10 @@ def test_noise_is_no_answer_to_the_login(noise: bytes) -> None:
 
 def remedy(complaint: str) -> str:
     """Return what is added to a complaint of the server."""
-    return "; give the user that permission" if complaint.startswith("Permissions Violation") else ""
+    if not complaint.startswith("Permissions Violation"):
+        return ""
+    inbox = ", or set inbox_prefix in the URL to what it may subscribe to" if "Subscription" in complaint else ""
+    return f"; give the user that permission{inbox}"
 
 
 @pytest.mark.parametrize("complaint", COMPLAINTS)

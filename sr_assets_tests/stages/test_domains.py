@@ -1,0 +1,188 @@
+"""Streams of another JetStream domain, and of another account under a prefix: read, copied, followed, checked, recovered."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.cli import run_command
+from sr_assets.domain.clusters import domain_api
+from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.embedded.nats_server import HOST, NatsServer
+from sr_assets.stages.replication.recover import recover_stream
+from sr_assets_tests.nats_cluster import free_ports
+from sr_assets_tests.rig import SITE, Rig, Sent, address, wait_until
+
+NODES = [f"web{n}" for n in range(20)]
+SAMPLED = {"inspect_field": "sender", "inspect_duration": "1h"}
+#: What the account SITE may use of the fleet's: its streams by JetStream's API, under a prefix of its own choice.
+ACCOUNTS = """
+accounts: {
+  FLEET: {
+    jetstream: enabled
+    users: [{user: fleet, password: fleet}]
+    exports: [{service: "$JS.API.>", response_type: stream, accounts: [SITE]}]
+  }
+  SITE: {
+    jetstream: enabled
+    users: [
+      {user: site, password: site}
+      {user: bound, password: bound, permissions: {subscribe: ["mine.>"], publish: {deny: ["$JS.API.STREAM.CREATE.>"]}}}
+    ]
+    imports: [{service: {account: FLEET, subject: "$JS.API.>"}, to: "fleet.JS.API.>"}]
+  }
+}
+"""
+
+
+def sightings(size_bytes: int = 0) -> list[Sent]:
+    return [Sent(json.dumps({"sender": node}).encode() + b" " * size_bytes, node) for node in NODES * 2]
+
+
+def in_domain(home: Path, domain: str, config: str) -> NatsServer:
+    """Make a server whose JetStream is a domain of its own."""
+    store = json.dumps(str(home / "jetstream"))
+    return NatsServer(
+        home, domain, config=f"{config}jetstream: {{ domain: {domain}, store_dir: {store} }}\n", jetstream=False
+    )
+
+
+@pytest.fixture
+def leaf(tmp_path: Path) -> Iterator[tuple[NatsServer, NatsServer]]:
+    """A leafnode with the domain `leaf`, and its hub."""
+    (port,) = free_ports(1)
+    listen = f"leafnodes {{ listen: '{HOST}:{port}', no_advertise: true }}\n"
+    remote = f"leafnodes {{ remotes: [{{ url: 'nats://{HOST}:{port}' }}] }}\n"
+    with in_domain(tmp_path / "hub", "hub", listen) as hub, in_domain(tmp_path / "leaf", "leaf", remote) as leaf:
+        far = replace(address(hub), api_prefix=domain_api("leaf"))
+
+        def joined() -> bool:
+            try:
+                with Cluster(far, "test") as opened:
+                    return bool(opened.request_api("INFO"))
+            except RunError:
+                return False
+
+        wait_until(joined, "the leafnode to join its hub")
+        yield leaf, hub
+
+
+@pytest.fixture
+def rig(leaf: tuple[NatsServer, NatsServer], engine_home: Path, unique: Callable[[str], str]) -> Rig:
+    """A rig between the leafnode and its hub."""
+    return Rig(engine_home, *leaf, unique)
+
+
+@pytest.mark.process
+def test_a_leafnodes_streams_are_read_followed_and_copied_through_its_hub(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream, plain, advisories = rig.make(), rig.make("PLAIN", allow_direct=False), rig.make("ADV")
+    rig.publish(stream, sightings(1_000))
+    rig.publish(plain, [Sent(b"%d" % n) for n in range(100)])
+    through = {"source_url": rig.target.url, "source_domain": "leaf", "target_subject_prefix": "copy"}
+    advisory = {"subject": f"{advisories}.%s.%v", "reliable": True}
+    rig.add(stream, **through, **SAMPLED, advisory=advisory)
+    rig.add(plain, **through, filter_subject=f"{plain}.>")
+    rig.add_feed(advisories, name="centre", domain="leaf")
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(rig.home / "replication.yaml"))
+    rig.settings()
+    assert run_command(("check", "--connect", "--format", "json")) == 0, capsys.readouterr()
+    tried = {row["tried"] for row in json.loads(capsys.readouterr().out)}
+    assert {f"$JS.leaf.API.DIRECT.GET.{stream}", f"$JS.API.STREAM.CREATE.{plain}"} <= tried
+    rig.drain()
+    rig.drain("centre")
+    assert len(rig.copies(stream)) == len(NODES)
+    assert [message.payload for message in rig.copies(plain)] == [b"%d" % n for n in range(100)]
+    assert {row["node"] for row in rig.rows("global_availability")} == set(NODES)
+    assert run_command(("lag", "--format", "json")) == 0
+    assert {row["lag_messages"] for row in json.loads(capsys.readouterr().out)} == {0}
+    shutil.rmtree(rig.home / "sites" / SITE)
+    for entry in rig.settings().streams:
+        recover_stream(rig.settings(), entry)
+    rig.drain()
+    assert len(rig.copies(plain)) == 100
+
+
+@pytest.mark.process
+def test_a_target_of_another_domain_is_made_and_filled_through_the_leafnode(rig: Rig) -> None:
+    stream = rig.make()
+    rig.publish(stream, sightings())
+    rig.add(stream, target_url=rig.source.url, target_domain="hub", target_subject_prefix="copy")
+    rig.drain()
+    assert len(rig.copies(stream)) == 2 * len(NODES)
+    del rig.entries[0]["target_subject_prefix"]
+    with pytest.raises(ConfigurationError, match="the subjects of both streams overlap"):
+        rig.settings()
+
+
+@pytest.mark.process
+def test_a_copy_that_the_leafnodes_own_stream_takes_first_stops_the_stream_that_is_copied(rig: Rig) -> None:
+    stream, thief = rig.make(), rig.unique("THIEF")
+    rig.create(stream, rig.target, subjects=[f"copy.{stream}.>"])
+    rig.create(thief, subjects=[f"copy.{stream}.>"])
+    rig.publish(stream, [Sent(b"1")])
+    rig.add(stream, target_url=rig.source.url, target_domain="hub", target_subject_prefix="copy")
+    failure = rig.run()[stream].failure
+    if failure is None:
+        # The hub has answered first.
+        assert len(rig.copies(stream)) == 1
+    else:
+        assert f"another stream takes copy.{stream}.m too; set another target_subject_prefix" in failure
+
+
+@pytest.mark.process
+def test_a_domain_that_nobody_serves_is_one_line(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream, source_domain="atlantis", target_subject_prefix="copy")
+    failure = rig.failure()
+    assert f"$JS.atlantis.API.STREAM.INFO.{stream}" in failure
+    assert "nobody serves domain atlantis here: correct it" in failure
+
+
+@pytest.mark.process
+def test_another_accounts_streams_are_read_under_the_prefix_of_its_import(
+    engine_home: Path,
+    tmp_path: Path,
+    unique: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with NatsServer(tmp_path / "shared", "shared", config=ACCOUNTS) as server:
+        site, bound = (f"nats://{user}:{user}@{server.address}" for user in ("site", "bound"))
+        rig, stream = Rig(engine_home, server, server, unique), unique("SHARED")
+        with Cluster(replace(address(server), user="fleet", password="fleet"), "test") as opened:
+            opened.create_stream({"name": stream, "subjects": [f"{stream}.>"], "allow_direct": True})
+            opened.publish_many([(f"{stream}.{node}", b'{"sender":"%b"}' % node.encode(), node) for node in NODES])
+        rig.add(
+            stream,
+            source_url=site,
+            source_api_prefix="fleet.JS.API",
+            target_url=site,
+            target_stream="COPIES",
+            **SAMPLED,
+        )
+        rig.entries[0]["target_subject_prefix"] = "copy"
+        rig.drain()
+        with Cluster(replace(address(server), user="site", password="site"), "test") as opened:
+            assert opened.stream_info("COPIES").messages == len(NODES)
+        rig.entries[0] |= {
+            "source_url": f"{bound}?inbox_prefix=mine.inbox",
+            "target_url": bound,
+            "target_stream": "NEW",
+        }
+        monkeypatch.setenv("SR_ASSETS_CONFIG", str(rig.home / "replication.yaml"))
+        rig.settings()
+        assert run_command(("check", "--connect", "--format", "json")) == 1
+        links = {(row["tried"], row["result"]): row["learned"] for row in json.loads(capsys.readouterr().out)}
+        assert ("fleet.JS.API.CONSUMER.CREATE." + stream, "ok") in links
+        assert "set inbox_prefix in the URL" in links["$JS.API.STREAM.INFO.NEW", "failed"]
+        rig.entries[0]["target_url"] = f"{bound}?inbox_prefix=mine.inbox"
+        rig.settings()
+        assert run_command(("check", "--connect")) == 1
+        said = capsys.readouterr().err
+        assert '$js.api.stream.create.new"; give the user that permission' in said.lower(), said
