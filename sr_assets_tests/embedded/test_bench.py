@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sr_assets.embedded.bench import definitions, disk, feeds, outage, publication, sampling, waiting
+from sr_assets.embedded.bench import definitions, disk, feeds, outage, publication, sampling, silence, waiting
 from sr_assets.embedded.bench.copying import measure_copy, measure_workers
 from sr_assets.embedded.bench.history import measure_history
 from sr_assets.embedded.bench.rig import Bench
@@ -53,6 +53,12 @@ def test_a_backlog_is_measured_beside_a_tenth_of_it(bench: Bench) -> None:
 
 def test_nodes_are_known_before_a_run_is_measured(bench: Bench) -> None:
     assert sampling.measure_tracked(bench, 3_000)["run_seconds"] > 0
+
+
+def test_a_fleet_falls_silent_and_is_announced(bench: Bench) -> None:
+    figures = silence.measure_silence(bench, 300)
+    assert figures["timeouts"] == figures["advisories"] == 300
+    assert figures["quiet_peak_mib"] > 50
 
 
 def test_idle_streams_request_no_run(bench: Bench) -> None:

@@ -55,6 +55,7 @@ def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBP
         ) from None
     try:
         connection.execute("SET TimeZone = 'UTC'")
+        connection.execute("SET enable_progress_bar = false")  # drawn on stdout, among the rows
         if confined:
             connection.execute("SET python_enable_replacements = false")
             connection.execute(f"SET memory_limit = '{MEMORY}'")

@@ -48,18 +48,21 @@ class Nodes:
         finally:
             self._connection.unregister("sightings")
 
-    def due(self, watermark_ns: int) -> list[tuple[Any, ...]]:
-        """Return the nodes whose deadline lies before the watermark, by deadline: node, then `NODE_COLUMNS`."""
-        return self._connection.execute(
-            f"SELECT node, {_COLUMNS} FROM nodes WHERE stream = ? AND deadline_ns < ? ORDER BY deadline_ns, node",
-            [self._stream, watermark_ns],
-        ).fetchall()
+    def due(self, watermark_ns: int, most: int) -> pa.Table:
+        """Return the first nodes, by deadline, of those whose deadline lies before the watermark: node, `NODE_COLUMNS`."""
+        return self._connection.sql(
+            f"""
+            SELECT node, {_COLUMNS} FROM nodes WHERE stream = ? AND deadline_ns < ? ORDER BY deadline_ns, node LIMIT ?
+            """,
+            params=[self._stream, watermark_ns, most],
+        ).to_arrow_table()
 
-    def waiting(self) -> list[tuple[Any, ...]]:
-        """Return the nodes that are not retired: node, then `NODE_COLUMNS`."""
-        return self._connection.execute(
-            f"SELECT node, {_COLUMNS} FROM nodes WHERE stream = ? AND status <> 'retired'", [self._stream]
-        ).fetchall()
+    def waiting(self) -> pa.Table:
+        """Return the nodes that are not retired: node, `NODE_COLUMNS`, deadline_ns."""
+        return self._connection.sql(
+            f"SELECT node, {_COLUMNS}, deadline_ns FROM nodes WHERE stream = ? AND status <> 'retired'",
+            params=[self._stream],
+        ).to_arrow_table()
 
     def all_states(self) -> list[tuple[Any, ...]]:
         """Return every node, retired ones too: node, then `NODE_COLUMNS`."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import duckdb
+    import pyarrow as pa
 
 
 class Outbox:
@@ -44,13 +45,20 @@ class Outbox:
         ).fetchall()
         return int(rows[0][0])
 
-    def recorded(self, first_ns: int, last_ns: int) -> set[str]:
-        """Return the ids of the stream's transitions of a span of event times, both ends included."""
-        rows = self._connection.execute(
-            "SELECT event_id FROM transitions WHERE stream = ? AND event_ns BETWEEN ? AND ?",
-            [self._stream, first_ns, last_ns],
-        ).fetchall()
-        return {row[0] for row in rows}
+    def recorded(self, transitions: pa.Table) -> pa.Table:
+        """Return those of some transitions, columns event_id and event_ns among theirs, that are here: their event_id."""
+        self._connection.register("looked_for", transitions)
+        try:
+            return self._connection.sql(
+                """
+                SELECT event_id FROM transitions WHERE stream = ?
+                    AND event_ns BETWEEN (SELECT min(event_ns) FROM looked_for) AND (SELECT max(event_ns) FROM looked_for)
+                    AND event_id IN (SELECT event_id FROM looked_for)
+                """,
+                params=[self._stream],
+            ).to_arrow_table()
+        finally:
+            self._connection.unregister("looked_for")
 
     def mark_published(self, event_ids: Sequence[str], at_ns: int) -> None:
         """Note that transitions were acknowledged; called inside a transaction."""

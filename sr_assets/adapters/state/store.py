@@ -281,6 +281,7 @@ def _make(file: Path) -> None:
 def _connect(file: Path) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(str(file), config={"threads": 2, "memory_limit": "1GB"})
     connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET enable_progress_bar = false")  # drawn on stdout, whatever that is
     return connection
 
 

@@ -1,7 +1,7 @@
 """`python -m sr_assets.embedded.bench`: the workloads one after the other, as a table and, last, one JSON object.
 
 A new workload gets its name here. Not here: what it does (`copying`, `sampling`, `waiting`, `trickle`, `sites`, `outage`,
-`feeds`, `publication`, `definitions`, `disk`).
+`silence`, `feeds`, `publication`, `definitions`, `disk`).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from sr_assets.embedded.bench.outage import measure_queue, measure_transitions
 from sr_assets.embedded.bench.publication import measure_publication
 from sr_assets.embedded.bench.rig import Bench, open_bench
 from sr_assets.embedded.bench.sampling import measure_backlog, measure_sampled, measure_tracked
+from sr_assets.embedded.bench.silence import measure_silence
 from sr_assets.embedded.bench.sites import measure_sites
 from sr_assets.embedded.bench.trickle import measure_trickle
 from sr_assets.embedded.bench.waiting import measure_latency, measure_quiet, measure_runs
@@ -49,6 +50,7 @@ WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "tracked_10k": lambda bench, _: measure_tracked(bench, 10_000),
     "tracked_100k": lambda bench, _: measure_tracked(bench, 100_000),
     "tracked_1m": lambda bench, _: measure_tracked(bench, 1_000_000),
+    "silence": lambda bench, scale: measure_silence(bench, int(1_000_000 * scale)),
     "latency": lambda bench, _: measure_latency(bench),
     "transitions": lambda bench, _: measure_transitions(bench),
     "queue": lambda bench, scale: measure_queue(bench, int(1_000_000 * scale)),

@@ -67,7 +67,7 @@ class BlindColumns:
         """Return how much of the time from `seen_ns` to `now_ns`, which is not before it, no span covers."""
         return now_ns - seen_ns if not len(self._starts) else self._watched(now_ns) - self._watched(seen_ns)
 
-    def exceeds_at_ns(self, seen_ns: Integers, limit_ns: Integers) -> Integers:
+    def exceeds_at_ns(self, seen_ns: Integers, limit_ns: Integers | int) -> Integers:
         """Return the last instant at which the silence since `seen_ns` is not longer than `limit_ns`."""
         if not len(self._starts):
             return seen_ns + limit_ns

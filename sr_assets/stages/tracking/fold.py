@@ -110,7 +110,7 @@ class _Fold:
             "reason": reasons,
         }
         transitions = [transition_row(names.dictionary[at].as_py(), event) for at, event in fold.transitions]
-        return pa.concat_tables([_blank(decisions), _blank(fold.states()), folded_table(transitions)])
+        return pa.concat_tables([folded_rows(decisions), folded_rows(fold.states()), folded_table(transitions)])
 
 
 def transition_row(sender: str, transition: Transition) -> tuple[Any, ...]:
@@ -133,14 +133,10 @@ def transition_row(sender: str, transition: Transition) -> tuple[Any, ...]:
 def folded_table(transitions: list[tuple[Any, ...]]) -> pa.Table:
     """Return transitions, rows of `transition_row`, as a table of `FOLDED_SCHEMA`."""
     columns = zip(*transitions, strict=True) if transitions else [()] * len(_TRANSITION)
-    return _blank(dict(zip(_TRANSITION, columns, strict=True)))
+    return folded_rows(dict(zip(_TRANSITION, columns, strict=True)))
 
 
-def _blank(values: dict[str, Any]) -> pa.Table:
-    """Return rows of one kind as rows of `FOLDED_SCHEMA`: what is not a kind's own is null."""
-    count = len(values["sender"])
-    arrays = [
-        pa.array(values[field.name], field.type) if field.name in values else pa.nulls(count, field.type)
-        for field in FOLDED_SCHEMA
-    ]
-    return pa.Table.from_arrays(arrays, schema=FOLDED_SCHEMA)
+def folded_rows(values: dict[str, Any]) -> pa.Table:
+    """Return rows of one kind, its columns, as rows of `FOLDED_SCHEMA`: what is not a kind's own is null."""
+    nulls = {field.name: pa.nulls(len(values["sender"]), field.type) for field in FOLDED_SCHEMA}
+    return pa.table({**nulls, **values}, schema=FOLDED_SCHEMA)

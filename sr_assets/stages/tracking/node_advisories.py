@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sr_assets.stages.clock import Clock
     from sr_assets.stages.report import StreamReport
 
-_CHUNK: Final = 2_000
+_CHUNK: Final = 5_000
 #: An answer that no stream takes the advisories may come from a server that is just starting: it is asked again so long.
 _OLD_ANSWERS_SECONDS: Final = 3.0
 #: What was refused is tried again after so long; what is new goes out meanwhile.

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.tracking import NODE_COLUMNS, deadline_ns
-from sr_assets.stages.tracking.columns import state_of, state_values
+from sr_assets.stages.tracking.columns import deadlines, state_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,14 +37,13 @@ def follow_policy(store: SiteState, stream: StreamSettings, policy: Policy, stat
         return
     nodes = store.nodes(stream.stream)
     blind = BlindSpans(tuple(nodes.blind_spans()))
-    rows = (
-        [node_row(policy, node, state_of(values), blind) for node, *values in nodes.waiting()] if state.policy else []
-    )
+    waiting = nodes.waiting() if state.policy else NODE_SCHEMA.empty_table()
+    deadline = deadlines(policy, blind, waiting["status"], waiting["seen_ns"].to_numpy())
     state.policy = text
     with store.transaction():
         store.save_stream(state)
-        if rows:
-            nodes.merge(node_table(rows))
+        if waiting.num_rows:
+            nodes.merge(waiting.drop(["deadline_ns"]).append_column("deadline_ns", deadline))
 
 
 def node_row(policy: Policy, node: str, state: NodeState, blind: BlindSpans) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +18,7 @@ from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.spark.source import encode_extractor
 from sr_assets.domain.blindness import BlindSpans, find_blind_spans
 from sr_assets.domain.positions import SequenceRange, missing
-from sr_assets.domain.tracking import NODE_COLUMNS, sweep
+from sr_assets.domain.tracking import NODE_COLUMNS
 from sr_assets.stages.progress import Progress
 from sr_assets.stages.source.position import advance, load_position, note_read, warn_of_blind_time, warn_of_clock
 from sr_assets.stages.source.reading import (
@@ -31,10 +31,10 @@ from sr_assets.stages.source.reading import (
     too_old_before,
 )
 from sr_assets.stages.source.suitability import check_source
-from sr_assets.stages.tracking.columns import state_of
 from sr_assets.stages.tracking.decisions import count_decisions, decide, due_copies
-from sr_assets.stages.tracking.fold import fold_batch, folded_table, transition_row
-from sr_assets.stages.tracking.node_rows import NODE_SCHEMA, follow_policy, node_row, node_table
+from sr_assets.stages.tracking.fold import fold_batch
+from sr_assets.stages.tracking.node_rows import NODE_SCHEMA, follow_policy
+from sr_assets.stages.tracking.sweeping import sweep_due
 from sr_assets.stages.tracking.transitions import add_transitions
 
 if TYPE_CHECKING:
@@ -48,9 +48,6 @@ if TYPE_CHECKING:
     from sr_assets.stages.connections import Clusters, SparkConnection
     from sr_assets.stages.report import StreamReport
     from sr_assets.stages.source.reading import Ends, Reader
-
-#: So many nodes are swept in one transaction: a fleet that falls silent at once costs no more memory than that.
-_SWEPT_AT_ONCE: Final = 50_000
 
 
 class NodeStage:
@@ -266,28 +263,9 @@ class NodeStage:
     def sweep_due(self) -> bool:
         """Let time pass for the nodes whose deadline lies before the committed watermark; returns whether there were any.
 
-        It asks no server. States and transitions are committed in portions, in the order of the deadlines.
+        It asks no server.
         """
-        store, stream = self._store, self._stream
-        state = store.load_stream(stream.stream)
-        if state is None or state.watermark_ns is None:
-            return False
-        nodes = store.nodes(stream.stream)
-        due, blind = nodes.due(state.watermark_ns), BlindSpans(tuple(nodes.blind_spans()))
-        for first in range(0, len(due), _SWEPT_AT_ONCE):
-            self._sweep(state, due[first : first + _SWEPT_AT_ONCE], state.watermark_ns, blind)
-        self._report.swept += len(due)
-        return bool(due)
-
-    def _sweep(self, state: StreamState, due: Sequence[tuple[Any, ...]], now_ns: int, blind: BlindSpans) -> None:
-        nodes, events = [], []
-        for node, *values in due:
-            swept, transitions = sweep(self._policy, state_of(values), now_ns, blind)
-            nodes.append(node_row(self._policy, node, swept, blind))
-            events += [transition_row(node, transition) for transition in transitions]
-        with self._store.transaction():
-            self._store.nodes(self._stream.stream).merge(node_table(nodes))
-            add_transitions(self._store, self._stream, state, folded_table(events), self._report)
+        return sweep_due(self._store, self._stream, self._policy, self._report)
 
 
 def _latest(sightings: pa.Table, before_ns: int | None) -> int | None:

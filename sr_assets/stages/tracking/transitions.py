@@ -5,7 +5,7 @@ Not here: which transitions there are (`fold`, `node_state`), the outbox (`node_
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -56,35 +56,38 @@ def add_transitions(
     again: a stream that was recovered folds some messages a second time.
     """
     events = folded.filter(pc.is_valid(folded["event"]))
-    rows = [_row(stream, state, event, history=history) for event in events.to_pylist()]
-    if rows:
-        span = pc.min_max(events["event_ns"]).as_py()
-        recorded = store.outbox(stream.stream).recorded(span["min"], span["max"])
-        rows = [row for row in rows if row["event_id"] not in recorded]
-    report.events.update(row["event"] for row in rows)
-    if rows:
-        store.add_rows("transitions", pa.Table.from_pylist(rows, schema=_SCHEMA))
+    if not events.num_rows:
+        return
+    rows = _rows(stream, state, events, history=history)
+    recorded = store.outbox(stream.stream).recorded(rows)
+    if recorded.num_rows:
+        rows = rows.filter(pc.invert(pc.is_in(rows["event_id"], recorded["event_id"].combine_chunks())))
+    report.events.update({row["values"]: row["counts"] for row in pc.value_counts(rows["event"]).to_pylist()})
+    if rows.num_rows:
+        store.add_rows("transitions", rows)
 
 
-def _row(stream: StreamSettings, state: StreamState, event: dict[str, Any], *, history: bool) -> dict[str, Any]:
-    policy, node, event_ns = stream.policy, event["sender"], event["event_ns"]
+def _rows(stream: StreamSettings, state: StreamState, events: pa.Table, *, history: bool) -> pa.Table:
+    policy, count = stream.policy, events.num_rows
     assert policy is not None  # a tracked stream has one: settings see to it
-    return {
-        "event_id": event_id(stream.replicator, stream.name, stream.stream, node, event["event"], event_ns),
+    nodes, names, times = (events[column].to_pylist() for column in ("sender", "event", "event_ns"))
+    identity = (stream.replicator, stream.name, stream.stream)
+    columns = {
+        "event_id": [event_id(*identity, *event) for event in zip(nodes, names, times, strict=True)],
+        "node": events["sender"],
+        "late": [history or is_late(state.planned_ns, event_ns, policy.interval_ns) for event_ns in times],
+        **{name: events[name] for name in ("event", "event_ns")},
+        **{
+            name: events[f"event_{name}"]
+            for name in ("seen_ns", "age_ns", "sequence", "previous", "transition", "returned", "outage_ns")
+        },
+    }
+    common = {
         "stream": stream.stream,
-        "node": node,
-        "event": event["event"],
-        "event_ns": event_ns,
         "detected_ns": state.watermark_ns,
-        "seen_ns": event["event_seen_ns"],
-        "age_ns": event["event_age_ns"],
-        "sequence": event["event_sequence"],
-        "previous": event["event_previous"],
-        "transition": event["event_transition"],
         "epoch": state.epoch_ns,
-        "late": history or is_late(state.planned_ns, event_ns, policy.interval_ns),
-        "returned": event["event_returned"],
-        "outage_ns": event["event_outage_ns"],
         "published_ns": None,
         "outbox": stream.advisory is not None and not history,
     }
+    constant = {name: pa.repeat(pa.scalar(value, _SCHEMA.field(name).type), count) for name, value in common.items()}
+    return pa.table({**columns, **constant}, schema=_SCHEMA)

@@ -47,6 +47,12 @@ def test_what_is_committed_is_there_when_it_is_opened_again(tmp_path: Path) -> N
         assert state.load_stream("T") is None
 
 
+def test_duckdb_draws_nothing_on_stdout(state: SiteState) -> None:
+    with state.beside() as other:
+        for each in (state, other):
+            assert each.connection.execute("SELECT current_setting('enable_progress_bar')").fetchall() == [(False,)]
+
+
 def test_a_transaction_that_fails_changes_nothing(state: SiteState) -> None:
     def fail() -> None:
         with state.transaction():
@@ -108,12 +114,13 @@ def test_nodes_are_due_strictly_before_the_watermark_earliest_first(state: SiteS
             node("late", deadline_ns=9), node("b", deadline_ns=5), node("a", deadline_ns=5), node("r", deadline_ns=None)
         ),
     )
-    assert [row[0] for row in state.nodes("S").due(9)] == ["a", "b"]
-    assert state.nodes("S").due(5) == []
+    assert state.nodes("S").due(9, 3)["node"].to_pylist() == ["a", "b"]
+    assert state.nodes("S").due(9, 1)["node"].to_pylist() == ["a"]
+    assert not state.nodes("S").due(5, 3).num_rows
     assert state.nodes("S").next_deadline() == 5
     state.nodes("S").merge(nodes(node("a", deadline_ns=7), node("b", deadline_ns=8)))
     assert state.nodes("S").next_deadline() == 7
-    assert len(state.nodes("S").due(100)) == 3
+    assert state.nodes("S").due(100, 9).num_rows == 3
 
 
 def test_retired_nodes_are_dropped_by_their_time_and_no_others(state: SiteState) -> None:

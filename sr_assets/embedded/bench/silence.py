@@ -1,0 +1,115 @@
+"""A fleet that falls silent at once: how long its timeouts take to be committed and published, their advisories to be sent,
+and how much memory the run takes.
+
+Not here: a run in which nearly every node reports (`sampling`).
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any, Final
+
+from sr_assets.adapters.state.store import SiteState
+from sr_assets.embedded.bench.rig import SITE
+from sr_assets.settings import load_settings
+from sr_assets.stages.report import Stage
+from sr_assets.stages.run import run_site
+from sr_assets.stages.site import Site
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+
+    from sr_assets.embedded.bench.rig import Bench
+
+_STREAM: Final = "SILENT"
+_ADVISED: Final = "SILENCE"
+_MINUTE_NS: Final = 60_000_000_000
+#: So many nodes go on reporting.
+_REPORTING: Final = 1_000
+
+
+def measure_silence(bench: Bench, known: int) -> dict[str, Any]:
+    """Measure a run in which all known nodes time out, and one that publishes their advisories; beside one of nothing.
+
+    Each is in a process of its own, whose peak of resident memory counts.
+    """
+    bench.create(bench.source, _STREAM)
+    bench.create(bench.source, _ADVISED)
+    bench.publish(_STREAM, _REPORTING, _REPORTING, 512)
+    tracked = {"inspect_field": "sender", "inspect_duration": "1h", "warn_duration": "30m"}
+    advisory = {"subject": f"{_ADVISED}.%s.%v", "reliable": True}
+    entry = {"stream": _STREAM, "target_subject_prefix": "silent", **tracked, "advisory": advisory}
+    bench.run(bench.settings([entry]), _STREAM)
+    _make_known(bench, known)
+    quiet = _run_alone(bench, *Stage)
+    _fall_silent(bench)
+    swept, announced = _run_alone(bench, Stage.NODE_STATE), _run_alone(bench, *Stage)
+    return {
+        "nodes": known,
+        "timeouts": swept["timeouts"],
+        "advisories": announced["published"],
+        "quiet_seconds": round(quiet["seconds"], 1),
+        "swept_seconds": round(swept["seconds"], 1),
+        "announced_seconds": round(announced["seconds"], 1),
+        "quiet_peak_mib": quiet["most_kib"] >> 10,
+        "more_mib": max(0, max(swept["most_kib"], announced["most_kib"]) - quiet["most_kib"]) >> 10,
+    }
+
+
+def _make_known(bench: Bench, count: int) -> None:
+    """Write nodes into the state as runs would have written them: none is due within the half hour."""
+    with SiteState(bench.home / "sites" / SITE) as state, state.transaction():
+        state.connection.execute(
+            """
+            INSERT INTO nodes SELECT $stream, 'known' || i || '.example.net', $now, $now, 1, $now, 512, 'up', $now, NULL, 0,
+                1, $now + $warning
+            FROM range($count) AS t(i)
+            """,
+            {"stream": _STREAM, "count": count, "now": time.time_ns(), "warning": 30 * _MINUTE_NS},
+        )
+
+
+def _fall_silent(bench: Bench) -> None:
+    """Let every such node have been seen last 45 minutes earlier, within one minute."""
+    with SiteState(bench.home / "sites" / SITE) as state, state.transaction():
+        state.connection.execute(
+            """
+            UPDATE nodes SET seen_ns = seen_ns - earlier, deadline_ns = deadline_ns - earlier
+            FROM (SELECT node AS silent, $least + hash(node) % $span AS earlier FROM nodes) WHERE node = silent
+                AND node LIKE 'known%'
+            """,
+            {"least": 45 * _MINUTE_NS, "span": _MINUTE_NS},
+        )
+
+
+def _run_alone(bench: Bench, *stages: Stage) -> dict[str, Any]:
+    """Drain the stream in a process of its own."""
+    context = get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_run, args=(bench.file, frozenset(stages), there))
+    process.start()
+    there.close()
+    try:
+        figures: dict[str, Any] = here.recv()
+    finally:
+        process.join()
+    return figures
+
+
+def _run(file: Path, stages: frozenset[Stage], answer: Connection) -> None:
+    started = time.perf_counter()
+    with Site(load_settings(file, {}), SITE, owner="bench", run_id="bench") as site:
+        report = run_site(site, {_STREAM: stages}, drain_only=True)[_STREAM]
+    if report.failure:
+        raise SystemExit(report.failure)
+    answer.send(
+        {
+            "seconds": time.perf_counter() - started,
+            "most_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            "timeouts": report.events["timeout"],
+            "published": report.published,
+        }
+    )
