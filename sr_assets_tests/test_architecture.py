@@ -114,6 +114,7 @@ LIBRARIES = {
     "embedded.bench.disk": {"dagster"},
     "embedded.bench.history": {"duckdb", "pyarrow"},
     "operate": {"dagster"},
+    "operate.metrics": {"duckdb"},
     "operate.webserver": {"dagster", "dagster_webserver", "uvicorn"},
     "cli": {"click"},
     "cli.layout": {"rich"},
@@ -279,6 +280,7 @@ def test_our_own_time_of_day_is_read_only_where_no_table_advisory_or_decision_de
         ("automation.old_runs", "datetime.now"),  # Dagster's own old runs, by Dagster's own dates
         ("cli.render", "datetime.now"),  # how old a table is, for who looks at it
         ("cli.work", "time.time"),  # `spark status`
+        ("operate.metrics.reading", "time.time"),  # how long ago something was, for who looks at it
         ("stages.replication.recover", "time.gmtime"),  # the name of a broken state that is set aside
         ("stages.clock", "time.time_ns"),  # when a site's very first run finds no server to ask
     }

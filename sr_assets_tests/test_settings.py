@@ -480,7 +480,7 @@ def test_several_workers_keep_each_senders_order_by_default(keys: str, order: st
 @pytest.mark.parametrize(
     ("keys", "warning"),
     (
-        ("monitor_port: 8080\n", "monitor_port"),
+        ("monitor_port: 8080\n", None),
         ("profiling: true\n", "profiling"),
         ("monitor_port: 0\nprofiling: false\n", None),
     ),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.state.pausing import paused_streams
-from sr_assets.adapters.state.status_file import read_status, status_age_seconds
+from sr_assets.adapters.state.status_file import note_look, read_status, status_age_seconds
 from sr_assets.automation.decisions import (
     Decision,
     EntryRules,
@@ -105,6 +105,7 @@ class _Tick:
     ) -> None:
         self._settings = settings
         self._entries = settings.sites[site]
+        self._folder = settings.home / "sites" / site
         self._status = status
         self._age_seconds = status_age_seconds(status)
         # What was asked before that knows less than the status does.
@@ -130,6 +131,8 @@ class _Tick:
                 notes.append(f"{entry.label}: {skip}")
         if len(unreachable) == len(self._entries):
             raise RunError("; ".join(unreachable))
+        if not notes and not unreachable:
+            note_look(self._folder)
         return Decision(None, "; ".join([*notes, *unreachable]) or "caught up")
 
     def _decide_entry(self, entry: Entry) -> Decision:

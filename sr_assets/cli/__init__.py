@@ -1,11 +1,11 @@
 """The `sr-assets` command: thin, one function per command.
 
 Here: options, which question or stage a command is, exit codes. Add a command to the module of its subject: `nodes`,
-`advisories`, `streams`, `tables`, `work`. Not here: how rows are drawn (`render`), the SQL
+`advisories`, `streams`, `tables`, `metrics`, `work`. Not here: how rows are drawn (`render`), the SQL
 (`adapters.published.queries`), the work itself.
 """
 
-from sr_assets.cli import advisories, nodes, streams, tables, work  # noqa: F401  the commands register themselves
+from sr_assets.cli import advisories, metrics, nodes, streams, tables, work  # noqa: F401  the commands register themselves
 from sr_assets.cli.base import main, run_command
 
 __all__ = ["main", "run_command"]

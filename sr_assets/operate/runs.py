@@ -5,6 +5,7 @@ A child is `python -m sr_assets.operate SITE`. Not here: what it does (`site`).
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections import defaultdict
@@ -12,7 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
+from sr_assets.operate.metrics import metrics_beside, write_textfile_once
 from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt, start_child, stop_groups
+from sr_assets.operate.report import print_line
 
 if TYPE_CHECKING:
     import subprocess
@@ -37,14 +40,19 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
     children = _Children()
     with (
         signals_as_interrupt(),
+        contextlib.nullcontext() if once else metrics_beside(settings) as metrics,
         ThreadPoolExecutor(min(len(chosen), settings.concurrency) if once else len(chosen)) as pool,
     ):
+        if metrics:
+            print_line(f"Metrics: {metrics}")
         working = [pool.submit(children.run, site, labels, once) for site, labels in chosen.items()]
         try:
             codes = [future.result() for future in working]
         except KeyboardInterrupt:
             children.stop()
             return INTERRUPTED if once else 0
+    if once:
+        write_textfile_once(settings)
     return _worst(codes)
 
 

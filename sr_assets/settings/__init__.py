@@ -1,9 +1,9 @@
 """The configuration: one YAML file and the environment → frozen, validated Settings; nothing else reads either.
 
 The file is the Stream Replicator's own, with some more keys. Each module uses those before it:
-`values`, `names`, `clusters` (what one key may hold) → `records` (what everything else works with) → `shape` (the
-mappings of the file) → `contradictions` (keys that exclude each other) → `file` (the whole of it) → `document` (YAML and
-environment → a tree) → `loading` (all of it in order).
+`values`, `names`, `clusters` (what one key may hold) → `monitoring`, `spark`, `records` (what everything else works with)
+→ `shape` (the mappings of the file) → `contradictions` (keys that exclude each other) → `file` (the whole of it) →
+`document` (YAML and environment → a tree) → `loading` (all of it in order).
 Not here: anything that needs a connection. What only a server knows (does the source exist, what are its subjects) is
 asked by `check --connect` and by a run.
 """
@@ -11,6 +11,7 @@ asked by `check --connect` and by a run.
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 from sr_assets.settings.clusters import parse_cluster
 from sr_assets.settings.loading import DEFAULT_CONFIG, load_cluster, load_settings
+from sr_assets.settings.monitoring import MetricsSettings
 from sr_assets.settings.records import (
     AdvisorySettings,
     Entry,
@@ -22,11 +23,11 @@ from sr_assets.settings.records import (
     Order,
     SensorSettings,
     Settings,
-    SparkSettings,
     Start,
     StreamSettings,
     asset_name,
 )
+from sr_assets.settings.spark import SparkSettings
 from sr_assets.settings.values import parse_duration
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Entry",
     "FeedSettings",
     "Kind",
+    "MetricsSettings",
     "OnPoison",
     "OnSourceReset",
     "OnTargetReset",

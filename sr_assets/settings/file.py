@@ -17,6 +17,7 @@ from sr_assets.settings.shape import (
     Raw,
     RawFeed,
     RawHistory,
+    RawMetrics,
     RawSensor,
     RawSpark,
     RawStream,
@@ -24,7 +25,7 @@ from sr_assets.settings.shape import (
     SiteName,
     Span,
 )
-from sr_assets.settings.values import MINUTE_NS, one_of, read_file_mode, read_path, whole_number
+from sr_assets.settings.values import MINUTE_NS, one_of, read_file_mode, read_path, read_port, whole_number
 
 File = Annotated[Path, BeforeValidator(read_path)]
 
@@ -50,7 +51,8 @@ class RawFile(Raw):
     loglevel: Annotated[
         Literal["debug", "info", "warn", "error"], BeforeValidator(one_of("debug", "info", "warn", "error"))
     ] = "info"
-    monitor_port: Any = None
+    monitor_port: Annotated[int, BeforeValidator(read_port)] | None = None
+    metrics: RawMetrics = RawMetrics()
     profiling: Any = None
     spark: RawSpark = RawSpark()
     sensor: RawSensor = RawSensor()
@@ -68,6 +70,8 @@ class RawFile(Raw):
     def _distinct(self) -> Self:
         if "streams" not in self.model_fields_set and not self.feeds:
             raise ValueError("streams: is required")
+        if self.monitor_port and self.metrics.port not in (None, self.monitor_port):
+            raise ValueError(f"monitor_port: is {self.monitor_port}, metrics.port {self.metrics.port}; take one out")
         entries: list[RawStream | RawFeed] = [*self.streams, *self.feeds]
         refuse_same_names([(entry.name or self.name, entry.stream) for entry in entries])
         return self

@@ -17,16 +17,17 @@ from sr_assets.domain.tracking import Policy
 from sr_assets.settings.clusters import parse_cluster
 from sr_assets.settings.document import read_tree, refuse, with_environment
 from sr_assets.settings.file import RawFile
+from sr_assets.settings.monitoring import MetricsSettings
 from sr_assets.settings.records import (
     AdvisorySettings,
     FeedSettings,
     SensorSettings,
     Settings,
-    SparkSettings,
     Start,
     StreamSettings,
 )
 from sr_assets.settings.shape import RawFeed, RawStream, RawTls, with_tls
+from sr_assets.settings.spark import SparkSettings
 
 DEFAULT_CONFIG = Path("conf/replication.yaml")
 
@@ -98,6 +99,7 @@ def _settings(raw: RawFile, environ: Mapping[str, str]) -> Settings:
         gaps_retention_ns=raw.gaps.retention,
         loglevel=raw.loglevel,
         logfile=raw.logfile,
+        metrics=_metrics(raw),
         published_mode=raw.published_mode,
         warnings=_warnings(raw),
     )
@@ -173,10 +175,15 @@ def _policy(raw: RawStream) -> Policy | None:
     return Policy(raw.inspect_duration, warning_ns, raw.size_trigger or 0)
 
 
+def _metrics(raw: RawFile) -> MetricsSettings:
+    """Return the settings of metrics; port 0 is none, as in the Stream Replicator's file."""
+    port = raw.metrics.port or raw.monitor_port or None
+    return MetricsSettings(port, raw.metrics.host, raw.metrics.legacy, raw.metrics.textfile)
+
+
 def _warnings(raw: RawFile) -> tuple[str, ...]:
     patient = [entry.stream for entry in raw.streams if entry.target_initiated]
     notes = (
-        (raw.monitor_port, "monitor_port has no effect in this version: there is no metrics port"),
         (raw.profiling, "profiling has no effect: there is no profiler"),
         (patient, f"target_initiated has no effect ({', '.join(patient)}): copying is always latency-tolerant"),
     )

@@ -18,10 +18,11 @@ from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.positions import DAY_NS, SECOND_NS
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
-from sr_assets.domain.sizing import FROM_MESSAGES
 from sr_assets.domain.subjects import target_subject
 from sr_assets.domain.tracking import Policy
+from sr_assets.settings.monitoring import MetricsSettings
 from sr_assets.settings.names import rewritten
+from sr_assets.settings.spark import SparkSettings
 from sr_assets.settings.values import MEBIBYTE, MINUTE_NS, shown
 
 Kind = Literal["stream", "feed"]
@@ -174,28 +175,6 @@ class FeedSettings(Entry):
     retired_retention_ns: int | None = 365 * DAY_NS
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class SparkSettings:
-    """Where Spark runs (`connect-local`, `classic`, `sc://…`, `spark://…`), which batches are for it, extra configuration.
-
-    A batch of fewer than `from_messages` messages is read and copied in the run's own process.
-    """
-
-    mode: str = "connect-local"
-    from_messages: int = FROM_MESSAGES
-    config: dict[str, str] = field(default_factory=dict, hash=False)
-
-    @property
-    def public(self) -> dict[str, Any]:
-        """The part that may be shown: the mode without its parameters, and no value whose key may name a secret."""
-        secret = re.compile(r"secret|password|token|credential|key", re.IGNORECASE)
-        config = {key: value for key, value in self.config.items() if not secret.search(key)}
-        return {"mode": self.mode.partition(";")[0].rpartition("@")[2], "config": config}
-
-    def __repr__(self) -> str:
-        return f"SparkSettings({self.public})"
-
-
 @dataclass(frozen=True, slots=True)
 class SensorSettings:
     """How often a site's sensor ticks, and how far the source must be ahead before it requests a run."""
@@ -206,7 +185,7 @@ class SensorSettings:
 
 
 #: What differs between hosts and changes nothing that a run does.
-_WITHOUT_EFFECT: Final = frozenset({"home", "logfile", "warnings", "concurrency"})
+_WITHOUT_EFFECT: Final = frozenset({"home", "logfile", "warnings", "concurrency", "metrics"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +209,7 @@ class Settings:
     gaps_retention_ns: int = 90 * DAY_NS
     loglevel: Literal["debug", "info", "warn", "error"] = "info"
     logfile: Path | None = None
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
     published_mode: int = 0o600
     warnings: tuple[str, ...] = ()
     sites: Mapping[str, tuple[Entry, ...]] = field(init=False, repr=False, compare=False)

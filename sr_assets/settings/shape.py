@@ -6,6 +6,7 @@ Add a new key here, and put it into Settings in `loading`. Not here: how a value
 
 import difflib
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, InstanceOf, model_validator
@@ -37,6 +38,8 @@ from sr_assets.settings.values import (
     one_of,
     read_duration,
     read_flag,
+    read_path,
+    read_port,
     read_seconds,
     read_span,
     read_text,
@@ -137,6 +140,15 @@ class RawSensor(Raw):
         if self.interval < SECOND_NS:
             raise ValueError("interval: must be 1s or more")
         return self
+
+
+class RawMetrics(Raw):
+    """`metrics`."""
+
+    port: Annotated[int, BeforeValidator(read_port)] | None = None
+    host: Text = "127.0.0.1"
+    legacy: Flag = False
+    textfile: Annotated[Path, BeforeValidator(read_path)] | None = None
 
 
 class RawHistory(Raw):

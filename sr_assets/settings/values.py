@@ -118,6 +118,14 @@ def whole_number(smallest: int) -> Callable[[object], int]:
     return whole
 
 
+def read_port(value: object) -> int:
+    """Read the number of a port; 0 is none."""
+    number = whole_number(0)(value)
+    if number > 65_535:
+        raise ValueError(f"{shown(value)} is not a port: write 1 to 65535, or 0 for none")
+    return number
+
+
 def size_in_bytes(smallest: int) -> Callable[[object], int]:
     """Return the reader of a size, `smallest` bytes or more: a plain number, or one with KiB, MB and the like."""
 

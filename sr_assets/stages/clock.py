@@ -29,7 +29,7 @@ class Clock:
 
     @staticmethod
     def own_ns() -> int:
-        """Return this machine's time in unix ns, only for detecting a server's clock that is far ahead."""
+        """Return this machine's time in unix ns, only for detecting a server's clock that is far ahead, and for metrics."""
         return time.time_ns()
 
     def now_ns(self) -> int:

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sr_assets.adapters.state.counters import Counter
 from sr_assets.adapters.state.history import forget_history
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.errors import SrAssetsError
@@ -96,6 +97,7 @@ class EntryWork(ABC):
         self._set_error(state, error)
         with store.transaction():
             store.save_stream(state)
+            store.counters(name).add({Counter.ERRORS: self.watching.take_errors()})
 
     def _set_error(self, state: StreamState, error: str | None) -> None:
         state.last_error_since_ns = (state.last_error_since_ns or self._site.clock.now_ns()) if error else None
@@ -138,6 +140,7 @@ class EntryWork(ABC):
             self._forget_old(state)
             self._forget_history(state)
             site.state.save_stream(state)
+            site.state.counters(name).add({Counter.ERRORS: self.watching.take_errors()})
         if state.begun:
             report.state = state
         report.copying = site.state.load_copying(name)

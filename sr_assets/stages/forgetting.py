@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 from sr_assets.adapters.published.history import site_history, stream_folder
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.publishing import publish_site
+from sr_assets.adapters.state.errors import BrokenStateError
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import forget_paused
-from sr_assets.adapters.state.store import BrokenStateError, SiteState
+from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.settings import asset_name
 from sr_assets.stages.clock import Clock

@@ -59,6 +59,7 @@ class Lane:
         self.error: str | None = None
         self.failure: str | None = None
         self.retries = 0
+        self._errors = 0
         self.due_at = 0.0
 
     @property
@@ -70,6 +71,11 @@ class Lane:
         """Take the next step after a while: what arrives until then is one batch, not many. An error has its own pause."""
         if self.error is None:
             self.due_at = time.monotonic() + seconds
+
+    def take_errors(self) -> int:
+        """Return how many steps have failed since this was asked last."""
+        errors, self._errors = self._errors, 0
+        return errors
 
     def attempt(self, step: Callable[[], bool], *, final: Callable[[], bool]) -> bool:
         """Do one step; returns whether there was work. A TransientError is a failure when `final` returns true."""
@@ -103,6 +109,7 @@ class Lane:
         if final:
             self._fail(line)
             return
+        self._errors += 1
         self.error = line
         pause_seconds = min(_FIRST_PAUSE_SECONDS * 2.0**self.retries, _LONGEST_PAUSE_SECONDS)
         self.retries += 1
@@ -112,6 +119,7 @@ class Lane:
             self._on_error(line)
 
     def _fail(self, failure: str) -> None:
+        self._errors += 1
         self.failure, self.error = failure, None
         self._report.failures.append(failure)
         self._report.failed |= self._stages

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from sr_assets.settings import Settings
+    from sr_assets.settings import Entry, Settings
 
 #: Publishing may take this share of a core, so that its cost stays bounded with any number of nodes.
 _PUBLISHING_SHARE: Final = 0.06
@@ -42,6 +42,9 @@ _PUBLISHED_SECONDS: Final = 1.0
 #: How long a run that is not caught up waits before it publishes for the first time.
 _BUSY_SECONDS: Final = 5.0
 _ROUND_WAIT_SECONDS: Final = 0.5
+#: What metrics show of the rows of a stream and of its copying, beside what the sensor needs.
+_COUNTED: Final = ("lag_ns", "skipped_messages", "too_old_messages", "no_sender_messages", "gap_messages", "starts")
+_COPIED: Final = ("copied_messages", "copied_bytes", "parked_messages", "lost_messages")
 
 
 class Site:
@@ -165,11 +168,14 @@ class Site:
 
     def _write_status(self, paused: frozenset[str]) -> None:
         """Write `status.json` for the sensor and the command line."""
-        streams = {
-            entry.stream: status
-            for entry in self.entries
-            if (status := self._status(entry.stream, feed=entry in self.feeds)) is not None
-        }
+        before = read_status(self.folder).get("streams", {})
+        # The copying commits beside us, and its rows in one table belong to counters in another.
+        with self.state.moment():
+            streams = {
+                entry.stream: status
+                for entry in self.entries
+                if (status := self._status(entry, before.get(entry.stream, {}))) is not None
+            }
         for stream in paused & set(streams):
             streams[stream]["paused"] = True
         write_status(
@@ -181,7 +187,8 @@ class Site:
             },
         )
 
-    def _status(self, stream: str, *, feed: bool) -> dict[str, Any] | None:
+    def _status(self, entry: Entry, before: dict[str, Any]) -> dict[str, Any] | None:
+        stream, feed = entry.stream, entry in self.feeds
         state, copying = self.state.load_stream(stream), self.state.load_copying(stream)
         if state is None:
             return None
@@ -191,9 +198,14 @@ class Site:
             if feed
             else self.state.nodes(stream).next_deadline()
         )
+        failed = state.last_error or copying.error
         return {
-            **{key: getattr(state, key) for key in shown},
-            "last_error": state.last_error or copying.error,
+            **{key: getattr(state, key) for key in (*shown, *_COUNTED)},
+            **{key: getattr(copying, key) for key in _COPIED},
+            "counters": self.state.counters(stream).totals(),
+            "nodes": self.state.nodes(stream).counts(),
+            "last_success_ns": before.get("last_success_ns") if failed else Clock.own_ns(),
+            "last_error": failed,
             "last_error_since_ns": state.last_error_since_ns if state.last_error else copying.error_since_ns,
             "copy_error": copying.error,
             "copy_error_since_ns": copying.error_since_ns,

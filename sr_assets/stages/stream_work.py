@@ -11,6 +11,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters.state.counters import COPYING, Counter
 from sr_assets.adapters.state.pausing import paused_streams
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.positions import retention_clock_ns
@@ -241,9 +242,11 @@ class StreamWork(EntryWork):
         """Publish the error that stops the copying, and since when it lasts."""
         store = store or self._context.store
         copying = store.load_copying(self._stream.stream)
-        if error == copying.error:
+        errors = self.copying.take_errors()
+        if error == copying.error and not errors:
             return
         copying.error_since_ns = (copying.error_since_ns or self._site.clock.now_ns()) if error else None
         copying.error = error
         with store.transaction():
             store.save_copying(copying)
+            store.counters(self._stream.stream).add({Counter.ERRORS: errors}, COPYING)

@@ -99,6 +99,7 @@ class Copier:
                 receipt.last_sequence, receipt.last_stored_ns = message.sequence, message.stored_ns
                 if plan.cutoff_ns is not None and message.stored_ns < plan.cutoff_ns:
                     receipt.too_old += 1
+                    receipt.too_old_bytes += len(message.payload)
                     continue
                 if message.sequence in self._found:
                     self._check_copy(message)

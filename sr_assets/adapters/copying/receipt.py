@@ -40,6 +40,7 @@ class Receipt:
     copied_bytes: int = 0
     found: int = 0
     too_old: int = 0
+    too_old_bytes: int = 0
     last_sequence: int = 0
     last_stored_ns: int | None = None
     target_sequence: int = 0
@@ -72,6 +73,7 @@ class Receipt:
         self.copied_bytes += other.copied_bytes
         self.found += other.found
         self.too_old += other.too_old
+        self.too_old_bytes += other.too_old_bytes
         if other.last_sequence > self.last_sequence:
             self.last_sequence, self.last_stored_ns = other.last_sequence, other.last_stored_ns
         if other.target_sequence > self.target_sequence:

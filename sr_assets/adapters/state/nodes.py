@@ -119,6 +119,13 @@ class Nodes:
         """Return whether a node is known, retired or not."""
         return bool(self._connection.execute("SELECT 1 FROM nodes WHERE stream = ? LIMIT 1", [self._stream]).fetchall())
 
+    def counts(self) -> dict[str, int]:
+        """Return how many nodes have each status; one that no node has is left out."""
+        rows = self._connection.execute(
+            "SELECT status, count(*) FROM nodes WHERE stream = ? GROUP BY status", [self._stream]
+        ).fetchall()
+        return dict(rows)
+
     def count(self) -> int:
         """Return how many nodes are not retired."""
         rows = self._connection.execute(

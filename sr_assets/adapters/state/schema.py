@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from sr_assets.adapters.state import copy_log, copy_queue, global_view, snapshot_index
+from sr_assets.adapters.state import copy_log, copy_queue, counters, global_view, snapshot_index
 
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 
 SCHEMA: Final = f"""
 CREATE TABLE IF NOT EXISTS about (schema_version INTEGER);
@@ -50,6 +50,7 @@ CREATE TABLE IF NOT EXISTS parked (
 {snapshot_index.SCHEMA}
 {copy_log.SCHEMA}
 {copy_queue.SCHEMA}
+{counters.SCHEMA}
 {global_view.SCHEMA}
 """
 
@@ -108,4 +109,4 @@ ALTER TABLE copying ADD COLUMN target_looked BIGINT DEFAULT 0;
 ALTER TABLE copying ADD COLUMN target_looked_ns BIGINT DEFAULT 0;
 """
 #: Schema version → the statements that make the next one of it; tables that are new in the last one are in `SCHEMA`.
-MIGRATIONS: Final = {1: _FROM_1, 2: _FROM_2, 3: _FROM_3, 4: snapshot_index.MIGRATION, 5: _FROM_5}
+MIGRATIONS: Final = {1: _FROM_1, 2: _FROM_2, 3: _FROM_3, 4: snapshot_index.MIGRATION, 5: _FROM_5, 6: counters.SCHEMA}

@@ -1,6 +1,7 @@
 """`status.json`: what the sensor and the command line know of a site without its lock.
 
-Here: replacing and reading the file, and its age by the monotonic clock. Not here: its content (`stages.site`).
+Here: replacing and reading the file, its age by the monotonic clock, and the time of the last look at an idle site. Not
+here: its content (`stages.site`).
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from sr_assets.adapters.private import write_private
+
+STATUS_FILE: Final = "status.json"
+_LOOK: Final = "looked"
 
 
 def write_status(folder: Path, status: dict[str, Any]) -> None:
@@ -21,7 +25,7 @@ def write_status(folder: Path, status: dict[str, Any]) -> None:
     `written_at` is added to it: seconds of the monotonic clock, and the start of the machine from which that counts.
     """
     written_at = [time.monotonic(), _machine_start()]
-    write_private(folder / "status.json", json.dumps({**status, "written_at": written_at}, indent=1))
+    write_private(folder / STATUS_FILE, json.dumps({**status, "written_at": written_at}, indent=1))
 
 
 def status_age_seconds(status: dict[str, Any]) -> float | None:
@@ -34,6 +38,20 @@ def status_age_seconds(status: dict[str, Any]) -> float | None:
     return age_seconds if start == _machine_start() and age_seconds >= 0 else None
 
 
+def note_look(folder: Path) -> None:
+    """Note that a site was looked at just now and nothing was left to do: no run says so of a site that is idle."""
+    with contextlib.suppress(OSError):
+        (folder / _LOOK).touch(mode=0o600)
+
+
+def last_look(folder: Path) -> float:
+    """Return when nothing was left to do for a site, in unix seconds; 0 when that was never seen."""
+    try:
+        return (folder / _LOOK).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def _machine_start() -> str:
     """Return the id of this start of the machine; empty where the system has none."""
     with contextlib.suppress(OSError):
@@ -44,7 +62,7 @@ def _machine_start() -> str:
 def read_status(folder: Path) -> dict[str, Any]:
     """Return the content of `status.json`; empty before the first run."""
     try:
-        status = json.loads((folder / "status.json").read_text())
+        status = json.loads((folder / STATUS_FILE).read_text())
     except (OSError, ValueError):
         return {}
     return status if isinstance(status, dict) else {}

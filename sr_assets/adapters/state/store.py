@@ -10,8 +10,6 @@ with a connection of its own (`beside`), and never write the same rows.
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -19,6 +17,8 @@ import duckdb
 
 from sr_assets.adapters.state.copy_log import CopyLog
 from sr_assets.adapters.state.copy_queue import CopyQueue
+from sr_assets.adapters.state.counters import Counters
+from sr_assets.adapters.state.errors import complaint, first_line
 from sr_assets.adapters.state.global_view import GlobalTables
 from sr_assets.adapters.state.nodes import Nodes
 from sr_assets.adapters.state.outbox import Outbox
@@ -35,12 +35,6 @@ if TYPE_CHECKING:
 
     from sr_assets.domain.positions import SequenceRange
 
-#: Parts of DuckDB's errors about a file that may be intact.
-_OUTER_TROUBLE: Final = (
-    "Could not set lock",
-    *map(os.strerror, (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE)),
-)
-
 #: The tables with what is known of a stream, as opposed to what happened.
 _OF_A_STREAM: Final = (
     "streams",
@@ -54,14 +48,11 @@ _OF_A_STREAM: Final = (
     "staged",
     "snapshots",
     "history",
+    "counters",
 )
 
 #: The tables with what happened to a stream.
 _HISTORY: Final = ("transitions", "gaps", "parked")
-
-
-class BrokenStateError(RunError):
-    """A site's state exists but cannot be read any more."""
 
 
 class SiteState:
@@ -85,12 +76,12 @@ class SiteState:
                 _make(file)
             self._connection = _connect(file)
         except duckdb.Error as error:
-            raise _complaint(file, error) from None
+            raise complaint(file, error) from None
         try:
             versions = self._connection.execute("SELECT schema_version FROM about").fetchall()
         except duckdb.Error as error:
             self._connection.close()
-            raise _complaint(file, error) from None
+            raise complaint(file, error) from None
         version = versions[0][0] if versions else None
         if version not in (SCHEMA_VERSION, *MIGRATIONS):
             self._connection.close()
@@ -142,7 +133,7 @@ class SiteState:
             self._connection.execute("COMMIT")
         except duckdb.OperationalError as error:
             file = self._folder / "state.duckdb"
-            raise RunError(cannot_write(f"the state {file}", OSError(_first_line(error)))) from None
+            raise RunError(cannot_write(f"the state {file}", OSError(first_line(error)))) from None
         self._on_commit()
 
     @contextlib.contextmanager
@@ -167,6 +158,10 @@ class SiteState:
     def copy_queue(self, stream: str) -> CopyQueue:
         """Return a stream's copy queue: the copies that are due."""
         return CopyQueue(self._connection, stream)
+
+    def counters(self, stream: str) -> Counters:
+        """Return a stream's counters that only metrics show."""
+        return Counters(self._connection, stream)
 
     def nodes(self, stream: str) -> Nodes:
         """Return a stream's nodes."""
@@ -283,17 +278,3 @@ def _connect(file: Path) -> duckdb.DuckDBPyConnection:
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET enable_progress_bar = false")  # drawn on stdout, whatever that is
     return connection
-
-
-def _first_line(error: duckdb.Error) -> str:
-    return str(error).splitlines()[0]
-
-
-def _complaint(file: Path, error: duckdb.Error) -> RunError:
-    """Return the error about a file: that it is broken, or only that it cannot be opened."""
-    reason = _first_line(error)
-    if any(sign in reason for sign in _OUTER_TROUBLE):
-        return RunError(f"the state {file} cannot be opened ({reason}); nothing in it was changed")
-    return BrokenStateError(
-        f"the state {file} cannot be read ({reason}); set it aside and run `sr-assets recover` for each stream of the site"
-    )

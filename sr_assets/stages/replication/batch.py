@@ -6,6 +6,7 @@ the writing and its repair (`adapters.copying`).
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.copying.receipt import Parked, Receipt
 from sr_assets.adapters.published.history import source_mark
+from sr_assets.adapters.state.counters import COPYING, Counter
 from sr_assets.adapters.state.store import gap_row
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.stages.replication.writers import Writers
@@ -45,10 +47,12 @@ class Batch:
         self._covered = SequenceRange(intent.first, intent.next)
         self._present = SequenceRange(intent.available, intent.next)
         self._mark = source_mark(state.created_ns, state.reset_starts)
+        self._began = 0.0
         self._writers = Writers(context, source, state, intent, target, self._mark)
 
     def run(self) -> None:
         """Make the copies and commit their receipt. Raises RunError when the target refuses: the intent stays."""
+        self._began = time.monotonic()
         self._writers.take_over()
         if self._intent.resend:
             self._run_resend()
@@ -104,6 +108,7 @@ class Batch:
         self._note_copies(receipt)
         with self._store.transaction():
             self._store.save_stream(state)
+            self._store.counters(stream.stream).add(_amounts(receipt, seen))
             self._save_receipt(receipt, gaps)
             self._store.clear_intent(stream.stream)
             reach(Point.COMMITTING)
@@ -138,11 +143,13 @@ class Batch:
         parked = [message for message in receipt.parked if message.sequence in stood]
         self._note_places(receipt)
         # They were counted as copied when they first were.
-        self._copying.copied_messages -= len(lost) + len(parked)
+        recalled = len(lost) + len(parked)
+        self._copying.copied_messages -= recalled
         self._copying.lost_messages += len(lost)
         self._copying.parked_messages += len(parked)
         with store.transaction():
             store.save_copying(self._copying)
+            store.counters(name).add({Counter.RECALLED_MESSAGES: recalled})
             log.add(receipt.copied_ranges, now_ns)
             log.settle_resends(self._intent.next)
             self._add_rows("gaps", gaps)
@@ -174,6 +181,8 @@ class Batch:
     def _save_receipt(self, receipt: Receipt, gaps: list[dict[str, Any]]) -> None:
         """Write the receipt's rows and counters; called inside a transaction."""
         self._store.save_copying(self._copying)
+        processing = {Counter.PROCESSING_SECONDS: time.monotonic() - self._began}
+        self._store.counters(self._stream.stream).add(processing, COPYING)
         self._store.copy_log(self._stream.stream).add(receipt.copied_ranges, self._context.clock.now_ns())
         self._add_rows("gaps", gaps)
         self._add_rows("parked", [self._parked_row(message) for message in receipt.parked])
@@ -196,3 +205,10 @@ class Batch:
         report.parked += len(receipt.parked)
         report.disordered += receipt.disordered
         report.gap_messages += sum(gap["messages"] for gap in gaps if gap["reason"] != "filtered")
+
+
+def _amounts(receipt: Receipt, seen: int) -> dict[Counter, float]:
+    """Return what a batch that read `seen` messages adds to the counters for metrics."""
+    parked_bytes = sum(message.payload_bytes for message in receipt.parked)
+    seen_bytes = receipt.copied_bytes + receipt.too_old_bytes + parked_bytes
+    return {Counter.SEEN_BYTES: seen_bytes, Counter.PROCESSED_MESSAGES: seen}

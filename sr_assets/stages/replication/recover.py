@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sr_assets.adapters.published.history import file_mark, file_range, mark_beginning, source_mark, stream_folder
+from sr_assets.adapters.state.errors import BrokenStateError
 from sr_assets.adapters.state.records import CopyState, StreamState
-from sr_assets.adapters.state.store import BrokenStateError
 from sr_assets.domain.availability import Advisory, read_message
 from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.errors import RunError

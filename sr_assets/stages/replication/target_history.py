@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.published.history import copied_sequences, source_mark, stream_folder
+from sr_assets.adapters.state.counters import Counter
 from sr_assets.adapters.state.store import gap_row
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange, merge_ranges
@@ -271,8 +272,10 @@ class TargetReview:
         copying.target_sequence, copying.target_holds = max(0, at), sequence
         copying.target_checked = target.last_sequence
         copying.lost_messages += unknown
-        copying.copied_messages = max(0, copying.copied_messages - unknown)
+        recalled = min(copying.copied_messages, unknown)
+        copying.copied_messages -= recalled
         with self._store.transaction():
+            self._store.counters(stream.stream).add({Counter.RECALLED_MESSAGES: recalled})
             if unknown:
                 hole = SequenceRange(sequence + 1, known_from[1])
                 gap = gap_row(stream.stream, hole, unknown, "lost", self._context.clock.now_ns())

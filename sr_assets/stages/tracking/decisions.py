@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sr_assets.adapters.state.counters import Counter
 from sr_assets.domain.tracking import NO_SENDER, Reason, untracked
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ def decide(sightings: pa.Table, folded: pa.Table, cutoff_ns: int | None) -> pa.T
     return both.join(sightings.select(["sequence", "payload_bytes"]), "sequence")
 
 
+def reasons_of(decisions: pa.Table) -> dict[str, int]:
+    """Return how many messages of a batch have each reason, from rows of `decide`."""
+    return {row["values"]: row["counts"] for row in pc.value_counts(decisions["reason"]).to_pylist()}
+
+
 def count_decisions(
     state: StreamState, reasons: dict[str, int], gaps: list[dict[str, Any]], sightings: pa.Table
 ) -> None:
@@ -48,3 +54,16 @@ def count_decisions(
     state.too_old_messages += reasons.get(Reason.TOO_OLD.value, 0)
     state.no_sender_messages += reasons.get(Reason.NO_SENDER.value, 0)
     state.gap_messages += sum(gap["messages"] for gap in gaps)
+
+
+def amounts_of(decisions: pa.Table, seconds: float) -> dict[Counter, float]:
+    """Return what a batch that took so long adds to the counters for metrics, from rows of `decide`."""
+    sampled = decisions.filter(pc.equal(decisions["reason"], Reason.SAMPLED.value))
+    forced = pc.sum(pc.equal(decisions["reason"], Reason.FORCED.value)).as_py()
+    return {
+        Counter.SEEN_BYTES: pc.sum(decisions["payload_bytes"]).as_py() or 0,
+        Counter.SKIPPED_BYTES: pc.sum(sampled["payload_bytes"]).as_py() or 0,
+        Counter.FORCED_MESSAGES: forced or 0,
+        Counter.PROCESSED_MESSAGES: decisions.num_rows,
+        Counter.PROCESSING_SECONDS: seconds,
+    }

@@ -6,14 +6,18 @@ Not here: which transitions there are (`fold`, `node_state`), what an advisory l
 from __future__ import annotations
 
 import time
+from collections import Counter as Tally
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.state.counters import Counter
 from sr_assets.domain.advisories import encode
 from sr_assets.domain.subjects import advisory_pattern, advisory_subject
 from sr_assets.domain.tracking import Event, Status, Transition
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sr_assets.adapters.nats.cluster import Cluster
     from sr_assets.adapters.state.store import SiteState
     from sr_assets.settings import AdvisorySettings, StreamSettings
@@ -96,7 +100,8 @@ class AdvisoryStage:
             deliveries = cluster.publish_many(items, [row["node"] for row in rows])
             acknowledged = [row for row, delivery in zip(rows, deliveries, strict=True) if delivery.acknowledged]
             reach(Point.PUBLISHING_OUTBOX)
-            self._mark(acknowledged)
+            refused = [row for row, delivery in zip(rows, deliveries, strict=True) if delivery.refusal]
+            self._mark(acknowledged, failed=refused if acknowledged or refused else rows)
             sent += len(acknowledged)
             refusals = {
                 row["node"]: delivery.refusal
@@ -121,10 +126,17 @@ class AdvisoryStage:
             " they are kept and sent again"
         )
 
-    def _mark(self, rows: list[dict[str, Any]]) -> None:
-        if rows:
-            with self._store.transaction():
-                self._outbox.mark_published([row["event_id"] for row in rows], self._clock.now_ns())
+    def _mark(self, sent: list[dict[str, Any]], failed: Sequence[dict[str, Any]] = ()) -> None:
+        """Note and count what was sent, and count the attempts that failed."""
+        if not sent and not failed:
+            return
+        counters = self._store.counters(self._stream.stream)
+        with self._store.transaction():
+            self._outbox.mark_published([row["event_id"] for row in sent], self._clock.now_ns())
+            for event, attempts in Tally(row["event"] for row in (*sent, *failed)).items():
+                counters.add({Counter.ADVISORIES: attempts}, event)
+            for event, errors in Tally(row["event"] for row in failed).items():
+                counters.add({Counter.ADVISORY_ERRORS: errors}, event)
 
     def _subject(self, row: dict[str, Any]) -> str:
         return advisory_subject(self._advisory.subject, row["event"], row["node"])

@@ -31,7 +31,7 @@ from sr_assets.stages.source.reading import (
     too_old_before,
 )
 from sr_assets.stages.source.suitability import check_source
-from sr_assets.stages.tracking.decisions import count_decisions, decide, due_copies
+from sr_assets.stages.tracking.decisions import amounts_of, count_decisions, decide, due_copies, reasons_of
 from sr_assets.stages.tracking.fold import fold_batch
 from sr_assets.stages.tracking.node_rows import NODE_SCHEMA, follow_policy
 from sr_assets.stages.tracking.sweeping import sweep_due
@@ -70,6 +70,7 @@ class NodeStage:
         self._clock, self._report = clock, report
         self._progress = Progress(stream.label, "messages")
         self._looked = self._clock_reported = False
+        self._batch_began = 0.0
         #: Whether the last step has read all that the source held.
         self.caught_up = False
 
@@ -97,7 +98,7 @@ class NodeStage:
             self._note_caught_up(state, source)
             return begun_anew
         reach(Point.PLANNED)
-        started = time.monotonic()
+        started = self._batch_began = time.monotonic()
         sightings = read_unless_changed(cluster, source, lambda: self._read(source, covered))
         if sightings is None:
             return True
@@ -173,8 +174,7 @@ class NodeStage:
         blind, hole_open = self._blind_spans(state, source, covered, absent, sightings)
         folded = self._fold(state, sightings, cutoff_ns, blind)
         decisions = decide(sightings, folded, cutoff_ns)
-        reasons = {row["values"]: row["counts"] for row in pc.value_counts(decisions["reason"]).to_pylist()}
-        due = due_copies(decisions)
+        reasons, due = reasons_of(decisions), due_copies(decisions)
         count_decisions(state, reasons, gaps, sightings)
         state.next_sequence = covered.next
         if sightings.num_rows:
@@ -191,6 +191,7 @@ class NodeStage:
             store.nodes(stream.stream).save_blind_spans(blind.spans)
             if gaps:
                 store.add_rows("gaps", pa.Table.from_pylist(gaps))
+            store.counters(stream.stream).add(amounts_of(decisions, time.monotonic() - self._batch_began))
             if left_open is not None:
                 store.save_intent(replace(left_open, folded=True, starts=state.starts))
             reach(Point.FOLDING)

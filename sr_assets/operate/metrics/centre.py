@@ -1,0 +1,108 @@
+"""Metrics made of published tables: sites at a centre, links of a topology, heartbeats.
+
+Each has a query over `fleet.duckdb`, whose first columns are the labels; a table that is not there has no samples. Not here:
+when they are asked (`reading`), the metrics of streams (`ours`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from sr_assets.domain.exposition import Kind, Sample, labels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+class TableMetric(NamedTuple):
+    """A metric: its name, type and meaning, its labels, and the query of its rows: labels, then the value.
+
+    With `age` the value is a time, in unix seconds, and the sample is how long ago that was.
+    """
+
+    name: str
+    kind: Kind
+    text: str
+    labels: tuple[str, ...]
+    query: str
+    age: bool = False
+
+    def samples(self, rows: Sequence[tuple[Any, ...]], now: float) -> Iterator[Sample]:
+        """Yield the samples of the query's rows at a time (unix seconds); a row without a value has none."""
+        for *values, value in rows:
+            if value is not None:
+                named = labels(
+                    **dict(zip(self.labels, ("" if one is None else str(one) for one in values), strict=True))
+                )
+                yield Sample(named, max(0.0, now - value) if self.age else float(value))
+
+
+_SITE: Final = ("name", "stream", "replicator")
+_SITE_COLUMNS: Final = "coalesce(name, replicator), stream, replicator"
+_LINK: Final = ("cluster", "stream", "kind", "origin")
+_LINK_COLUMNS: Final = "cluster, stream, kind, concat_ws('/', origin_cluster, origin_stream)"
+_HEARTBEAT: Final = ("name", "stream", "subject")
+
+TABLE_METRICS: Final = (
+    TableMetric(
+        "sr_assets_site_observer_age_seconds",
+        "gauge",
+        "At a centre: how long ago a site's last heartbeat was.",
+        _SITE,
+        f"SELECT {_SITE_COLUMNS}, epoch(max(observer_alive_at)) FROM global_summary GROUP BY ALL",
+        age=True,
+    ),
+    TableMetric(
+        "sr_assets_site_blind",
+        "gauge",
+        "At a centre: 1 when a site's heartbeat is overdue, so that its node states may be stale.",
+        _SITE,
+        f"SELECT {_SITE_COLUMNS}, max(blind::INTEGER) FROM global_summary GROUP BY ALL",
+    ),
+    TableMetric(
+        "sr_assets_site_nodes",
+        "gauge",
+        "At a centre: a site's nodes by status.",
+        (*_SITE, "status"),
+        f"""
+        SELECT {_SITE_COLUMNS}, status, sum(nodes)
+        FROM (UNPIVOT (SELECT name, stream, replicator, up, timeout, retired FROM global_summary)
+            ON up, timeout, retired INTO NAME status VALUE nodes)
+        GROUP BY ALL
+        """,
+    ),
+    TableMetric(
+        "sr_assets_link_lag_messages",
+        "gauge",
+        "Messages that a mirror, source, replica or feed is behind its origin.",
+        _LINK,
+        f"SELECT {_LINK_COLUMNS}, max(lag_messages) FROM topology_links GROUP BY ALL",
+    ),
+    TableMetric(
+        "sr_assets_link_active_seconds",
+        "gauge",
+        "How long ago a link last heard from its origin.",
+        _LINK,
+        f"SELECT {_LINK_COLUMNS}, min(active_seconds) FROM topology_links GROUP BY ALL",
+    ),
+    TableMetric(
+        "sr_assets_heartbeat_latency_seconds",
+        "summary",
+        "How long heartbeats took to a stream, within the last hour; quantile 1 is the slowest.",
+        (*_HEARTBEAT, "quantile"),
+        """
+        SELECT name, stream, subject, quantile, max(seconds) FROM (
+            SELECT name, stream, subject, unnest(['0.5', '0.95', '1']) AS quantile,
+                unnest([p50_seconds, p95_seconds, max_seconds]) AS seconds FROM heartbeats)
+        GROUP BY ALL
+        """,
+    ),
+    TableMetric(
+        "sr_assets_heartbeat_age_seconds",
+        "gauge",
+        "How long ago the last heartbeat arrived at a stream.",
+        _HEARTBEAT,
+        "SELECT name, stream, subject, epoch(max(arrived_at)) FROM heartbeats GROUP BY ALL",
+        age=True,
+    ),
+)

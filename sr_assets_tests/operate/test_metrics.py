@@ -1,0 +1,358 @@
+"""Metrics as Prometheus gets them: names, types and labels, true numbers, counters that no kill sets back, bad input.
+
+The endpoint is a real one. Not here: dashboards and alert rules (`test_dashboards`), each number's own rule (the stages).
+"""
+
+import itertools
+import json
+import socket
+import stat
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import duckdb
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters.state.status_file import note_look, write_status
+from sr_assets.domain.errors import ConfigurationError
+from sr_assets.operate.metrics import Exposition, metrics_beside, write_textfile_once
+from sr_assets.operate.metrics.serving import MetricsServer
+from sr_assets.settings import Settings, load_settings
+from sr_assets_tests.faults.rig import await_marker, kill_run, start_run
+from sr_assets_tests.rig import SITE, Command, Rig, Sent, wait_until
+
+# The Stream Replicator's, as its users know them: type, then labels.
+_WORKER = {"stream", "replicator", "worker"}
+_LIMITER = {"limiter", "stream", "replicator"}
+_ADVISOR = {"advisory", "stream", "replicator"}
+REPLICATOR = {
+    "replicator_total_messages": ("counter", _WORKER),
+    "replicator_total_bytes": ("counter", _WORKER),
+    "replicator_handler_error_count": ("counter", _WORKER),
+    "replicator_processing_time_seconds": ("summary", _WORKER),
+    "replicator_stream_sequence": ("gauge", _WORKER),
+    "replicator_too_old_messages": ("counter", _WORKER),
+    "replicator_copied_messages": ("counter", _WORKER),
+    "replicator_copied_bytes": ("counter", _WORKER),
+    "replicator_skipped_messages": ("counter", _WORKER),
+    "replicator_skipped_bytes": ("counter", _WORKER),
+    "replicator_meta_parse_failed_count": ("counter", _WORKER),
+    "replicator_ack_failed_count": ("counter", _WORKER),
+    "replicator_consumer_recreated": ("counter", _WORKER),
+    "limiter_messages_without_limit_field_count": ("counter", _LIMITER),
+    "limiter_messages_copy_forced_count": ("counter", _LIMITER),
+    "tracker_total_items": ("gauge", _WORKER),
+    "advisor_total_messages": ("counter", _ADVISOR),
+    "advisor_publish_errors": ("counter", _ADVISOR),
+}
+_OLD, _KEY, _ADVISED = {"name", "worker"}, {"key", "name"}, {"name"}
+LEGACY = {
+    **dict.fromkeys(("received_msgs", "received_bytes", "copied_msgs", "copied_bytes"), ("counter", _OLD)),
+    **dict.fromkeys(("failed_msgs", "acks_failed"), ("counter", _OLD)),
+    "processing_time": ("summary", _OLD),
+    "current_sequence": ("gauge", _OLD),
+    "limiter_memory_seen": ("gauge", _KEY),
+    **dict.fromkeys(("limiter_memory_skipped", "limiter_memory_passed", "limiter_memory_errors"), ("counter", _KEY)),
+    **{f"advisories_{event}": ("counter", _ADVISED) for event in ("timeout", "recover", "expire", "errors")},
+}
+_STREAM = {"name", "stream"}
+OURS = {
+    **dict.fromkeys(("lag_messages", "lag_seconds", "watermark_age_seconds", "paused"), ("gauge", _STREAM)),
+    **dict.fromkeys(("outbox_messages", "copy_queue_messages"), ("gauge", _STREAM)),
+    "last_success_timestamp_seconds": ("gauge", _STREAM),
+    **dict.fromkeys(("gap_messages_total", "parked_messages_total"), ("counter", _STREAM)),
+    "nodes": ("gauge", {*_STREAM, "status"}),
+}
+#: By what was published of a centre, a topology and heartbeats.
+TABLES = {
+    "site_observer_age_seconds": ("gauge", {*_STREAM, "replicator"}),
+    "site_blind": ("gauge", {*_STREAM, "replicator"}),
+    "site_nodes": ("gauge", {*_STREAM, "replicator", "status"}),
+    "link_lag_messages": ("gauge", {"cluster", "stream", "kind", "origin"}),
+    "link_active_seconds": ("gauge", {"cluster", "stream", "kind", "origin"}),
+    "heartbeat_latency_seconds": ("summary", {*_STREAM, "subject", "quantile"}),
+    "heartbeat_age_seconds": ("gauge", {*_STREAM, "subject"}),
+}
+STREAMS = {
+    **{f"sr_assets_{name}": shape for name, shape in OURS.items()},
+    **{f"choria_stream_replicator_{name}": shape for name, shape in REPLICATOR.items()},
+}
+BIRTH = 1_769_860_800.0
+
+
+def scrape(url: str) -> str:
+    """Return what an endpoint answers."""
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        text: str = answer.read().decode()
+        return text
+
+
+def shapes(text: str) -> dict[str, tuple[str, set[str]]]:
+    """Return the type and the labels of each metric by the name in its TYPE line."""
+    types = dict(line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE"))
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(text):
+        name = family.name if family.name in types else f"{family.name}_total"
+        found[name] = {label for sample in family.samples for label in sample.labels}
+    assert set(found) == set(types)
+    return {name: (types[name], labels) for name, labels in found.items()}
+
+
+def value(text: str, name: str, /, **labels: str) -> float:
+    """Return a sample's value, of all samples with these labels together."""
+    lines = [line for line in text.splitlines() if line.partition("{")[0] == name]
+    wanted = [line for line in lines if all(f'{label}="{one}"' in line for label, one in labels.items())]
+    assert wanted, f"no sample of {name} with {labels}"
+    return sum(float(line.rpartition(" ")[2]) for line in wanted)
+
+
+def counters(text: str) -> dict[str, float]:
+    """Return every sample of a counter or a sum, by its name and labels."""
+    types = dict(line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE"))
+    samples = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {
+        named: float(number)
+        for named, _, number in samples
+        if types.get(named.partition("{")[0]) == "counter" or named.partition("{")[0].endswith(("_sum", "_count"))
+    }
+
+
+def free_port() -> int:
+    """Return a port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def from_senders(count: int, size: int = 100) -> list[Sent]:
+    """Return a message of each of some senders."""
+    return [Sent(json.dumps({"sender": f"n{n}", "fill": "x" * size}).encode()) for n in range(count)]
+
+
+def configured(home: Path, **top: object) -> Settings:
+    """Return a configuration of one sampled stream, without a server."""
+    entry = {"stream": "REG", "source_url": "a:1", "target_url": "b:1", "target_stream": "COPY", "name": SITE}
+    document = {"name": "SR", "state_store": str(home), "streams": [entry], **top}
+    (home / "r.yaml").write_text(yaml.safe_dump(document))
+    return load_settings(home / "r.yaml", {})
+
+
+def test_names_types_labels_and_numbers_are_those_that_are_promised(rig: Rig) -> None:
+    stream, feed = rig.make(), rig.make("FEED")
+    messages = [*from_senders(10), *from_senders(10), Sent(b'{"sender": "n1", "now": true}'), Sent(b"nobody")]
+    rig.publish(stream, messages)
+    rig.add(
+        stream,
+        inspect_field="sender",
+        inspect_force_field="now",
+        inspect_duration="10h",
+        advisory={"subject": f"{feed}.%s.%v", "reliable": True},
+    )
+    rig.drain()
+    settings = rig.settings(metrics={"legacy": True})
+    with MetricsServer(Exposition(settings), "127.0.0.1", 0) as url:
+        text = scrape(url)
+    legacy = {f"stream_replicator_{name}": shape for name, shape in LEGACY.items()}
+    assert shapes(text) == {**STREAMS, **legacy}
+    replication, worker = rig.row("replication"), {"stream": stream, "replicator": SITE, "worker": SITE}
+    for name, column in (
+        ("total_messages", "seen_messages"),
+        ("copied_messages", "copied_messages"),
+        ("copied_bytes", "copied_bytes"),
+        ("skipped_messages", "skipped_messages"),
+    ):
+        assert value(text, f"choria_stream_replicator_replicator_{name}", **worker) == replication[column] > 0
+    total_bytes = sum(len(message.payload) for message in messages)
+    assert value(text, "choria_stream_replicator_replicator_total_bytes", **worker) == total_bytes
+    skipped_bytes = total_bytes - replication["copied_bytes"]
+    assert value(text, "choria_stream_replicator_replicator_skipped_bytes", **worker) == skipped_bytes
+    assert value(text, "choria_stream_replicator_replicator_stream_sequence", **worker) == len(messages)
+    assert value(text, "choria_stream_replicator_replicator_processing_time_seconds_count", **worker) == len(messages)
+    assert value(text, "choria_stream_replicator_replicator_processing_time_seconds_sum", **worker) > 0
+    assert value(text, "choria_stream_replicator_limiter_messages_copy_forced_count", stream=stream) == 1
+    assert value(text, "choria_stream_replicator_limiter_messages_without_limit_field_count", stream=stream) == 1
+    assert value(text, "choria_stream_replicator_tracker_total_items", **worker) == 10
+    assert value(text, "choria_stream_replicator_advisor_total_messages", advisory="new", stream=stream) == 10
+    assert value(text, "choria_stream_replicator_advisor_publish_errors", stream=stream) == 0
+    assert value(text, "sr_assets_nodes", name=SITE, stream=stream, status="up") == 10
+    assert value(text, "stream_replicator_copied_msgs", name=f"{SITE}_0", worker=SITE) == replication["copied_messages"]
+    assert value(text, "stream_replicator_limiter_memory_seen", key="sender", name=f"{SITE}_0") == 10
+    assert not any(line for line in text.splitlines() if '"n1"' in line), "a label for a node"
+    assert shapes(Exposition(rig.settings()).text()) == STREAMS
+
+
+def test_counters_go_on_through_a_run_that_is_killed_and_a_scrape_meanwhile(rig: Rig, tmp_path: Path) -> None:
+    stream, port = rig.make(), free_port()
+    rig.publish(stream, from_senders(60))
+    rig.add(stream, batch_messages=20)
+    rig.settings(metrics={"port": port})
+    marker, url, seen = tmp_path / "held", f"http://127.0.0.1:{port}/metrics", []
+    process = start_run(rig, (Point.COMMITTED, marker), mode="--follow")
+    try:
+        await_marker(process, marker)
+        # The run stands still amid its work, with the state open.
+        scrape(url)
+        marker.write_text("go on")
+        total = "choria_stream_replicator_replicator_total_messages"
+        wait_until(lambda: f"{total}{{" in (text := scrape(url)) and value(text, total) == 60, "the run's numbers")
+        seen.append(counters(scrape(url)))
+        marker.unlink()
+        rig.publish(stream, from_senders(60))
+        await_marker(process, marker)
+        seen.append(counters(scrape(url)))
+    finally:
+        kill_run(process)
+    settings = rig.settings()
+    seen.append(counters(Exposition(settings).text()))
+    rig.drain()
+    text = Exposition(settings).text()
+    seen.append(counters(text))
+    for before, after in itertools.pairwise(seen):
+        assert set(before) == set(after)
+        assert all(after[name] >= number for name, number in before.items())
+    # What a batch did is counted with it, once, whoever did it.
+    payload = sum(len(message.payload) for message in from_senders(60))
+    assert value(text, "choria_stream_replicator_replicator_total_bytes") == 2 * payload
+    assert value(text, "choria_stream_replicator_replicator_copied_bytes") == 2 * payload
+    assert value(text, "choria_stream_replicator_replicator_processing_time_seconds_count") == 120
+
+
+def test_what_fails_is_counted_and_a_success_is_not_claimed(rig: Rig) -> None:
+    stream = rig.make()
+    rig.publish(stream, [Sent(b"x")])
+    rig.add(stream)
+    rig.drain()
+    before = Exposition(rig.settings()).text()
+    rig.api(f"STREAM.DELETE.{stream}")
+    rig.failure()
+    note_look(rig.home / "sites" / SITE)
+    after = Exposition(rig.settings()).text()
+    errors, success = (
+        "choria_stream_replicator_replicator_handler_error_count",
+        "sr_assets_last_success_timestamp_seconds",
+    )
+    assert (value(before, errors), value(after, errors)) == (0, 1)
+    assert value(before, success) == value(after, success) > 0
+
+
+def test_an_idle_site_that_was_looked_at_counts_as_a_success(tmp_path: Path) -> None:
+    settings, folder = configured(tmp_path), tmp_path / "sites" / SITE
+    folder.mkdir(parents=True)
+    write_status(folder, {"streams": {"REG": {"created_ns": 1, "last_success_ns": int(BIRTH * 1e9)}}})
+    success, exposition = "sr_assets_last_success_timestamp_seconds", Exposition(settings)
+    assert value(exposition.text(), success) == BIRTH
+    note_look(folder)
+    assert value(exposition.text(), success) == pytest.approx(time.time(), abs=600)
+
+
+def test_sites_links_and_heartbeats_come_from_the_published_tables(tmp_path: Path) -> None:
+    with duckdb.connect(str(tmp_path / "fleet.duckdb")) as fleet:
+        fleet.execute(
+            """
+            CREATE TABLE global_summary AS SELECT 'HUB' AS replicator, NULL::VARCHAR AS name, 'REG' AS stream, 3 AS up,
+                1 AS timeout, 2 AS retired, true AS blind, now() - INTERVAL 90 SECOND AS observer_alive_at;
+            CREATE TABLE topology_links AS SELECT 'hub' AS cluster, 'ALL' AS stream, 'mirror' AS kind,
+                'edge' AS origin_cluster, 'REG' AS origin_stream, 7::BIGINT AS lag_messages, 2.5 AS active_seconds
+                UNION ALL SELECT 'hub', 'ALL', 'source', 'edge', 'OTHER', NULL, NULL;
+            CREATE TABLE heartbeats AS SELECT 'london' AS name, 'HB' AS stream, 'hb."a"' AS subject,
+                now() - INTERVAL 30 SECOND AS arrived_at, 0.1 AS p50_seconds, 0.2 AS p95_seconds, 0.4 AS max_seconds
+            """
+        )
+    text = Exposition(configured(tmp_path)).text()
+    assert shapes(text) == {f"sr_assets_{name}": shape for name, shape in TABLES.items()}
+    site = {"name": "HUB", "stream": "REG", "replicator": "HUB"}
+    assert value(text, "sr_assets_site_observer_age_seconds", **site) == pytest.approx(90, abs=60)
+    assert value(text, "sr_assets_site_blind", **site) == 1
+    assert value(text, "sr_assets_site_nodes", **site, status="retired") == 2
+    assert value(text, "sr_assets_link_lag_messages", origin="edge/REG") == 7
+    assert "edge/OTHER" not in text
+    (family,) = (
+        one for one in text_string_to_metric_families(text) if one.name == "sr_assets_heartbeat_latency_seconds"
+    )
+    assert {sample.labels["quantile"]: sample.value for sample in family.samples} == {"0.5": 0.1, "0.95": 0.2, "1": 0.4}
+    assert family.samples[0].labels["subject"] == 'hb."a"'
+
+
+def test_a_home_without_anything_published_and_another_path_are_answered(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = configured(tmp_path)
+    with MetricsServer(Exposition(settings), "127.0.0.1", 0) as url:
+        assert scrape(url) == ""
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(url.replace("/metrics", "/"), timeout=60)
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(tmp_path / "r.yaml"))
+    assert command("metrics", "--once") == (0, "", "")
+
+
+def test_a_port_in_use_is_one_line_and_the_work_goes_on(
+    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        settings = configured(tmp_path, monitor_port=other.getsockname()[1])
+        with metrics_beside(settings) as url:
+            assert url is None
+        said = capsys.readouterr().err
+        assert said.startswith(f"warning: metrics cannot be served on 127.0.0.1:{settings.metrics.port} (")
+        assert said.count("\n") == 1
+        monkeypatch.setenv("SR_ASSETS_CONFIG", str(tmp_path / "r.yaml"))
+        code, _, said = command("metrics")
+        assert (code, said.count("\n")) == (1, 1)
+        assert said.startswith("error: metrics cannot be served")
+
+
+def test_the_textfile_is_replaced_for_everybody_and_a_folder_that_is_gone_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "textfiles"
+    settings = configured(tmp_path, metrics={"textfile": str(folder / "sr_assets.prom")})
+    site = tmp_path / "sites" / SITE
+    site.mkdir(parents=True)
+    write_status(site, {"streams": {"REG": {"created_ns": 1, "lag_messages": 5}}})
+    write_textfile_once(settings)
+    said = capsys.readouterr().err
+    assert "sr_assets.prom: cannot be written (No such file or directory)" in said
+    assert said.count("\n") == 1
+    folder.mkdir()
+    with metrics_beside(settings) as url:
+        wait_until((folder / "sr_assets.prom").exists, "the file")
+    assert url is None
+    assert [file.name for file in folder.iterdir()] == ["sr_assets.prom"]
+    assert stat.S_IMODE((folder / "sr_assets.prom").stat().st_mode) == 0o644
+    assert value((folder / "sr_assets.prom").read_text(), "sr_assets_lag_messages", name=SITE, stream="REG") == 5
+
+
+def test_many_scrapes_at_once_are_all_answered(tmp_path: Path) -> None:
+    site = tmp_path / "sites" / SITE
+    site.mkdir(parents=True)
+    write_status(site, {"streams": {"REG": {"created_ns": 1, "lag_messages": 5}}})
+    answers: list[str] = []
+    with MetricsServer(Exposition(configured(tmp_path)), "127.0.0.1", 0) as url:
+        threads = [threading.Thread(target=lambda: answers.append(scrape(url))) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert len(answers) == 8
+    assert len({value(answer, "sr_assets_lag_messages") for answer in answers}) == 1
+
+
+@pytest.mark.parametrize(
+    ("top", "problem"),
+    (
+        ({"monitor_port": 99999}, "monitor_port"),
+        ({"metrics": {"port": "many"}}, "metrics"),
+        ({"monitor_port": 9100, "metrics": {"port": 9200}}, "take one out"),
+    ),
+)
+def test_a_port_that_is_none_is_refused(tmp_path: Path, top: dict[str, object], problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        configured(tmp_path, **top)
