@@ -4,6 +4,7 @@ The file is the Stream Replicator's own, with some more keys. Each module uses t
 `values`, `names`, `clusters` (what one key may hold) → `monitoring`, `spark`, `records` (what everything else works with)
 → `shape` (the mappings of the file) → `contradictions` (keys that exclude each other) → `file` (the whole of it) →
 `document` (YAML and environment → a tree) → `loading` (all of it in order).
+The block `topology` has the same steps in modules of its own.
 Not here: anything that needs a connection. What only a server knows (does the source exist, what are its subjects) is
 asked by `check --connect` and by a run.
 """
@@ -12,6 +13,7 @@ from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 from sr_assets.settings.clusters import parse_cluster
 from sr_assets.settings.loading import DEFAULT_CONFIG, load_cluster, load_settings
 from sr_assets.settings.monitoring import MetricsSettings
+from sr_assets.settings.names import asset_name
 from sr_assets.settings.records import (
     AdvisorySettings,
     Entry,
@@ -25,9 +27,9 @@ from sr_assets.settings.records import (
     Settings,
     Start,
     StreamSettings,
-    asset_name,
 )
 from sr_assets.settings.spark import SparkSettings
+from sr_assets.settings.topology_records import TopologyCluster, TopologySettings
 from sr_assets.settings.values import parse_duration
 
 __all__ = [
@@ -48,6 +50,8 @@ __all__ = [
     "Start",
     "StreamSettings",
     "TlsSettings",
+    "TopologyCluster",
+    "TopologySettings",
     "asset_name",
     "load_cluster",
     "load_settings",

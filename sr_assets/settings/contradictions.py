@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from sr_assets.domain import subjects
 from sr_assets.domain.positions import SECOND_NS
-from sr_assets.settings.names import rewritten
-from sr_assets.settings.records import asset_name
+from sr_assets.settings.names import asset_name, rewritten
 from sr_assets.settings.shape import RawStream
 from sr_assets.settings.values import shown
 

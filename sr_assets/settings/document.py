@@ -152,6 +152,10 @@ def _look_up(name: str | None, environ: Mapping[str, str], refuse: Callable[[str
 def refuse(path: Path, tree: Any, loc: Location, problem: str) -> NoReturn:
     """Raise the error about `loc`, with a stream or feed named by its keys instead of its index in the list."""
     parts, keys = [str(path)], loc
+    if str(loc[0] if loc else "").lower() == "topology":
+        parts.append("topology")
+        tree, loc = _get(tree, "topology"), loc[1:]
+        keys = loc
     if len(loc) > 1 and (kind := str(loc[0]).lower()) in ("streams", "feeds"):
         entry = _get(_get(tree, kind), loc[1])
         stream, name = _get(entry, "stream"), _get(entry, "name")

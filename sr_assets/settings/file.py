@@ -25,6 +25,7 @@ from sr_assets.settings.shape import (
     SiteName,
     Span,
 )
+from sr_assets.settings.topology import RawTopology
 from sr_assets.settings.values import MINUTE_NS, one_of, read_file_mode, read_path, read_port, whole_number
 
 File = Annotated[Path, BeforeValidator(read_path)]
@@ -62,16 +63,18 @@ class RawFile(Raw):
     snapshots: RawHistory = RawHistory()
     advisories: RawHistory = RawHistory()
     gaps: RawHistory = RawHistory()
+    topology: RawTopology | None = None
     tls: RawTls | None = None
     choria: NoChoria = None
     heartbeats: NoHeartbeats = None
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
-        if "streams" not in self.model_fields_set and not self.feeds:
+        if "streams" not in self.model_fields_set and not self.feeds and self.topology is None:
             raise ValueError("streams: is required")
         if self.monitor_port and self.metrics.port not in (None, self.monitor_port):
             raise ValueError(f"monitor_port: is {self.monitor_port}, metrics.port {self.metrics.port}; take one out")
         entries: list[RawStream | RawFeed] = [*self.streams, *self.feeds]
-        refuse_same_names([(entry.name or self.name, entry.stream) for entry in entries])
+        if entries or self.topology is None:
+            refuse_same_names([(entry.name or self.name, entry.stream) for entry in entries])
         return self

@@ -101,6 +101,7 @@ def _settings(raw: RawFile, environ: Mapping[str, str]) -> Settings:
         logfile=raw.logfile,
         metrics=_metrics(raw),
         published_mode=raw.published_mode,
+        topology=raw.topology.settings(raw.tls) if raw.topology else None,
         warnings=_warnings(raw),
     )
 

@@ -12,6 +12,11 @@ from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken, parse_
 from sr_assets.settings.values import read_text, shown
 
 
+def asset_name(text: str) -> str:
+    """Make a name fit for asset keys, groups, jobs and sensors: everything outside `A-Za-z0-9_` becomes `_`."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", text)
+
+
 def read_site_name(value: object) -> str:
     """Check a name that becomes a folder, a part of a header value and a part of message ids."""
     name = read_text(value)

@@ -7,7 +7,6 @@ here: how the file is read (`loading`) and what it may hold (`file`, `shape`, `c
 import difflib
 import hashlib
 import json
-import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -21,8 +20,9 @@ from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
 from sr_assets.domain.subjects import target_subject
 from sr_assets.domain.tracking import Policy
 from sr_assets.settings.monitoring import MetricsSettings
-from sr_assets.settings.names import rewritten
+from sr_assets.settings.names import asset_name, rewritten
 from sr_assets.settings.spark import SparkSettings
+from sr_assets.settings.topology_records import TopologySettings
 from sr_assets.settings.values import MEBIBYTE, MINUTE_NS, shown
 
 Kind = Literal["stream", "feed"]
@@ -211,6 +211,7 @@ class Settings:
     logfile: Path | None = None
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     published_mode: int = 0o600
+    topology: TopologySettings | None = None
     warnings: tuple[str, ...] = ()
     sites: Mapping[str, tuple[Entry, ...]] = field(init=False, repr=False, compare=False)
     _by_name: Mapping[str, tuple[Entry, ...]] = field(init=False, repr=False, compare=False)
@@ -260,11 +261,6 @@ class Settings:
         return entries
 
 
-def asset_name(text: str) -> str:
-    """Make a name fit for asset keys, groups, jobs and sensors: everything outside `A-Za-z0-9_` becomes `_`."""
-    return re.sub(r"[^A-Za-z0-9_]", "_", text)
-
-
 def _plain(value: Any) -> Any:
     """Reduce records to JSON, without the fields that their repr hides."""
     if isinstance(value, SparkSettings):
@@ -274,4 +270,6 @@ def _plain(value: Any) -> Any:
         return {"is": type(value).__name__, **visible}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
     return str(value) if isinstance(value, Path) else value

@@ -94,6 +94,16 @@ class Cluster:
                     infos[stream] = error
         return infos
 
+    def list_streams(self) -> list[dict[str, Any]]:
+        """Return the infos of all streams, as their leaders send them; the pages after the first are asked side by side."""
+        first = self.request_api("STREAM.LIST", {"offset": 0})
+        found = first.get("streams") or []
+        # A page may be shorter than the others, where a leader did not answer in time.
+        offsets = range(first["limit"], first["total"], first["limit"]) if first.get("limit") else ()
+        for page in self._thread.run(self._stream_pages(offsets), REQUEST_SECONDS):
+            found += page.get("streams") or []
+        return found
+
     def find_stream(self, stream: str) -> StreamInfo | None:
         """Return a stream's info from its leader; None when the stream does not exist."""
         try:
@@ -223,6 +233,9 @@ class Cluster:
                     return error
 
         return dict(zip(streams, await asyncio.gather(*map(info, streams)), strict=True))
+
+    async def _stream_pages(self, offsets: Iterable[int]) -> list[dict[str, Any]]:
+        return await asyncio.gather(*(self._request("STREAM.LIST", {"offset": offset}) for offset in offsets))
 
     async def _publish_many(
         self, items: Sequence[Item], senders: Sequence[object], timeout_seconds: float

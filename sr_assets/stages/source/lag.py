@@ -62,14 +62,16 @@ def _ask_source(settings: Settings, source: ClusterSettings) -> list[Lag]:
 
 def _measure(settings: Settings, cluster: Cluster, stream: Entry) -> Lag:
     status = read_status(settings.home / "sites" / stream.name).get("streams", {}).get(stream.stream, {})
-    position = status["next_sequence"] - 1 if status.get("created_ns") else None
+    position = _position(status)
     try:
-        return _compare(cluster, stream, cluster.stream_info(stream.stream), status, position)
+        return compare_with_source(cluster, stream, cluster.stream_info(stream.stream), status)
     except SrAssetsError as error:
         return Lag(stream.name, stream.stream, position, problem=str(error))
 
 
-def _compare(cluster: Cluster, stream: Entry, info: StreamInfo, status: dict[str, Any], position: int | None) -> Lag:
+def compare_with_source(cluster: Cluster, stream: Entry, info: StreamInfo, status: dict[str, Any]) -> Lag:
+    """Return the lag by a source's info; `status` is the stream's part of `status.json`."""
+    position = _position(status)
     renewed = position is not None and status["created_ns"] != info.created_ns
     problem = (
         f"the source was deleted and made again (on_source_reset: {stream.on_source_reset})"
@@ -86,6 +88,10 @@ def _compare(cluster: Cluster, stream: Entry, info: StreamInfo, status: dict[str
         # A server before 2.10 does not send its time.
         seconds = None if info.ts_ns is None else max(0.0, round((info.ts_ns - unread.stored_ns) / 1e9, 3))
     return Lag(stream.name, stream.stream, position, info.last_sequence, messages, seconds, problem)
+
+
+def _position(status: dict[str, Any]) -> int | None:
+    return status["next_sequence"] - 1 if status.get("created_ns") else None
 
 
 def _begin(stream: Entry, info: StreamInfo) -> int | None:

@@ -1,0 +1,29 @@
+"""A graph as text for graphviz. Not here: what is drawn (`graph`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sr_assets.domain.topology.graph import Graph
+
+
+def dot(graph: Graph) -> str:
+    """Return the graph in the DOT language, every name escaped."""
+    number = {node: f"n{index}" for index, node in enumerate(graph.nodes, 1)}
+    lines = ["digraph {", '\tlabel="Stream Replication Structure";', "\trankdir=LR;", "\tnode [shape=box];"]
+    names = {node: _quoted("\n".join(node)) for node in graph.nodes}
+    lines += [f"\t{number[node]} [label={name}];" for node, name in names.items()]
+    for edge in graph.edges:
+        style = ' style="dashed"' if edge.dashed else ""
+        lines.append(
+            f'\t{number[edge.origin]} -> {number[edge.copy]} [color="{edge.colour}"{style} label={_quoted(edge.label)}];'
+        )
+    return "\n".join([*lines, "}", ""])
+
+
+def _quoted(text: str) -> str:
+    """Return a text as a string of DOT: graphviz knows escapes and entities in labels, which names are not meant to be."""
+    plain = "".join(letter if letter == "\n" or letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    escaped = plain.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;").replace("\n", "\\n")
+    return f'"{escaped}"'

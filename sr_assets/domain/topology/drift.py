@@ -1,0 +1,177 @@
+"""How a stream that is there differs from the one that is wanted, and what would mend it.
+
+Add a rule about what a server version can change here. Not here: what is then done (`plan`), the records (`wanted`, `found`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from sr_assets.domain.positions import parse_rfc3339_ns
+from sr_assets.domain.topology.found import upstream_identity
+from sr_assets.domain.topology.wanted import DEFAULTS, OWNER
+
+if TYPE_CHECKING:
+    from sr_assets.domain.topology.found import FoundStream
+    from sr_assets.domain.topology.wanted import WantedStream
+
+Version = tuple[int, int, int]
+
+#: A mirror can be made a stream of its own since this server.
+_PROMOTION: Final[Version] = (2, 12, 0)
+#: JetStream's name of a setting → ours, where they differ.
+_OUR_NAMES: Final = {"num_replicas": "replicas"}
+
+
+class Remedy(StrEnum):
+    """What would mend a difference: an update, only a new stream, or nothing, as the server takes it and does nothing."""
+
+    UPDATABLE = "updatable"
+    NEEDS_RECREATE = "needs_recreate"
+    IGNORED = "ignored_by_server"
+
+
+class Drift(NamedTuple):
+    """A difference between a stream that is wanted and the one that is there; None: it is not there at all."""
+
+    key: str
+    wanted: str | None
+    found: str | None
+    remedy: Remedy
+
+
+def compare(wanted: WantedStream, found: FoundStream | None, owner: str, version: Version) -> list[Drift]:
+    """Return how a stream differs from what is wanted.
+
+    Of a stream that `owner` made every setting counts, of any other one those that the configuration names.
+    """
+    if found is None:
+        return [Drift("stream", "exists", None, Remedy.UPDATABLE)]
+    return [
+        *_settings(wanted, found, owned=found.metadata.get(OWNER) == owner),
+        *_mirror(wanted, found, version),
+        *_sources(wanted, found),
+    ]
+
+
+def _settings(wanted: WantedStream, found: FoundStream, *, owned: bool) -> Iterator[Drift]:
+    settings = dict(wanted.config)
+    if owned:
+        without_subjects: dict[str, Any] = {"subjects": []} if wanted.upstreams else {}
+        settings = {**DEFAULTS, **without_subjects, **settings}
+    metadata = settings.pop("metadata", {})
+    for key, value in settings.items():
+        there = found.config.get(key, DEFAULTS.get(key))
+        if _comparable(value) != _comparable(there):
+            yield Drift(_OUR_NAMES.get(key, key), _text(value), _text(there), _remedy(key, value, there))
+    for key, value in metadata.items():
+        if found.metadata.get(key) != value:
+            yield Drift(f"metadata.{key}", value, found.metadata.get(key), Remedy.UPDATABLE)
+
+
+def _remedy(key: str, wanted: Any, found: Any) -> Remedy:
+    fixed = key == "storage" or (key == "retention" and "workqueue" in (wanted, found))
+    return Remedy.NEEDS_RECREATE if fixed else Remedy.UPDATABLE
+
+
+def _mirror(wanted: WantedStream, found: FoundStream, version: Version) -> Iterator[Drift]:
+    ours, there = wanted.mirror.wire if wanted.mirror else None, found.config.get("mirror")
+    if ours is None and there is None:
+        return
+    if (
+        ours is None
+        or there is None
+        or (upstream_identity(ours), _start(ours))
+        != (
+            upstream_identity(there),
+            _start(there),
+        )
+    ):
+        promoted = ours is None and version >= _PROMOTION
+        remedy = Remedy.UPDATABLE if promoted else Remedy.NEEDS_RECREATE
+        yield Drift("mirror", upstream_text(ours), upstream_text(there), remedy)
+
+
+def _sources(wanted: WantedStream, found: FoundStream) -> Iterator[Drift]:
+    ours = {upstream_identity(one): one for one in (source.wire for source in wanted.sources)}
+    there = {upstream_identity(one): one for one in found.config.get("sources") or ()}
+    for identity, source in ours.items():
+        other = there.get(identity)
+        if other is None:
+            yield Drift("sources", upstream_text(source), None, Remedy.UPDATABLE)
+        elif _start(source) != _start(other):
+            # It counts when a source is new to the stream, and never again.
+            yield Drift("sources", upstream_text(source), upstream_text(other), Remedy.IGNORED)
+    for identity, source in there.items():
+        if identity not in ours:
+            yield Drift("sources", None, upstream_text(source), Remedy.UPDATABLE)
+
+
+def updated(wanted: WantedStream, found: FoundStream, drift: list[Drift]) -> dict[str, Any]:
+    """Return the configuration of an update that mends what can be mended, and leaves everything else as it is."""
+    mended = {one.key for one in drift if one.remedy is Remedy.UPDATABLE}
+    settings = {**DEFAULTS, "subjects": [], **wanted.config}
+    changed = {key: value for key, value in settings.items() if _OUR_NAMES.get(key, key) in mended}
+    config = {**found.config, **changed, "metadata": kept_metadata(found) | dict(wanted.config.get("metadata", {}))}
+    most_ns = config.get("max_age") or 0
+    if 0 < most_ns < (config.get("duplicate_window") or 0) and "duplicate_window" not in wanted.config:
+        # The server's own default, of a stream that kept its messages for longer.
+        config["duplicate_window"] = most_ns
+    if "mirror" in mended:
+        config.pop("mirror")
+        config |= {"subjects": wanted.config.get("subjects", [])}
+    if "sources" in mended:
+        there = {upstream_identity(one): one for one in found.config.get("sources") or ()}
+        ours = (source.wire for source in wanted.sources)
+        # The start of a source that is there already stays: it would be taken, and have no effect.
+        config["sources"] = [there.get(upstream_identity(one), one) for one in ours]
+    return config
+
+
+def kept_metadata(found: FoundStream) -> dict[str, str]:
+    """Return a stream's metadata without what the server itself writes."""
+    return {key: value for key, value in found.metadata.items() if not key.startswith("_nats.")}
+
+
+def upstream_text(part: Mapping[str, Any] | None) -> str | None:
+    """Return a mirror or source as text: its origin, where it is asked, what it copies, where it begins."""
+    if part is None:
+        return None
+    external = part.get("external") or {}
+    transforms = ", ".join(
+        f"{one['src']} to {one['dest']}" if one.get("dest") else f"{one['src']} untransformed"
+        for one in part.get("subject_transforms") or ()
+    )
+    notes = (
+        (external.get("api"), f"at {external.get('api')}"),
+        (part.get("filter_subject"), f"filter {part.get('filter_subject')}"),
+        (transforms, transforms),
+        (part.get("opt_start_seq"), f"from sequence {part.get('opt_start_seq')}"),
+        (part.get("opt_start_time"), f"from {part.get('opt_start_time')}"),
+    )
+    return "; ".join([str(part["name"]), *(text for given, text in notes if given)])
+
+
+def _start(part: Mapping[str, Any]) -> tuple[int, int]:
+    time = part.get("opt_start_time")
+    return part.get("opt_start_seq") or 0, parse_rfc3339_ns(time) if time else 0
+
+
+def _comparable(value: Any) -> Any:
+    """Return a value without what makes no difference: the order of a list, what is empty, a limit that is none."""
+    # Servers have both for "no limit", and leave out what is empty.
+    if not value or value == -1:
+        return 0
+    if isinstance(value, (list, tuple)):
+        return Counter(value)
+    if isinstance(value, Mapping):
+        return {key: _comparable(item) for key, item in value.items() if item}
+    return value
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,152 @@
+"""A stream as its server reports it, with its mirror or sources; read from the JSON of `STREAM.LIST`.
+
+Add a field when something decides by it or shows it. Not here: asking for it (`adapters.nats`), judging a link (`links`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from sr_assets.domain.positions import parse_rfc3339_ns
+from sr_assets.domain.topology.wanted import Transform
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LinkKind = Literal["mirror", "source"]
+_DOMAIN: Final = re.compile(r"\$JS\.([^.]+)\.API")
+
+
+class Peer(NamedTuple):
+    """A server that holds a stream."""
+
+    name: str
+    leads: bool
+    current: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLink:
+    """A mirror, or one of the sources, of a stream.
+
+    `active_ns` is how long ago it was heard of, None: never. `sequence` is the last of the origin's that was copied, which
+    servers since 2.15 report. `api` is where its origin is asked, None: at the stream's own JetStream. `since_start` tells
+    whether it began with the origin's first message.
+    """
+
+    kind: LinkKind
+    stream: str
+    api: str | None
+    filter_subject: str | None
+    transforms: tuple[Transform, ...]
+    active_ns: int | None
+    error: str | None
+    sequence: int | None
+    start_sequence: int | None
+    start_time: str | None
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """The patterns of the subjects that it copies; none: all."""
+        named = tuple(one.src for one in self.transforms) or tuple(filter(None, [self.filter_subject]))
+        return () if ">" in named else named
+
+    @property
+    def domain(self) -> str | None:
+        """The JetStream domain of its origin, where that is another one's."""
+        match = _DOMAIN.fullmatch(self.api or "")
+        return match[1] if match else None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundStream:
+    """A stream of a cluster: its configuration as the server sent it, its state, its links."""
+
+    name: str
+    config: Mapping[str, Any]
+    state: Mapping[str, Any]
+    peers: tuple[Peer, ...]
+    links: tuple[FoundLink, ...]
+    ts_ns: int | None
+
+    @property
+    def last_sequence(self) -> int:
+        """The last sequence that it has given out."""
+        return int(self.state.get("last_seq", 0))
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Its metadata."""
+        return self.config.get("metadata") or {}
+
+    @property
+    def leader(self) -> str | None:
+        """The server that leads it; None outside of a cluster, or while none does."""
+        return next((peer.name for peer in self.peers if peer.leads), None)
+
+    @property
+    def placement(self) -> str | None:
+        """Where it has to be, as text; None: anywhere."""
+        placement = self.config.get("placement") or {}
+        parts = [placement.get("cluster") or "", *(placement.get("tags") or ())]
+        return " ".join(part for part in parts if part) or None
+
+
+def read_stream(answer: Mapping[str, Any]) -> FoundStream:
+    """Read the JSON of `STREAM.INFO`, or of one stream in `STREAM.LIST`."""
+    config = answer["config"]
+    wanted = {"mirror": [config["mirror"]] if config.get("mirror") else [], "source": config.get("sources") or []}
+    reported = {"mirror": [answer["mirror"]] if answer.get("mirror") else [], "source": answer.get("sources") or []}
+    cluster = answer.get("cluster") or {}
+    leader = [Peer(cluster["leader"], leads=True, current=True)] if cluster.get("leader") else []
+    followers = [
+        Peer(one["name"], leads=False, current=bool(one.get("current")) and not one.get("offline"))
+        for one in cluster.get("replicas") or ()
+    ]
+    links = [
+        _link(kind, part, next((one for one in reported[kind] if _identity(one) == _identity(part)), {}))
+        for kind in ("mirror", "source")
+        for part in wanted[kind]
+    ]
+    ts = answer.get("ts")
+    return FoundStream(
+        config["name"],
+        config,
+        answer["state"],
+        (*leader, *followers),
+        tuple(links),
+        parse_rfc3339_ns(ts) if ts else None,
+    )
+
+
+def upstream_identity(part: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return by what a server knows a mirror or source again: its origin, its filter, its transforms, without its start."""
+    external = part.get("external") or {}
+    return (*_identity(part), external.get("api") or "", external.get("deliver") or "")
+
+
+def _identity(part: Mapping[str, Any]) -> tuple[Any, ...]:
+    external = part.get("external") or {}
+    return part["name"], part.get("filter_subject") or "", _transforms(part), external.get("api") or ""
+
+
+def _transforms(part: Mapping[str, Any]) -> tuple[Transform, ...]:
+    return tuple(Transform(one.get("src", ""), one.get("dest", "")) for one in part.get("subject_transforms") or ())
+
+
+def _link(kind: Any, part: Mapping[str, Any], reported: Mapping[str, Any]) -> FoundLink:
+    active, error = reported.get("active", -1), reported.get("error")
+    return FoundLink(
+        kind,
+        part["name"],
+        (part.get("external") or {}).get("api") or None,
+        part.get("filter_subject") or None,
+        _transforms(part),
+        active if active >= 0 else None,
+        f"{error.get('description')} ({error.get('err_code')})" if error else None,
+        reported.get("seq"),
+        part.get("opt_start_seq") or None,
+        part.get("opt_start_time") or None,
+    )

@@ -1,0 +1,82 @@
+"""Links as a graph: a node is a stream of a domain, an edge a link with its colour and its words.
+
+Add what a picture shows here: both drawings have it. Not here: the drawings (`dot`, `svg`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sr_assets.domain.topology.links import Link
+
+_COLOURS: Final = {"mirror": "blue", "source": "green", "replica": "black", "feed": "gray"}
+_DEAD: Final = "red"
+
+
+class Node(NamedTuple):
+    """A stream; `place` is its domain, else the name of its cluster."""
+
+    place: str
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A link between two nodes, as it is drawn."""
+
+    origin: Node
+    copy: Node
+    colour: str
+    dashed: bool
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """What is drawn."""
+
+    nodes: Sequence[Node]
+    edges: Sequence[Edge]
+
+
+def graph_of(streams: Iterable[tuple[str, str | None, str]], links: Iterable[Link]) -> Graph:
+    """Return the graph of streams (cluster, domain, stream) and links; streams without a link are nodes too."""
+    nodes = dict.fromkeys(Node(domain or cluster, stream) for cluster, domain, stream in streams)
+    edges = []
+    for link in links:
+        origin = Node(link.origin_domain or link.origin_cluster or f"unknown, of {link.cluster}", link.origin_stream)
+        copy = Node(link.domain or link.cluster, link.stream)
+        nodes |= dict.fromkeys((origin, copy))
+        edges.append(Edge(origin, copy, _colour(link), not link.native, _label(link)))
+    return Graph(list(nodes), edges)
+
+
+def around(graph: Graph, node: Node) -> Graph:
+    """Return the part of a graph that is connected with a node."""
+    neighbours: dict[Node, set[Node]] = {}
+    for edge in graph.edges:
+        neighbours.setdefault(edge.origin, set()).add(edge.copy)
+        neighbours.setdefault(edge.copy, set()).add(edge.origin)
+    reached, new = {node}, [node]
+    while new:
+        for other in neighbours.get(new.pop(), set()) - reached:
+            reached.add(other)
+            new.append(other)
+    return Graph([one for one in graph.nodes if one in reached], [one for one in graph.edges if one.origin in reached])
+
+
+def _colour(link: Link) -> str:
+    return _DEAD if link.dead or link.error else _COLOURS[link.kind]
+
+
+def _label(link: Link) -> str:
+    lag = "lag unknown" if link.lag_messages is None else f"lag {link.lag_messages}"
+    silent = ""
+    if link.native and link.dead:
+        silent = "never heard" if link.active_seconds is None else f"silent for {link.active_seconds:.0f}s"
+    parts = (link.kind.capitalize(), link.copies, link.sampling, lag, silent, link.error)
+    return "\n".join(part for part in parts if part)

@@ -1,0 +1,147 @@
+"""A link, from an origin to a stream that copies it: how it is shown, whether it is dead, which copies are its own.
+
+Native links and ours have the same record. Not here: asking servers (`stages.topology`), how a link is drawn (`graph`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from sr_assets.domain.positions import SECOND_NS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sr_assets.domain.topology.found import FoundLink
+
+Kind = Literal["mirror", "source", "replica", "feed"]
+
+#: The header of a message that a source brought.
+SOURCE_HEADER: Final = b"Nats-Stream-Source"
+#: Servers send heartbeats every second, and try anew after ten without one.
+_SILENT_SECONDS: Final = 10.0
+_GO_UNITS: Final = {
+    "h": 3600 * SECOND_NS,
+    "m": 60 * SECOND_NS,
+    "s": SECOND_NS,
+    "ms": 10**6,
+    "us": 10**3,
+    "µs": 10**3,
+    "ns": 1,
+}
+_GO_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?)(ms|us|µs|ns|[hms])")
+_DIGITS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+class Limits(NamedTuple):
+    """From when on a link counts as dead, and as too far behind; None: when its oldest message waits for as long."""
+
+    silent_seconds: float = _SILENT_SECONDS
+    lag_messages: int | None = None
+
+
+_USUAL: Final = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A link as it is shown: `stream` on `cluster` has copies of `origin_stream`.
+
+    `active_seconds` None: never heard of. The lag is None where it cannot be known: it is never taken for 0.
+    `origin_cluster` is None where the origin is at none of the configured clusters; `origin_domain` may be known even so.
+    """
+
+    cluster: str
+    stream: str
+    kind: Kind
+    origin_stream: str
+    domain: str | None = None
+    origin_cluster: str | None = None
+    origin_domain: str | None = None
+    filter: str | None = None
+    transforms: str | None = None
+    sampling: str | None = None
+    api_prefix: str | None = None
+    active_seconds: float | None = None
+    lag_messages: int | None = None
+    lag_seconds: float | None = None
+    error: str | None = None
+    as_of_ns: int | None = None
+    limits: Limits = _USUAL
+
+    @property
+    def native(self) -> bool:
+        """Whether the servers do it themselves."""
+        return self.kind in ("mirror", "source")
+
+    @property
+    def dead(self) -> bool:
+        """Whether nothing is heard of it: never, or for too long. Ours is heard of when there is something to copy."""
+        if not self.native:
+            return self.error is not None
+        return self.active_seconds is None or self.active_seconds > self.limits.silent_seconds
+
+    @property
+    def behind(self) -> bool:
+        """Whether it is further behind than it may be, as far as that is known."""
+        if self.limits.lag_messages is not None:
+            return (self.lag_messages or 0) >= self.limits.lag_messages
+        return (self.lag_messages or 0) > 0 and (self.lag_seconds or 0.0) > self.limits.silent_seconds
+
+    @property
+    def copies(self) -> str | None:
+        """Its filter and its transforms as text; None: it copies everything as it is."""
+        return "; ".join(filter(None, [self.filter, self.transforms])) or None
+
+
+def limits(metadata: Mapping[str, str]) -> Limits:
+    """Return the limits that a stream's metadata sets by the keys that natscli reads too; what it cannot be is ignored."""
+    seen, lag = metadata.get("io.nats.monitor.seen-critical", ""), metadata.get("io.nats.monitor.lag-critical", "")
+    parts = _GO_PART.findall(seen)
+    seconds = float(sum(Fraction(number.rstrip(".")) * _GO_UNITS[unit] for number, unit in parts) / SECOND_NS)
+    whole = "".join(number + unit for number, unit in parts) == seen
+    return Limits(
+        seconds if whole and seconds > 0 else _SILENT_SECONDS,
+        int(lag) if re.fullmatch("[1-9][0-9]{0,18}", lag) else None,
+    )
+
+
+class Mark(NamedTuple):
+    """What a message that a source brought says of its origin; `hash` is of the API prefix, empty at home."""
+
+    stream: str
+    hash: str
+    sequence: int
+    filters: str
+
+
+def read_mark(value: str) -> Mark | None:
+    """Read a `Nats-Stream-Source` header, of any server since 2.10; None for what is none."""
+    parts = value.split(" ")
+    if len(parts) < 3 or not re.fullmatch("[0-9]{1,20}", parts[1]):
+        return None
+    # Servers since 2.14 may add the hash of a consumer.
+    stream, _, rest = parts[0].partition(":")
+    own = "" if rest.startswith("C=") else rest.partition(":")[0]
+    return Mark(stream, own, int(parts[1]), parts[2])
+
+
+def brought_by(mark: Mark, link: FoundLink, links: Sequence[FoundLink]) -> bool:
+    """Return whether a message came by a source of a stream; `links` are all sources of that stream."""
+    if mark.stream != link.stream:
+        return False
+    if mark.hash != (api_hash(link.api) if link.api else ""):
+        return False
+    alike = [one for one in links if (one.stream, one.api) == (link.stream, link.api)]
+    return len(alike) == 1 or mark.filters == (
+        "\f".join(one.src for one in link.transforms) or link.filter_subject or ">"
+    )
+
+
+def api_hash(api: str) -> str:
+    """Return by what a server marks the messages of an origin that is asked at an API prefix."""
+    return "".join(_DIGITS[byte % len(_DIGITS)] for byte in hashlib.sha256(api.encode()).digest()[:8])

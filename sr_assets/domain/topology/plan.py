@@ -1,0 +1,135 @@
+"""What has to be done so that streams become what is wanted, in which order, and what must not be done.
+
+Not here: how streams differ (`drift`), doing it (`stages.topology.applying`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal
+
+from sr_assets.domain.topology.drift import Drift, Remedy, compare, kept_metadata, updated
+from sr_assets.domain.topology.wanted import OWNER
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from sr_assets.domain.topology.drift import Version
+    from sr_assets.domain.topology.found import FoundStream
+    from sr_assets.domain.topology.wanted import WantedStream
+
+Manage = Literal["observe", "create", "reconcile"]
+
+
+class Action(StrEnum):
+    """What is done with a stream."""
+
+    CREATE = "create"
+    UPDATE = "update"
+    RECREATE = "recreate"
+    ADOPT = "adopt"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is done with one stream, with the configuration that is sent; `reason` says why some of `drift` stays."""
+
+    wanted: WantedStream
+    action: Action
+    drift: tuple[Drift, ...] = ()
+    config: Mapping[str, Any] | None = None
+    reason: str | None = None
+
+
+def plan_stream(
+    wanted: WantedStream,
+    found: FoundStream | None,
+    *,
+    owner: str,
+    manage: Manage,
+    version: Version,
+    recreate: bool = False,
+) -> Step:
+    """Return what is done with a stream; `recreate` says that it may be deleted and made again, whatever it holds."""
+    drift = compare(wanted, found, owner, version)
+    if found is None:
+        if manage == "observe":
+            return Step(wanted, Action.NONE, tuple(drift), reason="manage is observe: set create or reconcile")
+        return Step(wanted, Action.CREATE, tuple(drift), wanted.whole(owner))
+    if not drift:
+        return Step(wanted, Action.NONE)
+    refusal = _refusal(found, owner, manage, recreate=recreate)
+    if refusal is not None:
+        return Step(wanted, Action.NONE, tuple(drift), reason=refusal)
+    kept = [one for one in drift if one.remedy is not Remedy.UPDATABLE]
+    if recreate and kept:
+        return Step(wanted, Action.RECREATE, tuple(drift), wanted.whole(owner))
+    reason = _why_kept(kept, wanted) if kept else None
+    if len(kept) == len(drift):
+        return Step(wanted, Action.NONE, tuple(drift), reason=reason)
+    return Step(wanted, Action.UPDATE, tuple(drift), updated(wanted, found, drift), reason)
+
+
+def plan_adoption(wanted: WantedStream, found: FoundStream | None, owner: str, *, named: bool) -> Step:
+    """Return how a stream that others made becomes ours: nothing but its metadata changes.
+
+    One that another replicator owns is taken over when it is `named`.
+    """
+    if found is None:
+        return Step(wanted, Action.NONE, reason="does not exist: apply makes it")
+    before = found.metadata.get(OWNER)
+    if before == owner:
+        return Step(wanted, Action.NONE, reason="is ours already")
+    if before is not None and not named:
+        return Step(
+            wanted, Action.NONE, reason=f"belongs to replicator {before}: name it with --stream to take it over"
+        )
+    change = Drift(f"metadata.{OWNER}", owner, before, Remedy.UPDATABLE)
+    return Step(wanted, Action.ADOPT, (change,), {**found.config, "metadata": kept_metadata(found) | {OWNER: owner}})
+
+
+def _refusal(found: FoundStream, owner: str, manage: Manage, *, recreate: bool) -> str | None:
+    """Return why a stream that is there is left alone."""
+    if manage == "observe":
+        return "manage is observe: set reconcile"
+    before = found.metadata.get(OWNER)
+    if before != owner:
+        return f"belongs to replicator {before}" if before else "was made by others: `topology adopt` takes it over"
+    return "manage is create: set reconcile" if manage == "create" and not recreate else None
+
+
+def _why_kept(kept: Sequence[Drift], wanted: WantedStream) -> str:
+    if all(one.remedy is Remedy.IGNORED for one in kept):
+        return "the server would take it and do nothing: a start counts when a source is new to the stream"
+    return f"cannot be changed: `topology apply --recreate {wanted.label}` deletes the stream and makes it again"
+
+
+def in_order(steps: Iterable[Step]) -> list[Step]:
+    """Return steps with each stream after those that it copies from: a mirror made before its origin waits long for it."""
+    waiting = {(step.wanted.cluster, step.wanted.stream): step for step in steps}
+    ordered: list[Step] = []
+    while waiting:
+        ready = [
+            step
+            for step in waiting.values()
+            if not any(
+                (one.cluster, one.stream) in waiting
+                and (one.cluster, one.stream) != (step.wanted.cluster, step.wanted.stream)
+                for one in step.wanted.upstreams
+            )
+        ]
+        # Streams that copy each other's subjects have no first one.
+        for step in ready or list(waiting.values()):
+            ordered.append(step)
+            del waiting[step.wanted.cluster, step.wanted.stream]
+    return ordered
+
+
+def depends_on(step: Step, labels: Collection[str]) -> str | None:
+    """Return which of some streams a step's stream copies from."""
+    return next(
+        (f"{one.cluster}/{one.stream}" for one in step.wanted.upstreams if f"{one.cluster}/{one.stream}" in labels),
+        None,
+    )

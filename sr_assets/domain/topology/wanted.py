@@ -1,0 +1,110 @@
+"""A stream as the configuration wants it, and the configuration that JetStream gets of it.
+
+Not here: which keys exist and which exclude each other (`settings`), what differs from a stream that is there (`drift`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from sr_assets.domain.positions import format_rfc3339_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: The key of a stream's metadata that says which replicator made it, or took it over.
+OWNER: Final = "sr_assets.replicator"
+#: What a stream gets where the configuration says nothing: the server's own defaults, by their names.
+DEFAULTS: Final[Mapping[str, Any]] = {
+    "storage": "file",
+    "retention": "limits",
+    "num_replicas": 1,
+    "max_msgs": -1,
+    "max_bytes": -1,
+    "max_age": 0,
+    "max_msgs_per_subject": -1,
+    "max_msg_size": -1,
+    "discard": "old",
+    "compression": "none",
+}
+
+
+class Transform(NamedTuple):
+    """A rewriting of subjects: what matches `src` becomes `dest`; without `dest` it is only a filter."""
+
+    src: str
+    dest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """What a mirror or a source copies from.
+
+    `cluster` is a name of the configuration. `api` is where that cluster's JetStream is asked from the copying stream's
+    cluster, None: it is the same JetStream. At most one of `filter_subject` and `transforms`, and one start, is set.
+    """
+
+    cluster: str
+    stream: str
+    filter_subject: str | None = None
+    transforms: tuple[Transform, ...] = ()
+    start_sequence: int | None = None
+    start_time_ns: int | None = None
+    api: str | None = None
+    deliver: str = ""
+
+    @property
+    def wire(self) -> dict[str, Any]:
+        """The part of a stream's configuration that names it."""
+        parts: dict[str, Any] = {
+            "name": self.stream,
+            "filter_subject": self.filter_subject,
+            "subject_transforms": [transform._asdict() for transform in self.transforms],
+            "opt_start_seq": self.start_sequence,
+            "opt_start_time": None if self.start_time_ns is None else format_rfc3339_ns(self.start_time_ns),
+            "external": None if self.api is None else {"api": self.api, "deliver": self.deliver},
+        }
+        return {key: value for key, value in parts.items() if value}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The patterns of the subjects that it copies."""
+        return tuple(one.src for one in self.transforms) or (self.filter_subject or ">",)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The patterns of the subjects that its copies have; a destination with functions may be any subject."""
+        if not self.transforms:
+            return self.inputs
+        return tuple(">" if "{" in one.dest or "$" in one.dest else one.dest or one.src for one in self.transforms)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedStream:
+    """A stream as the configuration wants it; `config` are the settings that it names, by JetStream's names."""
+
+    cluster: str
+    stream: str
+    mirror: Upstream | None = None
+    sources: tuple[Upstream, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def label(self) -> str:
+        """`cluster/stream`, the pair that is unique in a configuration."""
+        return f"{self.cluster}/{self.stream}"
+
+    @property
+    def upstreams(self) -> tuple[Upstream, ...]:
+        """What it copies from."""
+        return (self.mirror,) if self.mirror else self.sources
+
+    def whole(self, owner: str) -> dict[str, Any]:
+        """Return the configuration with which it is created."""
+        made: dict[str, Any] = {"name": self.stream, **DEFAULTS, **self.config}
+        if self.mirror:
+            made["mirror"] = self.mirror.wire
+        if self.sources:
+            made["sources"] = [source.wire for source in self.sources]
+        return made | {"metadata": {**self.config.get("metadata", {}), OWNER: owner}}

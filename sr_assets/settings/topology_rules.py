@@ -1,0 +1,121 @@
+"""Keys of `topology` that are valid alone and contradict each other: within a stream, and between streams.
+
+What a server would refuse, or take and not do, is named here before anything is asked. Not here: what one key may hold
+(`topology_shape`), what only a server knows (`stages.topology`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from sr_assets.domain import subjects
+from sr_assets.settings.names import asset_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from sr_assets.domain.topology.wanted import Upstream, WantedStream
+    from sr_assets.settings.topology_shape import RawNativeStream, RawUpstream
+
+
+def stream_contradictions(raw: RawNativeStream) -> Iterator[tuple[bool, str]]:
+    """Yield each rule about the keys of one stream: whether it is broken, and the message."""
+    yield raw.mirror is not None and bool(raw.sources), "mirror, sources: a stream has either one mirror or sources"
+    yield (
+        raw.mirror is not None and raw.subjects is not None,
+        ("mirror, subjects: a mirror takes no messages of its own; take subjects out, or use sources"),
+    )
+    yield (
+        raw.mirror is not None and raw.duplicate_window is not None,
+        ("mirror, duplicate_window: a mirror removes no duplicates; take duplicate_window out"),
+    )
+    yield raw.mirror is None and bool(raw.mirror_direct), "mirror_direct: needs mirror"
+    yield not (raw.mirror or raw.sources or raw.subjects), "needs mirror, sources or subjects"
+    window, age = raw.duplicate_window, raw.max_age
+    yield bool(window and age) and window > age, "duplicate_window: must not be longer than max_age"  # type: ignore[operator]
+    yield from _overlapping(raw.subjects or (), "subjects")
+    named = Counter(_identity(source) for source in raw.sources)
+    for source in raw.sources:
+        twice = named[_identity(source)] > 1
+        yield twice, f"sources: {source.stream!r} appears twice with the same filter; give each another filter"
+
+
+def source_contradictions(raw: RawUpstream) -> Iterator[tuple[bool, str]]:
+    """Yield each rule about the keys of one mirror or source: whether it is broken, and the message."""
+    yield (
+        raw.filter_subject is not None and bool(raw.subject_transforms),
+        ("filter_subject, subject_transforms: use one of them; the src of a transform is a filter"),
+    )
+    yield (
+        raw.start_sequence is not None and raw.start_time is not None,
+        ("start_sequence, start_time: name one place to begin at"),
+    )
+    yield raw.deliver_prefix is not None and raw.api_prefix is None, "deliver_prefix: needs api_prefix"
+    yield from _overlapping([one.src for one in raw.subject_transforms], "subject_transforms")
+
+
+def refuse_same_streams(wanted: Sequence[WantedStream]) -> None:
+    """Refuse streams that are equal, or become equal as asset keys."""
+    keys: dict[tuple[str, str], str] = {}
+    for stream in wanted:
+        key = asset_name(stream.cluster), asset_name(stream.stream)
+        other = keys.setdefault(key, stream.label)
+        if other != stream.label:
+            raise ValueError(f"streams: {other!r} and {stream.label!r} get the same asset key; rename one")
+    for label, count in Counter(stream.label for stream in wanted).items():
+        if count > 1:
+            raise ValueError(f"streams: {label!r} appears twice; put what it copies into one entry")
+
+
+def refuse_loops(wanted: Iterable[WantedStream]) -> None:
+    """Refuse streams through which a message would go round: each copies what the one before it has copied."""
+    links = [
+        (one, (one.cluster, one.stream), (stream.cluster, stream.stream))
+        for stream in wanted
+        for one in stream.upstreams
+    ]
+    after = {
+        index: [
+            other for other, (upstream, origin, _) in enumerate(links) if origin == copy and _passes(link, upstream)
+        ]
+        for index, (link, _, copy) in enumerate(links)
+    }
+    for start in after:
+        path = _way_back(start, after)
+        if path:
+            names = [f"{links[index][1][0]}/{links[index][1][1]}" for index in path]
+            raise ValueError(
+                f"streams: {' → '.join([*names, names[0]])}: messages would go round; take one link out, or filter it"
+            )
+
+
+def _way_back(start: int, after: dict[int, list[int]]) -> list[int]:
+    """Return a way from a link to itself over links that follow each other; none: an empty one."""
+    ways = [[start]]
+    seen = set()
+    while ways:
+        way = ways.pop()
+        for following in after[way[-1]]:
+            if following == start:
+                return way
+            if following not in seen:
+                seen.add(following)
+                ways.append([*way, following])
+    return []
+
+
+def _passes(link: Upstream, following: Upstream) -> bool:
+    """Return whether a message that one link brought may be copied by the next."""
+    return any(subjects.overlaps(one, other) for one in link.outputs for other in following.inputs)
+
+
+def _overlapping(patterns: Sequence[str], key: str) -> Iterator[tuple[bool, str]]:
+    for index, pattern in enumerate(patterns):
+        for other in patterns[index + 1 :]:
+            yield subjects.overlaps(pattern, other), f"{key}: {pattern!r} and {other!r} overlap; make them distinct"
+
+
+def _identity(source: RawUpstream) -> tuple[object, ...]:
+    transforms = tuple((one.src, one.dest) for one in source.subject_transforms)
+    return source.stream, source.cluster, source.filter_subject, transforms, source.api_prefix

@@ -1,0 +1,139 @@
+"""The mappings inside `topology` of the file: which keys each has, of which type.
+
+Add a key of a native stream here. Not here: which of them contradict each other (`topology_rules`), how they become records
+(`topology`).
+"""
+
+import re
+from typing import Annotated, Any, Final, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from sr_assets.domain.clusters import domain_api
+from sr_assets.settings.names import read_filter
+from sr_assets.settings.shape import ApiPrefix, Domain, Flag, NoChoria, Raw, RawTls, Span, StreamName, Text, Url
+from sr_assets.settings.values import one_of, read_text, read_time, shown, size_in_bytes, whole_number
+
+
+def _read_replicas(value: object) -> int:
+    number = whole_number(1)(value)
+    if number > _MOST_REPLICAS:
+        raise ValueError(f"{shown(value)} are too many: a stream has at most {_MOST_REPLICAS} replicas")
+    return number
+
+
+def _read_destination(value: object) -> str:
+    """Read what a transform makes of a subject: tokens, `$1` or `{{wildcard(1)}}` and the like among them."""
+    text = read_text(value)
+    if re.search(r"\s", re.sub(r"\{\{.*?\}\}", "", text)) or ".." in text or text.startswith(".") or text.endswith("."):
+        raise ValueError(f"{shown(text)} is not a subject: tokens separated by single dots, no spaces")
+    return text
+
+
+Filter = Annotated[str, BeforeValidator(read_filter)]
+Limit = Annotated[int, BeforeValidator(whole_number(1))]
+Size = Annotated[int, BeforeValidator(size_in_bytes(1))]
+
+_MOST_REPLICAS: Final = 5
+#: Ours → JetStream's name of a setting.
+_SETTINGS: Final = {
+    "description": "description",
+    "subjects": "subjects",
+    "storage": "storage",
+    "retention": "retention",
+    "replicas": "num_replicas",
+    "max_msgs": "max_msgs",
+    "max_bytes": "max_bytes",
+    "max_age": "max_age",
+    "max_msgs_per_subject": "max_msgs_per_subject",
+    "max_msg_size": "max_msg_size",
+    "discard": "discard",
+    "duplicate_window": "duplicate_window",
+    "compression": "compression",
+    "allow_direct": "allow_direct",
+    "mirror_direct": "mirror_direct",
+    "metadata": "metadata",
+}
+
+
+class RawTransform(Raw):
+    """One of `subject_transforms`; without `dest` what matches is copied as it is."""
+
+    src: Filter
+    dest: Annotated[str, BeforeValidator(_read_destination)] = ""
+
+
+class RawUpstream(Raw):
+    """`mirror`, or one of `sources`."""
+
+    stream: StreamName
+    cluster: Text | None = None
+    filter_subject: Filter | None = None
+    subject_transforms: list[RawTransform] = Field(default_factory=list)
+    start_sequence: Annotated[int, BeforeValidator(whole_number(1))] | None = None
+    start_time: Annotated[int, BeforeValidator(read_time)] | None = None
+    api_prefix: ApiPrefix | None = None
+    deliver_prefix: ApiPrefix | None = None
+
+
+class RawPlacement(Raw):
+    """`placement` of a stream."""
+
+    cluster: Text | None = None
+    tags: list[Text] = Field(default_factory=list)
+
+
+class RawNativeStream(Raw):
+    """One of `topology.streams`."""
+
+    cluster: Text | None = None
+    stream: StreamName
+    subjects: list[Filter] | None = None
+    description: Text | None = None
+    storage: Annotated[str, BeforeValidator(one_of("file", "memory"))] | None = None
+    retention: Annotated[str, BeforeValidator(one_of("limits", "interest", "workqueue"))] | None = None
+    replicas: Annotated[int, BeforeValidator(_read_replicas)] | None = None
+    placement: RawPlacement | None = None
+    max_msgs: Limit | None = None
+    max_bytes: Size | None = None
+    max_age: Span | None = None
+    max_msgs_per_subject: Limit | None = None
+    max_msg_size: Size | None = None
+    discard: Annotated[str, BeforeValidator(one_of("old", "new"))] | None = None
+    duplicate_window: Span | None = None
+    compression: Annotated[str, BeforeValidator(one_of("none", "s2"))] | None = None
+    allow_direct: Flag | None = None
+    mirror_direct: Flag | None = None
+    metadata: dict[Text, Text] | None = None
+    mirror: RawUpstream | None = None
+    sources: list[RawUpstream] = Field(default_factory=list)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the file says of it, by JetStream's names."""
+        named = {theirs: getattr(self, ours) for ours, theirs in _SETTINGS.items() if getattr(self, ours) is not None}
+        if self.placement is not None:
+            place = {"cluster": self.placement.cluster or "", "tags": self.placement.tags}
+            named["placement"] = {key: value for key, value in place.items() if value}
+        return named
+
+
+class RawTopologyCluster(Raw):
+    """One of `topology.clusters`: how we reach it, and where its JetStream is asked, by us and by other clusters' servers."""
+
+    url: Url
+    domain: Domain | None = None
+    api_prefix: ApiPrefix | None = None
+    tls: RawTls | None = None
+    choria: NoChoria = None
+
+    @model_validator(mode="after")
+    def _one_api(self) -> Self:
+        if self.domain and self.api_prefix:
+            raise ValueError("domain, api_prefix: name either the JetStream domain or the prefix of its API")
+        return self
+
+    @property
+    def api(self) -> str | None:
+        """Where other clusters ask it; None: it is one JetStream with them."""
+        return domain_api(self.domain) if self.domain else self.api_prefix

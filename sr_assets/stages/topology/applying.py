@@ -1,0 +1,89 @@
+"""Doing what was planned: streams are made, changed and taken over; only a named one is deleted and made again.
+
+Here: the requests, and what came of each. Not here: what is to be done (`planning`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from sr_assets.adapters.nats.api import NAME_MISMATCH, ApiError
+from sr_assets.domain.errors import RunError
+from sr_assets.domain.topology.drift import compare
+from sr_assets.domain.topology.found import read_stream
+from sr_assets.domain.topology.plan import Action, Step, depends_on
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sr_assets.adapters.nats.cluster import Cluster
+    from sr_assets.stages.topology.looking import Looks
+
+_OPERATIONS: Final = {
+    Action.CREATE: "CREATE",
+    Action.RECREATE: "CREATE",
+    Action.UPDATE: "UPDATE",
+    Action.ADOPT: "UPDATE",
+}
+
+
+class Outcome(NamedTuple):
+    """What became of a step: whether it was done, tried without success, or left out, and what there is to say."""
+
+    step: Step
+    result: str
+    detail: str | None = None
+
+
+def refused(looks: Looks, steps: Sequence[Step]) -> list[str]:
+    """Return which steps our users may not take, one line each; nothing is changed by asking."""
+    tried = [step for step in steps if step.action is not Action.NONE]
+    return [problem for problem in looks.side_by_side(lambda step: _refusal(looks, step), tried) if problem]
+
+
+def apply_steps(looks: Looks, steps: Sequence[Step], owner: str) -> Iterator[Outcome]:
+    """Take the steps one after the other; after one that failed, those that copy from its stream are left out."""
+    failed: set[str] = set()
+    for step in steps:
+        if step.action is Action.NONE:
+            continue
+        before = depends_on(step, failed)
+        if before is not None:
+            failed.add(step.wanted.label)
+            yield Outcome(step, "not done", f"it copies from {before}")
+            continue
+        outcome = _take(looks, step, owner)
+        if outcome.result != "done":
+            failed.add(step.wanted.label)
+        yield outcome
+
+
+def _take(looks: Looks, step: Step, owner: str) -> Outcome:
+    cluster, name, deleted = looks.cluster(step.wanted.cluster), step.wanted.stream, False
+    try:
+        if step.action is Action.RECREATE:
+            cluster.request_api(f"STREAM.DELETE.{name}")
+            deleted = True
+        answer = cluster.request_api(f"STREAM.{_OPERATIONS[step.action]}.{name}", dict(step.config or {}))
+    except RunError as error:
+        note = "; it was deleted and is not there: apply again makes it" if deleted else ""
+        return Outcome(step, "failed", f"{error}{note}")
+    if step.action is Action.ADOPT:
+        return Outcome(step, "done")
+    version = looks.of[step.wanted.cluster].version
+    left = compare(step.wanted, read_stream(answer), owner, version)
+    text = ", ".join(f"{one.key} ({one.remedy})" for one in left)
+    return Outcome(step, "done", f"still different: {text}" if left else None)
+
+
+def _refusal(looks: Looks, step: Step) -> str | None:
+    """Ask for what cannot be done: a stream whose name contradicts the subject of the request."""
+    cluster: Cluster = looks.cluster(step.wanted.cluster)
+    request = f"STREAM.{_OPERATIONS[step.action]}.{step.wanted.stream}"
+    try:
+        cluster.request_api(request, {"name": f"{step.wanted.stream}-not"})
+    except ApiError as error:
+        return None if error.code == NAME_MISMATCH else f"{step.wanted.label}: {error}"
+    except RunError as error:
+        return f"{step.wanted.label}: {error}"
+    return None

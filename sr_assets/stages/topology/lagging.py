@@ -1,0 +1,114 @@
+"""How far a native link is behind in truth: its origin's last sequence, and the last of it that was copied.
+
+The server's own `lag` stands still while a link is dead. What cannot be known is None, never 0. Not here: entries of ours
+(`stages.source.lag`), the rows (`report`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from sr_assets.domain.errors import RunError
+from sr_assets.domain.messages import header_values
+from sr_assets.domain.topology.links import SOURCE_HEADER, brought_by, read_mark
+
+if TYPE_CHECKING:
+    from sr_assets.adapters.nats.cluster import Cluster
+    from sr_assets.domain.messages import Message
+    from sr_assets.domain.topology.found import FoundLink, FoundStream
+
+#: How many messages are looked at, from a stream's end backwards, for one that a source brought.
+_MOST_STEPS: Final = 200
+
+
+class TrueLag(NamedTuple):
+    """The messages that are not copied yet, and how long the first of them has waited; None: it cannot be known."""
+
+    messages: int | None = None
+    seconds: float | None = None
+
+
+def measure_link(stream: FoundStream, link: FoundLink, at: Cluster, origin: FoundStream, origin_at: Cluster) -> TrueLag:
+    """Return the lag of one link of a stream; `at` and `origin_at` are the clusters of the copy and of the origin."""
+    try:
+        position = _position(stream, link, at, origin)
+        if position is None:
+            return TrueLag()
+        if position >= origin.last_sequence:
+            # A copy that is ahead has an origin that was made again, unless it was only asked later.
+            ahead = position > origin.last_sequence and link.active_ns is None
+            return TrueLag() if ahead else TrueLag(0, 0.0)
+        messages = _count(link, position, origin, origin_at)
+        return TrueLag(messages, _seconds(link, position, origin, origin_at) if messages else 0.0)
+    except RunError:
+        return TrueLag()
+
+
+def _position(stream: FoundStream, link: FoundLink, at: Cluster, origin: FoundStream) -> int | None:
+    """Return the origin's last sequence that was copied, or passed over; None when that cannot be known."""
+    if link.kind == "mirror":
+        copied: int | None = stream.last_sequence
+    elif link.sequence is not None:
+        copied = link.sequence
+    else:
+        copied = _last_brought(stream, link, at, origin)
+    if copied:
+        return copied
+    if link.start_sequence:
+        return link.start_sequence - 1
+    # From a time on it is not known which sequence that was.
+    return None if copied is None or (link.start_time and origin.last_sequence) else 0
+
+
+def _last_brought(stream: FoundStream, link: FoundLink, at: Cluster, origin: FoundStream) -> int | None:
+    """Return the last sequence that a source brought, by the marks of the messages; 0 when it brought none."""
+    if not stream.last_sequence:
+        return 0
+    patterns = _outputs(link) or origin.config.get("subjects") or [">"]
+    newest = [message for message in (at.last_message(stream.name, pattern) for pattern in patterns) if message]
+    brought = [mark for message in newest if (mark := _brought(message, stream, link)) is not None]
+    if brought:
+        return max(brought)
+    message = max(newest, default=None, key=lambda one: one.sequence)
+    steps = 0
+    while message is not None and message.sequence > 1 and steps < _MOST_STEPS:
+        steps += 1
+        sequence = message.sequence - 1
+        message = at.message(stream.name, sequence)
+        if message is None:
+            break
+        mark = _brought(message, stream, link)
+        if mark is not None:
+            return mark
+    whole = int(stream.state.get("messages", 0)) == stream.last_sequence
+    return 0 if whole and (message is None or message.sequence == 1) else None
+
+
+def _brought(message: Message, stream: FoundStream, link: FoundLink) -> int | None:
+    values = header_values(message.headers, SOURCE_HEADER)
+    mark = read_mark(values[-1].decode(errors="replace")) if values else None
+    return mark.sequence if mark and brought_by(mark, link, stream.links) else None
+
+
+def _outputs(link: FoundLink) -> list[str]:
+    """Return the subjects that its copies have; none: it is not known."""
+    if link.transforms:
+        named = [one.dest or one.src for one in link.transforms]
+        return [] if any("{" in one or "$" in one for one in named) else named
+    return [link.filter_subject] if link.filter_subject else []
+
+
+def _count(link: FoundLink, position: int, origin: FoundStream, origin_at: Cluster) -> int:
+    """Return how many messages of the origin are to be copied after a sequence."""
+    if not link.filters:
+        return origin.last_sequence - position
+    return sum(origin_at.count_from(origin.name, position + 1, pattern) for pattern in link.filters)
+
+
+def _seconds(link: FoundLink, position: int, origin: FoundStream, origin_at: Cluster) -> float | None:
+    """Return how long the first message that is not copied has waited, by the origin's own clock."""
+    waiting = [origin_at.next_message(origin.name, position + 1, pattern) for pattern in link.filters or (">",)]
+    stored = [message.stored_ns for message in waiting if message is not None]
+    if not stored or origin.ts_ns is None:
+        return None
+    return max(0.0, round((origin.ts_ns - min(stored)) / 1e9, 3))

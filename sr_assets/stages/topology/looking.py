@@ -1,0 +1,210 @@
+"""One look at every cluster that the configuration names: its streams, its domain, its version; all clusters at once.
+
+Here: which clusters there are, and asking them. Not here: what follows from the answers (`lagging`, `report`, `planning`).
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+from sr_assets.adapters.nats.api import ApiError
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.domain.clusters import OWN_API
+from sr_assets.domain.errors import RunError, TransientError
+from sr_assets.domain.topology.found import FoundStream, read_stream
+from sr_assets.settings import StreamSettings, TopologyCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from types import TracebackType
+
+    from sr_assets.adapters.nats.stream_info import Version
+    from sr_assets.domain.topology.found import FoundLink
+    from sr_assets.settings import ClusterSettings, Settings
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_SIDE_BY_SIDE: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLook:
+    """What a cluster answered; `answers` has the streams as they were sent. With an `error` it could not be asked."""
+
+    name: str
+    settings: ClusterSettings
+    domain: str | None = None
+    version: Version = (0, 0, 0)
+    api_level: int | None = None
+    streams: Mapping[str, FoundStream] = field(default_factory=dict)
+    answers: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    error: str | None = None
+
+
+class Looks:
+    """Connections to all clusters, open until the end of `with`, and what each answered; look with `take`."""
+
+    def __init__(self, settings: Settings, name: str = "sr-assets topology") -> None:
+        """Take the configuration, and our name at the servers."""
+        self._settings, self._known = settings, known_clusters(settings)
+        self._named = _named_streams(settings, self._known)
+        self._name = name
+        self._stack = ExitStack()
+        self._open: dict[str, Cluster] = {}
+        self._foreign: dict[ClusterSettings, Cluster] = {}
+        self._guard = threading.Lock()
+        self.of: dict[str, ClusterLook] = {}
+
+    def __enter__(self) -> Self:
+        self._pool = self._stack.enter_context(ThreadPoolExecutor(_SIDE_BY_SIDE))
+        for name, one in self._known.items():
+            self._open[name] = Cluster(one.settings, self._name)
+            self._stack.callback(self._open[name].close)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def take(self) -> Self:
+        """Ask every cluster once, all at the same time."""
+        self.of = {look.name: look for look in self._pool.map(self._look, self._known.values())}
+        return self
+
+    def side_by_side(self, ask: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """Ask about many items at the same time; returns the answers in their order."""
+        return list(self._pool.map(ask, items))
+
+    def cluster(self, name: str) -> Cluster:
+        """Return the connection to a cluster."""
+        return self._open[name]
+
+    def name_of(self, settings: ClusterSettings) -> str:
+        """Return by which name a cluster of an entry is known."""
+        return _name(self._settings, self._known, settings) or ""
+
+    def origin(self, look: ClusterLook, link: FoundLink) -> ClusterLook | None:
+        """Return the cluster at which a link's origin is; None when it is none of those that are known."""
+        others = self.of.values()
+        if link.api is None:
+            if link.stream in look.streams:
+                return look
+            # Clusters that are linked by gateways are one JetStream.
+            same = (one for one in others if one.domain == look.domain and link.stream in one.streams)
+            return next(same, look)
+        return next(
+            (
+                one
+                for one in others
+                if self._known[one.name].api == link.api or (link.domain and one.domain == link.domain)
+            ),
+            None,
+        )
+
+    def through(self, look: ClusterLook, link: FoundLink) -> tuple[FoundStream, Cluster] | None:
+        """Return the origin of a link that is at none of the known clusters, asked the way the link goes; None: no answer."""
+        settings = replace(look.settings, api_prefix=link.api or "")
+        with self._guard:
+            cluster = self._foreign.get(settings)
+            if cluster is None:
+                cluster = self._foreign[settings] = Cluster(settings, self._name)
+                self._stack.callback(cluster.close)
+                with suppress(RunError):
+                    # Before others use it too: they would each open it.
+                    cluster.request_api("INFO")
+        try:
+            return read_stream(cluster.request_api(f"STREAM.INFO.{link.stream}")), cluster
+        except RunError:
+            return None
+
+    def _look(self, known: TopologyCluster) -> ClusterLook:
+        cluster = self._open[known.name]
+        try:
+            about = _about(cluster)
+            found = self._list(cluster, known.name)
+            version = cluster.server_version
+        except RunError as error:
+            return ClusterLook(known.name, known.settings, known.domain, error=str(error))
+        streams = {one["config"]["name"]: one for one in found}
+        return ClusterLook(
+            known.name,
+            known.settings,
+            known.domain or about.get("domain"),
+            version,
+            (about.get("api") or {}).get("level"),
+            {name: read_stream(answer) for name, answer in sorted(streams.items())},
+            streams,
+        )
+
+    def _list(self, cluster: Cluster, name: str) -> list[dict[str, Any]]:
+        try:
+            return cluster.list_streams()
+        except TransientError:
+            raise
+        except RunError:
+            # A user of a few streams may not list all.
+            if not self._named[name]:
+                raise
+        found = []
+        for stream in self._named[name]:
+            with suppress(ApiError):
+                found.append(cluster.request_api(f"STREAM.INFO.{stream}"))
+        return found
+
+
+def known_clusters(settings: Settings) -> dict[str, TopologyCluster]:
+    """Return every cluster by name: those of `topology`, and those of the entries, called by their servers."""
+    known = dict(settings.topology.clusters) if settings.topology else {}
+    for entry in settings.entries:
+        for cluster in entry.clusters:
+            if _name(settings, known, cluster) is not None:
+                continue
+            name, number = cluster.label, 1
+            while name in known:
+                # Another account, or another domain, of the same servers.
+                number += 1
+                name = f"{cluster.label}#{number}"
+            known[name] = TopologyCluster(
+                name, cluster, api=None if cluster.api_prefix == OWN_API else cluster.api_prefix
+            )
+    return known
+
+
+def _name(settings: Settings, known: Mapping[str, TopologyCluster], cluster: ClusterSettings) -> str | None:
+    """Return by which name a cluster of an entry is known."""
+    named = settings.topology.cluster_of(cluster) if settings.topology else None
+    if named is not None:
+        return named.name
+    return next((name for name, one in known.items() if one.settings.same_as(cluster)), None)
+
+
+def _named_streams(settings: Settings, known: Mapping[str, TopologyCluster]) -> dict[str, list[str]]:
+    """Return the streams of each cluster that the configuration names."""
+    named: dict[str, dict[str, None]] = {name: {} for name in known}
+    for wanted in settings.topology.streams if settings.topology else ():
+        named[wanted.cluster][wanted.stream] = None
+        for upstream in wanted.upstreams:
+            named[upstream.cluster][upstream.stream] = None
+    for entry in settings.entries:
+        ends = [(entry.source, entry.stream)]
+        if isinstance(entry, StreamSettings):
+            ends.append((entry.target, entry.target_stream))
+        for cluster, stream in ends:
+            named[_name(settings, known, cluster) or ""][stream] = None
+    return {name: list(streams) for name, streams in named.items()}
+
+
+def _about(cluster: Cluster) -> dict[str, Any]:
+    """Return what JetStream says of itself; nothing when we may not ask, or it is off for this account."""
+    try:
+        return cluster.request_api("INFO")
+    except TransientError:
+        raise
+    except RunError:
+        return {}

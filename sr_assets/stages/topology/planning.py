@@ -1,0 +1,131 @@
+"""What has to be done with each configured stream, and what keeps it from being done, as far as servers can be asked.
+
+Here: comparing a look with the configuration. Not here: the rules (`domain.topology.plan`), doing it (`applying`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.topology.drift import Drift, compare
+from sr_assets.domain.topology.plan import Action, Step, in_order, plan_adoption, plan_stream
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from sr_assets.domain.topology.wanted import Upstream, WantedStream
+    from sr_assets.settings import Settings, TopologySettings
+    from sr_assets.stages.topology.looking import ClusterLook, Looks
+
+#: Mirrors and sources of a stream with another retention than limits remove its messages before they are safe.
+_SAFE_RETENTION: Final = (2, 14, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is done, each stream after those that it copies from; `problems` keep all of it from being done."""
+
+    steps: list[Step]
+    problems: list[str]
+
+
+def topology_of(settings: Settings) -> TopologySettings:
+    """Return the block `topology`; raises ConfigurationError when there is none."""
+    if settings.topology is None:
+        raise ConfigurationError("topology: is not configured; add a block with clusters and streams")
+    return settings.topology
+
+
+def make_plan(settings: Settings, looks: Looks, recreate: Sequence[str] = ()) -> Plan:
+    """Compare a look with the configuration; `recreate` are the streams, by name or label, that may be made again.
+
+    Raises ConfigurationError when one of them is not configured.
+    """
+    topology = topology_of(settings)
+    again = {stream.label for name in recreate for stream in find_streams(topology, name)}
+    steps, problems = [], []
+    for wanted in topology.streams:
+        look = looks.of[wanted.cluster]
+        if look.error is not None:
+            problems.append(f"{wanted.label}: cluster {wanted.cluster} cannot be asked: {look.error}")
+            continue
+        step = plan_stream(
+            wanted,
+            look.streams.get(wanted.stream),
+            owner=settings.replicator,
+            manage=topology.manage,
+            version=look.version,
+            recreate=wanted.label in again,
+        )
+        steps.append(step)
+        if step.action is not Action.NONE:
+            problems += [f"{wanted.label}: {problem}" for problem in _problems(topology, looks, wanted)]
+    return Plan(in_order(steps), problems)
+
+
+def make_adoption(settings: Settings, looks: Looks, names: Sequence[str]) -> Plan:
+    """Plan to take over the configured streams that others made; `names`: only those, also from another replicator."""
+    topology = topology_of(settings)
+    named = {stream.label for name in names for stream in find_streams(topology, name)}
+    steps, problems = [], []
+    for wanted in topology.streams:
+        if named and wanted.label not in named:
+            continue
+        look = looks.of[wanted.cluster]
+        if look.error is not None:
+            problems.append(f"{wanted.label}: cluster {wanted.cluster} cannot be asked: {look.error}")
+            continue
+        found = look.streams.get(wanted.stream)
+        steps.append(plan_adoption(wanted, found, settings.replicator, named=wanted.label in named))
+    return Plan(steps, problems)
+
+
+def find_streams(topology: TopologySettings, name: str) -> list[WantedStream]:
+    """Return the one stream that is called so, by its name or as cluster/stream.
+
+    Raises ConfigurationError when there is none, or several.
+    """
+    found = [stream for stream in topology.streams if name in (stream.stream, stream.label)]
+    labels = ", ".join(stream.label for stream in found or topology.streams)
+    if not found:
+        raise ConfigurationError(f"{name}: no such stream in topology; configured: {labels or 'none'}")
+    if len(found) > 1:
+        raise ConfigurationError(f"{name}: there are several, name one: {labels}")
+    return found
+
+
+def find_drift(settings: Settings, looks: Looks) -> Iterator[tuple[WantedStream, Drift]]:
+    """Yield every difference between what is wanted and what is there, at the clusters that could be asked."""
+    for wanted in topology_of(settings).streams:
+        look = looks.of[wanted.cluster]
+        if look.error is None:
+            found = look.streams.get(wanted.stream)
+            for drift in compare(wanted, found, settings.replicator, look.version):
+                yield wanted, drift
+
+
+def _problems(topology: TopologySettings, looks: Looks, wanted: WantedStream) -> Iterator[str]:
+    made = {stream.label for stream in topology.streams} if topology.manage != "observe" else set()
+    for upstream in wanted.upstreams:
+        # A cluster that cannot be asked may have the stream: the server goes on trying to reach it.
+        look = looks.of[upstream.cluster]
+        if look.error is None:
+            yield from _problems_with(upstream, look, wanted, made)
+
+
+def _problems_with(upstream: Upstream, look: ClusterLook, wanted: WantedStream, made: Collection[str]) -> Iterator[str]:
+    origin = look.streams.get(upstream.stream)
+    label = f"{upstream.cluster}/{upstream.stream}"
+    if origin is None:
+        if label not in made:
+            yield f"{label} does not exist, and is not in topology.streams; create it, or correct its name"
+        return
+    most, theirs = wanted.config.get("max_msg_size", -1), origin.config.get("max_msg_size", -1)
+    if most != -1 and (theirs == -1 or theirs > most):
+        yield f"max_msg_size: {most} is less than that of {label} ({theirs}); the server refuses that"
+    retention = origin.config.get("retention", "limits")
+    if retention != "limits" and look.version < _SAFE_RETENTION:
+        version = ".".join(map(str, look.version))
+        yield f"{label} has retention {retention}, which is safe to copy from since server 2.14; it is {version}"

@@ -1,0 +1,269 @@
+"""The rows of `report` and of the tables `topology_streams` and `topology_links`: every stream, every link, ours included.
+
+Here: making the rows of one look. Not here: asking (`looking`), a link's lag (`lagging`), how rows are drawn (`cli`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from sr_assets.adapters.nats.stream_info import parse_stream_info
+from sr_assets.adapters.state.status_file import read_status, status_age_seconds
+from sr_assets.domain.errors import RunError
+from sr_assets.domain.topology.links import Limits, Link, limits
+from sr_assets.settings import FeedSettings, StreamSettings
+from sr_assets.stages.source.lag import compare_with_source
+from sr_assets.stages.topology.lagging import TrueLag, measure_link
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from sr_assets.domain.topology.found import FoundLink, FoundStream
+    from sr_assets.domain.topology.links import Kind
+    from sr_assets.domain.topology.wanted import Upstream, WantedStream
+    from sr_assets.settings import Entry, Settings
+    from sr_assets.stages.topology.looking import ClusterLook, Looks
+
+_SECOND_NS: Final = 1_000_000_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class StreamRow(NamedTuple):
+    """A stream as it is reported; `stream` is None in the row of a cluster that could not be asked, with the `error`.
+
+    `peers` are the servers that hold it: `*` leads, `!` is not up to date. `as_of_ns` is the server's time.
+    """
+
+    cluster: str
+    domain: str | None = None
+    stream: str | None = None
+    storage: str | None = None
+    replicas: int | None = None
+    placement: str | None = None
+    consumers: int | None = None
+    messages: int | None = None
+    bytes: int | None = None
+    lost: int | None = None
+    deleted: int | None = None
+    leader: str | None = None
+    as_of_ns: int | None = None
+    peers: str | None = None
+    api_level: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All streams and links as of one look, and the clusters that could not be asked, each with the reason."""
+
+    streams: list[StreamRow]
+    links: list[Link]
+    unreachable: dict[str, str]
+
+
+def make_report(settings: Settings, looks: Looks) -> Report:
+    """Return the rows of a look that was taken."""
+    streams = [row for look in looks.of.values() for row in _stream_rows(look)]
+    found = [
+        (look, stream, link) for look in looks.of.values() for stream in look.streams.values() for link in stream.links
+    ]
+    links = looks.side_by_side(lambda one: _native(looks, *one), found)
+    links += _missing(settings, looks)
+    links += looks.side_by_side(lambda entry: _ours(settings, looks, entry), settings.entries)
+    links.sort(key=lambda link: (link.cluster, link.stream, link.kind, link.origin_stream))
+    unreachable = {look.name: look.error for look in looks.of.values() if look.error}
+    return Report(streams, links, unreachable)
+
+
+def _stream_rows(look: ClusterLook) -> Iterator[StreamRow]:
+    if look.error:
+        yield StreamRow(look.name, look.domain, error=look.error)
+    for stream in look.streams.values():
+        state, lost = stream.state, stream.state.get("lost") or {}
+        level = stream.metadata.get("_nats.req.level", "")
+        yield StreamRow(
+            look.name,
+            look.domain,
+            stream.name,
+            stream.config.get("storage"),
+            stream.config.get("num_replicas"),
+            stream.placement,
+            state.get("consumer_count"),
+            state.get("messages"),
+            state.get("bytes"),
+            len(lost.get("msgs") or ()),
+            state.get("num_deleted", 0),
+            stream.leader,
+            stream.ts_ns,
+            ", ".join(one.name + ("*" if one.leads else "" if one.current else "!") for one in stream.peers) or None,
+            int(level) if level.isdecimal() else None,
+        )
+
+
+def _native(looks: Looks, look: ClusterLook, stream: FoundStream, link: FoundLink) -> Link:
+    there, at = looks.origin(look, link), looks.cluster(look.name)
+    lag = TrueLag()
+    if there is None:
+        found = looks.through(look, link)
+        if found is not None:
+            lag = measure_link(stream, link, at, *found)
+    elif link.stream in there.streams:
+        lag = measure_link(stream, link, at, there.streams[link.stream], looks.cluster(there.name))
+    return Link(
+        look.name,
+        stream.name,
+        link.kind,
+        link.stream,
+        look.domain,
+        there.name if there else None,
+        there.domain if there else link.domain,
+        link.filter_subject,
+        _transforms(link) or None,
+        None,
+        link.api,
+        None if link.active_ns is None else round(link.active_ns / _SECOND_NS, 3),
+        lag.messages,
+        lag.seconds,
+        link.error,
+        stream.ts_ns,
+        limits(stream.metadata),
+    )
+
+
+def _transforms(link: FoundLink | Upstream) -> str:
+    return ", ".join(f"{one.src} to {one.dest}" if one.dest else f"{one.src} untransformed" for one in link.transforms)
+
+
+def _missing(settings: Settings, looks: Looks) -> list[Link]:
+    """Return the links of streams that are wanted and not there, or at a cluster that cannot be asked."""
+    rows = []
+    for wanted in settings.topology.streams if settings.topology else ():
+        look = looks.of[wanted.cluster]
+        if wanted.stream in look.streams:
+            continue
+        error = f"cluster {look.name} cannot be asked" if look.error else f"stream {wanted.stream} does not exist"
+        rows += [_wanted_link(looks, wanted, one, error) for one in wanted.upstreams]
+    return rows
+
+
+def _wanted_link(looks: Looks, wanted: WantedStream, upstream: Upstream, error: str) -> Link:
+    return Link(
+        wanted.cluster,
+        wanted.stream,
+        "mirror" if wanted.mirror else "source",
+        upstream.stream,
+        looks.of[wanted.cluster].domain,
+        upstream.cluster,
+        looks.of[upstream.cluster].domain,
+        upstream.filter_subject,
+        _transforms(upstream) or None,
+        api_prefix=upstream.api,
+        error=error,
+    )
+
+
+def _ours(settings: Settings, looks: Looks, entry: Entry) -> Link:
+    """Return the link of an entry: a replica of ours, or a feed."""
+    status = read_status(settings.home / "sites" / entry.name)
+    own: dict[str, Any] = status.get("streams", {}).get(entry.stream) or {}
+    there = looks.of[looks.name_of(entry.source)]
+    copy = _COPIES[type(entry)](looks, entry)
+    lag, error = TrueLag(), own.get("last_error") or own.get("copy_error")
+    if entry.stream in there.answers:
+        info = parse_stream_info(there.answers[entry.stream], there.version)
+        try:
+            measured = compare_with_source(looks.cluster(there.name), entry, info, own)
+            lag, error = TrueLag(measured.messages, measured.seconds), measured.problem or error
+        except RunError:
+            pass
+    else:
+        cause = "cannot be asked" if there.error else f"has no stream {entry.stream}"
+        error = error or f"cluster {there.name} {cause}"
+    age = status_age_seconds(status) if own.get("created_ns") else None
+    return Link(
+        copy.cluster,
+        copy.stream,
+        copy.kind,
+        entry.stream,
+        looks.of[copy.cluster].domain,
+        there.name,
+        there.domain,
+        entry.filter_subject,
+        copy.rewriting,
+        copy.sampling,
+        None,
+        None if age is None else round(age, 3),
+        lag.messages,
+        lag.seconds,
+        error,
+        there.streams[entry.stream].ts_ns if entry.stream in there.streams else None,
+        Limits(),
+    )
+
+
+class _Copy(NamedTuple):
+    """What an entry makes, and where; and how it rewrites subjects and samples, as text."""
+
+    cluster: str
+    stream: str
+    kind: Kind
+    rewriting: str | None = None
+    sampling: str | None = None
+
+
+def _replica(looks: Looks, stream: StreamSettings) -> _Copy:
+    parts = (stream.prefix and f"prefix {stream.prefix}", stream.remove and f"remove {stream.remove}")
+    sampling = None
+    if stream.policy is not None and stream.extractor is not None:
+        sampling = f"by {stream.extractor.text} every {stream.policy.interval_ns / _SECOND_NS:g}s"
+    rewriting = ", ".join(part for part in parts if part) or None
+    return _Copy(looks.name_of(stream.target), stream.target_stream, "replica", rewriting, sampling)
+
+
+def _view(looks: Looks, feed: FeedSettings) -> _Copy:
+    """Return the view that a feed makes: it is no stream, and shown at the feed's own cluster."""
+    return _Copy(looks.name_of(feed.source), f"{feed.label}/advisory_feed", "feed")
+
+
+_COPIES: Final[Mapping[type[Entry], Callable[[Looks, Any], _Copy]]] = {StreamSettings: _replica, FeedSettings: _view}
+
+
+def stream_record(row: StreamRow) -> dict[str, Any]:
+    """Return a stream's row by the names of the table `topology_streams`."""
+    record = row._asdict()
+    record["as_of"] = _time(record.pop("as_of_ns"))
+    return record
+
+
+def link_record(link: Link) -> dict[str, Any]:
+    """Return a link by the names of the table `topology_links`."""
+    return {
+        "cluster": link.cluster,
+        "stream": link.stream,
+        "kind": link.kind,
+        "origin_cluster": link.origin_cluster,
+        "origin_stream": link.origin_stream,
+        "filter": link.filter,
+        "transforms": link.transforms,
+        "active_seconds": link.active_seconds,
+        "lag_messages": link.lag_messages,
+        "lag_seconds": link.lag_seconds,
+        "error": link.error,
+        "as_of": _time(link.as_of_ns),
+        "sampling": link.sampling,
+        "api_prefix": link.api_prefix,
+        "domain": link.domain,
+        "origin_domain": link.origin_domain,
+        "dead": link.dead,
+    }
+
+
+def _time(ns: int | None) -> datetime | None:
+    return None if ns is None else _EPOCH + timedelta(microseconds=ns // 1000)
+
+
+#: The columns of the tables `topology_streams` and `topology_links`, in their order.
+STREAM_COLUMNS: Final = tuple(stream_record(StreamRow("")))
+LINK_COLUMNS: Final = tuple(link_record(Link("", "", "mirror", "")))

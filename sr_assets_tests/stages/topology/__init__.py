@@ -1,0 +1,1 @@
+"""Tests of native mirrors and sources at work."""

@@ -1,0 +1,142 @@
+"""`topology plan`, `apply` and `adopt` on real servers: what is made, changed, left alone, and what a failure leaves."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sr_assets.domain.topology.wanted import OWNER
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets_tests.linked import ask, make, publish
+from sr_assets_tests.nats_cluster import NatsCluster
+from sr_assets_tests.rig import Command, wait_until
+from sr_assets_tests.stages.topology.conftest import Configure
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
+    with NatsCluster(tmp_path_factory.mktemp("trio"), "trio") as cluster:
+        yield cluster
+
+
+def rows(command: Command, *arguments: str) -> list[dict[str, Any]]:
+    """Return what `topology …` shows, which succeeds."""
+    code, out, err = command("topology", *arguments, "--format", "json")
+    assert code == 0, err
+    return list(json.loads(out))
+
+
+def info(server: NatsServer, stream: str) -> dict[str, Any]:
+    return ask(server, f"$JS.API.STREAM.INFO.{stream}")
+
+
+def test_two_streams_are_sourced_into_an_archive_that_a_report_mirrors(
+    trio: NatsCluster, configure: Configure, command: Command, tmp_path: Path
+) -> None:
+    archive = {"stream": "ARCHIVE", "replicas": 3, "sources": [{"stream": "ORDERS"}, {"stream": "RETURNS"}]}
+    report = {"stream": "REPORT", "replicas": 1, "mirror": {"stream": "ARCHIVE"}, "max_age": "30d"}
+    origins = [{"stream": name, "replicas": 3, "subjects": [f"{name.lower()}.>"]} for name in ("ORDERS", "RETURNS")]
+    topology = {"manage": "reconcile", "clusters": {"trio": {"url": trio.url}}, "streams": [report, archive, *origins]}
+    configure(topology=topology)
+    assert {one["stream"]: one["action"] for one in rows(command, "plan")} == dict.fromkeys(
+        ("ORDERS", "RETURNS", "ARCHIVE", "REPORT"), "create"
+    )
+    done = rows(command, "apply")
+    assert [(one["stream"], one["result"], one["detail"]) for one in done] == [
+        (name, "done", None) for name in ("ORDERS", "RETURNS", "ARCHIVE", "REPORT")
+    ]
+    server = trio.servers[0]
+    for subject, count in (("orders.new", 120), ("returns.new", 80)):
+        publish(server, subject, count)
+
+    def links() -> list[Any]:
+        made = json.loads(command("report", "--format", "json")[1])["links"]
+        return [(one["stream"], one["origin_stream"], one["lag_messages"], one["dead"]) for one in made]
+
+    caught_up = [("ARCHIVE", "ORDERS", 0, False), ("ARCHIVE", "RETURNS", 0, False), ("REPORT", "ARCHIVE", 0, False)]
+    wait_until(lambda: links() == caught_up and info(server, "REPORT")["state"]["messages"] == 200, "200 of 200")
+    streams = {one["stream"]: one for one in json.loads(command("report", "--format", "json")[1])["streams"]}
+    assert (streams["ARCHIVE"]["replicas"], streams["REPORT"]["replicas"]) == (3, 1)
+    assert streams["ARCHIVE"]["leader"] == trio.leader("ARCHIVE").name
+    assert streams["ARCHIVE"]["messages"] == 200
+    assert "RAFT Leader Report" in command("report", "--leaders")[1]
+    command("report", "--dot", str(tmp_path / "graph.dot"))
+    edges = [line for line in (tmp_path / "graph.dot").read_text().splitlines() if "->" in line]
+    assert sorted(line.partition("color=")[2].split('"')[1] for line in edges) == ["blue", "green", "green"]
+    assert rows(command, "apply") == []
+    assert "as configured" in command("topology", "apply")[1]
+
+    edited = info(server, "ARCHIVE")["config"] | {"max_msgs": 1_000, "sources": [{"name": "ORDERS"}]}
+    assert "error" not in ask(server, "$JS.API.STREAM.UPDATE.ARCHIVE", edited)
+    drift = {(one["key"], one["wanted"], one["found"], one["remedy"]) for one in rows(command, "plan")}
+    assert drift == {("max_msgs", "-1", "1000", "updatable"), ("sources", "RETURNS", None, "updatable")}
+    assert [one["result"] for one in rows(command, "apply")] == ["done"]
+    assert rows(command, "plan") == []
+
+
+def test_a_partial_failure_says_what_was_not_done_and_the_next_apply_completes_it(
+    nats_server: NatsServer, configure: Configure, command: Command, unique: Callable[[str], str]
+) -> None:
+    origin, copy, other = unique("O"), unique("C"), unique("P")
+    streams: list[dict[str, Any]] = [
+        {"stream": origin, "subjects": [origin], "replicas": 3},
+        {"stream": copy, "mirror": {"stream": origin}},
+        {"stream": other, "subjects": [other]},
+    ]
+    topology = {"manage": "create", "clusters": {"here": {"url": nats_server.url}}, "streams": streams}
+    configure(topology=topology)
+    code, out, _ = command("topology", "apply", "--format", "json")
+    assert code == 1
+    done = {one["stream"]: (one["result"], one["detail"]) for one in json.loads(out)}
+    assert done[origin][0] == "failed"
+    assert "replicas" in done[origin][1]
+    assert done[copy] == ("not done", f"it copies from here/{origin}")
+    assert done[other] == ("done", None)
+    streams[0]["replicas"] = 1
+    configure(topology=topology)
+    assert [one["stream"] for one in rows(command, "apply")] == [origin, copy]
+    assert rows(command, "apply") == []
+
+
+def test_what_cannot_be_done_is_named_before_anything_is_changed(
+    nats_server: NatsServer, configure: Configure, command: Command, unique: Callable[[str], str]
+) -> None:
+    fine, copy, gone = unique("F"), unique("C"), unique("G")
+    streams = [{"stream": fine, "subjects": [fine]}, {"stream": copy, "sources": [{"stream": gone}]}]
+    topology = {"clusters": {"here": {"url": nats_server.url}}, "streams": streams}
+    configure(topology=topology)
+    assert command("topology", "apply")[0] == 2
+    configure(topology={**topology, "manage": "create"})
+    code, _, err = command("topology", "apply")
+    assert code == 1
+    assert f"here/{gone} does not exist" in err
+    assert "nothing was changed" in err
+    assert "error" in info(nats_server, fine)
+
+
+def test_a_stream_of_others_is_left_alone_until_it_is_adopted_and_made_again_only_by_its_name(
+    nats_server: NatsServer, configure: Configure, command: Command, unique: Callable[[str], str]
+) -> None:
+    stream = unique("S")
+    make(nats_server, stream, subjects=[stream], storage="memory", max_age=90 * 10**9)
+    publish(nats_server, stream, 3)
+    wanted = {"stream": stream, "subjects": [stream], "storage": "file", "max_age": "1m"}
+    configure(topology={"manage": "reconcile", "clusters": {"here": {"url": nats_server.url}}, "streams": [wanted]})
+    (left,) = {(one["result"], one["detail"]) for one in rows(command, "apply", "--recreate", stream)}
+    assert left == ("left", "was made by others: `topology adopt` takes it over")
+    assert [one["action"] for one in rows(command, "adopt")] == ["adopt"]
+    assert info(nats_server, stream)["config"]["metadata"][OWNER] == "CENTRE"
+    assert info(nats_server, stream)["config"]["max_age"] == 90 * 10**9
+    done = rows(command, "apply")
+    assert [(one["action"], one["result"]) for one in done] == [("update", "done"), ("update", "left")]
+    assert f"--recreate here/{stream}" in done[1]["detail"]
+    assert info(nats_server, stream)["state"]["messages"] == 3
+    assert [(one["action"], one["result"]) for one in rows(command, "apply", "--recreate", stream)] == [
+        ("recreate", "done")
+    ]
+    assert info(nats_server, stream)["config"]["storage"] == "file"
+    assert rows(command, "plan") == []

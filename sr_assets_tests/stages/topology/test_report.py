@@ -1,0 +1,124 @@
+"""`report` on real servers: true lags, links that die and heal, what cannot be asked, many streams in little time."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets_tests.linked import Linked, ask, linked, make, publish
+from sr_assets_tests.rig import Command, wait_until
+from sr_assets_tests.server_versions import server_binary
+from sr_assets_tests.stages.topology.conftest import Configure
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Linked]:
+    with linked(tmp_path_factory.mktemp("linked")) as both:
+        yield both
+
+
+def links_of(command: Command, *options: str) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Return the links that `report` shows now, by stream, kind and origin."""
+    code, out, err = command("report", "--format", "json", *options)
+    assert code == 0, err
+    return {(one["stream"], one["kind"], one["origin_stream"]): one for one in json.loads(out)["links"]}
+
+
+def test_a_link_that_is_cut_is_dead_within_fifteen_seconds_with_its_true_lag(
+    pair: Linked, configure: Configure, command: Command, tmp_path: Path
+) -> None:
+    make(pair.city, "ORDERS", subjects=["orders.>"])
+    make(pair.city, "RETURNS", subjects=["returns.>"])
+    make(pair.hub, "LOCAL", subjects=["local"])
+    city = {"api": "$JS.city.API", "deliver": ""}
+    make(pair.hub, "ORDERS", mirror={"name": "ORDERS", "external": city})
+    sources = [{"name": "ORDERS", "filter_subject": "orders.a", "external": city}, {"name": "LOCAL"}]
+    make(pair.hub, "ALL", sources=sources)
+    publish(pair.city, "orders.a", 10)
+    publish(pair.city, "orders.b", 10)
+    publish(pair.hub, "local", 3)
+    copied = {"stream": "RETURNS", "source_url": pair.city.url, "target_url": pair.hub.url, "target_stream": "COPIES"}
+    configure(
+        topology={"clusters": pair.clusters},
+        streams=[{**copied, "target_subject_prefix": "city"}],
+        feeds=[{"stream": "LOCAL", "url": pair.hub.url}],
+    )
+
+    def lags() -> list[Any]:
+        found = links_of(command)
+        keys = (("ORDERS", "mirror", "ORDERS"), ("ALL", "source", "ORDERS"), ("ALL", "source", "LOCAL"))
+        return [(found[key]["lag_messages"], found[key]["dead"]) for key in keys]
+
+    wait_until(lambda: lags() == [(0, False)] * 3, "the links to have copied everything")
+    mirror = links_of(command)["ORDERS", "mirror", "ORDERS"]
+    assert (mirror["cluster"], mirror["origin_cluster"], mirror["api_prefix"]) == ("hub", "city", "$JS.city.API")
+    assert links_of(command)["COPIES", "replica", "RETURNS"]["transforms"] == "prefix city"
+    assert links_of(command)["CENTRE/LOCAL/advisory_feed", "feed", "LOCAL"]["lag_messages"] == 3
+
+    pair.cut()
+    cut_at = time.monotonic()
+    publish(pair.city, "orders.a", 2)
+    publish(pair.city, "orders.b", 3)
+    wait_until(lambda: lags() == [(5, True), (2, True), (0, False)], "the cut link to be dead", 15)
+    assert time.monotonic() - cut_at < 15
+    mirror = links_of(command)["ORDERS", "mirror", "ORDERS"]
+    assert mirror["active_seconds"] > 10
+    assert mirror["lag_seconds"] > 5
+    # What the server itself says of the same link.
+    assert ask(pair.hub, "$JS.API.STREAM.INFO.ORDERS")["mirror"]["lag"] == 0
+    graph = tmp_path / "graph.dot"
+    command("report", "--dot", str(graph))
+    assert graph.read_text().count('color="red"') == 2
+    for label in ("city\\nORDERS", "hub\\nORDERS"):
+        assert f'[label="{label}"]' in graph.read_text()
+
+
+def test_a_cluster_that_cannot_be_asked_is_a_row_and_its_lags_are_unknown(
+    nats_server: NatsServer, configure: Configure, command: Command, unique: Callable[[str], str]
+) -> None:
+    stream = unique("S")
+    make(nats_server, stream, mirror={"name": "GONE", "external": {"api": "$JS.nowhere.API", "deliver": ""}})
+    configure(topology={"clusters": {"here": {"url": nats_server.url}, "gone": {"url": "127.0.0.1:1"}}})
+    code, out, err = command("report", "--format", "json", "--sort", "messages")
+    assert code == 1
+    assert "cluster gone: " in err
+    report = json.loads(out)
+    (gone,) = [row for row in report["streams"] if row["cluster"] == "gone"]
+    assert gone["stream"] is None
+    assert "Connection refused" in gone["error"]
+    (link,) = [row for row in report["links"] if row["stream"] == stream]
+    assert (link["active_seconds"], link["lag_messages"], link["dead"]) == (None, None, True)
+    code, out, err = command("report")
+    assert code == 1
+    assert "never" in out
+    assert "unknown" in out
+    for options, message in ((("--cluster", "x"), "no such cluster"), (("--sort", "x"), "no such column")):
+        code, out, err = command("report", *options)
+        assert (code, out) == (2, "")
+        assert message in err
+
+
+def test_a_source_of_a_server_that_reports_no_sequence_is_measured_by_the_marks_of_its_messages(
+    tmp_path: Path, configure: Configure, command: Command
+) -> None:
+    with NatsServer(tmp_path / "old", "old", binary=server_binary("2.11")) as old:
+        for name in ("A", "B", "IDLE"):
+            make(old, name, subjects=[f"{name}.>"])
+        sources = [{"name": "A"}, {"name": "B", "filter_subject": "B.x"}, {"name": "B", "filter_subject": "B.y"}]
+        make(old, "ALL", sources=[*sources, {"name": "IDLE"}])
+        for subject, count in (("A.1", 4), ("B.x", 3), ("B.z", 5)):
+            publish(old, subject, count)
+        configure(topology={"clusters": {"old": {"url": old.url}}})
+
+        def lags() -> list[Any]:
+            rows = json.loads(command("report", "--format", "json")[1])["links"]
+            return sorted((row["origin_stream"], row["filter"] or "", row["lag_messages"]) for row in rows)
+
+        level = [("A", "", 0), ("B", "B.x", 0), ("B", "B.y", 0), ("IDLE", "", 0)]
+        wait_until(lambda: lags() == level, "the sources to have copied everything")
