@@ -49,6 +49,7 @@ class StreamReport:
     found: int = 0
     parked: int = 0
     gap_messages: int = 0
+    gap_rows: int = 0
     disordered: int = 0
     resent: int = 0
     swept: int = 0

@@ -19,6 +19,7 @@ from sr_assets.adapters.state.copy_log import CopyLog
 from sr_assets.adapters.state.copy_queue import CopyQueue
 from sr_assets.adapters.state.counters import Counters
 from sr_assets.adapters.state.errors import complaint, first_line
+from sr_assets.adapters.state.gaps import Gaps
 from sr_assets.adapters.state.global_view import GlobalTables
 from sr_assets.adapters.state.nodes import Nodes
 from sr_assets.adapters.state.outbox import Outbox
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sr_assets.domain.positions import SequenceRange
 
 #: The tables with what is known of a stream, as opposed to what happened.
 _OF_A_STREAM: Final = (
@@ -163,6 +163,10 @@ class SiteState:
         """Return a stream's counters that only metrics show."""
         return Counters(self._connection, stream)
 
+    def gaps(self, stream: str) -> Gaps:
+        """Return a stream's gaps: the holes in its source."""
+        return Gaps(self._connection, stream)
+
     def nodes(self, stream: str) -> Nodes:
         """Return a stream's nodes."""
         return Nodes(self._connection, stream)
@@ -233,7 +237,7 @@ class SiteState:
         return {**counts, "rows of the global view": self.global_tables.forget_feed(stream)}
 
     def add_rows(self, table: str, rows: pa.Table) -> None:
-        """Append rows to `transitions`, `gaps` or `parked` by column name; called inside a transaction."""
+        """Append rows to `transitions` or `parked` by column name; called inside a transaction."""
         self._connection.register("added", rows)
         try:
             self._connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM added")
@@ -253,12 +257,6 @@ class SiteState:
         self._connection.execute(f"DELETE FROM {table} WHERE {condition}", values)
         marks = ", ".join("?" * len(row))
         self._connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", list(row.values()))
-
-
-def gap_row(stream: str, hole: SequenceRange, messages: int, reason: str, noticed_ns: int) -> dict[str, Any]:
-    """Return a row of table `gaps`: `messages` are missing in a range of source sequences, noticed at a time in ns."""
-    row = {"stream": stream, "first_sequence": hole.first, "last_sequence": hole.next - 1}
-    return {**row, "messages": messages, "reason": reason, "noticed_ns": noticed_ns}
 
 
 def _make(file: Path) -> None:

@@ -20,7 +20,14 @@ from sr_assets.domain.availability import LIFE_CYCLE, Observation, read_message
 from sr_assets.domain.positions import SequenceRange, missing, retention_begins_ns, retention_clock_ns
 from sr_assets.stages.progress import Progress
 from sr_assets.stages.source.position import advance, load_position, note_read
-from sr_assets.stages.source.reading import first_available, gap_rows, next_range, read_unless_changed, reading_end
+from sr_assets.stages.source.reading import (
+    first_available,
+    gap_rows,
+    next_range,
+    read_unless_changed,
+    reading_end,
+    save_gaps,
+)
 from sr_assets.stages.source.suitability import check_source
 
 if TYPE_CHECKING:
@@ -128,8 +135,7 @@ class FeedStage:
         with store.transaction():
             store.save_stream(state)
             store.save_copying(copying)
-            if gaps:
-                store.add_rows("gaps", pa.Table.from_pylist(gaps))
+            save_gaps(store, feed, gaps, report)
             self._fold(received, rejected)
         reach(Point.COMMITTED)
         report.state, report.copying, report.lag_messages = state, copying, state.lag_messages

@@ -16,11 +16,11 @@ from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.copying.receipt import Parked, Receipt
 from sr_assets.adapters.published.history import source_mark
 from sr_assets.adapters.state.counters import COPYING, Counter
-from sr_assets.adapters.state.store import gap_row
+from sr_assets.adapters.state.gaps import gap_row
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.stages.replication.writers import Writers
 from sr_assets.stages.source.position import advance, note_read
-from sr_assets.stages.source.reading import gap_rows
+from sr_assets.stages.source.reading import gap_rows, save_gaps
 
 if TYPE_CHECKING:
     from sr_assets.adapters.nats.stream_info import StreamInfo
@@ -152,8 +152,8 @@ class Batch:
             store.counters(name).add({Counter.RECALLED_MESSAGES: recalled})
             log.add(receipt.copied_ranges, now_ns)
             log.settle_resends(self._intent.next)
-            self._add_rows("gaps", gaps)
-            self._add_rows("parked", [self._parked_row(message) for message in parked])
+            save_gaps(store, self._stream, gaps, self._report)
+            self._add_parked(parked)
             store.clear_intent(name, resend=True)
             waiting = store.open_intent(name)
             if waiting is not None and waiting.waits:
@@ -184,12 +184,12 @@ class Batch:
         processing = {Counter.PROCESSING_SECONDS: time.monotonic() - self._began}
         self._store.counters(self._stream.stream).add(processing, COPYING)
         self._store.copy_log(self._stream.stream).add(receipt.copied_ranges, self._context.clock.now_ns())
-        self._add_rows("gaps", gaps)
-        self._add_rows("parked", [self._parked_row(message) for message in receipt.parked])
+        save_gaps(self._store, self._stream, gaps, self._report)
+        self._add_parked(receipt.parked)
 
-    def _add_rows(self, table: str, rows: list[dict[str, Any]]) -> None:
-        if rows:
-            self._store.add_rows(table, pa.Table.from_pylist(rows))
+    def _add_parked(self, parked: list[Parked]) -> None:
+        if parked:
+            self._store.add_rows("parked", pa.Table.from_pylist([self._parked_row(message) for message in parked]))
 
     def _parked_row(self, parked: Parked) -> dict[str, Any]:
         columns = ("sequence", "stored_ns", "subject", "payload_bytes", "reason")

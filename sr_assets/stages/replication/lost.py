@@ -13,9 +13,10 @@ import pyarrow as pa
 
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.published.history import source_mark
-from sr_assets.adapters.state.store import gap_row
+from sr_assets.adapters.state.gaps import gap_row
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.replication.writers import Writers
+from sr_assets.stages.source.reading import save_gaps
 
 if TYPE_CHECKING:
     from sr_assets.adapters.nats.stream_info import StreamInfo
@@ -56,7 +57,7 @@ def settle_lost(context: CopyContext, source: StreamInfo, copying: CopyState) ->
         if holes:
             hole = SequenceRange(min(one.first for one in holes), max(one.next for one in holes))
             gap = gap_row(stream.stream, hole, lost, "lost", context.clock.now_ns())
-            store.add_rows("gaps", pa.Table.from_pylist([gap]))
+            save_gaps(store, stream, [gap], context.report)
         queue.strike(SequenceRange(0, _ALL), front.starts)
         if intent is not None and stream.tracked:
             store.snapshot_index(stream.stream).stage(intent.first, intent.next, _mark(intent))

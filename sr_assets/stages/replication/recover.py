@@ -16,8 +16,6 @@ import time
 from itertools import chain
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from sr_assets.adapters.published.history import file_mark, file_range, mark_beginning, source_mark, stream_folder
 from sr_assets.adapters.state.errors import BrokenStateError
 from sr_assets.adapters.state.records import CopyState, StreamState
@@ -249,8 +247,7 @@ def _commit(
         store.save_stream(state)
         store.save_copying(copying)
         store.copy_queue(name).append(unsettled.rows, state.created_ns, state.starts)
-        if unsettled.gaps:
-            store.add_rows("gaps", pa.Table.from_pylist(unsettled.gaps))
+        store.gaps(name).add(unsettled.gaps, apart=stream.batch_messages)
         if policy is None or not rebuilt.nodes:
             return unsettled
         nodes = store.nodes(name)

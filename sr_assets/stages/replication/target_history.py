@@ -15,17 +15,16 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
-
 from sr_assets.adapters import wire
 from sr_assets.adapters.published.history import copied_sequences, source_mark, stream_folder
 from sr_assets.adapters.state.counters import Counter
-from sr_assets.adapters.state.store import gap_row
+from sr_assets.adapters.state.gaps import gap_row
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.domain.provenance import Identity, doubled, find_copy, foreign_copy, other_writer
 from sr_assets.stages.progress import LongWork
 from sr_assets.stages.replication.target import create_target, prepare_target
+from sr_assets.stages.source.reading import save_gaps
 
 if TYPE_CHECKING:
     from sr_assets.adapters.nats.stream_info import StreamInfo
@@ -279,7 +278,7 @@ class TargetReview:
             if unknown:
                 hole = SequenceRange(sequence + 1, known_from[1])
                 gap = gap_row(stream.stream, hole, unknown, "lost", self._context.clock.now_ns())
-                self._store.add_rows("gaps", pa.Table.from_pylist([gap]))
+                save_gaps(self._store, stream, [gap], self._context.report)
             self._log.keep_until(at)
             self._log.add_resends(merge_ranges(SequenceRange(copy, copy + 1) for copy in lost), stood=True)
             since = target.last_sequence if waits else min(at, target.last_sequence)

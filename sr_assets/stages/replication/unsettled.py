@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sr_assets.adapters.state.store import gap_row
+from sr_assets.adapters.state.gaps import gap_row
 from sr_assets.domain.positions import SequenceRange, merge_ranges, missing
 from sr_assets.stages.replication.copies import read_stream
 from sr_assets.stages.source.reading import first_available, gap_rows

@@ -5,24 +5,27 @@ Not here: where a stream begins (`position`), using the rows (`tracking`, `repli
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sr_assets.adapters.spark.source import FORMAT, read_here
-from sr_assets.adapters.state.store import gap_row
+from sr_assets.adapters.state.gaps import MOST_ROWS, gap_row
 from sr_assets.domain.errors import TransientError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.source.position import changed_since
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import pyarrow as pa
 
     from sr_assets.adapters.nats.cluster import Cluster
     from sr_assets.adapters.nats.stream_info import StreamInfo
+    from sr_assets.adapters.state.gaps import Gap
     from sr_assets.adapters.state.records import StreamState
+    from sr_assets.adapters.state.store import SiteState
     from sr_assets.settings import Entry
     from sr_assets.stages.connections import ConnectionFiles, SparkConnection
+    from sr_assets.stages.report import StreamReport
 
 #: Where a run stops that only drains: each source's last sequence as first seen by the run, by stream and beginning; None
 #: for a run that lingers.
@@ -151,13 +154,13 @@ def gap_rows(
     available: int,
     absent: list[SequenceRange],
     noticed_ns: int,
-) -> list[dict[str, Any]]:
+) -> list[Gap]:
     """Return the rows for the absent sequences of a range: first those up to `available`, which retention deleted, then holes.
 
     Many holes become one row.
     """
 
-    def gap(hole: SequenceRange, reason: str, messages: int | None = None) -> dict[str, Any]:
+    def gap(hole: SequenceRange, reason: str, messages: int | None = None) -> Gap:
         return gap_row(entry.stream, hole, len(hole) if messages is None else messages, reason, noticed_ns)
 
     rows = []
@@ -170,3 +173,9 @@ def gap_rows(
     if reason != "deleted" or len(holes) > _MAX_GAP_ROWS:
         return [*rows, gap(SequenceRange(holes[0].first, holes[-1].next), reason, sum(map(len, holes)))]
     return [*rows, *(gap(hole, reason) for hole in holes)]
+
+
+def save_gaps(store: SiteState, entry: Entry, gaps: Iterable[Gap], report: StreamReport) -> None:
+    """Add gaps to the table as neighbours of those before; called inside a transaction."""
+    left = MOST_ROWS - report.gap_rows
+    report.gap_rows += store.gaps(entry.stream).add(gaps, apart=entry.batch_messages, most=left)

@@ -28,6 +28,7 @@ from sr_assets.stages.source.reading import (
     next_range,
     read_unless_changed,
     reading_end,
+    save_gaps,
     too_old_before,
 )
 from sr_assets.stages.source.suitability import check_source
@@ -189,8 +190,7 @@ class NodeStage:
                 store.copy_queue(stream.stream).append(due, state.created_ns, state.starts)
             self._save_nodes(state, folded)
             store.nodes(stream.stream).save_blind_spans(blind.spans)
-            if gaps:
-                store.add_rows("gaps", pa.Table.from_pylist(gaps))
+            save_gaps(store, stream, gaps, report)
             store.counters(stream.stream).add(amounts_of(decisions, time.monotonic() - self._batch_began))
             if left_open is not None:
                 store.save_intent(replace(left_open, folded=True, starts=state.starts))

@@ -155,18 +155,25 @@ def test_two_workers_share_a_plain_copy(rig: Rig) -> None:
     assert Counter(int(copy.payload) for copy in rig.copies(stream)) == Counter(range(300))
 
 
-def test_what_the_filter_leaves_out_is_one_gap_a_batch_and_counted_nowhere_else(rig: Rig) -> None:
+def test_what_the_filter_leaves_out_is_one_gap_of_all_batches_and_counted_nowhere_else(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, [Sent(b"%d" % n, "keep" if n % 3 == 0 else "drop") for n in range(30)])
     rig.add(stream, filter_subject=f"{stream}.keep", batch_messages=20)
     rig.drain()
     assert [int(copy.payload) for copy in rig.copies(stream)] == list(range(0, 30, 3))
     assert rig.info(stream, rig.target).subjects == (f"{stream}.keep",)
-    gaps = rig.rows("SELECT messages, reason FROM gaps ORDER BY first_sequence")
-    assert [gap["reason"] for gap in gaps] == ["filtered", "filtered"]
-    assert sum(gap["messages"] for gap in gaps) == 20
+    rig.publish(stream, [Sent(b"30", "keep"), *[Sent(b"", "drop")] * 5])
+    rig.drain()
+    gap = rig.row(
+        """
+        SELECT min(first_sequence) AS first, max(last_sequence) AS last, sum(messages) AS messages,
+            list_distinct(list(reason)) AS reasons, count(*) - count(DISTINCT noticed_at::DATE) AS more_than_one_a_day
+        FROM gaps
+        """
+    )
+    assert gap == {"first": 2, "last": 36, "messages": 25, "reasons": ["filtered"], "more_than_one_a_day": 0}
     counted = rig.row("replication")
-    assert (counted["seen_messages"], counted["copied_messages"], counted["next_sequence"]) == (10, 10, 31)
+    assert (counted["seen_messages"], counted["copied_messages"], counted["next_sequence"]) == (11, 11, 37)
 
 
 @pytest.mark.parametrize("entry", ({}, TRACKED), ids=("plain", "sampled"))

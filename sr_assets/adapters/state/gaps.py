@@ -1,0 +1,106 @@
+"""A stream's gaps in `state.duckdb`: the holes in its source, neighbours as one row.
+
+Not here: what is a hole, and for which reason (`stages.source.reading`), their retention (`history`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from sr_assets.domain.positions import DAY_NS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import duckdb
+
+    from sr_assets.domain.positions import SequenceRange
+
+#: The most rows that a stream gets in one run; what else is missing then is counted in the last one of its reason.
+MOST_ROWS: Final = 1_000
+
+#: Reasons for which the source lacks single messages among those that it holds.
+_SPARSE: Final = frozenset({"filtered", "per_subject_limit"})
+
+#: A row: `stream`, `first_sequence`, `last_sequence`, `messages`, `reason` and `noticed_ns`.
+Gap = dict[str, Any]
+
+
+def gap_row(stream: str, hole: SequenceRange, messages: int, reason: str, noticed_ns: int) -> Gap:
+    """Return a row of table `gaps`: `messages` are missing in a range of source sequences, noticed at a time in ns."""
+    row = {"stream": stream, "first_sequence": hole.first, "last_sequence": hole.next - 1}
+    return {**row, "messages": messages, "reason": reason, "noticed_ns": noticed_ns}
+
+
+class Gaps:
+    """One stream's gaps."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
+        """Take the connection and the stream's name."""
+        self._connection = connection
+        self._stream = stream
+
+    def add(self, gaps: Iterable[Gap], *, apart: int = 0, most: int = MOST_ROWS) -> int:
+        """Add gaps, in the order of the source, as at most so many rows; returns how many. Called inside a transaction.
+
+        One that was noticed on the same UTC day as the last one of its reason, and that follows it, extends that row. Of
+        a reason for which many single messages are missing, `apart` others may lie between the two.
+        """
+        rows: dict[str, list[Gap]] = {}
+        known: dict[str, Gap | None] = {}
+        added = 0
+        for gap in gaps:
+            reason = gap["reason"]
+            if reason not in rows:
+                known[reason] = self._last(reason)
+                rows[reason] = [last] if (last := known[reason]) is not None else []
+            of_reason = rows[reason]
+            allowed = apart if reason in _SPARSE else 0
+            if of_reason and (added >= most or _follows(of_reason[-1], gap, allowed)):
+                of_reason[-1] = _together(of_reason[-1], gap)
+            else:
+                of_reason.append(gap)
+                added += 1
+        for reason, of_reason in rows.items():
+            self._replace(known[reason], of_reason)
+        return added
+
+    def _last(self, reason: str) -> Gap | None:
+        names = ("stream", "first_sequence", "last_sequence", "messages", "reason", "noticed_ns")
+        found = self._connection.execute(
+            f"""
+            SELECT {", ".join(names)} FROM gaps WHERE stream = ? AND reason = ?
+            ORDER BY noticed_ns DESC, last_sequence DESC LIMIT 1
+            """,
+            [self._stream, reason],
+        ).fetchall()
+        return dict(zip(names, found[0], strict=True)) if found else None
+
+    def _replace(self, last: Gap | None, rows: list[Gap]) -> None:
+        """Write rows, the first of them in the place of the one that was the last before."""
+        if last is not None:
+            self._connection.execute(
+                "DELETE FROM gaps WHERE stream = ? AND reason = ? AND noticed_ns = ? AND last_sequence = ?",
+                [last[name] for name in ("stream", "reason", "noticed_ns", "last_sequence")],
+            )
+        self._connection.register("added", pa.Table.from_pylist(rows))
+        try:
+            self._connection.execute("INSERT INTO gaps BY NAME SELECT * FROM added")
+        finally:
+            self._connection.unregister("added")
+
+
+def _follows(last: Gap, gap: Gap, apart: int) -> bool:
+    between: int = gap["first_sequence"] - last["last_sequence"] - 1
+    return 0 <= between <= apart and last["noticed_ns"] // DAY_NS == gap["noticed_ns"] // DAY_NS
+
+
+def _together(last: Gap, gap: Gap) -> Gap:
+    return {
+        **gap,
+        "first_sequence": min(last["first_sequence"], gap["first_sequence"]),
+        "last_sequence": max(last["last_sequence"], gap["last_sequence"]),
+        "messages": last["messages"] + gap["messages"],
+    }

@@ -1,0 +1,81 @@
+"""Holes in a source: neighbours are one row, in whatever batches they were noticed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sr_assets.adapters.state.gaps import Gap, Gaps, gap_row
+from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.positions import DAY_NS, SequenceRange
+
+APART = 10
+
+
+@pytest.fixture
+def gaps(tmp_path: Path) -> Iterator[Gaps]:
+    with SiteState(tmp_path) as state, state.transaction():
+        yield state.gaps("S")
+
+
+def gap(first: int, last: int, reason: str = "deleted", noticed_ns: int = 5) -> Gap:
+    return gap_row("S", SequenceRange(first, last + 1), last + 1 - first, reason, noticed_ns)
+
+
+def rows(gaps: Gaps) -> list[tuple[int, int, int, str]]:
+    return gaps._connection.execute(
+        "SELECT first_sequence, last_sequence, messages, reason FROM gaps ORDER BY ALL"
+    ).fetchall()
+
+
+holes = st.lists(
+    st.tuples(st.integers(0, APART + 2), st.integers(1, 3), st.sampled_from(["deleted", "filtered", "lost"])),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(holes, st.data())
+def test_rows_do_not_depend_on_the_batches(
+    gaps: Gaps, distances: list[tuple[int, int, str]], data: st.DataObject
+) -> None:
+    found, at = [], 1
+    for distance, length, reason in distances:
+        found.append(gap(at + distance, at + distance + length - 1, reason))
+        at += distance + length
+    together = []
+    for cut in (0, data.draw(st.integers(0, len(found)))):
+        gaps._connection.execute("DELETE FROM gaps")
+        added = sum(gaps.add(part, apart=APART) for part in (found[:cut], found[cut:]))
+        together.append(rows(gaps))
+        assert added == len(together[-1])
+    assert together[0] == together[1]
+    assert sum(row[2] for row in together[0]) == sum(length for _, length, _ in distances)
+
+
+def test_a_hole_extends_the_last_row_of_its_reason_that_it_follows(gaps: Gaps) -> None:
+    gaps.add([gap(1, 4), gap(7, 7, "filtered")], apart=APART)
+    gaps.add([gap(5, 6), gap(9, 9), gap(18, 18, "filtered")], apart=APART)
+    gaps.add([gap(30, 30, "filtered")], apart=APART)
+    assert rows(gaps) == [(1, 6, 6, "deleted"), (7, 18, 2, "filtered"), (9, 9, 1, "deleted"), (30, 30, 1, "filtered")]
+    # A source that was made again begins anew.
+    gaps.add([gap(2, 2, "filtered")], apart=APART)
+    assert (2, 2, 1, "filtered") in rows(gaps)
+
+
+def test_each_day_has_rows_of_its_own(gaps: Gaps) -> None:
+    gaps.add([gap(1, 4, noticed_ns=DAY_NS - 1)])
+    gaps.add([gap(5, 6, noticed_ns=DAY_NS)])
+    gaps.add([gap(7, 8, noticed_ns=2 * DAY_NS - 1)])
+    assert rows(gaps) == [(1, 4, 4, "deleted"), (5, 8, 4, "deleted")]
+
+
+def test_beyond_the_most_rows_everything_is_counted_in_the_last_one_of_its_reason(gaps: Gaps) -> None:
+    assert gaps.add([gap(at, at) for at in range(1, 20, 2)], most=3) == 3
+    assert gaps.add([gap(at, at) for at in range(21, 30, 2)], most=0) == 0
+    # There is no row of this reason yet.
+    assert gaps.add([gap(5, 5, "lost"), gap(9, 9, "lost")], most=0) == 1
+    assert rows(gaps) == [(1, 1, 1, "deleted"), (3, 3, 1, "deleted"), (5, 9, 2, "lost"), (5, 29, 13, "deleted")]
