@@ -24,6 +24,8 @@ def metrics(settings: "Settings", once: bool) -> None:
     from sr_assets.operate.metrics import Exposition, serve_metrics
 
     if once:
-        click.echo(Exposition(settings).text(), nl=False)
+        exposition = Exposition(settings)
+        exposition.renew()
+        click.echo(exposition.text(), nl=False)
     else:
         serve_metrics(settings)

@@ -1,7 +1,9 @@
 """The demo as a user runs it: on a machine with Python alone, checked by its last line; and stopped at any time."""
 
 import json
+import re
 import signal
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,12 @@ def bare(tmp_path: Path) -> dict[str, str]:
     return {"HOME": str(tmp_path), "PATH": str(programs)}
 
 
+def _scrape(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        metrics: bytes = answer.read()
+        return metrics
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.process
 def test_a_headless_demo_keeps_its_promises_without_java_and_leaves_nothing(
@@ -32,6 +40,10 @@ def test_a_headless_demo_keeps_its_promises_without_java_and_leaves_nothing(
 ) -> None:
     arguments = ("--no-ui", "--for", "45", "--json", "--nodes", str(NODES))
     with DemoProcess(tmp_path, *arguments, environ=bare) as demo:
+        demo.await_output("first rows", 300)
+        address = re.search(r"http://127\.0\.0\.1:\d+/metrics", demo.errors)
+        assert address, demo.errors
+        demo.await_condition(lambda: b"sr_assets_nodes{" in _scrape(address[0]), 60, "its metrics")
         code = demo.process.wait(500)
         assert demo.left() == []
     verdict = json.loads(demo.written)

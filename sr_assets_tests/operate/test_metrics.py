@@ -13,17 +13,15 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import duckdb
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from sr_assets.adapters.checkpoints import Point
-from sr_assets.adapters.state.status_file import note_look, write_status
+from sr_assets.adapters.state.status_file import note_look
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.operate.metrics import Exposition, metrics_beside, write_textfile_once
 from sr_assets.operate.metrics.serving import MetricsServer
-from sr_assets.settings import Settings, load_settings
+from sr_assets_tests.exposed import SITES, STREAM, configured, expose_tables, write_stream
 from sr_assets_tests.faults.rig import await_marker, kill_run, start_run
 from sr_assets_tests.rig import SITE, Command, Rig, Sent, wait_until
 
@@ -137,14 +135,6 @@ def from_senders(count: int, size: int = 100) -> list[Sent]:
     return [Sent(json.dumps({"sender": f"n{n}", "fill": "x" * size}).encode()) for n in range(count)]
 
 
-def configured(home: Path, **top: object) -> Settings:
-    """Return a configuration of one sampled stream, without a server."""
-    entry = {"stream": "REG", "source_url": "a:1", "target_url": "b:1", "target_stream": "COPY", "name": SITE}
-    document = {"name": "SR", "state_store": str(home), "streams": [entry], **top}
-    (home / "r.yaml").write_text(yaml.safe_dump(document))
-    return load_settings(home / "r.yaml", {})
-
-
 def test_names_types_labels_and_numbers_are_those_that_are_promised(rig: Rig) -> None:
     stream, feed = rig.make(), rig.make("FEED")
     messages = [*from_senders(10), *from_senders(10), Sent(b'{"sender": "n1", "now": true}'), Sent(b"nobody")]
@@ -244,9 +234,8 @@ def test_what_fails_is_counted_and_a_success_is_not_claimed(rig: Rig) -> None:
 
 
 def test_an_idle_site_that_was_looked_at_counts_as_a_success(tmp_path: Path) -> None:
-    settings, folder = configured(tmp_path), tmp_path / "sites" / SITE
-    folder.mkdir(parents=True)
-    write_status(folder, {"streams": {"REG": {"created_ns": 1, "last_success_ns": int(BIRTH * 1e9)}}})
+    settings = configured(tmp_path)
+    folder = write_stream(tmp_path, SITES[0], {"created_ns": 1, "last_success_ns": int(BIRTH * 1e9)})
     success, exposition = "sr_assets_last_success_timestamp_seconds", Exposition(settings)
     assert value(exposition.text(), success) == BIRTH
     note_look(folder)
@@ -254,21 +243,14 @@ def test_an_idle_site_that_was_looked_at_counts_as_a_success(tmp_path: Path) -> 
 
 
 def test_sites_links_and_heartbeats_come_from_the_published_tables(tmp_path: Path) -> None:
-    with duckdb.connect(str(tmp_path / "fleet.duckdb")) as fleet:
-        fleet.execute(
-            """
-            CREATE TABLE global_summary AS SELECT 'HUB' AS replicator, NULL::VARCHAR AS name, 'REG' AS stream, 3 AS up,
-                1 AS timeout, 2 AS retired, true AS blind, now() - INTERVAL 90 SECOND AS observer_alive_at;
-            CREATE TABLE topology_links AS SELECT 'hub' AS cluster, 'ALL' AS stream, 'mirror' AS kind,
-                'edge' AS origin_cluster, 'REG' AS origin_stream, 7::BIGINT AS lag_messages, 2.5 AS active_seconds
-                UNION ALL SELECT 'hub', 'ALL', 'source', 'edge', 'OTHER', NULL, NULL;
-            CREATE TABLE heartbeats AS SELECT 'london' AS name, 'HB' AS stream, 'hb."a"' AS subject,
-                now() - INTERVAL 30 SECOND AS arrived_at, 0.1 AS p50_seconds, 0.2 AS p95_seconds, 0.4 AS max_seconds
-            """
-        )
-    text = Exposition(configured(tmp_path)).text()
+    exposition = Exposition(configured(tmp_path))
+    with MetricsServer(exposition, "127.0.0.1", 0) as url:
+        assert scrape(url) == ""
+        expose_tables(tmp_path)
+        wait_until(lambda: "sr_assets_heartbeat_age_seconds" in scrape(url), "the tables")
+        text = scrape(url)
     assert shapes(text) == {f"sr_assets_{name}": shape for name, shape in TABLES.items()}
-    site = {"name": "HUB", "stream": "REG", "replicator": "HUB"}
+    site = {"name": "EDGE", "stream": STREAM, "replicator": "EDGE"}
     assert value(text, "sr_assets_site_observer_age_seconds", **site) == pytest.approx(90, abs=60)
     assert value(text, "sr_assets_site_blind", **site) == 1
     assert value(text, "sr_assets_site_nodes", **site, status="retired") == 2
@@ -289,7 +271,7 @@ def test_a_home_without_anything_published_and_another_path_are_answered(
         assert scrape(url) == ""
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(url.replace("/metrics", "/"), timeout=60)
-    monkeypatch.setenv("SR_ASSETS_CONFIG", str(tmp_path / "r.yaml"))
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(tmp_path / "replication.yaml"))
     assert command("metrics", "--once") == (0, "", "")
 
 
@@ -303,7 +285,7 @@ def test_a_port_in_use_is_one_line_and_the_work_goes_on(
         said = capsys.readouterr().err
         assert said.startswith(f"warning: metrics cannot be served on 127.0.0.1:{settings.metrics.port} (")
         assert said.count("\n") == 1
-        monkeypatch.setenv("SR_ASSETS_CONFIG", str(tmp_path / "r.yaml"))
+        monkeypatch.setenv("SR_ASSETS_CONFIG", str(tmp_path / "replication.yaml"))
         code, _, said = command("metrics")
         assert (code, said.count("\n")) == (1, 1)
         assert said.startswith("error: metrics cannot be served")
@@ -314,9 +296,7 @@ def test_the_textfile_is_replaced_for_everybody_and_a_folder_that_is_gone_is_one
 ) -> None:
     folder = tmp_path / "textfiles"
     settings = configured(tmp_path, metrics={"textfile": str(folder / "sr_assets.prom")})
-    site = tmp_path / "sites" / SITE
-    site.mkdir(parents=True)
-    write_status(site, {"streams": {"REG": {"created_ns": 1, "lag_messages": 5}}})
+    write_stream(tmp_path, SITES[0], {"created_ns": 1, "lag_messages": 5})
     write_textfile_once(settings)
     said = capsys.readouterr().err
     assert "sr_assets.prom: cannot be written (No such file or directory)" in said
@@ -327,13 +307,11 @@ def test_the_textfile_is_replaced_for_everybody_and_a_folder_that_is_gone_is_one
     assert url is None
     assert [file.name for file in folder.iterdir()] == ["sr_assets.prom"]
     assert stat.S_IMODE((folder / "sr_assets.prom").stat().st_mode) == 0o644
-    assert value((folder / "sr_assets.prom").read_text(), "sr_assets_lag_messages", name=SITE, stream="REG") == 5
+    assert value((folder / "sr_assets.prom").read_text(), "sr_assets_lag_messages", name=SITES[0], stream=STREAM) == 5
 
 
 def test_many_scrapes_at_once_are_all_answered(tmp_path: Path) -> None:
-    site = tmp_path / "sites" / SITE
-    site.mkdir(parents=True)
-    write_status(site, {"streams": {"REG": {"created_ns": 1, "lag_messages": 5}}})
+    write_stream(tmp_path, SITES[0], {"created_ns": 1, "lag_messages": 5})
     answers: list[str] = []
     with MetricsServer(Exposition(configured(tmp_path)), "127.0.0.1", 0) as url:
         threads = [threading.Thread(target=lambda: answers.append(scrape(url))) for _ in range(8)]

@@ -32,9 +32,11 @@ from sr_assets.embedded.emulator import Fleet
 from sr_assets.embedded.fleet_plan import Churn, FleetPlan
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.operate import Services, Ui, failures, prepare_instance, run_sites, signals_as_interrupt
+from sr_assets.operate.metrics import Exposition, MetricsServer
 from sr_assets.settings import ClusterSettings, Settings, load_settings, parse_cluster
 
 _LOG: Final = "demo.log"
+_LOOPBACK: Final = "127.0.0.1"
 _SUBJECT: Final = "choria.stream.input.registration"
 _ADVISORY_SUBJECTS: Final = ["choria.stream.advisories.>", "sr_assets.observer_alive.>"]
 _CITY_STREAMS: Final = {"CHORIA_REGISTRATION": [f"{_SUBJECT}.>"], "CHORIA_ADVISORIES": _ADVISORY_SUBJECTS}
@@ -115,7 +117,8 @@ class _Demo:
             with step(self._console, "Dagster"):
                 logged = replace(settings, logfile=self._folder / _LOG)
                 services = self._stack.enter_context(Services(logged, Ui(port) if ui else None))
-            self._print_addresses(services.url)
+            metrics = self._stack.enter_context(MetricsServer(Exposition(settings), _LOOPBACK, 0))
+            self._print_addresses(services.url, metrics)
             with step(self._console, "Spark"):
                 engine.result()
             with step(self._console, "first run"):
@@ -175,10 +178,11 @@ class _Demo:
             abandon_start(self._folder)
             time.sleep(0.1)
 
-    def _print_addresses(self, url: str | None) -> None:
+    def _print_addresses(self, url: str | None, metrics: str) -> None:
         if url is not None:
             self._console.print(f"\n    Dagster  [bold]{url}[/]")
         self._console.print(
+            f"    Metrics  {metrics}\n"
             f"    Ask      export SR_ASSETS_CONFIG={self._folder / FILE_NAME}\n"
             "             sr-assets summary, sr-assets nodes --global, sr-assets advisories --global --follow",
             highlight=False,

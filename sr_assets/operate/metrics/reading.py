@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 
@@ -30,32 +29,23 @@ if TYPE_CHECKING:
 
     from sr_assets.settings import Settings
 
-#: How long the published tables are not asked again: with a thousand sites there is a new file each second.
-_TABLES_SECONDS: Final = 10.0
 Mark = tuple[int, int, int]
-
-
-@dataclass(slots=True)
-class _Tables:
-    """The rows of each metric of the tables: of which file, and when they were asked for (monotonic seconds)."""
-
-    mark: Mark | None = None
-    asked_at: float = 0.0
-    rows: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
+Rows = dict[str, list[tuple[Any, ...]]]
 
 
 class Exposition:
-    """The metrics of a home as text; several threads may ask."""
+    """The metrics of a home as text; several threads may ask, and one may `renew` it."""
 
     def __init__(self, settings: Settings) -> None:
-        """Take the configuration, which names the sites."""
+        """Take the configuration, which names the sites; the tables are read by the first `renew`."""
         self._settings = settings
         self._guard = threading.Lock()
         self._status: dict[str, tuple[Mark | None, list[StreamNumbers]]] = {}
-        self._tables = _Tables()
+        self._tables_mark: Mark | None = None
+        self._rows: Rows = {}
 
     def text(self) -> str:
-        """Return everything in Prometheus' text format."""
+        """Return everything in Prometheus' text format; of the tables what they had at the last `renew`."""
         with self._guard:
             return "".join(f"{line}\n" for line in self._lines())
 
@@ -64,7 +54,7 @@ class Exposition:
         legacy = LEGACY if self._settings.metrics.legacy else ()
         for metric in chain(OURS, REPLICATOR, legacy):
             yield from expose(metric.name, metric.kind, metric.text, metric.samples(streams, now))
-        rows = self._table_rows()
+        rows = self._rows
         for table in TABLE_METRICS:
             yield from expose(table.name, table.kind, table.text, table.samples(rows.get(table.name, ()), now))
 
@@ -92,20 +82,18 @@ class Exposition:
             )
         return known[1]
 
-    def _table_rows(self) -> dict[str, list[tuple[Any, ...]]]:
-        """Return the rows of each metric of the tables, from a file that is `_TABLES_SECONDS` old at most."""
-        mark, now = _mark(self._settings.home / "fleet.duckdb"), time.monotonic()
-        tables = self._tables
-        if mark is None or (tables.mark is not None and now - tables.asked_at < _TABLES_SECONDS) or mark == tables.mark:
-            return tables.rows
-        rows = {}
+    def renew(self) -> None:
+        """Ask the published tables again if they have changed: with a thousand sites that takes longer than all else."""
+        mark = _mark(self._settings.home / "fleet.duckdb")
+        if mark is None or mark == self._tables_mark:
+            return
+        rows: Rows = {}
         with contextlib.suppress(SrAssetsError), open_fleet(self._settings.home) as connection:
             for metric in TABLE_METRICS:
                 # Not every version publishes every table.
                 with contextlib.suppress(duckdb.Error):
                     rows[metric.name] = connection.execute(metric.query).fetchall()
-        self._tables = _Tables(mark, now, rows)
-        return rows
+            self._tables_mark, self._rows = mark, rows
 
 
 def _mark(file: Path) -> Mark | None:

@@ -28,6 +28,9 @@ PATH: Final = "/metrics"
 #: What `sr-assets metrics` serves when no port is configured: that of the Stream Replicator's shipped configuration.
 DEFAULT_PORT: Final = 9100
 _TEXTFILE_SECONDS: Final = 15.0
+#: How often it is seen whether the published tables have changed; asking them takes at most this share of a core.
+_RENEW_SECONDS: Final = 1.0
+_RENEW_SHARE: Final = 0.02
 _CLIENT_SECONDS: Final = 10.0
 
 
@@ -44,15 +47,26 @@ class MetricsServer:
             raise RunError(
                 f"metrics cannot be served on {host}:{port} ({error.strerror or error}); set metrics.port to a free one"
             ) from None
+        self._exposition, self._ended = exposition, threading.Event()
         shown = f"[{host}]" if family == AF_INET6 else host
         self.url = f"http://{shown}:{self._server.server_address[1]}{PATH}"
 
     def __enter__(self) -> str:
         """Serve; returns the URL."""
+        self._exposition.renew()
+        threading.Thread(target=self._keep_new, name="metrics tables", daemon=True).start()
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
         return self.url
 
+    def _keep_new(self) -> None:
+        pause_seconds = _RENEW_SECONDS
+        while not self._ended.wait(pause_seconds):
+            started = time.monotonic()
+            self._exposition.renew()
+            pause_seconds = max(_RENEW_SECONDS, (time.monotonic() - started) / _RENEW_SHARE)
+
     def __exit__(self, *_: object) -> None:
+        self._ended.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -159,6 +173,7 @@ def _write(exposition: Exposition, file: Path) -> str | None:
             "w", dir=file.parent, prefix=f".{file.name}.", delete=False, encoding="utf-8"
         ) as output:
             draft = Path(output.name)
+            exposition.renew()
             output.write(exposition.text())
         draft.chmod(0o644)
         draft.replace(file)

@@ -1,0 +1,267 @@
+"""Dashboards and alert rules against a real Prometheus that scrapes a real endpoint.
+
+Every query of every panel and template parses, answers something, and that is finite; every metric used is exposed, every
+exposed one is used or listed with its reason. What needs Prometheus or promtool is skipped where neither is installed.
+"""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sr_assets.operate.metrics import Exposition
+from sr_assets.operate.metrics.serving import MetricsServer
+from sr_assets_tests.exposed import expose_everything, move_on
+from sr_assets_tests.operate.test_metrics import free_port
+from sr_assets_tests.rig import wait_until
+
+CONF = Path(__file__).parent.parent.parent / "conf"
+RULES = CONF / "prometheus" / "alerts.yaml"
+DASHBOARDS = sorted((CONF / "grafana").glob("*.json"))
+#: Exposed, and on no dashboard of ours.
+UNUSED = {
+    "choria_stream_replicator_replicator_meta_parse_failed_count": "always 0",
+    "choria_stream_replicator_replicator_ack_failed_count": "always 0",
+}
+_METRIC = re.compile(r"\b(?:sr_assets|choria_stream_replicator)_[a-z_]+")
+_SUFFIX = re.compile(r"(processing_time_seconds)_(sum|count)$")
+_P = "choria_stream_replicator_"
+_OF = '{stream=~".*",replicator=~".*"}'
+#: What the panels of the Stream Replicator's own dashboard ask, without its lag, which it does not expose itself any more.
+REPLICATORS_QUERIES = (
+    *(f"sum(increase({_P}replicator_{name}_messages{_OF}[5m]))" for name in ("total", "copied", "too_old")),
+    f"sum(increase({_P}replicator_total_bytes{_OF}[5m]))",
+    f"sum(increase({_P}replicator_total_bytes{_OF}[5m])) - sum(increase({_P}replicator_skipped_bytes{_OF}[5m]))",
+    f"sum(rate({_P}replicator_copied_messages{_OF}[5m]))",
+    f"sum(rate({_P}replicator_copied_bytes{_OF}[5m]))",
+    f"sum(rate({_P}replicator_skipped_messages{_OF}[5m])) / sum(rate({_P}replicator_total_messages{_OF}[5m])) * 100",
+    f"sum by (advisory) (increase({_P}advisor_total_messages{_OF}[5m]))",
+    "/".join(f"rate({_P}replicator_processing_time_seconds_{part}{_OF}[5m])" for part in ("sum", "count")),
+    f"sum(rate({_P}replicator_total_messages{_OF}[5m]))",
+    f"sum(rate({_P}replicator_total_bytes{_OF}[5m]))",
+    f"sum by (stream) ({_P}tracker_total_items{_OF})",
+    f"sum(increase({_P}replicator_handler_error_count[5m])) + sum(increase({_P}replicator_ack_failed_count[5m]))",
+    f"sum(increase({_P}replicator_meta_parse_failed_count[5m]))",
+    f"sum(increase({_P}replicator_consumer_recreated[5m]))",
+    f"sum(increase({_P}advisor_publish_errors[5m]))",
+    # Of its first generation's.
+    *(
+        f"sum(rate(stream_replicator_{verb}_{noun}[1m]))"
+        for verb in ("received", "copied")
+        for noun in ("msgs", "bytes")
+    ),
+    "rate(stream_replicator_processing_time_sum[1m]) / rate(stream_replicator_processing_time_count[1m])",
+    *(f"sum(rate(stream_replicator_limiter_memory_{what}[1m]))" for what in ("passed", "skipped")),
+    "sum(stream_replicator_limiter_memory_seen)",
+)
+
+
+class Prometheus:
+    """A running Prometheus, by its API."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def ask(self, path: str, **arguments: str) -> Any:
+        """Return the data of an answer; an error of Prometheus fails the test with its text."""
+        request = f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(arguments)}"
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            pytest.fail(f"{arguments}: {error.read().decode()}")
+
+    def values(self, query: str) -> list[float]:
+        """Return the values that a query has now."""
+        return [float(series["value"][1]) for series in self.ask("query", query=query)["result"]]
+
+
+def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the panels of a dashboard that ask something."""
+    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+
+
+def queries() -> list[tuple[str, str]]:
+    """Return every query of every panel, with the dashboard's and the panel's title."""
+    return [
+        (f"{file.stem}: {panel['title']}", target["expr"])
+        for file in DASHBOARDS
+        for panel in panels(json.loads(file.read_text()))
+        for target in panel["targets"]
+    ]
+
+
+def templates() -> list[tuple[str, str]]:
+    """Return every query of a template, without those that name a data source."""
+    return [
+        (f"{file.stem}: {variable['name']}", variable["definition"])
+        for file in DASHBOARDS
+        for variable in json.loads(file.read_text())["templating"]["list"]
+        if variable["type"] == "query"
+    ]
+
+
+def rules() -> list[tuple[str, str]]:
+    """Return the name and the expression of each alert rule."""
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    return [(rule["alert"], rule["expr"]) for group in groups for rule in group["rules"]]
+
+
+def metrics_in(*texts: str) -> set[str]:
+    """Return the metrics that some queries use."""
+    return {_SUFFIX.sub(r"\1", name) for text in texts for name in _METRIC.findall(text)}
+
+
+def chosen(query: str) -> str:
+    """Return a query with everything chosen in its dashboard's templates, of one site the first."""
+    return (
+        query.replace('="$name"', '="london"')
+        .replace("$__range", "1h")
+        .replace("$name", ".*")
+        .replace("$stream", ".*")
+        .replace("$replicator", ".*")
+    )
+
+
+@pytest.fixture(scope="module")
+def exposed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Exposition]:
+    """A home with everything, and its exposition with the legacy names."""
+    home = tmp_path_factory.mktemp("exposed")
+    exposition = Exposition(expose_everything(home, metrics={"legacy": True}))
+    exposition.renew()
+    return home, exposition
+
+
+@pytest.fixture(scope="module")
+def prometheus(exposed: tuple[Path, Exposition], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """A Prometheus that has scraped the home twice, with other numbers each time."""
+    if not shutil.which("prometheus"):
+        pytest.skip("prometheus is not installed (Debian package prometheus)")
+    home, exposition = exposed
+    folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
+    with MetricsServer(exposition, "127.0.0.1", 0) as url:
+        scrape = {"job_name": "sr-assets", "static_configs": [{"targets": [urllib.parse.urlsplit(url).netloc]}]}
+        config = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(RULES)],
+            "scrape_configs": [scrape],
+        }
+        (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
+        process = subprocess.Popen(
+            [
+                "prometheus",
+                f"--config.file={folder / 'prometheus.yaml'}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            running = Prometheus(f"http://127.0.0.1:{port}")
+            for step in (1, 2, 3):
+                move_on(home, step)
+                _await_scrape(running, port, 100.0 * step)
+            yield running
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _await_scrape(running: Prometheus, port: int, messages: float) -> None:
+    total = f"max({_P}replicator_total_messages)"
+    wait_until(lambda: _answers(port) and running.values(total) == [messages], "a scrape")
+
+
+def _answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=60):
+            return True
+    except OSError:
+        return False
+
+
+def test_every_metric_that_is_used_is_exposed_and_every_exposed_one_is_used(exposed: tuple[Path, Exposition]) -> None:
+    names = {line.split()[2] for line in exposed[1].text().splitlines() if line.startswith("# TYPE")}
+    ours = {name for name in names if not name.startswith("stream_replicator_")}
+    shown = metrics_in(*(expr for _, expr in (*queries(), *templates())))
+    assert shown | metrics_in(*(expr for _, expr in rules())) <= ours
+    assert ours - shown == set(UNUSED)
+    assert ours >= metrics_in(*REPLICATORS_QUERIES)
+
+
+def test_each_dashboard_has_its_own_name_and_panels_that_do_not_overlap() -> None:
+    boards = [json.loads(file.read_text()) for file in DASHBOARDS]
+    assert [file.name for file in DASHBOARDS] == [
+        "sr-assets-replication.json",
+        "sr-assets-site.json",
+        "sr-assets.json",
+    ]
+    assert len({board["uid"] for board in boards}) == len({board["title"] for board in boards}) == 3
+    for board in boards:
+        places = [
+            (place["x"] + right, place["y"] + down)
+            for panel in board["panels"]
+            for place in [panel["gridPos"]]
+            for right in range(place["w"])
+            for down in range(place["h"])
+        ]
+        assert len(places) == len(set(places))
+        assert max(x for x, _ in places) < 24
+        assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+@pytest.mark.process
+def test_every_query_of_the_dashboards_has_a_finite_answer(prometheus: Prometheus) -> None:
+    for place, query in queries():
+        values = prometheus.values(chosen(query))
+        assert values, f"{place}: nothing for {query}"
+        assert all(math.isfinite(value) for value in values), f"{place}: {values} for {query}"
+    for place, definition in templates():
+        found = re.fullmatch(r"label_values\((.*), (\w+)\)", definition)
+        assert found, f"{place}: {definition}"
+        assert prometheus.ask(f"label/{found[2]}/values", **{"match[]": chosen(found[1])}), place
+
+
+@pytest.mark.process
+def test_the_stream_replicators_own_dashboards_have_finite_answers(prometheus: Prometheus) -> None:
+    for query in REPLICATORS_QUERIES:
+        values = prometheus.values(query)
+        assert values, f"nothing for {query}"
+        assert all(math.isfinite(value) for value in values), f"{values} for {query}"
+    for label in ("replicator", "stream"):
+        assert prometheus.ask(f"label/{label}/values", **{"match[]": f"{_P}replicator_total_messages"})
+
+
+@pytest.mark.process
+def test_every_alert_rule_is_evaluated(prometheus: Prometheus) -> None:
+    def evaluated() -> bool:
+        groups = prometheus.ask("rules")["groups"]
+        found = [rule for group in groups for rule in group["rules"]]
+        assert not [rule["lastError"] for rule in found if rule.get("lastError")]
+        return [rule["name"] for rule in found if rule["health"] == "ok"] == [name for name, _ in rules()]
+
+    wait_until(evaluated, "the rules")
+
+
+@pytest.mark.process
+def test_each_alert_fires_for_what_is_bad_and_not_for_what_is_good() -> None:
+    if not shutil.which("promtool"):
+        pytest.skip("promtool is not installed (Debian package prometheus)")
+    tests = RULES.with_name("alerts-test.yaml")
+    tested = subprocess.run(
+        ["promtool", "test", "rules", tests.name], cwd=tests.parent, capture_output=True, text=True, check=False
+    )
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    named = tests.read_text()
+    patterns = re.findall(r'alertname=~?"([^"]+)"', named)
+    assert not [name for name, _ in rules() if not any(re.fullmatch(pattern, name) for pattern in patterns)]
