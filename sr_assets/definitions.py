@@ -1,4 +1,5 @@
-"""The table of contents: settings → resources → each site's assets in flow order, its job and sensor → fleet tables.
+"""The table of contents: settings → resources → each site's assets in flow order, its job and sensor → native streams →
+fleet tables.
 
 `build` assembles the platform from settings, with any resource replaced by another; `build_sites` what runs of some sites
 need of it; `defs` is what Dagster loads, from the configured file.
@@ -14,12 +15,15 @@ from sr_assets.adapters.garbage import gc_paused
 from sr_assets.assets.entries import entry_assets
 from sr_assets.assets.fleet import build_fleet_assets
 from sr_assets.assets.sites import Hosting, build_site_assets
+from sr_assets.assets.topology import build_topology_assets
 from sr_assets.automation import (
     Host,
     Places,
     build_lag_sensor,
     build_retention_schedule,
     build_site_job,
+    build_topology_job,
+    build_topology_sensor,
     retention,
     shared_looks,
     sites_to_load,
@@ -42,10 +46,14 @@ def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.
     provided = {**_build_resources(settings), **(resources or {})}
     sites = [_site_parts(settings, name, provided) for name in settings.sites]
     looks, places = shared_looks(settings), Places(settings)
+    native = build_topology_assets(settings) if settings.topology else []
     return dg.Definitions(
-        assets=[*(asset for assets, _ in sites for asset in assets), build_fleet_assets(settings)],
-        jobs=[*(job for _, job in sites), retention],
-        sensors=[build_lag_sensor(settings, name, looks, places) for name in settings.sites],
+        assets=[*(asset for assets, _ in sites for asset in assets), *native, build_fleet_assets(settings)],
+        jobs=[*(job for _, job in sites), *_topology_jobs(native, provided), retention],
+        sensors=[
+            *(build_lag_sensor(settings, name, looks, places) for name in settings.sites),
+            *([build_topology_sensor(settings)] if native else []),
+        ],
         schedules=[build_retention_schedule()],
         resources=provided,
         executor=dg.in_process_executor,
@@ -70,6 +78,12 @@ def _site_parts(
     sources = [spec for entry in settings.sites[name] for spec in entry_assets(entry).source_specs(settings)]
     assets: list[dg.AssetsDefinition | dg.AssetSpec] = [*sources, build_site_assets(settings, name)]
     return assets, build_site_job(name, assets, {key: resources[key] for key in ("platform", "hosting")})
+
+
+def _topology_jobs(
+    assets: Sequence[dg.AssetsDefinition | dg.AssetSpec], resources: Mapping[str, Any]
+) -> list[dg.JobDefinition]:
+    return [build_topology_job(assets, {"platform": resources["platform"]})] if assets else []
 
 
 def _build_resources(settings: Settings) -> dict[str, Any]:

@@ -125,3 +125,20 @@ def test_an_entry_is_at_the_cluster_whose_servers_it_names_with_or_without_the_d
     (stream,) = load_settings(file, {}).streams
     ends = [topology.cluster_of(one) for one in (stream.source, stream.target)]
     assert [one.name if one else None for one in ends] == ["city", "hub"]
+
+
+def test_an_entry_that_a_native_mirror_could_replace_is_told_from_the_others(tmp_path: Path) -> None:
+    file = tmp_path / "replication.yaml"
+
+    def hinted(topology: object = None, **keys: object) -> bool:
+        entry = {"source_url": "city:4222", "target_url": "hub:4222", "stream": "REG", **keys}
+        file.write_text(yaml.safe_dump({"name": "CENTRE", "streams": [entry], "topology": topology}))
+        settings = load_settings(file, {})
+        (stream,) = settings.streams
+        return stream.copies_all_unchanged and settings.linked(stream.source, stream.target)
+
+    both = {"clusters": CLUSTERS}
+    assert hinted(both)
+    assert not hinted()
+    for keys in ({"filter_subject": "a"}, {"target_subject_prefix": "x"}, {"max_age": "1h"}):
+        assert not hinted(both, **keys)

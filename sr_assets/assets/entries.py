@@ -82,9 +82,9 @@ class StreamAssets(EntryAssets):
         tracked = (Stage.NODE_STATE, Stage.REPLICA, Stage.NODE_SNAPSHOTS, Stage.NODE_ADVISORIES)
         self.stages = tracked if stream.tracked else (Stage.REPLICA,)
 
-    def source_specs(self, settings: Settings) -> list[dg.AssetSpec]:  # noqa: ARG002  a feed asks them
+    def source_specs(self, settings: Settings) -> list[dg.AssetSpec]:
         """Describe the stream that is read."""
-        return [source_spec(self._stream)]
+        return [source_spec(settings, self._stream)]
 
     def specs(self, settings: Settings) -> list[dg.AssetSpec]:  # noqa: ARG002  a feed asks them
         """Describe the replica, and the nodes of a tracked stream."""
@@ -138,7 +138,7 @@ class FeedAssets(EntryAssets):
 
     def source_specs(self, settings: Settings) -> list[dg.AssetSpec]:
         """Describe the stream that is read, unless a replica of ours fills it."""
-        return feed_source_specs(self._feed, settings.copied_into(self._feed))
+        return feed_source_specs(settings, self._feed, settings.copied_into(self._feed))
 
     def specs(self, settings: Settings) -> list[dg.AssetSpec]:
         """Describe the fold."""

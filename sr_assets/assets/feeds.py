@@ -18,7 +18,7 @@ from sr_assets.domain.positions import DAY_NS, format_rfc3339_ns
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sr_assets.settings import FeedSettings, StreamSettings
+    from sr_assets.settings import FeedSettings, Settings, StreamSettings
     from sr_assets.stages.report import StreamReport
     from sr_assets.stages.site import Site
 
@@ -30,12 +30,14 @@ _CHECKS: Final = {
 }
 
 
-def feed_source_specs(feed: FeedSettings, filled_by: Sequence[StreamSettings]) -> list[dg.AssetSpec]:
+def feed_source_specs(
+    settings: Settings, feed: FeedSettings, filled_by: Sequence[StreamSettings]
+) -> list[dg.AssetSpec]:
     """Describe the stream that a feed reads, unless it is filled by replicas of ours."""
     if filled_by:
         return []
     description = f"JetStream stream {feed.stream} on {feed.source.label}: advisories, written by the sites."
-    return [external_spec(feed, description)]
+    return [external_spec(settings, feed, description)]
 
 
 def feed_spec(feed: FeedSettings, filled_by: Sequence[StreamSettings]) -> dg.AssetSpec:

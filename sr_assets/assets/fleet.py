@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import dagster as dg
 
 from sr_assets.adapters.published.reading import count_rows
-from sr_assets.assets.streams import OWNERS, stream_key
+from sr_assets.assets.streams import OWNERS, native_keys, stream_key
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.settings import Settings, StreamSettings
 
@@ -25,6 +25,12 @@ TABLES = {
     "parked_messages": ("replica", "message that a target cannot take"),
     "site_summary": ("node_state", "site and stream"),
     "snapshot_info": ("replica", "publication: only the last"),
+}
+#: table of native streams and of all links → what one row is of; these are assets only with native streams.
+TOPOLOGY_TABLES = {
+    "topology_streams": "stream of a cluster that the configuration names",
+    "topology_links": "mirror, source, replica or feed",
+    "topology_drift": "difference between a native stream that is wanted and the one that is there",
 }
 #: global table → what one row is of; these are assets only where there is a feed.
 GLOBAL_TABLES = {
@@ -51,6 +57,8 @@ def build_fleet_assets(settings: Settings) -> dg.AssetsDefinition:
     if settings.feeds:
         sources = [stream_key(feed, "advisory_feed") for feed in settings.feeds]
         specs |= {table: _table_spec(table, row, sources) for table, row in GLOBAL_TABLES.items()}
+    if native := native_keys(settings):
+        specs |= {table: _table_spec(table, row, native) for table, row in TOPOLOGY_TABLES.items()}
 
     @dg.multi_asset(
         name="fleet_tables",
@@ -65,7 +73,7 @@ def build_fleet_assets(settings: Settings) -> dg.AssetsDefinition:
             raise dg.Failure(str(error), allow_retries=False) from None
         for table in specs:
             if table_key(table) in context.selected_asset_keys:
-                yield dg.MaterializeResult(table_key(table), metadata={"dagster/row_count": counts[table]})
+                yield dg.MaterializeResult(table_key(table), metadata={"dagster/row_count": counts.get(table, 0)})
 
     return fleet_tables
 

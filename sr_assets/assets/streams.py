@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 import dagster as dg
 
+from sr_assets.settings import asset_name
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import timedelta
 
-    from sr_assets.settings import Entry, StreamSettings
+    from sr_assets.settings import Entry, Settings, StreamSettings
     from sr_assets.stages.report import StreamReport
 
 OWNERS: Final = ["team:fleet-platform"]
@@ -25,15 +27,33 @@ def stream_key(entry: Entry, noun: str) -> dg.AssetKey:
     return dg.AssetKey([*entry.asset_prefix, noun])
 
 
+def topology_key(cluster: str, stream: str) -> dg.AssetKey:
+    """Return the key of a native stream, on a cluster of `topology`."""
+    return dg.AssetKey(["topology", asset_name(cluster), asset_name(stream)])
+
+
+def native_keys(settings: Settings, entry: Entry | None = None) -> list[dg.AssetKey]:
+    """Return the keys of all native streams, or of the one that an entry reads."""
+    if settings.topology is None:
+        return []
+    at = settings.topology.cluster_of(entry.source) if entry is not None else None
+    return [
+        topology_key(one.cluster, one.stream)
+        for one in settings.topology.streams
+        if entry is None or (at is not None and (one.cluster, one.stream) == (at.name, entry.stream))
+    ]
+
+
 def group_name(entry: Entry) -> str:
     """Return the group of an entry's assets: its site."""
     return entry.asset_prefix[0]
 
 
-def external_spec(entry: Entry, description: str) -> dg.AssetSpec:
-    """Describe the stream that an entry reads and that others write."""
+def external_spec(settings: Settings, entry: Entry, description: str) -> dg.AssetSpec:
+    """Describe the stream that an entry reads and that others write; it may be a native stream."""
     return dg.AssetSpec(
         stream_key(entry, "source"),
+        deps=native_keys(settings, entry),
         description=description,
         group_name=group_name(entry),
         kinds={"nats"},
@@ -67,11 +87,11 @@ def made_spec(
     )
 
 
-def source_spec(stream: StreamSettings) -> dg.AssetSpec:
+def source_spec(settings: Settings, stream: StreamSettings) -> dg.AssetSpec:
     """Describe the stream that is read; the fleet writes it."""
     filtered = f", subjects {stream.filter_subject}" if stream.filter_subject else ""
     return external_spec(
-        stream, f"JetStream stream {stream.stream} on {stream.source.label}{filtered}, written by the fleet."
+        settings, stream, f"JetStream stream {stream.stream} on {stream.source.label}{filtered}, written by the fleet."
     )
 
 

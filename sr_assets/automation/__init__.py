@@ -1,7 +1,8 @@
-"""When things run: a lag sensor and a job for each site, and the nightly removal of old runs.
+"""When things run: a lag sensor and a job for each site, both for the native streams, and the nightly removal of old runs.
 
 `decisions` decides from what was observed, `observing` asks the servers by `looks` that sites share. `places` and `hosting`
 share the host among many sites. `sensors` and `jobs` are what Dagster sees, `own_run` what a run's process loads of them;
+`topology` is for the native streams;
 `old_runs` removes runs, with their `leftovers`. Add here what starts a run. Not here: what a run does (`stages`).
 """
 
@@ -13,6 +14,7 @@ from sr_assets.automation.old_runs import build_retention_schedule, delete_old_r
 from sr_assets.automation.own_run import sites_to_load
 from sr_assets.automation.places import Places
 from sr_assets.automation.sensors import build_lag_sensor
+from sr_assets.automation.topology import build_topology_job, build_topology_sensor
 
 __all__ = [
     "Decision",
@@ -21,6 +23,8 @@ __all__ = [
     "build_lag_sensor",
     "build_retention_schedule",
     "build_site_job",
+    "build_topology_job",
+    "build_topology_sensor",
     "delete_old_runs",
     "find_work",
     "retention",

@@ -22,15 +22,24 @@ def site_job_name(site: str) -> str:
 def build_site_job(
     site: str, assets: Sequence[dg.AssetsDefinition | dg.AssetSpec], resources: Mapping[str, Any]
 ) -> dg.JobDefinition:
-    """Return the job that brings all of a site's assets up to date in one process; `assets` are the site's alone.
+    """Return the job that brings all of a site's assets up to date in one process; `assets` are the site's alone."""
+    return resolve_job(
+        site_job_name(site), f"Replicate, track and advise for every stream of site {site}.", assets, resources
+    )
+
+
+def resolve_job(
+    name: str, description: str, assets: Sequence[dg.AssetsDefinition | dg.AssetSpec], resources: Mapping[str, Any]
+) -> dg.JobDefinition:
+    """Return the job of some assets, in one process.
 
     It is resolved here, among them: resolved by Dagster among the assets of all sites each job would look through all of
     them. It takes no configuration, the description of which would be most of its snapshot.
     """
     job = dg.define_asset_job(
-        site_job_name(site),
+        name,
         selection=dg.AssetSelection.all(),
-        description=f"Replicate, track and advise for every stream of site {site}.",
+        description=description,
         executor_def=dg.in_process_executor,
         config=dg.ConfigMapping(config_fn=lambda _: _RUN_CONFIG, config_schema={}),
     )

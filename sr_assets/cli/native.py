@@ -44,7 +44,7 @@ def plan_command(settings: Settings, recreate: tuple[str, ...], form: Format) ->
     topology_of(settings)
     with Looks(settings) as looks:
         plan = make_plan(settings, looks.take(), recreate)
-    _show_plan(plan.steps, form)
+    _show_plan(plan, form)
     for problem in plan.problems:
         fail(problem, 1)
     return int(bool(plan.problems))
@@ -110,11 +110,11 @@ def _do(settings: Settings, looks: Looks, plan: Plan, form: Format) -> int:
     return int(bool(problems) or any(one.result != "done" for one in outcomes))
 
 
-def _show_plan(steps: Sequence[Step], form: Format) -> None:
-    rows = list(_plan_rows(steps))
+def _show_plan(plan: Plan, form: Format) -> None:
+    rows = list(_plan_rows(plan.steps))
     if rows or form in ("json", "csv"):
         show(_PLAN, rows, form, first=("cluster", "stream", "action", "key", "wanted", "found"))
-    else:
+    elif not plan.problems:
         print_note("nothing to do: every stream is as configured")
 
 

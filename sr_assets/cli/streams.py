@@ -9,7 +9,7 @@ import click
 
 from sr_assets.cli.base import cli, configured, fail, form_option, one_stream
 from sr_assets.cli.render import Format, duration, show
-from sr_assets.cli.warnings import warn
+from sr_assets.cli.warnings import hint, warn
 
 if TYPE_CHECKING:
     from sr_assets.settings import FeedSettings, Settings, Start, StreamSettings
@@ -26,6 +26,7 @@ def check(settings: "Settings", connect: bool, form: Format) -> int:
     from sr_assets.operate import check_home
 
     warn(settings)
+    hint(settings)
     check_home(settings.home)
     if connect:
         return _check_connectivity(settings, form)

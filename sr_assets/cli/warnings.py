@@ -23,6 +23,17 @@ def warn(settings: "Settings") -> None:
         click.echo(f"warning: {warning}", err=True)
 
 
+def hint(settings: "Settings") -> None:
+    """Print which entries the servers could copy themselves: everything, unchanged, between clusters that are linked."""
+    for stream in settings.streams:
+        if stream.copies_all_unchanged and settings.linked(stream.source, stream.target):
+            click.echo(
+                f"hint: {stream.label}: copies everything unchanged between linked clusters; a native mirror does that faster,"
+                " without headers of ours and without exactly-once checks in the target (docs/choosing.md)",
+                err=True,
+            )
+
+
 def note_age(settings: "Settings") -> None:
     """Print below a table how old it is, and warn of each tracked stream whose node states may be stale.
 

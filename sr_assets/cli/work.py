@@ -87,6 +87,11 @@ def run(settings: "Settings", names: tuple[str, ...], once: bool, follow: bool) 
         raise click.UsageError("--once and --follow exclude each other")
     warn(settings)
     chosen = {stream.label: stream for name in names for stream in settings.find(name)}
+    if not settings.entries:
+        click.echo(
+            "nothing to run: there are no streams and feeds; native streams are made by `topology apply`, or by `up`"
+        )
+        return 0
     return run_sites(settings, list(chosen.values()) or settings.entries, once=not follow)
 
 

@@ -148,6 +148,12 @@ class StreamSettings(Entry):
         return self.source if self.advisory.cluster == "source" else self.target
 
     @property
+    def copies_all_unchanged(self) -> bool:
+        """Whether its target gets every message of its source, each with the subject that it has."""
+        chosen = self.tracked or self.filter_subject not in (None, ">") or self.max_age_ns is not None
+        return not (chosen or self.prefix or self.remove or self.ephemeral)
+
+    @property
     def copies_pattern(self) -> str | None:
         """The pattern of all subjects of our copies; None where it is every subject, or is not known."""
         pattern = target_subject(self.filter_subject or ">", self.prefix)
@@ -242,6 +248,10 @@ class Settings:
         """The sha256 of the settings that have an effect, secrets left out: equal digests mean equal behaviour."""
         effective = {key: value for key, value in _plain(self).items() if key not in _WITHOUT_EFFECT}
         return hashlib.sha256(json.dumps(effective, sort_keys=True).encode()).hexdigest()
+
+    def linked(self, one: ClusterSettings, other: ClusterSettings) -> bool:
+        """Return whether the servers of two clusters reach each other, as far as the configuration tells."""
+        return self.topology is not None and None not in map(self.topology.cluster_of, (one, other))
 
     def copied_into(self, entry: Entry) -> list[StreamSettings]:
         """Return the streams that are copied into the one that an entry reads."""

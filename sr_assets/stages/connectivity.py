@@ -52,7 +52,7 @@ class Probe:
 
 def probe_connectivity(settings: Settings) -> list[Probe]:
     """Probe every connection of every stream, streams in parallel; returns the probes in the order of the file."""
-    with ThreadPoolExecutor(min(_LINKS, len(settings.entries))) as pool:
+    with ThreadPoolExecutor(min(_LINKS, len(settings.entries) or 1)) as pool:
         return [probe for probes in pool.map(_try_entry, settings.entries) for probe in probes]
 
 

@@ -24,7 +24,7 @@ from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.settings import asset_name
 from sr_assets.stages.clock import Clock
-from sr_assets.stages.site import Site, kept_sites
+from sr_assets.stages.site import Site, published_sites
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -144,7 +144,7 @@ def _unpublish(settings: Settings, site: str, folder: Path | None) -> None:
             site,
             state,
             [],
-            sites=kept_sites(settings),
+            sites=published_sites(settings),
             run=run,
             mode=settings.published_mode,
         )

@@ -18,6 +18,7 @@ from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.published.shown import is_published
 from sr_assets.adapters.published.site_files import PublishedStream
+from sr_assets.adapters.published.topology_schema import TOPOLOGY_SITE
 from sr_assets.adapters.spark.engine import KEEP_SECONDS
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import paused_streams
@@ -140,7 +141,7 @@ class Site:
                 self.name,
                 self.state,
                 streams,
-                sites=kept_sites(self.settings),
+                sites=published_sites(self.settings),
                 run=Run(self.clock.now_ns(), self.run_id),
                 mode=self.settings.published_mode,
                 wait_seconds=wait_seconds,
@@ -219,6 +220,11 @@ def kept_sites(settings: Settings) -> list[str]:
     """Return the sites whose rows stay published: those configured, and those with a state in this home until `forget`."""
     states = (settings.home / "sites").glob("*/state.duckdb")
     return [*settings.sites, *sorted({file.parent.name for file in states} - set(settings.sites))]
+
+
+def published_sites(settings: Settings) -> list[str]:
+    """Return whose publications are shown: the kept sites', and that of the native streams where they are configured."""
+    return [*kept_sites(settings), *([TOPOLOGY_SITE] if settings.topology else [])]
 
 
 def needs_publishing(home: Path, folder: Path) -> bool:

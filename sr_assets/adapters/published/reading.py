@@ -16,10 +16,11 @@ from sr_assets.adapters.published.index import follow_move
 from sr_assets.adapters.published.publication import FOLDER
 from sr_assets.adapters.published.schema import INTERNAL, STORAGE_VERSION, TABLES, VIEWS
 from sr_assets.adapters.published.table import literal
+from sr_assets.adapters.published.topology_schema import TOPOLOGY_TABLES
 from sr_assets.domain.errors import ConfigurationError, RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 #: What a confined connection may use; it writes nothing to disk instead.
@@ -149,7 +150,8 @@ def export_fleet(home: Path, file: Path) -> None:
             connection.execute(
                 f"ATTACH {literal(str(draft.resolve()))} AS exported (READ_WRITE, STORAGE_VERSION '{STORAGE_VERSION}')"
             )
-            for table in (*(TABLES.keys() - INTERNAL), "snapshot_info", "node_snapshots", *VIEWS):
+            topology = _shown(connection, TOPOLOGY_TABLES)
+            for table in (*(TABLES.keys() - INTERNAL), *topology, "snapshot_info", "node_snapshots", *VIEWS):
                 connection.execute(f"CREATE TABLE exported.{table} AS SELECT * FROM {table}")
             connection.execute("DETACH exported")
         draft.replace(file)
@@ -168,8 +170,15 @@ def count_rows(home: Path) -> dict[str, int]:
         "snapshot_info",
     ]
     with open_fleet(home) as connection:
+        tables += _shown(connection, TOPOLOGY_TABLES)
         counts = [connection.execute(f"SELECT count(*) FROM {table}").fetchone() for table in tables]
     return {table: count[0] for table, count in zip(tables, counts, strict=True) if count is not None}
+
+
+def _shown(connection: duckdb.DuckDBPyConnection, tables: Iterable[str]) -> list[str]:
+    """Return which of some tables there are: a file that an earlier version made lacks later ones."""
+    there = {name for (name,) in connection.execute("SELECT view_name FROM duckdb_views()").fetchall()}
+    return [table for table in tables if table in there]
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from sr_assets.adapters.published.schema import (
     snapshots_query,
 )
 from sr_assets.adapters.published.table import literal
+from sr_assets.adapters.published.topology_schema import TOPOLOGY_TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -31,10 +32,10 @@ def views(home: Path, publications: Sequence[Publication]) -> Iterator[tuple[str
     # As text: with a thousand sites, paths would take most of the time.
     folders = [(str(publication_folder(home, publication.site)), publication) for publication in publications]
     tables = {}
-    for name in TABLES:
+    for name, table in (TABLES | TOPOLOGY_TABLES).items():
         rows = [f"{folder}/{file}" for folder, one in folders for file in one.files.get(name, ())]
         later = [f"{folder}/{file}" for folder, one in folders for file in one.later.get(name, ())]
-        tables[name] = _table_query(TABLES[name].kinds, rows, later)
+        tables[name] = _table_query(table.kinds, rows, later)
     yield from ((name, query) for name, query in tables.items() if name not in INTERNAL)
     named = sorted({f"{home}/{file}" for publication in publications for file in publication.history})
     # A missing Parquet file costs its own rows, not the whole publication.

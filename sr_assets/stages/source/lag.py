@@ -46,7 +46,7 @@ class Lag:
 def measure_lag(settings: Settings) -> list[Lag]:
     """Ask every source, each over one connection and all at once; returns the streams in the order of the file."""
     sources = dict.fromkeys(stream.source for stream in settings.entries)
-    with ThreadPoolExecutor(min(_LINKS, len(sources))) as pool:
+    with ThreadPoolExecutor(min(_LINKS, len(sources) or 1)) as pool:
         measured = pool.map(lambda source: _ask_source(settings, source), sources)
     lags = {(lag.name, lag.stream): lag for lags_of_source in measured for lag in lags_of_source}
     return [lags[stream.name, stream.stream] for stream in settings.entries]

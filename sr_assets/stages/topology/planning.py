@@ -109,9 +109,12 @@ def find_drift(settings: Settings, looks: Looks) -> Iterator[tuple[WantedStream,
 def _problems(topology: TopologySettings, looks: Looks, wanted: WantedStream) -> Iterator[str]:
     made = {stream.label for stream in topology.streams} if topology.manage != "observe" else set()
     for upstream in wanted.upstreams:
-        # A cluster that cannot be asked may have the stream: the server goes on trying to reach it.
-        look = looks.of[upstream.cluster]
-        if look.error is None:
+        # A cluster that cannot be asked, or only at a prefix of its own, may have the stream: the server goes on trying.
+        look, elsewhere = (
+            looks.of[upstream.cluster],
+            upstream.api not in (None, topology.clusters[upstream.cluster].api),
+        )
+        if look.error is None and not elsewhere:
             yield from _problems_with(upstream, look, wanted, made)
 
 

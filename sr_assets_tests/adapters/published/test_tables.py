@@ -29,6 +29,10 @@ SITES = ("LONDON", "PARIS")
 STREAMS = (PublishedStream("S", "T", tracked=True), PublishedStream("PLAIN", "PLAIN", tracked=False))
 #: The tables and columns that others rely on.
 CONTRACT = {
+    "topology_streams": "cluster domain stream storage replicas placement consumers messages bytes lost deleted leader as_of",
+    "topology_links": "cluster stream kind origin_cluster origin_stream filter transforms active_seconds lag_messages"
+    " lag_seconds error as_of",
+    "topology_drift": "cluster stream key wanted found remedy",
     "last_seen_nodes": "name stream node first_seen last_seen last_copied last_sequence copied_bytes status status_since",
     "retired_nodes": "name stream node first_seen last_seen retired_at times_retired",
     "node_availability": "name stream node status status_since first_seen last_seen",

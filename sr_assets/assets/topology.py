@@ -1,0 +1,201 @@
+"""Native mirrors and sources as assets `["topology", cluster, stream]`, joined to the entries' sources and replicas.
+
+Here: their specs, what is recorded of them, and their checks. Not here: looking and verdicts (`stages.topology.watching`),
+doing what is configured (`stages.topology.applying`), when (`automation.topology`).
+"""
+
+import base64
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import dagster as dg
+
+from sr_assets.assets.streams import OWNERS, stream_key, topology_key
+from sr_assets.domain.errors import SrAssetsError
+from sr_assets.domain.topology.graph import Graph, Node, around, graph_of
+from sr_assets.domain.topology.plan import Action
+from sr_assets.domain.topology.svg import svg
+from sr_assets.domain.topology.wanted import WantedStream
+from sr_assets.resources import configure_logging
+from sr_assets.settings import Settings, TopologySettings
+from sr_assets.stages.topology.applying import apply_steps, refused
+from sr_assets.stages.topology.looking import Looks
+from sr_assets.stages.topology.planning import make_plan, topology_of
+from sr_assets.stages.topology.watching import (
+    DRIFT_CHECK,
+    LINK_CHECKS,
+    Seen,
+    Verdict,
+    publish_seen,
+    remember_run,
+    see,
+    topology_lock,
+)
+
+GROUP: Final = "topology"
+#: A picture of more streams would be unreadable, and large.
+_MOST_DRAWN: Final = 60
+
+
+def build_topology_assets(settings: Settings) -> list[dg.AssetsDefinition | dg.AssetSpec]:
+    """Return the native streams with their checks, and the origins that nothing else describes; needs `platform`."""
+    topology = topology_of(settings)
+    origins = _origins(settings, topology)
+    external = {key: spec for specs in origins.values() for key, spec in specs.items() if spec is not None}
+
+    @dg.multi_asset(
+        name="native_streams",
+        specs=[_spec(wanted, list(origins[wanted.label])) for wanted in topology.streams],
+        check_specs=[
+            dg.AssetCheckSpec(name, asset=topology_key(wanted.cluster, wanted.stream), description=description)
+            for wanted in topology.streams
+            for name, description in _checks(wanted).items()
+        ],
+        can_subset=True,
+        required_resource_keys={"platform"},
+    )
+    def native_streams(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
+        configured: Settings = context.resources.platform.settings
+        configure_logging(configured)
+        try:
+            seen, problems = _run(configured, context.run.run_id)
+        except SrAssetsError as error:
+            raise dg.Failure(str(error), allow_retries=False) from None
+        for wanted in topology.streams:
+            key = topology_key(wanted.cluster, wanted.stream)
+            if key in context.selected_asset_keys:
+                yield dg.MaterializeResult(key, metadata=metadata(seen, wanted), check_results=_results(seen, wanted))
+        if problems:
+            raise dg.Failure("\n".join(problems), allow_retries=False)
+
+    return [native_streams, *external.values()]
+
+
+def evaluations(seen: Seen, wanted: WantedStream) -> Iterator[dg.AssetCheckEvaluation]:
+    """Yield the verdicts on a stream as events without a run."""
+    key = topology_key(wanted.cluster, wanted.stream)
+    for name, verdict in seen.verdicts[wanted.label].items():
+        yield dg.AssetCheckEvaluation(
+            key, name, verdict.passed, severity=_severity(verdict), description=verdict.reason or None
+        )
+
+
+def metadata(seen: Seen, wanted: WantedStream) -> Mapping[str, dg.MetadataValue]:
+    """Return what is recorded of a stream: its size, each link's lag, what differs, and the picture around it."""
+    report = seen.report
+    row = next((one for one in report.streams if (one.cluster, one.stream) == (wanted.cluster, wanted.stream)), None)
+    links = [one for one in report.links if (one.cluster, one.stream) == (wanted.cluster, wanted.stream)]
+    recorded: dict[str, dg.MetadataValue] = {}
+    if row is not None:
+        recorded |= {"messages": dg.MetadataValue.int(row.messages or 0), "bytes": dg.MetadataValue.int(row.bytes or 0)}
+    known = [one.lag_messages for one in links if one.lag_messages is not None]
+    if known and len(known) == len(links):
+        recorded["lag_messages"] = dg.MetadataValue.int(sum(known))
+    drift = [one._asdict() for of, one in seen.drift if of.label == wanted.label]
+    if drift:
+        recorded["drift"] = dg.MetadataValue.json(drift)
+    return recorded | {"picture": dg.MetadataValue.md(_picture(seen, wanted))}
+
+
+def _run(settings: Settings, run_id: str) -> tuple[Seen, list[str]]:
+    """Do what is configured, look at what came of it and publish that; returns also what could not be done."""
+    with topology_lock(settings, f"run {run_id}", 60.0) as folder, Looks(settings) as looks:
+        plan = make_plan(settings, looks.take())
+        problems = list(plan.problems)
+        if any(step.action is not Action.NONE for step in plan.steps):
+            problems = problems or refused(looks, plan.steps)
+            if not problems:
+                outcomes = list(apply_steps(looks, plan.steps, settings.replicator))
+                problems = [f"{one.step.wanted.label}: {one.detail}" for one in outcomes if one.result != "done"]
+                looks.take()
+        seen = see(settings, looks)
+        publish_seen(settings, seen, run_id)
+        remember_run(folder, failed=bool(problems))
+    return seen, problems
+
+
+def _origins(settings: Settings, topology: TopologySettings) -> dict[str, dict[dg.AssetKey, dg.AssetSpec | None]]:
+    """Return by stream the assets that it copies from; with a spec those that nothing else describes."""
+    wanted = {(one.cluster, one.stream) for one in topology.streams}
+    made, read = _of_entries(settings, topology)
+    origins: dict[str, dict[dg.AssetKey, dg.AssetSpec | None]] = {}
+    for stream in topology.streams:
+        # A target of ours may be configured here too.
+        keys: dict[dg.AssetKey, dg.AssetSpec | None] = dict.fromkeys(made.get((stream.cluster, stream.stream), ()))
+        for one in stream.upstreams:
+            place = one.cluster, one.stream
+            known = [topology_key(*place)] if place in wanted else made.get(place) or read.get(place)
+            if known:
+                keys |= dict.fromkeys(known)
+            else:
+                keys[topology_key(*place)] = dg.AssetSpec(
+                    topology_key(*place),
+                    description=f"JetStream stream {one.stream} of {one.cluster}, made by others.",
+                    group_name=GROUP,
+                    kinds={"nats"},
+                    owners=OWNERS,
+                )
+        origins[stream.label] = keys
+    return origins
+
+
+def _of_entries(settings: Settings, topology: TopologySettings) -> tuple[Any, Any]:
+    """Return, by cluster and stream, the replicas that fill a stream, and the source that describes it."""
+    made: dict[tuple[str, str], list[dg.AssetKey]] = {}
+    read: dict[tuple[str, str], list[dg.AssetKey]] = {}
+    for entry in settings.entries:
+        at = topology.cluster_of(entry.source)
+        if at is not None and not (entry.kind == "feed" and settings.copied_into(entry)):
+            read.setdefault((at.name, entry.stream), []).append(stream_key(entry, "source"))
+    for stream in settings.streams:
+        to = topology.cluster_of(stream.target)
+        if to is not None:
+            made.setdefault((to.name, stream.target_stream), []).append(stream_key(stream, "replica"))
+    return made, read
+
+
+def _spec(wanted: WantedStream, deps: list[dg.AssetKey]) -> dg.AssetSpec:
+    kind = "mirror" if wanted.mirror else "sources" if wanted.sources else "stream"
+    of = ", ".join(f"{one.stream} of {one.cluster}" for one in wanted.upstreams)
+    return dg.AssetSpec(
+        topology_key(wanted.cluster, wanted.stream),
+        deps=deps,
+        description=f"Stream {wanted.stream} of {wanted.cluster}: {kind}{' of ' * bool(of)}{of}, kept by the servers.",
+        group_name=GROUP,
+        kinds={"nats", kind},
+        owners=OWNERS,
+        skippable=True,
+    )
+
+
+def _checks(wanted: WantedStream) -> dict[str, str]:
+    return {**(LINK_CHECKS if wanted.upstreams else {}), **DRIFT_CHECK}
+
+
+def _results(seen: Seen, wanted: WantedStream) -> list[dg.AssetCheckResult]:
+    return [
+        dg.AssetCheckResult(
+            asset_key=topology_key(wanted.cluster, wanted.stream),
+            passed=verdict.passed,
+            check_name=name,
+            severity=_severity(verdict),
+            description=verdict.reason or None,
+        )
+        for name, verdict in seen.verdicts[wanted.label].items()
+    ]
+
+
+def _severity(verdict: Verdict) -> dg.AssetCheckSeverity:
+    return dg.AssetCheckSeverity.WARN if verdict.warns else dg.AssetCheckSeverity.ERROR
+
+
+def _picture(seen: Seen, wanted: WantedStream) -> str:
+    """Return the streams that are connected with one as a picture in Markdown."""
+    domains = {row.cluster: row.domain for row in seen.report.streams if row.domain}
+    node = Node(domains.get(wanted.cluster) or wanted.cluster, wanted.stream)
+    graph = around(graph_of([(wanted.cluster, domains.get(wanted.cluster), wanted.stream)], seen.report.links), node)
+    if len(graph.nodes) > _MOST_DRAWN:
+        near = [edge for edge in graph.edges if node in (edge.origin, edge.copy)][:_MOST_DRAWN]
+        graph = Graph(list(dict.fromkeys(end for edge in near for end in (edge.origin, edge.copy))), near)
+    encoded = base64.b64encode(svg(graph).encode()).decode()
+    return f"![streams](data:image/svg+xml;base64,{encoded})"

@@ -1,0 +1,125 @@
+"""The job and the sensor of the native streams: what a tick sees is recorded at once, a run is asked for when there is
+something to do.
+
+Not here: what a look says (`stages.topology.watching`), what a run does (`assets.topology`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import dagster as dg
+
+from sr_assets.adapters.state.lock import SiteBusyError
+from sr_assets.adapters.state.status_file import read_status, status_age_seconds
+from sr_assets.assets.streams import topology_key
+from sr_assets.assets.topology import evaluations, metadata
+from sr_assets.automation.jobs import resolve_job
+from sr_assets.automation.places import UNDER_WAY
+from sr_assets.domain.errors import SrAssetsError
+from sr_assets.domain.topology.plan import Action
+from sr_assets.stages.topology.looking import Looks
+from sr_assets.stages.topology.planning import make_plan, topology_of
+from sr_assets.stages.topology.watching import publish_seen, see, topology_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sr_assets.settings import Settings
+    from sr_assets.stages.topology.watching import Seen
+
+JOB: Final = "topology"
+#: A link counts as dead after 10 s of silence and is to be flagged 5 s later at most.
+_LOOK_SECONDS: Final = 5
+_AGAIN_SECONDS: Final = 300.0
+
+
+def build_topology_job(
+    assets: Sequence[dg.AssetsDefinition | dg.AssetSpec], resources: Mapping[str, Any]
+) -> dg.JobDefinition:
+    """Return the job that looks at every native stream and, as `manage` allows, makes it what it is to be."""
+    return resolve_job(JOB, "Look at the native streams, and make or change what `manage` allows.", assets, resources)
+
+
+def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
+    """Return the sensor that asks each cluster once a tick, publishes what it sees, and records verdicts that changed.
+
+    Level-triggered: the cursor only says which verdicts are recorded already, and when the tables were published.
+    """
+    interval_seconds = max(1, settings.sensor.interval_ns // 1_000_000_000)
+
+    @dg.sensor(
+        name="topology_watch",
+        job_name=JOB,
+        minimum_interval_seconds=min(_LOOK_SECONDS, interval_seconds),
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Looks at every native mirror and source: is it alive, caught up, as configured?",
+    )
+    def topology_watch(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        cursor: dict[str, Any] = json.loads(context.cursor) if context.cursor else {}
+        try:
+            with (
+                topology_lock(settings, "the sensor topology_watch", 0) as folder,
+                Looks(settings, "sr-assets topology watch") as looks,
+            ):
+                seen = see(settings, looks.take())
+                changed = _changed(seen, cursor)
+                # Ahead of us: the machine has started anew since.
+                age_seconds = time.monotonic() - cursor.get("published_at", -float("inf"))
+                if changed or not 0 <= age_seconds < interval_seconds:
+                    publish_seen(settings, seen, "topology_watch")
+                    cursor["published_at"] = time.monotonic()
+                reason = _reason(settings, looks, read_status(folder))
+        except SiteBusyError as error:
+            return dg.SensorResult(skip_reason=f"under way: {error}", cursor=context.cursor)
+        except SrAssetsError as error:
+            return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)
+        cursor["problems"] = seen.problems()
+        events = [event for label in changed for event in _events(settings, seen, label)]
+        if reason is not None and context.instance.get_runs(dg.RunsFilter(job_name=JOB, statuses=UNDER_WAY), limit=1):
+            reason = None
+        return dg.SensorResult(
+            run_requests=[] if reason is None else [dg.RunRequest(tags={"sr_assets/reason": reason[:200]})],
+            skip_reason=None if reason is not None or events else _summary(seen),
+            cursor=json.dumps(cursor),
+            asset_events=events,
+        )
+
+    return topology_watch
+
+
+def _changed(seen: Seen, cursor: Mapping[str, Any]) -> list[str]:
+    """Return the streams whose verdicts are not recorded yet."""
+    recorded = cursor.get("problems", {})
+    return [label for label, failing in seen.problems().items() if recorded.get(label) != failing]
+
+
+def _events(
+    settings: Settings, seen: Seen, label: str
+) -> list[dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckEvaluation]:
+    wanted = next(one for one in topology_of(settings).streams if one.label == label)
+    observed = dg.AssetObservation(topology_key(wanted.cluster, wanted.stream), metadata=metadata(seen, wanted))
+    return [observed, *evaluations(seen, wanted)]
+
+
+def _reason(settings: Settings, looks: Looks, status: Mapping[str, Any]) -> str | None:
+    """Return why a run is needed: none was yet, or a stream is to be made or changed; not soon after one that failed."""
+    if not status:
+        return "first run"
+    plan = make_plan(settings, looks)
+    steps = [f"{step.action} {step.wanted.label}" for step in plan.steps if step.action is not Action.NONE]
+    age_seconds = status_age_seconds(dict(status))
+    if (
+        not steps
+        or plan.problems
+        or (status.get("failed") and age_seconds is not None and age_seconds < _AGAIN_SECONDS)
+    ):
+        return None
+    return ", ".join(steps)
+
+
+def _summary(seen: Seen) -> str:
+    failing = [f"{label}: {', '.join(checks)}" for label, checks in seen.problems().items() if checks]
+    return "; ".join(failing) or "every native stream is alive, caught up and as configured"

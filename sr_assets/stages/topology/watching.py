@@ -1,0 +1,138 @@
+"""What is known of the native streams at a moment: one look, its report, drift and verdicts; and publishing it.
+
+Here: what a tick of the sensor and a run of the job have in common. Not here: the rows (`report`), how Dagster records a
+verdict (`assets.topology`).
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from sr_assets.adapters.home import open_home
+from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.topology import publish_topology
+from sr_assets.adapters.published.topology_schema import TOPOLOGY_SITE
+from sr_assets.adapters.state.lock import SiteLock
+from sr_assets.adapters.state.status_file import write_status
+from sr_assets.stages.clock import Clock
+from sr_assets.stages.site import published_sites
+from sr_assets.stages.topology.planning import find_drift, topology_of
+from sr_assets.stages.topology.report import Report, link_record, make_report, stream_record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sr_assets.domain.topology.drift import Drift
+    from sr_assets.domain.topology.links import Link
+    from sr_assets.domain.topology.wanted import WantedStream
+    from sr_assets.settings import Settings
+    from sr_assets.stages.topology.looking import Looks
+
+#: The checks of a native stream; a stream that copies nothing has the last one alone.
+LINK_CHECKS: Final = {
+    "link_active": "Each origin was heard of within 10 seconds, or within `io.nats.monitor.seen-critical`.",
+    "link_caught_up": "Everything is copied, but for what came within the last 10 seconds (`io.nats.monitor.lag-critical`).",
+    "link_error": "No server reports an error of a link.",
+}
+DRIFT_CHECK: Final = {"no_drift": "The stream is as it is configured."}
+
+
+class Verdict(NamedTuple):
+    """Whether a check passes, why not, and whether that only warns."""
+
+    passed: bool
+    reason: str = ""
+    warns: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The result of one look: every row, and the verdicts on the configured streams, by label and check."""
+
+    report: Report
+    drift: list[tuple[WantedStream, Drift]]
+    verdicts: dict[str, dict[str, Verdict]]
+
+    def problems(self) -> dict[str, list[str]]:
+        """Return which checks fail, by label: what a tick compares with the one before."""
+        return {
+            label: sorted(check for check, verdict in checks.items() if not verdict.passed)
+            for label, checks in self.verdicts.items()
+        }
+
+
+def see(settings: Settings, looks: Looks) -> Seen:
+    """Return what a look that was taken says."""
+    report, drift = make_report(settings, looks), list(find_drift(settings, looks))
+    verdicts = {
+        wanted.label: _verdicts(
+            wanted,
+            [
+                one
+                for one in report.links
+                if one.native and (one.cluster, one.stream) == (wanted.cluster, wanted.stream)
+            ],
+            [one for of, one in drift if of is wanted],
+            report.unreachable.get(wanted.cluster),
+        )
+        for wanted in topology_of(settings).streams
+    }
+    return Seen(report, drift, verdicts)
+
+
+@contextmanager
+def topology_lock(settings: Settings, owner: str, wait_seconds: float) -> Iterator[Path]:
+    """Hold the right to change native streams and to publish their tables; yields the folder with what is remembered.
+
+    Raises SiteBusyError when another process holds it for so long.
+    """
+    open_home(settings.home, settings.published_mode)
+    folder = settings.home / "sites" / TOPOLOGY_SITE
+    with SiteLock(folder, owner, wait_seconds):
+        yield folder
+
+
+def publish_seen(settings: Settings, seen: Seen, run_id: str) -> None:
+    """Publish the tables of what was seen; called inside the lock."""
+    rows: dict[str, list[dict[str, Any]]] = {
+        "topology_streams": [stream_record(row) for row in seen.report.streams],
+        "topology_links": [link_record(link) for link in seen.report.links],
+        "topology_drift": [
+            {"cluster": wanted.cluster, "stream": wanted.stream, **drift._asdict()} for wanted, drift in seen.drift
+        ],
+    }
+    times = [row.as_of_ns for row in seen.report.streams if row.as_of_ns is not None]
+    run = Run(max(times, default=Clock.own_ns()), run_id)
+    publish_topology(settings.home, rows, sites=published_sites(settings), run=run, mode=settings.published_mode)
+
+
+def _verdicts(
+    wanted: WantedStream, links: list[Link], drift: list[Drift], unreachable: str | None
+) -> dict[str, Verdict]:
+    verdicts: dict[str, Verdict] = {}
+    if wanted.upstreams:
+        dead = [f"{link.origin_stream}: {_silence(link)}" for link in links if link.dead]
+        unknown = [f"{link.origin_stream}: unknown" for link in links if link.lag_messages is None]
+        behind = [f"{link.origin_stream}: {link.lag_messages} messages behind" for link in links if link.behind]
+        errors = [f"{link.origin_stream}: {link.error}" for link in links if link.error]
+        verdicts = {
+            "link_active": Verdict(not dead and bool(links), "; ".join(dead)),
+            "link_caught_up": Verdict(not unknown and not behind, "; ".join([*behind, *unknown]), warns=not behind),
+            "link_error": Verdict(not errors, "; ".join(errors)),
+        }
+    differs = [f"{one.key}: wanted {one.wanted}, found {one.found} ({one.remedy})" for one in drift]
+    if unreachable:
+        differs = [f"cluster {wanted.cluster} cannot be asked"]
+    return verdicts | {"no_drift": Verdict(not differs, "; ".join(differs))}
+
+
+def _silence(link: Link) -> str:
+    return "never heard of" if link.active_seconds is None else f"silent for {link.active_seconds:.0f} s"
+
+
+def remember_run(folder: Path, *, failed: bool) -> None:
+    """Remember that a run has ended, and how: the next is asked for by that."""
+    write_status(folder, {"failed": failed})
