@@ -132,13 +132,14 @@ def _rows(figures: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]
     for name, label in (("sampled_512", "512 B"), ("sampled_7k", "7 KB"), ("sampled_64k", "64 KB")):
         sampled = figures[name]
         workload = f"sampled, {label}, {sampled['copied_share']:.0%} due, {sampled['senders']:,} senders"
+        rate = sampled["messages_per_second"]
+        target = 20_000 if name == "sampled_7k" else None
         yield (
-            f"{workload}: read, decided, copied",
-            f"{sampled['decided_per_second']:,}/s",
-            "≥ 20,000/s" if name == "sampled_7k" else "",
-            sampled["decided_per_second"] >= 20_000 if name == "sampled_7k" else None,
+            f"{workload}: the whole run, tables published",
+            f"{rate:,}/s",
+            "" if target is None else f"≥ {target:,}/s",
+            None if target is None else rate >= target,
         )
-        yield f"{workload}: the whole run, tables published", f"{sampled['messages_per_second']:,}/s", "", None
     backlog = figures["backlog"]
     workload = f"{backlog['long_messages']:,} messages of 1 KB behind, {backlog['senders']:,} senders"
     yield (
