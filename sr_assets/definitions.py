@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from sr_assets.adapters.garbage import gc_paused
+from sr_assets.assets.availability import build_availability_asset
 from sr_assets.assets.entries import entry_assets
 from sr_assets.assets.fleet import build_fleet_assets
 from sr_assets.assets.sites import Hosting, build_site_assets
@@ -19,6 +20,8 @@ from sr_assets.assets.topology import build_topology_assets
 from sr_assets.automation import (
     Host,
     Places,
+    build_availability_job,
+    build_availability_schedule,
     build_lag_sensor,
     build_retention_schedule,
     build_site_job,
@@ -47,14 +50,17 @@ def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.
     sites = [_site_parts(settings, name, provided) for name in settings.sites]
     looks, places = shared_looks(settings), Places(settings)
     native = build_topology_assets(settings) if settings.topology else []
+    availability = build_availability_asset(settings)
+    hourly = build_availability_job(availability)
+    shared = [*native, build_fleet_assets(settings), availability]
     return dg.Definitions(
-        assets=[*(asset for assets, _ in sites for asset in assets), *native, build_fleet_assets(settings)],
-        jobs=[*(job for _, job in sites), *_topology_jobs(native, provided), retention],
+        assets=[*(asset for assets, _ in sites for asset in assets), *shared],
+        jobs=[*(job for _, job in sites), *_topology_jobs(native, provided), retention, hourly],
         sensors=[
             *(build_lag_sensor(settings, name, looks, places) for name in settings.sites),
             *([build_topology_sensor(settings)] if native else []),
         ],
-        schedules=[build_retention_schedule()],
+        schedules=[build_retention_schedule(), build_availability_schedule(settings, hourly)],
         resources=provided,
         executor=dg.in_process_executor,
     )

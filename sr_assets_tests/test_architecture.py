@@ -48,6 +48,7 @@ PACKAGE_ORDER = {
     ),
     "stages": (
         "clock",
+        "availability",
         "report",
         "progress",
         "connections",
@@ -108,6 +109,7 @@ LIBRARIES = {
     "stages": {"pyarrow", "pyspark"},
     "stages.tracking": {"numpy", "pyarrow", "pyspark"},
     "assets": {"dagster"},
+    "assets.pictures": {"matplotlib"},
     "automation": {"dagster"},
     "definitions": {"dagster"},
     "embedded": {"nats", "psutil", "rich"},
@@ -280,7 +282,9 @@ def test_our_own_time_of_day_is_read_only_where_no_table_advisory_or_decision_de
     assert {one for one in asking if not one[0].startswith("embedded.")} == {
         ("adapters.spark.engine", "time.time"),  # since when the engine runs, as `spark status` shows it
         ("adapters.state.lock", "time.gmtime"),  # the text in a lock: since when
+        ("assets.availability", "time.time_ns"),  # the earliest day that is offered for a backfill
         ("automation.old_runs", "datetime.now"),  # Dagster's own old runs, by Dagster's own dates
+        ("cli.availability", "time.time_ns"),  # `--since`
         ("cli.render", "datetime.now"),  # how old a table is, for who looks at it
         ("cli.work", "time.time"),  # `spark status`
         ("operate.metrics.reading", "time.time"),  # how long ago something was, for who looks at it

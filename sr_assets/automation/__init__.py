@@ -2,10 +2,11 @@
 
 `decisions` decides from what was observed, `observing` asks the servers by `looks` that sites share. `places` and `hosting`
 share the host among many sites. `sensors` and `jobs` are what Dagster sees, `own_run` what a run's process loads of them;
-`topology` is for the native streams;
+`availability` is the hourly computation of days, `topology` is for the native streams;
 `old_runs` removes runs, with their `leftovers`. Add here what starts a run. Not here: what a run does (`stages`).
 """
 
+from sr_assets.automation.availability import build_availability_job, build_availability_schedule
 from sr_assets.automation.decisions import Decision
 from sr_assets.automation.hosting import Host
 from sr_assets.automation.jobs import build_site_job, site_job_name
@@ -20,6 +21,8 @@ __all__ = [
     "Decision",
     "Host",
     "Places",
+    "build_availability_job",
+    "build_availability_schedule",
     "build_lag_sensor",
     "build_retention_schedule",
     "build_site_job",

@@ -1,11 +1,21 @@
 """The `sr-assets` command: thin, one function per command.
 
 Here: options, which question or stage a command is, exit codes. Add a command to the module of its subject: `advisories`,
-`metrics`, `native`, `nodes`, `streams`, `tables`, `topology`, `work`. Not here: how rows are drawn (`render`), the SQL
-(`adapters.published.queries`), the work itself.
+`availability`, `metrics`, `native`, `nodes`, `streams`, `tables`, `topology`, `work`. Not here: how rows are drawn
+(`render`), the SQL (`adapters.published.queries`), the work itself.
 """
 
-from sr_assets.cli import advisories, metrics, native, nodes, streams, tables, topology, work  # noqa: F401  the commands register themselves
+from sr_assets.cli import (  # noqa: F401  the commands register themselves
+    advisories,
+    availability,
+    metrics,
+    native,
+    nodes,
+    streams,
+    tables,
+    topology,
+    work,
+)
 from sr_assets.cli.base import main, run_command
 
 __all__ = ["main", "run_command"]

@@ -15,6 +15,7 @@ from sr_assets.settings.shape import (
     NoChoria,
     NoHeartbeats,
     Raw,
+    RawAvailability,
     RawFeed,
     RawHistory,
     RawMetrics,
@@ -63,6 +64,7 @@ class RawFile(Raw):
     snapshots: RawHistory = RawHistory()
     advisories: RawHistory = RawHistory()
     gaps: RawHistory = RawHistory()
+    availability: RawAvailability = RawAvailability()
     topology: RawTopology | None = None
     tls: RawTls | None = None
     choria: NoChoria = None

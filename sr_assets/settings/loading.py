@@ -97,6 +97,8 @@ def _settings(raw: RawFile, environ: Mapping[str, str]) -> Settings:
         snapshots_retention_ns=raw.snapshots.retention,
         advisories_retention_ns=raw.advisories.retention,
         gaps_retention_ns=raw.gaps.retention,
+        availability_retention_ns=raw.availability.retention,
+        availability_timezone=raw.availability.timezone,
         loglevel=raw.loglevel,
         logfile=raw.logfile,
         metrics=_metrics(raw),

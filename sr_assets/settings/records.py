@@ -213,6 +213,8 @@ class Settings:
     snapshots_retention_ns: int = 90 * DAY_NS
     advisories_retention_ns: int = 90 * DAY_NS
     gaps_retention_ns: int = 90 * DAY_NS
+    availability_retention_ns: int = 730 * DAY_NS
+    availability_timezone: str = "UTC"
     loglevel: Literal["debug", "info", "warn", "error"] = "info"
     logfile: Path | None = None
     metrics: MetricsSettings = field(default_factory=MetricsSettings)

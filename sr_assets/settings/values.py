@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.positions import DAY_NS, SECOND_NS, parse_rfc3339_ns
@@ -172,6 +173,15 @@ def read_time(value: object) -> int:
         return parse_rfc3339_ns(text)
     except ValueError:
         raise ValueError(f"{shown(text)} is not a time: write RFC 3339, as in 2026-01-31T12:00:00Z") from None
+
+
+def read_timezone(value: object) -> str:
+    """Read the name of a time zone, as in `Europe/London`."""
+    text = read_text(value)
+    try:
+        return ZoneInfo(text).key
+    except (ValueError, OSError):
+        raise ValueError(f"{shown(text)} is no time zone: write a name as in UTC or Europe/London") from None
 
 
 def read_file_mode(value: object) -> int:

@@ -54,12 +54,12 @@ GLOBAL_TABLES: Final[dict[str, Table]] = {
         event_id VARCHAR, replicator VARCHAR, name VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR,
         event_time TIMESTAMPTZ, received_at TIMESTAMPTZ, seen TIMESTAMPTZ, age_seconds DOUBLE, previous VARCHAR,
         transition BIGINT, late BOOLEAN, returned BOOLEAN, outage_seconds DOUBLE, source VARCHAR, feed VARCHAR,
-        epoch BIGINT
+        epoch BIGINT, event_ns BIGINT
         """,
         f"""
         SELECT event_id, {_site("advisory")}, node, {_EVENT}, {at("event_ns")}, {at("received_ns")}, {at("seen_ns")},
             age_seconds, previous, nullif(transition, 0), late, returned, outage_seconds, origin, {_FEED},
-            nullif(epoch_ns, 0)
+            nullif(epoch_ns, 0), event_ns
         FROM global_history AS advisory WHERE true
         """,
         "global_history",

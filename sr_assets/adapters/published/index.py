@@ -74,7 +74,7 @@ def _publish(
     publications = _read_publications(home, sites)
     # Also when nothing is known of the file that is shown.
     number = max((shown.number, *(one.since for one in publications))) + 1
-    _write_draft(connection, draft, home.resolve(), publications, run)
+    _write_draft(connection, draft, home.resolve(), publications, run, mode)
     draft.chmod(mode)
     tokens = {one.site: one.token for one in publications}
     made = Shown(str(home.resolve()), number, identity(draft), tokens, keep_opened(home, shown, number))
@@ -136,6 +136,7 @@ def _write_draft(
     home: Path,
     publications: Sequence[Publication],
     run: Run,
+    mode: int,
 ) -> None:
     """Write the views on some publications into a file of its own."""
     try:
@@ -146,7 +147,7 @@ def _write_draft(
             "INSERT INTO fleet.snapshot_info VALUES (make_timestamptz(?::BIGINT // 1000), ?, ?, ?)",
             [run.as_of_ns, run.run_id, SCHEMA_VERSION, uuid.uuid4().hex],
         )
-        for view, query in views(home, publications):
+        for view, query in views(connection, home, publications, mode):
             connection.execute(f"CREATE VIEW fleet.{view} AS {query}")
         connection.execute("COMMIT")
         # Detaching would do it too, but without a reason when it cannot.

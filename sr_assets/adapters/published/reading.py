@@ -61,7 +61,9 @@ def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBP
             connection.execute("SET python_enable_replacements = false")
             connection.execute(f"SET memory_limit = '{MEMORY}'")
             connection.execute("SET temp_directory = ''")
-            folders = ", ".join(literal(f"{home.resolve()}/{folder}/") for folder in (FOLDER, "snapshots"))
+            folders = ", ".join(
+                literal(f"{home.resolve()}/{folder}/") for folder in (FOLDER, "snapshots", "availability")
+            )
             connection.execute(f"SET allowed_directories = [{folders}]")
             connection.execute("SET enable_external_access = false")
             connection.execute("SET lock_configuration = true")
@@ -151,7 +153,8 @@ def export_fleet(home: Path, file: Path) -> None:
                 f"ATTACH {literal(str(draft.resolve()))} AS exported (READ_WRITE, STORAGE_VERSION '{STORAGE_VERSION}')"
             )
             topology = _shown(connection, TOPOLOGY_TABLES)
-            for table in (*(TABLES.keys() - INTERNAL), *topology, "snapshot_info", "node_snapshots", *VIEWS):
+            tables = (*(TABLES.keys() - INTERNAL), *topology, "snapshot_info", "node_snapshots", "availability_daily")
+            for table in (*tables, *VIEWS):
                 connection.execute(f"CREATE TABLE exported.{table} AS SELECT * FROM {table}")
             connection.execute("DETACH exported")
         draft.replace(file)
@@ -167,6 +170,7 @@ def count_rows(home: Path) -> dict[str, int]:
         *(table for table in TABLES if table not in INTERNAL),
         "node_availability",
         "node_snapshots",
+        "availability_daily",
         "snapshot_info",
     ]
     with open_fleet(home) as connection:

@@ -14,7 +14,7 @@ from sr_assets.adapters.published.table import Growth, Table, at, literal
 from sr_assets.domain.positions import DAY_NS
 
 #: The version of the tables: what was published by another one is not shown.
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 #: Any DuckDB 1.x reads this format.
 STORAGE_VERSION: Final = "v1.0.0"
 
@@ -46,12 +46,12 @@ TABLES: Final[dict[str, Table]] = {
         """
         event_id VARCHAR, name VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_time TIMESTAMPTZ,
         detected_at TIMESTAMPTZ, seen TIMESTAMPTZ, age_seconds DOUBLE, previous VARCHAR, transition BIGINT,
-        late BOOLEAN, returned BOOLEAN, outage_seconds DOUBLE, published_at TIMESTAMPTZ, epoch BIGINT
+        late BOOLEAN, returned BOOLEAN, outage_seconds DOUBLE, published_at TIMESTAMPTZ, epoch BIGINT, event_ns BIGINT
         """,
         f"""
         SELECT event_id, $name, stream, node, event, {at("event_ns")}, {at("detected_ns")}, {at("seen_ns")},
             round(age_ns / 1e9, 3), previous, transition, late, returned, round(outage_ns / 1e9, 3), {at("published_ns")},
-            epoch
+            epoch, event_ns
         FROM transitions WHERE true
         """,
         "transitions",
@@ -89,6 +89,13 @@ TABLES: Final[dict[str, Table]] = {
         SELECT $name, stream, first_sequence, last_sequence, messages, reason, {at("noticed_ns")} FROM gaps WHERE true
         """,
         "gaps",
+    ),
+    "blind_spans": Table(
+        "name VARCHAR, stream VARCHAR, since TIMESTAMPTZ, until TIMESTAMPTZ, since_ns BIGINT, until_ns BIGINT",
+        f"""
+        SELECT $name, stream, {at("first_ns")}, {at("next_ns")}, first_ns, next_ns FROM blind_history WHERE true
+        """,
+        "blind_history",
     ),
     "parked_messages": Table(
         """

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sr_assets.adapters.published import availability
 from sr_assets.adapters.published.publication import publication_folder
 from sr_assets.adapters.published.schema import (
     HISTORY,
@@ -24,11 +25,18 @@ from sr_assets.adapters.published.topology_schema import TOPOLOGY_TABLES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    import duckdb
+
     from sr_assets.adapters.published.publication import Publication
 
 
-def views(home: Path, publications: Sequence[Publication]) -> Iterator[tuple[str, str]]:
-    """Yield each view's name and query: the tables over the sites' files, and what is made of them."""
+def views(
+    connection: duckdb.DuckDBPyConnection, home: Path, publications: Sequence[Publication], mode: int
+) -> Iterator[tuple[str, str]]:
+    """Yield each view's name and query: the tables over the sites' files, and what is made of them.
+
+    A file that a view needs and nobody has written yet is written by `connection`, with permissions `mode`.
+    """
     # As text: with a thousand sites, paths would take most of the time.
     folders = [(str(publication_folder(home, publication.site)), publication) for publication in publications]
     tables = {}
@@ -45,6 +53,7 @@ def views(home: Path, publications: Sequence[Publication]) -> Iterator[tuple[str
     # A pattern that matches nothing is an error.
     some = next(home.glob(HISTORY), None)
     yield "node_snapshot_history", history_query(str(home), tables["history_files"]) if some else NO_SNAPSHOTS
+    yield "availability_daily", availability.view(connection, home, mode)
     for name, query in VIEWS.items():
         yield name, query.format(**{table: f"({shown})" for table, shown in tables.items()})
 

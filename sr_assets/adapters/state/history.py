@@ -12,13 +12,14 @@ if TYPE_CHECKING:
 
 
 def forget_history(connection: duckdb.DuckDBPyConnection, stream: str, *, gaps_ns: int, transitions_ns: int) -> None:
-    """Drop gaps and parked messages noticed before one time, transitions before another (unix ns).
+    """Drop gaps and parked messages noticed before one time, transitions and blind spans before another (unix ns).
 
     A transition that is not published yet stays, and so does the last one of each node that is known: it says since when
     the node is what it is. Called inside a transaction.
     """
     connection.execute("DELETE FROM gaps WHERE stream = ? AND noticed_ns < ?", [stream, gaps_ns])
     connection.execute("DELETE FROM parked WHERE stream = ? AND parked_ns < ?", [stream, gaps_ns])
+    connection.execute("DELETE FROM blind_history WHERE stream = ? AND next_ns < ?", [stream, transitions_ns])
     connection.execute(
         """
         DELETE FROM transitions WHERE stream = $stream AND event_ns < $before_ns AND NOT (outbox AND published_ns IS NULL)

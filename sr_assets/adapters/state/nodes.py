@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS blind_spans (stream VARCHAR, first_ns BIGINT, next_ns BIGINT);
+CREATE TABLE IF NOT EXISTS blind_history (stream VARCHAR, first_ns BIGINT, next_ns BIGINT);
+"""
+#: The statements that upgrade a state from before blind spans had a history to `SCHEMA`.
+MIGRATION: Final = """
+CREATE TABLE IF NOT EXISTS blind_history (stream VARCHAR, first_ns BIGINT, next_ns BIGINT);
+INSERT INTO blind_history SELECT stream, first_ns, next_ns FROM blind_spans;
+"""
 _COLUMNS: Final = ", ".join(NODE_COLUMNS)
 
 
@@ -148,8 +157,17 @@ class Nodes:
         ).fetchall()
 
     def save_blind_spans(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Replace the blind spans."""
+        """Replace the blind spans. The history keeps each as it was, also when it is forgotten or joined to others."""
         self._connection.execute("DELETE FROM blind_spans WHERE stream = ?", [self._stream])
         rows = [[self._stream, *span] for span in spans]
         if rows:
             self._connection.executemany("INSERT INTO blind_spans VALUES (?, ?, ?)", rows)
+            self._connection.execute(
+                """
+                INSERT INTO blind_history SELECT stream, first_ns, next_ns FROM blind_spans AS span
+                WHERE stream = $stream AND NOT EXISTS (
+                    FROM blind_history AS known WHERE known.stream = $stream
+                        AND known.first_ns = span.first_ns AND known.next_ns = span.next_ns)
+                """,
+                {"stream": self._stream},
+            )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sr_assets.adapters.state import copy_log, copy_queue, counters, global_view, snapshot_index
+from sr_assets.adapters.state import copy_log, copy_queue, counters, global_view, nodes, snapshot_index
 
 SCHEMA_VERSION: Final = 7
 
@@ -37,7 +37,7 @@ CREATE TABLE IF NOT EXISTS nodes (
     stream VARCHAR, node VARCHAR, first_seen_ns BIGINT, seen_ns BIGINT, sequence BIGINT, copied_ns BIGINT,
     copied_bytes BIGINT, status VARCHAR, status_since_ns BIGINT, retired_at_ns BIGINT, times_retired BIGINT,
     transition BIGINT, deadline_ns BIGINT);
-CREATE TABLE IF NOT EXISTS blind_spans (stream VARCHAR, first_ns BIGINT, next_ns BIGINT);
+{nodes.SCHEMA}
 CREATE TABLE IF NOT EXISTS transitions (
     event_id VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_ns BIGINT, detected_ns BIGINT, seen_ns BIGINT,
     age_ns BIGINT, sequence BIGINT, previous VARCHAR, transition BIGINT, late BOOLEAN, returned BOOLEAN,
@@ -109,4 +109,11 @@ ALTER TABLE copying ADD COLUMN target_looked BIGINT DEFAULT 0;
 ALTER TABLE copying ADD COLUMN target_looked_ns BIGINT DEFAULT 0;
 """
 #: Schema version → the statements that make the next one of it; tables that are new in the last one are in `SCHEMA`.
-MIGRATIONS: Final = {1: _FROM_1, 2: _FROM_2, 3: _FROM_3, 4: snapshot_index.MIGRATION, 5: _FROM_5, 6: counters.SCHEMA}
+MIGRATIONS: Final = {
+    1: _FROM_1,
+    2: _FROM_2,
+    3: _FROM_3,
+    4: snapshot_index.MIGRATION,
+    5: _FROM_5,
+    6: f"{counters.SCHEMA}{nodes.MIGRATION}",
+}

@@ -52,7 +52,7 @@ _OF_A_STREAM: Final = (
 )
 
 #: The tables with what happened to a stream.
-_HISTORY: Final = ("transitions", "gaps", "parked")
+_HISTORY: Final = ("transitions", "gaps", "parked", "blind_history")
 
 
 class SiteState:

@@ -43,6 +43,9 @@ CONTRACT = {
     "lag_seconds seen_messages copied_messages copied_bytes skipped_messages too_old_messages no_sender_messages gap_messages "
     "parked_messages late_sightings watermark next_deadline last_error as_of",
     "gaps": "name stream first_sequence last_sequence messages reason noticed_at",
+    "blind_spans": "name stream since until since_ns until_ns",
+    "availability_daily": "date replicator name stream node up_seconds timeout_seconds retired_seconds blind_seconds "
+    "transitions outages longest_outage_seconds final",
     "parked_messages": "name stream sequence stored_at subject payload_bytes reason parked_at",
     "site_summary": "name stream nodes up timeout retired new_24h as_of",
     "snapshot_info": "as_of run_id schema_version",

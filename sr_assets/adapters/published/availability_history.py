@@ -1,0 +1,179 @@
+"""What the availability of days is computed of: nodes, transitions and blind spans of the published tables, as of one moment.
+
+Here: reading them, and writing the days. Not here: the table (`availability`), the computation (`spark.availability`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import duckdb
+
+from sr_assets.adapters.private import make_shared_folder
+from sr_assets.adapters.published.availability import FOLDER, write_rows
+from sr_assets.adapters.published.reading import open_fleet
+from sr_assets.domain.errors import RunError, cannot_write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from datetime import date
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from sr_assets.domain.days import Day
+
+#: Codes of what a node is, as Spark gets them, and of what a transition makes of it.
+UP, TIMEOUT, RETIRED = 0, 1, 2
+_STATUS_CODE: Final = "list_position(['up', 'timeout', 'retired'], {}) - 1"
+_AFTER: Final = f"CASE event WHEN 'timeout' THEN {TIMEOUT} WHEN 'expire' THEN {RETIRED} ELSE {UP} END"
+# Advisories of the Stream Replicator do not say it.
+_BEFORE: Final = f"""
+    coalesce({_STATUS_CODE.format("previous")},
+        CASE event WHEN 'timeout' THEN {UP} WHEN 'recover' THEN {TIMEOUT} WHEN 'expire' THEN {TIMEOUT} END)
+    """
+# What the sites here track themselves comes first; of the others what their advisories say. A node that was forgotten is
+# known by its transitions only, and was retired.
+_STREAMS: Final = """
+    CREATE TEMP TABLE streams AS
+    WITH own AS (
+        SELECT $replicator::VARCHAR AS replicator, name, stream, epoch_ns(watermark) AS until_ns, true AS own
+        FROM replication JOIN site_summary USING (name, stream) WHERE watermark IS NOT NULL
+    ), reported AS (
+        SELECT g.replicator, g.name, g.stream, max(epoch_ns(coalesce(g.watermark, r.watermark))), false
+        FROM global_summary AS g LEFT JOIN replication AS r ON r.name || '/' || r.stream = g.feed
+        WHERE NOT EXISTS (
+            FROM own WHERE own.replicator = g.replicator AND own.name = g.name AND own.stream = g.stream)
+        GROUP BY ALL
+    )
+    SELECT row_number() OVER (ORDER BY own DESC, replicator, name, stream)::INTEGER - 1 AS number, *
+    FROM (FROM own UNION ALL FROM reported) WHERE until_ns IS NOT NULL
+    """
+_TRANSITIONS: Final = f"""
+    CREATE TEMP TABLE changes AS
+    SELECT number, node, event_ns, {_BEFORE} AS before, {_AFTER} AS after, epoch, transition FROM node_advisories AS a
+    JOIN streams AS s ON s.own AND s.name = a.name AND s.stream = a.stream
+    UNION ALL
+    SELECT number, node, event_ns, {_BEFORE}, {_AFTER}, epoch, transition FROM global_advisories AS a
+    JOIN streams AS s ON NOT s.own AND s.replicator = a.replicator AND s.name IS NOT DISTINCT FROM a.name
+        AND s.stream IS NOT DISTINCT FROM a.stream
+    """
+_NODES: Final = f"""
+    CREATE TEMP TABLE known AS
+    WITH found AS (
+        SELECT number, node, epoch_ns(first_seen) AS first_ns, {_STATUS_CODE.format("status")} AS status
+        FROM node_availability AS a JOIN streams AS s ON s.own AND s.name = a.name AND s.stream = a.stream
+        UNION ALL
+        SELECT number, node, min(epoch_ns(event_time)), arg_max({_STATUS_CODE.format("status")}, event_time)
+        FROM global_availability AS a
+        JOIN streams AS s ON NOT s.own AND s.replicator = a.replicator AND s.name IS NOT DISTINCT FROM a.name
+            AND s.stream IS NOT DISTINCT FROM a.stream
+        GROUP BY ALL
+    ), changed AS (SELECT number, node, min(event_ns) AS first_ns FROM changes GROUP BY ALL)
+    SELECT row_number() OVER (ORDER BY number, node)::INTEGER AS key, number, node,
+        least(found.first_ns, changed.first_ns) AS first_ns, coalesce(status, {RETIRED})::TINYINT AS status
+    FROM found FULL JOIN changed USING (number, node)
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What the availability of some days is computed of; times in unix ns, statuses as codes.
+
+    `nodes`: key, stream (a number), first_ns, status (the last one known), until_ns (the watermark of its stream).
+    `changes`: key, ordinal (their order), at_ns, before (NULL: unknown until then), after; all since the first of the days.
+    `spans`: stream, first_ns, next_ns; ascending and disjoint.
+    """
+
+    nodes: pa.Table
+    changes: pa.Table
+    spans: pa.Table
+
+
+class Days:
+    """The published tables as of one moment, and the days that are computed of them."""
+
+    def __init__(self, home: Path, replicator: str) -> None:
+        """Name the home, and the replicator that its own sites belong to."""
+        self._home, self._replicator = home, replicator
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Days]:
+        """Hold the published tables open; raises RunError when nothing was published yet."""
+        with open_fleet(self._home) as connection:
+            connection.execute(_STREAMS, {"replicator": self._replicator})
+            connection.execute(_TRANSITIONS)
+            connection.execute(_NODES)
+            self._connection = connection
+            yield self
+
+    def node_count(self) -> int:
+        """Return how many nodes were ever known."""
+        return int(self._connection.execute("SELECT count(*) FROM known").fetchall()[0][0])
+
+    def watermark_ns(self) -> int | None:
+        """Return the latest watermark of any stream; None without a stream."""
+        latest: int | None = self._connection.execute("SELECT max(until_ns) FROM streams").fetchall()[0][0]
+        return latest
+
+    def history(self, since_ns: int) -> History:
+        """Return everything that happened since a time, and what was known then."""
+        connection = self._connection
+        nodes = connection.sql(
+            "SELECT key, number AS stream, first_ns, status, until_ns FROM known JOIN streams USING (number)"
+        ).to_arrow_table()
+        changes = connection.sql(
+            """
+            SELECT key, row_number() OVER ()::INTEGER AS ordinal, event_ns AS at_ns, before::TINYINT AS before,
+                after::TINYINT AS after
+            FROM (
+                SELECT key, event_ns, before, after FROM changes JOIN known USING (number, node) WHERE event_ns >= $since_ns
+                ORDER BY event_ns, coalesce(epoch, 0), coalesce(transition, 0))
+            """,
+            params={"since_ns": since_ns},
+        ).to_arrow_table()
+        # Each span as it was saved: one that grew is there several times.
+        spans = connection.sql(
+            """
+            SELECT number AS stream, min(since_ns) AS first_ns, max(until_ns) AS next_ns
+            FROM (
+                SELECT *, sum(begins) OVER (PARTITION BY number ORDER BY since_ns, until_ns) AS joined
+                FROM (
+                    SELECT number, b.since_ns, b.until_ns, coalesce(b.since_ns > max(b.until_ns) OVER (
+                            PARTITION BY number ORDER BY b.since_ns, b.until_ns
+                            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), true)::INTEGER AS begins
+                    FROM blind_spans AS b JOIN streams AS s ON s.own AND s.name = b.name AND s.stream = b.stream
+                    WHERE b.until_ns > $since_ns))
+            GROUP BY number, joined ORDER BY ALL
+            """,
+            params={"since_ns": since_ns},
+        ).to_arrow_table()
+        return History(nodes, changes, spans)
+
+    def write(self, days: Sequence[Day], measured: pa.Table, mode: int) -> dict[date, int]:
+        """Replace the rows of some days, in files of permissions `mode`; returns how many rows each has.
+
+        `measured` has a row for each node and day on which it was known: day (an index into `days`), key, and in ns up_ns,
+        timeout_ns, retired_ns, blind_ns and longest_ns, with transitions and outages. Raises RunError when they cannot be
+        written.
+        """
+        folder = self._home / FOLDER
+        self._connection.register("measured", measured)
+        try:
+            make_shared_folder(folder)
+            return {day.date: self._write_day(folder, number, day, mode) for number, day in enumerate(days)}
+        except (OSError, duckdb.OperationalError) as error:
+            raise RunError(cannot_write(folder, OSError(str(error).splitlines()[0]))) from None
+        finally:
+            self._connection.unregister("measured")
+
+    def _write_day(self, folder: Path, number: int, day: Day, mode: int) -> int:
+        query = f"""
+            SELECT DATE '{day.date}', replicator, name, stream, node, up_ns / 1e9, timeout_ns / 1e9, retired_ns / 1e9,
+                blind_ns / 1e9, transitions, outages, longest_ns / 1e9, until_ns >= {day.next_ns}
+            FROM measured JOIN known USING (key) JOIN streams USING (number) WHERE day = {number}
+            ORDER BY number, node
+            """
+        return write_rows(self._connection, folder / f"{day.date}.parquet", query, mode)

@@ -1,0 +1,104 @@
+"""What is asked of `availability_daily`: by node, site or day; which days are not final; whether its rows add up.
+
+Not here: its files and what they are computed of (`availability`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal
+
+from sr_assets.adapters.published.queries import ask
+
+if TYPE_CHECKING:
+    from datetime import date
+    from pathlib import Path
+
+    from sr_assets.adapters.published.reading import Rows
+    from sr_assets.domain.days import Day
+
+By = Literal["node", "site", "day"]
+
+_KEYS: Final[dict[By, str]] = {"node": "name, stream, node", "site": "name, stream", "day": "date"}
+#: What is missing at most because published times have microseconds.
+_ROUNDED_SECONDS: Final = 2e-6
+
+
+def availability(
+    home: Path,
+    *,
+    by: By,
+    site: str | None = None,
+    node: str | None = None,
+    since: date | None = None,
+    most: int | None = None,
+) -> Rows:
+    """Return availability and outages, the least available first; days in order.
+
+    `availability_percent` is the share of the watched time since a node was first seen in which it was up; NULL when nothing
+    was watched. A node that was retired all the time is left out: it was no part of the fleet.
+    """
+    keys = _KEYS[by]
+    sql = f"""
+        WITH chosen AS (
+            SELECT * FROM availability_daily
+            WHERE ($site IS NULL OR name = $site) AND ($node IS NULL OR node = $node) AND ($since IS NULL OR date >= $since)
+            QUALIFY sum(up_seconds + timeout_seconds) OVER (PARTITION BY replicator, name, stream, node) > 0
+        )
+        SELECT {keys},
+            round(100 * sum(up_seconds) / nullif(sum(up_seconds + timeout_seconds + retired_seconds), 0), 4)
+                AS availability_percent,
+            count(DISTINCT (replicator, name, stream, node)) AS nodes, sum(outages)::BIGINT AS outages,
+            max(longest_outage_seconds) AS longest_outage_seconds, sum(timeout_seconds + retired_seconds) AS down_seconds,
+            sum(blind_seconds) AS blind_seconds, min(date) AS first_date, max(date) AS last_date, bool_and(final) AS final
+        FROM chosen GROUP BY {keys}
+        ORDER BY {"date" if by == "day" else f"availability_percent NULLS LAST, down_seconds DESC, {keys}"}
+        LIMIT $most
+        """
+    return ask(home, sql, {"site": site, "node": node, "since": since, "most": most})
+
+
+def unfinished_dates(home: Path) -> list[tuple[date, int]]:
+    """Return the dates with rows of a day that was not over, each with the latest watermark (unix ns) of their streams now."""
+    sql = """
+        WITH rest AS (SELECT DISTINCT date, name, stream FROM availability_daily WHERE NOT final),
+        clocks AS (
+            SELECT name, stream, watermark FROM replication
+            UNION ALL SELECT name, stream, coalesce(watermark, as_of) FROM global_summary
+        )
+        SELECT date, max(epoch_ns(watermark)) FROM rest JOIN clocks
+            ON clocks.name IS NOT DISTINCT FROM rest.name AND clocks.stream IS NOT DISTINCT FROM rest.stream
+        GROUP BY date HAVING max(watermark) IS NOT NULL ORDER BY date
+        """
+    return [(when, watermark_ns) for when, watermark_ns in ask(home, sql).values]
+
+
+def wrong_sums(home: Path, day: Day) -> int:
+    """Return how many of a day's rows do not add up to the time since the node was first seen, up to the day's end.
+
+    Of rows that are not final only that they are no longer than the day is known.
+    """
+    sql = f"""
+        SELECT count(*) FROM availability_daily AS a LEFT JOIN node_availability AS n USING (name, stream, node),
+            LATERAL (SELECT up_seconds + timeout_seconds + retired_seconds + blind_seconds AS seconds,
+                least(1.0, 1.0 - (epoch_us(n.first_seen) - $first_us) / ($next_us - $first_us)::DOUBLE)
+                    * ($next_us - $first_us) / 1e6 AS known_seconds)
+        WHERE date = $date AND (seconds > ($next_us - $first_us) / 1e6 + {_ROUNDED_SECONDS} OR longest_outage_seconds
+            > timeout_seconds + retired_seconds + {_ROUNDED_SECONDS}
+            OR (final AND n.node IS NOT NULL AND abs(seconds - known_seconds) > {_ROUNDED_SECONDS}))
+        """
+    return int(ask(home, sql, _bounds(day)).values[0][0])
+
+
+def missing_nodes(home: Path, day: Day) -> int:
+    """Return how many nodes were known before a day's end, and before their stream's watermark, and have no row of it."""
+    sql = """
+        SELECT count(*) FROM node_availability AS n JOIN replication AS r USING (name, stream)
+        ANTI JOIN (SELECT name, stream, node FROM availability_daily WHERE date = $date) USING (name, stream, node)
+        WHERE epoch_us(first_seen) < least($next_us, epoch_us(watermark)) AND epoch_us(watermark) > $first_us
+        """
+    bounds = _bounds(day)
+    return int(ask(home, sql, bounds).values[0][0])
+
+
+def _bounds(day: Day) -> dict[str, object]:
+    return {"date": day.date, "first_us": day.first_ns // 1000, "next_us": day.next_ns // 1000}

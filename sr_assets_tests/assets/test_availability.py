@@ -1,0 +1,116 @@
+"""The daily availability in Dagster: its partitions, one run over several of them, its schedule, the command."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from sr_assets.assets.availability import KEY
+from sr_assets.automation.availability import FIRST_TAG, LAST_TAG
+from sr_assets.definitions import build
+from sr_assets.settings import Settings
+from sr_assets.spark_engine import SparkEngine
+from sr_assets_tests.histories import SITE, Change, Histories, configured, publish
+from sr_assets_tests.rig import Command
+
+HOUR_NS = 3600 * 10**9
+TODAY = datetime.now(UTC).date()
+YESTERDAY = TODAY - timedelta(days=1)
+TODAY_NS = int(datetime(TODAY.year, TODAY.month, TODAY.day, tzinfo=UTC).timestamp()) * 10**9
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """A site of two nodes, one of which was silent yesterday from 18:00 to 21:00; the watermark stands at 01:00."""
+    settings = configured(tmp_path)
+    began_ns = TODAY_NS - 30 * HOUR_NS
+    histories: Histories = {
+        "steady": [Change(began_ns, "new", None)],
+        "shaky": [
+            Change(began_ns, "new", None),
+            Change(TODAY_NS - 6 * HOUR_NS, "timeout", "up"),
+            Change(TODAY_NS - 3 * HOUR_NS, "recover", "timeout"),
+        ],
+    }
+    publish(settings.home, histories, TODAY_NS + HOUR_NS)
+    return settings
+
+
+def tick(settings: Settings, hour: int) -> dg.RunRequest | dg.SkipReason:
+    schedule = build(settings).resolve_schedule_def("hourly_availability")
+    when = datetime(TODAY.year, TODAY.month, TODAY.day, hour, 7, tzinfo=UTC)
+    with dg.DagsterInstance.ephemeral() as instance:
+        context = dg.build_schedule_context(instance=instance, scheduled_execution_time=when)
+        data = schedule.evaluate_tick(context)
+    return data.run_requests[0] if data.run_requests else dg.SkipReason(data.skip_message)
+
+
+def test_its_partitions_are_the_days_that_can_be_computed_today_included(settings: Settings) -> None:
+    asset = build(settings).resolve_assets_def(KEY)
+    assert asset.partitions_def is not None
+    keys = asset.partitions_def.get_partition_keys()
+    assert keys[-1] == TODAY.isoformat()
+    assert keys[0] == (TODAY - timedelta(days=89)).isoformat()
+
+
+def test_the_schedule_asks_for_yesterday_too_until_it_is_computed(settings: Settings) -> None:
+    request = tick(settings, 2)
+    assert isinstance(request, dg.RunRequest)
+    assert (request.tags[FIRST_TAG], request.tags[LAST_TAG]) == (YESTERDAY.isoformat(), TODAY.isoformat())
+
+
+def test_before_anything_is_published_the_schedule_says_why_it_does_nothing(tmp_path: Path) -> None:
+    skipped = tick(configured(tmp_path), 2)
+    assert isinstance(skipped, dg.SkipReason)
+    assert "nothing is published yet" in (skipped.skip_message or "")
+
+
+def test_one_run_computes_several_days_checks_them_and_draws_them(
+    settings: Settings, engine_home: Path, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    elsewhere = configured(tmp_path)
+    object.__setattr__(elsewhere, "home", engine_home)
+    definitions = build(settings, {"spark": SparkEngine(settings=elsewhere)})
+    tags = {FIRST_TAG: YESTERDAY.isoformat(), LAST_TAG: TODAY.isoformat()}
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = definitions.resolve_job_def("availability").execute_in_process(instance=instance, tags=tags)
+        assert result.success
+        assert instance.get_materialized_partitions(KEY) == {YESTERDAY.isoformat(), TODAY.isoformat()}
+    assert {check.check_name: check.passed for check in result.get_asset_check_evaluations()} == {
+        "seconds_add_up": True,
+        "no_node_missing": True,
+    }
+    metadata = result.asset_materializations_for_node("fleet__availability_daily")[0].metadata
+    assert metadata["dagster/row_count"].value == 4
+    assert str(metadata["availability"].value).startswith("![availability by day](data:image/png;base64,iVBOR")
+    worst = metadata["worst_nodes"]
+    assert isinstance(worst, dg.TableMetadataValue)
+    assert [record.data["node"] for record in worst.records] == ["shaky", "steady"]
+    request = tick(settings, 3)
+    assert isinstance(request, dg.RunRequest)
+    assert request.tags[FIRST_TAG] == TODAY.isoformat()
+
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(tmp_path / "replication.yaml"))
+    monkeypatch.setenv("SR_ASSETS_HOME", str(settings.home))
+    code, output, _ = command("availability", "--by", "day", "--format", "json")
+    assert code == 0
+    days = {row["date"]: row for row in json.loads(output)}
+    assert days[YESTERDAY.isoformat()]["availability_percent"] == pytest.approx(100 * 45 / 48)
+    assert days[YESTERDAY.isoformat()]["longest_outage_seconds"] == 3 * 3600
+    assert days[TODAY.isoformat()]["final"] is False
+    code, output, _ = command("availability", "--site", SITE, "--node", "steady", "--since", "2d")
+    assert code == 0
+    assert "steady" in output
+    assert "shaky" not in output
+
+
+def test_the_command_says_when_no_day_is_computed(
+    settings: Settings, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(tmp_path / "replication.yaml"))
+    monkeypatch.setenv("SR_ASSETS_HOME", str(settings.home))
+    code, _, errors = command("availability", "--since", "7d")
+    assert code == 0
+    assert errors.startswith(f"no day since {TODAY - timedelta(days=7)} is computed yet")

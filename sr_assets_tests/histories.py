@@ -1,0 +1,125 @@
+"""A published home whose nodes have a history, for tests of availability.
+
+Not here: what a run publishes (`stages`), which is tested with real servers.
+"""
+
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.publishing import publish_site
+from sr_assets.adapters.published.site_files import PublishedStream
+from sr_assets.adapters.state.records import StreamState
+from sr_assets.adapters.state.store import SiteState
+from sr_assets.settings import Settings, load_settings
+
+SITE, STREAM = "london", "REG"
+SECOND, HOUR = 10**9, 3600 * 10**9
+FIRST = date(2026, 1, 28)
+BEGIN_NS = int(datetime(2026, 1, 28, tzinfo=UTC).timestamp()) * SECOND
+DAY_NS = 24 * HOUR
+AFTER = {"new": "up", "recover": "up", "timeout": "timeout", "expire": "retired"}
+CODES = ("up", "timeout", "retired")
+
+
+class Change(NamedTuple):
+    """A transition: when, which, and what the node was before."""
+
+    at_ns: int
+    event: str
+    previous: str | None
+
+
+Histories = dict[str, list[Change]]
+
+
+def configured(folder: Path, **more: str) -> Settings:
+    file = folder / "replication.yaml"
+    more |= {"name": "US-EAST"}
+    stream = (
+        f"{{name: {SITE}, stream: {STREAM}, source_url: a:1, target_url: b:1, inspect_field: s, inspect_duration: 1h}}"
+    )
+    lines = [f"streams: [{stream}]", *(f"{key}: {value}" for key, value in more.items())]
+    file.write_text("\n".join(lines))
+    return load_settings(file, {"SR_ASSETS_HOME": str(folder / "home")})
+
+
+def publish(home: Path, histories: Histories, watermark_ns: int, spans: list[tuple[int, int]] | None = None) -> None:
+    """Publish a site's nodes with all that happened to them, as its state would have it."""
+    rows = [
+        {
+            "event_id": f"{node}/{number}",
+            "stream": STREAM,
+            "node": node,
+            "event": change.event,
+            "event_ns": change.at_ns,
+            "detected_ns": change.at_ns,
+            "previous": change.previous,
+            "transition": number,
+            "epoch": 1,
+        }
+        for node, changes in histories.items()
+        for number, change in enumerate(changes, 1)
+    ]
+    states = [
+        {
+            "node": node,
+            "first_seen_ns": changes[0].at_ns,
+            "seen_ns": changes[-1].at_ns,
+            "sequence": 1,
+            "copied_ns": None,
+            "copied_bytes": None,
+            "status": AFTER[changes[-1].event],
+            "status_since_ns": changes[-1].at_ns,
+            "retired_at_ns": changes[-1].at_ns if changes[-1].event == "expire" else None,
+            "times_retired": 0,
+            "transition": len(changes),
+            "deadline_ns": None,
+        }
+        for node, changes in histories.items()
+    ]
+    with SiteState(home / "sites" / SITE) as state:
+        with state.transaction():
+            state.save_stream(StreamState(STREAM, 1, 8, watermark_ns=watermark_ns, as_of_ns=watermark_ns))
+            if rows:
+                state.connection.execute("DELETE FROM transitions")
+                state.add_rows("transitions", pa.Table.from_pylist(rows))
+                state.nodes(STREAM).merge(pa.Table.from_pylist(states))
+            state.nodes(STREAM).save_blind_spans(spans or [])
+        streams = [PublishedStream(STREAM, "COPY", tracked=True)]
+        publish_site(home, SITE, state, streams, sites=[SITE], run=Run(watermark_ns, "run"))
+
+
+def publish_centre(home: Path, histories: Histories, watermark_ns: int) -> None:
+    """Publish a centre whose feed has every transition of a site `paris`, which last reported that watermark."""
+    key = {"feed": "ADVISORIES", "replicator": "EU", "name": "paris", "stream": STREAM}
+    codes = {"new": 0, "timeout": 1, "recover": 2, "expire": 3}
+    rows = [
+        {
+            **key,
+            "node": node,
+            "event_id": f"{node}/{number}",
+            "event_code": codes[change.event],
+            "event_ns": change.at_ns,
+            "received_ns": change.at_ns,
+            "previous": change.previous,
+            "epoch_ns": 1,
+            "transition": number,
+            "origin": "ours",
+        }
+        for node, changes in histories.items()
+        for number, change in enumerate(changes, 1)
+    ]
+    newest = {row["node"]: row for row in rows}
+    nodes = [{name: row[name] for name in row if name not in ("event_id", "previous")} for row in newest.values()]
+    with SiteState(home / "sites" / "centre") as state:
+        with state.transaction():
+            state.save_stream(StreamState("ADVISORIES", 1, 8, watermark_ns=watermark_ns, as_of_ns=watermark_ns))
+            state.add_rows("global_history", pa.Table.from_pylist(rows))
+            state.add_rows("global_nodes", pa.Table.from_pylist(nodes))
+            state.add_rows("global_sites", pa.Table.from_pylist([{**key, "watermark_ns": watermark_ns}]))
+        streams = [PublishedStream("ADVISORIES", None, tracked=False)]
+        publish_site(home, "centre", state, streams, sites=[SITE, "centre"], run=Run(watermark_ns, "run"))
