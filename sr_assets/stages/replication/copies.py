@@ -6,6 +6,7 @@ is rebuilt of them (`rebuilding`), the commit (`recover`).
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,10 @@ from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
 from sr_assets.domain.provenance import Identity, find_copy
 from sr_assets.domain.senders import inspect
 from sr_assets.stages.progress import LongWork
+from sr_assets.stages.replication.copy_columns import Copy, CopyColumns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator
 
     from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.domain.messages import Message
@@ -25,63 +27,60 @@ if TYPE_CHECKING:
     from sr_assets.stages.site import Site
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """A copy of ours found in the target.
-
-    Its place there, the sequence of its original and the time it was stored, its size, its sender if it says so, and the
-    created time of its source if its id says so.
-    """
-
-    target_sequence: int
-    sequence: int
-    stored_ns: int
-    payload_bytes: int
-    sender: str | None
-    created_ns: int | None = None
-
-
 @dataclass(slots=True)
 class Copies:
     """The copies of an entry in its target.
 
-    `here` are those of the source as it is, by source sequence; `earlier` those of a source of the same name before it;
-    `undone` those of messages that the source held before it went back. The last two in the order of their stored times.
+    `here` are those of the source as it is, in the order of its sequences; `earlier` those of a source of the same name
+    before it; `undone` those of messages that the source held before it went back. The last two in the order of their stored
+    times.
     """
 
-    here: dict[int, Copy] = field(default_factory=dict)
-    earlier: list[Copy] = field(default_factory=list)
-    undone: list[Copy] = field(default_factory=list)
+    here: CopyColumns = field(default_factory=CopyColumns)
+    earlier: CopyColumns = field(default_factory=CopyColumns)
+    undone: CopyColumns = field(default_factory=CopyColumns)
 
     def __len__(self) -> int:
         """Count them all."""
         return len(self.here) + len(self.earlier) + len(self.undone)
 
-    def all(self) -> Iterator[Copy]:
-        """Yield them all, in no order."""
-        yield from (*self.here.values(), *self.earlier, *self.undone)
-
     @property
     def last(self) -> int | None:
         """The highest source sequence that was copied of the source as it is; None when nothing was."""
-        return max(self.here, default=None)
+        return self.here.sequences[-1] if len(self.here) else None
+
+    def stands(self, sequence: int) -> bool:
+        """Return whether a source sequence still means the message that it did, and is not read again."""
+        return self.last is not None and sequence <= self.last
+
+    def made(self, sequences: Collection[int], created_ns: int) -> set[tuple[int, int]]:
+        """Return those of some source sequences that were copied, each with its source's created time.
+
+        `created_ns` is that of the source of a copy that does not say.
+        """
+        return {
+            (copy.created_ns or created_ns, copy.sequence)
+            for kind in (self.here, self.earlier, self.undone)
+            for copy in kind.of_sequences(sequences)
+        }
 
     @property
     def latest_ns(self) -> int:
         """When the youngest message that was copied had been stored."""
-        return max(copy.stored_ns for copy in self.all())
+        return max(max(kind.stored_ns) for kind in (self.here, self.earlier, self.undone) if len(kind))
 
     @property
     def source_is_another(self) -> bool:
         """Whether the source was made again, or went back, since the youngest copy was made."""
-        return bool(self.undone) or not self.here
+        return bool(len(self.undone)) or not len(self.here)
 
     def undo_after(self, sequence: int | None) -> None:
         """Take the copies behind a source sequence, or all, for copies of what the source does not hold any more."""
-        gone = [copy for number, copy in self.here.items() if sequence is None or number > sequence]
-        self.undone = sorted([*self.undone, *gone], key=lambda copy: copy.stored_ns)
-        for copy in gone:
-            del self.here[copy.sequence]
+        kept = 0 if sequence is None else bisect_right(self.here.sequences, sequence)
+        for copy in self.here.part(kept, len(self.here)):
+            self.undone.add(copy)
+        self.undone.sort_by_time()
+        self.here = self.here.part(0, kept)
 
 
 def find_copies(site: Site, stream: StreamSettings, source: StreamInfo) -> Copies:
@@ -103,10 +102,11 @@ def find_copies(site: Site, stream: StreamSettings, source: StreamInfo) -> Copie
         size_bytes = len(message.payload)
         copy = Copy(message.sequence, origin.sequence, stored_ns, size_bytes, sender, origin.created_ns)
         if origin.created_ns in (None, source.created_ns):
-            copies.here[origin.sequence] = copy
+            copies.here.add(copy)
         else:
-            copies.earlier.append(copy)
-    copies.earlier.sort(key=lambda copy: copy.stored_ns)
+            copies.earlier.add(copy)
+    copies.here.sort_by_sequence()
+    copies.earlier.sort_by_time()
     return copies
 
 
@@ -151,22 +151,23 @@ def _another_source(stream: StreamSettings, source: StreamInfo, copies: Copies, 
         if last <= source.last_sequence:
             return None
         return f"source stream {stream.stream} ends at {source.last_sequence}, before {last}, which was copied"
-    if _same_time(last_ns, copies.here[last]):
+    copied = copies.here[-1]
+    if _same_time(last_ns, copied.stored_ns):
         return None
     return (
         f"source stream {stream.stream} holds another message {last} (stored {format_rfc3339_ns(last_ns)}) than the one"
-        f" that was copied (stored {format_rfc3339_ns(copies.here[last].stored_ns)})"
+        f" that was copied (stored {format_rfc3339_ns(copied.stored_ns)})"
     )
 
 
-def last_standing(copies: Mapping[int, Copy], held: range, stored_ns: Callable[[int], int | None]) -> int | None:
+def last_standing(copies: CopyColumns, held: range, stored_ns: Callable[[int], int | None]) -> int | None:
     """Return the last copied sequence whose message the source still holds, where it went back; None when there is none.
 
-    `held` are the source's sequences, `stored_ns` returns when the message it holds was stored, None for one that is
-    gone. A source that went back differs from some sequence on, so halving finds it.
+    `copies` are sorted by sequence, `held` are the source's sequences, `stored_ns` returns when the message it holds was
+    stored, None for one that is gone. A source that went back differs from some sequence on, so halving finds it.
     """
-    sequences = sorted(sequence for sequence in copies if sequence in held)
-    standing, low, high = None, 0, len(sequences)
+    sequences, standing = copies.sequences, None
+    low, high = bisect_left(sequences, held.start), bisect_left(sequences, held.stop)
     while low < high:
         at = middle = (low + high) // 2
         while at >= low and (found_ns := stored_ns(sequences[at])) is None:
@@ -174,16 +175,16 @@ def last_standing(copies: Mapping[int, Copy], held: range, stored_ns: Callable[[
         if at < low:
             # None of these is left: what follows shows whether they stand.
             low = middle + 1
-        elif _same_time(found_ns, copies[sequences[at]]):
+        elif _same_time(found_ns, copies.stored_ns[at]):
             standing, low = sequences[at], middle + 1
         else:
             high = at
     return standing
 
 
-def _same_time(stored_ns: int | None, copy: Copy) -> bool:
+def _same_time(stored_ns: int | None, copied_ns: int) -> bool:
     """Tell whether a source's message was stored when the original of a copy was: copies know the millisecond."""
-    return stored_ns is not None and stored_ns // 1_000_000 == copy.stored_ns // 1_000_000
+    return stored_ns is not None and stored_ns // 1_000_000 == copied_ns // 1_000_000
 
 
 def read_stream(

@@ -5,7 +5,9 @@ Nothing is asked and nothing is written here. Not here: finding the copies (`cop
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from sr_assets.domain.blindness import NO_BLIND_SPANS
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     from sr_assets.domain.messages import Message
     from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
     from sr_assets.domain.tracking import NodeState, Policy, Transition
-    from sr_assets.stages.replication.copies import Copies, Copy
+    from sr_assets.stages.replication.copies import Copies
+    from sr_assets.stages.replication.copy_columns import Copy
 
 
 @dataclass(slots=True)
@@ -44,10 +47,10 @@ def rebuild_nodes(
 
     What was copied is known, not decided.
     """
-    gone = [copy for sequence, copy in sorted(copies.here.items()) if sequence < first_sequence]
-    for copy in (*copies.earlier, *gone):
+    gone = copies.here.part(0, bisect_left(copies.here.sequences, first_sequence))
+    for copy in chain(copies.earlier, gone):
         _see_copy(policy, rebuilt, copy)
-    if gone:
+    if len(gone):
         rebuilt.unknown.append(f"sightings before sequence {first_sequence} other than the copied ones")
     for message in messages:
         sender, _ = inspect(extractor, None, message.subject, message.headers, message.payload)

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import logging
 import time
-from itertools import chain
-from typing import TYPE_CHECKING
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from sr_assets.adapters.published.history import file_mark, file_range, mark_beginning, source_mark, stream_folder
 from sr_assets.adapters.state.errors import BrokenStateError
@@ -38,6 +38,7 @@ from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 from sr_assets.stages.tracking.transitions import add_transitions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from sr_assets.adapters.nats.stream_info import StreamInfo
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from sr_assets.stages.replication.unsettled import Unsettled
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
+_PORTION: Final = 50_000
 
 
 def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = False) -> str:
@@ -187,7 +190,7 @@ def _recovered_state(
         epoch_ns=max(epoch_at(source), known.epoch_ns + 1 if known else 0),
         watermark_ns=copies.latest_ns,
         planned_ns=source.ts_ns,
-        last_stored_ns=None if last is None else here[last].stored_ns,
+        last_stored_ns=None if last is None else here.stored_ns[-1],
         source_last_sequence=source.last_sequence,
         lag_messages=max(0, source.last_sequence + 1 - max(position, source.first_sequence)),
         started=known.started if known else None,
@@ -205,11 +208,10 @@ def _recovered_state(
         target_created_ns=target.created_ns,
         target_checked=target.last_sequence,
         copied_messages=len(here),
-        copied_bytes=sum(copy.payload_bytes for copy in here.values()),
+        copied_bytes=here.total_bytes,
     )
     if not copies.source_is_another:
-        holder = max(here.values(), key=lambda copy: copy.target_sequence)
-        copying.target_sequence, copying.target_holds = holder.target_sequence, holder.sequence
+        copying.target_sequence, copying.target_holds = here.latest.target_sequence, here.latest.sequence
     return state, copying
 
 
@@ -218,7 +220,7 @@ def _last_beginning(site: Site, stream: StreamSettings, source: StreamInfo, copi
     folder = stream_folder(site.settings.home.resolve(), stream.name, stream.stream)
     marks = {file_mark(file) for file in folder.glob("date=*/[0-9]*.parquet")}
     last = max(map(mark_beginning, marks), default=0)
-    of_earlier = bool(copies.earlier) and source_mark(source.created_ns, last) not in marks
+    of_earlier = bool(len(copies.earlier)) and source_mark(source.created_ns, last) not in marks
     return last + (of_earlier and not copies.source_is_another)
 
 
@@ -251,11 +253,19 @@ def _commit(
         if policy is None or not rebuilt.nodes:
             return unsettled
         nodes = store.nodes(name)
-        nodes.merge(node_table([node_row(policy, node, row, rebuilt.blind) for node, row in rebuilt.nodes.items()]))
         nodes.save_blind_spans(rebuilt.blind.spans)
-        folded = folded_table([transition_row(sender, transition) for sender, transition in rebuilt.transitions])
-        add_transitions(store, stream, state, folded, StreamReport(stream), history=True)
+        for known in _portions(rebuilt.nodes.items()):
+            nodes.merge(node_table([node_row(policy, node, row, rebuilt.blind) for node, row in known]))
+        for events in _portions(rebuilt.transitions):
+            folded = folded_table([transition_row(sender, transition) for sender, transition in events])
+            add_transitions(store, stream, state, folded, StreamReport(stream), history=True)
     return unsettled
+
+
+def _portions(rows: Iterable[T]) -> Iterator[list[T]]:
+    """Yield rows in lists of a size that makes a small table."""
+    left = iter(rows)
+    return iter(lambda: list(islice(left, _PORTION)), [])
 
 
 def _keep_history(site: Site, stream: StreamSettings, source: StreamInfo) -> None:

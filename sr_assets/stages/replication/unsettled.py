@@ -6,6 +6,7 @@ which. Not here: the copies in the target (`copies`), the commit (`recover`).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,7 @@ def find_unsettled(
     if stream.tracked:
         # Those that the target had lost are named one by one; a batch's own are in the queue.
         sequences = (sequence for covered in again for sequence in range(covered.first, covered.next))
-        found.due |= {n: None for n in sequences if _stands(n, copies) and n not in copies.here and n not in found.due}
+        found.due |= {n: None for n in sequences if copies.stands(n) and n not in copies.here and n not in found.due}
         return found
     if intent is not None and not intent.folded and intent.created_ns == source.created_ns:
         again.append(SequenceRange(intent.first, intent.next))
@@ -70,19 +71,15 @@ def find_unsettled(
     return found
 
 
-def _stands(sequence: int, copies: Copies) -> bool:
-    """Return whether a sequence still means the message that it did, and is not read again."""
-    return copies.last is not None and sequence <= copies.last
-
-
 def _sort_queue(site: Site, stream: StreamSettings, state: StreamState, copies: Copies, found: Unsettled) -> None:
     """Keep what is queued of the source as it is, and record the rest as lost unless it was made."""
-    made = {(copy.created_ns or state.created_ns, copy.sequence) for copy in copies.all()}
+    queued = site.state.copy_queue(stream.stream).everything()
+    made = copies.made([sequence for _, sequence, _ in queued], state.created_ns)
     lost: list[int] = []
-    for created_ns, sequence, node in site.state.copy_queue(stream.stream).everything():
+    for created_ns, sequence, node in queued:
         if (created_ns, sequence) in made:
             continue
-        if created_ns == state.created_ns and _stands(sequence, copies):
+        if created_ns == state.created_ns and copies.stands(sequence):
             found.due[sequence] = node
         elif created_ns != state.created_ns or sequence < state.next_sequence or copies.source_is_another:
             lost.append(sequence)
@@ -117,7 +114,8 @@ def _read_again(
                     found.too_old += 1
                 else:
                     found.due[message.sequence] = None
-        known = sorted(held | {sequence for sequence in copies.here if sequence in covered})
+        first, after = (bisect_left(copies.here.sequences, end) for end in (covered.first, covered.next))
+        known = sorted({*held, *copies.here.sequences[first:after]})
         holes = missing(SequenceRange(available, covered.next), known)
         lacking = [hole for hole in missing(SequenceRange(covered.first, available), known) if len(hole)]
         now_ns = site.clock.now_ns()
