@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import dagster as dg
 
-from sr_assets.assets.streams import made_spec, stream_key
+from sr_assets.assets.streams import made_spec, seconds_left, stream_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,8 +48,13 @@ def node_snapshots_spec(stream: StreamSettings) -> dg.AssetSpec:
 
 
 def node_state_metadata(report: StreamReport) -> Mapping[str, dg.MetadataValue]:
-    """Return how many nodes were swept, and each event's count."""
-    return {"swept_nodes": dg.MetadataValue.int(report.swept), **event_counts(report)}
+    """Return how many nodes were swept, each event's count, what is not read yet and how long that takes."""
+    return {
+        "swept_nodes": dg.MetadataValue.int(report.swept),
+        "lag_messages": dg.MetadataValue.int(report.lag_messages),
+        "seconds_left": dg.MetadataValue.float(seconds_left(report, report.lag_messages, report.messages)),
+        **event_counts(report),
+    }
 
 
 def node_snapshots_metadata(report: StreamReport) -> Mapping[str, dg.MetadataValue]:

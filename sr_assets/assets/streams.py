@@ -107,6 +107,11 @@ def replica_spec(stream: StreamSettings) -> dg.AssetSpec:
     )
 
 
+def seconds_left(report: StreamReport, left: int, done: int) -> float:
+    """Return how long what is left takes at the rate of the run so far; 0 when nothing is left, or no rate is known."""
+    return round(report.seconds * left / done, 1) if done else 0.0
+
+
 def replica_metadata(report: StreamReport) -> Mapping[str, dg.MetadataValue]:
     """Return what a run did, as numbers that plot."""
     state = report.state
@@ -122,6 +127,9 @@ def replica_metadata(report: StreamReport) -> Mapping[str, dg.MetadataValue]:
             round(report.messages / report.seconds, 1) if report.seconds else 0.0
         ),
         "lag_messages": dg.MetadataValue.int(report.lag_messages),
+        "seconds_left": dg.MetadataValue.float(
+            seconds_left(report, report.queued or report.lag_messages, report.copied)
+        ),
     }
     if state is not None:
         metadata["next_sequence"] = dg.MetadataValue.int(state.next_sequence)

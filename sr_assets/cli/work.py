@@ -106,12 +106,15 @@ def recover(settings: "Settings", name: str, force: bool) -> None:
 
     For a lost state, and to take over from the Stream Replicator. The site's other streams keep their state.
     """
+    from sr_assets.operate.bars import progress_bars
     from sr_assets.resources import configure_logging
     from sr_assets.stages.replication.recover import recover_stream
 
     configure_logging(settings)
     refusal = "a feed has nothing to recover: without a state it folds its stream again from the start"
-    click.echo(recover_stream(settings, one_stream(settings, name, refusal), force=force))
+    with progress_bars():
+        done = recover_stream(settings, one_stream(settings, name, refusal), force=force)
+    click.echo(done)
 
 
 @cli.command()

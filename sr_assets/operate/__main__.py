@@ -6,6 +6,7 @@ Not here: what is run (`site`), the parent (`runs`).
 import argparse
 import logging
 import sys
+from contextlib import AbstractContextManager, nullcontext
 
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 from sr_assets.operate.processes import INTERRUPTED, end_with_parent, signals_as_interrupt
@@ -22,6 +23,7 @@ def _main() -> int:
     parser.add_argument("site")
     parser.add_argument("--mode", choices=("once", "follow"), default="once")
     parser.add_argument("--stream", action="append", default=[])
+    parser.add_argument("--bars", action="store_true")
     arguments = parser.parse_args()
     end_with_parent()
     try:
@@ -29,12 +31,20 @@ def _main() -> int:
             settings = load_settings()
             configure_logging(settings)
             _leave_errors_to_the_report()
-            return execute_site(settings, arguments.site, arguments.stream, once=arguments.mode == "once")
+            with _bars() if arguments.bars else nullcontext():
+                return execute_site(settings, arguments.site, arguments.stream, once=arguments.mode == "once")
     except SrAssetsError as error:
         print_error(str(error))
         return 2 if isinstance(error, ConfigurationError) else 1
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _bars() -> AbstractContextManager[None]:
+    """Return the bars; what draws them is imported for a run that has some."""
+    from sr_assets.operate.bars import progress_bars
+
+    return progress_bars()
 
 
 def _leave_errors_to_the_report() -> None:

@@ -37,7 +37,7 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
     chosen: dict[str, list[str]] = defaultdict(list)
     for stream in streams:
         chosen[stream.name].append(stream.label)
-    children = _Children()
+    children = _Children(alone=len(chosen) == 1)
     with (
         signals_as_interrupt(),
         contextlib.nullcontext() if once else metrics_beside(settings) as metrics,
@@ -63,7 +63,9 @@ def _worst(codes: Sequence[int]) -> int:
 class _Children:
     """The child processes of a `run`, one for each site, until they are stopped."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, alone: bool) -> None:
+        # Several that draw on one terminal would draw over each other.
+        self._alone = alone
         self._guard = threading.Lock()
         self._children: list[subprocess.Popen[bytes]] = []
         self._stopped = False
@@ -82,6 +84,8 @@ class _Children:
         ]
         for label in labels:
             command += ["--stream", label]
+        if self._alone:
+            command.append("--bars")
         with self._guard:
             if self._stopped:
                 return 0

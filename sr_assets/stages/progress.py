@@ -1,22 +1,50 @@
-"""The log of what takes long: a stream's batches, each a line while a run catches up, and one line a minute after; a look
-through a whole stream, a line every ten seconds.
+"""What takes long says how far it is: a stream's batches, each a line of the log while a run catches up, and one line a
+minute after; a look through a whole stream, a line every ten seconds.
 
-Not here: what is recorded in Dagster (`assets.recording`), the counters (`report`).
+Who has a terminal shows it as bars instead (`show_on`). Not here: the bars (`operate.bars`), what is recorded in Dagster
+(`assets.recording`), the counters (`report`).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sr_assets.domain.positions import SequenceRange
 
 logger = logging.getLogger(__name__)
 
 _PERIOD_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 10.0
+
+
+class Display(Protocol):
+    """Where progress is shown while it lasts; called from several threads."""
+
+    def show(self, work: str, done: int, total: int) -> None:
+        """Show how much of a work is done."""
+
+    def end(self, work: str) -> None:
+        """Show a work no more, if it was shown."""
+
+
+_display: Display | None = None
+
+
+@contextmanager
+def show_on(display: Display) -> Iterator[None]:
+    """Show the progress of all work of this process there inside the block; its log lines are of level debug meanwhile."""
+    global _display  # noqa: PLW0603  a process has one terminal
+    _display = display
+    try:
+        yield
+    finally:
+        _display = None
 
 
 class Progress:
@@ -28,31 +56,35 @@ class Progress:
         self._first: int | None = None
         self._count, self._batches, self._seconds = 0, 0, 0.0
         self._logged_at: float | None = None
+        self._done = 0
 
     def note(
         self,
         covered: SequenceRange,
         count: int,
         seconds: float,
-        left: str,
+        text: str,
         *,
         caught_up: bool,
-        share_done: float = 1.0,
+        done: int,
+        left: int,
     ) -> None:
-        """Log a batch of `count` messages done in `seconds`, with those before it that are not logged; `left` ends the line.
+        """Log a batch of `count` messages done in `seconds`, with those before it that are not logged; `text` ends the line.
 
-        One after which the stream has caught up waits, unless the last line is a minute old. `share_done` is what the batch
-        was of all there was to do before it: what is left takes so long again.
+        One after which the stream has caught up waits, unless the last line is a minute old. The batch did `done` of what
+        there was to do, and `left` is what there is still.
         """
+        shown = self._show(done, left, caught_up=caught_up)
         self._first = covered.first if self._first is None else self._first
         self._count, self._batches, self._seconds = self._count + count, self._batches + 1, self._seconds + seconds
         now = time.monotonic()
         if caught_up and self._logged_at is not None and now - self._logged_at < _PERIOD_SECONDS:
             return
-        if 0.0 < share_done < 1.0:
-            left = f"{left}, {_time(seconds * (1.0 - share_done) / share_done)}"
+        if done and left:
+            text = f"{text}, {_time(seconds * left / done)}"
         batches = f" in {self._batches} batches" if self._batches > 1 else ""
-        logger.info(
+        logger.log(
+            logging.DEBUG if shown else logging.INFO,
             "%s: [%d, %d) %d %s%s, %.0f/s, %s",
             self._label,
             self._first,
@@ -61,30 +93,58 @@ class Progress:
             self._noun,
             batches,
             self._count / max(self._seconds, 1e-9),
-            left,
+            text,
         )
         self._first, self._count, self._batches, self._seconds = None, 0, 0, 0.0
         self._logged_at = now
 
+    def _show(self, done: int, left: int, *, caught_up: bool) -> bool:
+        """Show how far it is where that is shown; returns whether it is."""
+        work = f"{self._label}: {self._noun}"
+        if _display is None:
+            return False
+        if caught_up:
+            self._done = 0
+            _display.end(work)
+            return False
+        self._done += done
+        _display.show(work, self._done, self._done + left)
+        return True
+
 
 class LongWork:
-    """The log lines of a look through a range of a stream: how far it is, how fast, and how long it still takes."""
+    """One work of known size, used by `with`: how far it is, how fast, and how long it still takes."""
 
-    def __init__(self, what: str, wanted: SequenceRange) -> None:
-        """Say what is done, and name the range."""
-        self._what, self._wanted = what, wanted
+    def __init__(self, what: str, total: int) -> None:
+        """Say what is done, and how much that is."""
+        self._what, self._total = what, total
         self._began_at = self._logged_at = time.monotonic()
 
-    def reached(self, sequence: int) -> bool:
-        """Note that the look has come to a sequence; returns whether that was worth a line, one every ten seconds."""
+    def __enter__(self) -> Self:
+        """Begin."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End, however much is done."""
+        if _display is not None:
+            _display.end(self._what)
+
+    def reached(self, done: int) -> bool:
+        """Note how much is done; returns whether that was worth a line, one every ten seconds."""
+        if _display is not None:
+            _display.show(self._what, done, self._total)
         now = time.monotonic()
         if now - self._logged_at < _LOOK_SECONDS:
             return False
-        done, seconds = sequence + 1 - self._wanted.first, now - self._began_at
-        left = len(self._wanted) - done
-        rate = done / seconds
-        logger.info(
-            "%s: %d of %d, %.0f/s, %s", self._what, done, len(self._wanted), rate, _time(left / max(rate, 1e-9))
+        rate = done / (now - self._began_at)
+        logger.log(
+            logging.INFO if _display is None else logging.DEBUG,
+            "%s: %d of %d, %.0f/s, %s",
+            self._what,
+            done,
+            self._total,
+            rate,
+            _time((self._total - done) / max(rate, 1e-9)),
         )
         self._logged_at = now
         return True

@@ -1,11 +1,11 @@
-"""The log of a run: every batch while it catches up, one line a minute after."""
+"""The log of a run: every batch while it catches up, one line a minute after; and what a display is told instead."""
 
 import time
 
 import pytest
 
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.stages.progress import LongWork, Progress
+from sr_assets.stages.progress import LongWork, Progress, show_on
 
 
 def test_batches_of_a_stream_that_is_caught_up_are_one_line_a_minute(
@@ -16,7 +16,7 @@ def test_batches_of_a_stream_that_is_caught_up_are_one_line_a_minute(
     caplog.set_level("INFO")
     log = Progress("site/STREAM", "messages")
     for first in range(1, 100):
-        log.note(SequenceRange(first, first + 1), 1, 0.01, "0 left", caught_up=True)
+        log.note(SequenceRange(first, first + 1), 1, 0.01, "0 left", caught_up=True, done=1, left=0)
         clock[0] += 1.5
     assert caplog.messages == [
         "site/STREAM: [1, 2) 1 messages, 100/s, 0 left",
@@ -31,8 +31,8 @@ def test_every_batch_of_a_stream_that_is_behind_is_a_line_with_what_waited_befor
     caplog.set_level("INFO")
     log = Progress("site/STREAM", "copied")
     for first, left in ((1, True), (11, True), (21, False), (31, True)):
-        share = 0.25 if first == 11 else 1.0
-        log.note(SequenceRange(first, first + 10), 10, 1.0, "some left", caught_up=not left, share_done=share)
+        waits = 30 if first == 11 else 0
+        log.note(SequenceRange(first, first + 10), 10, 1.0, "some left", caught_up=not left, done=10, left=waits)
     assert caplog.messages == [
         "site/STREAM: [1, 11) 10 copied, 10/s, some left",
         "site/STREAM: [11, 21) 10 copied, 10/s, some left, 3 s to go",
@@ -46,10 +46,47 @@ def test_a_long_look_is_a_line_every_ten_seconds(
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     caplog.set_level("INFO")
-    work = LongWork("looking", SequenceRange(1_001, 11_001))
     said = []
-    for sequence in range(1_100, 2_101, 100):
-        clock[0] += 2.5
-        said.append(work.reached(sequence))
+    with LongWork("looking", 10_000) as work:
+        for done in range(100, 1_101, 100):
+            clock[0] += 2.5
+            said.append(work.reached(done))
     assert [number for number, one in enumerate(said, 1) if one] == [4, 8]
     assert caplog.messages == ["looking: 400 of 10000, 40/s, 4 min to go", "looking: 800 of 10000, 40/s, 4 min to go"]
+
+
+class Noted:
+    """A display that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+
+    def show(self, work: str, done: int, total: int) -> None:
+        """Note it."""
+        self.calls.append((work, done, total))
+
+    def end(self, work: str) -> None:
+        """Note it."""
+        self.calls.append((work,))
+
+
+def test_a_display_shows_what_is_done_and_left_and_the_log_has_no_line_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    log, display = Progress("site/STREAM", "messages"), Noted()
+    with show_on(display):
+        for done, left in ((10, 20), (10, 10), (10, 0)):
+            log.note(SequenceRange(1, 11), done, 1.0, "", caught_up=not left, done=done, left=left)
+        with LongWork("looking", 50) as work:
+            work.reached(20)
+    assert display.calls == [
+        ("site/STREAM: messages", 10, 30),
+        ("site/STREAM: messages", 20, 30),
+        ("site/STREAM: messages",),
+        ("looking", 20, 50),
+        ("looking",),
+    ]
+    # Only that it has caught up, a minute after.
+    assert not caplog.messages
+    with LongWork("looking", 50) as work:
+        work.reached(20)
+    assert len(display.calls) == 5

@@ -66,6 +66,13 @@ class Nodes:
             params=[self._stream, watermark_ns, most],
         ).to_arrow_table()
 
+    def count_due(self, watermark_ns: int) -> int:
+        """Return how many nodes' deadlines lie before the watermark."""
+        rows = self._connection.execute(
+            "SELECT count(*) FROM nodes WHERE stream = ? AND deadline_ns < ?", [self._stream, watermark_ns]
+        ).fetchall()
+        return int(rows[0][0])
+
     def waiting(self) -> pa.Table:
         """Return the nodes that are not retired: node, `NODE_COLUMNS`, deadline_ns."""
         return self._connection.sql(

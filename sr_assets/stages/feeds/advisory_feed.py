@@ -91,7 +91,8 @@ class FeedStage:
             seconds,
             f"{left} left",
             caught_up=self.caught_up,
-            share_done=len(covered) / (len(covered) + left),
+            done=len(covered),
+            left=left,
         )
         return True
 

@@ -198,10 +198,12 @@ def read_stream(
     """Read a stream, from its first message unless `since` is later, through the leader's own consumer."""
     first = max(since, info.first_sequence)
     wanted = SequenceRange(first, max(first, (info.last_sequence if until is None else until) + 1))
-    progress = LongWork(f"reading stream {info.stream}", wanted)
-    with wire.Connection(cluster, "sr-assets recover") as connection:
+    with (
+        LongWork(f"reading stream {info.stream}", len(wanted)) as progress,
+        wire.Connection(cluster, "sr-assets recover") as connection,
+    ):
         for messages in wire.read_confirmed(
             connection, info.stream, wanted, filter_subject=filter_subject, direct=False
         ):
             yield from messages
-            progress.reached(messages[-1].sequence)
+            progress.reached(messages[-1].sequence + 1 - first)

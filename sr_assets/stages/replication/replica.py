@@ -144,11 +144,10 @@ class ReplicaStage:
         queued = self._store.copy_queue(stream.stream).size()
         behind = max(0, source.last_sequence + 1 - state.next_sequence)
         self.caught_up = not queued and (stream.tracked or not behind)
-        left = f"{queued} queued, {behind} behind"
+        text = f"{queued} queued, {behind} behind"
         covered = SequenceRange(intent.first, intent.next)
-        done, waits = (copied, queued) if stream.tracked else (len(covered), behind)
-        share_done = done / (done + waits) if done else 1.0
-        self._progress.note(covered, copied, seconds, left, caught_up=self.caught_up, share_done=share_done)
+        done, left = (copied, queued) if stream.tracked else (len(covered), behind)
+        self._progress.note(covered, copied, seconds, text, caught_up=self.caught_up, done=done, left=left)
         return True
 
     def _nothing_due(self) -> bool:

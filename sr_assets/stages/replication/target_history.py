@@ -128,8 +128,11 @@ class TargetReview:
         if not len(held):
             return
         foreign: Identity | None = None
-        progress = LongWork(f"{stream.label}: looking for copies in target stream {stream.target_stream}", held)
-        with wire.Connection(stream.target, "sr-assets review") as connection:
+        looking = f"{stream.label}: looking for copies in target stream {stream.target_stream}"
+        with (
+            LongWork(looking, len(held)) as progress,
+            wire.Connection(stream.target, "sr-assets review") as connection,
+        ):
             for messages in wire.read_headers(connection, stream.target_stream, held):
                 for message in messages:
                     copy = find_copy(message.headers, self._identity)
@@ -140,7 +143,7 @@ class TargetReview:
                             f" --stream {stream.label}`"
                         )
                     foreign = foreign or foreign_copy(message.headers, self._identity, self._source.created_ns)
-                if progress.reached(messages[-1].sequence):
+                if progress.reached(messages[-1].sequence + 1 - held.first):
                     self._note_look(target.created_ns, messages[-1].sequence)
         if foreign is not None:
             logger.warning("%s: %s", stream.label, doubled(stream.target_stream, self._identity, foreign))

@@ -17,6 +17,7 @@ from sr_assets.adapters.published.compaction import is_abandoned, merge, plan_me
 from sr_assets.adapters.published.history import place_staged, remove_before, stream_folder
 from sr_assets.adapters.state.snapshot_index import relative_name
 from sr_assets.domain.positions import DAY_NS, SequenceRange
+from sr_assets.stages.progress import LongWork
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,12 +94,18 @@ class SnapshotStage:
             file = self._home / name
             days[file.parent][file] = level
         left = _DAYS_AT_ONCE
+        planned: list[Merge] = []
         for day, levels in sorted(days.items(), reverse=True):
             over = left > 0 and day.name.removeprefix("date=") < today.isoformat() and _is_quiet(levels, now_ns)
             merges = list(plan_merges(levels, over=over))
             left -= bool(over and merges)
-            for planned in merges:
-                self._merge(planned)
+            planned += merges
+        done, files = 0, sum(len(one.parts) for one in planned)
+        with LongWork(f"{self._stream.label}: compacting files of the history", files) as progress:
+            for one in planned:
+                self._merge(one)
+                done += len(one.parts)
+                progress.reached(done)
         self._remove_orphans()
 
     def _merge(self, planned: Merge) -> None:

@@ -114,7 +114,8 @@ class NodeStage:
             seconds,
             f"{left} left",
             caught_up=self.caught_up,
-            share_done=len(covered) / (len(covered) + left),
+            done=len(covered),
+            left=left,
         )
         return True
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.tracking import Event, Status
+from sr_assets.stages.progress import LongWork
 from sr_assets.stages.tracking.columns import BlindColumns, deadlines
 from sr_assets.stages.tracking.fold import folded_rows
 from sr_assets.stages.tracking.node_rows import NODE_SCHEMA
@@ -44,14 +45,16 @@ def sweep_due(
         return False
     nodes = store.nodes(stream.stream)
     blind, swept = BlindSpans(tuple(nodes.blind_spans())), 0
-    # A node that was swept is due no more: its deadline is computed anew.
-    while (due := nodes.due(state.watermark_ns, at_once)).num_rows:
-        states, transitions = sweep_nodes(policy, due, state.watermark_ns, blind)
-        with store.transaction():
-            nodes.merge(states)
-            add_transitions(store, stream, state, transitions, report)
-        reach(Point.SWEPT)
-        swept += due.num_rows
+    with LongWork(f"{stream.label}: sweeping silent nodes", nodes.count_due(state.watermark_ns)) as progress:
+        # A node that was swept is due no more: its deadline is computed anew.
+        while (due := nodes.due(state.watermark_ns, at_once)).num_rows:
+            states, transitions = sweep_nodes(policy, due, state.watermark_ns, blind)
+            with store.transaction():
+                nodes.merge(states)
+                add_transitions(store, stream, state, transitions, report)
+            reach(Point.SWEPT)
+            swept += due.num_rows
+            progress.reached(swept)
     report.swept += swept
     return swept > 0
 

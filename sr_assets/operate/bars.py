@@ -1,0 +1,78 @@
+"""Long work as bars on a terminal: how much is done, how fast, and how long it still takes.
+
+Not here: what takes long (`stages`), its lines in a log (`stages.progress`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from sr_assets.stages.progress import show_on
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def progress_bars() -> Iterator[None]:
+    """Show long work of this process as bars on stderr inside the block, if that is a terminal which can draw them."""
+    # Dagster redirects what is written to stderr into a run's log, so the terminal gets a descriptor of its own.
+    with contextlib.ExitStack() as stack:
+        if sys.stderr.isatty():
+            terminal = stack.enter_context(os.fdopen(os.dup(sys.stderr.fileno()), "w"))
+            console = Console(file=terminal)
+            if console.is_interactive:
+                stack.enter_context(show_on(stack.enter_context(Bars(console))))
+        yield
+
+
+class _Rate(TextColumn):
+    def __init__(self) -> None:
+        super().__init__("")
+
+    def render(self, task: Task) -> Text:
+        """Return how much was done a second."""
+        return Text(f"{task.speed or 0.0:,.0f}/s")
+
+
+class Bars(contextlib.AbstractContextManager["Bars"]):
+    """A bar for each work under way."""
+
+    def __init__(self, console: Console) -> None:
+        """Draw on a console."""
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), _Rate())
+        # What a command prints on stdout stays there.
+        self._progress = Progress(
+            *columns,
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __exit__(self, *_: object) -> None:
+        """Clear what was drawn."""
+        self._progress.stop()
+
+    def show(self, work: str, done: int, total: int) -> None:
+        """Draw how much of a work is done."""
+        if work not in self._tasks:
+            self._progress.start()
+            self._tasks[work] = self._progress.add_task(work, total=total)
+        self._progress.update(self._tasks[work], completed=done, total=total)
+
+    def end(self, work: str) -> None:
+        """Remove the bar of a work."""
+        task = self._tasks.pop(work, None)
+        if task is not None:
+            self._progress.refresh()
+            self._progress.remove_task(task)

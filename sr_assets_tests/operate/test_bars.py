@@ -1,0 +1,53 @@
+"""Long work on a terminal: a real one, of which the other end is read."""
+
+import io
+import os
+import pty
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sr_assets.operate.bars import progress_bars
+from sr_assets.stages.progress import LongWork
+
+
+@contextmanager
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Let stderr be a terminal; the list has what it was sent, once the block has ended."""
+    ours, theirs = pty.openpty()
+    sent: list[str] = []
+    with (
+        os.fdopen(ours, "rb", buffering=0) as reading,
+        os.fdopen(theirs, "w") as stderr,
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr(sys, "stderr", stderr)
+        for variable, value in (("TERM", "xterm"), ("COLUMNS", "120")):
+            patch.setenv(variable, value)
+        patch.delenv("NO_COLOR", raising=False)
+        yield sent
+        os.set_blocking(ours, False)
+        sent.append((reading.read(1 << 16) or b"").decode())
+
+
+def test_a_terminal_shows_a_bar_until_the_work_ends_and_stdout_is_as_ever(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with terminal(monkeypatch) as sent, progress_bars(), LongWork("reading stream [S]", 1_000) as work:
+        work.reached(100)
+        work.reached(250)
+        print("a result")  # noqa: T201  what a command prints meanwhile
+    assert "reading stream [S]" in sent[0]
+    assert "250/1000" in sent[0]
+    assert "/s" in sent[0]
+    assert capsys.readouterr().out == "a result\n"
+
+
+def test_what_is_no_terminal_gets_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with progress_bars(), LongWork("reading", 1_000) as work:
+        work.reached(100)
+    assert not stderr.getvalue()
