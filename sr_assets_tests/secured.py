@@ -7,6 +7,7 @@ import base64
 import datetime as dt
 import json
 import os
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,10 @@ class Authority:
             part.write_to_path(paths["cert"], append=True)
         return {key: str(path) for key, path in paths.items()}
 
+    def client_context(self) -> ssl.SSLContext:
+        """Return what a client needs that trusts this authority."""
+        return ssl.create_default_context(cafile=str(self.file))
+
     def block(self, cert: str, key: str, **more: bool) -> str:
         """Return the `tls` block of a server's configuration; `verify` asks clients for certificates of this CA."""
         options = {"cert_file": cert, "key_file": key, "ca_file": str(self.file), "timeout": 5, **more}
@@ -54,7 +59,7 @@ class Key:
 
     def sign(self, text: str) -> str:
         """Return the signature as JWTs have it."""
-        return _encoded(nkeys.from_seed(bytearray(self.seed.encode())).sign(text.encode()))
+        return encoded(nkeys.from_seed(bytearray(self.seed.encode())).sign(text.encode()))
 
 
 def new_key(prefix: int = nkeys.PREFIX_BYTE_USER) -> Key:
@@ -102,13 +107,22 @@ def creds(jwt: str, seed: str) -> str:
 
 
 def _jwt(issuer: Key, subject: str, kind: str, *, seconds: int = 3600, **nats: object) -> str:
+    return signed_jwt(issuer, subject, kind, {}, seconds=seconds, **nats)
+
+
+def signed_jwt(
+    issuer: Key, subject: str, kind: str, more: dict[str, Any], *, seconds: int = 3600, **nats: object
+) -> str:
+    """Return a JWT of NATS, signed by an nkey; `more` are claims beside those that every one has."""
     now = int(dt.datetime.now(dt.UTC).timestamp())
     claims = {"jti": "x", "iat": now - 3600, "exp": now + seconds, "iss": issuer.public, "name": kind, "sub": subject}
+    claims |= more
     header = {"typ": "JWT", "alg": "ed25519-nkey"}
     parts = (header, {**claims, "nats": {**nats, "type": kind, "version": 2}})
-    text = ".".join(_encoded(json.dumps(part).encode()) for part in parts)
+    text = ".".join(encoded(json.dumps(part).encode()) for part in parts)
     return f"{text}.{issuer.sign(text)}"
 
 
-def _encoded(data: bytes) -> str:
+def encoded(data: bytes) -> str:
+    """Return base64 for URLs without padding."""
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

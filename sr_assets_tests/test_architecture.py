@@ -37,6 +37,8 @@ PACKAGE_ORDER = {
         "garbage",
         "private",
         "home",
+        "login",
+        "choria",
         "security",
         "wire",
         "connection_file",
@@ -47,6 +49,7 @@ PACKAGE_ORDER = {
         "spark",
     ),
     "stages": (
+        "beating",
         "clock",
         "availability",
         "report",
@@ -86,6 +89,10 @@ LIBRARIES = {
     "settings": set(),
     "settings.document": {"yaml"},
     "settings.file": {"pydantic"},
+    "settings.heartbeats": {"pydantic"},
+    "settings.links": {"pydantic"},
+    "settings.mapping": {"pydantic"},
+    "settings.target": {"pydantic"},
     "settings.shape": {"pydantic"},
     "settings.loading": {"pydantic"},
     "settings.topology": {"pydantic"},
@@ -97,6 +104,8 @@ LIBRARIES = {
     "adapters.connection_file": set(),
     "adapters.copying": set(),
     "adapters.nats": {"nats"},
+    "adapters.login": set(),
+    "adapters.choria": {"nkeys"},
     "adapters.security": {"nkeys"},
     "adapters.wire": set(),
     "adapters.spark": {"pyspark", "pyarrow"},
@@ -282,6 +291,7 @@ def test_our_own_time_of_day_is_read_only_where_no_table_advisory_or_decision_de
                 ):
                     asking.add((module, name))
     assert {one for one in asking if not one[0].startswith("embedded.")} == {
+        ("adapters.choria", "time.time"),  # whether a token has expired, before anything is sent
         ("adapters.spark.engine", "time.time"),  # since when the engine runs, as `spark status` shows it
         ("adapters.state.lock", "time.gmtime"),  # the text in a lock: since when
         ("assets.availability", "time.time_ns"),  # the earliest day that is offered for a backfill
@@ -291,6 +301,7 @@ def test_our_own_time_of_day_is_read_only_where_no_table_advisory_or_decision_de
         ("cli.work", "time.time"),  # `spark status`
         ("operate.metrics.reading", "time.time"),  # how long ago something was, for who looks at it
         ("stages.replication.recover", "time.gmtime"),  # the name of a broken state that is set aside
+        ("stages.beating", "time.time"),  # what a heartbeat says of when it was sent
         ("stages.clock", "time.time_ns"),  # when a site's very first run finds no server to ask
     }
 

@@ -24,7 +24,7 @@ import yaml
 from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.cli.base import cli
 from sr_assets.settings import load_settings
-from sr_assets.settings.shape import Raw
+from sr_assets.settings.mapping import Raw
 from sr_assets_tests.published import MINUTE_NS, node_row, publish_message, publish_nodes
 
 ROOT = Path(__file__).parent.parent
@@ -106,7 +106,7 @@ def test_a_configuration_loads(block: Block, tmp_path: Path) -> None:
     file.write_text(text)
     environment = dict.fromkeys(re.findall(r"\$\{(\w+)\}", text), "value")
     settings = load_settings(file, environment)
-    assert settings.entries or settings.topology
+    assert settings.entries or settings.topology or settings.heartbeats
     assert not settings.warnings
 
 

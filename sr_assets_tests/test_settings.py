@@ -735,23 +735,9 @@ def test_two_spellings_of_one_key_are_refused(stream_refusal: Refusal) -> None:
     assert "key 'Max_Age' appears twice" in stream_refusal("max_age: 1h, Max_Age: 2h")
 
 
-@pytest.mark.parametrize("key", ("choria: {seed_file: a}", "heartbeats: {url: a}"))
-def test_what_is_not_supported_yet_is_refused_above_the_streams(key: str, refusal: Refusal) -> None:
-    line = refusal(f"{TOP}{key}\n" + STREAM % "")
-    assert line.startswith(f"{key.partition(':')[0]}: is not supported in this version: ")
-
-
-@pytest.mark.parametrize(
-    "key",
-    (
-        "choria: {jwt_file: a}",
-        "source_choria: {jwt_file: a}",
-        "target_choria: {jwt_file: a}",
-        "leader_election_name: a",
-    ),
-)
-def test_what_is_not_supported_yet_is_refused_in_a_stream(key: str, stream_refusal: Refusal) -> None:
-    assert stream_refusal(key).startswith(f"{key.partition(':')[0]}: is not supported in this version: ")
+def test_an_election_is_refused_with_what_to_do_instead(stream_refusal: Refusal) -> None:
+    line = stream_refusal("leader_election_name: a")
+    assert line.startswith("leader_election_name: is not supported in this version: take it out and run one host")
 
 
 # ------------------------------------------------------------------------------------------------------- bad values

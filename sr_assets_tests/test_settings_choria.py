@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from sr_assets.domain.errors import ConfigurationError
-from sr_assets.settings import Settings, load_settings
+from sr_assets.domain.target_stream import TargetOptions
+from sr_assets.settings import ChoriaSettings, Settings, TlsSettings, load_settings
 
 STREAM = "{stream: REG, source_url: city, target_url: centre%s}"
 
@@ -51,3 +52,122 @@ def test_a_domain_that_cannot_be_asked_is_refused(keys: str, says: str, tmp_path
 def test_an_inbox_prefix_is_plain(tmp_path: Path) -> None:
     said = refusal(tmp_path, top="feeds: [{stream: ADV, url: 'hub?inbox_prefix=a.>'}]")
     assert "inbox_prefix in the URL is not the beginning of a subject" in said
+
+
+CHORIA = "choria: {seed_file: /s, jwt_file: /j, collective: c}"
+LOGIN = ChoriaSettings("/s", "/j", "c")
+
+
+def test_choria_and_tls_are_inherited_as_whole_blocks_and_an_empty_one_switches_off(tmp_path: Path) -> None:
+    top = f"{CHORIA}\ntls: {{ca: /ca}}\nfeeds: [{{stream: ADV, url: hub, choria: {{}}}}]"
+    settings = load(tmp_path, "target_choria: {}, source_tls: {}", top)
+    (stream,), (feed,) = settings.streams, settings.feeds
+    assert (stream.source.choria, stream.source.tls) == (LOGIN, TlsSettings())
+    assert (stream.target.choria, stream.target.tls) == (None, TlsSettings(ca="/ca"))
+    assert (feed.source.choria, feed.source.tls) == (None, TlsSettings(ca="/ca"))
+    own = "source_choria: {seed_file: /s2, jwt_file: /j2, collective: d}"
+    assert load(tmp_path, own, top).streams[0].source.choria == ChoriaSettings("/s2", "/j2", "d")
+    assert load(tmp_path, "choria: {}", top).streams[0].source.choria is None
+
+
+def test_a_link_that_the_stream_replicator_would_not_verify_is_warned_of(tmp_path: Path) -> None:
+    (line,) = load(tmp_path, "target_choria: {}", CHORIA).warnings
+    assert "choria without tls.ca (city:4222): the server's certificate is verified" in line
+    assert load(tmp_path, "source_tls: {ca: /ca}, target_choria: {}", CHORIA).warnings == ()
+
+
+def test_tls_files_are_found_in_puppets_folders(tmp_path: Path) -> None:
+    tls = "tls: {scheme: puppet, ssl_dir: /ssl, identity: sr.example.net}"
+    (stream,) = load(tmp_path, "disable_target_tls: true", tls).streams
+    pem = "sr.example.net.pem"
+    assert stream.source.tls == TlsSettings("/ssl/certs/ca.pem", f"/ssl/certs/{pem}", f"/ssl/private_keys/{pem}")
+    assert stream.target.tls is None
+    (stream,) = load(tmp_path, "tls: {scheme: manual, ca: /ca, identity: sr}, disable_source_tls: true").streams
+    assert (stream.source.tls, stream.target.tls) == (None, TlsSettings("/ca"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    (
+        ("choria: {seed_file: /s}", "choria: needs jwt_file and collective too"),
+        ("choria: {seed_file: /s, jwt_file: /j}", "choria: needs collective too"),
+        ("choria: {seed_file: /s, jwt_file: /j, collective: 'a.>'}", "choria.collective: 'a.>' is not a subject"),
+        ("choria: {seed: /s}", "choria: unknown key 'seed'; did you mean seed_file?"),
+        ("tls: {scheme: puppet, ssl_dir: /ssl}", "tls: scheme: puppet needs ssl_dir and identity"),
+        ("tls: {scheme: puppet, ssl_dir: /ssl, identity: ../x}", "tls.identity: '../x' cannot name a certificate"),
+        ("tls: {scheme: puppet, ssl_dir: /ssl, identity: x, ca: /ca}", "tls: scheme: puppet finds ca, cert and key"),
+        ("tls: {scheme: pki}", "tls.scheme: 'pki' is not one of puppet, manual, file"),
+        ("tls: {scheme: file}", "tls: scheme: file needs the files"),
+        ("tls: {ssl_dir: /ssl}", "tls: ssl_dir: needs scheme: puppet"),
+        (f"disable_source_tls: true, {CHORIA}", "disable_source_tls: contradicts choria"),
+    ),
+)
+def test_a_security_block_that_cannot_work_is_refused(keys: str, says: str, tmp_path: Path) -> None:
+    assert refusal(tmp_path, keys).startswith(says)
+
+
+def test_a_token_beside_another_login_is_refused(tmp_path: Path) -> None:
+    feed = "feeds: [{stream: ADV, url: 'nats://me:hunter2@hub'}]"
+    said = refusal(tmp_path, top=f"{CHORIA}\n{feed}")
+    assert said.startswith("stream 'ADV': choria: logs in by its token: take the login out of the URL")
+    assert "hunter2" not in said
+
+
+BEATS = "heartbeats: {url: 'nats://hub', subjects: [{subject: a.b}%s]%s}"
+
+
+def test_heartbeats_have_links_of_their_own_and_the_defaults_of_the_stream_replicator(tmp_path: Path) -> None:
+    more = ", {subject: c, interval: 1m, headers: {B: own}}"
+    heartbeats = load(tmp_path, top=f"{CHORIA}\n{BEATS % (more, ', headers: {A: x, B: y}')}").heartbeats
+    assert heartbeats is not None
+    assert (heartbeats.cluster.choria, heartbeats.cluster.label) == (None, "hub:4222")
+    assert [(one.subject, one.interval_ns, dict(one.headers)) for one in heartbeats.subjects] == [
+        ("a.b", 10**10, {"A": "x", "B": "y"}),
+        ("c", 60 * 10**9, {"A": "x", "B": "own"}),
+    ]
+    (warning,) = load(tmp_path, top=BEATS % ("", ", leader_election: true")).warnings
+    assert warning == "heartbeats.leader_election has no effect: this host publishes"
+
+
+@pytest.mark.parametrize(
+    ("block", "says"),
+    (
+        ("{subjects: [{subject: a}]}", "heartbeats.url: is required"),
+        ("{url: hub, subjects: []}", "heartbeats.subjects: "),
+        ("{url: hub, subjects: [{interval: 1s}]}", "heartbeats.subjects.0.subject: is required"),
+        ("{url: hub, interval: 0s, subjects: [{subject: a}]}", "heartbeats.interval: '0s' must be longer than zero"),
+        ("{url: hub, subjects: [{subject: a.*}]}", "heartbeats.subjects.0.subject: 'a.*' is not a subject"),
+        ("{url: hub, subjects: [{subject: a, headers: {'a b': c}}]}", "heartbeats.subjects.0.headers: 'a b' is not a"),
+        (
+            "{url: hub, subjects: [{subject: a}], headers: {choria-sr-subject: c}}",
+            "heartbeats.headers: choria-sr-subject",
+        ),
+        ("{url: 'a@hub', subjects: [{subject: a}], " + CHORIA + "}", "heartbeats: choria: logs in by its token"),
+    ),
+)
+def test_heartbeats_that_cannot_be_published_are_refused(block: str, says: str, tmp_path: Path) -> None:
+    assert refusal(tmp_path, top=f"heartbeats: {block}").startswith(says)
+
+
+def test_a_target_may_differ_from_its_source(tmp_path: Path) -> None:
+    block = (
+        "{storage: MEMORY, replicas: 3, max_age: 1d, max_bytes: 1GiB, max_msgs: 9, placement: {cluster: e, tags: [a]}}"
+    )
+    (stream,) = load(tmp_path, f"target: {block}").streams
+    assert stream.target_options == TargetOptions("memory", 3, 86_400 * 10**9, 1 << 30, 9, "e", ("a",))
+    assert load(tmp_path, "target: {}").streams[0].target_options is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    (
+        ("target: {storage: disk}", "target.storage: 'disk' is not one of file, memory"),
+        ("target: {replicas: 7}", "target.replicas: 7 are more than the 5"),
+        ("target: {max_age: 0s}", "target.max_age: '0s' must be longer than zero"),
+        ("target: {placement: {tags: ssd}}", "target.placement.tags: must be a list"),
+        ("target: {subjects: [a]}", "target: unknown key 'subjects'"),
+        ("target: {replicas: 1}, no_target_create: true", "target: says how the target is created"),
+    ),
+)
+def test_a_target_that_cannot_be_made_is_refused(keys: str, says: str, tmp_path: Path) -> None:
+    assert refusal(tmp_path, keys).startswith(says)

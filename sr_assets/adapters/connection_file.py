@@ -13,7 +13,7 @@ from typing import Final
 
 from sr_assets.adapters.private import write_private
 from sr_assets.adapters.wire import Connection
-from sr_assets.domain.clusters import ClusterSettings, TlsSettings
+from sr_assets.domain.clusters import ChoriaSettings, ClusterSettings, TlsSettings
 
 #: The folder of a site's connection files, in the site's own.
 CONNECTIONS: Final = "connections"
@@ -42,4 +42,6 @@ def open_connection(file: str, name: str) -> Connection:
     """Return a connection, to be entered with `with`, to the cluster described in `file`."""
     fields = json.loads(Path(file).read_text())
     tls = TlsSettings(**fields["tls"]) if fields["tls"] else None
-    return Connection(ClusterSettings(**fields | {"servers": tuple(fields["servers"]), "tls": tls}), name)
+    choria = ChoriaSettings(**fields["choria"]) if fields["choria"] else None
+    known = fields | {"servers": tuple(fields["servers"]), "tls": tls, "choria": choria}
+    return Connection(ClusterSettings(**known), name)

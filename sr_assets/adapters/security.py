@@ -4,12 +4,16 @@ For both kinds of connections, `wire` and `nats`. Files are read when a connecti
 renewed certificate or credential. Not here: sockets; whether the server accepts a login.
 """
 
-import base64
 import re
 import ssl
+import stat
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import nkeys
+
+from sr_assets.adapters.choria import read_choria
+from sr_assets.adapters.login import Login
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 from sr_assets.domain.errors import RunError
 
@@ -93,29 +97,34 @@ def denied_words(complaint: str) -> str:
     return f"{complaint}; {remedy}"
 
 
-def read_login(cluster: ClusterSettings) -> tuple[str | None, str | None]:
-    """Return the user's JWT and the user's seed from the files that hold them; raises RunError naming a bad one.
+def read_login(cluster: ClusterSettings) -> Login:
+    """Read the files that the login needs; raises RunError naming a bad one, before anything is sent.
 
-    Any of the files may be decorated, as `nsc` writes them, or bare.
+    A file of `nsc` may be decorated, as it writes them, or bare.
     """
+    if cluster.choria:
+        return read_choria(cluster.choria)
     jwt_file = cluster.credentials or cluster.jwt
     seed_file = cluster.credentials or cluster.nkey
     jwt = _extract(_JWT, "user's JWT", "credentials" if cluster.credentials else "jwt", jwt_file)
     seed = _extract(_SEED, "user's seed (SU…)", "credentials" if cluster.credentials else "nkey", seed_file)
-    return jwt, seed
+    pair = nkeys.from_seed(bytearray(seed.encode())) if seed else None
+    only_seed = None if jwt else seed
+    return Login(cluster.inbox_prefix, cluster.user, cluster.password, cluster.token, jwt, only_seed, pair)
 
 
-def login_options(cluster: ClusterSettings, nonce: str | None) -> dict[str, Any]:
-    """Return the login as options of CONNECT; the nonce, if the server sent one, is signed with the user's seed."""
-    options = {"user": cluster.user, "pass": cluster.password, "auth_token": cluster.token}
-    jwt, seed = read_login(cluster)
-    if seed and nonce:
-        import nkeys
+def exposed_secrets(cluster: ClusterSettings) -> list[str]:
+    """Return the files with a key of ours that everybody on this machine may read."""
+    choria, tls = cluster.choria, cluster.tls
+    files = [cluster.credentials, cluster.nkey, choria and choria.seed_file, tls and tls.key]
+    return [file for file in files if file and _mode(file) & stat.S_IROTH]
 
-        pair = nkeys.from_seed(bytearray(seed.encode()))
-        options["sig"] = base64.b64encode(pair.sign(nonce.encode())).decode()
-        options |= {"jwt": jwt} if jwt else {"nkey": pair.public_key.decode()}
-    return {key: value for key, value in options.items() if value}
+
+def _mode(file: str) -> int:
+    try:
+        return Path(file).stat().st_mode
+    except OSError:
+        return 0
 
 
 def _extract(pattern: re.Pattern[str], content: str, key: str, file: str | None) -> str | None:

@@ -38,6 +38,8 @@ _REPLICA_CHECKS: Final = {
 def replica_check_specs(stream: StreamSettings) -> list[dg.AssetCheckSpec]:
     """Describe the checks of a replica; of a tracked stream also whether every message has a sender."""
     senders = {"senders_found": "Every message names its sender."} if stream.tracked else {}
+    if stream.target_options:
+        senders["no_drift"] = "The target is as the block `target` wants it."
     key = stream_key(stream, "replica")
     return [
         dg.AssetCheckSpec(name, asset=key, description=description)
@@ -78,6 +80,12 @@ def check_replica(
     yield warning(key, "in_order", in_order, {"messages": report.disordered, "order": stream.order})
     yield _check_loss(site, stream, report, ask=ask)
     yield check_progress(site, stream, report)
+    if stream.target_options:
+        drift = report.target_drift
+        remedy = (
+            f"{stream.target_stream}: {'; '.join(drift)}: change the stream, or the block target" if drift else None
+        )
+        yield warning(key, "no_drift", not drift, {"differences": len(drift)}, remedy)
     if stream.extractor is not None:
         without_sender = report.reasons.get("no_sender", 0)
         most = (

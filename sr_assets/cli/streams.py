@@ -34,6 +34,7 @@ def check(settings: "Settings", connect: bool, form: Format) -> int:
     columns = ("name", "stream", "from", "to", "filter", "start", "sampling", "advisories", "paused")
     rows = [(*_stream_row(stream), stream.label in paused) for stream in settings.streams]
     rows += [(*_feed_row(feed), False) for feed in settings.feeds]
+    rows += [(*row, False) for row in _heartbeat_rows(settings)]
     title = f"replicator {settings.replicator}, home {settings.home}, Spark {settings.spark.public['mode']}"
     show(columns, rows, form, title=title)
     return 0
@@ -76,6 +77,21 @@ def _stream_row(stream: "StreamSettings") -> tuple[str | None, ...]:
 def _feed_row(feed: "FeedSettings") -> tuple[str | None, ...]:
     start, to = _start(feed.start), "the global view"
     return feed.name, feed.stream, feed.source.label, to, feed.filter_subject, start, None, None
+
+
+def _heartbeat_rows(settings: "Settings") -> list[tuple[str | None, ...]]:
+    beats = settings.heartbeats
+    return [
+        (
+            settings.replicator,
+            None,
+            f"a heartbeat every {duration(one.interval_ns / 1e9)}",
+            f"{beats.cluster.label} {one.subject}",
+            *[None] * 4,
+        )
+        for one in (beats.subjects if beats else ())
+        if beats
+    ]
 
 
 def _start(start: "Start") -> str:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def warn(settings: "Settings") -> None:
-    """Print what has no effect, what is left of an earlier configuration, and which warning durations are too short."""
-    for warning in (*settings.warnings, *_left(settings), *_short_warnings(settings)):
+    """Print what has no effect, which keys are exposed, what an earlier configuration has left, and too short durations."""
+    for warning in (*settings.warnings, *_exposed(settings), *_left(settings), *_short_warnings(settings)):
         click.echo(f"warning: {warning}", err=True)
 
 
@@ -56,6 +56,15 @@ def note_age(settings: "Settings") -> None:
                 " node states may be stale: see that `sr-assets up` or `run` goes on, and ask `sr-assets lag`",
                 err=True,
             )
+
+
+def _exposed(settings: "Settings") -> list[str]:
+    """Return a warning for each file with a key that everybody on this machine may read."""
+    from sr_assets.adapters.security import exposed_secrets
+
+    clusters = dict.fromkeys(cluster for entry in settings.entries for cluster in entry.clusters)
+    files = dict.fromkeys(file for cluster in clusters for file in exposed_secrets(cluster))
+    return [f"{file}: everybody on this machine may read this key; chmod 0600, or 0640 for a group" for file in files]
 
 
 def _left(settings: "Settings") -> Iterator[str]:

@@ -26,13 +26,22 @@ class TlsSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ChoriaSettings:
+    """The paths of a Choria token and its seed, and the collective, below which the broker has inboxes."""
+
+    seed_file: str
+    jwt_file: str
+    collective: str
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSettings:
     """How to connect to one cluster: `servers` are `host:port` (IPv6 in brackets) without credentials.
 
     `credentials` (a .creds file), `jwt` and `nkey` (a seed) are paths; key material is in no record. Without `tls` the
     connection is in the clear, unless the server requires TLS; with it a server without TLS is refused. `api_prefix` is where
     JetStream is asked: another domain's, or another account's that ours imports. Answers come to subjects below
-    `inbox_prefix`.
+    `inbox_prefix`; with `choria`, which needs TLS, the token has its own.
     """
 
     servers: tuple[str, ...]
@@ -46,6 +55,7 @@ class ClusterSettings:
     tls: TlsSettings | None = None
     api_prefix: str = OWN_API
     inbox_prefix: str = "_INBOX"
+    choria: ChoriaSettings | None = None
 
     @property
     def label(self) -> str:
@@ -82,7 +92,17 @@ def domain_api(domain: str) -> str:
 def _identity(cluster: ClusterSettings) -> tuple[str | None, ...]:
     # A server may know users by their certificates, too.
     certificate = cluster.tls.cert if cluster.tls else None
-    return cluster.user, cluster.password, cluster.token, cluster.credentials, cluster.jwt, cluster.nkey, certificate
+    token = cluster.choria.jwt_file if cluster.choria else None
+    return (
+        cluster.user,
+        cluster.password,
+        cluster.token,
+        cluster.credentials,
+        cluster.jwt,
+        cluster.nkey,
+        token,
+        certificate,
+    )
 
 
 def _canonical(server: str) -> str:

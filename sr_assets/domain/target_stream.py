@@ -5,8 +5,10 @@ Not here: what an existing target must be like (`stages.replication.target`), th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from sr_assets.domain.positions import SECOND_NS
 from sr_assets.domain.subjects import covers
 
 if TYPE_CHECKING:
@@ -20,15 +22,59 @@ _MIN_DUPLICATE_WINDOW_NS: Final = 120 * 1_000_000_000
 _TAKEN_OVER: Final = ("max_msgs", "max_bytes", "max_age", "max_msgs_per_subject", "max_msg_size", "discard")
 
 
-def target_config(name: str, patterns: Iterable[str], source: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class TargetOptions:
+    """What the configuration wants of a target: keys of a stream's configuration in place of the source's.
+
+    `max_age` is in nanoseconds; None: as the source has it. `cluster` and `tags` say where the server places it.
+    """
+
+    storage: str | None = None
+    replicas: int | None = None
+    max_age: int | None = None
+    max_bytes: int | None = None
+    max_msgs: int | None = None
+    cluster: str | None = None
+    tags: tuple[str, ...] = ()
+
+    @property
+    def wanted(self) -> dict[str, Any]:
+        """The keys that are set, as the server has them."""
+        placement = {"cluster": self.cluster, "tags": list(self.tags)}
+        keys = {
+            "storage": self.storage,
+            "num_replicas": self.replicas,
+            "max_age": self.max_age,
+            "max_bytes": self.max_bytes,
+            "max_msgs": self.max_msgs,
+            "placement": {key: value for key, value in placement.items() if value},
+        }
+        return {key: value for key, value in keys.items() if value}
+
+    def drift(self, found: Mapping[str, Any]) -> list[str]:
+        """Return each key of an existing target that differs, with what is wanted and what is found."""
+        differing = []
+        for key, wanted in self.wanted.items():
+            there = found.get(key)
+            if key == "placement":
+                there = {part: (there or {}).get(part) for part in wanted}
+            if there != wanted:
+                differing.append(f"{key} {_shown(key, there)}, wanted {_shown(key, wanted)}")
+        return differing
+
+
+def target_config(
+    name: str, patterns: Iterable[str], source: Mapping[str, Any], options: TargetOptions | None = None
+) -> dict[str, Any]:
     """Return the configuration of a target stream that is to be created.
 
-    `patterns` are the source's subjects, or the filter, as the copies have them; `source` is the configuration of the
-    source stream as its server sends it. Every server since 2.9 knows each key. `num_replicas` is the source's; the target
-    gets fewer where its cluster has fewer servers.
+    `options` win over the source's configuration. `patterns` are the source's subjects, or the filter, as the copies have
+    them; `source` is the configuration of the source stream as its server sends it. Every server since 2.9 knows each key.
+    The target gets fewer replicas where its cluster has fewer servers.
     """
+    wanted = options.wanted if options else {}
     window_ns = max(_MIN_DUPLICATE_WINDOW_NS, source.get("duplicate_window", 0))
-    max_age_ns = source.get("max_age", 0)
+    max_age_ns = wanted.get("max_age", source.get("max_age", 0))
     return {
         "name": name,
         "subjects": _widest(patterns),
@@ -39,7 +85,12 @@ def target_config(name: str, patterns: Iterable[str], source: Mapping[str, Any])
         "duplicate_window": min(window_ns, max_age_ns) if max_age_ns > 0 else window_ns,
         "num_replicas": max(1, source.get("num_replicas", 1)),
         "allow_direct": True,
+        **wanted,
     }
+
+
+def _shown(key: str, value: object) -> str:
+    return f"{value / SECOND_NS:g}s" if key == "max_age" and isinstance(value, int) else str(value)
 
 
 def _widest(patterns: Iterable[str]) -> list[str]:

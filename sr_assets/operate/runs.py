@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
 from sr_assets.operate.metrics import metrics_beside, write_textfile_once
 from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt, start_child, stop_groups
-from sr_assets.operate.report import print_line
+from sr_assets.operate.report import print_error, print_line
+from sr_assets.stages.beating import Beating
 
 if TYPE_CHECKING:
     import subprocess
@@ -27,9 +29,9 @@ if TYPE_CHECKING:
 def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> int:
     """Run each site that has one of the streams, in processes side by side; returns the exit code.
 
-    With `once` as many at a time as `concurrency` says, without it all of them. 0; 1 when a stream failed, the others ran all
-    the same; 2 when a site found its configuration wrong. Ctrl-C and SIGTERM end the sites in order: the next run repeats
-    their open batches.
+    With `once` as many at a time as `concurrency` says, without it all of them, and heartbeats are published. 0; 1 when a
+    stream failed, the others ran all the same; 2 when a site found its configuration wrong. Ctrl-C and
+    SIGTERM end the sites in order: the next run repeats their open batches.
     """
     folder = prepare_instance(settings)
     mark_start()
@@ -41,13 +43,17 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
     with (
         signals_as_interrupt(),
         contextlib.nullcontext() if once else metrics_beside(settings) as metrics,
-        ThreadPoolExecutor(min(len(chosen), settings.concurrency) if once else len(chosen)) as pool,
+        Beating(None if once else settings.heartbeats, print_error),
+        ThreadPoolExecutor(max(1, min(len(chosen), settings.concurrency) if once else len(chosen))) as pool,
     ):
         if metrics:
             print_line(f"Metrics: {metrics}")
         working = [pool.submit(children.run, site, labels, once) for site, labels in chosen.items()]
         try:
             codes = [future.result() for future in working]
+            while not (once or chosen):
+                # Nothing but heartbeats.
+                time.sleep(1.0)
         except KeyboardInterrupt:
             children.stop()
             return INTERRUPTED if once else 0

@@ -171,6 +171,7 @@ def serve(settings: Settings, ui: Ui) -> int:
     home, or a process ends by itself.
     """
     from sr_assets.adapters.spark.engine import stop_engine
+    from sr_assets.stages.beating import Beating
 
     if ui.auth_file:
         read_logins(ui.auth_file)
@@ -184,7 +185,12 @@ def serve(settings: Settings, ui: Ui) -> int:
                 f"another `sr-assets up` works in {settings.home}; stop it, or name another home with SR_ASSETS_HOME"
             ) from None
         try:
-            with signals_as_interrupt(), Services(settings, ui) as services, metrics_beside(settings) as metrics:
+            with (
+                signals_as_interrupt(),
+                Services(settings, ui) as services,
+                metrics_beside(settings) as metrics,
+                Beating(settings.heartbeats, print_error),
+            ):
                 print_line(f"Dagster: {services.url}  (Ctrl-C stops it)")
                 if metrics:
                     print_line(f"Metrics: {metrics}")

@@ -1,15 +1,16 @@
 """The configuration: one YAML file and the environment → frozen, validated Settings; nothing else reads either.
 
 The file is the Stream Replicator's own, with some more keys. Each module uses those before it:
-`values`, `names`, `clusters` (what one key may hold) → `monitoring`, `spark`, `records` (what everything else works with)
-→ `shape` (the mappings of the file) → `contradictions` (keys that exclude each other) → `file` (the whole of it) →
+`values`, `names`, `clusters` (what one key may hold) → `mapping`, `links`, `heartbeats`, `target` (blocks of the file) →
+`monitoring`, `spark`, `records` (what everything else works with) → `shape` (the mappings of the file) →
+`contradictions` (keys that exclude each other) → `file` (the whole of it) →
 `document` (YAML and environment → a tree) → `loading` (all of it in order).
 The block `topology` has the same steps in modules of its own.
 Not here: anything that needs a connection. What only a server knows (does the source exist, what are its subjects) is
 asked by `check --connect` and by a run.
 """
 
-from sr_assets.domain.clusters import ClusterSettings, TlsSettings
+from sr_assets.domain.clusters import ChoriaSettings, ClusterSettings, TlsSettings
 from sr_assets.settings.clusters import parse_cluster
 from sr_assets.settings.loading import DEFAULT_CONFIG, load_cluster, load_settings
 from sr_assets.settings.monitoring import MetricsSettings
@@ -35,6 +36,7 @@ from sr_assets.settings.values import parse_duration
 __all__ = [
     "DEFAULT_CONFIG",
     "AdvisorySettings",
+    "ChoriaSettings",
     "ClusterSettings",
     "Entry",
     "FeedSettings",

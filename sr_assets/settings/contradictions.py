@@ -64,6 +64,8 @@ def _copying_contradictions(entry: RawStream) -> Iterable[tuple[bool, str]]:
     order, both = entry.effective_order, entry.create_target is not None and entry.no_target_create is not None
     yield entry.target_initiated and entry.max_age is not None, "target_initiated: cannot be used with max_age"
     yield both and entry.create_target == entry.no_target_create, "create_target: contradicts no_target_create"
+    kept = entry.target is not None and (entry.no_target_create or entry.create_target is False)
+    yield kept, "target: says how the target is created, which no_target_create leaves to you: take one of them out"
     yield entry.workers > 1 and order == "stream", "order: 'stream' needs workers: 1; use sender or none"
     no_sender = entry.workers > 1 and order == "sender" and entry.extractor is None
     for end in ("source", "target"):
@@ -75,7 +77,7 @@ def _copying_contradictions(entry: RawStream) -> Iterable[tuple[bool, str]]:
 
 def _refuse_loop(entry: RawStream, pattern: str) -> None:
     """Refuse to copy a stream into itself, directly or through the target's subjects, as far as the keys alone show."""
-    source, target = entry.source(), entry.target()
+    source, target = entry.source_link(), entry.target_link()
     if not source.shares_subjects(target):
         return
     where = f"is the cluster of source_url ({entry.source_url.label})"

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from sr_assets.settings.contradictions import refuse_contradiction, refuse_same_names
+from sr_assets.settings.heartbeats import RawHeartbeats
+from sr_assets.settings.links import RawChoria, RawTls
+from sr_assets.settings.mapping import Raw
 from sr_assets.settings.shape import (
     Duration,
-    NoChoria,
-    NoHeartbeats,
-    Raw,
     RawAvailability,
     RawFeed,
     RawHistory,
@@ -22,7 +22,6 @@ from sr_assets.settings.shape import (
     RawSensor,
     RawSpark,
     RawStream,
-    RawTls,
     SiteName,
     Span,
 )
@@ -67,16 +66,32 @@ class RawFile(Raw):
     availability: RawAvailability = RawAvailability()
     topology: RawTopology | None = None
     tls: RawTls | None = None
-    choria: NoChoria = None
-    heartbeats: NoHeartbeats = None
+    choria: RawChoria | None = None
+    heartbeats: RawHeartbeats | None = None
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
-        if "streams" not in self.model_fields_set and not self.feeds and self.topology is None:
+        if "streams" not in self.model_fields_set and not (self.feeds or self.heartbeats or self.topology):
             raise ValueError("streams: is required")
         if self.monitor_port and self.metrics.port not in (None, self.monitor_port):
             raise ValueError(f"monitor_port: is {self.monitor_port}, metrics.port {self.metrics.port}; take one out")
         entries: list[RawStream | RawFeed] = [*self.streams, *self.feeds]
-        if entries or self.topology is None:
+        if entries or not (self.heartbeats or self.topology):
             refuse_same_names([(entry.name or self.name, entry.stream) for entry in entries])
+        for entry in entries:
+            try:
+                for link in (entry.source_link, *([entry.target_link] if isinstance(entry, RawStream) else [])):
+                    link(self)
+            except ValueError as error:
+                raise ValueError(f"stream {entry.stream!r}: {error}") from None
+        if self.heartbeats:
+            try:
+                _ = self.heartbeats.settings
+            except ValueError as error:
+                raise ValueError(f"heartbeats: {error}") from None
+        if self.topology:
+            try:
+                self.topology.settings(self)
+            except ValueError as error:
+                raise ValueError(f"topology: {error}") from None
         return self

@@ -17,6 +17,7 @@ from sr_assets.domain.tracking import Policy
 from sr_assets.settings.clusters import parse_cluster
 from sr_assets.settings.document import read_tree, refuse, with_environment
 from sr_assets.settings.file import RawFile
+from sr_assets.settings.links import RawTls, with_security
 from sr_assets.settings.monitoring import MetricsSettings
 from sr_assets.settings.records import (
     AdvisorySettings,
@@ -26,7 +27,7 @@ from sr_assets.settings.records import (
     Start,
     StreamSettings,
 )
-from sr_assets.settings.shape import RawFeed, RawStream, RawTls, with_tls
+from sr_assets.settings.shape import RawFeed, RawStream
 from sr_assets.settings.spark import SparkSettings
 
 DEFAULT_CONFIG = Path("conf/replication.yaml")
@@ -65,7 +66,7 @@ def load_cluster(url: str, tls: Mapping[str, str | None], environ: Mapping[str, 
     except ValueError as error:
         refuse_url((), str(error))
     try:
-        return with_tls(cluster, RawTls.model_validate(dict(tls)))
+        return with_security(cluster, [RawTls.model_validate(dict(tls))])
     except ValidationError as error:
         raise ConfigurationError(f"--ca, --cert, --key: {_problem(error.errors(include_url=False)[0])}") from None
 
@@ -103,8 +104,9 @@ def _settings(raw: RawFile, environ: Mapping[str, str]) -> Settings:
         logfile=raw.logfile,
         metrics=_metrics(raw),
         published_mode=raw.published_mode,
-        topology=raw.topology.settings(raw.tls) if raw.topology else None,
-        warnings=_warnings(raw),
+        topology=raw.topology.settings(raw) if raw.topology else None,
+        heartbeats=raw.heartbeats.settings if raw.heartbeats else None,
+        warnings=_warnings(raw) + _verified(raw),
     )
 
 
@@ -113,8 +115,8 @@ def _stream(raw: RawStream, top: RawFile) -> StreamSettings:
         replicator=top.name,
         name=raw.name or top.name,
         stream=raw.stream,
-        source=raw.source(top.tls),
-        target=raw.target(top.tls),
+        source=raw.source_link(top),
+        target=raw.target_link(top),
         target_stream=raw.target_stream or raw.stream,
         prefix=raw.target_subject_prefix,
         remove=raw.target_subject_remove,
@@ -134,6 +136,7 @@ def _stream(raw: RawStream, top: RawFile) -> StreamSettings:
         batch_bytes=raw.batch_bytes,
         create_target=not raw.no_target_create if raw.create_target is None else raw.create_target,
         ephemeral=raw.ephemeral,
+        target_options=raw.target.options if raw.target else None,
         retired_retention_ns=raw.retired_retention,
     )
 
@@ -142,7 +145,7 @@ def _feed(raw: RawFeed, top: RawFile) -> FeedSettings:
     return FeedSettings(
         name=raw.name or top.name,
         stream=raw.stream,
-        source=raw.source(top.tls),
+        source=raw.source_link(top),
         filter_subject=raw.filter_subject,
         start=_start(raw),
         on_source_reset=raw.on_source_reset,
@@ -184,10 +187,27 @@ def _metrics(raw: RawFile) -> MetricsSettings:
     return MetricsSettings(port, raw.metrics.host, raw.metrics.legacy, raw.metrics.textfile)
 
 
+def _verified(raw: RawFile) -> tuple[str, ...]:
+    """Return a warning about the links by `choria` whose server the Stream Replicator would not verify."""
+    links = [link for entry in raw.streams for link in (entry.source_link(raw), entry.target_link(raw))]
+    links += [feed.source_link(raw) for feed in raw.feeds]
+    named = [link.label for link in links if link.choria and link.tls and not link.tls.ca and not link.tls.insecure]
+    if not named:
+        return ()
+    verified = "the server's certificate is verified, against the system's CAs"
+    before = "the Stream Replicator does not verify it without tls.cert"
+    remedy = "name its CA in tls.ca, or set insecure=true in the URL"
+    return (f"choria without tls.ca ({', '.join(dict.fromkeys(named))}): {verified}; {before}: {remedy}",)
+
+
 def _warnings(raw: RawFile) -> tuple[str, ...]:
     patient = [entry.stream for entry in raw.streams if entry.target_initiated]
     notes = (
         (raw.profiling, "profiling has no effect: there is no profiler"),
+        (
+            raw.heartbeats and raw.heartbeats.leader_election,
+            "heartbeats.leader_election has no effect: this host publishes",
+        ),
         (patient, f"target_initiated has no effect ({', '.join(patient)}): copying is always latency-tolerant"),
     )
     return tuple(note for condition, note in notes if condition)

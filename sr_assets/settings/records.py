@@ -5,20 +5,21 @@ here: how the file is read (`loading`) and what it may hold (`file`, `shape`, `c
 """
 
 import difflib
-import hashlib
-import json
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal
 
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.positions import DAY_NS, SECOND_NS
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
 from sr_assets.domain.subjects import target_subject
+from sr_assets.domain.target_stream import TargetOptions
 from sr_assets.domain.tracking import Policy
+from sr_assets.settings.digest import digest_of
+from sr_assets.settings.heartbeats import HeartbeatSettings
 from sr_assets.settings.monitoring import MetricsSettings
 from sr_assets.settings.names import asset_name, rewritten
 from sr_assets.settings.spark import SparkSettings
@@ -133,6 +134,7 @@ class StreamSettings(Entry):
     on_target_reset: OnTargetReset = "continue"
     on_poison: OnPoison = "park"
     create_target: bool = True
+    target_options: TargetOptions | None = None
     ephemeral: bool = False
 
     @property
@@ -220,6 +222,7 @@ class Settings:
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     published_mode: int = 0o600
     topology: TopologySettings | None = None
+    heartbeats: HeartbeatSettings | None = None
     warnings: tuple[str, ...] = ()
     sites: Mapping[str, tuple[Entry, ...]] = field(init=False, repr=False, compare=False)
     _by_name: Mapping[str, tuple[Entry, ...]] = field(init=False, repr=False, compare=False)
@@ -248,8 +251,7 @@ class Settings:
     @property
     def digest(self) -> str:
         """The sha256 of the settings that have an effect, secrets left out: equal digests mean equal behaviour."""
-        effective = {key: value for key, value in _plain(self).items() if key not in _WITHOUT_EFFECT}
-        return hashlib.sha256(json.dumps(effective, sort_keys=True).encode()).hexdigest()
+        return digest_of(self, _WITHOUT_EFFECT)
 
     def linked(self, one: ClusterSettings, other: ClusterSettings) -> bool:
         """Return whether the servers of two clusters reach each other, as far as the configuration tells."""
@@ -271,17 +273,3 @@ class Settings:
             labels = ", ".join(entry.label for entry in self.entries)
             raise ConfigurationError(f"no stream {shown(name)} is configured; {hint}configured: {labels}")
         return entries
-
-
-def _plain(value: Any) -> Any:
-    """Reduce records to JSON, without the fields that their repr hides."""
-    if isinstance(value, SparkSettings):
-        return value.public
-    if is_dataclass(value):
-        visible = {item.name: _plain(getattr(value, item.name)) for item in fields(value) if item.repr}
-        return {"is": type(value).__name__, **visible}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return str(value) if isinstance(value, Path) else value

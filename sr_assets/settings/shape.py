@@ -4,18 +4,18 @@ Add a new key here, and put it into Settings in `loading`. Not here: how a value
 `clusters`), which keys contradict each other (`contradictions`), the file as a whole (`file`).
 """
 
-import difflib
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, InstanceOf, model_validator
+from pydantic import BeforeValidator, Field, InstanceOf, model_validator
 
-from sr_assets.domain.clusters import ClusterSettings, TlsSettings, domain_api
+from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.positions import DAY_NS, SECOND_NS
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
 from sr_assets.domain.sizing import FROM_MESSAGES
-from sr_assets.settings.clusters import parse_cluster, read_file_path
+from sr_assets.settings.clusters import parse_cluster
+from sr_assets.settings.links import Inherited, RawChoria, RawTls, with_api, with_security
+from sr_assets.settings.mapping import Raw
 from sr_assets.settings.names import (
     read_advisory_template,
     read_api_prefix,
@@ -33,6 +33,7 @@ from sr_assets.settings.names import (
     read_subject_token,
 )
 from sr_assets.settings.records import OnPoison, OnSourceReset, OnTargetReset, Order
+from sr_assets.settings.target import RawTarget
 from sr_assets.settings.values import (
     MEBIBYTE,
     one_of,
@@ -45,7 +46,6 @@ from sr_assets.settings.values import (
     read_text,
     read_time,
     read_timezone,
-    shown,
     size_in_bytes,
     unsupported,
     whole_number,
@@ -60,56 +60,11 @@ StreamName = Annotated[str, BeforeValidator(read_stream_name)]
 Url = Annotated[InstanceOf[ClusterSettings], BeforeValidator(parse_cluster)]
 Domain = Annotated[str, BeforeValidator(read_domain)]
 ApiPrefix = Annotated[str, BeforeValidator(read_api_prefix)]
-PemFile = Annotated[str, BeforeValidator(read_file_path)]
 
-_CHORIA = (
-    "take the block out and log in by the URL: user:password@, token@, ?credentials=FILE, ?jwt=FILE&nkey=FILE, or by a "
-    "certificate in tls"
+_ELECTION = (
+    "take it out and run one host for each site; a second one takes over with the same home, or by `sr-assets recover`"
 )
-NoChoria = Annotated[None, BeforeValidator(unsupported(_CHORIA))]
-NoElection = Annotated[
-    None, BeforeValidator(unsupported("take it out and run one instance; a site's lock keeps a second run waiting"))
-]
-NoHeartbeats = Annotated[
-    None, BeforeValidator(unsupported("take the block out; heartbeats have to be sent by another program"))
-]
-
-
-class Raw(BaseModel):
-    """A mapping of the file: keys in any case, none twice, none unknown; null and empty text are not set."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            raise ValueError("must be a mapping of keys to values")  # noqa: TRY004  as in read_text
-        known: dict[str, Any] = {}
-        for key, value in data.items():
-            name = key.lower() if isinstance(key, str) else key
-            if name not in cls.model_fields:
-                near = difflib.get_close_matches(str(name), cls.model_fields, n=1)
-                hint = f"did you mean {near[0]}? " if near else ""
-                raise ValueError(f"unknown key {shown(key)}; {hint}allowed: {', '.join(cls.model_fields)}")
-            if name in known:
-                raise ValueError(f"key {shown(key)} appears twice (keys match in any case)")
-            known[name] = value
-        return {key: value for key, value in known.items() if value is not None and value != ""}
-
-
-class RawTls(Raw):
-    """`tls` of the file, of a stream or of one of its ends: PEM files."""
-
-    ca: PemFile | None = None
-    cert: PemFile | None = None
-    key: PemFile | None = None
-
-    @model_validator(mode="after")
-    def _whole_pair(self) -> Self:
-        if (self.cert is None) != (self.key is None):
-            raise ValueError("cert and key belong together: name both files or none")
-        return self
+NoElection = Annotated[None, BeforeValidator(unsupported(_ELECTION))]
 
 
 class RawAdvisory(Raw):
@@ -126,7 +81,7 @@ class RawSpark(Raw):
 
     mode: Annotated[str, BeforeValidator(read_spark_mode)] = "connect-local"
     from_messages: Annotated[int, BeforeValidator(whole_number(0))] = FROM_MESSAGES
-    config: Annotated[dict[str, str], BeforeValidator(read_spark_config)] = {}
+    config: Annotated[dict[str, str], BeforeValidator(read_spark_config)] = Field(default_factory=dict)
 
 
 class RawSensor(Raw):
@@ -205,23 +160,36 @@ class RawStream(Raw):
     on_poison: Annotated[OnPoison, BeforeValidator(one_of("park", "stop"))] = "park"
     batch_messages: Annotated[int, BeforeValidator(whole_number(1))] = 50_000
     batch_bytes: Annotated[int, BeforeValidator(size_in_bytes(1))] = 64 * MEBIBYTE
+    target: RawTarget | None = None
     tls: RawTls | None = None
     source_tls: RawTls | None = None
     target_tls: RawTls | None = None
-    choria: NoChoria = None
-    source_choria: NoChoria = None
-    target_choria: NoChoria = None
+    choria: RawChoria | None = None
+    source_choria: RawChoria | None = None
+    target_choria: RawChoria | None = None
+    disable_source_tls: Flag = False
+    disable_target_tls: Flag = False
     leader_election_name: NoElection = None
 
-    def source(self, inherited_tls: RawTls | None = None) -> ClusterSettings:
-        """Return the source with the `tls` block that counts for it; `inherited_tls` is the one at the top."""
+    def source_link(self, top: Inherited | None = None) -> ClusterSettings:
+        """Return the source with the blocks that count for it; `top` has those of the top level."""
         cluster = with_api(self.source_url, self.source_domain, self.source_api_prefix)
-        return with_tls(cluster, self.source_tls, self.tls, inherited_tls)
+        return with_security(
+            cluster,
+            [self.source_tls, self.tls, top.tls if top else None],
+            [self.source_choria, self.choria, top.choria if top else None],
+            plain="disable_source_tls" if self.disable_source_tls else None,
+        )
 
-    def target(self, inherited_tls: RawTls | None = None) -> ClusterSettings:
-        """Return the target with the `tls` block that counts for it; `inherited_tls` is the one at the top."""
+    def target_link(self, top: Inherited | None = None) -> ClusterSettings:
+        """Return the target with the blocks that count for it; `top` has those of the top level."""
         cluster = with_api(self.target_url, self.target_domain, self.target_api_prefix)
-        return with_tls(cluster, self.target_tls, self.tls, inherited_tls)
+        return with_security(
+            cluster,
+            [self.target_tls, self.tls, top.tls if top else None],
+            [self.target_choria, self.choria, top.choria if top else None],
+            plain="disable_target_tls" if self.disable_target_tls else None,
+        )
 
     @property
     def extractor(self) -> JsonField | HeaderName | SubjectToken | None:
@@ -252,31 +220,15 @@ class RawFeed(Raw):
     batch_bytes: Annotated[int, BeforeValidator(size_in_bytes(1))] = 64 * MEBIBYTE
     retired_retention: Duration = 365 * DAY_NS
     tls: RawTls | None = None
-    choria: NoChoria = None
+    choria: RawChoria | None = None
 
-    def source(self, inherited_tls: RawTls | None = None) -> ClusterSettings:
-        """Return the cluster with the `tls` block that counts for it; `inherited_tls` is the one at the top."""
-        return with_tls(with_api(self.url, self.domain, self.api_prefix), self.tls, inherited_tls)
+    def source_link(self, top: Inherited | None = None) -> ClusterSettings:
+        """Return the cluster with the blocks that count for it; `top` has those of the top level."""
+        cluster = with_api(self.url, self.domain, self.api_prefix)
+        return with_security(cluster, [self.tls, top.tls if top else None], [self.choria, top.choria if top else None])
 
     @model_validator(mode="after")
     def _one_api(self) -> Self:
         if self.domain and self.api_prefix:
             raise ValueError("domain, api_prefix: name either the JetStream domain or the prefix of its API")
         return self
-
-
-def with_api(cluster: ClusterSettings, domain: str | None, api_prefix: str | None) -> ClusterSettings:
-    """Return the cluster with the JetStream that is asked there: a domain's, or what answers at a prefix."""
-    prefix = domain_api(domain) if domain else api_prefix
-    return replace(cluster, api_prefix=prefix) if prefix else cluster
-
-
-def with_tls(cluster: ClusterSettings, *blocks: RawTls | None) -> ClusterSettings:
-    """Return the cluster with the first `tls` block that is set: a block is inherited as a whole or not at all.
-
-    With an empty block the URL and the server decide about TLS.
-    """
-    block = next((block for block in blocks if block is not None), None)
-    if block is None or not (block.ca or block.cert):
-        return cluster
-    return replace(cluster, tls=replace(cluster.tls or TlsSettings(), ca=block.ca, cert=block.cert, key=block.key))

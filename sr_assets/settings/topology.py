@@ -10,8 +10,9 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from sr_assets.domain.topology.wanted import Transform, Upstream, WantedStream
+from sr_assets.settings.links import Inherited, with_api, with_security
+from sr_assets.settings.mapping import Raw
 from sr_assets.settings.names import read_site_name
-from sr_assets.settings.shape import Raw, RawTls, with_api, with_tls
 from sr_assets.settings.topology_records import TopologyCluster, TopologySettings
 from sr_assets.settings.topology_rules import (
     refuse_loops,
@@ -52,11 +53,16 @@ class RawTopology(Raw):
         refuse_loops(wanted)
         return self
 
-    def settings(self, top: RawTls | None) -> TopologySettings:
-        """Return the records; `top` is the file's own `tls` block."""
+    def settings(self, top: Inherited) -> TopologySettings:
+        """Return the records; `top` has the blocks of the top level."""
         clusters = {
             name: TopologyCluster(
-                name, with_tls(with_api(raw.url, raw.domain, raw.api_prefix), raw.tls, top), raw.domain, raw.api
+                name,
+                with_security(
+                    with_api(raw.url, raw.domain, raw.api_prefix), [raw.tls, top.tls], [raw.choria, top.choria]
+                ),
+                raw.domain,
+                raw.api,
             )
             for name, raw in self.clusters.items()
         }

@@ -10,8 +10,10 @@ from typing import Annotated, Any, Final, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from sr_assets.domain.clusters import domain_api
+from sr_assets.settings.links import RawChoria, RawTls
+from sr_assets.settings.mapping import Raw
 from sr_assets.settings.names import read_filter
-from sr_assets.settings.shape import ApiPrefix, Domain, Flag, NoChoria, Raw, RawTls, Span, StreamName, Text, Url
+from sr_assets.settings.shape import ApiPrefix, Domain, Flag, Span, StreamName, Text, Url
 from sr_assets.settings.values import one_of, read_text, read_time, shown, size_in_bytes, whole_number
 
 
@@ -125,7 +127,7 @@ class RawTopologyCluster(Raw):
     domain: Domain | None = None
     api_prefix: ApiPrefix | None = None
     tls: RawTls | None = None
-    choria: NoChoria = None
+    choria: RawChoria | None = None
 
     @model_validator(mode="after")
     def _one_api(self) -> Self:

@@ -17,12 +17,12 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import Connection, read_range
 from sr_assets.domain.errors import RunError, SrAssetsError
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.domain.provenance import Identity, doubled, foreign_copy
 from sr_assets.domain.subjects import advisory_subject
 from sr_assets.domain.target_stream import WRONG_LAST_SEQUENCE
 from sr_assets.domain.tracking import Event
 from sr_assets.settings import StreamSettings
-from sr_assets.stages.replication.target import check_target, new_target
+from sr_assets.stages.beating import try_heartbeats
+from sr_assets.stages.replication.target import check_target, new_target, refuse_doubled, refuse_drift
 from sr_assets.stages.source.senders import try_senders
 from sr_assets.stages.source.suitability import check_source
 
@@ -52,8 +52,11 @@ class Probe:
 
 def probe_connectivity(settings: Settings) -> list[Probe]:
     """Probe every connection of every stream, streams in parallel; returns the probes in the order of the file."""
-    with ThreadPoolExecutor(min(_LINKS, len(settings.entries) or 1)) as pool:
-        return [probe for probes in pool.map(_try_entry, settings.entries) for probe in probes]
+    with ThreadPoolExecutor(_LINKS) as pool:
+        made = [probe for probes in pool.map(_try_entry, settings.entries) for probe in probes]
+    for label, tried, failure in try_heartbeats(settings.heartbeats):
+        made.append(Probe("heartbeats", label, tried, failure is None, failure or "allowed; nothing was stored"))
+    return made
 
 
 def _try_entry(entry: Entry) -> list[Probe]:
@@ -177,8 +180,10 @@ def _try_target(
                 lambda _: f"takes {', '.join(info.subjects)}",
             )
         _try_reading(probes, target, info)
+        if stream.target_options:
+            probes.attempt(target, "a target as it is wanted", lambda: refuse_drift(stream, info), str)
         if source_info is not None and info.messages:
-            probes.attempt(target, "no other copies of the source", lambda: _refuse_doubled(stream, known, target), str)
+            probes.attempt(target, "no other copies of the source", lambda: refuse_doubled(stream, known, target), str)
     elif not stream.create_target:
         probes.note(
             target,
@@ -193,16 +198,6 @@ def _try_target(
         if subject is not None:
             _try_publishing(probes, target, subject)
     return True
-
-
-def _refuse_doubled(stream: StreamSettings, source: StreamInfo, target: Cluster) -> str:
-    """Return that the target's newest message is no other entry's copy of the same source; raises RunError when it is."""
-    newest = target.last_message(stream.target_stream)
-    identity = Identity(stream.stream, stream.replicator, stream.name)
-    found = foreign_copy(newest.headers, identity, source.created_ns) if newest else None
-    if found is not None:
-        raise RunError(doubled(stream.target_stream, identity, found))
-    return "the newest message is none"
 
 
 def _try_creating(probes: _Probes, stream: StreamSettings, source_info: StreamInfo, target: Cluster) -> None:

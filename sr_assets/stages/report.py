@@ -65,6 +65,7 @@ class StreamReport:
     alive_ns: int | None = None
     alive_due_ns: int | None = None
     undeliverable: str | None = None
+    target_drift: list[str] = field(default_factory=list)
     advisories_stored: bool = False
     failures: list[str] = field(default_factory=list)
     failed: set[Stage] = field(default_factory=set)

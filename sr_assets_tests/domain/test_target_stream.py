@@ -2,7 +2,7 @@
 
 import pytest
 
-from sr_assets.domain.target_stream import target_config
+from sr_assets.domain.target_stream import TargetOptions, target_config
 
 MINUTE_NS = 60 * 1_000_000_000
 
@@ -76,3 +76,28 @@ def test_the_duplicate_window_is_two_minutes_or_what_the_server_allows(
 def test_a_source_that_names_no_defaults_gets_them() -> None:
     config = target_config("COPY", ["a"], {})
     assert (config["storage"], config["num_replicas"]) == ("file", 1)
+
+
+def test_the_options_of_a_target_win_over_its_source() -> None:
+    options = TargetOptions("memory", 3, MINUTE_NS, 1000, 5, "east", ("ssd",))
+    config = target_config("COPY", ["a"], {"storage": "file", "max_age": 60 * MINUTE_NS, "max_msg_size": 7}, options)
+    assert config == {
+        **target_config("COPY", ["a"], {"max_msg_size": 7}),
+        "storage": "memory",
+        "num_replicas": 3,
+        "max_age": MINUTE_NS,
+        "max_bytes": 1000,
+        "max_msgs": 5,
+        "placement": {"cluster": "east", "tags": ["ssd"]},
+        "duplicate_window": MINUTE_NS,
+    }
+    assert options.drift(config) == []
+
+
+def test_what_an_existing_target_has_instead_of_the_options_is_named() -> None:
+    found = {"storage": "file", "num_replicas": 3, "max_age": 0, "placement": {"tags": ["hdd"], "cluster": "east"}}
+    assert TargetOptions("memory", 3, MINUTE_NS, tags=("ssd",)).drift(found) == [
+        "storage file, wanted memory",
+        "max_age 0s, wanted 60s",
+        "placement {'tags': ['hdd']}, wanted {'tags': ['ssd']}",
+    ]

@@ -217,14 +217,10 @@ def _worth_logging(record: logging.LogRecord) -> bool:
 
 def secure_options(settings: ClusterSettings) -> dict[str, Any]:
     """Return nats-py's options for TLS and the login; raises RunError naming a file that cannot be used."""
-    options: dict[str, Any] = {"user": settings.user, "password": settings.password, "token": settings.token}
-    jwt, seed = read_login(settings)
-    if jwt:
-        # nats-py would search the file without end if the seed were missing.
-        options["user_jwt_cb"] = jwt.encode
+    options = read_login(settings).client_options()
     if settings.tls:
         options |= {"tls": tls_context(settings.tls), "tls_handshake_first": settings.tls.handshake_first}
-    return options | {"nkeys_seed_str": seed, "inbox_prefix": settings.inbox_prefix}
+    return options
 
 
 def error_text(error: Exception) -> str:

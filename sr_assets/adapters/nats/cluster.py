@@ -187,6 +187,10 @@ class Cluster:
         work = self._publish_many(items, senders or range(len(items)), timeout_seconds)
         return self._thread.run(work, patience_seconds)
 
+    def publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> None:
+        """Publish one message into JetStream; raises RunError unless a stream acknowledges it."""
+        self._thread.run(self._publish(subject, payload, headers))
+
     def publish_core(self, items: Iterable[tuple[str, bytes]]) -> None:
         """Publish (subject, payload) without JetStream, and wait until the server has received them."""
         self._thread.run(self._publish_core(items))
@@ -244,6 +248,14 @@ class Cluster:
         await publisher.publish(items)
         self.last_refusal = publisher.problem
         return publisher.deliveries
+
+    async def _publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> None:
+        try:
+            refusal = refusal_text(read_ack(await self._thread.ask(subject, payload, headers)))
+        except ApiError:
+            refusal = "no stream takes this subject"
+        if refusal:
+            raise RunError(f"{self.settings.label}: {subject}: {refusal}")
 
     async def _publish_core(self, items: Iterable[tuple[str, bytes]]) -> None:
         client = self._thread.opened()

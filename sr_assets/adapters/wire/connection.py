@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
+from sr_assets.adapters.login import Login
 from sr_assets.adapters.security import (
     NO_TLS,
     denied_words,
-    login_options,
+    read_login,
     silence_words,
     tls_context,
     unanswered_words,
@@ -56,7 +57,7 @@ class Connection:
         self._parser = f.FrameParser()
         self._received: list[Frame] = []
         self._pongs: list[bytes] = []
-        self._inbox = b"%b.%b." % (cluster.inbox_prefix.encode(), secrets.token_hex(11).encode())
+        self._inbox = b""
         self._requests = 0
 
     def __enter__(self) -> Self:
@@ -74,9 +75,11 @@ class Connection:
         Raises WireError with the reason of each server, RunError naming a file that cannot be used.
         """
         problems = []
+        login = read_login(self._cluster)
+        self._inbox = b"%b.%b." % (login.inbox_prefix.encode(), secrets.token_hex(11).encode())
         for server in self._cluster.servers:
             try:
-                self._open(server)
+                self._open(server, login)
                 return
             except WireError as error:
                 problems.append(str(error))
@@ -190,14 +193,14 @@ class Connection:
             pass
         raise WireError(f"{self.address}: {question} sent an answer that is none of JetStream's: {payload[:80]!r}")
 
-    def _open(self, server: str) -> None:
+    def _open(self, server: str, login: Login) -> None:
         self.address = server
         self._forget_received()
         self._link = Link(server, self._cluster.connect_timeout_seconds)
         info = self._greeting()
         options: dict[str, Any] = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True}
-        options |= {"protocol": 1, "lang": "python", "version": "1", "name": self._name}
-        options |= login_options(self._cluster, info.get("nonce"))
+        options |= {"protocol": 1, "lang": "python", "version": "1", "name": self._name, "echo": False}
+        options |= {"tls_required": self._cluster.tls is not None} | login.connect_options(info.get("nonce"))
         self.send(b"CONNECT %b\r\nSUB %b* 1\r\nPING\r\n" % (f.encode_json(options), self._inbox))
         self._await_frame(b"PONG")
 

@@ -21,7 +21,7 @@ from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.progress import Progress
 from sr_assets.stages.replication.batch import Batch
 from sr_assets.stages.replication.lost import settle_abandoned, settle_lost
-from sr_assets.stages.replication.target import prepare_target
+from sr_assets.stages.replication.target import prepare_target, target_drift
 from sr_assets.stages.replication.target_history import TargetReview
 from sr_assets.stages.source.position import (
     advance,
@@ -113,6 +113,8 @@ class ReplicaStage:
     def _go_on(self, source: StreamInfo, state: StreamState, copying: CopyState, ends: Ends) -> bool:
         stream, report = self._stream, self._report
         target = prepare_target(stream, source, self._context.clusters.connect(stream.target))
+        if target is not None:
+            report.target_drift = target_drift(stream, target)
         review = TargetReview(self._context, source, state, copying, target)
         self._follow_beginning(review, source, state, copying, target)
         if target is None or not self._looked or review.changed():

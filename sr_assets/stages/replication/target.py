@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sr_assets.adapters.nats.api import SUBJECTS_TAKEN, ApiError
 from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.domain.provenance import Identity, doubled, foreign_copy
 from sr_assets.domain.subjects import overlaps
 from sr_assets.domain.target_stream import target_config
 
@@ -66,7 +67,31 @@ def new_target(stream: StreamSettings, source: StreamInfo) -> dict[str, Any]:
             f"stream {stream.label}: the source names no subjects (a mirror does not): create target stream "
             f"{stream.target_stream} yourself or set filter_subject"
         )
-    return target_config(stream.target_stream, [stream.target_pattern(pattern) for pattern in patterns], source.config)
+    rewritten = [stream.target_pattern(pattern) for pattern in patterns]
+    return target_config(stream.target_stream, rewritten, source.config, stream.target_options)
+
+
+def target_drift(stream: StreamSettings, info: StreamInfo) -> list[str]:
+    """Return what differs between the target and the block `target`; it is shown, and never changed by us."""
+    return stream.target_options.drift(info.config) if stream.target_options else []
+
+
+def refuse_drift(stream: StreamSettings, info: StreamInfo) -> str:
+    """Return that the target is as the block `target` wants it; raises RunError with what differs."""
+    drift = target_drift(stream, info)
+    if drift:
+        raise RunError(f"target stream {info.stream} has {'; '.join(drift)}: change it, or the block target")
+    return "nothing differs"
+
+
+def refuse_doubled(stream: StreamSettings, source: StreamInfo, target: Cluster) -> str:
+    """Return that the target's newest message is no other entry's copy of the same source; raises RunError when it is."""
+    newest = target.last_message(stream.target_stream)
+    identity = Identity(stream.stream, stream.replicator, stream.name)
+    found = foreign_copy(newest.headers, identity, source.created_ns) if newest else None
+    if found is not None:
+        raise RunError(doubled(stream.target_stream, identity, found))
+    return "the newest message is none"
 
 
 def check_target(stream: StreamSettings, source: StreamInfo, info: StreamInfo) -> None:

@@ -12,6 +12,7 @@ from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import StreamSettings
+from sr_assets.stages.connectivity import probe_connectivity
 from sr_assets.stages.replication.target import create_target, new_target
 from sr_assets_tests.rig import Rig, Sent
 
@@ -145,6 +146,23 @@ def test_wrong_credentials_and_missing_permissions_are_one_line(rig: Rig, tmp_pa
             assert said in failure
             assert "s3cret" not in failure
             assert "wr0ng" not in failure
+
+
+def test_a_target_is_made_as_it_is_wanted_and_later_differences_are_shown_and_not_changed(rig: Rig) -> None:
+    stream = rig.make(max_msgs=50)
+    rig.publish(stream, [Sent(b"x")])
+    entry = rig.add(stream, target={"storage": "memory", "max_age": "1d", "max_msgs": 1000})
+    (report,) = rig.drain().values()
+    made = rig.info(stream, rig.target)
+    assert (made.config["storage"], made.config["max_age"], made.config["max_msgs"]) == ("memory", 86_400 * 10**9, 1000)
+    assert report.target_drift == []
+    entry["target"] |= {"max_age": "2d", "replicas": 3}
+    rig.publish(stream, [Sent(b"y")])
+    (report,) = rig.drain().values()
+    assert report.target_drift == ["num_replicas 1, wanted 3", "max_age 86400s, wanted 172800s"]
+    assert rig.info(stream, rig.target).config == made.config
+    failed = [probe.learned for probe in probe_connectivity(rig.settings()) if not probe.works]
+    assert failed == [f"target stream {stream} has {'; '.join(report.target_drift)}: change it, or the block target"]
 
 
 def test_subjects_that_another_stream_takes_are_named_with_what_to_do(rig: Rig) -> None:

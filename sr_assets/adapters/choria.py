@@ -1,0 +1,104 @@
+"""How Choria logs in: a token and the ed25519 seed it belongs to, read from their files when a connection is opened.
+
+The token's own signature is the broker's to check; here it is only read. Not here: TLS and the other logins (`security`).
+"""
+
+import base64
+import binascii
+import datetime as dt
+import hashlib
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import nkeys
+
+from sr_assets.adapters.login import Login
+from sr_assets.domain.clusters import ChoriaSettings
+from sr_assets.domain.errors import RunError
+
+_PURPOSES: Final = {"choria_client_id": "callerid", "choria_server": "identity"}
+_SEED: Final = re.compile(r"[0-9a-fA-F]{64}")
+
+
+def read_choria(choria: ChoriaSettings) -> Login:
+    """Read and check both files; raises RunError, one line without their content, when the broker would refuse them.
+
+    The inbox prefix is the only one that the broker lets the token's holder subscribe to.
+    """
+    where = f"choria: jwt_file {choria.jwt_file}"
+    token = _text("jwt_file", choria.jwt_file)
+    claims = _claims(where, token)
+    purpose = claims.get("purpose")
+    if purpose not in _PURPOSES:
+        known = " or ".join(_PURPOSES)
+        raise RunError(
+            f"{where}: the token's purpose is {str(purpose)[:40]!r}: a client's or a server's token is needed ({known})"
+        )
+    name, key = claims.get(_PURPOSES[purpose]), claims.get("public_key")
+    for claim, value in ((_PURPOSES[purpose], name), ("public_key", key)):
+        if not isinstance(value, str) or not value:
+            raise RunError(f"{where}: the token has no {claim}: ask the issuer for another one")
+    _refuse_untimely(where, claims)
+    pair = _pair(choria.seed_file)
+    if base64.b32decode(bytes(pair.public_key) + b"=" * (-len(pair.public_key) % 8))[1:33].hex() != str(key).lower():
+        raise RunError(
+            f"choria: seed_file {choria.seed_file}: is not the seed of the token in jwt_file {choria.jwt_file}"
+        )
+    holder = hashlib.md5(str(name).encode(), usedforsecurity=False).hexdigest()
+    return Login(f"{choria.collective}.reply.{holder}", token=token, jwt=token, pair=pair)
+
+
+def _claims(where: str, token: str) -> dict[str, Any]:
+    try:
+        header, claims, signature = (_decoded(part) for part in token.split("."))
+        algorithm, read = json.loads(header)["alg"], json.loads(claims)
+    except (ValueError, KeyError, TypeError):
+        raise RunError(f"{where}: there is no token in it: a JWT of three parts is needed") from None
+    if algorithm != "EdDSA" or not signature or not isinstance(read, dict):
+        raise RunError(f"{where}: is no token of Choria: those are signed by EdDSA")
+    return read
+
+
+def _refuse_untimely(where: str, claims: dict[str, Any]) -> None:
+    """Refuse a token that has expired, at the earlier of its own and its issuer's time, or that is not valid yet."""
+    now = time.time()
+    ends = [
+        claims[claim] for claim in ("exp", "issexp") if isinstance(claims.get(claim), (int, float)) and claims[claim]
+    ]
+    if ends and min(ends) <= now:
+        raise RunError(f"{where}: the token expired at {_at(min(ends))}: put a new one there")
+    begins = claims.get("nbf")
+    if isinstance(begins, (int, float)) and begins > now:
+        raise RunError(f"{where}: the token is valid from {_at(begins)} on: wait, or look at the clocks")
+
+
+def _pair(file: str) -> Any:
+    seed = _text("seed_file", file)
+    if not _SEED.fullmatch(seed):
+        raise RunError(f"choria: seed_file {file}: there is no seed in it: 64 hexadecimal digits are needed")
+    return nkeys.from_seed(nkeys.encode_seed(bytes.fromhex(seed), nkeys.PREFIX_BYTE_USER))
+
+
+def _decoded(part: str) -> bytes:
+    try:
+        return base64.b64decode(part + "=" * (-len(part) % 4), altchars=b"-_", validate=True)
+    except binascii.Error:
+        raise ValueError(part) from None
+
+
+def _text(key: str, file: str) -> str:
+    try:
+        # A file may end with a line break, which Choria's own do not.
+        return Path(file).read_text(encoding="ascii", errors="replace").strip()
+    except OSError as error:
+        raise RunError(f"choria: {key} {file}: cannot be read: {error.strerror}") from None
+
+
+def _at(seconds: float) -> str:
+    try:
+        return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return str(seconds)

@@ -1,0 +1,31 @@
+"""A digest of records: equal digests mean equal behaviour. It has nothing that a record's repr hides, and no secret.
+
+Not here: the records (`records`).
+"""
+
+import hashlib
+import json
+from collections.abc import Collection
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+
+def digest_of(record: Any, without: Collection[str]) -> str:
+    """Return the sha256 of a record's fields but those named in `without`."""
+    effective = {key: value for key, value in _plain(record).items() if key not in without}
+    return hashlib.sha256(json.dumps(effective, sort_keys=True).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Reduce records to JSON, without the fields that their repr hides; of one with a public part only that."""
+    if hasattr(value, "public"):
+        return value.public
+    if is_dataclass(value):
+        visible = {item.name: _plain(getattr(value, item.name)) for item in fields(value) if item.repr}
+        return {"is": type(value).__name__, **visible}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,84 @@
+"""The block `heartbeats`, the Stream Replicator's own: where heartbeats are published, how often, with which headers.
+
+Not here: publishing them (`stages.beating`).
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, InstanceOf
+
+from sr_assets.domain.clusters import ClusterSettings
+from sr_assets.domain.positions import SECOND_NS
+from sr_assets.settings.clusters import parse_cluster
+from sr_assets.settings.links import RawChoria, RawTls, with_security
+from sr_assets.settings.mapping import Raw
+from sr_assets.settings.names import read_plain_subject
+from sr_assets.settings.values import read_duration, read_flag, read_text, shown
+
+#: What every heartbeat says of itself.
+ORIGINATOR = "Choria-SR-Originator"
+SUBJECT = "Choria-SR-Subject"
+
+Url = Annotated[InstanceOf[ClusterSettings], BeforeValidator(parse_cluster)]
+Headers = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatSubject:
+    """A subject that heartbeats go to, how often, and the headers of its own and those of all."""
+
+    subject: str
+    interval_ns: int
+    headers: Headers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatSettings:
+    """Where this host publishes heartbeats. `Settings.digest` has them without what is secret."""
+
+    cluster: ClusterSettings
+    subjects: tuple[HeartbeatSubject, ...] = field(default=())
+
+
+def read_headers(value: object) -> Headers:
+    """Read a mapping of header names to text."""
+    if not isinstance(value, dict):
+        raise ValueError("must be a mapping of header names to text")  # noqa: TRY004  pydantic takes ValueError
+    for name in value:
+        if not isinstance(name, str) or not re.fullmatch(r"[!-9;-~]+", name):
+            raise ValueError(f"{shown(name)} is not a header name: printable ASCII without spaces and colons")
+        if name.lower() in (ORIGINATOR.lower(), SUBJECT.lower()):
+            raise ValueError(f"{name}: every heartbeat has this header; take it out")
+    return tuple((name, read_text(text).strip()) for name, text in value.items())
+
+
+class RawHeartbeatSubject(Raw):
+    """One of `subjects`."""
+
+    subject: Annotated[str, BeforeValidator(read_plain_subject)]
+    interval: Annotated[int, BeforeValidator(read_duration)] | None = None
+    headers: Annotated[Any, BeforeValidator(read_headers)] = ()
+
+
+class RawHeartbeats(Raw):
+    """`heartbeats` of the file; `tls` and `choria` are its own and not inherited."""
+
+    url: Url
+    interval: Annotated[int, BeforeValidator(read_duration)] = 10 * SECOND_NS
+    headers: Annotated[Any, BeforeValidator(read_headers)] = ()
+    subjects: list[RawHeartbeatSubject] = Field(min_length=1)
+    leader_election: Annotated[bool, BeforeValidator(read_flag)] = False
+    tls: RawTls | None = None
+    choria: RawChoria | None = None
+
+    @property
+    def settings(self) -> HeartbeatSettings:
+        """The block as settings; raises ValueError when its parts contradict each other."""
+        common = dict(self.headers)
+        subjects = [
+            HeartbeatSubject(one.subject, one.interval or self.interval, tuple((common | dict(one.headers)).items()))
+            for one in self.subjects
+        ]
+        return HeartbeatSettings(with_security(self.url, [self.tls], [self.choria]), tuple(subjects))

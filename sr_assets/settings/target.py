@@ -1,0 +1,61 @@
+"""The block `target` of a stream: how a target that is created differs from its source.
+
+Not here: creating it (`stages.replication.target`).
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from sr_assets.domain.target_stream import TargetOptions
+from sr_assets.settings.mapping import Raw
+from sr_assets.settings.values import one_of, read_duration, read_text, size_in_bytes, whole_number
+
+_MOST_REPLICAS = 5
+
+
+def read_replicas(value: object) -> int:
+    """Read how many copies a stream has in its cluster."""
+    replicas = whole_number(1)(value)
+    if replicas > _MOST_REPLICAS:
+        raise ValueError(f"{replicas} are more than the {_MOST_REPLICAS} that a stream can have")
+    return replicas
+
+
+def read_tags(value: object) -> tuple[str, ...]:
+    """Read the tags of the servers that may hold a stream."""
+    if not isinstance(value, list):
+        raise ValueError("must be a list of tags")  # noqa: TRY004  pydantic takes ValueError
+    return tuple(read_text(tag) for tag in value)
+
+
+class RawPlacement(Raw):
+    """`placement`: the cluster and the tags of the servers that may hold the stream."""
+
+    cluster: Annotated[str, BeforeValidator(read_text)] | None = None
+    tags: Annotated[Any, BeforeValidator(read_tags)] = ()
+
+
+class RawTarget(Raw):
+    """`target`."""
+
+    storage: Annotated[str, BeforeValidator(one_of("file", "memory"))] | None = None
+    replicas: Annotated[int, BeforeValidator(read_replicas)] | None = None
+    max_age: Annotated[int, BeforeValidator(read_duration)] | None = None
+    max_bytes: Annotated[int, BeforeValidator(size_in_bytes(1))] | None = None
+    max_msgs: Annotated[int, BeforeValidator(whole_number(1))] | None = None
+    placement: RawPlacement = RawPlacement()
+
+    @property
+    def options(self) -> TargetOptions | None:
+        """The block as options; None where it is empty."""
+        options = TargetOptions(
+            self.storage,
+            self.replicas,
+            self.max_age,
+            self.max_bytes,
+            self.max_msgs,
+            self.placement.cluster,
+            self.placement.tags,
+        )
+        return options if options.wanted else None

@@ -1,0 +1,82 @@
+"""Heartbeats as the Stream Replicator publishes them, by `run --follow`, also where there is nothing else to do."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.settings import load_settings
+from sr_assets.stages.beating import Beating
+from sr_assets_tests.rig import Command, address, wait_until
+
+pytestmark = pytest.mark.process
+
+
+def test_heartbeats_are_published_while_follow_goes_on_and_checked_without_storing_any(
+    nats_server: NatsServer,
+    tmp_path: Path,
+    unique: Callable[[str], str],
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = unique("BEATS")
+    block = {
+        "url": nats_server.url,
+        "interval": "200ms",
+        "headers": {"Path": "north", "Kind": "all"},
+        "subjects": [
+            {"subject": f"{stream}.a"},
+            {"subject": f"{stream}.b", "interval": "1h", "headers": {"Kind": "own"}},
+        ],
+    }
+    file = tmp_path / "replication.yaml"
+    file.write_text(yaml.safe_dump({"name": "EAST", "state_store": str(tmp_path / "home"), "heartbeats": block}))
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(file))
+    for name in ("SR_ASSETS_HOME", "DAGSTER_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with Cluster(address(nats_server), "test") as opened:
+        assert command("check", "--connect")[0] == 1
+        opened.create_stream({"name": stream, "subjects": [f"{stream}.>"], "allow_direct": True})
+        assert command("check", "--connect")[0] == 0
+        assert command("run", "--once") == (0, "", "")
+        assert opened.stream_info(stream).messages == 0
+        began = int(time.time())
+        following = subprocess.Popen([sys.executable, "-m", "sr_assets", "run", "--follow"], stderr=subprocess.PIPE)
+        try:
+            wait_until(lambda: opened.stream_info(stream).messages >= 4, "some heartbeats")
+        finally:
+            following.send_signal(signal.SIGINT)
+            _, errors = following.communicate(timeout=60)
+        assert (following.returncode, errors) == (0, b"")
+        for subject, kind in (("a", "all"), ("b", "own")):
+            beat = opened.last_message(stream, f"{stream}.{subject}")
+            assert beat is not None
+            assert began <= int(beat.payload) <= time.time()
+            lines = beat.headers.decode().splitlines()
+            assert {"Path: north", f"Kind: {kind}", f"Choria-SR-Subject: {stream}.{subject}"} <= set(lines)
+            assert any(line.startswith("Choria-SR-Originator: ") for line in lines)
+        assert len({opened.next_message(stream, 1, f"{stream}.b"), opened.last_message(stream, f"{stream}.b")}) == 1
+
+
+def test_a_heartbeat_that_no_stream_stores_is_an_error_until_one_does(
+    nats_server: NatsServer, tmp_path: Path, unique: Callable[[str], str]
+) -> None:
+    stream = unique("BEATS")
+    said: list[str] = []
+    file = tmp_path / "replication.yaml"
+    subjects = json.dumps([{"subject": f"{stream}.a"}])
+    file.write_text(f"name: EAST\nheartbeats: {{url: '{nats_server.url}', interval: 50ms, subjects: {subjects}}}\n")
+    with Beating(load_settings(file, {}).heartbeats, said.append), Cluster(address(nats_server), "test") as opened:
+        wait_until(lambda: bool(said), "the error")
+        assert said == [f"heartbeat {stream}.a: {nats_server.address}: {stream}.a: no stream takes this subject"]
+        opened.create_stream({"name": stream, "subjects": [f"{stream}.>"]})
+        wait_until(lambda: len(said) > 1, "the end of the error")
+    assert said[1:] == [f"heartbeat {stream}.a: is stored again"]
