@@ -36,6 +36,7 @@ PACKAGE_ORDER = {
         "checkpoints",
         "garbage",
         "private",
+        "puppet_ca",
         "home",
         "login",
         "choria",
@@ -105,6 +106,7 @@ LIBRARIES = {
     "adapters.copying": set(),
     "adapters.nats": {"nats"},
     "adapters.login": set(),
+    "adapters.puppet_ca": {"cryptography"},
     "adapters.choria": {"nkeys"},
     "adapters.security": {"nkeys"},
     "adapters.wire": set(),
@@ -133,6 +135,7 @@ LIBRARIES = {
     "operate.metrics": {"duckdb"},
     "operate.webserver": {"dagster", "dagster_webserver", "uvicorn"},
     "cli": {"click"},
+    "cli.importing": {"click", "yaml"},
     "cli.layout": {"rich"},
     "cli.render": {"rich"},
 }

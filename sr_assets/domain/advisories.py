@@ -1,4 +1,4 @@
-"""The messages that a site publishes: an advisory's id and JSON (Choria's version 2, extended), and a site's heartbeat.
+"""The messages that a site publishes: an advisory's id and JSON (Choria's version 2, extended, or 1), and a site's heartbeat.
 
 Add a field of an advisory or of a heartbeat here. Not here: when a transition happens (`tracking`), the subject it is
 published on (`subjects.advisory_subject`), the outbox, how a reader interprets it (`availability`).
@@ -14,6 +14,7 @@ from sr_assets.domain.positions import SECOND_NS, format_rfc3339_ns
 from sr_assets.domain.tracking import Transition
 
 PROTOCOL: Final = "io.choria.sr.v2.age_advisory"
+V1_SCHEMA: Final = "https://choria.io/schemas/sr/v1/age_advisory.json"
 #: The event of a heartbeat, which is about a site and not about a node.
 OBSERVER_EVENT: Final = "observer_alive"
 OBSERVER_PROTOCOL: Final = "io.choria.sr_assets.v1.observer_alive"
@@ -78,6 +79,24 @@ def encode(
         "outage_seconds": None if outage_ns is None else seconds(outage_ns),
     }
     return _compact(body).encode()
+
+
+def encode_v1(transition: Transition, *, name: str, sender: str, inspect_field: str) -> bytes:
+    """Return the body of an advisory as the old replicator wrote it, whose replicator is what is now an entry's `name`.
+
+    It knows no event `new`.
+    """
+    body = {
+        "$schema": V1_SCHEMA,
+        "inspect": inspect_field,
+        "value": sender,
+        "age": transition.age_ns // SECOND_NS,
+        "seen": transition.seen_ns // SECOND_NS,
+        "replicator": name,
+        "timestamp": transition.event_ns // SECOND_NS,
+        "event": transition.event.value,
+    }
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def observer_alive(

@@ -160,7 +160,7 @@ def _advisory(raw: RawStream, replicator: str) -> AdvisorySettings | None:
     if advisory is None:
         return None
     observer = observer_subject(advisory.observer_subject, replicator, raw.name or replicator, raw.stream)
-    return AdvisorySettings(advisory.subject, advisory.reliable, advisory.cluster, observer)
+    return AdvisorySettings(advisory.subject, advisory.reliable, advisory.cluster, observer, advisory.format)
 
 
 def _start(raw: RawStream | RawFeed) -> Start:

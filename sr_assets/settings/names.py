@@ -11,6 +11,9 @@ from sr_assets.domain import subjects
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken, parse_path
 from sr_assets.settings.values import read_text, shown
 
+#: What `import` puts in front of a subject in place of a stream's name.
+PLACEHOLDER = "STREAM-THAT-TAKES "
+
 
 def asset_name(text: str) -> str:
     """Make a name fit for asset keys, groups, jobs and sensors: everything outside `A-Za-z0-9_` becomes `_`."""
@@ -32,6 +35,10 @@ def read_site_name(value: object) -> str:
 def read_stream_name(value: object) -> str:
     """Read a stream's name, as the server takes it."""
     name = read_text(value)
+    if name.startswith(PLACEHOLDER):
+        raise ValueError(
+            f"{shown(name)} is a placeholder of `import`: put the name of the stream that takes that subject"
+        )
     if re.search(r"[\s.*>/\\]", name) or len(name) > 255:
         raise ValueError(
             f"{shown(name)} cannot name a stream: no spaces, '.', '*', '>', '/' or '\\', at most 255 characters"

@@ -50,6 +50,8 @@ class AdvisorySettings:
     cluster: Literal["source", "target"]
     observer_subject: str
     """Where the site sends its heartbeat: another subject than the transitions', unless the file sets it."""
+    format: Literal["v2", "v1"] = "v2"
+    """The old replicator's format v1 has no `new`, which is then not sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,6 +74,7 @@ class RawAdvisory(Raw):
     observer_subject: Annotated[str, BeforeValidator(read_advisory_template)] | None = None
     reliable: Flag | None = None
     cluster: Annotated[Literal["source", "target"], BeforeValidator(one_of("source", "target"))] = "source"
+    format: Annotated[Literal["v2", "v1"], BeforeValidator(one_of("v2", "v1"))] = "v2"
 
 
 class RawSpark(Raw):

@@ -3,9 +3,9 @@
 Not here: creating it (`stages.replication.target`).
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from sr_assets.domain.target_stream import TargetOptions
 from sr_assets.settings.mapping import Raw
@@ -22,18 +22,11 @@ def read_replicas(value: object) -> int:
     return replicas
 
 
-def read_tags(value: object) -> tuple[str, ...]:
-    """Read the tags of the servers that may hold a stream."""
-    if not isinstance(value, list):
-        raise ValueError("must be a list of tags")  # noqa: TRY004  pydantic takes ValueError
-    return tuple(read_text(tag) for tag in value)
-
-
 class RawPlacement(Raw):
-    """`placement`: the cluster and the tags of the servers that may hold the stream."""
+    """`placement` of a stream: the cluster and the tags of the servers that may hold it."""
 
     cluster: Annotated[str, BeforeValidator(read_text)] | None = None
-    tags: Annotated[Any, BeforeValidator(read_tags)] = ()
+    tags: list[Annotated[str, BeforeValidator(read_text)]] = Field(default_factory=list)
 
 
 class RawTarget(Raw):
@@ -56,6 +49,6 @@ class RawTarget(Raw):
             self.max_bytes,
             self.max_msgs,
             self.placement.cluster,
-            self.placement.tags,
+            tuple(self.placement.tags),
         )
         return options if options.wanted else None

@@ -14,6 +14,7 @@ from sr_assets.settings.links import RawChoria, RawTls
 from sr_assets.settings.mapping import Raw
 from sr_assets.settings.names import read_filter
 from sr_assets.settings.shape import ApiPrefix, Domain, Flag, Span, StreamName, Text, Url
+from sr_assets.settings.target import RawPlacement
 from sr_assets.settings.values import one_of, read_text, read_time, shown, size_in_bytes, whole_number
 
 
@@ -76,13 +77,6 @@ class RawUpstream(Raw):
     start_time: Annotated[int, BeforeValidator(read_time)] | None = None
     api_prefix: ApiPrefix | None = None
     deliver_prefix: ApiPrefix | None = None
-
-
-class RawPlacement(Raw):
-    """`placement` of a stream."""
-
-    cluster: Text | None = None
-    tags: list[Text] = Field(default_factory=list)
 
 
 class RawNativeStream(Raw):

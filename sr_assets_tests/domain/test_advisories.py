@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.domain.advisories import encode, event_id, is_late, seconds
+from sr_assets.domain.advisories import encode, encode_v1, event_id, is_late, seconds
 from sr_assets.domain.tracking import Event, Status, Transition
+from sr_assets_tests.domain.advisory_schemas import V1, V2, problems
 
 S = 1_000_000_000
 T0 = 1_647_351_430 * S
@@ -86,3 +87,18 @@ def test_late_is_more_than_an_interval_before_the_plan() -> None:
 
 def test_durations_are_rounded_to_the_millisecond() -> None:
     assert seconds(1_500_000) == 0.002
+
+
+@pytest.mark.parametrize("transition", (TIMEOUT, RECOVER, RETURN))
+def test_advisories_are_valid_by_the_published_schemas(transition: Transition) -> None:
+    assert problems(body(transition), V2) == []
+    old = encode_v1(transition, name="east", sender="web1", inspect_field="sender")
+    assert problems(old, V1) == (["event: 'new' is not allowed"] if transition is RETURN else [])
+    assert problems(old.replace(b'"age":', b'"age":"x","old":'), V1)[0].startswith("age: 'x'")
+
+
+def test_the_old_format_reads_as_the_old_replicator_wrote_it_byte_for_byte() -> None:
+    assert encode_v1(TIMEOUT, name="east", sender="web1", inspect_field="sender").decode() == (
+        '{"$schema":"https://choria.io/schemas/sr/v1/age_advisory.json","inspect":"sender","value":"web1","age":660,'
+        '"seen":1647351430,"replicator":"east","timestamp":1647352090,"event":"timeout"}'
+    )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.state.counters import Counter
-from sr_assets.domain.advisories import encode
+from sr_assets.domain.advisories import encode, encode_v1
 from sr_assets.domain.subjects import advisory_pattern, advisory_subject
 from sr_assets.domain.tracking import Event, Status, Transition
 
@@ -86,7 +86,7 @@ class AdvisoryStage:
 
     def _publish_core(self, cluster: Cluster) -> bool:
         sent = 0
-        while rows := self._outbox.waiting(_CHUNK):
+        while rows := self._known(self._outbox.waiting(_CHUNK)):
             cluster.publish_core([(self._subject(row), _body(self._stream, row)) for row in rows])
             self._mark(rows)
             sent += len(rows)
@@ -95,7 +95,7 @@ class AdvisoryStage:
 
     def _publish_reliably(self, cluster: Cluster) -> bool:
         sent = 0
-        while rows := self._outbox.waiting(_CHUNK, without=self._held_back):
+        while rows := self._known(self._outbox.waiting(_CHUNK, without=self._held_back)):
             items = [(self._subject(row), _body(self._stream, row), row["event_id"]) for row in rows]
             deliveries = cluster.publish_many(items, [row["node"] for row in rows])
             acknowledged = [row for row, delivery in zip(rows, deliveries, strict=True) if delivery.acknowledged]
@@ -115,6 +115,19 @@ class AdvisoryStage:
                 break
         self._report.published += sent
         return sent > 0
+
+    def _known(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the rows that the format knows; the others are done. Of more than one chunk of such the next is taken."""
+        if self._advisory.format == "v2":
+            return rows
+        while rows:
+            unknown = [row["event_id"] for row in rows if row["event"] == Event.NEW]
+            with self._store.transaction():
+                self._outbox.mark_published(unknown, self._clock.now_ns())
+            if len(unknown) < len(rows):
+                break
+            rows = self._outbox.waiting(_CHUNK, without=self._held_back)
+        return [row for row in rows if row["event"] != Event.NEW]
 
     def _hold_back(self, cluster: Cluster, refusals: dict[str, str]) -> None:
         if not self._held_back:
@@ -159,13 +172,16 @@ def _body(stream: StreamSettings, row: dict[str, Any]) -> bytes:
         row["returned"],
         row["outage_ns"],
     )
+    field = stream.extractor.text if stream.extractor else ""
+    if stream.advisory and stream.advisory.format == "v1":
+        return encode_v1(transition, name=stream.name, sender=row["node"], inspect_field=field)
     return encode(
         transition,
         replicator=stream.replicator,
         name=stream.name,
         stream=stream.stream,
         sender=row["node"],
-        inspect_field=stream.extractor.text if stream.extractor else "",
+        inspect_field=field,
         epoch_ns=row["epoch"] or 0,
         late=row["late"],
     )

@@ -1,0 +1,252 @@
+"""A host's certificate from a Puppet CA, in Puppet's folders: key, the CA's certificate, request, certificate.
+
+Each step leaves its file, so an enrolment that was cut off goes on where it was. Not here: how certificates are used
+(`security`).
+"""
+
+import hashlib
+import http.client
+import os
+import re
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import NameOID
+
+from sr_assets.domain.errors import ConfigurationError, RunError
+
+POLL_SECONDS: Final = 10.0
+_REQUEST_SECONDS: Final = 30.0
+_KEY_BITS: Final = 2048
+#: As Puppet has them.
+_FOLDERS: Final = {"certs": 0o755, "certificate_requests": 0o755, "public_keys": 0o755, "private_keys": 0o750}
+
+
+class _RefusedError(RunError):
+    """The CA refused; `status` is HTTP's."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolment:
+    """Who is enrolled, into which folder, at which CA (`host:port`), and the CA's SHA-256 fingerprint if it is known."""
+
+    identity: str
+    folder: Path
+    ca: str
+    fingerprint: str | None = None
+
+    @property
+    def key_file(self) -> Path:
+        """The private key."""
+        return self.folder / "private_keys" / f"{self.identity}.pem"
+
+    @property
+    def ca_file(self) -> Path:
+        """The CA's certificate, or its chain."""
+        return self.folder / "certs" / "ca.pem"
+
+    @property
+    def certificate_file(self) -> Path:
+        """Our certificate."""
+        return self.folder / "certs" / f"{self.identity}.pem"
+
+    @property
+    def request_file(self) -> Path:
+        """What was sent to the CA."""
+        return self.folder / "certificate_requests" / f"{self.identity}.pem"
+
+    def enrol(self, timeout_seconds: float, say: Callable[[str], None], *, every_seconds: float = POLL_SECONDS) -> None:
+        """Get what is missing; `say` gets a line for each step and for each try.
+
+        Raises ConfigurationError when everything is there already, RunError with one line when a step fails or the CA has
+        not signed in time.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        if all(file.exists() for file in (self.key_file, self.ca_file, self.certificate_file)):
+            raise ConfigurationError(f"{self.folder}: has key, certificate and CA of {self.identity} already")
+        self._make_folders()
+        key = self._key(say)
+        authorities = self._authorities(say)
+        self._request(key, say)
+        certificate = self._await_certificate(deadline, every_seconds, say)
+        self._check(certificate, key, authorities)
+        _write_new(self.certificate_file, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+        say(f"certificate: {self.certificate_file}, until {certificate.not_valid_after_utc:%Y-%m-%d %H:%M:%S} UTC")
+
+    def _make_folders(self) -> None:
+        try:
+            for folder, mode in (
+                (self.folder, 0o771),
+                *((self.folder / name, mode) for name, mode in _FOLDERS.items()),
+            ):
+                if not folder.is_dir():
+                    folder.mkdir(parents=True)
+                    folder.chmod(mode)
+        except OSError as error:
+            raise RunError(f"{self.folder}: cannot be made: {error.strerror}") from None
+
+    def _key(self, say: Callable[[str], None]) -> rsa.RSAPrivateKey:
+        """Return the key that is there, which is never replaced, or a new one."""
+        file = self.key_file
+        if file.exists():
+            try:
+                key = serialization.load_pem_private_key(file.read_bytes(), password=None)
+            except OSError as error:
+                raise RunError(f"{file}: cannot be read: {error.strerror}") from None
+            except TypeError:
+                raise RunError(f"{file}: has a password: put a key without one there, or remove it") from None
+            except (ValueError, UnsupportedAlgorithm):
+                raise RunError(f"{file}: is no PEM key, or not all of one: remove it for a new one") from None
+            if not isinstance(key, rsa.RSAPrivateKey):
+                raise RunError(f"{file}: is no RSA key, which a Puppet CA asks for: remove it for a new one")
+            say(f"key: {file}, as it was")
+            return key
+        key = rsa.generate_private_key(65537, _KEY_BITS)
+        form = serialization.PrivateFormat.TraditionalOpenSSL
+        text = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+        _write_new(file, text, 0o640)
+        say(f"key: {file}")
+        return key
+
+    def _authorities(self, say: Callable[[str], None]) -> list[x509.Certificate]:
+        """Return the CA's chain, fetched from whoever answers if there is none yet, and compared with the fingerprint."""
+        file, unverified = self.ca_file, ssl._create_unverified_context()  # noqa: S323, SLF001  its fingerprint is shown
+        known = file.exists()
+        text = file.read_bytes() if known else self._ask("GET", "certificate/ca", unverified)
+        try:
+            chain = x509.load_pem_x509_certificates(text)
+        except ValueError:
+            raise RunError(f"{file if known else self.ca}: the CA's certificate is no PEM certificate") from None
+        for one in chain:
+            say(f"CA {one.subject.rfc4514_string()}, SHA-256 {_fingerprint(one, ':')}")
+        if self.fingerprint is not None:
+            self._compare(chain, self.fingerprint)
+        if not known:
+            _write_new(file, text, 0o644)
+        return chain
+
+    def _compare(self, chain: list[x509.Certificate], fingerprint: str) -> None:
+        """Refuse a chain without the certificate of the fingerprint, or with one that does not hang on it."""
+        trusted = [one for one in chain if _fingerprint(one) == fingerprint]
+        if not trusted:
+            raise RunError(
+                f"{self.ca}: no certificate of the CA has the SHA-256 fingerprint of --ca-fingerprint: nothing is stored"
+            )
+        left = [one for one in chain if one not in trusted]
+        while linked := [one for one in left if any(_issued(a, b) for t in trusted for a, b in ((one, t), (t, one)))]:
+            trusted += linked
+            left = [one for one in left if one not in linked]
+        if left:
+            raise RunError(
+                f"{self.ca}: its chain has a certificate that does not belong to --ca-fingerprint: nothing is stored"
+            )
+
+    def _request(self, key: rsa.RSAPrivateKey, say: Callable[[str], None]) -> None:
+        """Send the request; a CA that has one already is no failure when we have sent one before."""
+        file = self.request_file
+        before = file.exists()
+        if not before:
+            name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, self.identity)])
+            request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
+            _write_new(file, request.public_bytes(serialization.Encoding.PEM), 0o640)
+        try:
+            self._ask("PUT", f"certificate_request/{self.identity}", self._verified(), file.read_bytes())
+            say(f"request: {file}, sent to {self.ca}")
+        except _RefusedError as answer:
+            if not before:
+                file.unlink()
+                raise
+            say(f"request: {file}, sent before ({answer})")
+
+    def _await_certificate(self, deadline: float, every_seconds: float, say: Callable[[str], None]) -> x509.Certificate:
+        attempt = 0
+        while True:
+            attempt += 1
+            say(f"Attempting to download certificate for {self.identity}, try {attempt}.")
+            try:
+                return x509.load_pem_x509_certificate(
+                    self._ask("GET", f"certificate/{self.identity}", self._verified())
+                )
+            except ValueError:
+                raise RunError(f"{self.ca}: what it answered is no PEM certificate") from None
+            except RunError as error:
+                if time.monotonic() + every_seconds > deadline:
+                    remedy = f"sign the request of {self.identity} there and run the same command again"
+                    raise RunError(f"timed out waiting for a certificate: {error}; {remedy}") from None
+            time.sleep(every_seconds)
+
+    def _check(
+        self, certificate: x509.Certificate, key: rsa.RSAPrivateKey, authorities: list[x509.Certificate]
+    ) -> None:
+        names = [str(one.value) for one in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        if certificate.public_key() != key.public_key() or names != [self.identity]:
+            raise RunError(
+                f"{self.ca}: answered the certificate of another key or name: have the CA clean {self.identity}, remove "
+                f"{self.request_file}, and run the same command again"
+            )
+        if not any(_issued(certificate, authority) for authority in authorities):
+            raise RunError(f"{self.ca}: answered a certificate that the CA in {self.ca_file} has not signed")
+
+    def _verified(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=str(self.ca_file))
+
+    def _ask(self, method: str, path: str, context: ssl.SSLContext, body: bytes | None = None) -> bytes:
+        host, _, port = self.ca.rpartition(":")
+        connection = http.client.HTTPSConnection(host.strip("[]"), int(port), timeout=_REQUEST_SECONDS, context=context)
+        try:
+            headers = {"Content-Type": "text/plain", "Accept": "text/plain"}
+            connection.request(method, f"/puppet-ca/v1/{path}?environment=production", body, headers)
+            answer = connection.getresponse()
+            text = answer.read(1 << 20)
+        except ssl.SSLCertVerificationError as error:
+            raise RunError(f"{self.ca}: its certificate is refused: {error.verify_message}") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise RunError(f"{self.ca}: {getattr(error, 'strerror', None) or error or type(error).__name__}") from None
+        finally:
+            connection.close()
+        if answer.status != http.client.OK:
+            first = re.sub(r"[^ -~]+", " ", text[:200].decode(errors="replace")).strip()
+            raise _RefusedError(
+                f"{self.ca}: {method} {path}: {answer.status} {answer.reason}: {first}".rstrip(": "), answer.status
+            )
+        return text
+
+
+def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _fingerprint(certificate: x509.Certificate, separator: str = "") -> str:
+    digest = hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).hexdigest().upper()
+    return separator.join(digest[at : at + 2] for at in range(0, len(digest), 2))
+
+
+def _write_new(file: Path, content: bytes, mode: int) -> None:
+    """Write a new file in one step, with this mode whatever the umask; never over one that is there."""
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+            opened.write(content)
+        draft.chmod(mode)
+        try:
+            os.link(draft, file)
+        finally:
+            draft.unlink()
+    except OSError as error:
+        raise RunError(f"{file}: cannot be written: {error.strerror}") from None

@@ -1,0 +1,57 @@
+"""The command `enroll`: a certificate from a Puppet CA.
+
+Not here: the steps (`adapters.puppet_ca`).
+"""
+
+import re
+from pathlib import Path
+
+import click
+
+from sr_assets.cli.base import SECONDS, cli
+
+
+def _identity(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    from sr_assets.settings.links import read_identity
+
+    try:
+        return read_identity(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _address(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_][A-Za-z0-9_.-]*):([0-9]{1,5})", value)
+    if found is None or not 0 < int(found[2]) < 1 << 16:
+        raise click.BadParameter(f"{value!r} is not host:port")
+    return value
+
+
+def _fingerprint(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    plain = re.sub(r"[\s:]", "", value or "").upper()
+    if value is not None and not re.fullmatch(r"[0-9A-F]{64}", plain):
+        raise click.BadParameter("is not a SHA-256 fingerprint: 64 hexadecimal digits, with or without colons")
+    return plain or None
+
+
+@cli.command()
+@click.argument("identity", callback=_identity)
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="Puppet's folders are made there: ssl_dir of tls with scheme puppet.",
+)
+@click.option("--ca", default="puppet:8140", show_default=True, callback=_address, help="Where the CA answers.")
+@click.option("--ca-fingerprint", callback=_fingerprint, help="The SHA-256 fingerprint that the CA must have.")
+@click.option("--timeout", "timeout_seconds", type=SECONDS, default="30m", show_default=True, help="How long to wait.")
+def enroll(identity: str, folder: Path, ca: str, ca_fingerprint: str | None, timeout_seconds: float) -> None:
+    """Get key and certificate of IDENTITY from a Puppet CA.
+
+    A key that is there is kept. What was cut off goes on with the same command. Without --ca-fingerprint the CA is taken
+    from whoever answers: compare the fingerprint that is shown.
+    """
+    from sr_assets.adapters.puppet_ca import Enrolment
+
+    Enrolment(identity, folder.absolute(), ca, ca_fingerprint).enrol(timeout_seconds, click.echo)

@@ -1,0 +1,94 @@
+"""The command `import`: an old replicator's file becomes a configuration, with what is still open in it.
+
+Not here: what a key becomes (`settings.legacy`).
+"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sr_assets.cli.base import cli
+from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
+
+if TYPE_CHECKING:
+    from sr_assets.settings.legacy import Imported
+
+
+@cli.command("import")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "-o",
+    "output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write there, a new file; default: print it.",
+)
+@click.option("--connect", is_flag=True, help="Ask the servers which streams take the topics' subjects.")
+def import_file(file: Path, output: Path | None, connect: bool) -> None:
+    """Make a configuration of the old replicator's file FILE, which has topics.
+
+    What is still open is said on stderr and stands in the file; a stream whose name is not known has a placeholder, which
+    `check` refuses.
+    """
+    import yaml
+
+    from sr_assets.settings.document import read_tree
+    from sr_assets.settings.legacy import import_topics
+
+    try:
+        made = import_topics(read_tree(file))
+    except ConfigurationError as error:
+        text = str(error)
+        raise ConfigurationError(text if text.startswith(str(file)) else f"{file}: {text}") from None
+    if connect:
+        _name_streams(made)
+    lines = [f"Made of {file.name} by `sr-assets import`.", "", "What became of its keys:", *made.notes]
+    lines += ["", "Still open:", *made.questions] if made.questions else []
+    comment = "".join(f"# {' '.join(line.split())}".rstrip() + "\n" for line in lines)
+    text = f"{comment}\n{yaml.safe_dump(made.document, sort_keys=False, allow_unicode=True, width=120)}"
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        _write_new(output, text)
+    for question in made.questions:
+        click.echo(f"open: {question}", err=True)
+
+
+def _write_new(file: Path, text: str) -> None:
+    """Write a file that only its owner may read: its URLs may have passwords."""
+    try:
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as opened:
+            opened.write(text)
+    except FileExistsError:
+        raise ConfigurationError(f"{file}: exists already; name a new file with -o") from None
+    except OSError as error:
+        raise RunError(f"{file}: cannot be written: {error.strerror}") from None
+
+
+def _name_streams(made: "Imported") -> None:
+    """Put the name of the one stream that takes a topic's subject in place of each placeholder, and of the target's."""
+    for entry in made.document["streams"]:
+        subject, name = entry["filter_subject"], entry["name"]
+        found = {}
+        for end in ("source", "target"):
+            try:
+                found[end] = _takers(entry, end, made.document.get("tls") or {}, subject)
+            except SrAssetsError as error:
+                made.questions.append(f"{name}: the {end} could not be asked which stream takes {subject}: {error}")
+        if len(source := found.get("source", [])) == 1:
+            made.questions = [one for one in made.questions if repr(entry["stream"]) not in one]
+            entry["stream"] = source[0]
+        elif source:
+            made.questions.append(f"{name}: several streams of the source take {subject}: {', '.join(source)}")
+        if len(target := found.get("target", [])) == 1:
+            entry["target_stream"] = target[0]
+
+
+def _takers(entry: dict[str, Any], end: str, tls: dict[str, Any], subject: str) -> list[str]:
+    from sr_assets.adapters.nats.cluster import Cluster
+    from sr_assets.settings import load_cluster
+
+    block = {} if entry.get(f"disable_{end}_tls") else entry.get("tls", tls)
+    with Cluster(load_cluster(entry[f"{end}_url"], block), "sr-assets import") as cluster:
+        return cluster.stream_names(subject)

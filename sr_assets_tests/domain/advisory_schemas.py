@@ -1,0 +1,47 @@
+"""Choria's schemas of advisories as they are published, and a check of a document against one. No library has to be there.
+
+Both are of objects whose fields are all required; a reader takes fields that it does not know.
+"""
+
+import json
+from typing import Any
+
+_TEXT: dict[str, Any] = {"type": str, "shortest": 1}
+_SECONDS: dict[str, Any] = {"type": int}
+
+#: `https://choria.io/schemas/sr/v1/age_advisory.json`
+V1: dict[str, dict[str, Any]] = {
+    "$schema": {"type": str, "enum": ["https://choria.io/schemas/sr/v1/age_advisory.json"]},
+    "inspect": _TEXT,
+    "value": _TEXT,
+    "age": _SECONDS,
+    "seen": _SECONDS,
+    "replicator": _TEXT,
+    "timestamp": _SECONDS,
+    "event": {"type": str, "enum": ["timeout", "recover", "expire"]},
+}
+#: `io.choria.sr.v2.age_advisory`
+V2: dict[str, dict[str, Any]] = {
+    "protocol": {"type": str, "enum": ["io.choria.sr.v2.age_advisory"]},
+    "event_id": _TEXT,
+    "inspect_field": _TEXT,
+    "age": _SECONDS,
+    "seen": _SECONDS,
+    "replicator": _TEXT,
+    "timestamp": _SECONDS,
+    "event": {"type": str, "enum": ["new", "timeout", "recover", "expire"]},
+    "value": _TEXT,
+}
+
+
+def problems(payload: bytes, schema: dict[str, dict[str, Any]]) -> list[str]:
+    """Return what contradicts the schema; nothing when the payload is valid."""
+    document = json.loads(payload)
+    found = [f"{key} is missing" for key in schema if key not in document]
+    for key, rule in schema.items():
+        value = document.get(key)
+        if type(value) is not rule["type"]:
+            found.append(f"{key}: {value!r} is no {rule['type'].__name__}")
+        elif value not in rule.get("enum", [value]) or (isinstance(value, str) and not value):
+            found.append(f"{key}: {value!r} is not allowed")
+    return found
