@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import yaml
 
 from sr_assets.adapters.nats.cluster import Cluster
@@ -252,6 +253,13 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIEN
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
         time.sleep(0.02)
+
+
+def stop_process(pid: int) -> None:
+    """Stop a process where it is: on a busy machine some of its threads go on for a while after the signal."""
+    process = psutil.Process(pid)
+    process.suspend()
+    wait_until(lambda: process.status() == psutil.STATUS_STOPPED, f"process {pid} to stand still")
 
 
 def address(server: NatsServer) -> ClusterSettings:

@@ -27,7 +27,7 @@ from sr_assets.settings import ClusterSettings
 from sr_assets_tests.adapters.wire.rig import Names, flat, outgoing, publish
 from sr_assets_tests.faults.copying import copy_plan
 from sr_assets_tests.nats_cluster import NatsCluster
-from sr_assets_tests.rig import Rig, Sent, address
+from sr_assets_tests.rig import Rig, Sent, address, stop_process
 
 T = TypeVar("T")
 _SECONDS = 240.0
@@ -151,7 +151,7 @@ def test_a_range_is_whole_although_the_follower_that_is_asked_lags(cluster: Nats
         Connection(address(lagging)) as looking,
         ThreadPoolExecutor(2) as pool,
     ):
-        os.kill(lagging.pid, signal.SIGSTOP)
+        stop_process(lagging.pid)
         try:
             fill(writing, name, 20_100, size_bytes=500)
             others = flat(read_confirmed(writing, name, whole, direct=True))

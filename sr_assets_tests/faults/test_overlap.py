@@ -26,7 +26,7 @@ from sr_assets_tests.faults.rig import (
     publish_rounds,
     start_run,
 )
-from sr_assets_tests.rig import SITE, Rig, wait_until
+from sr_assets_tests.rig import SITE, Rig, stop_process, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_a_stopped_owner_keeps_its_site_and_finishes_when_it_goes_on(
             environment.setenv(name, text)
         owner = rig.start()
     held = await_marker(owner, marker)
-    os.kill(held, signal.SIGSTOP)
+    stop_process(held)
     try:
         marker.write_text("released")
         with (

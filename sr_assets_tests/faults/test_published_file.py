@@ -15,7 +15,7 @@ from sr_assets.adapters.published.shown import is_published
 from sr_assets.domain.errors import RunError
 from sr_assets_tests.faults.holding import hold_at
 from sr_assets_tests.faults.rig import await_marker
-from sr_assets_tests.rig import SITE, Rig, Sent
+from sr_assets_tests.rig import SITE, Rig, Sent, stop_process
 
 _SHELL = """
 import sys, duckdb
@@ -47,7 +47,7 @@ def test_a_run_that_stands_still_while_it_publishes_does_not_hold_the_others_for
             environ.setenv(variable, value)
         process = rig.start()
     holder = await_marker(process, marker)
-    os.kill(holder, signal.SIGSTOP)
+    stop_process(holder)
     try:
         monkeypatch.setattr("sr_assets.stages.site.LOCK_SECONDS", 3.0)
         began = time.monotonic()

@@ -16,7 +16,7 @@ import pytest
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.faults.conftest import Hold
 from sr_assets_tests.faults.rig import configure, outcome, publish_rounds
-from sr_assets_tests.rig import Rig, wait_until
+from sr_assets_tests.rig import Rig, stop_process, wait_until
 
 _OUTAGE_SECONDS = 3.0
 #: Longer than a writer waits for an acknowledgement.
@@ -44,7 +44,7 @@ def crash(server: NatsServer) -> None:
 
 
 def silence(server: NatsServer) -> None:
-    os.kill(server.pid, signal.SIGSTOP)
+    stop_process(server.pid)
     try:
         time.sleep(_SILENCE_SECONDS)  # the silence
     finally:

@@ -14,7 +14,7 @@ import pytest
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.stages.report import StreamReport
 from sr_assets_tests.faults.rig import finish, start_run
-from sr_assets_tests.rig import Rig, Sent, wait_until
+from sr_assets_tests.rig import Rig, Sent, stop_process, wait_until
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10h", "inspect_force_field": "force"}
 BUDGET_SECONDS = 15
@@ -38,7 +38,7 @@ def numbers(rig: Rig, stream: str, server: NatsServer) -> list[int]:
 
 
 def freeze(server: NatsServer) -> Callable[[], None]:
-    os.kill(server.pid, signal.SIGSTOP)
+    stop_process(server.pid)
     return lambda: os.kill(server.pid, signal.SIGCONT)
 
 

@@ -17,7 +17,7 @@ from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings
 from sr_assets_tests.adapters.wire.rig import Names, flat, made, outgoing, publish
-from sr_assets_tests.rig import address
+from sr_assets_tests.rig import address, stop_process
 
 
 @pytest.mark.process
@@ -66,7 +66,7 @@ def test_closing_does_not_wait_for_a_server_that_stands_still(tmp_path: Path) ->
         publish(connection, outgoing(stream, 50))
         reading = read_range(connection, stream, SequenceRange(1, 51), batch_messages=10, direct=False)
         next(reading)
-        os.kill(server.pid, signal.SIGSTOP)
+        stop_process(server.pid)
         try:
             started = time.monotonic()
             reading.close()  # type: ignore[attr-defined]
