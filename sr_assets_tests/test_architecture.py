@@ -96,6 +96,7 @@ LIBRARIES = {
     "settings.target": {"pydantic"},
     "settings.shape": {"pydantic"},
     "settings.loading": {"pydantic"},
+    "settings.notify": {"pydantic"},
     "settings.topology": {"pydantic"},
     "settings.topology_shape": {"pydantic"},
     "adapters.checkpoints": set(),
@@ -133,6 +134,7 @@ LIBRARIES = {
     "embedded.bench.history": {"duckdb", "pyarrow"},
     "operate": {"dagster"},
     "operate.metrics": {"duckdb"},
+    "operate.notify": {"duckdb"},
     "operate.webserver": {"dagster", "dagster_webserver", "uvicorn"},
     "cli": {"click"},
     "cli.importing": {"click", "yaml"},
@@ -303,6 +305,10 @@ def test_our_own_time_of_day_is_read_only_where_no_table_advisory_or_decision_de
         ("cli.render", "datetime.now"),  # how old a table is, for who looks at it
         ("cli.work", "time.time"),  # `spark status`
         ("operate.metrics.reading", "time.time"),  # how long ago something was, for who looks at it
+        (
+            "operate.notify.delivery",
+            "time.time",
+        ),  # since when a receiver fails, and what is too old to be counted together
         ("stages.replication.recover", "time.gmtime"),  # the name of a broken state that is set aside
         ("stages.beating", "time.time"),  # what a heartbeat says of when it was sent
         ("stages.clock", "time.time_ns"),  # when a site's very first run finds no server to ask

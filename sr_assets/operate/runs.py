@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
 from sr_assets.operate.metrics import metrics_beside, write_textfile_once
+from sr_assets.operate.notify import begin_notifying, notify_beside, notify_once
 from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt, start_child, stop_groups
 from sr_assets.operate.report import print_error, print_line
 from sr_assets.stages.beating import Beating
@@ -39,9 +40,12 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
     chosen: dict[str, list[str]] = defaultdict(list)
     for stream in streams:
         chosen[stream.name].append(stream.label)
+    if once:
+        begin_notifying(settings)
     children = _Children(alone=len(chosen) == 1)
     with (
         signals_as_interrupt(),
+        contextlib.nullcontext() if once else notify_beside(settings),
         contextlib.nullcontext() if once else metrics_beside(settings) as metrics,
         Beating(None if once else settings.heartbeats, print_error),
         ThreadPoolExecutor(max(1, min(len(chosen), settings.concurrency) if once else len(chosen))) as pool,
@@ -59,6 +63,7 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
             return INTERRUPTED if once else 0
     if once:
         write_textfile_once(settings)
+        notify_once(settings)
     return _worst(codes)
 
 

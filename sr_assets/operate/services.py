@@ -23,6 +23,7 @@ from sr_assets.domain.errors import RunError
 from sr_assets.operate.gate import read_logins
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
 from sr_assets.operate.metrics import metrics_beside
+from sr_assets.operate.notify import notify_beside
 from sr_assets.operate.processes import child_environment, signals_as_interrupt, stop_groups
 from sr_assets.operate.report import print_error, print_line
 
@@ -187,6 +188,7 @@ def serve(settings: Settings, ui: Ui) -> int:
         try:
             with (
                 signals_as_interrupt(),
+                notify_beside(settings),
                 Services(settings, ui) as services,
                 metrics_beside(settings) as metrics,
                 Beating(settings.heartbeats, print_error),

@@ -13,7 +13,7 @@ asked by `check --connect` and by a run.
 from sr_assets.domain.clusters import ChoriaSettings, ClusterSettings, TlsSettings
 from sr_assets.settings.clusters import parse_cluster
 from sr_assets.settings.loading import DEFAULT_CONFIG, load_cluster, load_settings
-from sr_assets.settings.monitoring import MetricsSettings
+from sr_assets.settings.monitoring import EmailSettings, MetricsSettings, NotifySettings
 from sr_assets.settings.names import asset_name
 from sr_assets.settings.records import (
     AdvisorySettings,
@@ -38,10 +38,12 @@ __all__ = [
     "AdvisorySettings",
     "ChoriaSettings",
     "ClusterSettings",
+    "EmailSettings",
     "Entry",
     "FeedSettings",
     "Kind",
     "MetricsSettings",
+    "NotifySettings",
     "OnPoison",
     "OnSourceReset",
     "OnTargetReset",

@@ -13,6 +13,7 @@ from sr_assets.settings.contradictions import refuse_contradiction, refuse_same_
 from sr_assets.settings.heartbeats import RawHeartbeats
 from sr_assets.settings.links import RawChoria, RawTls
 from sr_assets.settings.mapping import Raw
+from sr_assets.settings.notify import RawNotify, refuse_unknown_sites
 from sr_assets.settings.shape import (
     Duration,
     RawAvailability,
@@ -54,6 +55,7 @@ class RawFile(Raw):
     ] = "info"
     monitor_port: Annotated[int, BeforeValidator(read_port)] | None = None
     metrics: RawMetrics = RawMetrics()
+    notify: list[RawNotify] = Field(default_factory=list)
     profiling: Any = None
     spark: RawSpark = RawSpark()
     sensor: RawSensor = RawSensor()
@@ -94,4 +96,5 @@ class RawFile(Raw):
                 self.topology.settings(self)
             except ValueError as error:
                 raise ValueError(f"topology: {error}") from None
+        refuse_unknown_sites(self.notify, {entry.name or self.name for entry in entries})
         return self

@@ -19,6 +19,7 @@ from sr_assets.settings.document import read_tree, refuse, with_environment
 from sr_assets.settings.file import RawFile
 from sr_assets.settings.links import RawTls, with_security
 from sr_assets.settings.monitoring import MetricsSettings
+from sr_assets.settings.notify import notify_settings
 from sr_assets.settings.records import (
     AdvisorySettings,
     FeedSettings,
@@ -103,6 +104,7 @@ def _settings(raw: RawFile, environ: Mapping[str, str]) -> Settings:
         loglevel=raw.loglevel,
         logfile=raw.logfile,
         metrics=_metrics(raw),
+        notify=tuple(notify_settings(one, number) for number, one in enumerate(raw.notify, 1)),
         published_mode=raw.published_mode,
         topology=raw.topology.settings(raw) if raw.topology else None,
         heartbeats=raw.heartbeats.settings if raw.heartbeats else None,

@@ -20,7 +20,7 @@ from sr_assets.domain.target_stream import TargetOptions
 from sr_assets.domain.tracking import Policy
 from sr_assets.settings.digest import digest_of
 from sr_assets.settings.heartbeats import HeartbeatSettings
-from sr_assets.settings.monitoring import MetricsSettings
+from sr_assets.settings.monitoring import MetricsSettings, NotifySettings
 from sr_assets.settings.names import asset_name, rewritten
 from sr_assets.settings.spark import SparkSettings
 from sr_assets.settings.topology_records import TopologySettings
@@ -195,7 +195,7 @@ class SensorSettings:
 
 
 #: What differs between hosts and changes nothing that a run does.
-_WITHOUT_EFFECT: Final = frozenset({"home", "logfile", "warnings", "concurrency", "metrics"})
+_WITHOUT_EFFECT: Final = frozenset({"home", "logfile", "warnings", "concurrency", "metrics", "notify"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +222,7 @@ class Settings:
     loglevel: Literal["debug", "info", "warn", "error"] = "info"
     logfile: Path | None = None
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    notify: tuple[NotifySettings, ...] = ()
     published_mode: int = 0o600
     topology: TopologySettings | None = None
     heartbeats: HeartbeatSettings | None = None

@@ -1,0 +1,101 @@
+"""What a notification says: JSON that Slack and the like show, and the text in it.
+
+Not here: which events there are (`events`), sending (`targets`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+#: More events at once than this are one message.
+SINGLE: Final = 10
+#: A message has so many events at most.
+_DIGEST: Final = 1_000
+_SHOWN: Final = 10
+_VERBS: Final = {
+    "new": "is new",
+    "timeout": "is silent",
+    "recover": "is back",
+    "expire": "is retired",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something to be notified of. `id` is the same whenever it is sent; a failure has no node and a `reason`."""
+
+    id: str
+    name: str
+    stream: str
+    event: str
+    at: datetime
+    detected_at: datetime
+    node: str | None = None
+    age_seconds: float | None = None
+    outage_seconds: float | None = None
+    reason: str | None = None
+
+    @property
+    def text(self) -> str:
+        """One line about it."""
+        where = f"{self.name}/{self.stream}"
+        if self.node is None:
+            return f"{where} failed: {self.reason}"
+        seconds = {"timeout": self.age_seconds, "recover": self.outage_seconds}.get(self.event)
+        lasted = f" after {seconds:.0f} s" if seconds is not None else ""
+        return f"{self.node} {_VERBS[self.event]}{lasted} ({where}, {self.at:%Y-%m-%d %H:%M:%S} UTC)"
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The event as JSON."""
+        values = {
+            "event_id": self.id,
+            "event": self.event,
+            "name": self.name,
+            "stream": self.stream,
+            "node": self.node,
+            "event_time": self.at.isoformat(),
+            "age_seconds": self.age_seconds,
+            "outage_seconds": self.outage_seconds,
+            "reason": self.reason,
+        }
+        return {key: value for key, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A notification: a subject for mail, the JSON with its `text`, and the events that it tells of."""
+
+    subject: str
+    body: dict[str, Any]
+    events: tuple[Event, ...]
+
+
+def messages(events: Sequence[Event], *, together: bool) -> list[Message]:
+    """Return the notifications of some events: one each, or, of many or `together`, digests."""
+    if not together and len(events) <= SINGLE:
+        return [Message(f"sr-assets: {one.text}", {"text": one.text, **one.body}, (one,)) for one in events]
+    return [_digest(events[first : first + _DIGEST]) for first in range(0, len(events), _DIGEST)]
+
+
+def _digest(events: Sequence[Event]) -> Message:
+    counts = Counter((one.event, f"{one.name}/{one.stream}") for one in events)
+    heading = ", ".join(f"{count} {event} ({where})" for (event, where), count in counts.most_common())
+    lines = [heading, *(one.text for one in events[:_SHOWN])]
+    if len(events) > _SHOWN:
+        lines.append(f"and {len(events) - _SHOWN} more")
+    totals = Counter(one.event for one in events)
+    body = {
+        "text": "\n".join(lines),
+        "digest": True,
+        "counts": dict(totals),
+        "event_ids": [one.id for one in events],
+        "events": [one.body for one in events],
+    }
+    return Message(f"sr-assets: {len(events)} events: {heading}"[:200], body, tuple(events))

@@ -1,0 +1,92 @@
+"""One attempt to send a notification: by HTTP, by a command, by mail. Each ends within seconds.
+
+Not here: what follows from a failure (`delivery`).
+"""
+
+from __future__ import annotations
+
+import json
+import smtplib
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from email.message import EmailMessage
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from sr_assets.operate.notify.messages import Message
+    from sr_assets.settings import EmailSettings, NotifySettings
+
+#: How long a server may take for an answer, and a command for its work.
+_ANSWER_SECONDS: Final = 10.0
+
+
+class NotSentError(Exception):
+    """A notification was not sent; the text is one line without a secret."""
+
+
+def send(target: NotifySettings, message: Message) -> None:
+    """Send a notification. Raises NotSentError."""
+    try:
+        if target.webhook is not None:
+            _post(target.webhook, message)
+        elif target.email is not None:
+            _mail(target.email, message)
+        else:
+            _run(target.command, message)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise NotSentError(f"answered {error.code} {error.reason}") from None
+    except urllib.error.URLError as error:
+        raise NotSentError(_line(error.reason)) from None
+    except subprocess.TimeoutExpired:
+        raise NotSentError(f"did not end within {_ANSWER_SECONDS:.0f} s") from None
+    except (OSError, smtplib.SMTPException, ValueError) as error:
+        raise NotSentError(_line(error)) from None
+
+
+def _line(error: object) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {_ANSWER_SECONDS:.0f} s"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({error.verify_message})"
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(str(text).split())
+
+
+def _post(url: str, message: Message) -> None:
+    ids = ",".join(event.id for event in message.events[:1])
+    request = urllib.request.Request(  # noqa: S310  the settings allow http and https alone
+        url,
+        json.dumps(message.body).encode(),
+        {"Content-Type": "application/json", "User-Agent": "sr-assets", "Idempotency-Key": ids},
+    )
+    with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS):  # noqa: S310
+        pass
+
+
+def _run(command: tuple[str, ...], message: Message) -> None:
+    """Run a command with the JSON on its stdin."""
+    ended = subprocess.run(
+        command, input=json.dumps(message.body).encode(), capture_output=True, timeout=_ANSWER_SECONDS, check=False
+    )
+    if ended.returncode:
+        said = ended.stderr.decode(errors="replace").strip().splitlines()
+        raise NotSentError(f"ended with exit code {ended.returncode}{f': {said[-1]}' if said else ''}")
+
+
+def _mail(email: EmailSettings, message: Message) -> None:
+    mail = EmailMessage()
+    mail["Subject"], mail["From"], mail["To"] = " ".join(message.subject.split()), email.sender, ", ".join(email.to)
+    # A repetition has the same one, by which mail servers and readers know it.
+    mail["Message-ID"] = f"<{message.events[0].id}.{len(message.events)}@sr-assets>"
+    ids = "\n".join(event.id for event in message.events)
+    mail.set_content(f"{message.body['text']}\n\nevent ids:\n{ids}\n")
+    kind = smtplib.SMTP_SSL if email.tls == "tls" else smtplib.SMTP
+    with kind(email.host, email.port, timeout=_ANSWER_SECONDS) as server:
+        if email.tls == "starttls":
+            server.starttls(context=ssl.create_default_context())
+        if email.user is not None:
+            server.login(email.user, email.password or "")
+        server.send_message(mail)

@@ -1,0 +1,96 @@
+"""The mappings of `notify` in the file, and the records made of them.
+
+Not here: the records themselves (`monitoring`), the other mappings (`shape`).
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, model_validator
+
+from sr_assets.settings.mapping import Raw
+from sr_assets.settings.monitoring import EmailSettings, NotifySettings
+from sr_assets.settings.shape import Text
+from sr_assets.settings.values import one_of, read_port, read_text, shown, whole_number
+
+#: What can be notified of: the transitions of nodes, and a stream that fails.
+EVENTS = ("new", "timeout", "recover", "expire", "failed")
+_DEFAULT_EVENTS = ("timeout", "expire", "failed")
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """Read a text or a list of them."""
+    items = value if isinstance(value, list) else [value]
+    return tuple(read_text(item) for item in items)
+
+
+def _events(value: Any) -> tuple[str, ...]:
+    return tuple(one_of(*EVENTS)(item) for item in (value if isinstance(value, list) else [value]))
+
+
+def _webhook(value: object) -> str:
+    """Read a URL, no part of which is shown: its path is a secret."""
+    url = read_text(value)
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("is no URL of a webhook: write http://… or https://…")
+    return url
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
+
+
+class RawEmail(Raw):
+    """`email` of a notification."""
+
+    host: Text
+    port: Annotated[int, BeforeValidator(read_port)] | None = None
+    sender: Text
+    to: Texts
+    tls: Annotated[Literal["none", "starttls", "tls"], BeforeValidator(one_of("none", "starttls", "tls"))] = "none"
+    user: Text | None = None
+    password: Text | None = None
+
+
+class RawNotify(Raw):
+    """One of `notify`."""
+
+    name: Text | None = None
+    webhook: Annotated[str, BeforeValidator(_webhook)] | None = None
+    command: Texts = ()
+    email: RawEmail | None = None
+    events: Annotated[tuple[str, ...], BeforeValidator(_events)] = _DEFAULT_EVENTS
+    match: Texts = ()
+    sites: Texts = ()
+    min_nodes: Annotated[int, BeforeValidator(whole_number(1))] = 1
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if sum(map(bool, (self.webhook, self.command, self.email))) != 1:
+            raise ValueError("needs exactly one of webhook, command and email")
+        return self
+
+
+def refuse_unknown_sites(entries: Sequence[RawNotify], names: Collection[str]) -> None:
+    """Refuse a notification about a site that is not configured, and two of one name."""
+    for entry in entries:
+        for site in entry.sites:
+            if site not in names:
+                raise ValueError(
+                    f"notify.sites: {shown(site)} is no entry's name; there are: {', '.join(sorted(names))}"
+                )
+    taken = [entry.name for entry in entries if entry.name]
+    if len(taken) != len(set(taken)):
+        raise ValueError("notify.name: is there twice; what was sent already is remembered by it")
+
+
+def notify_settings(raw: RawNotify, number: int) -> NotifySettings:
+    """Return the record of one of `notify`; without a name its place in the list is one."""
+    email = None
+    if raw.email is not None:
+        default = {"none": 25, "starttls": 587, "tls": 465}[raw.email.tls]
+        email = EmailSettings(**{**raw.email.model_dump(), "port": raw.email.port or default})
+    return NotifySettings(
+        raw.name or str(number), raw.events, raw.webhook, raw.command, email, raw.match, raw.sites, raw.min_nodes
+    )

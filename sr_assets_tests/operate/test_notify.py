@@ -1,0 +1,347 @@
+"""Notifications against real receivers: a web server, a mail server, a command; away, hanging, refusing; rules; digests."""
+
+import contextlib
+import email
+import email.policy
+import json
+import socketserver
+import ssl
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import trustme
+
+from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.publishing import publish_site
+from sr_assets.adapters.published.site_files import PublishedStream
+from sr_assets.adapters.state.records import StreamState
+from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.errors import ConfigurationError
+from sr_assets.operate.notify import begin_notifying, notify_beside, notify_once
+from sr_assets.settings import Settings
+from sr_assets_tests.exposed import SITES, STREAM, configured, write_stream
+from sr_assets_tests.faults.rig import finish, start_run
+from sr_assets_tests.rig import Rig, wait_until
+from sr_assets_tests.stages.tracking.test_node_advisories import from_sender
+
+
+@pytest.fixture(autouse=True)
+def _end_of_threads() -> Iterator[None]:
+    """Let what still waits for a receiver end with its test: it says something at its end."""
+    yield
+    wait_until(lambda: not any(one.name.startswith("notify ") for one in threading.enumerate()), "the deliveries' end")
+
+
+class Receiver(ThreadingHTTPServer):
+    """A web server that keeps what is posted to it, and answers with `code`; `hangs`: not at all."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Post)
+        self.bodies: list[dict[str, Any]] = []
+        self.asked, self.code = 0, 200
+        self.hangs, self.ended = False, threading.Event()
+
+    def handle_error(self, *_: Any) -> None:
+        """Say nothing about a client that went away."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.server_address[1]}/services/s3cret"
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of all events that it has taken, in their order."""
+        return [one for body in self.bodies for one in body.get("event_ids") or [body["event_id"]]]
+
+
+class _Post(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        """Take a notification."""
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked += 1
+        if self.server.hangs:
+            self.server.ended.wait(60)
+            return
+        if self.server.code == 200:
+            self.server.bodies.append(body)
+        self.send_response(self.server.code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def receiving(port: int = 0) -> Iterator[Receiver]:
+    """Run a receiver until the end of `with`."""
+    receiver = Receiver(port)
+    threading.Thread(target=receiver.serve_forever, daemon=True).start()
+    try:
+        yield receiver
+    finally:
+        receiver.ended.set()
+        receiver.shutdown()
+        receiver.server_close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """A web server that takes what comes."""
+    with receiving() as opened:
+        yield opened
+
+
+def publish(home: Path, *nodes: str, event: str = "timeout", batch: int = 1) -> list[str]:
+    """Publish a transition of each of some nodes, found together; returns their ids."""
+    began = home / "began"
+    if not began.exists():
+        began.write_text(str(time.time_ns()))
+    at_ns = int(began.read_text()) // 1000 * 1000 + batch * 1_000_000_000
+    rows = [
+        {
+            "event_id": f"{batch}-{event}-{node}",
+            "stream": STREAM,
+            "node": node,
+            "event": event,
+            "event_ns": at_ns,
+            "detected_ns": at_ns,
+            "age_ns": 90_000_000_000,
+            "transition": batch,
+            "outbox": False,
+        }
+        for node in nodes
+    ]
+    with SiteState(home / "sites" / SITES[0]) as state:
+        with state.transaction():
+            state.save_stream(StreamState(STREAM, 1, 8, watermark_ns=at_ns, as_of_ns=at_ns))
+            if rows:
+                state.add_rows("transitions", pa.Table.from_pylist(rows))
+        streams = [PublishedStream(STREAM, "COPY", tracked=True)]
+        publish_site(home, SITES[0], state, streams, sites=[SITES[0]], run=Run(at_ns, "run"))
+    return [str(row["event_id"]) for row in rows]
+
+
+def notifying(home: Path, *targets: dict[str, Any]) -> Settings:
+    """Return a configuration with these notifications, which begin now."""
+    settings = configured(home, notify=list(targets))
+    begin_notifying(settings)
+    return settings
+
+
+def test_each_event_is_a_message_that_slack_shows_and_is_sent_once(tmp_path: Path, receiver: Receiver) -> None:
+    publish(tmp_path, "old")
+    settings = notifying(tmp_path, {"webhook": receiver.url})
+    ids = publish(tmp_path, "web1", "web2", batch=2)
+    publish(tmp_path, "web3", event="new", batch=3)
+    for _ in range(2):
+        notify_once(settings)
+    assert receiver.ids == ids
+    first = receiver.bodies[0]
+    assert first["text"].startswith("web1 is silent after 90 s (london/REG, 20")
+    assert (first["event_id"], first["event"], first["node"]) == (ids[0], "timeout", "web1")
+    # The same time, another batch: what was found with the last one is not mistaken for it.
+    later = publish(tmp_path, "web4", batch=3)
+    notify_once(settings)
+    assert receiver.ids == [*ids, *later]
+
+
+def test_what_happens_while_the_receiver_is_away_or_refuses_is_sent_when_it_is_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with receiving() as gone:
+        port = gone.server_address[1]
+    settings = notifying(tmp_path, {"name": "ops", "webhook": f"http://127.0.0.1:{port}/services/s3cret"})
+    ids = publish(tmp_path, "web1")
+    notify_once(settings)
+    said = capsys.readouterr().err
+    assert said == "warning: notify ops (webhook 127.0.0.1): Connection refused; 1 events wait and are sent again\n"
+    with receiving(port) as back:
+        back.code = 500
+        ids += publish(tmp_path, "web2", batch=2)
+        with notify_beside(settings):
+            wait_until(lambda: back.asked >= 2, "two attempts")
+            assert back.bodies == []
+            back.code = 200
+            wait_until(lambda: back.ids == ids, "what was refused")
+        said = capsys.readouterr().err
+        assert said == (
+            "warning: notify ops (webhook 127.0.0.1): answered 500 Internal Server Error;"
+            " 2 events wait and are sent again\n"
+        )
+        notify_once(settings)
+        assert back.ids == ids
+
+
+def test_a_receiver_that_hangs_delays_nobody(tmp_path: Path, receiver: Receiver) -> None:
+    with receiving() as hanging:
+        hanging.hangs = True
+        settings = notifying(tmp_path, {"webhook": hanging.url}, {"webhook": receiver.url})
+        ids = publish(tmp_path, "web1")
+        with notify_beside(settings):
+            wait_until(lambda: hanging.asked == 1 and receiver.ids == ids, "both were asked")
+            began = time.monotonic()
+        assert time.monotonic() - began < 5, "the end waits for the one that hangs"
+
+
+def test_hundreds_at_once_are_one_message_with_every_id(tmp_path: Path, receiver: Receiver) -> None:
+    settings = notifying(tmp_path, {"webhook": receiver.url})
+    ids = publish(tmp_path, *(f"n{n:03}" for n in range(300)))
+    notify_once(settings)
+    (digest,) = receiver.bodies
+    assert digest["digest"]
+    assert digest["counts"] == {"timeout": 300}
+    assert digest["event_ids"] == ids
+    assert digest["text"].startswith("300 timeout (london/REG)\nn000 is silent")
+    assert digest["text"].endswith("and 290 more")
+
+
+def test_rules_choose_events_nodes_sites_and_how_many_are_worth_it(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        by = {name: stack.enter_context(receiving()) for name in ("events", "match", "sites", "many")}
+        settings = configured(
+            tmp_path,
+            *SITES,
+            notify=[
+                {"name": "events", "webhook": by["events"].url, "events": ["new", "recover"]},
+                {"name": "match", "webhook": by["match"].url, "match": "db*"},
+                {"name": "sites", "webhook": by["sites"].url, "sites": [SITES[1]]},
+                {"name": "many", "webhook": by["many"].url, "min_nodes": 3},
+            ],
+        )
+        begin_notifying(settings)
+        silent = publish(tmp_path, "web1", "db1")
+        fresh = publish(tmp_path, "web2", event="new", batch=2)
+        notify_once(settings)
+        assert by["events"].ids == fresh
+        assert by["match"].ids == [silent[1]]
+        assert by["sites"].ids == by["many"].ids == []
+        # A third silent node soon after: now it is worth it.
+        silent += publish(tmp_path, "web3", batch=3)
+        notify_once(settings)
+        assert sorted(by["many"].ids) == sorted(silent)
+        assert len(by["many"].bodies) == 1
+
+
+def test_a_stream_that_fails_is_told_once_with_its_reason(tmp_path: Path, receiver: Receiver) -> None:
+    settings = notifying(tmp_path, {"webhook": receiver.url})
+    failure = {
+        "created_ns": 1,
+        "last_error": "source stream REG is missing; create it",
+        "last_error_since_ns": 1_000_000,
+    }
+    write_stream(tmp_path, SITES[0], failure)
+    for _ in range(2):
+        notify_once(settings)
+    (told,) = receiver.bodies
+    assert told["text"] == "london/REG failed: source stream REG is missing; create it"
+    write_stream(tmp_path, SITES[0], {**failure, "last_error_since_ns": 2_000_000})
+    notify_once(settings)
+    assert len(receiver.bodies) == 2
+
+
+class _Smtp(socketserver.StreamRequestHandler):
+    """A mail server that takes every mail."""
+
+    def handle(self) -> None:
+        """Speak just enough SMTP."""
+        self.wfile.write(b"220 here\r\n")
+        while line := self.rfile.readline():
+            if line.upper().startswith(b"DATA"):
+                self.wfile.write(b"354 go on\r\n")
+                mail = b"".join(iter(self.rfile.readline, b".\r\n"))
+                self.server.mails.append(mail.decode())  # type: ignore[attr-defined]
+            self.wfile.write(b"221 bye\r\n" if line.upper().startswith(b"QUIT") else b"250 ok\r\n")
+            if line.upper().startswith(b"QUIT"):
+                return
+
+
+def test_a_mail_has_the_text_and_the_ids(tmp_path: Path) -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Smtp) as server:
+        server.daemon_threads = True
+        mails: list[str] = []
+        server.mails = mails  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        by_mail = {
+            "host": "127.0.0.1",
+            "port": server.server_address[1],
+            "sender": "sr@example.net",
+            "to": ["ops@example.net"],
+        }
+        settings = notifying(tmp_path, {"email": by_mail})
+        (number,) = publish(tmp_path, "web1")
+        notify_once(settings)
+        server.shutdown()
+    (mail,) = (email.message_from_string(one, policy=email.policy.default) for one in mails)
+    assert mail["Subject"].strip().startswith("sr-assets: web1 is silent after 90 s")
+    assert (mail["From"], mail["To"]) == ("sr@example.net", "ops@example.net")
+    assert number in mail.get_content()
+
+
+@pytest.mark.process
+def test_a_command_gets_the_json_and_is_run_again_when_it_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, taken = tmp_path / "tell", tmp_path / "taken"
+    script.write_text(f"#!/bin/sh\ntest -e {taken} || {{ touch {taken}; echo not yet >&2; exit 3; }}\ncat > {taken}\n")
+    script.chmod(stat.S_IRWXU)
+    settings = notifying(tmp_path, {"command": [str(script)]})
+    (number,) = publish(tmp_path, "web1")
+    notify_once(settings)
+    assert json.loads(taken.read_text())["event_id"] == number
+    assert "ended with exit code 3: not yet; 1 events wait" in capsys.readouterr().err
+
+
+def test_a_run_of_the_command_line_notifies_of_what_it_found(rig: Rig, receiver: Receiver) -> None:
+    stream = rig.make()
+    rig.publish(stream, from_sender("a", "b"))
+    rig.add(stream, inspect_field="sender", inspect_duration="10m")
+    rig.settings(notify=[{"webhook": receiver.url, "events": ["new"]}])
+    finish(start_run(rig))
+    assert sorted(body["node"] for body in receiver.bodies) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    (
+        ({}, "needs exactly one of webhook, command and email"),
+        ({"webhook": "ftp://example.net/s3cret"}, "is no URL of a webhook"),
+        ({"webhook": "http://a/b", "command": "c"}, "needs exactly one"),
+        ({"command": "c", "events": ["gone"]}, "'gone' is not one of new, timeout"),
+        ({"command": "c", "sites": ["atlantis"]}, "'atlantis' is no entry's name; there are: london"),
+        ({"email": {"host": "h", "sender": "a"}}, "to"),
+    ),
+)
+def test_a_notification_that_cannot_be_sent_is_refused(tmp_path: Path, target: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem) as refused:
+        configured(tmp_path, notify=[target])
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_certificate_that_nobody_knows_is_one_line(
+    tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    receiver.socket = context.wrap_socket(receiver.socket, server_side=True)
+    settings = notifying(tmp_path, {"webhook": receiver.url.replace("http:", "https:")})
+    publish(tmp_path, "web1")
+    notify_once(settings)
+    said = capsys.readouterr().err
+    assert said.startswith("warning: notify 1 (webhook 127.0.0.1): its certificate is not trusted (")
+    assert said.count("\n") == 1
+    assert "s3cret" not in said
+    assert receiver.bodies == []
