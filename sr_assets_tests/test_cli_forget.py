@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from sr_assets.adapters.published.history import stream_folder
@@ -62,6 +63,15 @@ def test_a_site_that_no_entry_names_goes_with_its_rows_its_folder_and_its_histor
     code, _, errors = command("forget", "--site", "london")
     assert code == 2
     assert "--site london: nothing is known of it; left from an earlier configuration: nothing" in errors
+
+
+def test_a_reader_keeps_the_rows_that_it_opened_while_a_site_is_forgotten(home: Path, command: Command) -> None:
+    rows = "SELECT node, status FROM last_seen_nodes UNION ALL SELECT node, 'retired' FROM retired_nodes ORDER BY node"
+    with duckdb.connect(str(home / "fleet.duckdb"), read_only=True) as reader:
+        before = reader.execute(rows).fetchall()
+        assert command("forget", "--site", "london")[0] == 0
+        assert reader.execute(rows).fetchall() == before == [("web1", "up"), ("web2", "retired")]
+    assert count(home, "last_seen_nodes") == 0
 
 
 def test_a_stream_that_left_its_site_goes_and_the_rest_of_the_site_stays(home: Path, command: Command) -> None:

@@ -1,12 +1,16 @@
 """Who may enter a home, and who may read what is published in it."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from sr_assets.adapters.home import open_home
+from sr_assets.adapters.published.reading import open_fleet, read_rows
+from sr_assets.adapters.state.waiting import leave_line, wait_in_line
 from sr_assets.domain.errors import ConfigurationError
+from sr_assets_tests.published import node_row, publish_message, publish_nodes
 
 _DAY = "snapshots/name=a/stream=b/date=2026-01-31"
 
@@ -45,6 +49,22 @@ def test_a_home_is_its_owners_but_for_what_is_published(
     assert {found[name] for name in ("fleet.json", "fleet.lock", "up.lock")} == {0o600}
     open_home(earlier, 0o600)
     assert {mode & 0o077 for name, mode in modes(earlier).items() if name.count("/") == 0} == {0}
+
+
+def test_all_that_is_published_is_opened_and_who_waits_in_line_is_not(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    publish_nodes(home, node_row("web1", "up", 0))
+    publish_message(home, "web1")
+    wait_in_line(home, "london", 10.0)
+    open_home(home, 0o640)
+    found = modes(home)
+    assert (found["."], found["waiting"], found["waiting/london"]) == (0o710, 0o700, 0o600)
+    with open_fleet(home) as fleet:
+        views = read_rows(fleet, "SELECT sql FROM duckdb_views() WHERE NOT internal").values
+    folders = set(re.findall(re.escape(f"{home}/") + r"(\w+)/", repr(views)))
+    assert folders >= {"published", "snapshots", "availability"}
+    assert {found[folder] for folder in folders} == {0o750}
+    assert leave_line(home, "london")
 
 
 def test_a_new_home_is_its_owners_alone(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ from sr_assets.adapters.published.shown import is_published
 from sr_assets.adapters.published.site_files import PublishedStream
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.adapters.state.waiting import leave_line, wait_in_line, waiting_sites
 from sr_assets.domain.errors import RunError
+from sr_assets.settings.names import read_site_name
 from sr_assets_tests.published import NOW_NS, STREAM
 from sr_assets_tests.published import SITE as LONDON
 
@@ -238,6 +240,35 @@ def test_the_files_of_a_site_that_is_no_more_go_when_nobody_reads_them(tmp_path:
     for number in range(5, 7):
         publish(tmp_path, LONDON, number, (LONDON,))
     assert not publication_folder(tmp_path, PARIS).exists()
+
+
+def test_a_mark_that_a_power_failure_emptied_is_written_again(tmp_path: Path, without_grace: None) -> None:
+    """It says since when a site is shown no more."""
+    publish(tmp_path, PARIS, 1)
+    publish(tmp_path, LONDON, 1, (LONDON,))
+    mark = publication_folder(tmp_path, PARIS) / "gone"
+    mark.write_text("")
+    for number in range(2, 6):
+        publish(tmp_path, LONDON, number, (LONDON,))
+        assert not mark.exists() or int(mark.read_text())
+    assert not mark.parent.exists()
+    assert positions(tmp_path) == {LONDON: 5}
+
+
+@pytest.mark.parametrize("name", ("ü" * 40, "京" * 26, "a" * 200))
+def test_the_longest_names_of_sites_are_folders_and_wait_in_line(name: str, tmp_path: Path) -> None:
+    assert read_site_name(name) == name
+    with SiteState(tmp_path / "sites" / name) as state:
+        with state.transaction():
+            state.save_stream(StreamState(STREAM, 1, 7, watermark_ns=NOW_NS, as_of_ns=NOW_NS))
+        publish_again(tmp_path, name, state, (name,))
+    assert positions(tmp_path) == {name: 7}
+    wait_in_line(tmp_path, name, 10.0)
+    assert waiting_sites(tmp_path, 10.0) == [name]
+    assert leave_line(tmp_path, name)
+    # As the name of a file it would be too long.
+    with pytest.raises(ValueError, match="cannot be a name"):
+        read_site_name(f"{name}京")
 
 
 @pytest.mark.parametrize("file_bytes", (1_000, 20_000, 100_000))
