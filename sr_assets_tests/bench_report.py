@@ -118,6 +118,12 @@ def _rows(figures: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]
             "" if target is None else f"≥ {target} x",
             None if target is None else copy["times_mirror"] >= target,
         )
+    links = figures["links"]
+    for kind, label in (("mirror", "native mirror"), ("source", "native source"), ("ours", "sr_assets")):
+        yield f"through a leafnode, 7 KB, {label}", f"{links[f'{kind}_per_second']:,}/s", "", None
+    report = figures["report"]
+    workload = f"`report` of {report['streams']} streams and {report['links']} links on {report['clusters']} clusters"
+    yield f"{workload}, as a command", f"{report['seconds']} s", "≤ 2 s", report["seconds"] <= 2
     copy = figures["copy_512"]
     met = copy["times_one_at_a_time"] >= 6
     yield "plain copy, 512 B, beside one at a time", f"{copy['times_one_at_a_time']} x", "≥ 6 x", met

@@ -31,9 +31,12 @@ if TYPE_CHECKING:
     from sr_assets.stages.topology.watching import Seen
 
 JOB: Final = "topology"
-#: A link counts as dead after 10 s of silence and is to be flagged 5 s later at most.
-_LOOK_SECONDS: Final = 5
+#: A link counts as dead after 10 s of silence and is to be flagged 5 s later: Dagster's daemon looks for sensors that are due
+#: every 5 s, and one that is due every 5 s would often miss a turn.
+_LOOK_SECONDS: Final = 3
 _AGAIN_SECONDS: Final = 300.0
+#: A tick does not wait for sites that publish: the next one does it.
+_WAIT_SECONDS: Final = 2.0
 
 
 def build_topology_job(
@@ -69,7 +72,7 @@ def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
                 # Ahead of us: the machine has started anew since.
                 age_seconds = time.monotonic() - cursor.get("published_at", -float("inf"))
                 if changed or not 0 <= age_seconds < interval_seconds:
-                    publish_seen(settings, seen, "topology_watch")
+                    publish_seen(settings, seen, "topology_watch", _WAIT_SECONDS)
                     cursor["published_at"] = time.monotonic()
                 reason = _reason(settings, looks, read_status(folder))
         except SiteBusyError as error:

@@ -104,7 +104,7 @@ def _print_records(
     if form == "json":
         print_document(tables)
         return
-    columns = {"streams": _columns("stream"), "links": _columns("link"), "leaders": ("cluster", "server", "streams")}
+    columns = {"streams": _columns("stream"), "links": _columns("link"), "leaders": ("server", "cluster", "streams")}
     for index, (name, records) in enumerate(tables.items()):
         sys.stdout.write("\n" if index else "")
         show(columns[name], [tuple(record.values()) for record in records], form)

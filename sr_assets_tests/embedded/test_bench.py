@@ -9,6 +9,7 @@ import pytest
 from sr_assets.embedded.bench import definitions, disk, feeds, outage, publication, sampling, silence, waiting
 from sr_assets.embedded.bench.copying import measure_copy, measure_workers
 from sr_assets.embedded.bench.history import measure_history
+from sr_assets.embedded.bench.links import measure_links, measure_report
 from sr_assets.embedded.bench.rig import Bench
 from sr_assets.embedded.bench.trickle import measure_trickle
 from sr_assets.embedded.nats_server import NatsServer
@@ -33,6 +34,13 @@ def test_a_copy_is_measured_beside_a_mirror_and_one_at_a_time(bench: Bench, *, d
     assert len(rates(figures)) == 3
     assert all(rate > 0 for rate in rates(figures))
     assert figures["times_mirror"] > 0 < figures["times_one_at_a_time"]
+
+
+def test_native_links_and_ours_are_measured_through_a_leafnode_and_a_report_of_many_streams(bench: Bench) -> None:
+    figures = measure_links(bench, 300)
+    assert len([rate for rate in rates(figures) if rate > 0]) == 3
+    report = measure_report(bench, 2, 8)
+    assert (report["streams"], report["links"]) == (8, 4)
 
 
 def test_workers_are_measured_beside_one_another(bench: Bench) -> None:

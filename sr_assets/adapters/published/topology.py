@@ -37,6 +37,7 @@ def publish_topology(
     sites: Sequence[str],
     run: Run,
     mode: int = 0o600,
+    wait_seconds: float = LOCK_SECONDS,
 ) -> None:
     """Replace the rows of the tables, by table; called by one process at a time.
 
@@ -57,7 +58,7 @@ def publish_topology(
                         publication.files[name] = {written.name: written.size}
             publication = write_publication(folder, publication, before)
             shown = publish_index(
-                connection, home, publication, sites=sites, run=run, mode=mode, wait_seconds=LOCK_SECONDS
+                connection, home, publication, sites=sites, run=run, mode=mode, wait_seconds=wait_seconds
             )
         sweep(folder, publication, shown.numbers)
     except OSError as error:

@@ -1,7 +1,7 @@
 """`python -m sr_assets.embedded.bench`: the workloads one after the other, as a table and, last, one JSON object.
 
-A new workload gets its name here. Not here: what it does (`copying`, `sampling`, `waiting`, `trickle`, `sites`, `outage`,
-`silence`, `feeds`, `publication`, `definitions`, `disk`).
+A new workload gets its name here. Not here: what it does (`copying`, `links`, `sampling`, `waiting`, `trickle`, `sites`,
+`outage`, `silence`, `feeds`, `publication`, `definitions`, `disk`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from sr_assets.embedded.bench.definitions import measure_definitions
 from sr_assets.embedded.bench.disk import measure_disk
 from sr_assets.embedded.bench.feeds import measure_feeds
 from sr_assets.embedded.bench.history import measure_history
+from sr_assets.embedded.bench.links import measure_links, measure_report
 from sr_assets.embedded.bench.outage import measure_queue, measure_transitions
 from sr_assets.embedded.bench.publication import measure_publication
 from sr_assets.embedded.bench.rig import Bench, open_bench
@@ -42,6 +43,8 @@ WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "copy_7k": lambda bench, scale: measure_copy(bench, 7_000, int(60_000 * scale)),
     "copy_64k": lambda bench, scale: measure_copy(bench, 64_000, int(8_000 * scale)),
     "copy_512_consumer": lambda bench, scale: measure_copy(bench, 512, int(200_000 * scale), direct=False),
+    "links": lambda bench, scale: measure_links(bench, int(30_000 * scale)),
+    "report": lambda bench, scale: measure_report(bench, 5, int(500 * scale)),
     "workers": lambda bench, scale: measure_workers(bench, 7_000, int(60_000 * scale)),
     "sampled_512": lambda bench, scale: measure_sampled_of(bench, scale, 512),
     "sampled_7k": lambda bench, scale: measure_sampled_of(bench, scale, 7_000),

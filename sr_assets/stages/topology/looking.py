@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from sr_assets.adapters.nats.api import ApiError
+from sr_assets.adapters.nats.api import STREAM_NOT_FOUND, ApiError
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.domain.clusters import OWN_API
 from sr_assets.domain.errors import RunError, TransientError
@@ -34,7 +34,11 @@ _SIDE_BY_SIDE: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class ClusterLook:
-    """What a cluster answered; `answers` has the streams as they were sent. With an `error` it could not be asked."""
+    """What a cluster answered; `answers` has the streams as they were sent. With an `error` it could not be asked.
+
+    Of the streams that the configuration names, `silent` are those that did not answer: without a leader they are neither
+    there nor missing.
+    """
 
     name: str
     settings: ClusterSettings
@@ -44,6 +48,7 @@ class ClusterLook:
     streams: Mapping[str, FoundStream] = field(default_factory=dict)
     answers: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     error: str | None = None
+    silent: frozenset[str] = frozenset()
 
 
 class Looks:
@@ -127,7 +132,7 @@ class Looks:
         cluster = self._open[known.name]
         try:
             about = _about(cluster)
-            found = self._list(cluster, known.name)
+            found, silent = self._list(cluster, known.name)
             version = cluster.server_version
         except RunError as error:
             return ClusterLook(known.name, known.settings, known.domain, error=str(error))
@@ -140,22 +145,33 @@ class Looks:
             (about.get("api") or {}).get("level"),
             {name: read_stream(answer) for name, answer in sorted(streams.items())},
             streams,
+            silent=frozenset(silent),
         )
 
-    def _list(self, cluster: Cluster, name: str) -> list[dict[str, Any]]:
+    def _list(self, cluster: Cluster, name: str) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return all streams of a cluster, and those that are named and did not answer."""
+        found, silent, refusal = [], [], None
         try:
-            return cluster.list_streams()
+            found = cluster.list_streams()
         except TransientError:
             raise
-        except RunError:
+        except RunError as error:
             # A user of a few streams may not list all.
-            if not self._named[name]:
-                raise
-        found = []
+            refusal = error
+        # The list leaves out a stream whose leader does not answer.
+        listed = {one["config"]["name"] for one in found}
         for stream in self._named[name]:
-            with suppress(ApiError):
-                found.append(cluster.request_api(f"STREAM.INFO.{stream}"))
-        return found
+            if stream not in listed:
+                try:
+                    found.append(cluster.request_api(f"STREAM.INFO.{stream}"))
+                except ApiError as error:
+                    if error.code != STREAM_NOT_FOUND:
+                        silent.append(stream)
+                except TransientError:
+                    silent.append(stream)
+        if refusal is not None and not found:
+            raise refusal
+        return found, silent
 
 
 def known_clusters(settings: Settings) -> dict[str, TopologyCluster]:

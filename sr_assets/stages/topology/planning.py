@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from sr_assets.settings import Settings, TopologySettings
     from sr_assets.stages.topology.looking import ClusterLook, Looks
 
+#: What is said of a stream that is listed by its cluster and does not answer.
+NO_LEADER: Final = "the stream does not answer: it has no leader; see that a majority of its servers is up"
 #: Mirrors and sources of a stream with another retention than limits remove its messages before they are safe.
 _SAFE_RETENTION: Final = (2, 14, 0)
 
@@ -51,6 +53,9 @@ def make_plan(settings: Settings, looks: Looks, recreate: Sequence[str] = ()) ->
         if look.error is not None:
             problems.append(f"{wanted.label}: cluster {wanted.cluster} cannot be asked: {look.error}")
             continue
+        if wanted.stream in look.silent:
+            problems.append(f"{wanted.label}: {NO_LEADER}")
+            continue
         step = plan_stream(
             wanted,
             look.streams.get(wanted.stream),
@@ -77,6 +82,9 @@ def make_adoption(settings: Settings, looks: Looks, names: Sequence[str]) -> Pla
         if look.error is not None:
             problems.append(f"{wanted.label}: cluster {wanted.cluster} cannot be asked: {look.error}")
             continue
+        if wanted.stream in look.silent:
+            problems.append(f"{wanted.label}: {NO_LEADER}")
+            continue
         found = look.streams.get(wanted.stream)
         steps.append(plan_adoption(wanted, found, settings.replicator, named=wanted.label in named))
     return Plan(steps, problems)
@@ -100,7 +108,7 @@ def find_drift(settings: Settings, looks: Looks) -> Iterator[tuple[WantedStream,
     """Yield every difference between what is wanted and what is there, at the clusters that could be asked."""
     for wanted in topology_of(settings).streams:
         look = looks.of[wanted.cluster]
-        if look.error is None:
+        if look.error is None and wanted.stream not in look.silent:
             found = look.streams.get(wanted.stream)
             for drift in compare(wanted, found, settings.replicator, look.version):
                 yield wanted, drift
@@ -122,7 +130,7 @@ def _problems_with(upstream: Upstream, look: ClusterLook, wanted: WantedStream, 
     origin = look.streams.get(upstream.stream)
     label = f"{upstream.cluster}/{upstream.stream}"
     if origin is None:
-        if label not in made:
+        if label not in made and upstream.stream not in look.silent:
             yield f"{label} does not exist, and is not in topology.streams; create it, or correct its name"
         return
     most, theirs = wanted.config.get("max_msg_size", -1), origin.config.get("max_msg_size", -1)

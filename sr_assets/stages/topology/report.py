@@ -143,7 +143,9 @@ def _missing(settings: Settings, looks: Looks) -> list[Link]:
         look = looks.of[wanted.cluster]
         if wanted.stream in look.streams:
             continue
-        error = f"cluster {look.name} cannot be asked" if look.error else f"stream {wanted.stream} does not exist"
+        error = f"stream {wanted.stream} {'does not answer' if wanted.stream in look.silent else 'does not exist'}"
+        if look.error:
+            error = f"cluster {look.name} cannot be asked"
         rows += [_wanted_link(looks, wanted, one, error) for one in wanted.upstreams]
     return rows
 

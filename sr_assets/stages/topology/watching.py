@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sr_assets.adapters.home import open_home
+from sr_assets.adapters.published.fleet_lock import LOCK_SECONDS
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.topology import publish_topology
 from sr_assets.adapters.published.topology_schema import TOPOLOGY_SITE
@@ -18,7 +19,7 @@ from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.status_file import write_status
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.site import published_sites
-from sr_assets.stages.topology.planning import find_drift, topology_of
+from sr_assets.stages.topology.planning import NO_LEADER, find_drift, topology_of
 from sr_assets.stages.topology.report import Report, link_record, make_report, stream_record
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from sr_assets.domain.topology.links import Link
     from sr_assets.domain.topology.wanted import WantedStream
     from sr_assets.settings import Settings
-    from sr_assets.stages.topology.looking import Looks
+    from sr_assets.stages.topology.looking import ClusterLook, Looks
 
 #: The checks of a native stream; a stream that copies nothing has the last one alone.
 LINK_CHECKS: Final = {
@@ -76,7 +77,7 @@ def see(settings: Settings, looks: Looks) -> Seen:
                 if one.native and (one.cluster, one.stream) == (wanted.cluster, wanted.stream)
             ],
             [one for of, one in drift if of is wanted],
-            report.unreachable.get(wanted.cluster),
+            _unknown(looks.of[wanted.cluster], wanted),
         )
         for wanted in topology_of(settings).streams
     }
@@ -95,8 +96,11 @@ def topology_lock(settings: Settings, owner: str, wait_seconds: float) -> Iterat
         yield folder
 
 
-def publish_seen(settings: Settings, seen: Seen, run_id: str) -> None:
-    """Publish the tables of what was seen; called inside the lock."""
+def publish_seen(settings: Settings, seen: Seen, run_id: str, wait_seconds: float = LOCK_SECONDS) -> None:
+    """Publish the tables of what was seen; called inside the lock.
+
+    Raises RunError when a site publishes for `wait_seconds` on; then the next publication shows these rows too.
+    """
     rows: dict[str, list[dict[str, Any]]] = {
         "topology_streams": [stream_record(row) for row in seen.report.streams],
         "topology_links": [link_record(link) for link in seen.report.links],
@@ -105,13 +109,18 @@ def publish_seen(settings: Settings, seen: Seen, run_id: str) -> None:
         ],
     }
     times = [row.as_of_ns for row in seen.report.streams if row.as_of_ns is not None]
-    run = Run(max(times, default=Clock.own_ns()), run_id)
-    publish_topology(settings.home, rows, sites=published_sites(settings), run=run, mode=settings.published_mode)
+    run, sites = Run(max(times, default=Clock.own_ns()), run_id), published_sites(settings)
+    publish_topology(
+        settings.home,
+        rows,
+        sites=sites,
+        run=run,
+        mode=settings.published_mode,
+        wait_seconds=wait_seconds,
+    )
 
 
-def _verdicts(
-    wanted: WantedStream, links: list[Link], drift: list[Drift], unreachable: str | None
-) -> dict[str, Verdict]:
+def _verdicts(wanted: WantedStream, links: list[Link], drift: list[Drift], unasked: str | None) -> dict[str, Verdict]:
     verdicts: dict[str, Verdict] = {}
     if wanted.upstreams:
         dead = [f"{link.origin_stream}: {_silence(link)}" for link in links if link.dead]
@@ -124,9 +133,16 @@ def _verdicts(
             "link_error": Verdict(not errors, "; ".join(errors)),
         }
     differs = [f"{one.key}: wanted {one.wanted}, found {one.found} ({one.remedy})" for one in drift]
-    if unreachable:
-        differs = [f"cluster {wanted.cluster} cannot be asked"]
+    if unasked:
+        differs = [unasked]
     return verdicts | {"no_drift": Verdict(not differs, "; ".join(differs))}
+
+
+def _unknown(look: ClusterLook, wanted: WantedStream) -> str | None:
+    """Return why it is not known how a stream is; None: it is."""
+    if look.error:
+        return f"cluster {look.name} cannot be asked"
+    return NO_LEADER if wanted.stream in look.silent else None
 
 
 def _silence(link: Link) -> str:

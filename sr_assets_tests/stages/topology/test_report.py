@@ -84,11 +84,16 @@ def test_a_cluster_that_cannot_be_asked_is_a_row_and_its_lags_are_unknown(
 ) -> None:
     stream = unique("S")
     make(nats_server, stream, mirror={"name": "GONE", "external": {"api": "$JS.nowhere.API", "deliver": ""}})
-    configure(topology={"clusters": {"here": {"url": nats_server.url}, "gone": {"url": "127.0.0.1:1"}}})
+    # Its servers answer, and no JetStream of that domain does.
+    cut = {"url": nats_server.url, "domain": "nowhere"}
+    clusters = {"here": {"url": nats_server.url}, "gone": {"url": "127.0.0.1:1"}, "cut": cut}
+    configure(topology={"clusters": clusters, "streams": [{"cluster": "cut", "stream": "S", "subjects": ["s"]}]})
     code, out, err = command("report", "--format", "json", "--sort", "messages")
     assert code == 1
     assert "cluster gone: " in err
     report = json.loads(out)
+    (row,) = [row for row in report["streams"] if row["cluster"] == "cut"]
+    assert "no responder" in row["error"]
     (gone,) = [row for row in report["streams"] if row["cluster"] == "gone"]
     assert gone["stream"] is None
     assert "Connection refused" in gone["error"]
