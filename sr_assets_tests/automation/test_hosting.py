@@ -77,6 +77,18 @@ def test_who_waits_longest_gets_the_next_place(settings: Settings, instance: dg.
     assert waiting_sites(home, 10.0) == ["berlin"]
 
 
+def test_a_run_whose_process_is_gone_holds_its_place_no_longer(
+    settings: Settings, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = Places(settings)
+    job = build(settings).resolve_job_def(site_job_name("amsterdam"))
+    instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags={MODE_TAG: LINGER})
+    # It may be about to take its site's lock.
+    assert not taken.take("berlin", instance)
+    monkeypatch.setattr("sr_assets.automation.places.WITHOUT_LOCK_SECONDS", 0.0)
+    assert taken.take("berlin", instance)
+
+
 def test_where_there_is_a_place_for_each_nobody_waits(settings: Settings, instance: dg.DagsterInstance) -> None:
     places = Places(replace(settings, concurrency=3))
     assert all(places.take(site, instance) for site in (*SITES, *SITES))

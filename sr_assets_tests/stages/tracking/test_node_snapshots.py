@@ -88,9 +88,8 @@ def test_others_may_read_what_is_published_if_they_may_at_all_and_nothing_else(r
     rig.publish(stream, [Sent(b"{}", "n2")])
     rig.drain(published_mode="0640")
     assert len([name for name in others() if name.startswith("snapshots") and name.endswith(".parquet")]) == 2
-    viewed = [
-        path for folder in ("published", "snapshots") for path in (rig.home / folder, *(rig.home / folder).rglob("*"))
-    ]
+    folders = [rig.home / name for name in ("published", "snapshots", "availability")]
+    viewed = [path for folder in folders for path in (folder, *folder.rglob("*"))]
     expected = {str(path.relative_to(rig.home)): 0o750 if path.is_dir() else 0o640 for path in viewed}
     assert others() == {"fleet.duckdb": 0o640, **expected}
     assert rig.home.stat().st_mode & 0o777 == 0o710
