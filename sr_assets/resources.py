@@ -5,8 +5,6 @@ the Spark resource's class (`spark_engine`), which would load pyspark with the d
 annotations` here: Dagster reads the annotations of a resource's class.
 """
 
-import logging
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 from dagster_duckdb import DuckDBResource
 
+from sr_assets.adapters.logs import note_run, open_log
 from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.adapters.spark.engine import KEEP_ONCE_SECONDS, KEEP_SECONDS
 from sr_assets.settings import Settings
@@ -52,6 +51,7 @@ class Platform(dg.ConfigurableResource[Settings]):
         `company` says how many sites this process serves.
         """
         configure_logging(self.settings)
+        note_run(name, run_id)
         keep_seconds = KEEP_ONCE_SECONDS if mode == ONCE else KEEP_SECONDS
         return Site(
             self.settings, name, owner=f"run {run_id}", run_id=run_id, keep_engine_seconds=keep_seconds, company=company
@@ -94,14 +94,5 @@ def spark_resource(settings: Settings) -> dg.ResourceDefinition:
 
 
 def configure_logging(settings: Settings) -> None:
-    """Send our log to stderr, which Dagster captures with a run, and to `logfile` if it is set; once per process."""
-    ours = logging.getLogger("sr_assets")
-    if ours.handlers:
-        return
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
-    if settings.logfile is not None:
-        handlers.append(logging.FileHandler(settings.logfile))
-    for handler in handlers:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        ours.addHandler(handler)
-    ours.setLevel(settings.loglevel.upper())
+    """Send our log where the settings say; once per process."""
+    open_log(settings.loglevel, settings.log_format, settings.logfile)

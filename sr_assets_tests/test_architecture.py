@@ -38,6 +38,7 @@ PACKAGE_ORDER = {
         "private",
         "puppet_ca",
         "home",
+        "logs",
         "login",
         "choria",
         "security",

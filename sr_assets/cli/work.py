@@ -3,6 +3,7 @@
 Not here: what they do (`embedded`, `operate`, `stages`); everything heavy is imported by the command that needs it.
 """
 
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,7 @@ def up(settings: "Settings", port: int, read_only: bool, auth_file: Path | None)
     from sr_assets.operate import Ui, serve
 
     warn(settings)
+    _outlive_rotation(settings)
     return serve(settings, Ui(port, read_only, auth_file))
 
 
@@ -86,6 +88,7 @@ def run(settings: "Settings", names: tuple[str, ...], once: bool, follow: bool) 
     if once and follow:
         raise click.UsageError("--once and --follow exclude each other")
     warn(settings)
+    _outlive_rotation(settings)
     chosen = {stream.label: stream for name in names for stream in settings.find(name)}
     if not settings.entries:
         click.echo(
@@ -93,6 +96,13 @@ def run(settings: "Settings", names: tuple[str, ...], once: bool, follow: bool) 
         )
         return 0
     return run_sites(settings, list(chosen.values()) or settings.entries, once=not follow)
+
+
+def _outlive_rotation(settings: "Settings") -> None:
+    """Let SIGHUP, by which a rotation has logs opened anew, not end us: our log is opened anew anyway."""
+    if settings.logfile is not None:
+        # Not SIG_IGN, which our children would inherit.
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @cli.command()

@@ -53,6 +53,7 @@ class RawFile(Raw):
     loglevel: Annotated[
         Literal["debug", "info", "warn", "error"], BeforeValidator(one_of("debug", "info", "warn", "error"))
     ] = "info"
+    log_format: Annotated[Literal["text", "json"], BeforeValidator(one_of("text", "json"))] = "text"
     monitor_port: Annotated[int, BeforeValidator(read_port)] | None = None
     metrics: RawMetrics = RawMetrics()
     notify: list[RawNotify] = Field(default_factory=list)

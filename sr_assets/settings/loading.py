@@ -103,6 +103,7 @@ def _settings(raw: RawFile, environ: Mapping[str, str]) -> Settings:
         availability_timezone=raw.availability.timezone,
         loglevel=raw.loglevel,
         logfile=raw.logfile,
+        log_format=raw.log_format,
         metrics=_metrics(raw),
         notify=tuple(notify_settings(one, number) for number, one in enumerate(raw.notify, 1)),
         published_mode=raw.published_mode,

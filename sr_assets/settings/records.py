@@ -195,7 +195,7 @@ class SensorSettings:
 
 
 #: What differs between hosts and changes nothing that a run does.
-_WITHOUT_EFFECT: Final = frozenset({"home", "logfile", "warnings", "concurrency", "metrics", "notify"})
+_WITHOUT_EFFECT: Final = frozenset({"home", "logfile", "log_format", "warnings", "concurrency", "metrics", "notify"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +221,7 @@ class Settings:
     availability_timezone: str = "UTC"
     loglevel: Literal["debug", "info", "warn", "error"] = "info"
     logfile: Path | None = None
+    log_format: Literal["text", "json"] = "text"
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     notify: tuple[NotifySettings, ...] = ()
     published_mode: int = 0o600

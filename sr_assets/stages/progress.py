@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PERIOD_SECONDS: Final = 60.0
+#: What a machine may want of a batch's line.
+_NUMBERS: Final = ("first", "next", "count", "per_second", "left")
 _LOOK_SECONDS: Final = 10.0
 
 
@@ -83,6 +85,7 @@ class Progress:
         if done and left:
             text = f"{text}, {_time(seconds * left / done)}"
         batches = f" in {self._batches} batches" if self._batches > 1 else ""
+        per_second = self._count / max(self._seconds, 1e-9)
         logger.log(
             logging.DEBUG if shown else logging.INFO,
             "%s: [%d, %d) %d %s%s, %.0f/s, %s",
@@ -92,8 +95,11 @@ class Progress:
             self._count,
             self._noun,
             batches,
-            self._count / max(self._seconds, 1e-9),
+            per_second,
             text,
+            extra=dict(
+                zip(_NUMBERS, (self._first, covered.next, self._count, round(per_second, 1), left), strict=True)
+            ),
         )
         self._first, self._count, self._batches, self._seconds = None, 0, 0, 0.0
         self._logged_at = now

@@ -5,6 +5,7 @@ The endpoint is a real one. Not here: dashboards and alert rules (`test_dashboar
 
 import itertools
 import json
+import signal
 import socket
 import stat
 import threading
@@ -183,12 +184,13 @@ def test_counters_go_on_through_a_run_that_is_killed_and_a_scrape_meanwhile(rig:
     stream, port = rig.make(), free_port()
     rig.publish(stream, from_senders(60))
     rig.add(stream, batch_messages=20)
-    rig.settings(metrics={"port": port})
+    rig.settings(metrics={"port": port}, logfile=str(tmp_path / "log"), log_format="json")
     marker, url, seen = tmp_path / "held", f"http://127.0.0.1:{port}/metrics", []
     process = start_run(rig, (Point.COMMITTED, marker), mode="--follow")
     try:
         await_marker(process, marker)
-        # The run stands still amid its work, with the state open.
+        # A rotation of the log is nothing to it. The run stands still amid its work, with the state open.
+        process.send_signal(signal.SIGHUP)
         scrape(url)
         marker.write_text("go on")
         total = "choria_stream_replicator_replicator_total_messages"
@@ -200,6 +202,9 @@ def test_counters_go_on_through_a_run_that_is_killed_and_a_scrape_meanwhile(rig:
         seen.append(counters(scrape(url)))
     finally:
         kill_run(process)
+    assert f"{SITE}/{stream}" in {
+        json.loads(line).get("stream") for line in (tmp_path / "log").read_text().splitlines()
+    }
     settings = rig.settings()
     seen.append(counters(Exposition(settings).text()))
     rig.drain()

@@ -1,0 +1,68 @@
+"""The log as machines read it, and through a rotation of its file."""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sr_assets.adapters.logs import note_run, open_log
+from sr_assets.domain.positions import SequenceRange
+from sr_assets.stages.progress import Progress
+
+
+@pytest.fixture(autouse=True)
+def _log_of_its_own() -> Iterator[None]:
+    """Let a test open the log of this process, and take it back."""
+    ours = logging.getLogger("sr_assets")
+    before, level = ours.handlers, ours.level
+    ours.handlers = []
+    yield
+    for handler in ours.handlers:
+        handler.close()
+    ours.handlers = before
+    ours.setLevel(level)
+
+
+def lines(file: Path) -> list[dict[str, object]]:
+    """Return the lines of a log, each of which is JSON."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_a_line_is_an_object_with_stream_run_and_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "sr.log"
+    open_log("info", "json", file)
+    note_run("london", "1234")
+    progress = Progress("london/REG", "messages")
+    progress.note(SequenceRange(1, 501), 480, 2.0, "0 left", caught_up=False, done=500, left=0)
+    logging.getLogger("sr_assets.stages.lane").warning("%s; attempt %d", "london/REG: no answer", 2)
+    logging.getLogger("sr_assets.stages.lane").debug("not shown")
+    batch, retry = lines(file)
+    assert batch["message"] == "london/REG: [1, 501) 480 messages, 240/s, 0 left"
+    assert (batch["level"], batch["logger"]) == ("info", "sr_assets.stages.progress")
+    assert (batch["stream"], batch["run"]) == ("london/REG", "1234")
+    assert (batch["first"], batch["next"], batch["count"], batch["per_second"]) == (1, 501, 480, 240.0)
+    assert (retry["level"], retry["message"]) == ("warn", "london/REG: no answer; attempt 2")
+    assert (retry["stream"], retry["run"]) == ("london/REG", "1234")
+
+
+def test_an_error_with_a_trace_is_one_line(tmp_path: Path) -> None:
+    open_log("info", "json", tmp_path / "sr.log")
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        logging.getLogger("sr_assets").exception("it failed")
+    (line,) = lines(tmp_path / "sr.log")
+    assert "ValueError: two" in str(line["error"])
+
+
+def test_a_file_that_is_moved_away_is_opened_anew(tmp_path: Path) -> None:
+    file = tmp_path / "sr.log"
+    open_log("warn", "text", file)
+    log = logging.getLogger("sr_assets.test")
+    log.warning("before")
+    file.rename(tmp_path / "sr.log.1")
+    log.warning("after")
+    assert (tmp_path / "sr.log.1").read_text().endswith("WARNING before\n")
+    assert file.read_text().endswith("WARNING after\n")
