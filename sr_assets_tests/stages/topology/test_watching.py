@@ -96,7 +96,7 @@ def test_the_job_makes_what_is_missing_and_a_tick_records_what_changed_since(
     cluster = {"here": {"url": nats_server.url}}
     nowhere = {"stream": "GONE", "api_prefix": "$JS.nowhere.API"}
     streams = [{"stream": mirror, "mirror": {"stream": origin}}, {"stream": lost, "sources": [nowhere]}]
-    file = configure(topology={"manage": "create", "clusters": cluster, "streams": streams}, sensor={"interval": "1h"})
+    file = configure(topology={"manage": "create", "clusters": cluster, "streams": streams}, sensor={"interval": "1s"})
     with dg.DagsterInstance.ephemeral() as instance:
         watched = Watched(file, instance)
         first = watched.tick()
@@ -121,14 +121,14 @@ def test_the_job_makes_what_is_missing_and_a_tick_records_what_changed_since(
             links = {row["stream"]: row["lag_messages"] for row in watched.rows("topology_links")}
             return links[mirror] == 0 and links[lost] is None and not watched.rows("topology_drift")
 
-        # The tables are published again when a verdict has changed: the mirror is alive now.
         wait_until(level, "a tick that sees the mirror alive")
-        assert watched.tick().asset_events == []
+        # What is recorded already is not recorded again; the server may tell more of the lost one at any time.
+        assert mirror not in {event.asset_key.path[-1] for event in watched.tick().asset_events}
 
         config = ask(nats_server, f"$JS.API.STREAM.INFO.{mirror}")["config"]
         ask(nats_server, f"$JS.API.STREAM.UPDATE.{mirror}", {**config, "max_msgs": 9})
         edited = watched.tick()
-        assert failing(edited) == {(mirror, "no_drift")}
+        assert {check for stream, check in failing(edited) if stream == mirror} == {"no_drift"}
         # `manage: create` leaves what was edited by hand alone.
         assert not edited.run_requests
         drift = [(row["stream"], row["key"], row["remedy"]) for row in watched.rows("topology_drift")]
