@@ -21,6 +21,7 @@ CREATE TABLE IF NOT EXISTS blind_history (stream VARCHAR, first_ns BIGINT, next_
 """
 #: The statements that upgrade a state from before blind spans had a history to `SCHEMA`.
 MIGRATION: Final = """
+CREATE TABLE IF NOT EXISTS blind_spans (stream VARCHAR, first_ns BIGINT, next_ns BIGINT);
 CREATE TABLE IF NOT EXISTS blind_history (stream VARCHAR, first_ns BIGINT, next_ns BIGINT);
 INSERT INTO blind_history SELECT stream, first_ns, next_ns FROM blind_spans;
 """
