@@ -89,6 +89,18 @@ def _publication_rows(published: dict[str, Any]) -> Iterator[tuple[str, str, str
     yield f"{workload} ({whole})", f"{seconds} s", "≤ 0.3 s", seconds <= 0.3
 
 
+def _availability_rows(computed: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]]:
+    nodes, differing = computed["nodes"], computed["differing_rows"]
+    workload = f"{nodes:,} nodes and {computed['transitions']:,} transitions over {computed['days']} days"
+    yield (
+        f"availability of {workload}, most memory {computed['peak_mib']:,} MiB",
+        f"{computed['seconds']} s",
+        "≤ 60 s",
+        computed["seconds"] <= 60,
+    )
+    yield f"the same {computed['rows']:,} rows in SQL", f"{differing} differ", "0", differing == 0
+
+
 def _silence_rows(silence: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]]:
     nodes, more = silence["nodes"], silence["more_mib"]
     yield f"{nodes:,} nodes fall silent at once: committed, tables published", f"{silence['swept_seconds']} s", "", None
@@ -216,6 +228,7 @@ def _rows(figures: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]
     yield "`nodes --global` of as many nodes", f"{asked} s", "≤ 0.5 s", asked <= 0.5
     yield "advisory → queryable at the centre, a run lingers", f"p50 {queryable} s", "≤ 5 s", queryable <= 5
     yield from _publication_rows(figures["publication"])
+    yield from _availability_rows(figures["availability"])
     yield from _growth_rows(figures)
     yield from _history_rows(figures["history"])
     runs = figures["runs"]

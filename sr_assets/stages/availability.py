@@ -10,6 +10,8 @@ import logging
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
+
 from sr_assets.adapters.published.availability import computed_dates, forget_before
 from sr_assets.adapters.published.availability_history import Days
 from sr_assets.domain.days import date_at, day_of
@@ -25,8 +27,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The most rows that are computed at once; more days are computed one portion after the other.
-_PORTION_ROWS: Final = 3_000_000
+#: The most rows that are held at once before they are written; more days are computed one portion after the other.
+_HELD_ROWS: Final = 3_000_000
+#: About as many rows go into one Spark job, its results included: an engine of ours has a small heap.
+_JOB_ROWS: Final = 400_000
 
 
 def first_date(settings: Settings, now_ns: int) -> date:
@@ -51,14 +55,14 @@ def compute_days(settings: Settings, dates: Sequence[date], session: Callable[[]
         if watermark_ns is None:
             raise RunError("availability: no tracked stream has been published yet; run it once first")
         _refuse_forgotten(settings, dates[0], days[0].first_ns, watermark_ns)
-        portion = max(1, _PORTION_ROWS // max(1, published.node_count()))
+        portion = max(1, _HELD_ROWS // max(1, published.node_count()))
         for first in range(0, len(days), portion):
             some = days[first : first + portion]
-            history = published.history(some[0].first_ns)
             try:
-                measured = measure_days(session(), history, some)
+                parts = [measure_days(session(), part, some) for part in published.histories(some, _JOB_ROWS)]
             except Exception as error:
                 raise spark_error(error) from error
+            measured = pa.concat_tables(parts)
             rows |= published.write(some, measured, settings.published_mode)
             logger.info("availability of %s to %s computed: %d rows", some[0].date, some[-1].date, measured.num_rows)
     kept_ns = watermark_ns - settings.availability_retention_ns

@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from sr_assets.embedded.bench import definitions, disk, feeds, outage, publication, sampling, silence, waiting
+from sr_assets.embedded.bench import (
+    availability,
+    definitions,
+    disk,
+    feeds,
+    outage,
+    publication,
+    sampling,
+    silence,
+    waiting,
+)
 from sr_assets.embedded.bench.copying import measure_copy, measure_workers
 from sr_assets.embedded.bench.history import measure_history
 from sr_assets.embedded.bench.links import measure_links, measure_report
@@ -112,6 +122,11 @@ def test_a_publication_is_measured_beside_others_and_at_a_centre(bench: Bench, m
     assert figures["alone_seconds"] > 0 < figures["centre_seconds"]
     assert figures["centre_nodes"] == 15_000
     assert 0 < figures["centre_written_kib"] < 100
+
+
+def test_a_month_of_availability_is_what_sql_says_too(bench: Bench) -> None:
+    figures = availability.measure_availability(bench, 40)
+    assert (figures["rows"], figures["transitions"], figures["differing_rows"]) == (1_200, 1_200, 0)
 
 
 def test_a_feed_is_folded_and_queried(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

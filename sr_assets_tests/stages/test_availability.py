@@ -10,10 +10,12 @@ import duckdb
 import pytest
 
 from sr_assets.adapters.published.availability_queries import missing_nodes, unfinished_dates, wrong_sums
+from sr_assets.adapters.spark.engine import KEEP_SECONDS, use_engine
 from sr_assets.adapters.spark.session import leave_session, open_session
 from sr_assets.domain.days import dates_between, day_of
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.settings import Settings, SparkSettings
+from sr_assets.stages import availability as stage
 from sr_assets.stages.availability import compute_days, first_date
 from sr_assets_tests.histories import (
     AFTER,
@@ -35,7 +37,8 @@ from sr_assets_tests.histories import (
 @pytest.fixture(scope="module")
 def spark(engine_home: Path) -> Iterator[Callable[[], Any]]:
     session = open_session(SparkSettings(), engine_home, "availability")
-    yield lambda: session
+    with use_engine(engine_home, KEEP_SECONDS):
+        yield lambda: session
     leave_session(session)
 
 
@@ -107,8 +110,12 @@ def rows_of(home: Path, site: tuple[str, ...] = (SITE, STREAM, "US-EAST")) -> di
 
 @pytest.mark.parametrize("seed", (1, 2))
 def test_every_day_of_every_node_is_what_its_own_history_says(
-    seed: int, settings: Settings, spark: Callable[[], Any]
+    seed: int, settings: Settings, spark: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With blind spans and in portions, of days and of nodes, or without and in one go."""
+    if seed > 1:
+        monkeypatch.setattr(stage, "_HELD_ROWS", 130)
+        monkeypatch.setattr(stage, "_JOB_ROWS", 200)
     watermark_ns = BEGIN_NS + 4 * DAY_NS + 7 * HOUR + 123_456_000
     histories = random_histories(seed, 60, watermark_ns)
     chance = random.Random(seed)

@@ -78,13 +78,35 @@ _NODES: Final = f"""
     """
 
 
+_SINCE: Final = """
+    CREATE OR REPLACE TEMP TABLE since AS
+    SELECT key, row_number() OVER ()::INTEGER AS ordinal, event_ns AS at_ns, before, after
+    FROM (
+        SELECT key, event_ns, before, after FROM changes JOIN known USING (number, node) WHERE event_ns >= $first_ns
+        ORDER BY event_ns, coalesce(epoch, 0), coalesce(transition, 0))
+    """
+_PORTION_CHANGES: Final = """
+    SELECT key, ordinal, at_ns, after::TINYINT AS after FROM since
+    WHERE key >= $first AND key < $next AND at_ns < $next_ns
+    """
+# What a node was before its first change since then; without one what it still is.
+_PORTION_NODES: Final = """
+    SELECT key, number AS stream, first_ns, until_ns,
+        (CASE WHEN earliest.key IS NULL THEN status ELSE earliest.before END)::TINYINT AS status
+    FROM known JOIN streams USING (number) LEFT JOIN (
+        SELECT key, arg_min_null(before, ordinal) AS before FROM since
+        WHERE key >= $first AND key < $next GROUP BY key) AS earliest USING (key)
+    WHERE key >= $first AND key < $next
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class History:
-    """What the availability of some days is computed of; times in unix ns, statuses as codes.
+    """What the availability of some nodes and days is computed of; times in unix ns, statuses as codes.
 
-    `nodes`: key, stream (a number), first_ns, status (the last one known), until_ns (the watermark of its stream).
-    `changes`: key, ordinal (their order), at_ns, before (NULL: unknown until then), after; all since the first of the days.
-    `spans`: stream, first_ns, next_ns; ascending and disjoint.
+    `nodes`: key, stream (a number), first_ns, status (when the days begin; NULL: not known yet), until_ns (the watermark of
+    its stream). `changes`: key, ordinal (their order), at_ns, after. `spans`: stream,
+    first_ns, next_ns; ascending and disjoint.
     """
 
     nodes: pa.Table
@@ -118,24 +140,30 @@ class Days:
         latest: int | None = self._connection.execute("SELECT max(until_ns) FROM streams").fetchall()[0][0]
         return latest
 
-    def history(self, since_ns: int) -> History:
-        """Return everything that happened since a time, and what was known then."""
+    def histories(self, days: Sequence[Day], most_rows: int) -> Iterator[History]:
+        """Yield what happened on consecutive days, and what was known when they began, in portions of nodes; at least one.
+
+        A portion's changes, with a row for each node and day, are about `most_rows`.
+        """
         connection = self._connection
-        nodes = connection.sql(
-            "SELECT key, number AS stream, first_ns, status, until_ns FROM known JOIN streams USING (number)"
-        ).to_arrow_table()
-        changes = connection.sql(
-            """
-            SELECT key, row_number() OVER ()::INTEGER AS ordinal, event_ns AS at_ns, before::TINYINT AS before,
-                after::TINYINT AS after
-            FROM (
-                SELECT key, event_ns, before, after FROM changes JOIN known USING (number, node) WHERE event_ns >= $since_ns
-                ORDER BY event_ns, coalesce(epoch, 0), coalesce(transition, 0))
-            """,
-            params={"since_ns": since_ns},
-        ).to_arrow_table()
+        connection.execute(_SINCE, {"first_ns": days[0].first_ns})
+        ((changes, nodes),) = connection.execute(
+            "SELECT (SELECT count(*) FROM since), (SELECT count(*) FROM known)"
+        ).fetchall()
+        spans = self._spans(days[0].first_ns)
+        step = max(1, nodes * most_rows // max(1, changes + nodes * len(days)))
+        for first in range(1, max(1, nodes) + 1, step):
+            keys = {"first": first, "next": first + step}
+            yield History(
+                connection.sql(_PORTION_NODES, params=keys).to_arrow_table(),
+                connection.sql(_PORTION_CHANGES, params={**keys, "next_ns": days[-1].next_ns}).to_arrow_table(),
+                spans,
+            )
+
+    def _spans(self, since_ns: int) -> pa.Table:
+        """Return the blind spans that end after a time, joined."""
         # Each span as it was saved: one that grew is there several times.
-        spans = connection.sql(
+        return self._connection.sql(
             """
             SELECT number AS stream, min(since_ns) AS first_ns, max(until_ns) AS next_ns
             FROM (
@@ -150,7 +178,6 @@ class Days:
             """,
             params={"since_ns": since_ns},
         ).to_arrow_table()
-        return History(nodes, changes, spans)
 
     def write(self, days: Sequence[Day], measured: pa.Table, mode: int) -> dict[date, int]:
         """Replace the rows of some days, in files of permissions `mode`; returns how many rows each has.

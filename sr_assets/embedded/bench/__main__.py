@@ -1,7 +1,7 @@
 """`python -m sr_assets.embedded.bench`: the workloads one after the other, as a table and, last, one JSON object.
 
 A new workload gets its name here. Not here: what it does (`copying`, `links`, `sampling`, `waiting`, `trickle`, `sites`,
-`outage`, `silence`, `feeds`, `publication`, `definitions`, `disk`).
+`outage`, `silence`, `feeds`, `publication`, `definitions`, `disk`, `availability`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from sr_assets.embedded.bench.availability import measure_availability
 from sr_assets.embedded.bench.copying import measure_copy, measure_workers
 from sr_assets.embedded.bench.definitions import measure_definitions
 from sr_assets.embedded.bench.disk import measure_disk
@@ -68,6 +69,7 @@ WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "feeds": lambda bench, scale: measure_feeds(bench, int(1_000_000 * scale)),
     "publication": lambda bench, scale: measure_publication(bench, int(10_000 * scale)),
     "definitions": lambda bench, _: measure_definitions(bench),
+    "availability": lambda bench, scale: measure_availability(bench, int(100_000 * scale)),
     "disk": lambda bench, scale: measure_disk(bench, int(5_000 * scale)),
 }
 
