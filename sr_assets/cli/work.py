@@ -90,7 +90,7 @@ def run(settings: "Settings", names: tuple[str, ...], once: bool, follow: bool) 
     warn(settings)
     _outlive_rotation(settings)
     chosen = {stream.label: stream for name in names for stream in settings.find(name)}
-    if not settings.entries:
+    if not settings.entries and settings.heartbeats is None:
         click.echo(
             "nothing to run: there are no streams and feeds; native streams are made by `topology apply`, or by `up`"
         )
