@@ -10,6 +10,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from sr_assets.adapters.state.schema import SCHEMA_VERSION
 from sr_assets.automation import find_work
 from sr_assets.domain.advisories import PROTOCOL
 from sr_assets.domain.errors import RunError
@@ -81,11 +82,12 @@ def test_a_recovered_nodes_transitions_go_on_from_what_was_announced_for_a_centr
 
 
 def test_a_state_of_an_unknown_schema_is_refused_and_not_a_byte_is_changed(rig: Rig, stream: str) -> None:
-    edit(state_file(rig), "UPDATE about SET schema_version = 7; DROP TABLE gaps")
+    later = SCHEMA_VERSION + 1
+    edit(state_file(rig), f"UPDATE about SET schema_version = {later}; DROP TABLE gaps")
     before = digest(state_file(rig))
-    with pytest.raises(RunError, match=r"has schema 7, .* knows \d+; use the version that wrote it"):
+    with pytest.raises(RunError, match=rf"has schema {later}, .* knows \d+; use the version that wrote it"):
         rig.run()
-    with pytest.raises(RunError, match="has schema 7"):
+    with pytest.raises(RunError, match=f"has schema {later}"):
         recover_stream(rig.settings(), rig.settings().streams[0])
     assert digest(state_file(rig)) == before
 
