@@ -31,6 +31,7 @@ _REPLICA_CHECKS: Final = {
     "no_loss": (
         "Seen = copied + queued + skipped + too old + parked, and the target holds the last acknowledged copy."
     ),
+    "path_alive": "Heartbeats come as often as they did, where there are any.",
     "progressing": "The position moves as long as the source is ahead of it.",
 }
 
@@ -80,6 +81,9 @@ def check_replica(
     yield warning(key, "in_order", in_order, {"messages": report.disordered, "order": stream.order})
     yield _check_loss(site, stream, report, ask=ask)
     yield check_progress(site, stream, report)
+    silent = site.state.heartbeats(stream.stream).silent(stream.name, site.clock.now_ns())
+    missing = ", ".join(f"no heartbeat on {subject} for {age_ns / 1e9:.0f} s" for subject, age_ns in silent.items())
+    yield warning(key, "path_alive", not silent, {"silent_subjects": len(silent)}, missing or None)
     if stream.target_options:
         drift = report.target_drift
         remedy = (

@@ -23,6 +23,7 @@ TABLES = {
     "replication": ("replica", "stream"),
     "gaps": ("replica", "hole in a source"),
     "parked_messages": ("replica", "message that a target cannot take"),
+    "heartbeats": ("replica", "heartbeat subject and hop"),
     "site_summary": ("node_state", "site and stream"),
     "snapshot_info": ("replica", "publication: only the last"),
 }

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, NoReturn
 
 import orjson
 
+from sr_assets.domain.heartbeats import is_heartbeat
 from sr_assets.domain.messages import header_values
 from sr_assets.domain.subjects import token
 
@@ -96,8 +97,11 @@ def inspect(
 ) -> tuple[str | None, bool]:
     """Return a message's sender and whether it forces a copy, parsing the payload at most once.
 
-    Only JSON `true` at `force_path` forces one; presence, `"true"` or 1 are not enough.
+    Only JSON `true` at `force_path` forces one; presence, `"true"` or 1 are not enough. A heartbeat has no sender: it is
+    copied and nobody is tracked by it.
     """
+    if is_heartbeat(headers):
+        return None, False
     if force_path is None:
         return extractor.extract(subject, headers, payload), False
     document = _parse_object(payload)

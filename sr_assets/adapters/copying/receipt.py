@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+#: So many heartbeats of a batch are measured.
+MOST_HEARTBEATS: Final = 32
 
 
 @dataclass
@@ -33,7 +37,7 @@ class Receipt:
     `disordered` how many copies come right after one of a later source sequence. `copied_ranges` are runs of copies:
     (target sequence, source sequence, how many are consecutive in both). `missing` are ranges that the source does not hold
     (any more); `found` counts the copies that an earlier attempt left in the target; `failure` is one line when the target
-    refuses: then the intent stays open.
+    refuses: then the intent stays open. `heartbeats` are the target sequences of the last heartbeats among the copies.
     """
 
     copied: int = 0
@@ -50,6 +54,7 @@ class Receipt:
     parked: list[Parked] = field(default_factory=list)
     missing: list[tuple[int, int]] = field(default_factory=list)
     failure: str | None = None
+    heartbeats: list[int] = field(default_factory=list)
 
     def count(self, payload_bytes: int) -> None:
         """Count one copied message."""
@@ -83,6 +88,7 @@ class Receipt:
         self.parked += other.parked
         self.missing += other.missing
         self.failure = self.failure or other.failure
+        self.heartbeats = (self.heartbeats + other.heartbeats)[-MOST_HEARTBEATS:]
 
     def write(self, file: Path) -> None:
         """Write the receipt to a file, atomically."""

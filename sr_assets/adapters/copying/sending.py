@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.checkpoints import Point, reach
-from sr_assets.adapters.copying.receipt import Parked
+from sr_assets.adapters.copying.receipt import MOST_HEARTBEATS, Parked
 from sr_assets.domain.errors import RunError
+from sr_assets.domain.heartbeats import is_heartbeat
 from sr_assets.domain.messages import header_writer
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.provenance import find_copy, other_writer
@@ -161,6 +162,8 @@ class Sender:
         message = self._window.pop(sequence)
         self._receipt.count(len(message.payload))
         self._receipt.locate(target_sequence, sequence)
+        if is_heartbeat(message.headers):
+            self._receipt.heartbeats = [*self._receipt.heartbeats, target_sequence][-MOST_HEARTBEATS:]
         self._on_settled(message)
         if self._settled is None:
             reach(Point.PUBLISHING)

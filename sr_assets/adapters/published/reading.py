@@ -174,7 +174,7 @@ def count_rows(home: Path) -> dict[str, int]:
         "snapshot_info",
     ]
     with open_fleet(home) as connection:
-        tables += _shown(connection, TOPOLOGY_TABLES)
+        tables += _shown(connection, ("heartbeats", *TOPOLOGY_TABLES))
         counts = [connection.execute(f"SELECT count(*) FROM {table}").fetchone() for table in tables]
     return {table: count[0] for table, count in zip(tables, counts, strict=True) if count is not None}
 

@@ -137,10 +137,29 @@ TABLES: Final[dict[str, Table]] = {
         "SELECT $name, stream, file FROM history WHERE NOT replaced",
         "history",
     ),
+    "heartbeat_hops": Table(
+        """
+        name VARCHAR, stream VARCHAR, hop_name VARCHAR, hop_stream VARCHAR, subject VARCHAR, originator VARCHAR,
+        sent_at TIMESTAMPTZ, stored_at TIMESTAMPTZ, arrived_at TIMESTAMPTZ, seconds DOUBLE, p50_seconds DOUBLE,
+        p95_seconds DOUBLE, max_seconds DOUBLE
+        """,
+        f"""
+        SELECT $name, stream, hop_name, hop_stream, subject, originator, {at("sent_ns")}, {at("stored_ns")},
+            {at("arrived_ns")}, round(took_ns / 1e9, 3), round(p50_ns / 1e9, 3), round(p95_ns / 1e9, 3), round(max_ns / 1e9, 3)
+        FROM (
+            SELECT *, quantile_cont(took_ns, 0.5) OVER hop AS p50_ns, quantile_cont(took_ns, 0.95) OVER hop AS p95_ns,
+                max(took_ns) OVER hop AS max_ns, arrived_ns = max(arrived_ns) OVER hop AS newest
+            FROM (SELECT *, arrived_ns - stored_ns AS took_ns FROM heartbeats)
+            WINDOW hop AS (PARTITION BY stream, hop_name, hop_stream, subject, originator)
+        )
+        WHERE newest
+        """,
+        "heartbeats",
+    ),
     **GLOBAL_TABLES,
 }
 #: Tables that only views are made of.
-INTERNAL: Final = frozenset({"latest_snapshots", "history_files"})
+INTERNAL: Final = frozenset({"latest_snapshots", "history_files", "heartbeat_hops"})
 #: About the file as a whole; each file has a `generation` of its own.
 SNAPSHOT_INFO: Final = "as_of TIMESTAMPTZ, run_id VARCHAR, schema_version INTEGER, generation VARCHAR"
 #: View → its query over the published tables, each as `{table}`: by name a DuckDB before 2.0 finds none in an attached file.
@@ -148,6 +167,13 @@ VIEWS: Final[dict[str, str]] = {
     "node_availability": """
         SELECT name, stream, node, status, status_since, first_seen, last_seen FROM {last_seen_nodes}
         UNION ALL SELECT name, stream, node, 'retired', retired_at, first_seen, last_seen FROM {retired_nodes}
+        """,
+    "heartbeats": """
+        SELECT hop_name AS name, hop_stream AS stream, subject, originator, sent_at, stored_at, arrived_at, seconds,
+            p50_seconds, p95_seconds, max_seconds
+        FROM {heartbeat_hops}
+        QUALIFY row_number() OVER (
+            PARTITION BY hop_name, hop_stream, subject, originator ORDER BY arrived_at DESC) = 1
         """,
     **GLOBAL_VIEWS,
 }

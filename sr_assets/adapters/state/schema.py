@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sr_assets.adapters.state import copy_log, copy_queue, counters, global_view, nodes, snapshot_index
+from sr_assets.adapters.state import copy_log, copy_queue, counters, global_view, heartbeats, nodes, snapshot_index
 
 SCHEMA_VERSION: Final = 7
 
@@ -51,6 +51,7 @@ CREATE TABLE IF NOT EXISTS parked (
 {copy_log.SCHEMA}
 {copy_queue.SCHEMA}
 {counters.SCHEMA}
+{heartbeats.SCHEMA}
 {global_view.SCHEMA}
 """
 
@@ -115,5 +116,5 @@ MIGRATIONS: Final = {
     3: _FROM_3,
     4: snapshot_index.MIGRATION,
     5: _FROM_5,
-    6: f"{counters.SCHEMA}{nodes.MIGRATION}",
+    6: f"{counters.SCHEMA}{heartbeats.SCHEMA}{nodes.MIGRATION}",
 }

@@ -21,6 +21,7 @@ from sr_assets.adapters.state.counters import Counters
 from sr_assets.adapters.state.errors import complaint, first_line
 from sr_assets.adapters.state.gaps import Gaps
 from sr_assets.adapters.state.global_view import GlobalTables
+from sr_assets.adapters.state.heartbeats import Heartbeats
 from sr_assets.adapters.state.nodes import Nodes
 from sr_assets.adapters.state.outbox import Outbox
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
@@ -162,6 +163,10 @@ class SiteState:
     def counters(self, stream: str) -> Counters:
         """Return a stream's counters that only metrics show."""
         return Counters(self._connection, stream)
+
+    def heartbeats(self, stream: str) -> Heartbeats:
+        """Return the heartbeats that a stream's copies had."""
+        return Heartbeats(self._connection, stream)
 
     def gaps(self, stream: str) -> Gaps:
         """Return a stream's gaps: the holes in its source."""

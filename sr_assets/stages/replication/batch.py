@@ -6,6 +6,7 @@ the writing and its repair (`adapters.copying`).
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from sr_assets.adapters.copying.receipt import Parked, Receipt
 from sr_assets.adapters.published.history import source_mark
 from sr_assets.adapters.state.counters import COPYING, Counter
 from sr_assets.adapters.state.gaps import gap_row
+from sr_assets.domain.errors import SrAssetsError
+from sr_assets.domain.heartbeats import Hop, hops
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.stages.replication.writers import Writers
 from sr_assets.stages.source.position import advance, note_read
@@ -82,6 +85,7 @@ class Batch:
             reach(Point.COMMITTING)
         reach(Point.COMMITTED)
         self._count(receipt, gaps)
+        self._measure(receipt)
 
     def _run_range(self) -> None:
         """Copy everything in the range: there is no decision, so only the writers read it."""
@@ -119,6 +123,7 @@ class Batch:
         self._report.reasons.update({"all": seen - receipt.too_old, "too_old": receipt.too_old})
         self._report.lag_messages = state.lag_messages
         self._count(receipt, gaps)
+        self._measure(receipt)
 
     def _run_resend(self) -> None:
         """Send the copies again that the target has lost; those that the source has lost too are a gap.
@@ -161,6 +166,20 @@ class Batch:
                 store.save_intent(replace(waiting, target_sequence=since, waits=bool(log.resends(1))))
         self._report.resent += receipt.copied - receipt.found
         self._report.gap_messages += len(lost)
+
+    def _measure(self, receipt: Receipt) -> None:
+        """Record how long the heartbeats among the copies took; those that cannot be read are not measured."""
+        stream = self._stream
+        found: list[Hop] = []
+        if not receipt.heartbeats:
+            return
+        with contextlib.suppress(SrAssetsError):
+            target = self._context.clusters.connect(stream.target)
+            for sequence in receipt.heartbeats:
+                if message := target.message(stream.target_stream, sequence):
+                    found += hops(message.headers, message.payload, message.stored_ns)
+        with self._store.transaction():
+            self._store.heartbeats(stream.stream).add(found)
 
     # --------------------------------------------------------------------------------------------------- what is committed
 

@@ -1,0 +1,61 @@
+"""The heartbeats of the last hour that a stream's copies had, in `state.duckdb`: how long each hop took.
+
+Not here: reading a heartbeat (`domain.heartbeats`), the published table (`adapters.published.schema`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sr_assets.domain.positions import SECOND_NS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import duckdb
+
+    from sr_assets.domain.heartbeats import Hop
+
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS heartbeats (
+    stream VARCHAR, hop_name VARCHAR, hop_stream VARCHAR, subject VARCHAR, originator VARCHAR, sent_ns BIGINT,
+    stored_ns BIGINT, arrived_ns BIGINT);
+"""
+_KEPT_NS: Final = 3600 * SECOND_NS
+_OVERDUE: Final = 3
+#: A run may begin so late.
+_GRACE_NS: Final = 60 * SECOND_NS
+_INSERT: Final = "INSERT INTO heartbeats VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class Heartbeats:
+    """One stream's heartbeats."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
+        """Take the connection and the stream's name."""
+        self._connection = connection
+        self._stream = stream
+
+    def silent(self, name: str, now_ns: int) -> dict[str, int]:
+        """Return how long the heartbeats of each subject have been missing, in ns; only those that are overdue.
+
+        That is judged at the stream's own source, for the entry `name`: after three times the time that lay between them.
+        """
+        rows = self._connection.execute(
+            """
+            SELECT subject, ? - max(stored_ns), (max(stored_ns) - min(stored_ns)) // (count(*) - 1) FROM heartbeats
+            WHERE stream = ? AND hop_stream = stream AND hop_name = ? GROUP BY subject HAVING count(*) > 1
+            """,
+            [now_ns, self._stream, name],
+        ).fetchall()
+        return {subject: age for subject, age, spacing in rows if age > max(_OVERDUE * spacing, _GRACE_NS)}
+
+    def add(self, hops: Sequence[Hop]) -> None:
+        """Add hops; those of an hour before the last arrival go. Called inside a transaction."""
+        if not hops:
+            return
+        self._connection.executemany(_INSERT, [(self._stream, *hop) for hop in hops])
+        self._connection.execute(
+            "DELETE FROM heartbeats WHERE stream = ? AND arrived_ns < ?",
+            [self._stream, max(hop.arrived_ns for hop in hops) - _KEPT_NS],
+        )

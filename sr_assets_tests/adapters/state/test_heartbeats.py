@@ -1,0 +1,37 @@
+"""Heartbeats in the state: an hour of them, and which subjects are silent."""
+
+from pathlib import Path
+
+from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.heartbeats import Hop
+
+S = 1_000_000_000
+HOUR = 3600 * S
+
+
+def hop(subject: str, stored_ns: int, name: str = "london") -> Hop:
+    """One heartbeat's hop."""
+    return Hop(name, "BEATS", subject, "sr1", None, stored_ns, stored_ns + S)
+
+
+def test_a_subject_is_silent_after_three_times_the_time_between_its_heartbeats(tmp_path: Path) -> None:
+    with SiteState(tmp_path / "site") as state:
+        beats = state.heartbeats("BEATS")
+        with state.transaction():
+            beats.add([hop("fast", at * S) for at in range(0, 300, 30)])
+            beats.add(
+                [hop("slow", 0), hop("slow", 250 * S), hop("once", 0), hop("far", 0, "paris"), hop("far", S, "paris")]
+            )
+        assert beats.silent("london", 360 * S) == {}
+        assert beats.silent("london", 361 * S) == {"fast": 91 * S}
+        assert beats.silent("london", 2_000 * S) == {"fast": 1_730 * S, "slow": 1_750 * S}
+
+
+def test_an_hour_is_kept(tmp_path: Path) -> None:
+    with SiteState(tmp_path / "site") as state:
+        beats = state.heartbeats("BEATS")
+        with state.transaction():
+            beats.add([hop("a", 0), hop("a", S)])
+            beats.add([hop("a", HOUR), hop("a", HOUR + S)])
+        kept = state.connection.execute("SELECT stored_ns FROM heartbeats ORDER BY stored_ns").fetchall()
+        assert kept == [(S,), (HOUR,), (HOUR + S,)]

@@ -1,0 +1,31 @@
+"""Heartbeats: how long each hop took, by the streams' own clocks, which may differ."""
+
+from sr_assets.domain.heartbeats import Hop, hops, is_heartbeat
+from sr_assets.domain.senders import SubjectToken, inspect
+
+S = 1_000_000_000
+T0 = 1_700_000_000
+OWN = b"NATS/1.0\r\nChoria-SR-Originator: sr1\r\nChoria-SR-Subject: hb.a\r\n"
+FIRST = b"Choria-SR-Source: CITY 7 LDN london %d\r\n" % (T0 * 1000 + 250)
+SECOND = b"Choria-SR-Source: REGION 9 EU region %d\r\n" % (T0 * 1000 + 1250)
+
+
+def test_each_hop_takes_from_the_time_in_its_stream_to_that_in_the_next() -> None:
+    block = OWN + FIRST + SECOND + b"\r\n"
+    assert hops(block, b"%d" % T0, (T0 + 60) * S) == [
+        Hop("london", "CITY", "hb.a", "sr1", T0 * S, T0 * S + S // 4, T0 * S + S // 4 + S),
+        Hop("region", "REGION", "hb.a", "sr1", T0 * S, T0 * S + S // 4 + S, (T0 + 60) * S),
+    ]
+
+
+def test_clocks_that_differ_show_and_what_is_unreadable_is_not_there() -> None:
+    (hop,) = hops(OWN + FIRST + b"Choria-SR-Source: nonsense\r\n\r\n", b"soon", (T0 - 1) * S)
+    assert (hop.sent_ns, hop.arrived_ns - hop.stored_ns) == (None, -S - S // 4)
+    assert hops(OWN + b"\r\n", b"1", S) == []
+
+
+def test_a_heartbeat_is_known_by_its_header_and_is_nobodys() -> None:
+    assert is_heartbeat(OWN + b"\r\n")
+    assert not is_heartbeat(b"NATS/1.0\r\nX: Choria-SR-Subject: a\r\n\r\n")
+    assert inspect(SubjectToken(-1), None, "hb.a", OWN + b"\r\n", b"1") == (None, False)
+    assert inspect(SubjectToken(-1), None, "hb.a", b"", b"1") == ("hb.a", False)

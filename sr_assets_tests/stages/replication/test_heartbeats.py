@@ -1,0 +1,87 @@
+"""Heartbeats through a tree of three servers: copied, never tracked, and measured hop by hop."""
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.embedded.nats_server import HOST, NatsServer
+from sr_assets.settings.heartbeats import HeartbeatSubject
+from sr_assets.stages.beating import publish_heartbeat
+from sr_assets_tests.rig import Rig, address
+
+
+class Delaying:
+    """A proxy in front of a server that holds back what each client sends first for `seconds`."""
+
+    def __init__(self, server: NatsServer) -> None:
+        self.seconds = 0.0
+        self._server, self._ended = server, threading.Event()
+        self._listener = socket.create_server((HOST, 0))
+        self.url = f"nats://{HOST}:{self._listener.getsockname()[1]}?connect_timeout=60s"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Take no more clients, and let those that wait go."""
+        self._ended.set()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection((HOST, self._server.port))
+            threading.Thread(target=self._pass, args=(client, server, self.seconds), daemon=True).start()
+            threading.Thread(target=self._pass, args=(server, client, 0.0), daemon=True).start()
+
+    def _pass(self, sender: socket.socket, receiver: socket.socket, seconds: float) -> None:
+        self._ended.wait(seconds)
+        try:
+            while data := sender.recv(65536):
+                receiver.sendall(data)
+        except OSError:
+            pass
+        finally:
+            for end in (sender, receiver):
+                end.close()
+
+
+@pytest.mark.process
+def test_the_table_tells_which_hop_of_a_tree_was_delayed(rig: Rig, tmp_path: Path) -> None:
+    stream = rig.make("BEATS")
+    with NatsServer(tmp_path, "centre") as centre:
+        proxy = Delaying(centre)
+        rig.create(stream, rig.target)
+        rig.create(stream, centre)
+        tracked = {"inspect_subject_token": -1, "inspect_duration": "1h"}
+        rig.add(stream, name="city", **tracked)
+        rig.add(stream, name="region", source_url=rig.target.url, target_url=proxy.url)
+        with Cluster(address(rig.source), "test") as opened:
+            for _ in range(3):
+                publish_heartbeat(opened, HeartbeatSubject(f"{stream}.beat", 10**9))
+        rig.drain("city")
+        first = rig.row("heartbeats")
+        assert (first["name"], first["stream"], first["subject"]) == ("city", stream, f"{stream}.beat")
+        assert first["originator"] == socket.gethostname()
+        copies = rig.copies(stream)
+        assert len(copies) == 3, "always copied"
+        assert rig.rows("last_seen_nodes") == [], "never tracked"
+        took_ns = [
+            copy.stored_ns - sent.stored_ns // 10**6 * 10**6
+            for copy, sent in zip(copies, rig.stored(stream), strict=True)
+        ]
+        assert first["seconds"] == pytest.approx(took_ns[-1] / 1e9, abs=0.001)
+        assert first["max_seconds"] == pytest.approx(max(took_ns) / 1e9, abs=0.001)
+        assert first["p50_seconds"] <= first["p95_seconds"] <= first["max_seconds"]
+        assert first["sent_at"] <= first["stored_at"] <= first["arrived_at"]
+        proxy.seconds = first["max_seconds"] + 1.0
+        rig.drain("region")
+        proxy.close()
+        hops = {row["name"]: row for row in rig.rows("heartbeats")}
+        assert hops["city"] == first | {"arrived_at": hops["city"]["arrived_at"], "seconds": hops["city"]["seconds"]}
+        assert hops["region"]["seconds"] > proxy.seconds > hops["city"]["max_seconds"]
+        assert hops["region"]["sent_at"] == first["sent_at"]
