@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from sr_assets.adapters.security import exposed_secrets
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.target_stream import TargetOptions
 from sr_assets.settings import ChoriaSettings, Settings, TlsSettings, load_settings
@@ -74,6 +75,20 @@ def test_a_link_that_the_stream_replicator_would_not_verify_is_warned_of(tmp_pat
     (line,) = load(tmp_path, "target_choria: {}", CHORIA).warnings
     assert "choria without tls.ca (city:4222): the server's certificate is verified" in line
     assert load(tmp_path, "source_tls: {ca: /ca}, target_choria: {}", CHORIA).warnings == ()
+
+
+def test_a_key_that_everybody_may_read_is_warned_of(tmp_path: Path) -> None:
+    seed, key = tmp_path / "seed", tmp_path / "key.pem"
+    for file, mode in ((seed, 0o644), (key, 0o640)):
+        file.write_text("")
+        file.chmod(mode)
+    keys = (
+        f"choria: {{seed_file: {seed}, jwt_file: /nowhere, collective: c}}, tls: {{ca: /ca, cert: /cert, key: {key}}}"
+    )
+    (stream,) = load(tmp_path, keys).streams
+    assert exposed_secrets(stream.source) == [str(seed)]
+    key.chmod(0o604)
+    assert exposed_secrets(stream.target) == [str(seed), str(key)]
 
 
 def test_tls_files_are_found_in_puppets_folders(tmp_path: Path) -> None:

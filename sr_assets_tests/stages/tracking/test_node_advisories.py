@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from sr_assets.adapters.state.outbox import Outbox
-from sr_assets_tests.rig import Rig, Sent, connection
+from sr_assets_tests.domain.advisory_schemas import V1, problems
+from sr_assets_tests.rig import SITE, Rig, Sent, connection
 
 SAMPLED = {"inspect_field": "sender", "inspect_duration": "10m"}
 
@@ -38,6 +39,23 @@ def test_advisories_go_to_the_stream_that_takes_them_once(rig: Rig, reliable: bo
     rig.drain()
     assert announced(rig, advisories) == ["a", "b"]
     assert all(row["published_at"] for row in rig.rows("node_advisories"))
+
+
+def test_the_old_format_announces_all_but_new_nodes(rig: Rig) -> None:
+    stream, advisories = rig.make(), rig.make("ADV")
+    rig.publish(stream, from_sender("a", "b"))
+    short = {"inspect_field": "sender", "inspect_duration": "2s", "warn_duration": "1s"}
+    rig.add(stream, advisory={"subject": f"{advisories}.old", "reliable": True, "format": "v1"}, **short)
+    rig.drain()
+    assert announced(rig, advisories) == []
+    assert all(row["published_at"] for row in rig.rows("node_advisories")), "nothing waits"
+    rig.await_clock(stream, rig.clock_ns(stream) + 3 * 10**9)
+    rig.drain()
+    stored = [message.payload for message in rig.stored(advisories)]
+    assert [problem for payload in stored for problem in problems(payload, V1)] == []
+    events = sorted((json.loads(payload)["value"], json.loads(payload)["event"]) for payload in stored)
+    assert events == [(node, event) for node in "ab" for event in ("expire", "timeout")]
+    assert {json.loads(payload)["replicator"] for payload in stored} == {SITE}
 
 
 def test_advisories_go_to_the_target_cluster_when_that_is_configured(rig: Rig) -> None:
