@@ -59,7 +59,8 @@ def test_an_asset_shows_its_checks(demo_url: str, page: Page) -> None:
 
 def test_the_sensors_are_on(demo_url: str, page: Page) -> None:
     page.goto(f"{demo_url}/automation")
-    for automation in ("london_lag", "paris_lag", "centre_lag", "nightly_retention"):
+    automations = ("london_lag", "paris_lag", "centre_lag", "hourly_availability", "nightly_retention")
+    for automation in automations:
         expect(page.get_by_text(automation, exact=True).first).to_be_visible(timeout=_PATIENCE_MS)
     # Each has a box to select it and a switch.
-    expect(page.locator("input[type=checkbox]:checked")).to_have_count(4, timeout=_PATIENCE_MS)
+    expect(page.locator("input[type=checkbox]:checked")).to_have_count(len(automations), timeout=_PATIENCE_MS)
