@@ -42,7 +42,7 @@ _ONCE_SECONDS: Final = 30.0
 
 
 def begin_notifying(settings: Settings) -> None:
-    """Let each target that is new begin now: of what is published already it is told nothing."""
+    """Let each new target begin now: it gets nothing of what was published before."""
     for target in settings.notify:
         file = SentFile(settings.home, target)
         if file.load() is None:

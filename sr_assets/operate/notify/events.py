@@ -78,7 +78,7 @@ class SentFile:
 
 
 def all_sent(settings: Settings) -> Sent:
-    """Return what a target begins with: of everything that is published so far it is told nothing."""
+    """Return where a new target begins: behind everything that is published so far."""
     since = _newest(settings)
     ids: dict[str, list[str]] = {}
     for event in _published(settings, since):
