@@ -142,6 +142,7 @@ LIBRARIES = {
     "cli.importing": {"click", "yaml"},
     "cli.layout": {"rich"},
     "cli.render": {"rich"},
+    "cli.watching": {"click", "rich"},
 }
 
 MODULES = {
@@ -305,6 +306,7 @@ def test_our_own_time_of_day_is_read_only_where_no_table_advisory_or_decision_de
         ("automation.old_runs", "datetime.now"),  # Dagster's own old runs, by Dagster's own dates
         ("cli.availability", "time.time_ns"),  # `--since`
         ("cli.render", "datetime.now"),  # how old a table is, for who looks at it
+        ("cli.watching", "datetime.now"),  # when the look that is shown was
         ("cli.work", "time.time"),  # `spark status`
         ("operate.metrics.reading", "time.time"),  # how long ago something was, for who looks at it
         (

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sr_assets.cli.base import INTERRUPTED, SECONDS, cli, configured, form_option, need_feeds
+from sr_assets.cli.base import INTERRUPTED, SECONDS, cli, need_feeds
 from sr_assets.cli.render import Format, Lines, show
 from sr_assets.cli.warnings import note_age
+from sr_assets.cli.watching import watchable
 from sr_assets.domain.errors import RunError
 
 if TYPE_CHECKING:
@@ -45,8 +46,7 @@ _FIRST = ("node", "event", "event_time", "name")
     is_flag=True,
     help="The advisories of all sites, as the feeds report them; with --follow straight from their streams.",
 )
-@form_option
-@configured
+@watchable
 def advisories(
     settings: "Settings",
     since: float | None,

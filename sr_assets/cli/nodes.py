@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sr_assets.cli.base import SECONDS, cli, configured, form_option, need_feeds, table_or_json
+from sr_assets.cli.base import SECONDS, cli, configured, need_feeds, table_or_json
 from sr_assets.cli.render import Format, print_json, show
 from sr_assets.cli.views import print_node, print_summary
 from sr_assets.cli.warnings import note_age
+from sr_assets.cli.watching import watchable
 from sr_assets.domain.errors import ConfigurationError, RunError
 
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ _FIRST = ("node", "status", "age_seconds", "name")
 @click.option("--silent-for", type=SECONDS, help="Only nodes not seen for so long.")
 @click.option("--like", metavar="PATTERN", help="Only nodes whose name matches, as in 'web*'.")
 @click.option("--global", "everywhere", is_flag=True, help="The nodes of all sites, as the feeds report them.")
-@form_option
-@configured
+@watchable
 def nodes(
     settings: "Settings", site: str | None, stream: str | None, everywhere: bool, form: Format, **narrowed: Any
 ) -> None:
@@ -140,8 +140,7 @@ def _with_history(states: "Rows", history: "Rows", shared: int) -> Iterator[dict
 
 
 @cli.command()
-@form_option
-@configured
+@watchable
 def summary(settings: "Settings", form: Format) -> None:
     """Show every site that the feeds report: its nodes, its rates, the age of its newest heartbeat.
 

@@ -10,6 +10,7 @@ import click
 from sr_assets.cli.base import cli, configured, fail, form_option, one_stream
 from sr_assets.cli.render import Format, duration, show
 from sr_assets.cli.warnings import hint, warn
+from sr_assets.cli.watching import watchable
 
 if TYPE_CHECKING:
     from sr_assets.settings import FeedSettings, Settings, Start, StreamSettings
@@ -99,8 +100,7 @@ def _start(start: "Start") -> str:
 
 
 @cli.command()
-@form_option
-@configured
+@watchable
 def lag(settings: "Settings", form: Format) -> int:
     """Show how far every stream is behind, asked of the servers now.
 

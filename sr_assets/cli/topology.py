@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sr_assets.cli.base import cli, configured, fail, form_option
+from sr_assets.cli.base import cli, fail
 from sr_assets.cli.render import Format, print_document, show
+from sr_assets.cli.watching import watchable
 from sr_assets.domain.errors import ConfigurationError, RunError
 
 if TYPE_CHECKING:
@@ -65,8 +66,7 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 @click.option(
     "--dot", type=click.Path(path_type=Path, dir_okay=False), help="Also write the links as a graph for graphviz."
 )
-@form_option
-@configured
+@watchable
 def report(
     settings: Settings, cluster: str | None, leaders: bool, raw: bool, sort: str | None, dot: Path | None, form: Format
 ) -> int:
