@@ -3,16 +3,14 @@
 Not here: streams and what is done to them (the tests), a cluster of servers (`nats_cluster`).
 """
 
-import json
-import socket
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sr_assets.adapters.wire import Connection, WireError
 from sr_assets.domain.clusters import ClusterSettings
-from sr_assets.embedded.nats_server import HOST, NatsServer
+from sr_assets.embedded.nats_server import HOST, NatsServer, free_port
 from sr_assets_tests.rig import wait_until
 
 
@@ -20,9 +18,7 @@ class Linked:
     """The two servers; a user of the hub asks the city's JetStream at `$JS.city.API`, as long as the link stands."""
 
     def __init__(self, home: Path) -> None:
-        with closing(socket.socket()) as free:
-            free.bind((HOST, 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self._home = home
         self.hub = self._server("hub", f"leafnodes {{ listen: {HOST}:{port} }}").start()
         remote = f"leafnodes {{ reconnect: 1, remotes: [ {{ url: nats://{HOST}:{port} }} ] }}"
@@ -44,9 +40,7 @@ class Linked:
         wait_until(lambda: ask(self.hub, "$JS.city.API.INFO").get("error") is None, "the leafnode to be linked")
 
     def _server(self, domain: str, link: str, port: int = 0) -> NatsServer:
-        store = json.dumps(str(self._home / domain / "store"))
-        jetstream = f"jetstream {{ store_dir: {store}, domain: {domain} }}"
-        return NatsServer(self._home / domain, domain, jetstream=False, config=f"{jetstream}\n{link}", port=port)
+        return NatsServer(self._home / domain, domain, domain=domain, config=link, port=port)
 
 
 @contextmanager

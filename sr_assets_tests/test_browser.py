@@ -38,7 +38,7 @@ def page(demo_url: str) -> Iterator[Page]:
 
 def test_the_graph_shows_the_sites_and_an_asset_opens_with_its_metadata(demo_url: str, page: Page) -> None:
     page.goto(f"{demo_url}/asset-groups")
-    for group in ("london", "paris", "centre", "fleet"):
+    for group in ("london", "paris", "centre", "topology", "fleet"):
         expect(page.get_by_text(group, exact=True).first).to_be_visible(timeout=_PATIENCE_MS)
     page.goto(f"{demo_url}/asset-groups?expanded=global@global:london")
     for noun in ("source", "replica", "node_snapshots", "node_state", "node_advisories"):
@@ -59,7 +59,14 @@ def test_an_asset_shows_its_checks(demo_url: str, page: Page) -> None:
 
 def test_the_sensors_are_on(demo_url: str, page: Page) -> None:
     page.goto(f"{demo_url}/automation")
-    automations = ("london_lag", "paris_lag", "centre_lag", "hourly_availability", "nightly_retention")
+    automations = (
+        "london_lag",
+        "paris_lag",
+        "centre_lag",
+        "topology_watch",
+        "hourly_availability",
+        "nightly_retention",
+    )
     for automation in automations:
         expect(page.get_by_text(automation, exact=True).first).to_be_visible(timeout=_PATIENCE_MS)
     # Each has a box to select it and a switch.

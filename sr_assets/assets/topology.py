@@ -18,7 +18,7 @@ from sr_assets.domain.topology.svg import svg
 from sr_assets.domain.topology.wanted import WantedStream
 from sr_assets.resources import configure_logging
 from sr_assets.settings import Settings, TopologySettings
-from sr_assets.stages.topology.applying import apply_steps, refused
+from sr_assets.stages.topology.applying import apply_steps, look_at_result, refused
 from sr_assets.stages.topology.looking import Looks
 from sr_assets.stages.topology.planning import make_plan, topology_of
 from sr_assets.stages.topology.watching import (
@@ -107,7 +107,7 @@ def _run(settings: Settings, run_id: str) -> tuple[Seen, list[str]]:
             if not problems:
                 outcomes = list(apply_steps(looks, plan.steps, settings.replicator))
                 problems = [f"{one.step.wanted.label}: {one.detail}" for one in outcomes if one.result != "done"]
-                looks.take()
+                look_at_result(looks, outcomes)
         seen = see(settings, looks)
         publish_seen(settings, seen, run_id)
         remember_run(folder, failed=bool(problems))

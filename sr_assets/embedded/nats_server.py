@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sysconfig
 import time
@@ -39,11 +40,20 @@ def find_nats_server() -> Path:
     return Path(binary)
 
 
+def free_port() -> int:
+    """Return a port that nobody has now, for a listener whose port others have to know before it is started."""
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        port: int = free.getsockname()[1]
+    return port
+
+
 class NatsServer:
     """One nats-server process whose configuration, log and JetStream store live under `home`.
 
-    A port of 0 lets the server choose a free one, which a later `start()` takes again. `config` is appended to the
-    server's own configuration text (accounts, limits). Stored messages survive `stop()`, `kill()` and this object.
+    A port of 0 lets the server choose a free one, which a later `start()` takes again. `domain` is its JetStream domain.
+    `config` is appended to the server's own configuration text (accounts, limits, leafnodes). Stored messages survive
+    `stop()`, `kill()` and this object.
     """
 
     def __init__(
@@ -53,6 +63,7 @@ class NatsServer:
         *,
         config: str = "",
         jetstream: bool = True,
+        domain: str | None = None,
         port: int = 0,
         binary: Path | None = None,
     ) -> None:
@@ -61,6 +72,7 @@ class NatsServer:
         self.port = port
         self._config = config
         self._jetstream = jetstream
+        self._domain = domain
         self._binary = binary
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -150,7 +162,8 @@ class NatsServer:
         lines = [f"host: {HOST}", f"port: {self.port or -1}", f"server_name: {json.dumps(self.name)}"]
         if self._jetstream:
             store = json.dumps(str((self.home / "jetstream").absolute()))
-            lines.append(f"jetstream: {{ store_dir: {store} }}")
+            domain = f", domain: {json.dumps(self._domain)}" if self._domain else ""
+            lines.append(f"jetstream: {{ store_dir: {store}{domain} }}")
         return "\n".join([*lines, self._config, ""])
 
     def _await_port(self, process: subprocess.Popen[bytes]) -> int:

@@ -57,6 +57,17 @@ def test_a_headless_demo_keeps_its_promises_without_java_and_leaves_nothing(
         assert stream["lag_messages"] == 0
         assert stream["position"] == stream["source_messages"] == stream["copied"] + stream["skipped"]
         assert stream["copied"] < stream["skipped"] or label.endswith("/CHORIA_ADVISORIES")
+    registrations, advisories = (
+        {city: verdict["streams"][f"{city}/CHORIA_{stream}"]["source_messages"] for city in ("london", "paris")}
+        for stream in ("REGISTRATION", "ADVISORIES")
+    )
+    for label, messages in (
+        ("LONDON_MIRROR", registrations["london"]),
+        ("CITIES_ADVISORIES", sum(advisories.values())),
+    ):
+        held = {"messages": messages, "origin_messages": messages, "lag_messages": 0}
+        assert verdict["native"].pop(f"centre/{label}") == held
+    assert verdict["native"] == {}
     assert set(verdict["advisories"]) == {"new", "timeout", "recover", "expire"}
     assert all(verdict["advisories"].values())
     tables = verdict["tables"]
@@ -64,6 +75,8 @@ def test_a_headless_demo_keeps_its_promises_without_java_and_leaves_nothing(
     assert tables["last_seen_nodes"] + tables["retired_nodes"] == 2 * NODES
     assert tables["node_advisories"] == sum(verdict["advisories"].values()) == tables["global_advisories"]
     assert tables["global_availability"] == 2 * NODES
+    # A mirror, two sources; four replicas and the feed beside them.
+    assert tables["topology_links"] == 8
     assert (tables["global_summary"], tables["global_rejects"]) == (2, 0)
     assert not list(tmp_path.glob("sr-assets-demo-*")), "its home is gone"
 
@@ -105,6 +118,14 @@ def test_any_number_of_cities_is_configured_alike(tmp_path: Path, count: int) ->
         assert stream.advisory.subject == f"choria.stream.advisories.{stream.name}.%s.%v"
         assert (advisory_stream.stream, advisory_stream.target_stream) == ("CHORIA_ADVISORIES", "ADVISORIES")
         assert not advisory_stream.tracked
+    assert settings.topology is not None
+    assert set(settings.topology.clusters) == {"centre", *cities}
+    mirror, gathered = settings.topology.streams
+    assert mirror.mirror is not None
+    assert mirror.mirror.api == "$JS.london.API"
+    assert [one.cluster for one in gathered.sources] == list(cities)
+    for source in {entry.source for entry in settings.entries}:
+        assert settings.topology.cluster_of(source), "it is joined to the native streams"
     (feed,) = settings.feeds
     assert (feed.stream, feed.source) == ("ADVISORIES", advisories[0].target)
 

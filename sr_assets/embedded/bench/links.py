@@ -6,17 +6,16 @@ Not here: plain copies between two servers that we reach (`copying`).
 from __future__ import annotations
 
 import json
-import socket
 import statistics
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.embedded.bench.rig import ROUNDS, Bench, cluster_of
-from sr_assets.embedded.nats_server import HOST, NatsServer
+from sr_assets.embedded.nats_server import HOST, NatsServer, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,23 +107,13 @@ def _seconds_of(hub: NatsServer, name: str, config: dict[str, Any], messages: in
 @contextmanager
 def _linked(home: Path) -> Iterator[tuple[NatsServer, NatsServer]]:
     """Start a hub and a leafnode of it, each with a JetStream domain of its own."""
-    with closing(socket.socket()) as free:
-        free.bind((HOST, 0))
-        port = free.getsockname()[1]
+    port = free_port()
     links = {
         "hub": f"leafnodes {{ listen: {HOST}:{port} }}",
         "city": f"leafnodes {{ reconnect: 1, remotes: [ {{ url: nats://{HOST}:{port} }} ] }}",
     }
     with ExitStack() as stack:
         hub, city = (
-            stack.enter_context(
-                NatsServer(
-                    home / name,
-                    name,
-                    jetstream=False,
-                    config=f"jetstream {{ store_dir: {json.dumps(str(home / name / 'store'))}, domain: {name} }}\n{link}",
-                )
-            )
-            for name, link in links.items()
+            stack.enter_context(NatsServer(home / name, name, domain=name, config=link)) for name, link in links.items()
         )
         yield hub, city

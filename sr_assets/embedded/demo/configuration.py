@@ -20,7 +20,7 @@ _FEEDS_COMMENT: Final = "\n# The centre's view"
 
 
 def configuration(cities: Sequence[str], home: Path, urls: Mapping[str, str]) -> str:
-    """Return the template's text for these cities; the entries of its last city are repeated for every further one.
+    """Return the template's text for these cities; what it says of its last city is repeated for every further one.
 
     `urls` has the URL of each city's server and of `centre`. They are written into the text, so that any other command
     can use the file.
@@ -28,12 +28,20 @@ def configuration(cities: Sequence[str], home: Path, urls: Mapping[str, str]) ->
     template = files("sr_assets.embedded").joinpath(FILE_NAME).read_text(encoding="utf-8")
     head, first_line, rest = template.partition(f"  - name: {CITIES[1]}\n")
     rest, comment, feeds = rest.partition(_FEEDS_COMMENT)
-    entries = [
-        (first_line + rest).replace(CITIES[1], city).replace(CITIES[1].upper(), city.upper())
-        for city in cities
-        if city != CITIES[0]
+    others = [city for city in cities if city != CITIES[0]]
+    entries = [_of_city(first_line + rest, city) for city in others]
+    # The centre names each city in a line.
+    centre = [
+        _of_city(line, city)
+        for line in feeds.splitlines(keepends=True)
+        for city in (others if CITIES[1] in line else [CITIES[1]])
     ]
-    text = "\n".join([head.rstrip("\n") + "\n", *entries]) + comment + feeds
+    text = "\n".join([head.rstrip("\n") + "\n", *entries]) + comment + "".join(centre)
     for name, url in urls.items():
         text = text.replace(f"${{SR_DEMO_{name.upper()}_URL}}", url)
     return text.replace("${SR_DEMO_HOME}", json.dumps(str(home), ensure_ascii=False)[1:-1])
+
+
+def _of_city(text: str, city: str) -> str:
+    """Return what the template says of its last city for another one."""
+    return text.replace(CITIES[1], city).replace(CITIES[1].upper(), city.upper())

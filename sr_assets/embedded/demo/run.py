@@ -1,7 +1,7 @@
 """Starting and stopping the demo: a NATS server for each city and one for the centre, a fleet, Dagster at work.
 
-Not here: the folder (`home`), the configuration's text (`configuration`), what is shown meanwhile (`view`), the result
-at the end (`verdict`), Dagster's processes (`operate`).
+Not here: the folder (`home`), the configuration's text (`configuration`), the servers (`servers`), what is shown meanwhile
+(`view`), the result at the end (`verdict`), Dagster's processes (`operate`).
 """
 
 import contextlib
@@ -20,27 +20,22 @@ from typing import Any, Final
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 from rich.console import Console
 
-from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.published.reading import count_rows
 from sr_assets.adapters.spark.engine import Engine, abandon_start, start_engine, stop_engine
 from sr_assets.domain.errors import ConfigurationError, RunError
-from sr_assets.embedded.demo.configuration import CENTRE, CITIES, FILE_NAME, configuration
+from sr_assets.embedded.demo.configuration import CITIES, FILE_NAME, configuration
 from sr_assets.embedded.demo.home import demo_home, stdout_on_stderr
+from sr_assets.embedded.demo.servers import SUBJECT, start_servers
 from sr_assets.embedded.demo.verdict import judge
 from sr_assets.embedded.demo.view import Summary, step
 from sr_assets.embedded.emulator import Fleet
 from sr_assets.embedded.fleet_plan import Churn, FleetPlan
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.operate import Services, Ui, failures, prepare_instance, run_sites, signals_as_interrupt
 from sr_assets.operate.metrics import Exposition, MetricsServer
-from sr_assets.settings import ClusterSettings, Settings, load_settings, parse_cluster
+from sr_assets.settings import Settings, load_settings, parse_cluster
 
 _LOG: Final = "demo.log"
 _LOOPBACK: Final = "127.0.0.1"
-_SUBJECT: Final = "choria.stream.input.registration"
-_ADVISORY_SUBJECTS: Final = ["choria.stream.advisories.>", "sr_assets.observer_alive.>"]
-_CITY_STREAMS: Final = {"CHORIA_REGISTRATION": [f"{_SUBJECT}.>"], "CHORIA_ADVISORIES": _ADVISORY_SUBJECTS}
-_CENTRE_STREAMS: Final = {"ADVISORIES": _ADVISORY_SUBJECTS}
 _INTERVAL_SECONDS: Final = 3.0
 # Between the template's warning and interval, and beyond its interval: timeout and recover, timeout and expire.
 _CHURN: Final = Churn(0.4, 12.0, 24.0)
@@ -138,18 +133,9 @@ class _Demo:
         return self._finish(settings, services, fleets, time.monotonic() - watched)
 
     def _start_servers(self) -> Settings:
-        """Start the servers with their streams and write the configuration that names them."""
-        servers = {
-            name: self._stack.enter_context(NatsServer(self._folder / "nats" / name, name))
-            for name in (*self._cities, CENTRE)
-        }
-        for name, server in servers.items():
-            with Cluster(ClusterSettings((server.address,)), "sr-assets demo") as cluster:
-                for stream, subjects in (_CENTRE_STREAMS if name == CENTRE else _CITY_STREAMS).items():
-                    if not cluster.stream_exists(stream):
-                        cluster.create_stream({"name": stream, "subjects": subjects, "allow_direct": True})
+        """Start the servers and write the configuration that names them."""
+        urls = start_servers(self._folder / "nats", self._cities, self._stack)
         file = self._folder / FILE_NAME
-        urls = {name: server.url for name, server in servers.items()}
         file.write_text(configuration(self._cities, self._folder, urls), encoding="utf-8")
         # For all our children; what is set for the user's own platform does not apply to the demo.
         os.environ["SR_ASSETS_CONFIG"] = str(file)
@@ -162,7 +148,7 @@ class _Demo:
     def _start_fleet(self, seed: int, city: str, settings: Settings) -> Fleet:
         plan = FleetPlan(self._nodes, _INTERVAL_SECONDS, seed, _CHURN, domain=f"{city}.example.net")
         server = settings.sites[city][0].source.servers[0]
-        return self._stack.enter_context(Fleet(plan, parse_cluster(f"nats://{server}"), f"{_SUBJECT}.%s"))
+        return self._stack.enter_context(Fleet(plan, parse_cluster(f"nats://{server}"), f"{SUBJECT}.%s"))
 
     def _start_engine(self, settings: Settings) -> "Future[Engine]":
         """Start Spark while Dagster starts, so that the first run finds it warm."""
@@ -184,7 +170,7 @@ class _Demo:
         self._console.print(
             f"    Metrics  {metrics}\n"
             f"    Ask      export SR_ASSETS_CONFIG={self._folder / FILE_NAME}\n"
-            "             sr-assets summary, sr-assets nodes --global, sr-assets advisories --global --follow",
+            "             sr-assets summary, sr-assets nodes --global, sr-assets advisories --global --follow, sr-assets report",
             highlight=False,
             soft_wrap=True,
         )

@@ -3,6 +3,7 @@
 A new promise of the demo is checked here. Not here: running it and the failed runs, which Dagster knows (`run`).
 """
 
+import time
 from collections import Counter
 from typing import Any, Final
 
@@ -11,6 +12,9 @@ from sr_assets.adapters.published.reading import count_rows, open_fleet, read_ro
 from sr_assets.domain.tracking import Event
 from sr_assets.settings import ClusterSettings, Settings
 from sr_assets.stages.source.lag import measure_lag
+from sr_assets.stages.topology.looking import Looks
+from sr_assets.stages.topology.planning import find_drift, topology_of
+from sr_assets.stages.topology.report import make_report
 
 #: Where the centre's view differs from what the sites themselves know: site, stream, and how.
 _DIFFERENCES: Final = """
@@ -24,6 +28,8 @@ _DIFFERENCES: Final = """
     FROM (SELECT DISTINCT name, stream FROM site) LEFT JOIN global_summary USING (name, stream)
     WHERE coalesce(blind, true) OR observer_alive_at IS NULL
 """
+#: The servers copy by themselves: what was published last may be on its way.
+_ARRIVAL_SECONDS: Final = 30.0
 
 
 def judge(settings: Settings, seconds: float) -> dict[str, Any]:
@@ -54,16 +60,51 @@ def judge(settings: Settings, seconds: float) -> dict[str, Any]:
     for (target, name), copied in copied_into.items():
         if (stored := _messages(target, name)) != copied:
             failed.append(f"{name}: {copied} messages were copied into it, it holds {stored}")
+    native, not_kept = _judge_native(settings)
+    failed += not_kept
     advisories = {event.value: dict(events).get(event.value, 0) for event in Event}
     failed += [f"no {event} happened" for event, count in advisories.items() if not count]
     failed += [f"{name}/{stream}: {difference}" for name, stream, difference in differences]
     return {
         "seconds": round(seconds),
         "streams": streams,
+        "native": native,
         "advisories": advisories,
         "tables": count_rows(settings.home),
         "failed": failed,
     }
+
+
+def _judge_native(settings: Settings) -> tuple[dict[str, Any], list[str]]:
+    """Return the servers' own copies, once everything has arrived, and a line for each that differs from its origins."""
+    deadline = time.monotonic() + _ARRIVAL_SECONDS
+    with Looks(settings, "sr-assets demo") as looks:
+        while True:
+            shown, failed = _compare_native(settings, looks.take())
+            if not failed or time.monotonic() > deadline:
+                return shown, failed
+            time.sleep(0.5)
+
+
+def _compare_native(settings: Settings, looks: Looks) -> tuple[dict[str, Any], list[str]]:
+    """Return of each native stream its messages, those of its origins and its lag; and what is wrong with it."""
+    report = make_report(settings, looks)
+    held = {(row.cluster, row.stream): row.messages for row in report.streams}
+    failed = [f"{wanted.label}: {drift.key} is {drift.found}" for wanted, drift in find_drift(settings, looks)]
+    links, shown = [link for link in report.links if link.native], {}
+    for wanted in topology_of(settings).streams:
+        own = [link for link in links if (link.cluster, link.stream) == (wanted.cluster, wanted.stream)]
+        lags = [link.lag_messages for link in own]
+        stream = {
+            "messages": held.get((wanted.cluster, wanted.stream)),
+            "origin_messages": sum(held.get((one.cluster, one.stream)) or 0 for one in wanted.upstreams),
+            "lag_messages": None if None in lags else sum(filter(None, lags)),
+        }
+        shown[wanted.label] = stream
+        if stream["messages"] != stream["origin_messages"] or stream["lag_messages"] != 0:
+            failed.append(f"{wanted.label}: the servers have not copied everything: {stream}")
+        failed += [f"{wanted.label}: the link to {link.origin_cluster} is dead" for link in own if link.dead]
+    return shown, failed
 
 
 def _messages(settings: ClusterSettings, stream: str) -> int:

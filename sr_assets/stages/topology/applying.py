@@ -5,6 +5,7 @@ Here: the requests, and what came of each. Not here: what is to be done (`planni
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sr_assets.adapters.nats.api import NAME_MISMATCH, ApiError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sr_assets.adapters.nats.cluster import Cluster
+    from sr_assets.domain.topology.wanted import WantedStream
     from sr_assets.stages.topology.looking import Looks
 
 _OPERATIONS: Final = {
@@ -25,6 +27,8 @@ _OPERATIONS: Final = {
     Action.UPDATE: "UPDATE",
     Action.ADOPT: "UPDATE",
 }
+#: How long the servers may take for the links of a stream that was just made, before they are judged.
+_FIRST_WORD_SECONDS: Final = 3.0
 
 
 class Outcome(NamedTuple):
@@ -56,6 +60,19 @@ def apply_steps(looks: Looks, steps: Sequence[Step], owner: str) -> Iterator[Out
         if outcome.result != "done":
             failed.add(step.wanted.label)
         yield outcome
+
+
+def look_at_result(looks: Looks, outcomes: Sequence[Outcome]) -> None:
+    """Look again, once every link of what was made was heard of: a server sets them up on its own, after its answer."""
+    made = [one.step.wanted for one in outcomes if one.result == "done"]
+    deadline = time.monotonic() + _FIRST_WORD_SECONDS
+    while not _heard_of(looks.take(), made) and time.monotonic() < deadline:
+        time.sleep(0.3)
+
+
+def _heard_of(looks: Looks, made: Sequence[WantedStream]) -> bool:
+    found = [looks.of[wanted.cluster].streams.get(wanted.stream) for wanted in made]
+    return all(link.active_ns is not None for stream in found if stream is not None for link in stream.links)
 
 
 def _take(looks: Looks, step: Step, owner: str) -> Outcome:
