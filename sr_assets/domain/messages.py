@@ -44,7 +44,8 @@ _MESSAGE_ID: Final = re.compile(rb".*/(\d+)/(\d+)(?:/r(\d+))?", re.DOTALL)
 class Message(NamedTuple):
     """A stored message; `headers` is the block it was published with, without the headers that a direct get adds.
 
-    Bytes of a subject that are not UTF-8 are lone surrogates (`surrogateescape`). A tuple, because there are millions.
+    Bytes of a subject that are not UTF-8 are lone surrogates (`surrogateescape`). `unread_bytes` is the size of a payload
+    that was not fetched; `payload` is empty then. A tuple, because there are millions.
     """
 
     sequence: int
@@ -52,6 +53,16 @@ class Message(NamedTuple):
     subject: str
     headers: bytes
     payload: bytes
+    unread_bytes: int = 0
+
+    @property
+    def payload_bytes(self) -> int:
+        """The size of the payload, fetched or not."""
+        return len(self.payload) + self.unread_bytes
+
+    def without_payload(self) -> Message:
+        """Return the same as if its payload had not been fetched."""
+        return self._replace(payload=b"", unread_bytes=self.payload_bytes)
 
 
 @dataclass(frozen=True, slots=True)

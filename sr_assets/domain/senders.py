@@ -36,6 +36,7 @@ class JsonField:
     """The sender is in this field of the payload; a path as for `parse_path`. Raises ValueError like it."""
 
     key: ClassVar[str] = "inspect_field"
+    reads_payload: ClassVar[bool] = True
     text: str
     path: tuple[str, ...] = field(init=False, repr=False)
 
@@ -53,6 +54,7 @@ class HeaderName:
     """The sender is the first value of this header; the header's name is case-sensitive."""
 
     key: ClassVar[str] = "inspect_header"
+    reads_payload: ClassVar[bool] = False
     text: str
 
     def extract(self, subject: str, headers: bytes, payload: bytes) -> str | None:  # noqa: ARG002
@@ -69,6 +71,7 @@ class SubjectToken:
     """The sender is this token of the source subject, counted from 1; -1 is the whole subject."""
 
     key: ClassVar[str] = "inspect_subject_token"
+    reads_payload: ClassVar[bool] = False
     number: int
 
     @property
@@ -90,6 +93,11 @@ def parse_path(text: str) -> tuple[str, ...]:
     if not all(segments):
         raise ValueError(f"{text!r} has an empty segment")
     return segments
+
+
+def needs_payload(extractor: SenderExtractor, force_path: tuple[str, ...] | None) -> bool:
+    """Return whether `inspect` looks into payloads: for the sender, or for what forces a copy."""
+    return extractor.reads_payload or force_path is not None
 
 
 def inspect(

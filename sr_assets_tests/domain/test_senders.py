@@ -12,6 +12,7 @@ from sr_assets.domain.senders import (
     SenderExtractor,
     SubjectToken,
     inspect,
+    needs_payload,
     parse_path,
 )
 
@@ -225,3 +226,13 @@ def _extracted_exactly(document: str, path: list[str]) -> str | None:
         else:
             return None
     return value if isinstance(value, str) and value != "\ud800" else None
+
+
+@pytest.mark.parametrize("extractor", (HeaderName("Node"), SubjectToken(2)))
+@given(payload=st.binary(max_size=100))
+@example(payload=b'{"Node": "b", "force": true}')
+def test_a_payload_that_is_not_needed_decides_nothing(extractor: SenderExtractor, payload: bytes) -> None:
+    assert not needs_payload(extractor, None)
+    assert inspect(extractor, None, "s.a", b"NATS/1.0\r\nNode: a\r\n\r\n", payload) == ("a", False)
+    assert needs_payload(extractor, ("force",))
+    assert needs_payload(JsonField("Node"), None)

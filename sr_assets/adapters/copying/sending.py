@@ -257,7 +257,7 @@ class Sender:
 
     def _outgoing(self, message: Message) -> wire.Outgoing:
         """Return the copy: its subject, headers and payload."""
-        sequence, stored_ns, subject, headers, payload = message
+        sequence, stored_ns, subject, headers, payload, _ = message
         resend = self._resends.get(sequence, self._plan.resend)
         subject = target_subject(subject, self._plan.prefix, self._plan.remove)
         return wire.Outgoing(sequence, subject, self._headers(headers, sequence, stored_ns, resend), payload)

@@ -135,7 +135,9 @@ def _prepared(session: SparkSession) -> SparkSession:
     return session
 
 
-_OUR_ERRORS = re.compile(r"(?:sr_assets\.[\w.]*)?(WireError|DeniedError|TransientError|RunError|ApiError): ([^\n]+)")
+_OUR_ERRORS = re.compile(
+    r"(?:sr_assets\.[\w.]*)?(WireError|DeniedError|NoConsumerError|TransientError|RunError|ApiError): ([^\n]+)"
+)
 
 
 def spark_error(error: Exception) -> RunError:

@@ -76,6 +76,7 @@ class JetStreamDataSource(DataSource):
     - `filter`: a subject filter; without one every subject
     - `partitions`: into how many equal ranges to cut, 1 by default; rows are in sequence order within each
     - `batch_bytes`: about how many bytes one request asks for, 8 MiB by default
+    - `headers_only`: `true` to fetch no payloads where that can be avoided; for `inspect` with what stands elsewhere
     - `inspect`: made by `encode_extractor`; then the rows are `SIGHTING_SCHEMA` and no payload leaves the reader
     - `advisories`: `true` to read each message as an advisory; then the rows are `ADVISORY_SCHEMA`. Without either they
       are `MESSAGE_SCHEMA`
@@ -144,6 +145,7 @@ class JetStreamReader(DataSourceReader):
                 max_bytes=int(options.get("batch_bytes", BATCH_BYTES)),
                 direct=options.get("direct") == "true",
                 held=True,
+                headers_only=options.get("headers_only") == "true",
             ):
                 yield to_batch(messages)
 
@@ -196,7 +198,7 @@ def _sightings(option: str) -> Any:
                 pa.array([m.sequence for m in messages], pa.int64()),
                 pa.array([m.stored_ns for m in messages], pa.int64()),
                 pa.array([sender for sender, _ in inspected], pa.string()),
-                pa.array([len(m.payload) for m in messages], pa.int64()),
+                pa.array([m.payload_bytes for m in messages], pa.int64()),
                 pa.array([forced for _, forced in inspected], pa.bool_()),
             ],
             names=["sequence", "stored_ns", "sender", "payload_bytes", "forced"],

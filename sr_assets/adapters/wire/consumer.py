@@ -15,6 +15,7 @@ from sr_assets.adapters.wire.answers import refused, succeeded
 from sr_assets.adapters.wire.connection import Connection, SilenceError
 from sr_assets.adapters.wire.frames import Frame
 from sr_assets.adapters.wire.link import WireError
+from sr_assets.adapters.wire.single import stored_message
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
 
@@ -28,6 +29,10 @@ _UNREACHABLE_SECONDS: Final = 0.02
 _NO_MESSAGES: Final = 404
 _TIMED_OUT: Final = 408
 _TOO_LARGE: Final = 409
+
+
+class NoConsumerError(WireError):
+    """No consumer is made: the user may not, the stream takes no more, or the stream is gone."""
 
 
 def read_consumer(
@@ -54,7 +59,7 @@ def read_consumer(
         try:
             for messages in consumer.pull(SequenceRange(cursor, wanted.next), batch_messages, max_bytes):
                 cursor = messages[-1].sequence + 1
-                yield _without_sizes(messages) if headers_only else messages
+                yield _with_whole_headers(connection, stream, messages) if headers_only else messages
                 deadline = time.monotonic() + connection.request_seconds
             return
         except SilenceError:
@@ -82,8 +87,11 @@ def _config(first: int, filter_subject: str | None, headers_only: bool) -> dict[
     return config
 
 
-def _without_sizes(messages: list[Message]) -> list[Message]:
-    return [message._replace(headers=f.without_message_size(message.headers)) for message in messages]
+def _with_whole_headers(connection: Connection, stream: str, messages: list[Message]) -> list[Message]:
+    for at, message in enumerate(messages):
+        if not f.has_whole_headers(message) and (whole := stored_message(connection, stream, message.sequence)):
+            messages[at] = whole.without_payload()
+    return messages
 
 
 def _create_on_leader(connection: Connection, stream: str, config: dict[str, Any], deadline: float) -> "_Consumer":
@@ -110,10 +118,16 @@ def _create_on_leader(connection: Connection, stream: str, config: dict[str, Any
 def _create(connection: Connection, stream: str, config: dict[str, Any], deadline: float) -> "_Consumer":
     name, filter_subject = f"sr_{secrets.token_hex(8)}", config.get("filter_subject")
     subject = connection.api(f"CONSUMER.CREATE.{stream}.{name}" + (f".{filter_subject}" if filter_subject else ""))
-    body = {"stream_name": stream, "config": {"name": name, **config}}
+    config = {"name": name, **config}
     left_seconds = deadline - time.monotonic()
-    answer = succeeded(connection, stream, connection.request(subject, body, left_seconds))
-    return _Consumer(connection, stream, name, answer.get("num_pending"), _server(answer))
+    try:
+        answer = connection.request(subject, {"stream_name": stream, "config": config}, left_seconds)
+        succeeded(connection, stream, answer)
+    except SilenceError:
+        raise
+    except WireError as error:
+        raise NoConsumerError(str(error)) from None
+    return _Consumer(connection, stream, config, answer.get("num_pending"), _server(answer))
 
 
 def _server(answer: dict[str, Any]) -> str | None:
@@ -126,11 +140,14 @@ def _server(answer: dict[str, Any]) -> str | None:
 class _Consumer:
     """A consumer that was just created, on `server`; `pending` messages follow what it has delivered."""
 
-    def __init__(self, connection: Connection, stream: str, name: str, pending: int | None, server: str | None) -> None:
+    def __init__(
+        self, connection: Connection, stream: str, config: dict[str, Any], pending: int | None, server: str | None
+    ) -> None:
         self.server = server
         self._connection = connection
         self._stream = stream
-        self._name = name
+        self._name: str = config["name"]
+        self._headers_only = "headers_only" in config
         self._pending = pending
         self._delivered = 0
         self._frames = connection.answers(f"a pull from {stream}", connection.silence_seconds)
@@ -201,7 +218,7 @@ class _Consumer:
     def _message(self, frame: Frame) -> Message:
         """The message of the next delivery; raises WireError when it is none, or one before it was lost."""
         try:
-            message, number, self._pending = f.delivered_message(frame)
+            message, number, self._pending = f.delivered_message(frame, headers_only=self._headers_only)
         except ValueError as error:
             raise WireError(f"{self._connection.address}: {error}") from None
         self._delivered += 1

@@ -36,6 +36,8 @@ _DIRECT_BLOCK: Final = re.compile(
     rb"(?:Nats-Num-Pending: (\d+)\r\nNats-Last-Sequence: \d+\r\n)?"
     rb"\r\n"
 )
+# What a headers-only consumer puts behind the headers of a message.
+_SIZE_LINE: Final = re.compile(rb"Nats-Msg-Size: (\d+)\r\n\r\n")
 
 
 class Frame(NamedTuple):
@@ -186,7 +188,7 @@ def direct_get_message(frame: Frame) -> tuple[Message, int | None, bytes] | None
 
 
 def has_whole_headers(message: Message) -> bool:
-    """Whether a direct get brought all bytes of the headers.
+    """Whether a direct get, or a headers-only consumer, brought all bytes of the headers.
 
     The server writes its own lines over the last two bytes of the block, blindly: a block that a sender did not end
     in a blank line lost two bytes. `STREAM.MSG.GET` brings them.
@@ -200,27 +202,31 @@ def _second_ns(text: bytes) -> int:
     return int(datetime.fromisoformat(text.decode()).replace(tzinfo=UTC).timestamp()) * 1_000_000_000
 
 
-def delivered_message(frame: Frame) -> tuple[Message, int, int]:
+def delivered_message(frame: Frame, *, headers_only: bool = False) -> tuple[Message, int, int]:
     """The message a consumer delivered, its number in that consumer (from 1), and how many follow it.
 
-    Everything comes from the reply subject, in its short form or the one with domain and account. Raises ValueError on
-    another reply.
+    Everything comes from the reply subject, in its short form or the one with domain and account; the size of a payload
+    that a `headers_only` consumer left out, from the header that it adds. Raises ValueError on another delivery.
     """
     tokens = frame.reply.split(b".")
     if len(tokens) < 9 or tokens[0] != b"$JS" or tokens[1] != b"ACK":
         raise ValueError(f"not a delivery of a stream: {frame.reply[:80]!r}")
     sequence, number, stored_ns, pending = tokens[5:9] if len(tokens) == 9 else tokens[7:11]
-    headers = b"" if frame.headers == EMPTY_BLOCK else frame.headers
+    headers, unread_bytes = _without_size(frame.headers) if headers_only else (frame.headers, 0)
+    if headers == EMPTY_BLOCK:
+        headers = b""
     subject = frame.subject.decode(errors="surrogateescape")
-    message = Message(int(sequence), int(stored_ns), subject, headers, frame.payload)
+    message = Message(int(sequence), int(stored_ns), subject, headers, frame.payload, unread_bytes)
     return message, int(number), int(pending)
 
 
-def without_message_size(headers: bytes) -> bytes:
-    """The block without the last `Nats-Msg-Size`, which a headers-only consumer adds."""
+def _without_size(headers: bytes) -> tuple[bytes, int]:
+    """The block without its last line, the server's, and the size there: a publisher's own `Nats-Msg-Size` is data."""
     at = headers.rfind(b"Nats-Msg-Size: ")
-    own = headers[:at] + CRLF if at >= 0 else headers
-    return b"" if own == EMPTY_BLOCK else own
+    added = _SIZE_LINE.fullmatch(headers, at) if at >= 0 else None
+    if added is None:
+        raise ValueError(f"not headers with the size of a message: {headers[-80:]!r}")
+    return headers[:at] + CRLF, int(added[1])
 
 
 def stored_message(answer: dict[str, Any]) -> Message:

@@ -11,7 +11,7 @@ from typing import Final
 
 from sr_assets.adapters.wire.answers import succeeded
 from sr_assets.adapters.wire.connection import Connection, SilenceError
-from sr_assets.adapters.wire.consumer import read_consumer
+from sr_assets.adapters.wire.consumer import NoConsumerError, read_consumer
 from sr_assets.adapters.wire.direct import read_direct
 from sr_assets.adapters.wire.link import WireError
 from sr_assets.adapters.wire.single import next_message, next_sequences, read_singles
@@ -57,26 +57,34 @@ def read_confirmed(
     max_bytes: int = BATCH_BYTES,
     direct: bool,
     held: bool = False,
+    headers_only: bool = False,
 ) -> Iterator[list[Message]]:
     """Read everything the leader has of a range, lists as in `read_range`; what is left out is confirmed to be absent.
 
     With `direct` the leader is asked about each hole, and as soon as an answer proves short, is another stream's, or has
     many holes, the rest is read by consumer. With a filter, where holes prove nothing, all of it is. `held`: the stream
     had all of the range; WireError when its leader has not come that far (any more): then absence proves nothing.
+    `headers_only`: payloads stay away (`Message.unread_bytes`), by consumer; where none is made, but `direct` can read the
+    range, messages come whole.
     """
     first = wanted.first
-    if direct and not filter_subject:
-        for messages in _read_direct_confirmed(connection, stream, wanted, batch_messages, max_bytes):
-            yield messages
-            first = messages[-1].sequence + 1
-        if first < wanted.next and held:
-            _check_end(connection, stream, wanted.next)
-        following = next_message(connection, stream, first) if first < wanted.next else None
-        if following is None:
+    if headers_only:
+        lists = _read_from_leader(
+            connection, stream, wanted, filter_subject, batch_messages, max_bytes, held=held, headers_only=True
+        )
+        try:
+            for messages in lists:
+                yield messages
+                first = messages[-1].sequence + 1
             return
-        first = min(following.sequence, wanted.next)
+        except NoConsumerError:
+            if not direct or filter_subject:
+                raise
     rest = SequenceRange(first, wanted.next)
-    yield from _read_from_leader(connection, stream, rest, filter_subject, batch_messages, max_bytes, held=held)
+    if direct and not filter_subject:
+        yield from _read_direct_first(connection, stream, rest, batch_messages, max_bytes, held=held)
+    else:
+        yield from _read_from_leader(connection, stream, rest, filter_subject, batch_messages, max_bytes, held=held)
 
 
 def read_headers(
@@ -149,8 +157,25 @@ def _read_from_leader(
         following = next_message(connection, stream, first, filter_subject)
         if following is None or following.sequence >= wanted.next:
             return
-        yield [following._replace(payload=b"") if headers_only else following]
+        yield [following.without_payload() if headers_only else following]
         first = following.sequence + 1
+
+
+def _read_direct_first(
+    connection: Connection, stream: str, wanted: SequenceRange, batch_messages: int, max_bytes: int, *, held: bool
+) -> Iterator[list[Message]]:
+    """Read a range by direct gets as far as these are confirmed, and the rest by consumer."""
+    first = wanted.first
+    for messages in _read_direct_confirmed(connection, stream, wanted, batch_messages, max_bytes):
+        yield messages
+        first = messages[-1].sequence + 1
+    if first < wanted.next and held:
+        _check_end(connection, stream, wanted.next)
+    following = next_message(connection, stream, first) if first < wanted.next else None
+    if following is None:
+        return
+    rest = SequenceRange(min(following.sequence, wanted.next), wanted.next)
+    yield from _read_from_leader(connection, stream, rest, None, batch_messages, max_bytes, held=held)
 
 
 def _check_end(connection: Connection, stream: str, after: int) -> None:

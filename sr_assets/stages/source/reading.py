@@ -11,6 +11,7 @@ from sr_assets.adapters.spark.source import FORMAT, read_here
 from sr_assets.adapters.state.gaps import MOST_ROWS, gap_row
 from sr_assets.domain.errors import TransientError
 from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.sizing import reads_headers_only
 from sr_assets.stages.source.position import changed_since
 
 if TYPE_CHECKING:
@@ -44,15 +45,23 @@ def reading_end(ends: Ends, state: StreamState, source: StreamInfo) -> int:
 
 
 def next_range(
-    entry: Entry, next_sequence: int, source: StreamInfo, end: int, cluster: Cluster | None = None
+    entry: Entry,
+    next_sequence: int,
+    source: StreamInfo,
+    end: int,
+    cluster: Cluster | None = None,
+    *,
+    payloads: bool = True,
 ) -> SequenceRange | None:
     """Plan the next range: from a position, as far as there is something up to `end`, bounded by messages and by bytes.
 
     The bound on bytes, at the source's average size, is for memory: a sampled stream and a feed hold narrow rows and a
-    tenth of the payloads, a plain copy holds its window of unacknowledged messages. With the source's `cluster` a hole at
+    tenth of the payloads, a plain copy holds its window of unacknowledged messages. Without `payloads` none is read, and
+    messages alone count. With the source's `cluster` a hole at
     the beginning is skipped at once, and a range of a source with many holes spans more sequences.
     """
-    count = min(entry.batch_messages, max(1, _READ_SHARE * entry.batch_bytes // average_bytes(source)))
+    held_bytes = average_bytes(source) if payloads else 1
+    count = min(entry.batch_messages, max(1, _READ_SHARE * entry.batch_bytes // held_bytes))
     begin = max(next_sequence, source.first_sequence)
     after = min(end + 1, begin + count)
     if after <= next_sequence:
@@ -116,19 +125,29 @@ class Reader:
         """Take the Spark session and the files with which its tasks connect."""
         self._spark, self._files = spark, files
 
-    def read(self, entry: Entry, source: StreamInfo, wanted: SequenceRange, **options: str) -> pa.Table:
-        """Return one row per message of a range, in sequence order; `options` choose the columns. Raises RunError."""
+    def read(
+        self, entry: Entry, source: StreamInfo, wanted: SequenceRange, *, payloads: bool = True, **options: str
+    ) -> pa.Table:
+        """Return one row per message of a range, in sequence order; `options` choose the columns. Raises RunError.
+
+        Without `payloads`, where nothing in them is looked at, they stay where they are if that saves work.
+        """
+        payload_bytes = len(wanted) * average_bytes(source)
+        direct = source.supports_batched_direct_get
+        if reads_headers_only(payload_bytes, needed=payloads, direct=direct and not entry.filter_subject):
+            options["headers_only"] = "true"
+            payload_bytes = 0
         options |= {
             "connection": self._files.path(entry.source),
             "stream": entry.stream,
-            "direct": str(source.supports_batched_direct_get).lower(),
+            "direct": str(direct).lower(),
             "first": str(wanted.first),
             "next": str(wanted.next),
             "partitions": str(2 if len(wanted) > _MAX_GAP_ROWS else 1),
         }
         if entry.filter_subject:
             options["filter"] = entry.filter_subject
-        if not self._spark.needed(len(wanted), len(wanted) * average_bytes(source)):
+        if not self._spark.needed(len(wanted), payload_bytes):
             return read_here(options).sort_by("sequence")
         with self._spark.use() as session:
             table = session.read.format(FORMAT).options(**options).load().toArrow()

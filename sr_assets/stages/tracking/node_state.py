@@ -18,6 +18,7 @@ from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.spark.source import encode_extractor
 from sr_assets.domain.blindness import BlindSpans, find_blind_spans
 from sr_assets.domain.positions import SequenceRange, missing
+from sr_assets.domain.senders import needs_payload
 from sr_assets.domain.tracking import NODE_COLUMNS
 from sr_assets.stages.progress import Progress
 from sr_assets.stages.source.position import advance, load_position, note_read, warn_of_blind_time, warn_of_clock
@@ -65,8 +66,12 @@ class NodeStage:
         report: StreamReport,
     ) -> None:
         """Take what the stage uses."""
+        # A tracked stream has both: settings see to it.
         assert stream.policy is not None
+        assert stream.extractor is not None
         self._stream, self._policy = stream, stream.policy
+        self._inspected = encode_extractor(stream.extractor, stream.force_path)
+        self._payloads = needs_payload(stream.extractor, stream.force_path)
         self._store, self._clusters, self._spark, self._reader = store, clusters, spark, reader
         self._clock, self._report = clock, report
         self._progress = Progress(stream.label, "messages")
@@ -92,7 +97,8 @@ class NodeStage:
             self.sweep_due()
         self._looked = True
         left_open = self._left_open()
-        planned = next_range(stream, state.next_sequence, source, reading_end(ends, state, source), cluster)
+        end = reading_end(ends, state, source)
+        planned = next_range(stream, state.next_sequence, source, end, cluster, payloads=self._payloads)
         covered = SequenceRange(left_open.first, left_open.next) if left_open else planned
         self.caught_up = covered is None or covered.next > source.last_sequence
         if covered is None:
@@ -156,8 +162,7 @@ class NodeStage:
             return pa.table(
                 {"sequence": pa.array([], pa.int64()), "stored_ns": [], "sender": [], "payload_bytes": [], "forced": []}
             )
-        assert stream.extractor is not None  # a tracked stream has one: settings see to it
-        return self._reader.read(stream, source, present, inspect=encode_extractor(stream.extractor, stream.force_path))
+        return self._reader.read(stream, source, present, payloads=self._payloads, inspect=self._inspected)
 
     def _commit(
         self,

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,9 +20,12 @@ from sr_assets.adapters.spark.source import (
     decode_extractor,
     encode_extractor,
 )
+from sr_assets.adapters.wire import Connection
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.senders import HeaderName, JsonField, SenderExtractor, SubjectToken
+from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings, SparkSettings
+from sr_assets_tests.adapters.wire.rig import ODD, made, outgoing, publish
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 Options = Callable[..., dict[str, str]]
@@ -77,6 +81,82 @@ def test_sightings_have_who_and_how_large_and_no_payload(options: Options) -> No
     assert [row | {"stored_ns": 0} for row in rows] == [
         {"sequence": n, "stored_ns": 0, "sender": f"n{n}", "payload_bytes": 31, "forced": True} for n in (1, 2)
     ]
+
+
+def shuffled(rig: Rig, random: Random) -> tuple[str, dict[int, Sent]]:
+    """A stream of messages with odd headers and of all sizes, some of them gone; and what is left of it."""
+    stream = rig.make()
+    headers = (
+        *ODD,
+        b"NATS/1.0\r\nNode: a\r\n\r\n",
+        b"NATS/1.0\r\nNode: \xc3\xa4\r\nNats-Msg-Size: 7\r\n\r\n",
+        b"NATS/1.0\r\nNats-Msg-Size: 3\r\n\r\n",
+        b"NATS/1.0\r\nNode: cut off",
+        b"NATS/1.0\r\nNode: a\r\nChoria-SR-Subject: a beat\r\n\r\n",
+    )
+    sizes = (0, 1, 100, 9_000)
+    sent = [
+        Sent(random.randbytes(random.choice(sizes)), f"{random.randrange(3)}.x", random.choice(headers))
+        for _ in range(300)
+    ]
+    rig.publish(stream, sent)
+    first = random.choice((1, 1, 40))
+    rig.api(f"STREAM.PURGE.{stream}", {"seq": first})
+    gone = set(random.sample(range(first, 301), random.choice((0, 5, 120))))
+    for sequence in gone:
+        rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})
+    return stream, {n: one for n, one in enumerate(sent, 1) if n >= first and n not in gone}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_without_payloads_the_sightings_are_the_same(rig: Rig, options: Options, seed: int) -> None:
+    random = Random(seed)
+    stream, left = shuffled(rig, random)
+    for extractor in (HeaderName("Node"), HeaderName("Nats-Msg-Size"), SubjectToken(2)):
+        first, after = sorted(random.sample(range(1, 302), 2))
+        asked = options(
+            stream=stream,
+            inspect=encode_extractor(extractor, None),
+            first=str(first),
+            next=str(after),
+            partitions=random.choice(("1", "3")),
+            batch_bytes=random.choice(("3000", "100000")),
+        )
+        for direct in ("true", "false"):
+            for subject in (None, "1"):
+                way = asked | {"direct": direct} | ({"filter": f"{stream}.{subject}.>"} if subject else {})
+                whole = read(way)
+                assert [(row["sequence"], row["payload_bytes"]) for row in whole] == [
+                    (n, len(one.payload))
+                    for n, one in left.items()
+                    if first <= n < after and one.subject[0] == (subject or one.subject[0])
+                ]
+                assert read(way | {"headers_only": "true"}) == whole
+
+
+def test_where_no_consumer_may_be_made_the_messages_are_read_whole(rig: Rig, options: Options, tmp_path: Path) -> None:
+    by_header = encode_extractor(HeaderName("Node"), None)
+    full = rig.make(max_consumers=1)
+    rig.api(
+        f"CONSUMER.CREATE.{full}.other", {"stream_name": full, "config": {"name": "other", "durable_name": "other"}}
+    )
+    denied = '{user: me, password: p, permissions: {publish: {deny: ["$JS.API.CONSUMER.CREATE.>"]}}}'
+    with NatsServer(tmp_path / "strict", "strict", config=f"authorization {{ users: [{denied}] }}") as server:
+        strict = ClusterSettings((server.address,), user="me", password="p")
+        with Connection(strict) as connection:
+            stream = made(connection, "DENIED")
+            publish(connection, outgoing(stream, 50))
+        rig.publish(full, [Sent(b"x" * n) for n in range(1, 51)])
+        file = str(write_connection(tmp_path / "strict.json", strict))
+        for asked, words in (
+            (options(stream=full, inspect=by_header, next="51"), "maximum consumers limit"),
+            (options(stream=stream, inspect=by_header, next="51", connection=file), "CONSUMER.CREATE"),
+        ):
+            rows = read(asked | {"headers_only": "true"})
+            assert len(rows) == 50
+            assert rows == read(asked)
+            with pytest.raises(RunError, match=words):
+                read(asked | {"headers_only": "true", "direct": "false"})
 
 
 @pytest.mark.parametrize("extractor", (JsonField(r"a.b\.c.0"), HeaderName("Node"), SubjectToken(-1)))

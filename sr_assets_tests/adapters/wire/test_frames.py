@@ -18,7 +18,6 @@ from sr_assets.adapters.wire.frames import (
     encode_pub,
     has_whole_headers,
     stored_message,
-    without_message_size,
 )
 
 SERVER_BLOCK = (
@@ -289,8 +288,16 @@ def test_another_reply_is_no_delivery(reply: bytes) -> None:
 
 @given(blocks)
 def test_the_message_size_of_a_headers_only_consumer_is_taken_off(own: bytes) -> None:
-    added = own[:-2] + b"Nats-Msg-Size: 12\r\n\r\n"
-    assert without_message_size(added) == (b"" if own == b"NATS/1.0\r\n\r\n" else own)
+    frame = Frame(b"HMSG", b"a", b"$JS.ACK.S.c.1.7.3.1700.9", own[:-2] + b"Nats-Msg-Size: 12\r\n\r\n")
+    message, _, _ = delivered_message(frame, headers_only=True)
+    assert message.headers == (b"" if own == b"NATS/1.0\r\n\r\n" else own)
+    assert (message.payload, message.payload_bytes) == (b"", 12)
+
+
+@pytest.mark.parametrize("headers", (b"", b"NATS/1.0\r\nNats-Msg-Size: 12\r\nA: b\r\n\r\n"))
+def test_a_delivery_without_the_size_that_was_asked_for_is_refused(headers: bytes) -> None:
+    with pytest.raises(ValueError):
+        delivered_message(Frame(b"HMSG", b"a", b"$JS.ACK.S.c.1.7.3.1700.9", headers), headers_only=True)
 
 
 def test_a_stored_message_keeps_its_bytes() -> None:

@@ -92,6 +92,7 @@ def test_headers_are_read_without_payloads(connection: Connection, stream: str) 
     publish(connection, [Outgoing(n, f"{stream}.x", h, b"payload") for n, h in enumerate(ODD[:5], 1)])
     read = flat(read_headers(connection, stream, SequenceRange(2, 5)))
     assert [(m.sequence, m.headers, m.payload) for m in read] == [(n + 1, ODD[n], b"") for n in (1, 2, 3)]
+    assert [m.payload_bytes for m in read] == [len(b"payload")] * 3
 
 
 def test_a_reader_that_is_dropped_leaves_no_consumer_and_a_usable_connection(

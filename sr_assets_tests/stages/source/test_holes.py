@@ -255,7 +255,7 @@ def test_a_source_that_is_made_again_while_it_is_read_is_not_taken_for_the_one_b
     rig.publish(stream, forced(3, 6))
     read, times = Reader.read, iter((1,))
 
-    def replaced(self: Reader, entry: Entry, source: StreamInfo, wanted: SequenceRange, **options: str) -> pa.Table:
+    def replaced(self: Reader, entry: Entry, source: StreamInfo, wanted: SequenceRange, **options: Any) -> pa.Table:
         if next(times, None):
             rig.api(f"STREAM.DELETE.{stream}")
             rig.create(stream)

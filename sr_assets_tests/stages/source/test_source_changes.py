@@ -44,8 +44,9 @@ class Change:
     def look(self) -> None:
         """Note where each message stands."""
         created_ns = self._rig.info(self._stream).created_ns
-        for sequence, stored_ns, _, _, payload in self._rig.stored(self._stream):
-            self.stood[json.loads(payload)["n"]] = (sequence, stored_ns // 1_000_000, created_ns)
+        for message in self._rig.stored(self._stream):
+            stood = (message.sequence, message.stored_ns // 1_000_000, created_ns)
+            self.stood[json.loads(message.payload)["n"]] = stood
 
     def happen(self) -> None:
         """Change the source."""

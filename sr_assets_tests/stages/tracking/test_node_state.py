@@ -1,10 +1,18 @@
 """Time passes between runs and inside them: nobody is asked, the committed watermark decides."""
 
 import json
+from typing import Any
 
+import pyarrow as pa
+import pytest
+
+from sr_assets.adapters.spark.source import read_here
+from sr_assets.adapters.state.counters import Counter
 from sr_assets.adapters.state.status_file import read_status
+from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.messages import Message
 from sr_assets.stages.report import Stage
+from sr_assets.stages.source import reading
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 SECOND = 10**9
@@ -107,3 +115,37 @@ def test_retired_nodes_are_forgotten_after_their_retention(rig: Rig) -> None:
     rig.drain()
     newest = rig.rows("SELECT * FROM node_advisories WHERE event = 'new' ORDER BY event_time")[-1]
     assert (newest["previous"], newest["returned"], newest["transition"]) == (None, False, 4)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    (
+        ({"inspect_header": "sender"}, True),
+        ({"inspect_subject_token": 2, "filter_subject": "{}.>"}, True),
+        ({"inspect_header": "sender", "inspect_force_field": "force"}, False),
+        ({"inspect_field": "sender"}, False),
+    ),
+)
+def test_payloads_are_fetched_for_copies_alone_when_the_sender_stands_elsewhere(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], *, expected: bool
+) -> None:
+    stream = rig.make()
+    body = json.dumps({"sender": "a", "force": False}).encode()
+    rig.publish(
+        stream,
+        [Sent(body.ljust(9_000 + n // 100 * 50), "a", b"NATS/1.0\r\nsender: a\r\n\r\n") for n in range(200)],
+    )
+    rig.add(stream, inspect_duration="1h", size_trigger=50, **keys)
+    rig.entries[0] |= {key: value.format(stream) for key, value in keys.items() if key == "filter_subject"}
+    read: list[dict[str, str]] = []
+
+    def noted(options: dict[str, str]) -> pa.Table:
+        read.append(options)
+        return read_here(options)
+
+    monkeypatch.setattr(reading, "read_here", noted)
+    rig.drain(spark={"from_messages": 1_000_000})
+    assert [options.get("headers_only") == "true" for options in read] == [expected] * len(read)
+    assert [(len(copy.payload), copy.payload.strip()) for copy in rig.copies(stream)] == [(9_000, body), (9_050, body)]
+    with SiteState(rig.home / "sites" / SITE) as state:
+        assert state.counters(stream).totals()[Counter.SEEN_BYTES][""] == 100 * (9_000 + 9_050)
