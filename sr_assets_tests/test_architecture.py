@@ -137,6 +137,7 @@ LIBRARIES = {
     "operate": {"dagster"},
     "operate.metrics": {"duckdb"},
     "operate.notify": {"duckdb"},
+    "operate.page": {"jinja2"},
     "operate.webserver": {"dagster", "dagster_webserver", "uvicorn"},
     "cli": {"click"},
     "cli.importing": {"click", "yaml"},
@@ -309,6 +310,7 @@ def test_our_own_time_of_day_is_read_only_where_no_table_advisory_or_decision_de
         ("cli.watching", "datetime.now"),  # when the look that is shown was
         ("cli.work", "time.time"),  # `spark status`
         ("operate.metrics.reading", "time.time"),  # how long ago something was, for who looks at it
+        ("operate.page.rendering", "datetime.now"),  # how old the page is, for who looks at it
         (
             "operate.notify.delivery",
             "time.time",

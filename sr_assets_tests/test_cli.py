@@ -31,7 +31,7 @@ from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.published.site_files import PublishedStream
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.cli.render import duration
+from sr_assets.domain.durations import duration
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import parse_cluster
 from sr_assets_tests.rig import Command

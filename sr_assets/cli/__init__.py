@@ -1,8 +1,8 @@
 """The `sr-assets` command: thin, one function per command.
 
 Here: options, which question or stage a command is, exit codes. Add a command to the module of its subject: `advisories`,
-`availability`, `enrolling`, `importing`, `metrics`, `native`, `nodes`, `streams`, `tables`, `topology`, `work`. Not here: how
-rows are drawn (`render`), the SQL (`adapters.published.queries`), the work itself.
+`availability`, `enrolling`, `importing`, `metrics`, `native`, `nodes`, `page`, `streams`, `tables`, `topology`, `work`.
+Not here: how rows are drawn (`render`), the SQL (`adapters.published.queries`), the work itself.
 """
 
 from sr_assets.cli import (  # noqa: F401  the commands register themselves
@@ -13,6 +13,7 @@ from sr_assets.cli import (  # noqa: F401  the commands register themselves
     metrics,
     native,
     nodes,
+    page,
     streams,
     tables,
     topology,

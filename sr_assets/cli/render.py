@@ -23,6 +23,7 @@ from typing import Any, Final, Literal, get_args
 from rich.cells import cell_len
 
 from sr_assets.cli import layout
+from sr_assets.domain.durations import duration
 
 #: `wide` is a table with every column, also where that takes more than a line a row.
 Format = Literal["table", "json", "csv", "wide"]
@@ -39,7 +40,6 @@ _STYLES: Final = {
     "unwatched": "dim",
     "retired": "dim",
 }
-_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 #: A text that begins so is a formula for a spreadsheet; the second half are the full-width forms.
 _FORMULA: Final = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 #: Control characters, but for the line breaks, which CSV can quote.
@@ -199,19 +199,6 @@ def printable(shown: str) -> str:
     if shown.isprintable():
         return shown
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in shown)
-
-
-def duration(seconds: float) -> str:
-    """Return seconds in their two largest units: 1h30m, 42s, 0.250s."""
-    if abs(seconds) < 10 and seconds != int(seconds):
-        return f"{seconds:.3f}s"
-    left = int(abs(seconds))
-    parts: list[str] = []
-    for length, unit in _UNITS:
-        count, left = divmod(left, length)
-        if count or (unit == "s" and not parts):
-            parts.append(f"{count}{unit}")
-    return ("-" if seconds < 0 else "") + "".join(parts[:2])
 
 
 class Lines:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from sr_assets.cli.base import cli, configured, fail, form_option, one_stream
-from sr_assets.cli.render import Format, duration, show
+from sr_assets.cli.render import Format, show
 from sr_assets.cli.warnings import hint, warn
 from sr_assets.cli.watching import watchable
+from sr_assets.domain.durations import duration
 
 if TYPE_CHECKING:
     from sr_assets.settings import FeedSettings, Settings, Start, StreamSettings

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sr_assets.cli.render import age_seconds, age_text, duration, print_note
+from sr_assets.cli.render import age_seconds, age_text, print_note
+from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import SrAssetsError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from sr_assets.cli.base import SECONDS, configured, form_option
 from sr_assets.cli.layout import note
-from sr_assets.cli.render import duration
+from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 
 if TYPE_CHECKING:

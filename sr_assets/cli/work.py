@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sr_assets.cli.base import SECONDS, cli, configured, one_stream
-from sr_assets.cli.render import duration
 from sr_assets.cli.warnings import warn
+from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -173,6 +173,7 @@ def peer_user(client: tuple[str, int] | None, server: tuple[str, int] | None) ->
 
 
 def _kernels_text(host: str, port: int) -> str:
-    """Return an address of IPv4 as the kernel's tables have it: the four bytes as one number of this machine."""
-    (number,) = struct.unpack("=I", socket.inet_aton(host))
-    return f"{number:08X}:{port:04X}"
+    """Return an address as the kernel's tables have it: each four bytes as one number of this machine."""
+    packed = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
+    numbers = struct.unpack(f"={len(packed) // 4}I", packed)
+    return f"{''.join(f'{number:08X}' for number in numbers)}:{port:04X}"

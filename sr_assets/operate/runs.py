@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
-from sr_assets.operate.metrics import metrics_beside, write_textfile_once
+from sr_assets.operate.metrics import metrics_beside, page_url, write_textfile_once
 from sr_assets.operate.notify import begin_notifying, notify_beside, notify_once
 from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt, start_child, stop_groups
 from sr_assets.operate.report import print_error, print_line
@@ -51,7 +51,7 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
         ThreadPoolExecutor(max(1, min(len(chosen), settings.concurrency) if once else len(chosen))) as pool,
     ):
         if metrics:
-            print_line(f"Metrics: {metrics}")
+            print_line(f"Metrics: {metrics}, status page: {page_url(metrics)}")
         working = [pool.submit(children.run, site, labels, once) for site, labels in chosen.items()]
         try:
             codes = [future.result() for future in working]

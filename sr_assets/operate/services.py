@@ -22,7 +22,7 @@ from sr_assets.adapters.private import open_private, write_private
 from sr_assets.domain.errors import RunError
 from sr_assets.operate.gate import read_logins
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
-from sr_assets.operate.metrics import metrics_beside
+from sr_assets.operate.metrics import metrics_beside, page_url
 from sr_assets.operate.notify import notify_beside
 from sr_assets.operate.processes import child_environment, signals_as_interrupt, stop_groups
 from sr_assets.operate.report import print_error, print_line
@@ -195,7 +195,7 @@ def serve(settings: Settings, ui: Ui) -> int:
             ):
                 print_line(f"Dagster: {services.url}  (Ctrl-C stops it)")
                 if metrics:
-                    print_line(f"Metrics: {metrics}")
+                    print_line(f"Metrics: {metrics}, status page: {page_url(metrics)}")
                 while True:
                     services.check()
                     time.sleep(0.5)

@@ -6,6 +6,12 @@
 """
 
 from sr_assets.operate.metrics.reading import Exposition
-from sr_assets.operate.metrics.serving import MetricsServer, metrics_beside, serve_metrics, write_textfile_once
+from sr_assets.operate.metrics.serving import (
+    MetricsServer,
+    metrics_beside,
+    page_url,
+    serve_metrics,
+    write_textfile_once,
+)
 
-__all__ = ["Exposition", "MetricsServer", "metrics_beside", "serve_metrics", "write_textfile_once"]
+__all__ = ["Exposition", "MetricsServer", "metrics_beside", "page_url", "serve_metrics", "write_textfile_once"]

@@ -1,4 +1,4 @@
-"""Who gets the metrics: Prometheus by HTTP, the node exporter by a file.
+"""Who gets the metrics: Prometheus by HTTP, with the status page beside it, the node exporter by a file.
 
 Neither ever stops the pipeline: a port that is taken or a folder that is gone is one line. Not here: the text (`reading`).
 """
@@ -12,15 +12,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import AF_INET6, getaddrinfo
 from tempfile import NamedTemporaryFile
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.exposition import CONTENT_TYPE
 from sr_assets.operate.metrics.reading import Exposition
+from sr_assets.operate.page import PAGE_HEADERS, PAGE_PATHS, PagePublisher
 from sr_assets.operate.report import print_line, print_warning
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from sr_assets.settings import MetricsSettings, Settings
 
@@ -32,16 +34,17 @@ _TEXTFILE_SECONDS: Final = 15.0
 _RENEW_SECONDS: Final = 1.0
 _RENEW_SHARE: Final = 0.02
 _CLIENT_SECONDS: Final = 10.0
+_PLAIN: Final = "text/plain; charset=utf-8"
 
 
 class MetricsServer:
     """An HTTP server for `/metrics` in threads of this process, from `with` to its end. Raises RunError."""
 
-    def __init__(self, exposition: Exposition, host: str, port: int) -> None:
-        """Listen; `port` 0 takes a free one."""
+    def __init__(self, exposition: Exposition, host: str, port: int, page: PagePublisher | None = None) -> None:
+        """Listen; `port` 0 takes a free one. The status page, if there is one, is served too."""
         try:
             family, *_, address = getaddrinfo(host, port)[0]
-            kind = type("Server", (_Server,), {"address_family": family, "exposition": exposition})
+            kind = type("Server", (_Server,), {"address_family": family, "exposition": exposition, "page": page})
             self._server: _Server = kind((address[0], port), _Handler)
         except OSError as error:
             raise RunError(
@@ -75,6 +78,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     exposition: Exposition
+    page: PagePublisher | None
 
     def handle_error(self, *_: Any) -> None:
         """Say nothing about a client that went away."""
@@ -85,25 +89,38 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _CLIENT_SECONDS
 
     def do_GET(self) -> None:
-        """Answer with the metrics, and everything else with where they are."""
-        if self.path.partition("?")[0] == PATH:
+        """Answer with the metrics or the status page, and everything else with where they are."""
+        path, page = self.path.partition("?")[0], self.server.page
+        if path == PATH:
             self._answer(200, CONTENT_TYPE, self.server.exposition.text())
+        elif page is None or path not in PAGE_PATHS:
+            known = f"metrics are at {PATH}" + ("" if page is None else f", the status page is at {PAGE_PATHS[-1]}")
+            self._answer(404, _PLAIN, f"{known}\n")
+        elif refusal := page.refusal(self.headers.items(), self.client_address, self.connection.getsockname()):
+            self._answer(403, _PLAIN, f"{refusal}\n")
         else:
-            self._answer(404, "text/plain; charset=utf-8", f"metrics are at {PATH}\n")
+            self._answer(200, "text/html; charset=utf-8", page.page(), PAGE_HEADERS)
 
     do_HEAD = do_GET  # noqa: N815  the name is the base class's
 
-    def _answer(self, code: int, kind: str, text: str) -> None:
+    def _answer(self, code: int, kind: str, text: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         body = text.encode()
         self.send_response(code)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
         """Say nothing: a scrape is nothing worth a line."""
+
+
+def page_url(url: str) -> str:
+    """Return where the status page is, beside the metrics."""
+    return url.removesuffix(PATH) + PAGE_PATHS[-1]
 
 
 @contextlib.contextmanager
@@ -114,7 +131,8 @@ def metrics_beside(settings: Settings) -> Iterator[str | None]:
         url = None
         if configured.port is not None:
             try:
-                url = stack.enter_context(MetricsServer(exposition, configured.host, configured.port))
+                server = MetricsServer(exposition, configured.host, configured.port, PagePublisher(settings))
+                url = stack.enter_context(server)
             except RunError as error:
                 print_warning(str(error))
         stack.enter_context(_textfile_beside(exposition, configured))
@@ -125,8 +143,9 @@ def serve_metrics(settings: Settings) -> None:
     """Serve metrics, and write their file, until an interrupt. Raises RunError when the port cannot be used."""
     configured, exposition = settings.metrics, Exposition(settings)
     port = DEFAULT_PORT if configured.port is None else configured.port
-    with MetricsServer(exposition, configured.host, port) as url, _textfile_beside(exposition, configured):
-        print_line(f"Metrics: {url}  (Ctrl-C stops it)")
+    server = MetricsServer(exposition, configured.host, port, PagePublisher(settings))
+    with server as url, _textfile_beside(exposition, configured):
+        print_line(f"Metrics: {url}, status page: {page_url(url)}  (Ctrl-C stops it)")
         while True:
             time.sleep(3600)
 

@@ -1,0 +1,107 @@
+"""What the status page asks of the published tables.
+
+Sites and transitions are those that the feeds report, and those of this installation that no feed reports. Not here: how
+they are shown (`operate.page`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from sr_assets.adapters.published import availability_queries
+from sr_assets.adapters.published.reading import open_fleet, read_rows
+from sr_assets.domain.errors import SrAssetsError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from pathlib import Path
+
+    import duckdb
+
+#: How many of the newest, and of the least available.
+MOST_TRANSITIONS: Final = 15
+MOST_WORST: Final = 15
+_WORST_DAYS: Final = 30
+#: The chart covers a day in steps of this length.
+STEP: Final = timedelta(minutes=15)
+STEPS: Final = 96
+
+_SITES: Final = """
+    SELECT * FROM (
+        SELECT replicator, name, stream, up, timeout, retired, new_24h, as_of, observer, observer_alive_at
+        FROM global_summary
+        UNION ALL SELECT NULL, name, stream, up, timeout, retired, new_24h, as_of, NULL, NULL
+            FROM site_summary ANTI JOIN global_summary USING (name, stream)
+    ) ORDER BY coalesce(observer = 'blind', false) DESC, timeout DESC, replicator, name, stream
+    """
+_EVENTS: Final = """
+    SELECT replicator, name, stream, node, event, event_time, returned FROM global_advisories
+    UNION ALL SELECT NULL, name, stream, node, event, event_time, returned
+        FROM node_advisories ANTI JOIN global_summary USING (name, stream)
+    """
+_TRANSITIONS: Final = f"SELECT * FROM ({_EVENTS}) ORDER BY event_time DESC, node LIMIT $most"
+#: What each event adds to the nodes that are up, and to those that are silent.
+_STEPS: Final = f"""
+    SELECT greatest(0, least($steps - 1, floor((epoch_us($until) - epoch_us(event_time)) / $step_us)))::INTEGER AS back,
+        sum(CASE event WHEN 'timeout' THEN -1 WHEN 'expire' THEN 0 ELSE 1 END)::BIGINT AS up,
+        sum(CASE event WHEN 'timeout' THEN 1 WHEN 'new' THEN 0 ELSE -1 END)::BIGINT AS silent
+    FROM ({_EVENTS}) WHERE epoch_us(event_time) > epoch_us($until) - $steps * $step_us::BIGINT GROUP BY back
+    """
+_REPLICATION: Final = """
+    SELECT name, stream, target_stream, lag_messages, lag_seconds, queued_messages, paused, last_error
+    FROM replication
+    ORDER BY last_error IS NULL, lag_seconds DESC NULLS LAST, lag_messages DESC NULLS LAST, name, stream
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What is published, as records by column; `chart` has, from the oldest, how many nodes were up and silent."""
+
+    as_of: datetime
+    sites: list[dict[str, Any]]
+    transitions: list[dict[str, Any]]
+    replication: list[dict[str, Any]]
+    worst: list[dict[str, Any]]
+    chart: list[tuple[int, int]]
+
+
+def status(home: Path) -> Status:
+    """Return what the status page shows. Raises RunError when nothing is published yet."""
+    step_us = STEP // timedelta(microseconds=1)
+    with open_fleet(home) as connection:
+        as_of = _ask(connection, "SELECT as_of FROM snapshot_info")[0]["as_of"]
+        sites, replication = _ask(connection, _SITES), _ask(connection, _REPLICATION)
+        transitions = _ask(connection, _TRANSITIONS, most=MOST_TRANSITIONS)
+        steps = _ask(connection, _STEPS, until=as_of, steps=STEPS, step_us=step_us)
+    return Status(as_of, sites, transitions, replication, _worst(home, as_of), _chart(sites, steps))
+
+
+def _chart(sites: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Return the nodes that were up and silent as each step ended: from what they are now, undoing what happened."""
+    up, silent = sum(site["up"] for site in sites), sum(site["timeout"] for site in sites)
+    changes = {step["back"]: (step["up"], step["silent"]) for step in steps}
+    counted = []
+    for back in range(STEPS):
+        counted.append((max(0, up), max(0, silent)))
+        more_up, more_silent = changes.get(back, (0, 0))
+        up, silent = up - more_up, silent - more_silent
+    return counted[::-1]
+
+
+def _worst(home: Path, as_of: datetime) -> list[dict[str, Any]]:
+    """Return the nodes that were least available within thirty days, without those that were up all the time."""
+    since = (as_of - timedelta(days=_WORST_DAYS)).date()
+    try:
+        rows = availability_queries.availability(home, by="node", since=since, most=MOST_WORST)
+    except SrAssetsError:
+        return []
+    records = [dict(zip(rows.columns, row, strict=True)) for row in rows.values]
+    return [record for record in records if (record["availability_percent"] or 100) < 100 or record["down_seconds"]]
+
+
+def _ask(connection: duckdb.DuckDBPyConnection, sql: str, **parameters: Any) -> list[dict[str, Any]]:
+    rows = read_rows(connection, sql, parameters)
+    return [dict(zip(rows.columns, row, strict=True)) for row in rows.values]

@@ -1,0 +1,175 @@
+"""The status page: true numbers, harmless with hostile names, whom it is shown to, and how a browser shows it."""
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from stat import S_IMODE
+
+import pytest
+from playwright.sync_api import Page
+
+from sr_assets.adapters.published.status_queries import STEPS, status
+from sr_assets.operate.metrics import Exposition, MetricsServer, page_url
+from sr_assets.operate.page import PagePublisher, write_page
+from sr_assets.settings import Settings, load_settings
+from sr_assets_tests import test_cli, test_cli_global
+from sr_assets_tests.browser import find_chromium, open_page
+from sr_assets_tests.rig import Command
+from sr_assets_tests.test_cli import MINUTE_NS, NOW_NS, node_row, transition_row
+
+HOSTILE = (
+    "<script>document.title = 'owned'</script>",
+    '"><img src=x onerror="document.title = 1">',
+    "\u202egnp.exe\x1b[31m",
+    "{{ 7 * 7 }}",
+    "long-" * 100,
+    "l" * 300,
+)
+
+
+class Tags(HTMLParser):
+    """The tags and attributes of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note a tag."""
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """The configuration of a home with nothing in it."""
+    file = test_cli.write_configuration(tmp_path, test_cli.configuration(tmp_path / "home"))
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(file))
+    monkeypatch.delenv("SR_ASSETS_HOME", raising=False)
+    return load_settings()
+
+
+def publish(settings: Settings) -> None:
+    """Publish two nodes that are up, one that is silent and one that is retired, with hostile names among them."""
+    statuses = ("up", "timeout", "retired", "up", "up", "up")
+    nodes = [node_row(name, status, 0) for name, status in zip(HOSTILE, statuses, strict=True)]
+    transitions = [
+        transition_row(HOSTILE[0], "new", NOW_NS - 90 * MINUTE_NS, 1),
+        transition_row(HOSTILE[1], "timeout", NOW_NS - 10 * MINUTE_NS, 2),
+        transition_row(HOSTILE[2], "expire", NOW_NS - 200 * MINUTE_NS, 3),
+        transition_row(HOSTILE[3], "recover", NOW_NS - 26 * 60 * MINUTE_NS, 4),
+        transition_row(HOSTILE[5], "recover", NOW_NS - 26 * 60 * MINUTE_NS, 5),
+    ]
+    test_cli.publish(settings.home, nodes, transitions)
+
+
+def test_the_chart_counts_back_from_what_is_known_now(settings: Settings) -> None:
+    publish(settings)
+    chart = status(settings.home).chart
+    assert len(chart) == STEPS
+    # A quarter of an hour each: silent for ten minutes, known for ninety, retired for two hundred.
+    assert chart[-1] == (4, 1)
+    assert chart[-2] == chart[-7] == (5, 0)
+    assert chart[-8] == chart[-14] == (4, 0)
+    assert chart[-15] == chart[0] == (4, 1)
+
+
+def test_the_page_has_neither_script_nor_address_whatever_a_node_is_called(settings: Settings, tmp_path: Path) -> None:
+    publish(settings)
+    file = tmp_path / "status.html"
+    file.write_text("an older one")
+    write_page(settings, file)
+    page = file.read_text()
+    assert S_IMODE(file.stat().st_mode) == 0o600
+    tags = Tags(page)
+    assert tags.tags.isdisjoint({"script", "img", "link", "iframe", "a", "form", "object"})
+    assert not {name for name in tags.attributes if name.startswith("on") or name in ("src", "href")}
+    assert "&lt;script&gt;" in page
+    assert "{{ 7 * 7 }}" in page
+    assert "\x1b" not in page
+    assert "\u202e" not in page
+    assert HOSTILE[5] not in page
+    assert f"{HOSTILE[5][:160]}…" in page
+
+
+def test_a_centre_shows_the_blind_site_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, file = tmp_path / "home", tmp_path / "replication.yaml"
+    file.write_text(test_cli_global.configuration(home, "ADVISORIES"))
+    test_cli_global.publish(
+        home, [test_cli_global.advisory("web1", "new", 1, 60), test_cli_global.advisory("db1", "new", 1, 30, "paris")]
+    )
+    write_page(load_settings(file, {}), tmp_path / "status.html")
+    page = (tmp_path / "status.html").read_text()
+    sites = page[page.index('id="sites"') : page.index('id="replication"')]
+    assert sites.index("london") < sites.index("blind") < sites.index("paris")
+    assert "1 site is blind" in page
+    assert page.index("db1") < page.index("web1")
+
+
+def test_what_cannot_be_written_is_one_line(settings: Settings, tmp_path: Path, command: Command) -> None:
+    code, _, error = command("status-page", str(tmp_path / "status.html"))
+    assert (code, error.count("\n")) == (1, 1)
+    assert "nothing is published yet" in error
+    publish(settings)
+    code, _, error = command("status-page", str(tmp_path / "gone" / "status.html"))
+    assert (code, error.count("\n")) == (1, 1)
+    assert "gone/status.html cannot be written: No such file or directory" in error
+    assert command("status-page", str(tmp_path / "status.html"))[0] == 0
+
+
+def test_beside_the_metrics_it_is_shown_to_whoever_may_read_the_tables(settings: Settings) -> None:
+    assert "nothing is published yet" in PagePublisher(settings).page()
+    publish(settings)
+    with MetricsServer(Exposition(settings), "127.0.0.1", 0, PagePublisher(settings)) as metrics:
+        for path in ("/", "/status"):
+            with urllib.request.urlopen(metrics.replace("/metrics", path), timeout=60) as answer:
+                assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+                assert "US-EAST" in answer.read().decode()
+        # A page of another name that points at us.
+        foreign = urllib.request.Request(page_url(metrics), headers={"Host": "rebound.example.net"})
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(foreign, timeout=60)
+
+
+# --------------------------------------------------------------------------------------------------------- a browser
+
+
+@pytest.fixture(scope="module")
+def browser_page() -> Iterator[Page]:
+    """A page of Chromium as wide as a phone."""
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("NO BROWSER TEST: chromium is not installed (Debian: apt-get install chromium)")
+    with open_page(chromium, width=375, height=800) as page:
+        yield page
+
+
+@pytest.mark.browser
+@pytest.mark.process
+def test_a_phone_shows_all_of_it_in_both_modes_without_scripts_or_requests(
+    settings: Settings, tmp_path: Path, browser_page: Page
+) -> None:
+    publish(settings)
+    write_page(settings, tmp_path / "status.html")
+    asked: list[str] = []
+    said: list[str] = []
+    browser_page.on("request", lambda request: asked.append(request.url))
+    browser_page.on("console", lambda message: said.append(message.text))
+    address = (tmp_path / "status.html").as_uri()
+    grounds = set()
+    for width in (375, 1200):
+        browser_page.set_viewport_size({"width": width, "height": 800})
+        for scheme in ("light", "dark"):
+            browser_page.emulate_media(color_scheme=scheme)
+            browser_page.goto(address)
+            assert browser_page.evaluate("document.documentElement.scrollWidth") <= width
+            assert browser_page.title() == "US-EAST · sr-assets"
+            assert browser_page.get_by_text(HOSTILE[0]).first.is_visible()
+            grounds.add(browser_page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(grounds) == 2
+    assert set(asked) == {address}
+    assert not said
