@@ -259,7 +259,9 @@ def test_a_url_that_cannot_be_used_is_refused_without_showing_any_of_it(url: str
     assert "hunter2" not in line
 
 
-@pytest.mark.parametrize("keys", ("target_stream: nats://me:hunter2@city", "nats://me:hunter2@city: 1"))
+@pytest.mark.parametrize(
+    "keys", ("target_stream: nats://me:hunter2@city", "nats://me:hunter2@city: 1", "workers: me:hunter2@city:4222")
+)
 def test_a_url_in_the_wrong_place_keeps_its_login_to_itself(keys: str, stream_refusal: Refusal) -> None:
     assert "hunter2" not in stream_refusal(keys)
 
@@ -825,10 +827,26 @@ def test_a_bad_value_is_named_with_its_key_and_what_is_allowed(keys: str, says: 
         ("logfile: [a]\n", "logfile: ['a'] is not text"),
         ("published_mode: '0666'\n", "published_mode: '0666' is none of '0600' (the owner), '0640' (the group too)"),
         ("published_mode: true\n", "published_mode: True is none of '0600'"),
+        ("availability: {timezone: London}\n", "availability.timezone: 'London' is no time zone"),
+        ("heartbeats: {url: city, subjects: []}\n", "heartbeats.subjects: is empty"),
+        ("topology: {clusters: text}\n", "topology: clusters: must be a mapping"),
     ),
 )
 def test_a_bad_value_above_the_streams_is_named_with_its_key(keys: str, says: str, refusal: Refusal) -> None:
     assert says in refusal(TOP + keys + STREAM % "")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    (
+        "notify: [{email: {host: h, sender: a@b, to: c@d, password: 73577357}}]\n",
+        "heartbeats: {url: city, subjects: [{subject: a.b}], headers: {Authorization: 73577357}}\n",
+    ),
+)
+def test_a_secret_that_is_a_number_is_refused_without_showing_it(keys: str, refusal: Refusal) -> None:
+    line = refusal(TOP + keys + STREAM % "")
+    assert "is not text: put it in quotes" in line
+    assert "7357" not in line
 
 
 @pytest.mark.parametrize("name", ("a/b", "..", ".hidden", "a b", "a\\b", "a*", "a>b", "x" * 201))

@@ -15,7 +15,7 @@ from sr_assets.settings.clusters import parse_cluster
 from sr_assets.settings.links import RawChoria, RawTls, with_security
 from sr_assets.settings.mapping import Raw
 from sr_assets.settings.names import read_plain_subject
-from sr_assets.settings.values import read_duration, read_flag, read_text, shown
+from sr_assets.settings.values import read_duration, read_flag, read_secret, shown
 
 #: What every heartbeat says of itself.
 ORIGINATOR = "Choria-SR-Originator"
@@ -46,12 +46,16 @@ def read_headers(value: object) -> Headers:
     """Read a mapping of header names to text."""
     if not isinstance(value, dict):
         raise ValueError("must be a mapping of header names to text")  # noqa: TRY004  pydantic takes ValueError
-    for name in value:
+    for name, text in value.items():
         if not isinstance(name, str) or not re.fullmatch(r"[!-9;-~]+", name):
             raise ValueError(f"{shown(name)} is not a header name: printable ASCII without spaces and colons")
         if name.lower() in (ORIGINATOR.lower(), SUBJECT.lower()):
             raise ValueError(f"{name}: every heartbeat has this header; take it out")
-    return tuple((name, read_text(text).strip()) for name, text in value.items())
+        try:
+            read_secret(text)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return tuple((name, text.strip()) for name, text in value.items())
 
 
 class RawHeartbeatSubject(Raw):

@@ -81,6 +81,10 @@ def _problem(error: Mapping[str, Any]) -> str:
             return "is required"
         case "list_type":
             return "must be a list, each entry beginning with '- '"
+        case "too_short":
+            return "is empty: it needs at least one"
+        case "dict_type":
+            return "must be a mapping of keys to values"
     return str(error["msg"])
 
 

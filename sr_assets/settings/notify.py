@@ -3,6 +3,7 @@
 Not here: the records themselves (`monitoring`), the other mappings (`shape`).
 """
 
+import re
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -12,7 +13,7 @@ from pydantic import BeforeValidator, model_validator
 from sr_assets.settings.mapping import Raw
 from sr_assets.settings.monitoring import EmailSettings, NotifySettings
 from sr_assets.settings.shape import Text
-from sr_assets.settings.values import one_of, read_port, read_text, shown, whole_number
+from sr_assets.settings.values import one_of, read_port, read_secret, read_text, shown, whole_number
 
 #: What can be notified of: the transitions of nodes, and a stream that fails.
 EVENTS = ("new", "timeout", "recover", "expire", "failed")
@@ -31,11 +32,34 @@ def _events(value: Any) -> tuple[str, ...]:
 
 def _webhook(value: object) -> str:
     """Read a URL, no part of which is shown: its path is a secret."""
-    url = read_text(value)
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("is no URL of a webhook: write http://… or https://…")
+    url = read_secret(value)
+    refusal = ValueError(
+        "is no URL of a webhook: write http://… or https://…, with spaces and the like percent-encoded"
+    )
+    try:
+        parts, port = urlsplit(url), urlsplit(url).port
+    except ValueError:
+        raise refusal from None
+    if "@" in parts.netloc:
+        raise ValueError("has a login in its URL, which is not sent: use a command such as curl")
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or not re.fullmatch(r"[!-~]+", url):
+        raise refusal
     return url
+
+
+def _address(value: object) -> str:
+    text = read_text(value)
+    if not re.fullmatch(r"(?:[^@<>]* <)?[^\s@<>,;]+(?:@[^\s@<>,;]+)?>?", text):
+        raise ValueError(f"{shown(text)} is no address: write name@domain, or Name <name@domain>")
+    return text
+
+
+def _addresses(value: Any) -> tuple[str, ...]:
+    """Read an address or a list of them."""
+    addresses = tuple(map(_address, value if isinstance(value, list) else [value]))
+    if not addresses:
+        raise ValueError("names nobody: write at least one address")
+    return addresses
 
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
@@ -46,11 +70,11 @@ class RawEmail(Raw):
 
     host: Text
     port: Annotated[int, BeforeValidator(read_port)] | None = None
-    sender: Text
-    to: Texts
+    sender: Annotated[str, BeforeValidator(_address)]
+    to: Annotated[tuple[str, ...], BeforeValidator(_addresses)]
     tls: Annotated[Literal["none", "starttls", "tls"], BeforeValidator(one_of("none", "starttls", "tls"))] = "none"
     user: Text | None = None
-    password: Text | None = None
+    password: Annotated[str, BeforeValidator(read_secret)] | None = None
 
 
 class RawNotify(Raw):

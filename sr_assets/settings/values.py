@@ -36,6 +36,8 @@ _UNIT_NS = {
 }
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|[smhdDwWMyY])")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMG]i?B?|B)?", re.IGNORECASE)
+#: What may be the login of a URL, with or without its scheme.
+_LOGIN = re.compile(r"[^\s'\"]*:.*@")
 _LONGEST_NS = (1 << 63) - 1
 
 
@@ -52,10 +54,7 @@ def parse_duration(text: str) -> int:
 
 def shown(value: object) -> str:
     """Return a value as one line of text, shortened, and without the login of a URL at the wrong key."""
-    text = repr(value)
-    start, end = text.find("//"), text.rfind("@")
-    if 0 <= start < end:
-        text = f"{text[:start]}//***{text[end:]}"
+    text = _LOGIN.sub("***@", repr(value))
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -92,6 +91,13 @@ def read_text(value: object) -> str:
         raise ValueError(f"{shown(value)} is not text: put it in quotes")  # noqa: TRY004  pydantic takes ValueError
     if not value.isprintable():
         raise ValueError(f"{shown(value)} has control characters")
+    return value
+
+
+def read_secret(value: object) -> str:
+    """Read text that is never shown."""
+    if not isinstance(value, str) or not value.isprintable():
+        raise ValueError("is not text: put it in quotes, without control characters")
     return value
 
 
@@ -138,6 +144,8 @@ def size_in_bytes(smallest: int) -> Callable[[object], int]:
         step = 1024 if "I" in unit else 1000
         factor: int = step ** "BKMG".index(unit[0])
         total = math.ceil(Fraction(parts[1]) * factor)
+        if total >= 1 << 63:
+            raise ValueError(f"{shown(value)} is too large: write less than 8 EiB")
         if total < smallest:
             raise ValueError(f"{shown(value)} must be {smallest} byte or more")
         return total
@@ -170,9 +178,12 @@ def read_time(value: object) -> int:
     """Read an RFC 3339 time, in nanoseconds since 1970."""
     text = read_text(value)
     try:
-        return parse_rfc3339_ns(text)
+        ns = parse_rfc3339_ns(text)
     except ValueError:
         raise ValueError(f"{shown(text)} is not a time: write RFC 3339, as in 2026-01-31T12:00:00Z") from None
+    if not 0 <= ns <= _LONGEST_NS:
+        raise ValueError(f"{shown(text)} is out of range: write a time between 1970 and 2262")
+    return ns
 
 
 def read_timezone(value: object) -> str:
@@ -180,7 +191,7 @@ def read_timezone(value: object) -> str:
     text = read_text(value)
     try:
         return ZoneInfo(text).key
-    except (ValueError, OSError):
+    except (ValueError, KeyError, OSError):
         raise ValueError(f"{shown(text)} is no time zone: write a name as in UTC or Europe/London") from None
 
 

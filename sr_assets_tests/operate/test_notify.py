@@ -40,7 +40,7 @@ def _end_of_threads() -> Iterator[None]:
 
 
 class Receiver(ThreadingHTTPServer):
-    """A web server that keeps what is posted to it, and answers with `code`; `hangs`: not at all."""
+    """A web server that keeps what is posted to it, and answers with `code`, or with `line`; `hangs`: not at all."""
 
     daemon_threads = True
     block_on_close = False
@@ -48,7 +48,7 @@ class Receiver(ThreadingHTTPServer):
     def __init__(self, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Post)
         self.bodies: list[dict[str, Any]] = []
-        self.asked, self.code = 0, 200
+        self.asked, self.code, self.line = 0, 200, b""
         self.hangs, self.ended = False, threading.Event()
 
     def handle_error(self, *_: Any) -> None:
@@ -75,10 +75,19 @@ class _Post(BaseHTTPRequestHandler):
         if self.server.hangs:
             self.server.ended.wait(60)
             return
+        if self.server.line:
+            self.wfile.write(self.server.line)
+            return
         if self.server.code == 200:
             self.server.bodies.append(body)
         self.send_response(self.server.code)
+        self.send_header("Location", f"{self.server.url}/elsewhere")
         self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        """Show a page, as where a redirection leads."""
+        self.send_response(200)
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
@@ -103,6 +112,12 @@ def receiver() -> Iterator[Receiver]:
     """A web server that takes what comes."""
     with receiving() as opened:
         yield opened
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let attempts follow each other at once."""
+    monkeypatch.setattr("sr_assets.operate.notify.delivery._FIRST_PAUSE_SECONDS", 0.0)
 
 
 def publish(home: Path, *nodes: str, event: str = "timeout", batch: int = 1) -> list[str]:
@@ -209,6 +224,38 @@ def test_hundreds_at_once_are_one_message_with_every_id(tmp_path: Path, receiver
     assert digest["text"].endswith("and 290 more")
 
 
+@pytest.mark.parametrize("code", (301, 302, 303, 307, 308))
+def test_a_redirection_is_no_delivery(
+    code: int, tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str], quick: None
+) -> None:
+    settings = notifying(tmp_path, {"webhook": receiver.url})
+    numbers = publish(tmp_path, "web1")
+    receiver.code = code
+    notify_once(settings)
+    said = capsys.readouterr().err
+    assert f"answered {code}" in said
+    assert "s3cret" not in said
+    receiver.code = 200
+    notify_once(settings)
+    assert receiver.ids == numbers
+
+
+@pytest.mark.parametrize("line", (b"hello\r\n\r\n", b"HTTP/1.1 200 " + b"x" * 70_000 + b"\r\n\r\n", b"HTTP/1.1 5\r\n"))
+def test_an_answer_that_is_no_http_is_a_failure_like_any_other(
+    line: bytes, tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str], quick: None
+) -> None:
+    settings = notifying(tmp_path, {"webhook": receiver.url})
+    numbers = publish(tmp_path, "web1")
+    receiver.line = line
+    notify_once(settings)
+    said = capsys.readouterr().err
+    assert said.startswith("warning: notify 1 (webhook 127.0.0.1): ")
+    assert said.count("\n") == 1
+    receiver.line = b""
+    notify_once(settings)
+    assert receiver.ids == numbers
+
+
 def test_rules_choose_events_nodes_sites_and_how_many_are_worth_it(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         by = {name: stack.enter_context(receiving()) for name in ("events", "match", "sites", "many")}
@@ -291,6 +338,27 @@ def test_a_mail_has_the_text_and_the_ids(tmp_path: Path) -> None:
     assert number in mail.get_content()
 
 
+def test_a_mail_server_with_a_certificate_that_nobody_knows_gets_no_password(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], quick: None
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Smtp) as server:
+        server.daemon_threads = True
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]
+        mails: list[str] = []
+        server.mails = mails  # type: ignore[attr-defined]
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        by_mail = {"host": "127.0.0.1", "port": server.server_address[1], "tls": "tls", "sender": "a@b", "to": "c@d"}
+        settings = notifying(tmp_path, {"email": by_mail})
+        publish(tmp_path, "web1")
+        notify_once(settings)
+        server.shutdown()
+    assert "its certificate is not trusted (" in capsys.readouterr().err
+    assert mails == []
+
+
 @pytest.mark.process
 def test_a_command_gets_the_json_and_is_run_again_when_it_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -323,6 +391,11 @@ def test_a_run_of_the_command_line_notifies_of_what_it_found(rig: Rig, receiver:
         ({"command": "c", "events": ["gone"]}, "'gone' is not one of new, timeout"),
         ({"command": "c", "sites": ["atlantis"]}, "'atlantis' is no entry's name; there are: london"),
         ({"email": {"host": "h", "sender": "a"}}, "to"),
+        ({"email": {"host": "h", "sender": "a@b", "to": []}}, "to: names nobody"),
+        ({"email": {"host": "h", "sender": "a@b", "to": ["c d"]}}, "'c d' is no address"),
+        ({"webhook": "https://example.net:99999x/s3cret"}, "is no URL of a webhook"),
+        ({"webhook": "https://example.net/s3 cret"}, "is no URL of a webhook"),
+        ({"webhook": "https://me:s3cret@example.net/"}, "has a login"),
     ),
 )
 def test_a_notification_that_cannot_be_sent_is_refused(tmp_path: Path, target: dict[str, Any], problem: str) -> None:

@@ -5,6 +5,7 @@ Not here: what follows from a failure (`delivery`).
 
 from __future__ import annotations
 
+import http.client
 import json
 import smtplib
 import ssl
@@ -42,6 +43,9 @@ def send(target: NotifySettings, message: Message) -> None:
         raise NotSentError(_line(error.reason)) from None
     except subprocess.TimeoutExpired:
         raise NotSentError(f"did not end within {_ANSWER_SECONDS:.0f} s") from None
+    except http.client.HTTPException as error:
+        # Its text is a part of the answer.
+        raise NotSentError(f"answered something that is no HTTP ({type(error).__name__})") from None
     except (OSError, smtplib.SMTPException, ValueError) as error:
         raise NotSentError(_line(error)) from None
 
@@ -55,6 +59,16 @@ def _line(error: object) -> str:
     return " ".join(str(text).split())
 
 
+class _NoRedirection(urllib.request.HTTPRedirectHandler):
+    """Make an error of a redirection: followed, it would be asked by GET, without what is to be said."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Follow none."""
+
+
+_OPENER: Final = urllib.request.build_opener(_NoRedirection)
+
+
 def _post(url: str, message: Message) -> None:
     ids = ",".join(event.id for event in message.events[:1])
     request = urllib.request.Request(  # noqa: S310  the settings allow http and https alone
@@ -62,7 +76,7 @@ def _post(url: str, message: Message) -> None:
         json.dumps(message.body).encode(),
         {"Content-Type": "application/json", "User-Agent": "sr-assets", "Idempotency-Key": ids},
     )
-    with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS):  # noqa: S310
+    with _OPENER.open(request, timeout=_ANSWER_SECONDS):
         pass
 
 
@@ -83,10 +97,17 @@ def _mail(email: EmailSettings, message: Message) -> None:
     mail["Message-ID"] = f"<{message.events[0].id}.{len(message.events)}@sr-assets>"
     ids = "\n".join(event.id for event in message.events)
     mail.set_content(f"{message.body['text']}\n\nevent ids:\n{ids}\n")
-    kind = smtplib.SMTP_SSL if email.tls == "tls" else smtplib.SMTP
-    with kind(email.host, email.port, timeout=_ANSWER_SECONDS) as server:
+    with _mail_server(email) as server:
         if email.tls == "starttls":
             server.starttls(context=ssl.create_default_context())
         if email.user is not None:
             server.login(email.user, email.password or "")
         server.send_message(mail)
+
+
+def _mail_server(email: EmailSettings) -> smtplib.SMTP:
+    if email.tls == "tls":
+        # Without a context of ours nothing would be verified.
+        verified = ssl.create_default_context()
+        return smtplib.SMTP_SSL(email.host, email.port, timeout=_ANSWER_SECONDS, context=verified)
+    return smtplib.SMTP(email.host, email.port, timeout=_ANSWER_SECONDS)
