@@ -22,6 +22,7 @@ from sr_assets.automation import (
     Places,
     build_availability_job,
     build_availability_schedule,
+    build_failure_sensor,
     build_lag_sensor,
     build_retention_schedule,
     build_site_job,
@@ -59,6 +60,7 @@ def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.
         sensors=[
             *(build_lag_sensor(settings, name, looks, places) for name in settings.sites),
             *([build_topology_sensor(settings)] if native else []),
+            build_failure_sensor(settings),
         ],
         schedules=[build_retention_schedule(), build_availability_schedule(settings, hourly)],
         resources=provided,

@@ -34,6 +34,8 @@ ONCE = "once"
 GUEST = "guest"
 #: Metadata of a failure: true when another run cannot help, only another configuration.
 MISCONFIGURED = "misconfigured"
+#: Metadata of a failure: true when the state of each stream that failed says so too.
+NOTED = "noted"
 
 
 class Platform(dg.ConfigurableResource[Settings]):

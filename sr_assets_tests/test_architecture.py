@@ -36,6 +36,7 @@ PACKAGE_ORDER = {
         "checkpoints",
         "garbage",
         "private",
+        "run_failures",
         "puppet_ca",
         "home",
         "logs",

@@ -64,6 +64,7 @@ def test_the_sensors_are_on(demo_url: str, page: Page) -> None:
         "paris_lag",
         "centre_lag",
         "topology_watch",
+        "run_failures",
         "hourly_availability",
         "nightly_retention",
     )

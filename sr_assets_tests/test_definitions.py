@@ -99,7 +99,7 @@ def test_checks_are_those_of_the_contract(definitions: dg.Definitions) -> None:
 
 def test_every_site_has_one_sensor_and_one_job_over_its_assets_alone(definitions: dg.Definitions) -> None:
     repository = definitions.get_repository_def()
-    assert {sensor.name for sensor in repository.sensor_defs} == {"london_city_lag", "paris_lag"}
+    assert {sensor.name for sensor in repository.sensor_defs} == {"london_city_lag", "paris_lag", "run_failures"}
     assert all(sensor.default_status is dg.DefaultSensorStatus.RUNNING for sensor in repository.sensor_defs)
     keys = definitions.resolve_job_def("london_city_replication").asset_layer.executable_asset_keys
     assert {key.path[0] for key in keys} == {"london_city"}

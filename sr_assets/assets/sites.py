@@ -18,7 +18,7 @@ from sr_assets.assets.entries import entry_assets
 from sr_assets.assets.fleet import published_tables
 from sr_assets.assets.recording import Recorder, Result
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError, cannot_write
-from sr_assets.resources import GUEST, LINGER, MISCONFIGURED, MODE_TAG
+from sr_assets.resources import GUEST, LINGER, MISCONFIGURED, MODE_TAG, NOTED
 from sr_assets.settings import Settings
 from sr_assets.stages.report import StreamReport
 
@@ -112,10 +112,15 @@ def _one_line_failures(home: Path) -> Iterator[None]:
 def _raise_failures(reports: Mapping[str, StreamReport], numbers: Mapping[str, Mapping[str, Any]]) -> None:
     failures = [report.failure for report in reports.values() if report.failure]
     if failures:
-        raise _failure(failures, numbers, misconfigured=any(report.misconfigured for report in reports.values()))
+        misconfigured = any(report.misconfigured for report in reports.values())
+        raise _failure(failures, numbers, misconfigured=misconfigured, noted=True)
 
 
-def _failure(lines: Sequence[str], numbers: Mapping[str, Mapping[str, Any]], *, misconfigured: bool) -> dg.Failure:
+def _failure(
+    lines: Sequence[str], numbers: Mapping[str, Mapping[str, Any]], *, misconfigured: bool, noted: bool = False
+) -> dg.Failure:
     """Return how a run fails: a line for each stream, what was done all the same, and whether to change the configuration."""
     done = {label: dg.MetadataValue.json(values) for label, values in numbers.items()}
-    return dg.Failure("\n".join(lines), metadata={MISCONFIGURED: misconfigured, **done}, allow_retries=False)
+    return dg.Failure(
+        "\n".join(lines), metadata={MISCONFIGURED: misconfigured, NOTED: noted, **done}, allow_retries=False
+    )

@@ -2,12 +2,13 @@
 
 `decisions` decides from what was observed, `observing` asks the servers by `looks` that sites share. `places` and `hosting`
 share the host among many sites. `sensors` and `jobs` are what Dagster sees, `own_run` what a run's process loads of them;
-`availability` is the hourly computation of days, `topology` is for the native streams;
-`old_runs` removes runs, with their `leftovers`. Add here what starts a run. Not here: what a run does (`stages`).
+`availability` is the hourly computation of days, `topology` is for the native streams; `failures` is the sensor of failed
+runs; `old_runs` removes runs, with their `leftovers`. Add here what starts a run. Not here: what a run does (`stages`).
 """
 
 from sr_assets.automation.availability import build_availability_job, build_availability_schedule
 from sr_assets.automation.decisions import Decision
+from sr_assets.automation.failures import build_failure_sensor
 from sr_assets.automation.hosting import Host
 from sr_assets.automation.jobs import build_site_job, site_job_name
 from sr_assets.automation.observing import find_work, shared_looks
@@ -23,6 +24,7 @@ __all__ = [
     "Places",
     "build_availability_job",
     "build_availability_schedule",
+    "build_failure_sensor",
     "build_lag_sensor",
     "build_retention_schedule",
     "build_site_job",

@@ -6,7 +6,6 @@ requests one (`automation`).
 
 from sr_assets.operate.instance import check_home, prepare_instance
 from sr_assets.operate.processes import signals_as_interrupt, stop_groups
-from sr_assets.operate.report import failures
 from sr_assets.operate.runs import run_sites
 from sr_assets.operate.services import Services, Ui, serve
 from sr_assets.operate.site import execute_site
@@ -16,7 +15,6 @@ __all__ = [
     "Ui",
     "check_home",
     "execute_site",
-    "failures",
     "prepare_instance",
     "run_sites",
     "serve",

@@ -57,6 +57,9 @@ def report_run(entries: Sequence[Entry], result: ExecuteInProcessResult) -> int:
         print_warning(line)
     if result.success:
         return 0
+    # With it comes Dagster, which who only prints needs not.
+    from sr_assets.automation.failures import failures
+
     for line in failures(result.all_events):
         print_error(line)
     return 2 if _misconfigured(result.all_events) else 1
@@ -91,30 +94,9 @@ def _user_failures(events: Sequence[DagsterEvent]) -> list[Any]:
     return [failure for failure in raised if failure is not None]
 
 
-def failures(events: Sequence[DagsterEvent]) -> list[str]:
-    """Return why a run failed, in lines without repeats: a step's own description, else the innermost error."""
-    lines: list[str] = []
-    for event in events:
-        data = event.event_specific_data
-        if (failure := getattr(data, "user_failure_data", None)) is not None and failure.description:
-            lines += failure.description.splitlines()
-        elif (error := getattr(data, "error", None)) is not None and (event.is_step_failure or not lines):
-            lines.append(_innermost(error))
-    return list(dict.fromkeys(line for line in lines if line.strip())) or [
-        "the run failed; its log is in the Dagster UI"
-    ]
-
-
 def _misconfigured(events: Sequence[DagsterEvent]) -> bool:
     """Return whether a step failed because the configuration is wrong."""
     from sr_assets.resources import MISCONFIGURED
 
     marks = (failure.metadata.get(MISCONFIGURED) for failure in _user_failures(events))
     return any(mark is not None and mark.value for mark in marks)
-
-
-def _innermost(error: Any) -> str:
-    while error.cause is not None:
-        error = error.cause
-    text = " ".join(error.message.split())
-    return text.partition(": ")[2] or text

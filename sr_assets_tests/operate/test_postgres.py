@@ -22,7 +22,7 @@ def test_runs_and_the_ui_use_the_database_and_no_file(platform: Settings, monkey
         ended = run("--once")
         assert (ended.returncode, "Traceback" in ended.stderr) == (0, False), ended.stderr
         with Up() as up:
-            assert up.sensors() == {"london_lag", "paris_lag"}
+            assert up.sensors() == {"london_lag", "paris_lag", "run_failures"}
         with dg.DagsterInstance.from_config(str(folder)) as instance:
             jobs = {record.dagster_run.job_name for record in instance.get_run_records()}
         assert jobs == {"london_replication", "paris_replication"}

@@ -7,9 +7,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sr_assets import operate
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.automation import site_job_name
+from sr_assets.automation.failures import failures
 from sr_assets.definitions import build
 from sr_assets.operate.report import report_run
 from sr_assets.stages.site import Site
@@ -32,7 +32,7 @@ def test_the_messages_of_a_busy_site_and_of_a_failure_reach_the_user(tmp_path: P
         failing()
 
     with dg.DagsterInstance.ephemeral() as instance:
-        lines = operate.failures(both.execute_in_process(instance=instance, raise_on_error=False).all_events)
+        lines = failures(both.execute_in_process(instance=instance, raise_on_error=False).all_events)
     assert {"london/A: gone", "london/B: gone too"} < set(lines)
     assert any(
         re.fullmatch(rf"site {tmp_path.name} is under way: run 1 \(pid {os.getpid()}\) since \S+", line)

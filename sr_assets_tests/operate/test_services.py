@@ -13,7 +13,7 @@ from sr_assets.settings import Settings
 from sr_assets_tests.operate.rig import REPOSITORY, Up, imported_from
 from sr_assets_tests.rig import wait_until
 
-SENSORS = {"london_lag", "paris_lag"}
+SENSORS = {"london_lag", "paris_lag", "run_failures"}
 LOCATION = '"sr_assets.definitions"'
 SHUTDOWN = f"mutation {{ shutdownRepositoryLocation(repositoryLocationName: {LOCATION}) {{ __typename }} }}"
 SENSOR = f'{{sensorName: "london_lag", {REPOSITORY[1:-1]}}}'

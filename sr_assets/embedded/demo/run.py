@@ -22,6 +22,7 @@ from rich.console import Console
 
 from sr_assets.adapters.published.reading import count_rows
 from sr_assets.adapters.spark.engine import Engine, abandon_start, start_engine, stop_engine
+from sr_assets.automation.failures import failures
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.embedded.demo.configuration import CITIES, FILE_NAME, configuration
 from sr_assets.embedded.demo.home import demo_home, stdout_on_stderr
@@ -30,7 +31,7 @@ from sr_assets.embedded.demo.verdict import judge
 from sr_assets.embedded.demo.view import Summary, step
 from sr_assets.embedded.emulator import Fleet
 from sr_assets.embedded.fleet_plan import Churn, FleetPlan
-from sr_assets.operate import Services, Ui, failures, prepare_instance, run_sites, signals_as_interrupt
+from sr_assets.operate import Services, Ui, prepare_instance, run_sites, signals_as_interrupt
 from sr_assets.operate.metrics import Exposition, MetricsServer
 from sr_assets.settings import Settings, load_settings, parse_cluster
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.private import own_folder, write_private
 from sr_assets.adapters.published.reading import open_fleet
+from sr_assets.adapters.run_failures import read_run_failures
 from sr_assets.adapters.state.status_file import read_status
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.operate.notify.messages import Event
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from sr_assets.adapters.run_failures import RunFailure
     from sr_assets.settings import NotifySettings, Settings
 
 _SINCE: Final = """
@@ -141,8 +143,15 @@ def _published(settings: Settings, since: dict[str, int]) -> list[Event]:
 
 
 def _failures(settings: Settings) -> list[Event]:
-    """Return an event for each stream whose last run failed, the same one as long as the failure lasts."""
-    failures = []
+    """Return an event for each stream that fails, the same one as long as the failure lasts.
+
+    Its state says so; or, of what stopped whole runs before they could note it, the sensor of failed runs.
+    """
+    failures = [
+        _run_failure(one, stream)
+        for one in read_run_failures(settings.home).values()
+        for stream in one.streams or ("",)
+    ]
     for site in settings.sites:
         status = read_status(settings.home / "sites" / site)
         for stream, known in status.get("streams", {}).items():
@@ -153,6 +162,14 @@ def _failures(settings: Settings) -> list[Event]:
 
 def _failure(site: str, stream: str, known: dict[str, Any]) -> Event:
     since_ns = known.get("last_error_since_ns") or 0
-    number = hashlib.sha256(f"{site}/{stream} {since_ns}".encode()).hexdigest()[:32]
+    return _failed(f"{site}/{stream} {since_ns}", site, stream, since_ns, known["last_error"])
+
+
+def _run_failure(failure: RunFailure, stream: str) -> Event:
+    digested = f"{failure.job} {stream} {failure.since_ns} run"
+    return _failed(digested, failure.name, stream, failure.since_ns, f"{failure.reason} (run {failure.run_id})")
+
+
+def _failed(digested: str, site: str, stream: str, since_ns: int, reason: str) -> Event:
     at = datetime.fromtimestamp(since_ns / 1e9, UTC)
-    return Event(number, site, stream, "failed", at, at, reason=known["last_error"])
+    return Event(hashlib.sha256(digested.encode()).hexdigest()[:32], site, stream, "failed", at, at, reason=reason)

@@ -28,7 +28,9 @@ _VERBS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something to be notified of. `id` is the same whenever it is sent; a failure has no node and a `reason`."""
+    """Something to be notified of. `id` is the same whenever it is sent; a failure has no node and a `reason`,
+    and no stream when it is that of a job that is no site's.
+    """
 
     id: str
     name: str
@@ -44,7 +46,7 @@ class Event:
     @property
     def text(self) -> str:
         """One line about it."""
-        where = f"{self.name}/{self.stream}"
+        where = f"{self.name}/{self.stream}" if self.stream else self.name
         if self.node is None:
             return f"{where} failed: {self.reason}"
         seconds = {"timeout": self.age_seconds, "recover": self.outage_seconds}.get(self.event)
@@ -65,7 +67,7 @@ class Event:
             "outage_seconds": self.outage_seconds,
             "reason": self.reason,
         }
-        return {key: value for key, value in values.items() if value is not None}
+        return {key: value for key, value in values.items() if value not in (None, "")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,128 @@
+"""The sensor of failed runs: it names the streams and what to do, and has others told where nothing else does.
+
+A run that fails because of its streams says so in the site's state, which is published and told by `notify`. What stops a
+whole run, before or beside its streams, is in Dagster alone: a state that cannot be read, a full disk, a process that was
+killed. Not here: sending (`operate.notify`).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import dagster as dg
+
+from sr_assets.adapters.run_failures import RunFailure, note_run_failure, read_run_failures
+from sr_assets.adapters.state.status_file import read_status
+from sr_assets.automation.jobs import site_job_name
+from sr_assets.resources import NOTED
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from sr_assets.settings import Entry, Settings
+
+_KILLED: Final = "nothing is lost, the next run goes on; if it happens again, see whether memory ran out"
+#: How a run ends whose process was asked to end: by `up` that stops, say.
+_INTERRUPTED: Final = frozenset({"DagsterExecutionInterruptedError", "KeyboardInterrupt"})
+
+
+def build_failure_sensor(settings: Settings) -> dg.SensorDefinition:
+    """Return the sensor of failed runs, of those on the command line and inside another run's process too."""
+    jobs = {site_job_name(site): site for site in settings.sites}
+
+    @dg.run_failure_sensor(
+        name="run_failures",
+        monitor_all_code_locations=True,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Names the streams of a run that failed and what to do, and has `notify` tell of it.",
+    )
+    def run_failures(context: dg.RunFailureSensorContext) -> None:
+        steps, run = context.get_step_failure_events(), context.dagster_run
+        events = [*steps, context.failure_event]
+        if any(_errors(event) & _INTERRUPTED for event in events):
+            return
+        site = jobs.get(run.job_name)
+        entries = _entries(settings, site, run.asset_selection)
+        reason = "; ".join(failures(steps)) if steps else f"{context.failure_event.message}: {_KILLED}"
+        where = ", ".join(entry.label for entry in entries) or f"job {run.job_name}"
+        context.log.error("%s: %s (run %s)", where, reason, run.run_id)
+        streams = _untold(settings, entries)
+        if not any(_noted(event) for event in steps) and (streams or not entries):
+            note_run_failure(settings.home, _failure(settings, context, site, streams, reason))
+
+    return run_failures
+
+
+def _entries(settings: Settings, site: str | None, selection: Collection[dg.AssetKey] | None) -> list[Entry]:
+    """Return which of a site's entries a run was about; none of a job that is no site's."""
+    prefixes = {tuple(key.path[:2]) for key in selection or ()}
+    return [
+        entry for entry in settings.sites.get(site or "", ()) if not prefixes or tuple(entry.asset_prefix) in prefixes
+    ]
+
+
+def _untold(settings: Settings, entries: Sequence[Entry]) -> tuple[str, ...]:
+    """Return the streams that no published error tells of."""
+    return tuple(
+        entry.stream
+        for entry in entries
+        if not read_status(settings.home / "sites" / entry.name)
+        .get("streams", {})
+        .get(entry.stream, {})
+        .get("last_error")
+    )
+
+
+def _failure(
+    settings: Settings, context: dg.RunFailureSensorContext, site: str | None, streams: tuple[str, ...], reason: str
+) -> RunFailure:
+    """Return the failure of a job, which lasts until one of its runs succeeds."""
+    run, instance = context.dagster_run, context.instance
+    record, earlier = instance.get_run_record_by_id(run.run_id), read_run_failures(settings.home).get(run.job_name)
+    since_ns = int((record.end_time or 0.0) * 1e9) if record else 0
+    if earlier is not None:
+        succeeded = dg.RunsFilter(
+            job_name=run.job_name,
+            statuses=[dg.DagsterRunStatus.SUCCESS],
+            updated_after=datetime.fromtimestamp(earlier.since_ns / 1e9, UTC),
+        )
+        since_ns = since_ns if instance.get_runs(succeeded, limit=1) else earlier.since_ns
+    return RunFailure(run.job_name, run.run_id, site or f"job {run.job_name}", streams, reason, since_ns)
+
+
+def failures(events: Sequence[dg.DagsterEvent]) -> list[str]:
+    """Return why a run failed, in lines without repeats: a step's own description, else the innermost error."""
+    lines: list[str] = []
+    for event in events:
+        data = event.event_specific_data
+        if (failure := getattr(data, "user_failure_data", None)) is not None and failure.description:
+            lines += failure.description.splitlines()
+        elif (error := getattr(data, "error", None)) is not None and (event.is_step_failure or not lines):
+            lines.append(_innermost(error))
+    return list(dict.fromkeys(line for line in lines if line.strip())) or [
+        "the run failed; its log is in the Dagster UI"
+    ]
+
+
+def _innermost(error: Any) -> str:
+    while error.cause is not None:
+        error = error.cause
+    text = " ".join(error.message.split())
+    return text.partition(": ")[2] or text
+
+
+def _errors(event: dg.DagsterEvent) -> set[str]:
+    """Return the classes of an event's error and its causes."""
+    error, classes = getattr(event.event_specific_data, "error", None), set()
+    while error is not None:
+        classes.add(error.cls_name or "")
+        error = error.cause
+    return classes
+
+
+def _noted(event: dg.DagsterEvent) -> bool:
+    """Return whether a step failed because of streams whose states say so."""
+    failure = getattr(event.event_specific_data, "user_failure_data", None)
+    noted = failure.metadata.get(NOTED) if failure is not None else None
+    return noted is not None and bool(noted.value)

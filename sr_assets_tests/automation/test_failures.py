@@ -1,0 +1,125 @@
+"""The sensor of failed runs in a real Dagster instance: whom it names, and that each failure is told once, to a real receiver."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from sr_assets.adapters.run_failures import read_run_failures
+from sr_assets.automation import build_failure_sensor, site_job_name
+from sr_assets.definitions import build
+from sr_assets.operate.notify import begin_notifying, notify_once
+from sr_assets.resources import MODE_TAG, ONCE
+from sr_assets.settings import Settings
+from sr_assets_tests.exposed import SITES, STREAM, configured
+from sr_assets_tests.operate.test_notify import Receiver, receiving
+
+LONDON, PARIS = SITES
+
+
+class Dagster:
+    """A real instance with the platform's definitions, whose sensor of failed runs is evaluated by hand."""
+
+    def __init__(self, settings: Settings, instance: dg.DagsterInstance) -> None:
+        self._settings, self._instance = settings, instance
+        self._definitions = build(settings)
+        self._cursor: str | None = None
+        self.look()
+
+    def run(self, site: str) -> str:
+        """Execute a site's job, whatever comes of it; returns the run's id."""
+        job = self._definitions.resolve_job_def(site_job_name(site))
+        tags = {MODE_TAG: ONCE}
+        return job.execute_in_process(instance=self._instance, tags=tags, raise_on_error=False).run_id
+
+    def fail(self, job_name: str, error: BaseException) -> str:
+        """Execute a job of that name whose only step raises; returns the run's id."""
+
+        @dg.op
+        def fails() -> None:
+            raise error
+
+        @dg.job(name=job_name)
+        def failing() -> None:
+            fails()
+
+        return failing.execute_in_process(instance=self._instance, raise_on_error=False).run_id
+
+    def look(self) -> None:
+        """Evaluate the sensor; the first time it only notes where it begins."""
+        context = dg.build_sensor_context(
+            instance=self._instance,
+            cursor=self._cursor,
+            repository_def=self._definitions.get_repository_def(),
+            sensor_name="run_failures",
+        )
+        self._cursor = build_failure_sensor(self._settings).evaluate_tick(context).cursor
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    (tmp_path / "dagster").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as local:
+        yield local
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """A web server that takes what comes."""
+    with receiving() as opened:
+        yield opened
+
+
+@pytest.mark.process
+def test_what_stops_a_whole_run_is_told_once_as_long_as_it_lasts(
+    tmp_path: Path, instance: dg.DagsterInstance, receiver: Receiver
+) -> None:
+    settings = configured(tmp_path, *SITES, notify=[{"webhook": receiver.url}])
+    begin_notifying(settings)
+    dagster = Dagster(settings, instance)
+    # Where the state's folder should be there is a file.
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "sites" / LONDON).write_text("")
+    first = dagster.run(LONDON)
+    for _ in range(2):
+        dagster.look()
+        notify_once(settings)
+        dagster.run(LONDON)
+    (told,) = receiver.bodies
+    assert (told["event"], told["name"], told["stream"]) == ("failed", LONDON, STREAM)
+    assert str(tmp_path / "sites" / LONDON) in told["reason"]
+    assert f"(run {first})" in told["reason"]
+    assert read_run_failures(tmp_path).keys() == {site_job_name(LONDON)}
+
+
+@pytest.mark.process
+def test_a_failure_that_the_state_tells_of_is_not_told_a_second_time(
+    tmp_path: Path, instance: dg.DagsterInstance, receiver: Receiver
+) -> None:
+    settings = configured(tmp_path, LONDON, notify=[{"webhook": receiver.url}])
+    begin_notifying(settings)
+    dagster = Dagster(settings, instance)
+    # Nobody answers at the source.
+    dagster.run(LONDON)
+    dagster.look()
+    notify_once(settings)
+    (told,) = receiver.bodies
+    assert (told["event"], told["stream"]) == ("failed", STREAM)
+    assert read_run_failures(tmp_path) == {}
+
+
+@pytest.mark.process
+def test_other_jobs_are_told_by_their_name_and_an_interrupted_run_is_no_failure(
+    tmp_path: Path, instance: dg.DagsterInstance, receiver: Receiver
+) -> None:
+    settings = configured(tmp_path, LONDON, notify=[{"webhook": receiver.url}])
+    begin_notifying(settings)
+    dagster = Dagster(settings, instance)
+    dagster.fail(site_job_name(LONDON), KeyboardInterrupt())
+    dagster.fail("retention", RuntimeError("database is locked"))
+    dagster.look()
+    notify_once(settings)
+    (told,) = receiver.bodies
+    assert told["text"].startswith("job retention failed: database is locked")
+    assert "stream" not in told
