@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from sr_assets.adapters.garbage import gc_paused
-from sr_assets.assets.availability import build_availability_asset
+from sr_assets.assets.availability import AVAILABILITY_ASSET
+from sr_assets.assets.daily import build_daily_asset
 from sr_assets.assets.entries import entry_assets
 from sr_assets.assets.fleet import build_fleet_assets
+from sr_assets.assets.inventory import INVENTORY_ASSET
 from sr_assets.assets.sites import Hosting, build_site_assets
 from sr_assets.assets.topology import build_topology_assets
 from sr_assets.automation import (
     Host,
     Places,
-    build_availability_job,
-    build_availability_schedule,
+    build_daily_job,
+    build_daily_schedule,
     build_failure_sensor,
     build_lag_sensor,
     build_retention_schedule,
@@ -51,18 +53,24 @@ def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.
     sites = [_site_parts(settings, name, provided) for name in settings.sites]
     looks, places = shared_looks(settings), Places(settings)
     native = build_topology_assets(settings) if settings.topology else []
-    availability = build_availability_asset(settings)
-    hourly = build_availability_job(availability)
-    shared = [*native, build_fleet_assets(settings), availability]
+    daily = {asset.stage: build_daily_asset(settings, asset) for asset in (AVAILABILITY_ASSET, INVENTORY_ASSET)}
+    hourly = {stage: build_daily_job(stage, asset) for stage, asset in daily.items()}
+    shared = [*native, build_fleet_assets(settings), *daily.values()]
     return dg.Definitions(
         assets=[*(asset for assets, _ in sites for asset in assets), *shared],
-        jobs=[*(job for _, job in sites), *_topology_jobs(native, provided), retention, hourly],
+        jobs=[*(job for _, job in sites), *_topology_jobs(native, provided), retention, *hourly.values()],
         sensors=[
             *(build_lag_sensor(settings, name, looks, places) for name in settings.sites),
             *([build_topology_sensor(settings)] if native else []),
             build_failure_sensor(settings),
         ],
-        schedules=[build_retention_schedule(), build_availability_schedule(settings, hourly)],
+        schedules=[
+            build_retention_schedule(),
+            *(
+                build_daily_schedule(settings, stage, job, minute=7 + 10 * number)
+                for number, (stage, job) in enumerate(hourly.items())
+            ),
+        ],
         resources=provided,
         executor=dg.in_process_executor,
     )

@@ -1,14 +1,19 @@
-"""A published home whose nodes have a history, for tests of availability.
+"""A published home whose nodes have a history, for tests of the daily tables.
 
 Not here: what a run publishes (`stages`), which is tested with real servers.
 """
 
+import json
+import random
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
+from pyarrow import parquet
 
+from sr_assets.adapters.published import history
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.published.site_files import PublishedStream
@@ -36,6 +41,36 @@ class Change(NamedTuple):
 Histories = dict[str, list[Change]]
 
 
+class Told(NamedTuple):
+    """A message of a node: when it was stored, and what it says as JSON, inside a registration (`metadata`) or as it is."""
+
+    node: str
+    at_ns: int
+    says: object
+    registration: bool = True
+
+
+def random_histories(seed: int, nodes: int, until_ns: int) -> Histories:
+    """Return nodes that come, fall silent, retire and return at any nanosecond; some changes at midnight exactly."""
+    chance = random.Random(seed)
+    histories = {}
+    for number in range(nodes):
+        at_ns = BEGIN_NS + chance.randrange(-DAY_NS, 3 * DAY_NS)
+        changes = [Change(at_ns, "new", None)]
+        while True:
+            step = chance.choice([chance.randrange(1, 50), chance.randrange(2 * HOUR), chance.randrange(2 * DAY_NS)])
+            at_ns += step
+            if chance.random() < 0.1:
+                at_ns = at_ns // DAY_NS * DAY_NS + DAY_NS
+            if at_ns > until_ns + HOUR:
+                break
+            status = AFTER[changes[-1].event]
+            events = {"up": ["timeout"], "timeout": ["recover", "expire"], "retired": ["new"]}[status]
+            changes.append(Change(at_ns, chance.choice(events), status))
+        histories[f"node{number}"] = changes
+    return histories
+
+
 def configured(folder: Path, **more: str) -> Settings:
     file = folder / "replication.yaml"
     more |= {"name": "US-EAST"}
@@ -47,8 +82,14 @@ def configured(folder: Path, **more: str) -> Settings:
     return load_settings(file, {"SR_ASSETS_HOME": str(folder / "home")})
 
 
-def publish(home: Path, histories: Histories, watermark_ns: int, spans: list[tuple[int, int]] | None = None) -> None:
-    """Publish a site's nodes with all that happened to them, as its state would have it."""
+def publish(
+    home: Path,
+    histories: Histories,
+    watermark_ns: int,
+    spans: list[tuple[int, int]] | None = None,
+    told: Sequence[Told] = (),
+) -> None:
+    """Publish a site's nodes with all that happened to them and what they told, as its state and history would have it."""
     rows = [
         {
             "event_id": f"{node}/{number}",
@@ -89,8 +130,33 @@ def publish(home: Path, histories: Histories, watermark_ns: int, spans: list[tup
                 state.add_rows("transitions", pa.Table.from_pylist(rows))
                 state.nodes(STREAM).merge(pa.Table.from_pylist(states))
             state.nodes(STREAM).save_blind_spans(spans or [])
+            if told:
+                state.snapshot_index(STREAM).add(1, len(told) + 1, store(home, told))
         streams = [PublishedStream(STREAM, "COPY", tracked=True)]
         publish_site(home, SITE, state, streams, sites=[SITE], run=Run(watermark_ns, "run"))
+
+
+def store(home: Path, told: Sequence[Told]) -> list[Path]:
+    """Write messages into the Parquet history, a file for each UTC date; returns the files."""
+    by_date: dict[str, list[dict[str, object]]] = {}
+    for sequence, one in enumerate(told, 1):
+        text = json.dumps(one.says)
+        stored_at = datetime.fromtimestamp(one.at_ns // SECOND, UTC).replace(microsecond=one.at_ns % SECOND // 1000)
+        row = {
+            "node": one.node,
+            "sequence": sequence,
+            "stored_at": stored_at,
+            "payload": "{}" if one.registration else text,
+            "metadata": text if one.registration else None,
+        }
+        by_date.setdefault(stored_at.date().isoformat(), []).append(row)
+    files = []
+    for when, rows in by_date.items():
+        file = history.stream_folder(home, SITE, STREAM) / f"date={when}" / f"1-{len(told) + 1}.parquet"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        parquet.write_table(pa.Table.from_pylist(rows, schema=history.SCHEMA), file)
+        files.append(file)
+    return files
 
 
 def publish_centre(home: Path, histories: Histories, watermark_ns: int) -> None:

@@ -54,7 +54,9 @@ PACKAGE_ORDER = {
     "stages": (
         "beating",
         "clock",
+        "daily",
         "availability",
+        "inventory",
         "report",
         "progress",
         "connections",
@@ -90,6 +92,7 @@ LIBRARIES = {
     "domain.registration": {"orjson"},
     "domain.senders": {"orjson"},
     "settings": set(),
+    "settings.daily": {"pydantic"},
     "settings.document": {"yaml"},
     "settings.file": {"pydantic"},
     "settings.heartbeats": {"pydantic"},
@@ -304,7 +307,7 @@ def test_our_own_time_of_day_is_read_only_where_no_table_advisory_or_decision_de
         ("adapters.choria", "time.time"),  # whether a token has expired, before anything is sent
         ("adapters.spark.engine", "time.time"),  # since when the engine runs, as `spark status` shows it
         ("adapters.state.lock", "time.gmtime"),  # the text in a lock: since when
-        ("assets.availability", "time.time_ns"),  # the earliest day that is offered for a backfill
+        ("assets.daily", "time.time_ns"),  # the earliest day that is offered for a backfill
         ("automation.old_runs", "datetime.now"),  # Dagster's own old runs, by Dagster's own dates
         ("cli.availability", "time.time_ns"),  # `--since`
         ("cli.render", "datetime.now"),  # how old a table is, for who looks at it

@@ -66,6 +66,7 @@ def test_the_sensors_are_on(demo_url: str, page: Page) -> None:
         "topology_watch",
         "run_failures",
         "hourly_availability",
+        "hourly_inventory",
         "nightly_retention",
     )
     for automation in automations:

@@ -75,6 +75,7 @@ def test_every_published_table_is_an_asset_of_its_own(definitions: dg.Definition
         "site_summary",
         "snapshot_info",
         "availability_daily",
+        "inventory_daily",
     }
 
 
@@ -94,7 +95,7 @@ def test_checks_are_those_of_the_contract(definitions: dg.Definitions) -> None:
     replica = {"no_gap", "in_order", "no_loss", "progressing", "path_alive"}
     assert found == {("london_city", name) for name in (*replica, "senders_found", "advisories_published")} | {
         ("paris", name) for name in replica
-    } | {("fleet", "seconds_add_up"), ("fleet", "no_node_missing")}
+    } | {("fleet", "seconds_add_up"), ("fleet", "values_add_up"), ("fleet", "no_node_missing")}
 
 
 def test_every_site_has_one_sensor_and_one_job_over_its_assets_alone(definitions: dg.Definitions) -> None:
@@ -200,7 +201,7 @@ def test_the_process_of_a_run_loads_the_sites_that_are_under_way_and_any_other_p
         return jobs
 
     everything = sorted(
-        ["__ASSET_JOB", "availability", "retention", *(f"site{number}_replication" for number in range(4))]
+        ["__ASSET_JOB", "availability", "inventory", "retention", *(f"site{number}_replication" for number in range(4))]
     )
     with dg.DagsterInstance.get() as instance:
         assert loaded() == everything

@@ -500,6 +500,19 @@ def test_target_initiated_is_accepted_with_one_warning_for_all_streams(load: Loa
     assert warning.startswith("target_initiated has no effect (ONE, TWO)")
 
 
+@pytest.mark.parametrize(
+    ("block", "says"),
+    (
+        ("{facts: country}", "inventory.facts: 'country' is no list: write the facts' names as [os.name, role]"),
+        ("{facts: [a, a]}", "inventory.facts: names 'a' twice; take one out"),
+        ("{facts: [a..b]}", "'a..b' has an empty segment"),
+        ("{timezone: Mars}", "inventory.timezone: 'Mars' is no time zone: write a name as in UTC or Europe/London"),
+    ),
+)
+def test_facts_that_cannot_be_counted_are_refused(block: str, says: str, refusal: Refusal) -> None:
+    assert says in refusal(f"{TOP}streams: [{{stream: S, source_url: a, target_url: b}}]\ninventory: {block}\n")
+
+
 def test_null_and_empty_values_are_not_set(stream: LoadStream) -> None:
     assert stream("name: '', tls: null, leader_election_name: '', filter_subject: ") == stream()
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _PRIVATE_FOLDERS: Final = ("sites", "waiting", "spark", "dagster")
 _PRIVATE_FILES: Final = ("fleet.json", "fleet.lock", "up.lock", ".fleet.duckdb.new")
 #: The folders of the files that `fleet.duckdb` views.
-_VIEWED: Final = ("published", "snapshots", "availability")
+_VIEWED: Final = ("published", "snapshots", "availability", "inventory")
 #: The folders of a home, the demo's own included: one with others beside them holds more than ours.
 _OURS: Final = frozenset({*_PRIVATE_FOLDERS, *_VIEWED, "nats"})
 

@@ -2,11 +2,11 @@
 
 `decisions` decides from what was observed, `observing` asks the servers by `looks` that sites share. `places` and `hosting`
 share the host among many sites. `sensors` and `jobs` are what Dagster sees, `own_run` what a run's process loads of them;
-`availability` is the hourly computation of days, `topology` is for the native streams; `failures` is the sensor of failed
+`daily` is the hourly computation of days, `topology` is for the native streams; `failures` is the sensor of failed
 runs; `old_runs` removes runs, with their `leftovers`. Add here what starts a run. Not here: what a run does (`stages`).
 """
 
-from sr_assets.automation.availability import build_availability_job, build_availability_schedule
+from sr_assets.automation.daily import build_daily_job, build_daily_schedule
 from sr_assets.automation.decisions import Decision
 from sr_assets.automation.failures import build_failure_sensor
 from sr_assets.automation.hosting import Host
@@ -22,8 +22,8 @@ __all__ = [
     "Decision",
     "Host",
     "Places",
-    "build_availability_job",
-    "build_availability_schedule",
+    "build_daily_job",
+    "build_daily_schedule",
     "build_failure_sensor",
     "build_lag_sensor",
     "build_retention_schedule",

@@ -39,7 +39,7 @@ def availability(
     from sr_assets.adapters.published import availability_queries as queries
     from sr_assets.domain.days import date_at
 
-    first = date_at(time.time_ns() - int(since * 1e9), settings.availability_timezone)
+    first = date_at(time.time_ns() - int(since * 1e9), settings.availability.timezone)
     rows = queries.availability(settings.home, by=by, site=site, node=node, since=first)
     show(rows.columns, rows.values, form, first=(*_KEYS[by], *_FIGURES))
     if not rows.values:

@@ -1,6 +1,6 @@
 """Calendar days of a time zone as spans of unix nanoseconds, and which days of a daily history are due.
 
-Not here: what is computed of a day (`stages.availability`), when a run is requested (`automation.availability`).
+Not here: what is computed of a day (`stages.daily`), when a run is requested (`automation.daily`).
 """
 
 from __future__ import annotations

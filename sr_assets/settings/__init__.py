@@ -1,7 +1,7 @@
 """The configuration: one YAML file and the environment → frozen, validated Settings; nothing else reads either.
 
 The file is the Stream Replicator's own, with some more keys. Each module uses those before it:
-`values`, `names`, `clusters` (what one key may hold) → `mapping`, `links`, `heartbeats`, `target` (blocks of the file) →
+`values`, `names`, `clusters` (what one key may hold) → `mapping`, `links`, `heartbeats`, `target`, `daily` (blocks of the file) →
 `monitoring`, `spark`, `records` (what everything else works with) → `shape` (the mappings of the file) →
 `contradictions` (keys that exclude each other) → `file` (the whole of it) →
 `document` (YAML and environment → a tree) → `loading` (all of it in order).
@@ -12,6 +12,7 @@ asked by `check --connect` and by a run.
 
 from sr_assets.domain.clusters import ChoriaSettings, ClusterSettings, TlsSettings
 from sr_assets.settings.clusters import parse_cluster
+from sr_assets.settings.daily import DailySettings
 from sr_assets.settings.loading import DEFAULT_CONFIG, load_cluster, load_settings
 from sr_assets.settings.monitoring import EmailSettings, MetricsSettings, NotifySettings
 from sr_assets.settings.names import asset_name
@@ -38,6 +39,7 @@ __all__ = [
     "AdvisorySettings",
     "ChoriaSettings",
     "ClusterSettings",
+    "DailySettings",
     "EmailSettings",
     "Entry",
     "FeedSettings",

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from sr_assets.settings.contradictions import refuse_contradiction, refuse_same_names
+from sr_assets.settings.daily import RawAvailability, RawInventory
 from sr_assets.settings.heartbeats import RawHeartbeats
 from sr_assets.settings.links import RawChoria, RawTls
 from sr_assets.settings.mapping import Raw
 from sr_assets.settings.notify import RawNotify, refuse_unknown_sites
 from sr_assets.settings.shape import (
     Duration,
-    RawAvailability,
     RawFeed,
     RawHistory,
     RawMetrics,
@@ -67,6 +67,7 @@ class RawFile(Raw):
     advisories: RawHistory = RawHistory()
     gaps: RawHistory = RawHistory()
     availability: RawAvailability = RawAvailability()
+    inventory: RawInventory = RawInventory()
     topology: RawTopology | None = None
     tls: RawTls | None = None
     choria: RawChoria | None = None

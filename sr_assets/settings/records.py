@@ -18,6 +18,7 @@ from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
 from sr_assets.domain.subjects import target_subject
 from sr_assets.domain.target_stream import TargetOptions
 from sr_assets.domain.tracking import Policy
+from sr_assets.settings.daily import DailySettings
 from sr_assets.settings.digest import digest_of
 from sr_assets.settings.heartbeats import HeartbeatSettings
 from sr_assets.settings.monitoring import MetricsSettings, NotifySettings
@@ -217,8 +218,9 @@ class Settings:
     snapshots_retention_ns: int = 90 * DAY_NS
     advisories_retention_ns: int = 90 * DAY_NS
     gaps_retention_ns: int = 90 * DAY_NS
-    availability_retention_ns: int = 730 * DAY_NS
-    availability_timezone: str = "UTC"
+    availability: DailySettings = field(default_factory=DailySettings)
+    inventory: DailySettings = field(default_factory=DailySettings)
+    inventory_facts: tuple[str, ...] = ()
     loglevel: Literal["debug", "info", "warn", "error"] = "info"
     logfile: Path | None = None
     log_format: Literal["text", "json"] = "text"

@@ -45,7 +45,6 @@ from sr_assets.settings.values import (
     read_span,
     read_text,
     read_time,
-    read_timezone,
     size_in_bytes,
     unsupported,
     whole_number,
@@ -112,13 +111,6 @@ class RawHistory(Raw):
     """`snapshots`, `advisories` and `gaps`: how long a history is kept."""
 
     retention: Duration = 90 * DAY_NS
-
-
-class RawAvailability(Raw):
-    """`availability`: the days of the table `availability_daily`, and how long they are kept."""
-
-    timezone: Annotated[str, BeforeValidator(read_timezone)] = "UTC"
-    retention: Duration = 730 * DAY_NS
 
 
 class RawStream(Raw):

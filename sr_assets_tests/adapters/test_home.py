@@ -62,7 +62,7 @@ def test_all_that_is_published_is_opened_and_who_waits_in_line_is_not(tmp_path: 
     with open_fleet(home) as fleet:
         views = read_rows(fleet, "SELECT sql FROM duckdb_views() WHERE NOT internal").values
     folders = set(re.findall(re.escape(f"{home}/") + r"(\w+)/", repr(views)))
-    assert folders >= {"published", "snapshots", "availability"}
+    assert folders >= {"published", "snapshots", "availability", "inventory"}
     assert {found[folder] for folder in folders} == {0o750}
     assert leave_line(home, "london")
 

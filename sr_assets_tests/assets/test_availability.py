@@ -1,4 +1,4 @@
-"""The daily availability in Dagster: its partitions, one run over several of them, its schedule, the command."""
+"""The daily tables in Dagster: their partitions, one run over several of them, their schedules, the command."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -7,14 +7,17 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sr_assets.assets.availability import KEY
-from sr_assets.automation.availability import FIRST_TAG, LAST_TAG
+from sr_assets.assets.availability import AVAILABILITY_ASSET
+from sr_assets.assets.inventory import INVENTORY_ASSET
+from sr_assets.automation.daily import FIRST_TAG, LAST_TAG, due_days
 from sr_assets.definitions import build
+from sr_assets.domain.errors import RunError
 from sr_assets.settings import Settings
 from sr_assets.spark_engine import SparkEngine
-from sr_assets_tests.histories import SITE, Change, Histories, configured, publish
+from sr_assets_tests.histories import SITE, Change, Histories, Told, configured, publish
 from sr_assets_tests.rig import Command
 
+KEY = AVAILABILITY_ASSET.key
 HOUR_NS = 3600 * 10**9
 TODAY = datetime.now(UTC).date()
 YESTERDAY = TODAY - timedelta(days=1)
@@ -34,7 +37,13 @@ def settings(tmp_path: Path) -> Settings:
             Change(TODAY_NS - 3 * HOUR_NS, "recover", "timeout"),
         ],
     }
-    publish(settings.home, histories, TODAY_NS + HOUR_NS)
+    versions = {"steady": ["0.30.2", "0.31.0"], "shaky": ["0.30.2", "0.30.2"]}
+    told = [
+        Told(node, at_ns, {"build_info": {"version": version}})
+        for node, each in versions.items()
+        for version, at_ns in zip(each, (TODAY_NS - 12 * HOUR_NS, TODAY_NS + HOUR_NS // 2), strict=True)
+    ]
+    publish(settings.home, histories, TODAY_NS + HOUR_NS, told=told)
     return settings
 
 
@@ -104,6 +113,35 @@ def test_one_run_computes_several_days_checks_them_and_draws_them(
     assert code == 0
     assert "steady" in output
     assert "shaky" not in output
+
+
+def test_a_run_of_the_inventory_counts_several_days_checks_them_and_draws_them(
+    settings: Settings, engine_home: Path, tmp_path: Path
+) -> None:
+    elsewhere = configured(tmp_path)
+    object.__setattr__(elsewhere, "home", engine_home)
+    definitions = build(settings, {"spark": SparkEngine(settings=elsewhere)})
+    tags = {FIRST_TAG: YESTERDAY.isoformat(), LAST_TAG: TODAY.isoformat()}
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = definitions.resolve_job_def("inventory").execute_in_process(instance=instance, tags=tags)
+    assert result.success
+    assert {check.check_name: check.passed for check in result.get_asset_check_evaluations()} == {
+        "values_add_up": True,
+        "no_node_missing": True,
+    }
+    metadata = result.asset_materializations_for_node("fleet__inventory_daily")[0].metadata
+    assert str(metadata["versions"].value).startswith("![nodes by agent version](data:image/png;base64,iVBOR")
+    values = metadata["values"]
+    assert isinstance(values, dg.TableMetadataValue)
+    counted = [tuple(record.data.values()) for record in values.records if record.data["property"] == "agent_version"]
+    assert counted == [("agent_version", "0.30.2", 1, 0, 1), ("agent_version", "0.31.0", 1, 1, 0)]
+
+
+def test_what_is_kept_for_too_short_a_time_is_said_by_the_schedule(tmp_path: Path) -> None:
+    settings = configured(tmp_path, snapshots="{retention: 1d}")
+    publish(settings.home, {}, TODAY_NS + HOUR_NS)
+    with pytest.raises(RunError, match=r"snapshots.retention is too short .*set it to 3d or more"):
+        due_days(settings, INVENTORY_ASSET.stage, TODAY_NS + 2 * HOUR_NS)
 
 
 def test_the_command_says_when_no_day_is_computed(

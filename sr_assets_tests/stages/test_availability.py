@@ -9,14 +9,16 @@ from typing import Any
 import duckdb
 import pytest
 
-from sr_assets.adapters.published.availability_queries import missing_nodes, unfinished_dates, wrong_sums
+from sr_assets.adapters.published.availability_queries import missing_nodes, wrong_sums
+from sr_assets.adapters.published.daily import AVAILABILITY
+from sr_assets.adapters.published.daily_queries import unfinished_dates
 from sr_assets.adapters.spark.engine import KEEP_SECONDS, use_engine
 from sr_assets.adapters.spark.session import leave_session, open_session
 from sr_assets.domain.days import dates_between, day_of
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.settings import Settings, SparkSettings
-from sr_assets.stages import availability as stage
-from sr_assets.stages.availability import compute_days, first_date
+from sr_assets.stages import daily
+from sr_assets.stages.availability import AVAILABILITY_STAGE
 from sr_assets_tests.histories import (
     AFTER,
     BEGIN_NS,
@@ -31,6 +33,7 @@ from sr_assets_tests.histories import (
     configured,
     publish,
     publish_centre,
+    random_histories,
 )
 
 
@@ -45,27 +48,6 @@ def spark(engine_home: Path) -> Iterator[Callable[[], Any]]:
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return configured(tmp_path)
-
-
-def random_histories(seed: int, nodes: int, until_ns: int) -> Histories:
-    """Return nodes that come, fall silent, retire and return at any nanosecond; some changes at midnight exactly."""
-    chance = random.Random(seed)
-    histories = {}
-    for number in range(nodes):
-        at_ns = BEGIN_NS + chance.randrange(-DAY_NS, 3 * DAY_NS)
-        changes = [Change(at_ns, "new", None)]
-        while True:
-            step = chance.choice([chance.randrange(1, 50), chance.randrange(2 * HOUR), chance.randrange(2 * DAY_NS)])
-            at_ns += step
-            if chance.random() < 0.1:
-                at_ns = at_ns // DAY_NS * DAY_NS + DAY_NS
-            if at_ns > until_ns + HOUR:
-                break
-            status = AFTER[changes[-1].event]
-            events = {"up": ["timeout"], "timeout": ["recover", "expire"], "retired": ["new"]}[status]
-            changes.append(Change(at_ns, chance.choice(events), status))
-        histories[f"node{number}"] = changes
-    return histories
 
 
 def expected(
@@ -114,8 +96,8 @@ def test_every_day_of_every_node_is_what_its_own_history_says(
 ) -> None:
     """With blind spans and in portions, of days and of nodes, or without and in one go."""
     if seed > 1:
-        monkeypatch.setattr(stage, "_HELD_ROWS", 130)
-        monkeypatch.setattr(stage, "_JOB_ROWS", 200)
+        monkeypatch.setattr(daily, "_HELD_ROWS", 130)
+        monkeypatch.setattr(daily, "_JOB_ROWS", 200)
     watermark_ns = BEGIN_NS + 4 * DAY_NS + 7 * HOUR + 123_456_000
     histories = random_histories(seed, 60, watermark_ns)
     chance = random.Random(seed)
@@ -128,7 +110,7 @@ def test_every_day_of_every_node_is_what_its_own_history_says(
         known = connection.execute("SELECT since_ns, until_ns FROM blind_spans ORDER BY ALL").fetchall()
     assert bool(known) == (seed > 1)
     dates = list(dates_between(FIRST, FIRST + timedelta(days=4)))
-    written = compute_days(settings, dates, spark)
+    written = AVAILABILITY_STAGE.compute_days(settings, dates, spark)
     rows = rows_of(settings.home)
     assert sum(written.values()) == len(rows)
     merged = merge(spans)
@@ -157,7 +139,7 @@ def test_a_centre_knows_the_nodes_of_a_site_from_its_advisories(settings: Settin
     histories = random_histories(3, 30, watermark_ns) | {"steady": [Change(BEGIN_NS - 40 * DAY_NS, "new", None)]}
     publish_centre(settings.home, histories, watermark_ns)
     dates = list(dates_between(FIRST + timedelta(days=2), FIRST + timedelta(days=3)))
-    compute_days(settings, dates, spark)
+    AVAILABILITY_STAGE.compute_days(settings, dates, spark)
     rows = rows_of(settings.home, ("paris", STREAM, "EU"))
     for when in dates:
         day = day_of(when)
@@ -170,15 +152,15 @@ def test_a_day_computed_again_replaces_its_rows_and_becomes_final(settings: Sett
     noon_ns = BEGIN_NS + DAY_NS // 2
     histories: Histories = {"a": [Change(BEGIN_NS, "new", None)]}
     publish(settings.home, histories, noon_ns)
-    compute_days(settings, [FIRST], spark)
+    AVAILABILITY_STAGE.compute_days(settings, [FIRST], spark)
     assert rows_of(settings.home) == {(FIRST, "a"): (12 * HOUR, 0, 0, 0, 1, 0, 0, False)}
-    assert unfinished_dates(settings.home) == [(FIRST, noon_ns)]
+    assert unfinished_dates(settings.home, AVAILABILITY) == [(FIRST, noon_ns)]
     histories["a"].append(Change(BEGIN_NS + 18 * HOUR, "timeout", "up"))
     publish(settings.home, histories, BEGIN_NS + 2 * DAY_NS)
-    assert unfinished_dates(settings.home) == [(FIRST, BEGIN_NS + 2 * DAY_NS)]
-    compute_days(settings, [FIRST], spark)
+    assert unfinished_dates(settings.home, AVAILABILITY) == [(FIRST, BEGIN_NS + 2 * DAY_NS)]
+    AVAILABILITY_STAGE.compute_days(settings, [FIRST], spark)
     assert rows_of(settings.home) == {(FIRST, "a"): (18 * HOUR, 6 * HOUR, 0, 0, 2, 1, 6 * HOUR, True)}
-    assert unfinished_dates(settings.home) == []
+    assert unfinished_dates(settings.home, AVAILABILITY) == []
 
 
 def test_days_of_a_time_zone_begin_at_its_midnight_also_when_its_clocks_change(
@@ -188,22 +170,22 @@ def test_days_of_a_time_zone_begin_at_its_midnight_also_when_its_clocks_change(
     changed = date(2026, 3, 29)
     day = day_of(changed, "Europe/London")
     publish(settings.home, {"a": [Change(day.first_ns - 1, "new", None)]}, day.next_ns)
-    compute_days(settings, [changed], spark)
+    AVAILABILITY_STAGE.compute_days(settings, [changed], spark)
     assert rows_of(settings.home) == {(changed, "a"): (23 * HOUR, 0, 0, 0, 0, 0, 0, True)}
 
 
 def test_a_fleet_without_a_node_has_days_without_rows(settings: Settings, spark: Callable[[], Any]) -> None:
     publish(settings.home, {}, BEGIN_NS + DAY_NS)
-    assert compute_days(settings, [FIRST], spark) == {FIRST: 0}
+    assert AVAILABILITY_STAGE.compute_days(settings, [FIRST], spark) == {FIRST: 0}
     assert rows_of(settings.home) == {}
 
 
 def test_what_cannot_be_computed_is_one_line(settings: Settings, spark: Callable[[], Any]) -> None:
     with pytest.raises(RunError, match="nothing is published yet"):
-        compute_days(settings, [FIRST], spark)
+        AVAILABILITY_STAGE.compute_days(settings, [FIRST], spark)
     publish(settings.home, {}, BEGIN_NS + 200 * DAY_NS)
     with pytest.raises(
         ConfigurationError, match=r"no longer kept \(advisories.retention\); the earliest day .* 2026-05-19"
     ):
-        compute_days(settings, [FIRST], spark)
-    assert first_date(settings, BEGIN_NS + 200 * DAY_NS) == date(2026, 5, 19)
+        AVAILABILITY_STAGE.compute_days(settings, [FIRST], spark)
+    assert AVAILABILITY_STAGE.first_date(settings, BEGIN_NS + 200 * DAY_NS) == date(2026, 5, 19)

@@ -1,66 +1,39 @@
-"""The table `availability_daily`: its columns, its files, and the view over them.
+"""The rows of the table `availability_daily`, of what Spark computed.
 
-A day is one file, `availability/YYYY-MM-DD.parquet`, replaced as a whole. Not here: what its rows are computed of
-(`availability_history`), the computation (`spark.availability`), what is asked of the table (`availability_queries`).
+Not here: the table (`daily`), what its rows are computed of (`node_histories`), the computation (`spark.availability`), what is
+asked of the table (`availability_queries`).
 """
 
 from __future__ import annotations
 
-import glob
-from datetime import date
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from sr_assets.adapters.private import make_shared_folder
-from sr_assets.adapters.published.table import literal
+from sr_assets.adapters.published.daily import AVAILABILITY
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
+    from datetime import date
 
-    import duckdb
+    import pyarrow as pa
 
-FOLDER: Final = "availability"
-#: A file without rows, so that the view's pattern always matches one.
-_EMPTY: Final = "0000-00-00.parquet"
-COLUMNS: Final = """
-    date DATE, replicator VARCHAR, name VARCHAR, stream VARCHAR, node VARCHAR, up_seconds DOUBLE, timeout_seconds DOUBLE,
-    retired_seconds DOUBLE, blind_seconds DOUBLE, transitions BIGINT, outages BIGINT, longest_outage_seconds DOUBLE,
-    final BOOLEAN
+    from sr_assets.adapters.published.node_histories import Histories
+    from sr_assets.domain.days import Day
+
+
+def write_availability(histories: Histories, days: Sequence[Day], measured: pa.Table, mode: int) -> dict[date, int]:
+    """Replace the rows of some days, in files of permissions `mode`; returns how many rows each has.
+
+    `measured` has a row for each node and day on which it was known: day (an index into `days`), key, and in ns up_ns,
+    timeout_ns, retired_ns, blind_ns and longest_ns, with transitions and outages. Raises RunError when they cannot be written.
     """
-_NAMES: Final = tuple(column.split()[0] for column in COLUMNS.split(","))
-
-
-def computed_dates(home: Path) -> list[date]:
-    """Return the dates that were computed, in order."""
-    found = (file.stem for file in (home / FOLDER).glob("????-??-??.parquet") if file.name != _EMPTY)
-    return sorted(date.fromisoformat(text) for text in found)
-
-
-def forget_before(home: Path, first: date) -> None:
-    """Remove the files of days before a date."""
-    for when in computed_dates(home):
-        if when < first:
-            (home / FOLDER / f"{when}.parquet").unlink(missing_ok=True)
-
-
-def view(connection: duckdb.DuckDBPyConnection, home: Path, mode: int) -> str:
-    """Return the query of the view `availability_daily`; it shows a day from when its file is there."""
-    empty = home / FOLDER / _EMPTY
-    if not empty.exists():
-        make_shared_folder(empty.parent)
-        nothing = ", ".join(["NULL"] * len(_NAMES))
-        write_rows(connection, empty, f"SELECT {nothing} WHERE false", mode)
-    pattern = literal(f"{glob.escape(str(home))}/{FOLDER}/*.parquet")
-    return f"SELECT * FROM read_parquet({pattern}, hive_partitioning = false)"
-
-
-def write_rows(connection: duckdb.DuckDBPyConnection, file: Path, query: str, mode: int) -> int:
-    """Replace a file of the table by the rows of a query, atomically; returns how many rows it has."""
-    draft = file.with_name(f".{file.name}.new")
-    kinds = ", ".join(f"{name}::{kind} AS {name}" for name, kind in (column.split() for column in COLUMNS.split(",")))
-    source = f"SELECT {kinds} FROM ({query}) AS made ({', '.join(_NAMES)})"
-    ((rows,),) = connection.execute(
-        f"COPY ({source}) TO {literal(str(draft))} (FORMAT parquet, COMPRESSION zstd)"
-    ).fetchall()
-    draft.chmod(mode)
-    draft.replace(file)
-    return int(rows)
+    queries = {
+        day.date: f"""
+            SELECT DATE '{day.date}', replicator, name, stream, node, up_ns / 1e9, timeout_ns / 1e9, retired_ns / 1e9,
+                blind_ns / 1e9, transitions, outages, longest_ns / 1e9, until_ns >= {day.next_ns}
+            FROM measured JOIN known USING (key) JOIN streams USING (number) WHERE day = {number}
+            ORDER BY number, node
+            """
+        for number, day in enumerate(days)
+    }
+    with histories.beside(measured=measured) as connection:
+        return AVAILABILITY.write_days(connection, histories.home, queries, mode)

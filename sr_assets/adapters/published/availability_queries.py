@@ -1,12 +1,13 @@
-"""What is asked of `availability_daily`: by node, site or day; which days are not final; whether its rows add up.
+"""What is asked of `availability_daily`: by node, site or day; whether its rows add up.
 
-Not here: its files and what they are computed of (`availability`).
+Not here: its files (`daily`), what is asked of every daily table (`daily_queries`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal
 
+from sr_assets.adapters.published.daily_queries import bounds
 from sr_assets.adapters.published.queries import ask
 
 if TYPE_CHECKING:
@@ -57,21 +58,6 @@ def availability(
     return ask(home, sql, {"site": site, "node": node, "since": since, "most": most})
 
 
-def unfinished_dates(home: Path) -> list[tuple[date, int]]:
-    """Return the dates with rows of a day that was not over, each with the latest watermark (unix ns) of their streams now."""
-    sql = """
-        WITH rest AS (SELECT DISTINCT date, name, stream FROM availability_daily WHERE NOT final),
-        clocks AS (
-            SELECT name, stream, watermark FROM replication
-            UNION ALL SELECT name, stream, coalesce(watermark, as_of) FROM global_summary
-        )
-        SELECT date, max(epoch_ns(watermark)) FROM rest JOIN clocks
-            ON clocks.name IS NOT DISTINCT FROM rest.name AND clocks.stream IS NOT DISTINCT FROM rest.stream
-        GROUP BY date HAVING max(watermark) IS NOT NULL ORDER BY date
-        """
-    return [(when, watermark_ns) for when, watermark_ns in ask(home, sql).values]
-
-
 def wrong_sums(home: Path, day: Day) -> int:
     """Return how many of a day's rows do not add up to the time since the node was first seen, up to the day's end.
 
@@ -86,7 +72,7 @@ def wrong_sums(home: Path, day: Day) -> int:
             > timeout_seconds + retired_seconds + {_ROUNDED_SECONDS}
             OR (final AND n.node IS NOT NULL AND abs(seconds - known_seconds) > {_ROUNDED_SECONDS}))
         """
-    return int(ask(home, sql, _bounds(day)).values[0][0])
+    return int(ask(home, sql, bounds(day)).values[0][0])
 
 
 def missing_nodes(home: Path, day: Day) -> int:
@@ -96,9 +82,4 @@ def missing_nodes(home: Path, day: Day) -> int:
         ANTI JOIN (SELECT name, stream, node FROM availability_daily WHERE date = $date) USING (name, stream, node)
         WHERE epoch_us(first_seen) < least($next_us, epoch_us(watermark)) AND epoch_us(watermark) > $first_us
         """
-    bounds = _bounds(day)
-    return int(ask(home, sql, bounds).values[0][0])
-
-
-def _bounds(day: Day) -> dict[str, object]:
-    return {"date": day.date, "first_us": day.first_ns // 1000, "next_us": day.next_ns // 1000}
+    return int(ask(home, sql, bounds(day)).values[0][0])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 
+from sr_assets.adapters.published.daily import DAILY_TABLES, names
 from sr_assets.adapters.published.index import follow_move
 from sr_assets.adapters.published.publication import FOLDER
 from sr_assets.adapters.published.schema import INTERNAL, STORAGE_VERSION, TABLES, VIEWS
@@ -62,7 +63,8 @@ def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBP
             connection.execute(f"SET memory_limit = '{MEMORY}'")
             connection.execute("SET temp_directory = ''")
             folders = ", ".join(
-                literal(f"{home.resolve()}/{folder}/") for folder in (FOLDER, "snapshots", "availability")
+                literal(f"{home.resolve()}/{folder}/")
+                for folder in (FOLDER, "snapshots", *(table.folder for table in DAILY_TABLES))
             )
             connection.execute(f"SET allowed_directories = [{folders}]")
             connection.execute("SET enable_external_access = false")
@@ -152,8 +154,8 @@ def export_fleet(home: Path, file: Path) -> None:
             connection.execute(
                 f"ATTACH {literal(str(draft.resolve()))} AS exported (READ_WRITE, STORAGE_VERSION '{STORAGE_VERSION}')"
             )
-            topology = _shown(connection, TOPOLOGY_TABLES)
-            tables = (*(TABLES.keys() - INTERNAL), *topology, "snapshot_info", "node_snapshots", "availability_daily")
+            later = _shown(connection, (*TOPOLOGY_TABLES, *names()))
+            tables = (*(TABLES.keys() - INTERNAL), *later, "snapshot_info", "node_snapshots")
             for table in (*tables, *VIEWS):
                 connection.execute(f"CREATE TABLE exported.{table} AS SELECT * FROM {table}")
             connection.execute("DETACH exported")
@@ -170,11 +172,10 @@ def count_rows(home: Path) -> dict[str, int]:
         *(table for table in TABLES if table not in INTERNAL),
         "node_availability",
         "node_snapshots",
-        "availability_daily",
         "snapshot_info",
     ]
     with open_fleet(home) as connection:
-        tables += _shown(connection, ("heartbeats", *TOPOLOGY_TABLES))
+        tables += _shown(connection, ("heartbeats", *names(), *TOPOLOGY_TABLES))
         counts = [connection.execute(f"SELECT count(*) FROM {table}").fetchone() for table in tables]
     return {table: count[0] for table, count in zip(tables, counts, strict=True) if count is not None}
 

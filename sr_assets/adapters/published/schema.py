@@ -179,13 +179,15 @@ VIEWS: Final[dict[str, str]] = {
 }
 #: The pattern of the files of the Parquet history in a home.
 HISTORY: Final = "snapshots/*/*/*/[0-9]*.parquet"
-#: `node_snapshots`, or `node_snapshot_history`, without any file.
+#: `node_snapshots` without any file.
 NO_SNAPSHOTS: Final = """
     SELECT NULL::VARCHAR AS name, NULL::VARCHAR AS stream, NULL::VARCHAR AS node, NULL::BIGINT AS sequence,
         NULL::TIMESTAMPTZ AS stored_at, NULL::VARCHAR AS subject, NULL::BIGINT AS payload_bytes, NULL::JSON AS payload,
         NULL::BLOB AS payload_raw, NULL::JSON AS metadata
     WHERE false
     """
+#: `node_snapshot_history` without any file.
+NO_HISTORY: Final = f"SELECT *, NULL::DATE AS date FROM ({NO_SNAPSHOTS})"
 
 
 def snapshots_query(files: str, home: str, latest: str) -> str:
@@ -205,12 +207,13 @@ def snapshots_query(files: str, home: str, latest: str) -> str:
 def history_query(home: str, files: str) -> str:
     """Return the query of `node_snapshot_history` over a home's Parquet files that are among `history_files`, a query.
 
-    A pattern finds them: a list of a year's files of a thousand sites would be written anew with each publication.
+    A pattern finds them: a list of a year's files of a thousand sites would be written anew with each publication. Files of
+    other dates than a query asks for are not opened.
     """
     pattern = literal(f"{glob.escape(home)}/{HISTORY}")
     return f"""
         SELECT name, stream, node, sequence, stored_at, subject, payload_bytes, payload::JSON AS payload, payload_raw,
-            metadata::JSON AS metadata
+            metadata::JSON AS metadata, date::DATE AS date
         FROM read_parquet({pattern}, filename = true, hive_partitioning = true, hive_types_autocast = false) AS stored
         WHERE stored.filename IN (SELECT {literal(f"{home}/")} || file FROM ({files}))
         """

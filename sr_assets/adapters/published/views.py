@@ -8,11 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sr_assets.adapters.published import availability
+from sr_assets.adapters.published.daily import DAILY_TABLES
 from sr_assets.adapters.published.publication import publication_folder
 from sr_assets.adapters.published.schema import (
     HISTORY,
     INTERNAL,
+    NO_HISTORY,
     NO_SNAPSHOTS,
     TABLES,
     VIEWS,
@@ -52,8 +53,8 @@ def views(
     yield "node_snapshots", snapshots_query(history, literal(f"{home}/"), latest) if history else NO_SNAPSHOTS
     # A pattern that matches nothing is an error.
     some = next(home.glob(HISTORY), None)
-    yield "node_snapshot_history", history_query(str(home), tables["history_files"]) if some else NO_SNAPSHOTS
-    yield "availability_daily", availability.view(connection, home, mode)
+    yield "node_snapshot_history", history_query(str(home), tables["history_files"]) if some else NO_HISTORY
+    yield from ((table.name, table.view(connection, home, mode)) for table in DAILY_TABLES)
     for name, query in VIEWS.items():
         yield name, query.format(**{table: f"({shown})" for table, shown in tables.items()})
 

@@ -21,7 +21,7 @@ from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.days import dates_between, day_of
 from sr_assets.embedded.bench.rig import SITE, PeakMemory
-from sr_assets.stages.availability import compute_days
+from sr_assets.stages.availability import AVAILABILITY_STAGE
 
 if TYPE_CHECKING:
     from sr_assets.embedded.bench.rig import Bench
@@ -85,10 +85,10 @@ def measure_availability(bench: Bench, nodes: int) -> dict[str, Any]:
     session = open_session(settings.spark, bench.home, "availability")
     try:
         with use_engine(bench.home, KEEP_SECONDS):
-            compute_days(settings, dates[:1], lambda: session)
+            AVAILABILITY_STAGE.compute_days(settings, dates[:1], lambda: session)
             with PeakMemory(bench.home) as peak:
                 started = time.perf_counter()
-                rows = compute_days(settings, dates, lambda: session)
+                rows = AVAILABILITY_STAGE.compute_days(settings, dates, lambda: session)
                 seconds = time.perf_counter() - started
     finally:
         leave_session(session)

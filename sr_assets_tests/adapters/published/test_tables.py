@@ -49,6 +49,7 @@ CONTRACT = {
     "blind_spans": "name stream since until since_ns until_ns",
     "availability_daily": "date replicator name stream node up_seconds timeout_seconds retired_seconds blind_seconds "
     "transitions outages longest_outage_seconds final",
+    "inventory_daily": "date name stream property value nodes came went all_nodes final",
     "parked_messages": "name stream sequence stored_at subject payload_bytes reason parked_at",
     "site_summary": "name stream nodes up timeout retired new_24h as_of",
     "snapshot_info": "as_of run_id schema_version",

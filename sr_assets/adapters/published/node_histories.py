@@ -1,6 +1,6 @@
-"""What the availability of days is computed of: nodes, transitions and blind spans of the published tables, as of one moment.
+"""What daily tables are computed of: nodes, transitions and blind spans of the published tables, as of one moment.
 
-Here: reading them, and writing the days. Not here: the table (`availability`), the computation (`spark.availability`).
+Not here: the tables (`daily`), the messages of the nodes (`inventory`), the computations (`spark`).
 """
 
 from __future__ import annotations
@@ -9,18 +9,13 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import duckdb
-
-from sr_assets.adapters.private import make_shared_folder
-from sr_assets.adapters.published.availability import FOLDER, write_rows
 from sr_assets.adapters.published.reading import open_fleet
-from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from datetime import date
     from pathlib import Path
 
+    import duckdb
     import pyarrow as pa
 
     from sr_assets.domain.days import Day
@@ -102,42 +97,56 @@ _PORTION_NODES: Final = """
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What the availability of some nodes and days is computed of; times in unix ns, statuses as codes.
+    """What happened to some nodes on some days; times in unix ns, statuses as codes.
 
-    `nodes`: key, stream (a number), first_ns, status (when the days begin; NULL: not known yet), until_ns (the watermark of
-    its stream). `changes`: key, ordinal (their order), at_ns, after. `spans`: stream,
+    `keys`: the numbers of these nodes. `nodes`: key, stream (a number), first_ns, status (when the days begin; NULL: not known
+    yet), until_ns (the watermark of its stream). `changes`: key, ordinal (their order), at_ns, after. `spans`: stream,
     first_ns, next_ns; ascending and disjoint.
     """
 
+    keys: range
     nodes: pa.Table
     changes: pa.Table
     spans: pa.Table
 
 
-class Days:
-    """The published tables as of one moment, and the days that are computed of them."""
+class Histories:
+    """The published tables as of one moment, with a number (`key`) for each node, in the temporary tables `streams`, `known`."""
 
-    def __init__(self, home: Path, replicator: str) -> None:
-        """Name the home, and the replicator that its own sites belong to."""
-        self._home, self._replicator = home, replicator
+    def __init__(self, home: Path, replicator: str, *, own: bool = False) -> None:
+        """Name the home, and the replicator that its own sites belong to; `own`: leave out what others report."""
+        self.home, self._replicator, self._own = home, replicator, own
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[Days]:
+    def opened(self) -> Iterator[Histories]:
         """Hold the published tables open; raises RunError when nothing was published yet."""
-        with open_fleet(self._home) as connection:
+        with open_fleet(self.home) as connection:
             connection.execute(_STREAMS, {"replicator": self._replicator})
+            if self._own:
+                connection.execute("DELETE FROM streams WHERE NOT own")
             connection.execute(_TRANSITIONS)
             connection.execute(_NODES)
-            self._connection = connection
+            self.connection = connection
             yield self
+
+    @contextlib.contextmanager
+    def beside(self, **tables: pa.Table) -> Iterator[duckdb.DuckDBPyConnection]:
+        """Return the connection, with Arrow tables that it sees by their names until the end of `with`."""
+        for name, table in tables.items():
+            self.connection.register(name, table)
+        try:
+            yield self.connection
+        finally:
+            for name in tables:
+                self.connection.unregister(name)
 
     def node_count(self) -> int:
         """Return how many nodes were ever known."""
-        return int(self._connection.execute("SELECT count(*) FROM known").fetchall()[0][0])
+        return int(self.connection.execute("SELECT count(*) FROM known").fetchall()[0][0])
 
     def watermark_ns(self) -> int | None:
         """Return the latest watermark of any stream; None without a stream."""
-        latest: int | None = self._connection.execute("SELECT max(until_ns) FROM streams").fetchall()[0][0]
+        latest: int | None = self.connection.execute("SELECT max(until_ns) FROM streams").fetchall()[0][0]
         return latest
 
     def histories(self, days: Sequence[Day], most_rows: int) -> Iterator[History]:
@@ -145,7 +154,7 @@ class Days:
 
         A portion's changes, with a row for each node and day, are about `most_rows`.
         """
-        connection = self._connection
+        connection = self.connection
         connection.execute(_SINCE, {"first_ns": days[0].first_ns})
         ((changes, nodes),) = connection.execute(
             "SELECT (SELECT count(*) FROM since), (SELECT count(*) FROM known)"
@@ -155,6 +164,7 @@ class Days:
         for first in range(1, max(1, nodes) + 1, step):
             keys = {"first": first, "next": first + step}
             yield History(
+                range(first, first + step),
                 connection.sql(_PORTION_NODES, params=keys).to_arrow_table(),
                 connection.sql(_PORTION_CHANGES, params={**keys, "next_ns": days[-1].next_ns}).to_arrow_table(),
                 spans,
@@ -163,7 +173,7 @@ class Days:
     def _spans(self, since_ns: int) -> pa.Table:
         """Return the blind spans that end after a time, joined."""
         # Each span as it was saved: one that grew is there several times.
-        return self._connection.sql(
+        return self.connection.sql(
             """
             SELECT number AS stream, min(since_ns) AS first_ns, max(until_ns) AS next_ns
             FROM (
@@ -178,29 +188,3 @@ class Days:
             """,
             params={"since_ns": since_ns},
         ).to_arrow_table()
-
-    def write(self, days: Sequence[Day], measured: pa.Table, mode: int) -> dict[date, int]:
-        """Replace the rows of some days, in files of permissions `mode`; returns how many rows each has.
-
-        `measured` has a row for each node and day on which it was known: day (an index into `days`), key, and in ns up_ns,
-        timeout_ns, retired_ns, blind_ns and longest_ns, with transitions and outages. Raises RunError when they cannot be
-        written.
-        """
-        folder = self._home / FOLDER
-        self._connection.register("measured", measured)
-        try:
-            make_shared_folder(folder)
-            return {day.date: self._write_day(folder, number, day, mode) for number, day in enumerate(days)}
-        except (OSError, duckdb.OperationalError) as error:
-            raise RunError(cannot_write(folder, OSError(str(error).splitlines()[0]))) from None
-        finally:
-            self._connection.unregister("measured")
-
-    def _write_day(self, folder: Path, number: int, day: Day, mode: int) -> int:
-        query = f"""
-            SELECT DATE '{day.date}', replicator, name, stream, node, up_ns / 1e9, timeout_ns / 1e9, retired_ns / 1e9,
-                blind_ns / 1e9, transitions, outages, longest_ns / 1e9, until_ns >= {day.next_ns}
-            FROM measured JOIN known USING (key) JOIN streams USING (number) WHERE day = {number}
-            ORDER BY number, node
-            """
-        return write_rows(self._connection, folder / f"{day.date}.parquet", query, mode)

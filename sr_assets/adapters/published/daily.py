@@ -1,0 +1,132 @@
+"""The daily tables: each one's columns, its files, and the view over them; add one here.
+
+A day is one file, `<folder>/YYYY-MM-DD.parquet`, replaced as a whole. Not here: what the rows of a table are computed of and
+how they are put together (`availability`, `inventory`), the computation (`spark`).
+"""
+
+from __future__ import annotations
+
+import glob
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Final
+
+import duckdb
+
+from sr_assets.adapters.private import make_shared_folder
+from sr_assets.adapters.published.table import literal
+from sr_assets.domain.errors import RunError, cannot_write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+#: A file without rows, so that the view's pattern always matches one.
+_EMPTY: Final = "0000-00-00.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class DailyTable:
+    """A table of `fleet.duckdb` by days: its name, the folder of its files in a home, its columns as DuckDB declares them.
+
+    `clocks` is the query of how far each stream is known: name, stream, known_until (NULL: not at all). `computed` says what it
+    has, as in "availability of 2026-01-31".
+    """
+
+    name: str
+    folder: str
+    computed: str
+    columns: str
+    clocks: str
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The type of each column, by its name, in their order."""
+        return dict(column.split(maxsplit=1) for column in self.columns.split(","))
+
+    def computed_dates(self, home: Path) -> list[date]:
+        """Return the dates that were computed, in order."""
+        found = (file.stem for file in (home / self.folder).glob("????-??-??.parquet") if file.name != _EMPTY)
+        return sorted(date.fromisoformat(text) for text in found)
+
+    def forget_before(self, home: Path, first: date) -> None:
+        """Remove the files of days before a date."""
+        for when in self.computed_dates(home):
+            if when < first:
+                (home / self.folder / f"{when}.parquet").unlink(missing_ok=True)
+
+    def view(self, connection: duckdb.DuckDBPyConnection, home: Path, mode: int) -> str:
+        """Return the query of the table's view; it shows a day from when its file is there."""
+        empty = home / self.folder / _EMPTY
+        if not empty.exists():
+            make_shared_folder(empty.parent)
+            nothing = ", ".join(["NULL"] * len(self.kinds))
+            self._write(connection, empty, f"SELECT {nothing} WHERE false", mode)
+        pattern = literal(f"{glob.escape(str(home))}/{self.folder}/*.parquet")
+        return f"SELECT * FROM read_parquet({pattern}, hive_partitioning = false)"
+
+    def write_days(
+        self, connection: duckdb.DuckDBPyConnection, home: Path, queries: Mapping[date, str], mode: int
+    ) -> dict[date, int]:
+        """Replace the rows of some days by those of queries, in files of permissions `mode`; returns how many each has.
+
+        Raises RunError when they cannot be written.
+        """
+        folder = home / self.folder
+        try:
+            make_shared_folder(folder)
+            return {
+                when: self._write(connection, folder / f"{when}.parquet", query, mode)
+                for when, query in queries.items()
+            }
+        except (OSError, duckdb.OperationalError) as error:
+            raise RunError(cannot_write(folder, OSError(str(error).splitlines()[0]))) from None
+
+    def _write(self, connection: duckdb.DuckDBPyConnection, file: Path, query: str, mode: int) -> int:
+        """Replace a file of the table by the rows of a query, atomically; returns how many rows it has."""
+        draft = file.with_name(f".{file.name}.new")
+        kinds = ", ".join(f"{name}::{kind} AS {name}" for name, kind in self.kinds.items())
+        source = f"SELECT {kinds} FROM ({query}) AS made ({', '.join(self.kinds)})"
+        ((rows,),) = connection.execute(
+            f"COPY ({source}) TO {literal(str(draft))} (FORMAT parquet, COMPRESSION zstd)"
+        ).fetchall()
+        draft.chmod(mode)
+        draft.replace(file)
+        return int(rows)
+
+
+AVAILABILITY: Final = DailyTable(
+    "availability_daily",
+    "availability",
+    "availability",
+    """
+    date DATE, replicator VARCHAR, name VARCHAR, stream VARCHAR, node VARCHAR, up_seconds DOUBLE, timeout_seconds DOUBLE,
+    retired_seconds DOUBLE, blind_seconds DOUBLE, transitions BIGINT, outages BIGINT, longest_outage_seconds DOUBLE,
+    final BOOLEAN
+    """,
+    """
+    SELECT name, stream, watermark AS known_until FROM replication
+    UNION ALL SELECT name, stream, coalesce(watermark, as_of) FROM global_summary
+    """,
+)
+# Copies are made in the order of the source: what waits is later than what was copied.
+INVENTORY: Final = DailyTable(
+    "inventory_daily",
+    "inventory",
+    "inventory",
+    """
+    date DATE, name VARCHAR, stream VARCHAR, property VARCHAR, value VARCHAR, nodes BIGINT, came BIGINT, went BIGINT,
+    all_nodes BIGINT, final BOOLEAN
+    """,
+    """
+    SELECT name, stream, CASE WHEN queued_messages = 0 THEN watermark ELSE least(watermark, copied_until) END AS known_until
+    FROM replication LEFT JOIN (
+        SELECT name, stream, max(stored_at) AS copied_until FROM node_snapshots GROUP BY ALL) USING (name, stream)
+    """,
+)
+DAILY_TABLES: Final = (AVAILABILITY, INVENTORY)
+
+
+def names(tables: Iterable[DailyTable] = DAILY_TABLES) -> list[str]:
+    """Return the names of daily tables."""
+    return [table.name for table in tables]

@@ -1,0 +1,205 @@
+"""What is counted of the nodes' messages by day, and the rows of the table `inventory_daily`.
+
+Here: which properties a message has, each node's newest message of a day, and writing the counts. Add a property here. Not here:
+the table (`daily`), the counting (`spark.inventory`), the Parquet history (`history`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import duckdb
+import pyarrow as pa
+
+from sr_assets.adapters.published.daily import INVENTORY
+from sr_assets.adapters.published.table import literal
+from sr_assets.domain.days import date_at
+from sr_assets.domain.errors import RunError
+from sr_assets.domain.senders import parse_path
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import date
+
+    from sr_assets.adapters.published.node_histories import Histories
+    from sr_assets.domain.days import Day
+
+#: Properties of which a node may have several values.
+SEVERAL: Final = frozenset({"class", "agent"})
+#: The number that stands for any value: who has it is a node of the day.
+ANY_VALUE: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Property:
+    """A property: where in a message it may stand, as JSON pointers, and the SQL of its values, a list, from what is there."""
+
+    places: tuple[str, ...]
+    values: str = "[{at} ->> '$']"
+
+
+_FIXED: Final = {
+    "class": _Property(
+        ("/classes",),
+        "CASE json_type({at}) WHEN 'ARRAY' THEN json_extract_string({at}, '$[*]') ELSE [{at} ->> '$'] END",
+    ),
+    "agent": _Property(
+        ("/agents",),
+        """
+        list_transform(from_json({at}, '[{{"name": "VARCHAR", "version": "VARCHAR"}}]'),
+            lambda one: nullif(concat_ws(' ', one.name, one.version), ''))
+        """,
+    ),
+    "agent_version": _Property(("/build_info/version",)),
+    "os_family": _Property(("/facts/os/family", "/facts/osfamily", "/os/family", "/osfamily")),
+}
+
+
+def _properties(facts: Sequence[str]) -> dict[str, _Property]:
+    pointers = {fact: "".join(f"/{_escaped(part)}" for part in parse_path(fact)) for fact in facts}
+    return _FIXED | {f"facts.{fact}": _Property((f"/facts{at}", at)) for fact, at in pointers.items()}
+
+
+def _escaped(part: str) -> str:
+    return part.replace("~", "~0").replace("/", "~1")
+
+
+# Of each node its newest message of each day; of the time before the days the newest one, as of day -1.
+_NEWEST: Final = """
+    CREATE OR REPLACE TEMP TABLE newest AS
+    WITH told AS (
+        SELECT key, epoch_us(stored_at) AS at_us, sequence FROM node_snapshot_history AS h
+        JOIN streams AS s ON s.name = h.name AND s.stream = h.stream
+        JOIN known AS k ON k.number = s.number AND k.node = h.node
+        JOIN holding ON holding.number = k.number
+        WHERE h.date {dates} AND at_us < {next_us} AND at_us >= {first_us} - held_us
+    )
+    SELECT key, day, max(row(at_us, sequence)) AS place FROM told
+    ASOF JOIN calendar ON told.at_us >= calendar.first_us GROUP BY key, day
+    """
+_FOUND: Final = """
+    CREATE OR REPLACE TEMP TABLE found AS
+    SELECT key, day, at_us, held_us, any_value({values}) AS found FROM (
+        SELECT newest.key, newest.day, epoch_us(h.stored_at) AS at_us, held_us, list_transform(
+            json_extract(coalesce(h.metadata, h.payload), [{places}]), lambda one: nullif(one, 'null')) AS p
+        FROM newest JOIN known USING (key) JOIN streams ON streams.number = known.number
+        JOIN holding ON holding.number = known.number
+        JOIN node_snapshot_history AS h ON h.name = streams.name AND h.stream = streams.stream AND h.node = known.node
+            AND row(epoch_us(h.stored_at), h.sequence) = newest.place
+        WHERE h.date {dates})
+    GROUP BY key, day, at_us, held_us
+    """
+# That nothing is known of a property is a value too.
+_VALUES: Final = f"""
+    CREATE OR REPLACE TEMP TABLE found_values AS
+    SELECT ({ANY_VALUE} + row_number() OVER (ORDER BY property, value))::INTEGER AS value_number, property, value FROM (
+        SELECT one.property, one.value FROM (SELECT DISTINCT unnest(found) AS one FROM found)
+        UNION SELECT unnest($names::VARCHAR[]), NULL)
+    """
+_OBSERVED: Final = """
+    CREATE OR REPLACE TEMP TABLE observed AS
+    SELECT key, day, at_us * 1000 AS at_ns, (at_us + held_us) * 1000 AS until_ns, list(value_number) AS held
+    FROM (SELECT key, day, at_us, held_us, unnest(found) AS one FROM found) AS told
+    JOIN found_values AS v ON v.property = told.one.property AND v.value IS NOT DISTINCT FROM told.one.value
+    GROUP BY ALL
+    """
+_COUNTED: Final = """
+    SELECT stream AS number, day, value_number, sum(nodes) AS nodes, sum(came) AS came, sum(went) AS went
+    FROM counted GROUP BY ALL
+    """
+
+
+def observe(
+    histories: Histories, days: Sequence[Day], facts: Sequence[str], held_ns: Mapping[tuple[str, str], int]
+) -> list[int]:
+    """Read what the nodes' newest messages of consecutive days say; returns the numbers of the values that nothing is known of.
+
+    The table `observed` of the connection then has, for each node and day with a message: key, day (an index into `days`; -1:
+    before them), at_ns (when it was stored), until_ns (how long it holds), held (the numbers of its values). By name and stream,
+    `held_ns` is how long a message holds. Raises RunError when the history cannot be read.
+    """
+    _refuse_earlier(histories)
+    properties = _properties(facts)
+    places = list(dict.fromkeys(place for one in properties.values() for place in one.places))
+    first_us, next_us = days[0].first_ns // 1000, days[-1].next_ns // 1000
+    oldest_ns = days[0].first_ns - max(held_ns.values(), default=0)
+    # The files lie by UTC days.
+    dates = f"BETWEEN DATE '{date_at(oldest_ns)}' AND DATE '{date_at(days[-1].next_ns - 1)}'"
+    calendar = pa.table(
+        {
+            "day": pa.array([-1, *range(len(days))], pa.int32()),
+            "first_us": pa.array([oldest_ns // 1000 - 1, *(day.first_ns // 1000 for day in days)], pa.int64()),
+        }
+    )
+    values = ", ".join(_values(name, one, places) for name, one in properties.items())
+    listed = ", ".join(literal(place) for place in places)
+    try:
+        with histories.beside(calendar=calendar, holding=_holding(histories, held_ns)) as connection:
+            connection.execute(_NEWEST.format(dates=dates, first_us=first_us, next_us=next_us))
+            connection.execute(_FOUND.format(dates=dates, values=f"flatten([{values}])", places=listed))
+            connection.execute(_VALUES, {"names": list(properties)})
+            connection.execute(_OBSERVED)
+            unknown = connection.execute("SELECT value_number FROM found_values WHERE value IS NULL").fetchall()
+    except duckdb.IOException as error:
+        # Files become others meanwhile.
+        reason = str(error).splitlines()[0]
+        raise RunError(f"inventory: the history cannot be read: {reason}; it is tried again within the hour") from None
+    return [number for (number,) in unknown]
+
+
+def observed(histories: Histories, keys: range) -> pa.Table:
+    """Return what was observed of some nodes, as `observe` says."""
+    within = {"first": keys.start, "next": keys.stop}
+    return histories.connection.sql(
+        "SELECT * FROM observed WHERE key >= $first AND key < $next", params=within
+    ).to_arrow_table()
+
+
+def write_inventory(histories: Histories, days: Sequence[Day], counted: pa.Table, mode: int) -> dict[date, int]:
+    """Replace the rows of some days, in files of permissions `mode`; returns how many rows each has.
+
+    `counted` has any number of rows, which are added, for each stream, day (an index into `days`) and value_number: nodes, came,
+    went. Raises RunError when they cannot be written.
+    """
+    queries = {
+        day.date: f"""
+            WITH of_day AS (FROM ({_COUNTED}) WHERE day = {number}),
+            everybody AS (SELECT number, nodes AS all_nodes FROM of_day WHERE value_number = {ANY_VALUE}),
+            clocks AS ({INVENTORY.clocks})
+            SELECT DATE '{day.date}', name, stream, property, value, nodes, came, went, coalesce(all_nodes, 0),
+                coalesce(epoch_ns(known_until) >= {day.next_ns}, false)
+            FROM of_day JOIN found_values USING (value_number) JOIN streams USING (number)
+            LEFT JOIN everybody USING (number) LEFT JOIN clocks USING (name, stream)
+            ORDER BY name, stream, property, nodes DESC, value
+            """
+        for number, day in enumerate(days)
+    }
+    with histories.beside(counted=counted) as connection:
+        return INVENTORY.write_days(connection, histories.home, queries, mode)
+
+
+def _refuse_earlier(histories: Histories) -> None:
+    """Raise RunError when the published file was made by a version whose history had no dates."""
+    described = histories.connection.execute("DESCRIBE node_snapshot_history").fetchall()
+    if "date" not in {column for column, *_ in described}:
+        raise RunError(
+            "inventory: fleet.duckdb was made by an earlier version; run the sites once (`sr-assets run --once`)"
+        )
+
+
+def _holding(histories: Histories, held_ns: Mapping[tuple[str, str], int]) -> pa.Table:
+    streams = histories.connection.execute("SELECT name, stream, number FROM streams").fetchall()
+    return pa.table(
+        {
+            "number": pa.array([number for *_, number in streams], pa.int32()),
+            "held_us": pa.array([held_ns.get((name, stream), 0) // 1000 for name, stream, _ in streams], pa.int64()),
+        }
+    )
+
+
+def _values(name: str, one: _Property, places: Sequence[str]) -> str:
+    """Return the SQL of a property's values in a message, of which `p` has what is at each of the places."""
+    found = ", ".join(f"p[{places.index(place) + 1}]" for place in one.places)
+    values = f"coalesce(nullif(list_distinct({one.values.format(at=f'coalesce({found})')}), []), [NULL::VARCHAR])"
+    return f"list_transform({values}, lambda value: {{'property': {literal(name)}, 'value': value}})"
