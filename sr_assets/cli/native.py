@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from sr_assets.stages.topology.planning import Plan
 
 _PLAN: Final = ("cluster", "stream", "action", "key", "wanted", "found", "remedy", "reason")
+#: A tick of the sensor is over sooner; a run of the job, or another `apply`, may go on for long.
+_PATIENCE_SECONDS: Final = 10.0
 _DONE: Final = ("cluster", "stream", "action", "result", "detail")
 
 
@@ -67,10 +69,11 @@ def apply_command(settings: Settings, recreate: tuple[str, ...], form: Format) -
     from sr_assets.domain.errors import ConfigurationError
     from sr_assets.stages.topology.looking import Looks
     from sr_assets.stages.topology.planning import make_plan, topology_of
+    from sr_assets.stages.topology.watching import topology_lock
 
     if topology_of(settings).manage == "observe":
         raise ConfigurationError("topology.manage is observe, so nothing is changed: set create or reconcile")
-    with Looks(settings) as looks:
+    with topology_lock(settings, "topology apply", _PATIENCE_SECONDS), Looks(settings) as looks:
         return _do(settings, looks, make_plan(settings, looks.take(), recreate), form)
 
 
@@ -82,9 +85,10 @@ def adopt_command(settings: Settings, names: tuple[str, ...], form: Format) -> i
     """Take over streams that others made: `apply` then changes them too. Nothing but their metadata is changed."""
     from sr_assets.stages.topology.looking import Looks
     from sr_assets.stages.topology.planning import make_adoption, topology_of
+    from sr_assets.stages.topology.watching import topology_lock
 
     topology_of(settings)
-    with Looks(settings) as looks:
+    with topology_lock(settings, "topology adopt", _PATIENCE_SECONDS), Looks(settings) as looks:
         return _do(settings, looks, make_adoption(settings, looks.take(), names), form)
 
 

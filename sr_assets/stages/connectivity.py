@@ -25,6 +25,7 @@ from sr_assets.stages.beating import try_heartbeats
 from sr_assets.stages.replication.target import check_target, new_target, refuse_doubled, refuse_drift
 from sr_assets.stages.source.senders import try_senders
 from sr_assets.stages.source.suitability import check_source
+from sr_assets.stages.topology.trying import try_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +42,10 @@ _NODE: Final = "sr-assets-check"
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One attempt for a stream (`name/stream`): the cluster, what was tried, whether it works, and the result as text."""
+    """One attempt for a stream (`name/stream`), or for a cluster of `topology`.
+
+    The cluster's servers, what was tried, whether it works, and the result as text.
+    """
 
     stream: str
     cluster: str
@@ -54,6 +58,8 @@ def probe_connectivity(settings: Settings) -> list[Probe]:
     """Probe every connection of every stream, streams in parallel; returns the probes in the order of the file."""
     with ThreadPoolExecutor(_LINKS) as pool:
         made = [probe for probes in pool.map(_try_entry, settings.entries) for probe in probes]
+        if settings.topology is not None:
+            made += [Probe(*attempt) for attempt in try_topology(settings.topology, pool)]
     for label, tried, failure in try_heartbeats(settings.heartbeats):
         made.append(Probe("heartbeats", label, tried, failure is None, failure or "allowed; nothing was stored"))
     return made

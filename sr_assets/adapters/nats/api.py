@@ -20,6 +20,10 @@ STREAM_NOT_FOUND: Final = 10059
 MESSAGE_NOT_FOUND: Final = 10037
 #: The name in a `STREAM.CREATE` contradicts its subject.
 NAME_MISMATCH: Final = 10056
+#: A `STREAM.CREATE` of a stream that is there with another configuration.
+NAME_TAKEN: Final = 10058
+#: A request that has to be empty, such as `STREAM.DELETE`, and is not.
+NOT_EMPTY: Final = 10038
 #: A cluster too small for the replicas, and a server without a cluster.
 TOO_FEW_SERVERS: Final = frozenset({10005, 10074})
 

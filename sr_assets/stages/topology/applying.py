@@ -6,10 +6,10 @@ Here: the requests, and what came of each. Not here: what is to be done (`planni
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sr_assets.adapters.nats.api import NAME_MISMATCH, ApiError
-from sr_assets.domain.errors import RunError
+from sr_assets.adapters.nats.api import NAME_MISMATCH, NAME_TAKEN, NOT_EMPTY, ApiError
+from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.topology.drift import compare
 from sr_assets.domain.topology.found import read_stream
 from sr_assets.domain.topology.plan import Action, Step, depends_on
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
 
 def refused(looks: Looks, steps: Sequence[Step]) -> list[str]:
-    """Return which steps our users may not take, one line each; nothing is changed by asking."""
+    """Return which steps our users may not take, or the servers will not, one line each; nothing is changed by asking."""
     tried = [step for step in steps if step.action is not Action.NONE]
     return [problem for problem in looks.side_by_side(lambda step: _refusal(looks, step), tried) if problem]
 
@@ -94,13 +94,43 @@ def _take(looks: Looks, step: Step, owner: str) -> Outcome:
 
 
 def _refusal(looks: Looks, step: Step) -> str | None:
-    """Ask for what cannot be done: a stream whose name contradicts the subject of the request."""
-    cluster: Cluster = looks.cluster(step.wanted.cluster)
-    request = f"STREAM.{_OPERATIONS[step.action]}.{step.wanted.stream}"
+    cluster, name = looks.cluster(step.wanted.cluster), step.wanted.stream
     try:
-        cluster.request_api(request, {"name": f"{step.wanted.stream}-not"})
-    except ApiError as error:
-        return None if error.code == NAME_MISMATCH else f"{step.wanted.label}: {error}"
+        if step.action is Action.RECREATE:
+            # What the server says to the new configuration while the old stream is there: first whether it is valid.
+            _expect(cluster, f"STREAM.CREATE.{name}", dict(step.config or {}), NAME_TAKEN)
+            try_deleting(cluster, name)
+        else:
+            try_changing(cluster, _OPERATIONS[step.action], name)
     except RunError as error:
         return f"{step.wanted.label}: {error}"
     return None
+
+
+def try_changing(cluster: Cluster, operation: str, stream: str) -> None:
+    """Raise RunError when our user may not create or update a stream; a name that contradicts the subject changes nothing."""
+    _expect(cluster, f"STREAM.{operation}.{stream}", {"name": f"{stream}-not"}, NAME_MISMATCH)
+
+
+def try_deleting(cluster: Cluster, stream: str) -> None:
+    """Raise RunError when our user may not delete a stream: the server refuses to do it by a request that is not empty."""
+    _expect(cluster, f"STREAM.DELETE.{stream}", {"only": "asked"}, NOT_EMPTY)
+
+
+def _expect(cluster: Cluster, subject: str, body: dict[str, Any], code: int) -> None:
+    """Ask for what is refused with this code; raises RunError with any other refusal."""
+    while True:
+        try:
+            cluster.request_api(subject, body)
+        except ApiError as error:
+            if error.code != code:
+                raise
+        except TransientError:
+            raise
+        except RunError as error:
+            said = str(error).lower()
+            # A refused permission is reported to all that wait for an answer: its subject says whose it is.
+            if "violation for publish" in said and f'"{cluster.settings.api(subject).lower()}"' not in said:
+                continue
+            raise
+        return

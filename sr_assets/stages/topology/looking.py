@@ -19,7 +19,7 @@ from sr_assets.domain.topology.found import FoundStream, read_stream
 from sr_assets.settings import StreamSettings, TopologyCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from types import TracebackType
 
     from sr_assets.adapters.nats.stream_info import Version
@@ -37,7 +37,8 @@ class ClusterLook:
     """What a cluster answered; `answers` has the streams as they were sent. With an `error` it could not be asked.
 
     Of the streams that the configuration names, `silent` are those that did not answer: without a leader they are neither
-    there nor missing.
+    there nor missing. `elsewhere` are those that another cluster, by its name, is listed with: clusters that are linked by
+    gateways, or reached in two ways, are one JetStream, which lists all its streams to each.
     """
 
     name: str
@@ -49,6 +50,11 @@ class ClusterLook:
     answers: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     error: str | None = None
     silent: frozenset[str] = frozenset()
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+
+    def lists(self, stream: str) -> bool:
+        """Return whether a stream is listed with this cluster."""
+        return stream in self.streams and stream not in self.elsewhere
 
 
 class Looks:
@@ -79,7 +85,8 @@ class Looks:
 
     def take(self) -> Self:
         """Ask every cluster once, all at the same time."""
-        self.of = {look.name: look for look in self._pool.map(self._look, self._known.values())}
+        found = {look.name: look for look in self._pool.map(self._look, self._known.values())}
+        self.of = list_once(found, self._named)
         return self
 
     def side_by_side(self, ask: Callable[[T], R], items: Iterable[T]) -> list[R]:
@@ -96,21 +103,18 @@ class Looks:
 
     def origin(self, look: ClusterLook, link: FoundLink) -> ClusterLook | None:
         """Return the cluster at which a link's origin is; None when it is none of those that are known."""
-        others = self.of.values()
         if link.api is None:
-            if link.stream in look.streams:
+            if look.lists(link.stream):
                 return look
             # Clusters that are linked by gateways are one JetStream.
-            same = (one for one in others if one.domain == look.domain and link.stream in one.streams)
+            same = (one for one in self.of.values() if one.domain == look.domain and one.lists(link.stream))
             return next(same, look)
-        return next(
-            (
-                one
-                for one in others
-                if self._known[one.name].api == link.api or (link.domain and one.domain == link.domain)
-            ),
-            None,
-        )
+        others = [
+            one
+            for one in self.of.values()
+            if self._known[one.name].api == link.api or (link.domain and one.domain == link.domain)
+        ]
+        return next((one for one in others if one.lists(link.stream)), next(iter(others), None))
 
     def through(self, look: ClusterLook, link: FoundLink) -> tuple[FoundStream, Cluster] | None:
         """Return the origin of a link that is at none of the known clusters, asked the way the link goes; None: no answer."""
@@ -172,6 +176,30 @@ class Looks:
         if refusal is not None and not found:
             raise refusal
         return found, silent
+
+
+def list_once(looks: Mapping[str, ClusterLook], named: Mapping[str, Collection[str]]) -> dict[str, ClusterLook]:
+    """Return looks in which each stream is listed with one cluster: where the configuration names it, else the first.
+
+    What has one name and was created at one nanosecond is one stream.
+    """
+    homes: dict[tuple[Any, ...], str] = {}
+    for by_name in (True, False):
+        for look in looks.values():
+            for name in look.streams:
+                if not by_name or name in named.get(look.name, ()):
+                    homes.setdefault(_identity(look, name), look.name)
+    return {
+        look.name: replace(
+            look,
+            elsewhere={name: home for name in look.streams if (home := homes[_identity(look, name)]) != look.name},
+        )
+        for look in looks.values()
+    }
+
+
+def _identity(look: ClusterLook, name: str) -> tuple[Any, ...]:
+    return look.domain, name, look.answers[name].get("created")
 
 
 def known_clusters(settings: Settings) -> dict[str, TopologyCluster]:

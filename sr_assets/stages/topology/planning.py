@@ -13,7 +13,7 @@ from sr_assets.domain.topology.drift import Drift, compare
 from sr_assets.domain.topology.plan import Action, Step, in_order, plan_adoption, plan_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from sr_assets.domain.topology.wanted import Upstream, WantedStream
     from sr_assets.settings import Settings, TopologySettings
@@ -47,15 +47,8 @@ def make_plan(settings: Settings, looks: Looks, recreate: Sequence[str] = ()) ->
     """
     topology = topology_of(settings)
     again = {stream.label for name in recreate for stream in find_streams(topology, name)}
-    steps, problems = [], []
-    for wanted in topology.streams:
-        look = looks.of[wanted.cluster]
-        if look.error is not None:
-            problems.append(f"{wanted.label}: cluster {wanted.cluster} cannot be asked: {look.error}")
-            continue
-        if wanted.stream in look.silent:
-            problems.append(f"{wanted.label}: {NO_LEADER}")
-            continue
+    steps, problems = [], list[str]()
+    for wanted, look in _answered(topology.streams, looks, problems):
         step = plan_stream(
             wanted,
             look.streams.get(wanted.stream),
@@ -74,20 +67,32 @@ def make_adoption(settings: Settings, looks: Looks, names: Sequence[str]) -> Pla
     """Plan to take over the configured streams that others made; `names`: only those, also from another replicator."""
     topology = topology_of(settings)
     named = {stream.label for name in names for stream in find_streams(topology, name)}
-    steps, problems = [], []
-    for wanted in topology.streams:
-        if named and wanted.label not in named:
-            continue
-        look = looks.of[wanted.cluster]
-        if look.error is not None:
-            problems.append(f"{wanted.label}: cluster {wanted.cluster} cannot be asked: {look.error}")
-            continue
-        if wanted.stream in look.silent:
-            problems.append(f"{wanted.label}: {NO_LEADER}")
-            continue
+    chosen = [wanted for wanted in topology.streams if not named or wanted.label in named]
+    steps, problems = [], list[str]()
+    for wanted, look in _answered(chosen, looks, problems):
         found = look.streams.get(wanted.stream)
         steps.append(plan_adoption(wanted, found, settings.replicator, named=wanted.label in named))
     return Plan(steps, problems)
+
+
+def _answered(
+    chosen: Iterable[WantedStream], looks: Looks, problems: list[str]
+) -> Iterator[tuple[WantedStream, ClusterLook]]:
+    """Yield each stream whose cluster told how it is, with what it told; each other one adds to the problems."""
+    for wanted in chosen:
+        look = looks.of[wanted.cluster]
+        home = look.elsewhere.get(wanted.stream)
+        if look.error is not None:
+            problems.append(f"{wanted.label}: cluster {wanted.cluster} cannot be asked: {look.error}")
+        elif wanted.stream in look.silent:
+            problems.append(f"{wanted.label}: {NO_LEADER}")
+        elif home is not None:
+            problems.append(
+                f"{wanted.label}: is {home}/{wanted.stream}: {wanted.cluster} and {home} are one JetStream;"
+                " take one of the two out of topology.streams"
+            )
+        else:
+            yield wanted, look
 
 
 def find_streams(topology: TopologySettings, name: str) -> list[WantedStream]:
@@ -108,7 +113,7 @@ def find_drift(settings: Settings, looks: Looks) -> Iterator[tuple[WantedStream,
     """Yield every difference between what is wanted and what is there, at the clusters that could be asked."""
     for wanted in topology_of(settings).streams:
         look = looks.of[wanted.cluster]
-        if look.error is None and wanted.stream not in look.silent:
+        if look.error is None and wanted.stream not in look.silent and wanted.stream not in look.elsewhere:
             found = look.streams.get(wanted.stream)
             for drift in compare(wanted, found, settings.replicator, look.version):
                 yield wanted, drift

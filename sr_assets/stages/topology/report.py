@@ -67,7 +67,11 @@ def make_report(settings: Settings, looks: Looks) -> Report:
     """Return the rows of a look that was taken."""
     streams = [row for look in looks.of.values() for row in _stream_rows(look)]
     found = [
-        (look, stream, link) for look in looks.of.values() for stream in look.streams.values() for link in stream.links
+        (look, stream, link)
+        for look in looks.of.values()
+        for stream in look.streams.values()
+        if look.lists(stream.name)
+        for link in stream.links
     ]
     links = looks.side_by_side(lambda one: _native(looks, *one), found)
     links += _missing(settings, looks)
@@ -80,7 +84,7 @@ def make_report(settings: Settings, looks: Looks) -> Report:
 def _stream_rows(look: ClusterLook) -> Iterator[StreamRow]:
     if look.error:
         yield StreamRow(look.name, look.domain, error=look.error)
-    for stream in look.streams.values():
+    for stream in filter(lambda one: look.lists(one.name), look.streams.values()):
         state, lost = stream.state, stream.state.get("lost") or {}
         level = stream.metadata.get("_nats.req.level", "")
         yield StreamRow(

@@ -6,7 +6,7 @@ verdict (`assets.topology`).
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -15,7 +15,7 @@ from sr_assets.adapters.published.fleet_lock import LOCK_SECONDS
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.topology import publish_topology
 from sr_assets.adapters.published.topology_schema import TOPOLOGY_SITE
-from sr_assets.adapters.state.lock import SiteLock
+from sr_assets.adapters.state.lock import SiteBusyError, SiteLock, lock_owner
 from sr_assets.adapters.state.status_file import write_status
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.site import published_sites
@@ -92,7 +92,14 @@ def topology_lock(settings: Settings, owner: str, wait_seconds: float) -> Iterat
     """
     open_home(settings.home, settings.published_mode)
     folder = settings.home / "sites" / TOPOLOGY_SITE
-    with SiteLock(folder, owner, wait_seconds):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(SiteLock(folder, owner, wait_seconds))
+        except SiteBusyError:
+            holder = lock_owner(folder) or "another process"
+            raise SiteBusyError(
+                f"the native streams are in the hands of {holder}; try again when it has ended"
+            ) from None
         yield folder
 
 

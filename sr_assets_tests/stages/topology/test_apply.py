@@ -9,6 +9,8 @@ import pytest
 
 from sr_assets.domain.topology.wanted import OWNER
 from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.settings import load_settings
+from sr_assets.stages.topology.watching import topology_lock
 from sr_assets_tests.linked import ask, make, publish
 from sr_assets_tests.nats_cluster import NatsCluster
 from sr_assets_tests.rig import Command, wait_until
@@ -77,6 +79,21 @@ def test_two_streams_are_sourced_into_an_archive_that_a_report_mirrors(
     assert [one["result"] for one in rows(command, "apply")] == ["done"]
     assert rows(command, "plan") == []
 
+    # Two names for one JetStream, as clusters that are linked by gateways are.
+    clusters = {f"c{number}": {"url": server.url} for number, server in enumerate(trio.servers)}
+    twice = [{**origins[0], "cluster": name} for name in ("c1", "c2")]
+    configure(topology={"manage": "create", "clusters": clusters, "streams": [*twice, {**report, "cluster": "c0"}]})
+    shown = json.loads(command("report", "--format", "json")[1])
+    listed = {one["stream"]: one["cluster"] for one in shown["streams"]}
+    assert len(listed) == len(shown["streams"]), "each once"
+    assert (listed["ORDERS"], listed["RETURNS"], listed["REPORT"]) == ("c1", "c0", "c0")
+    came = {one["origin_stream"]: one["origin_cluster"] for one in shown["links"]}
+    assert came == {"ORDERS": "c1", "RETURNS": "c0", "ARCHIVE": "c0"}
+    assert len(shown["links"]) == 3
+    code, _, err = command("topology", "plan")
+    assert code == 1
+    assert "c2/ORDERS: is c1/ORDERS: c2 and c1 are one JetStream" in err
+
 
 def test_a_partial_failure_says_what_was_not_done_and_the_next_apply_completes_it(
     nats_server: NatsServer, configure: Configure, command: Command, unique: Callable[[str], str]
@@ -140,3 +157,50 @@ def test_a_stream_of_others_is_left_alone_until_it_is_adopted_and_made_again_onl
     ]
     assert info(nats_server, stream)["config"]["storage"] == "file"
     assert rows(command, "plan") == []
+
+
+def test_what_our_user_may_not_do_is_named_before_anything_is_deleted_and_by_check(
+    tmp_path: Path, configure: Configure, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    denied = '["$JS.API.STREAM.DELETE.KEPT", "$JS.API.STREAM.CREATE.NEW"]'
+    users = f"{{ user: us, password: s3cret, permissions: {{ publish: {{ deny: {denied} }} }} }}, {{ user: root, password: r }}"
+    guard = f"authorization {{ users: [ {users} ] }}"
+    with NatsServer(tmp_path / "guarded", "guarded", config=guard) as server:
+        streams: list[dict[str, Any]] = [{"stream": name, "subjects": [name]} for name in ("KEPT", "FREE")]
+        here = {"url": f"nats://us:s3cret@{server.address}"}
+        topology = {"manage": "reconcile", "clusters": {"here": here}, "streams": streams}
+        configure(topology=topology)
+        assert [one["result"] for one in rows(command, "apply")] == ["done", "done"]
+        for wanted, refusal in (
+            ({"stream": "KEPT", "storage": "memory"}, "STREAM.DELETE.KEPT"),
+            ({"stream": "FREE", "storage": "memory", "replicas": 3}, "replicas > 1 not supported"),
+        ):
+            configure(topology={**topology, "streams": [{**wanted, "subjects": [wanted["stream"]]}]})
+            code, _, err = command("topology", "apply", "--recreate", str(wanted["stream"]))
+            assert code == 1
+            assert refusal.lower() in err.lower()
+            assert "nothing was changed" in err
+        configure(topology=topology)
+        assert rows(command, "plan") == []
+
+        new = {"stream": "NEW", "mirror": {"stream": "KEPT", "api_prefix": "$JS.away.API"}}
+        clusters = {"here": here, "gone": {"url": "127.0.0.1:1"}}
+        configure(topology={**topology, "clusters": clusters, "streams": [{**new, "cluster": "here"}]})
+        code, out, err = command("check", "--connect", "--format", "json")
+        assert code == 1
+        tried = {(one["stream"], one["tried"]): one["result"] for one in json.loads(out)}
+        assert tried["topology here", "connect"] == tried["topology here", "$JS.API.INFO"] == "ok"
+        assert tried["topology here", "$JS.API.STREAM.UPDATE.NEW"] == "ok"
+        assert {key for key, result in tried.items() if result != "ok"} == {
+            ("topology here", "$JS.API.STREAM.CREATE.NEW"),
+            ("topology here", "$JS.away.API.STREAM.INFO.KEPT"),
+            ("topology gone", "connect"),
+        }
+        assert "the way from here/NEW to here/KEPT is closed" in err
+
+        monkeypatch.setattr("sr_assets.cli.native._PATIENCE_SECONDS", 0.2)
+        with topology_lock(load_settings(), "run 7", 0):
+            code, _, err = command("topology", "apply")
+        assert code == 1
+        assert err.count("\n") == 1
+        assert "the native streams are in the hands of run 7" in err

@@ -1,0 +1,137 @@
+"""What `sr-assets check --connect` tries of the native streams: each cluster, each link's way, each permission.
+
+Nothing is changed. Not here: how a probe is shown (`connectivity`), what would be done with the streams (`planning`).
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from sr_assets.adapters.nats.api import STREAM_NOT_FOUND, ApiError
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.domain.errors import RunError, SrAssetsError, TransientError
+from sr_assets.stages.topology.applying import try_changing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import ThreadPoolExecutor
+
+    from sr_assets.domain.topology.wanted import Upstream, WantedStream
+    from sr_assets.settings import TopologyCluster, TopologySettings
+
+_NAME: Final = "sr-assets check"
+
+
+class Attempt(NamedTuple):
+    """One attempt: for which cluster, at which servers, what was tried, whether it works, and the result as text."""
+
+    subject: str
+    servers: str
+    tried: str
+    works: bool
+    learned: str
+
+
+def try_topology(topology: TopologySettings, pool: ThreadPoolExecutor) -> list[Attempt]:
+    """Try what the native streams need of each cluster: to reach it, its JetStream, its streams, the links that end there."""
+    return list(chain.from_iterable(pool.map(partial(_try_cluster, topology), topology.clusters.values())))
+
+
+def _try_cluster(topology: TopologySettings, known: TopologyCluster) -> list[Attempt]:
+    attempts = _Attempts(known)
+    with closing(Cluster(known.settings, _NAME)) as cluster:
+        if not attempts.make("connect", lambda: "nats-server " + ".".join(map(str, cluster.server_version))):
+            return attempts.made
+        if not attempts.make(known.settings.api("INFO"), partial(_about, cluster)):
+            return attempts.made
+        own = {wanted.stream: wanted for wanted in topology.streams if wanted.cluster == known.name}
+        origins = [one.stream for wanted in topology.streams for one in wanted.upstreams if _is_at(known, one)]
+        for stream in dict.fromkeys([*own, *origins]):
+            asked = known.settings.api(f"STREAM.INFO.{stream}")
+            attempts.make(asked, partial(_held, cluster, stream, made=stream in own))
+        if topology.manage != "observe":
+            operations = ("CREATE", "UPDATE") if topology.manage == "reconcile" else ("CREATE",)
+            for operation, stream in ((operation, stream) for stream in own for operation in operations):
+                attempts.make(
+                    known.settings.api(f"STREAM.{operation}.{stream}"),
+                    partial(_allowed, cluster, operation, stream),
+                )
+        for wanted in own.values():
+            for upstream in wanted.upstreams:
+                _try_link(attempts, known, wanted, upstream)
+    return attempts.made
+
+
+class _Attempts:
+    """Collects the attempts at one cluster."""
+
+    def __init__(self, known: TopologyCluster) -> None:
+        self._cluster = f"topology {known.name}", known.settings.label
+        self.made: list[Attempt] = []
+
+    def make(self, tried: str, work: Callable[[], str]) -> bool:
+        """Call `work` and note what it says; returns whether it worked."""
+        try:
+            self.made.append(Attempt(*self._cluster, tried, works=True, learned=work()))
+        except SrAssetsError as error:
+            self.made.append(Attempt(*self._cluster, tried, works=False, learned=str(error)))
+        return self.made[-1].works
+
+
+def _is_at(known: TopologyCluster, upstream: Upstream) -> bool:
+    """Return whether an origin is asked at this cluster itself, and not at a prefix of its own."""
+    return upstream.cluster == known.name and upstream.api in (None, known.api)
+
+
+def _about(cluster: Cluster) -> str:
+    try:
+        about = cluster.request_api("INFO")
+    except (ApiError, TransientError):
+        raise
+    except RunError:
+        return "not allowed, and not needed"
+    domain = about.get("domain")
+    return f"JetStream of domain {domain}" if domain else "JetStream without a domain"
+
+
+def _held(cluster: Cluster, stream: str, *, made: bool) -> str:
+    try:
+        info = cluster.stream_info(stream)
+    except ApiError as error:
+        if error.code == STREAM_NOT_FOUND and made:
+            return "does not exist yet"
+        raise
+    return f"{info.messages} messages, last sequence {info.last_sequence}"
+
+
+def _allowed(cluster: Cluster, operation: str, stream: str) -> str:
+    try_changing(cluster, operation, stream)
+    return "allowed; nothing was changed"
+
+
+def _try_link(attempts: _Attempts, known: TopologyCluster, wanted: WantedStream, upstream: Upstream) -> None:
+    """Ask for an origin on the way that the servers will go: through a leafnode, a gateway or another account's export."""
+    if upstream.api is None:
+        return
+    settings = replace(known.settings, api_prefix=upstream.api)
+    with closing(Cluster(settings, _NAME)) as cluster:
+        attempts.make(settings.api(f"STREAM.INFO.{upstream.stream}"), partial(_through, cluster, wanted, upstream))
+
+
+def _through(cluster: Cluster, wanted: WantedStream, upstream: Upstream) -> str:
+    way = f"the way from {wanted.label} to {upstream.cluster}/{upstream.stream}"
+    try:
+        cluster.request_api(f"STREAM.INFO.{upstream.stream}")
+    except ApiError as error:
+        if error.code == STREAM_NOT_FOUND:
+            return f"{way} is open; the stream does not exist yet"
+        raise RunError(f"{way} is closed: {error}") from None
+    except TransientError as error:
+        raise RunError(f"{way} is closed: {error}") from None
+    except RunError:
+        return f"{way}: our user may not ask there; servers have rights of their own"
+    return f"{way} is open"
