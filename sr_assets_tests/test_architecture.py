@@ -124,7 +124,7 @@ LIBRARIES = {
     "spark_engine": {"dagster", "dagster_pyspark", "pydantic", "pyspark"},
     "resources": {"dagster", "dagster_duckdb", "duckdb"},
     "stages": {"pyarrow", "pyspark"},
-    "stages.replication.copy_columns": {"numpy"},
+    "stages.replication.found_copies": {"numpy"},
     "stages.tracking": {"numpy", "pyarrow", "pyspark"},
     "assets": {"dagster"},
     "assets.pictures": {"matplotlib"},

@@ -6,7 +6,6 @@ is rebuilt of them (`rebuilding`), the commit (`recover`).
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
 from sr_assets.domain.provenance import Identity, find_copy
 from sr_assets.domain.senders import inspect
 from sr_assets.stages.progress import LongWork
-from sr_assets.stages.replication.copy_columns import Copy, CopyColumns
+from sr_assets.stages.replication.found_copies import Copy, FoundCopies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -36,9 +35,9 @@ class Copies:
     times.
     """
 
-    here: CopyColumns = field(default_factory=CopyColumns)
-    earlier: CopyColumns = field(default_factory=CopyColumns)
-    undone: CopyColumns = field(default_factory=CopyColumns)
+    here: FoundCopies = field(default_factory=FoundCopies)
+    earlier: FoundCopies = field(default_factory=FoundCopies)
+    undone: FoundCopies = field(default_factory=FoundCopies)
 
     def __len__(self) -> int:
         """Count them all."""
@@ -47,7 +46,7 @@ class Copies:
     @property
     def last(self) -> int | None:
         """The highest source sequence that was copied of the source as it is; None when nothing was."""
-        return self.here.sequences[-1] if len(self.here) else None
+        return self.here[-1].sequence if len(self.here) else None
 
     def stands(self, sequence: int) -> bool:
         """Return whether a source sequence still means the message that it did, and is not read again."""
@@ -67,7 +66,7 @@ class Copies:
     @property
     def latest_ns(self) -> int:
         """When the youngest message that was copied had been stored."""
-        return max(max(kind.stored_ns) for kind in (self.here, self.earlier, self.undone) if len(kind))
+        return max(kind.latest_ns for kind in (self.here, self.earlier, self.undone) if len(kind))
 
     @property
     def source_is_another(self) -> bool:
@@ -76,7 +75,7 @@ class Copies:
 
     def undo_after(self, sequence: int | None) -> None:
         """Take the copies behind a source sequence, or all, for copies of what the source does not hold any more."""
-        kept = 0 if sequence is None else bisect_right(self.here.sequences, sequence)
+        kept = 0 if sequence is None else self.here.before(sequence + 1)
         for copy in self.here.part(kept, len(self.here)):
             self.undone.add(copy)
         self.undone.sort_by_time()
@@ -85,7 +84,8 @@ class Copies:
 
 def find_copies(site: Site, stream: StreamSettings, source: StreamInfo) -> Copies:
     """Return every copy of this entry in the target; of several of one message the last."""
-    target, copies = site.clusters.connect(stream.target), Copies()
+    target = site.clusters.connect(stream.target)
+    copies = Copies(*(FoundCopies(site.folder) for _ in range(3)))
     if not target.stream_exists(stream.target_stream):
         return copies
     info = target.stream_info(stream.target_stream)
@@ -160,23 +160,23 @@ def _another_source(stream: StreamSettings, source: StreamInfo, copies: Copies, 
     )
 
 
-def last_standing(copies: CopyColumns, held: range, stored_ns: Callable[[int], int | None]) -> int | None:
+def last_standing(copies: FoundCopies, held: range, stored_ns: Callable[[int], int | None]) -> int | None:
     """Return the last copied sequence whose message the source still holds, where it went back; None when there is none.
 
     `copies` are sorted by sequence, `held` are the source's sequences, `stored_ns` returns when the message it holds was
     stored, None for one that is gone. A source that went back differs from some sequence on, so halving finds it.
     """
-    sequences, standing = copies.sequences, None
-    low, high = bisect_left(sequences, held.start), bisect_left(sequences, held.stop)
+    standing = None
+    low, high = copies.before(held.start), copies.before(held.stop)
     while low < high:
         at = middle = (low + high) // 2
-        while at >= low and (found_ns := stored_ns(sequences[at])) is None:
+        while at >= low and (found_ns := stored_ns(copies[at].sequence)) is None:
             at -= 1
         if at < low:
             # None of these is left: what follows shows whether they stand.
             low = middle + 1
-        elif _same_time(found_ns, copies.stored_ns[at]):
-            standing, low = sequences[at], middle + 1
+        elif _same_time(found_ns, copies[at].stored_ns):
+            standing, low = copies[at].sequence, middle + 1
         else:
             high = at
     return standing

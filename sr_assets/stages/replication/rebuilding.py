@@ -5,7 +5,6 @@ Nothing is asked and nothing is written here. Not here: finding the copies (`cop
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
     from sr_assets.domain.tracking import NodeState, Policy, Transition
     from sr_assets.stages.replication.copies import Copies
-    from sr_assets.stages.replication.copy_columns import Copy
+    from sr_assets.stages.replication.found_copies import Copy
 
 
 @dataclass(slots=True)
@@ -47,7 +46,7 @@ def rebuild_nodes(
 
     What was copied is known, not decided.
     """
-    gone = copies.here.part(0, bisect_left(copies.here.sequences, first_sequence))
+    gone = copies.here.part(0, copies.here.before(first_sequence))
     for copy in chain(copies.earlier, gone):
         _see_copy(policy, rebuilt, copy)
     if len(gone):

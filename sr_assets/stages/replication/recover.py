@@ -190,7 +190,7 @@ def _recovered_state(
         epoch_ns=max(epoch_at(source), known.epoch_ns + 1 if known else 0),
         watermark_ns=copies.latest_ns,
         planned_ns=source.ts_ns,
-        last_stored_ns=None if last is None else here.stored_ns[-1],
+        last_stored_ns=None if last is None else here[-1].stored_ns,
         source_last_sequence=source.last_sequence,
         lag_messages=max(0, source.last_sequence + 1 - max(position, source.first_sequence)),
         started=known.started if known else None,

@@ -6,7 +6,6 @@ which. Not here: the copies in the target (`copies`), the commit (`recover`).
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -114,8 +113,8 @@ def _read_again(
                     found.too_old += 1
                 else:
                     found.due[message.sequence] = None
-        first, after = (bisect_left(copies.here.sequences, end) for end in (covered.first, covered.next))
-        known = sorted({*held, *copies.here.sequences[first:after]})
+        first, after = map(copies.here.before, (covered.first, covered.next))
+        known = sorted({*held, *(copy.sequence for copy in copies.here.part(first, after))})
         holes = missing(SequenceRange(available, covered.next), known)
         lacking = [hole for hole in missing(SequenceRange(covered.first, available), known) if len(hole)]
         now_ns = site.clock.now_ns()

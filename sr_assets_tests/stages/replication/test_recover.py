@@ -18,7 +18,7 @@ from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.stages.replication.batch import Batch
 from sr_assets.stages.replication.copies import last_standing
-from sr_assets.stages.replication.copy_columns import Copy, CopyColumns
+from sr_assets.stages.replication.found_copies import Copy, FoundCopies
 from sr_assets.stages.replication.recover import recover_stream
 from sr_assets.stages.report import Stage
 from sr_assets_tests.rig import SITE, Rig, Sent
@@ -283,7 +283,7 @@ def test_a_stream_that_stopped_for_a_source_that_went_back_goes_on_behind_what_b
 def test_the_last_copy_of_what_the_source_still_holds_is_found_whatever_else_it_lost(
     gone: set[int], differs_from: int, expected: int | None
 ) -> None:
-    copies = CopyColumns()
+    copies = FoundCopies()
     for sequence in range(1, 9):
         copies.add(Copy(sequence, sequence, sequence * 1_000_000, 1, None))
 

@@ -1,9 +1,9 @@
-"""Copies as columns: each comes back as it was added, and in the order that is asked for."""
+"""Copies in a file: each comes back as it was added, and in the order that is asked for, however many parts it has."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.stages.replication.copy_columns import Copy, CopyColumns
+from sr_assets.stages.replication.found_copies import Copy, FoundCopies
 
 numbers = st.integers(1, 6)
 #: Several of one message among them, at rising places in the target.
@@ -12,8 +12,8 @@ copies = st.lists(
 ).map(lambda rows: [Copy(place, *row) for place, row in enumerate(rows, 1)])
 
 
-def columns(added: list[Copy]) -> CopyColumns:
-    made = CopyColumns()
+def columns(added: list[Copy]) -> FoundCopies:
+    made = FoundCopies()
     for copy in added:
         made.add(copy)
     return made
@@ -37,3 +37,20 @@ def test_the_order_of_time_keeps_that_of_the_target_for_one_instant(added: list[
     assert list(found.of_sequences(wanted)) == [copy for copy in added if copy.sequence in wanted]
     found.sort_by_time()
     assert list(found) == sorted(added, key=lambda copy: copy.stored_ns)
+
+
+def test_more_copies_than_are_held_in_memory_are_found_again() -> None:
+    number = 40_000
+    found = FoundCopies()
+    for place in range(1, number + 1):
+        # Neighbours stand the other way round, and every second message is missing.
+        found.add(Copy(place, 2 * ((place - 1) ^ 1) + 2, place, 1, f"n{place % 7}"))
+    found.sort_by_sequence()
+    assert (len(found), found.total_bytes, found.latest.target_sequence) == (number, number, number)
+    assert [copy.sequence for copy in found] == list(range(2, 2 * number + 1, 2))
+    asked = [*range(1, 2 * number + 2, 997), 2 * number]
+    assert [sequence in found for sequence in asked] == [sequence % 2 == 0 for sequence in asked]
+    assert [found.before(sequence) for sequence in asked] == [(sequence - 1) // 2 for sequence in asked]
+    part = found.part(20_001, 30_000)
+    assert (part[0].sequence, part[-1].sequence, len(part)) == (40_004, 60_000, 9_999)
+    assert [part.before(sequence) for sequence in (1, 40_004, 60_002, 99_999)] == [0, 0, 9_999, 9_999]

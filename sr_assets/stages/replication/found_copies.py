@@ -1,0 +1,230 @@
+"""Copies found in a target, in a file without a name: a target may hold more of them than memory.
+
+Not here: finding them (`copies`), what follows from them (`rebuilding`, `recover`, `unsettled`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import weakref
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    Rows = np.ndarray[tuple[int], np.dtype[np.void]]
+    Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+_NONE: Final = -1
+_COLUMNS: Final = ("target_sequence", "sequence", "stored_ns", "payload_bytes", "sender", "created_ns")
+_ROW: Final = np.dtype([(column, np.int64) for column in _COLUMNS])
+#: So many copies are written, read and held at once.
+_CHUNK: Final = 8_192
+_CHUNKS_HELD: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy of ours found in the target.
+
+    Its place there, the sequence of its original and the time it was stored, its size, its sender if it says so, and the
+    created time of its source if its id says so.
+    """
+
+    target_sequence: int
+    sequence: int
+    stored_ns: int
+    payload_bytes: int
+    sender: str | None
+    created_ns: int | None = None
+
+
+class _RowFile:
+    """Rows in a file without a name, which is gone with its last user."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.descriptor, name = tempfile.mkstemp(dir=folder)
+        Path(name).unlink()
+        weakref.finalize(self, os.close, self.descriptor)
+
+    def append(self, rows: Rows) -> None:
+        """Write rows behind those that are there."""
+        left = memoryview(rows.tobytes())
+        while left:
+            left = left[os.write(self.descriptor, left) :]
+
+    def chunk(self, number: int) -> Rows:
+        """Return the rows of one part."""
+        size = _CHUNK * _ROW.itemsize
+        return np.frombuffer(os.pread(self.descriptor, size, number * size), _ROW)
+
+    def everything(self) -> Rows:
+        """Return all rows, which are read as they are used."""
+        return np.frombuffer(mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_READ), _ROW)
+
+
+class FoundCopies:
+    """Copies in the order in which they were added, or last sorted; in memory are a few thousand, and each sender's name."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """Begin with none; the file is in a folder, or where the system has its temporary ones."""
+        self._folder = folder
+        self._file = _RowFile(folder)
+        self._added: list[tuple[int, ...]] = []
+        self._names: list[str | None] = [None]
+        self._indexes: dict[str | None, int] = {None: 0}
+        self._first = self._after = 0
+        self._held: OrderedDict[int, Rows] = OrderedDict()
+        self._firsts: Numbers | None = None
+
+    def add(self, copy: Copy) -> None:
+        """Add one at the end."""
+        index = self._indexes.setdefault(copy.sender, len(self._names))
+        if index == len(self._names):
+            self._names.append(copy.sender)
+        created_ns = _NONE if copy.created_ns is None else copy.created_ns
+        values = (copy.target_sequence, copy.sequence, copy.stored_ns, copy.payload_bytes, index, created_ns)
+        self._added.append(values)
+        self._after += 1
+        if len(self._added) >= _CHUNK:
+            self._write()
+
+    def __len__(self) -> int:
+        """Count them."""
+        return self._after - self._first
+
+    def __getitem__(self, at: int) -> Copy:
+        """Return one by its place; -1 is the last."""
+        row = self._first + (at if at >= 0 else len(self) + at)
+        return self._copy(self._chunk(row // _CHUNK)[row % _CHUNK].item())
+
+    def __iter__(self) -> Iterator[Copy]:
+        """Yield each."""
+        for rows in self._chunks():
+            yield from map(self._copy, rows.tolist())
+
+    @property
+    def total_bytes(self) -> int:
+        """The size of all together."""
+        return sum(int(rows["payload_bytes"].sum()) for rows in self._chunks())
+
+    @property
+    def latest_ns(self) -> int:
+        """When the youngest of the originals was stored; there is at least one."""
+        return max(int(rows["stored_ns"].max()) for rows in self._chunks())
+
+    @property
+    def latest(self) -> Copy:
+        """The one with the highest place in the target; there is at least one."""
+        best = [rows[int(rows["target_sequence"].argmax())].item() for rows in self._chunks()]
+        return self._copy(max(best))
+
+    def before(self, sequence: int) -> int:
+        """Return how many are of source sequences before one; these are sorted by it."""
+        chunk = max(0, int(np.searchsorted(self._firsts_of_chunks(), sequence)) - 1)
+        row = chunk * _CHUNK + int(np.searchsorted(self._chunk(chunk)["sequence"], sequence)) if self._after else 0
+        return min(max(row, self._first), self._after) - self._first
+
+    def __contains__(self, sequence: int) -> bool:
+        """Return whether there is a copy of a source sequence among these, which are sorted by it."""
+        at = self.before(sequence)
+        return at < len(self) and self[at].sequence == sequence
+
+    def of_sequences(self, sequences: Collection[int]) -> Iterator[Copy]:
+        """Yield the copies of some source sequences."""
+        wanted = np.fromiter(sequences, np.int64, len(sequences))
+        for rows in self._chunks():
+            yield from map(self._copy, rows[np.isin(rows["sequence"], wanted)].tolist())
+
+    def sort_by_sequence(self) -> None:
+        """Order them by their source sequence; of several of one message the last that was added stays."""
+        if self._ascends("sequence", 1):
+            return
+        keys = self._column("sequence")
+        order = np.argsort(keys, kind="stable")
+        keys = keys[order]
+        self._take(order[np.append(keys[1:] != keys[:-1], True)])
+
+    def sort_by_time(self) -> None:
+        """Order them by when their originals were stored."""
+        if not self._ascends("stored_ns", 0):
+            self._take(np.argsort(self._column("stored_ns"), kind="stable"))
+
+    def part(self, first: int, after: int) -> FoundCopies:
+        """Return those from one place to before another, of the same file; none is added to it any more."""
+        self._write()
+        part = FoundCopies(self._folder)
+        part._file, part._names, part._indexes = self._file, self._names, self._indexes
+        part._first, part._after = (min(self._first + place, self._after) for place in (first, max(first, after)))
+        return part
+
+    def _copy(self, values: Any) -> Copy:
+        target_sequence, sequence, stored_ns, payload_bytes, index, created_ns = values
+        known_ns = None if created_ns == _NONE else created_ns
+        return Copy(target_sequence, sequence, stored_ns, payload_bytes, self._names[index], known_ns)
+
+    def _write(self) -> None:
+        if self._added:
+            self._file.append(np.array(self._added, _ROW))
+            self._added.clear()
+            self._held.clear()
+            self._firsts = None
+
+    def _chunk(self, number: int) -> Rows:
+        """Return the rows of a part of the file, of which the last few are held."""
+        self._write()
+        rows = self._held.get(number)
+        if rows is None:
+            rows = self._held[number] = self._file.chunk(number)
+            if len(self._held) > _CHUNKS_HELD:
+                self._held.popitem(last=False)
+        return rows
+
+    def _chunks(self) -> Iterator[Rows]:
+        for number in range(self._first // _CHUNK, -(-self._after // _CHUNK) if len(self) else 0):
+            begin = number * _CHUNK
+            yield self._chunk(number)[max(0, self._first - begin) : self._after - begin]
+
+    def _firsts_of_chunks(self) -> Numbers:
+        """Return the first source sequence of each part of the file."""
+        self._write()
+        if self._firsts is None:
+            chunks = -(-self._after // _CHUNK)
+            self._firsts = np.array([self._chunk(number)["sequence"][0] for number in range(chunks)], np.int64)
+        return self._firsts
+
+    def _ascends(self, column: str, least: int) -> bool:
+        """Return whether each value is greater than the one before by at least so much."""
+        before: int | None = None
+        for rows in self._chunks():
+            values = rows[column]
+            if before is not None and values[0] - before < least:
+                return False
+            if len(values) > 1 and int(np.diff(values).min()) < least:
+                return False
+            before = int(values[-1])
+        return True
+
+    def _column(self, column: str) -> Numbers:
+        values = np.empty(len(self), np.int64)
+        at = 0
+        for rows in self._chunks():
+            values[at : at + len(rows)] = rows[column]
+            at += len(rows)
+        return values
+
+    def _take(self, order: Numbers) -> None:
+        """Keep the rows of these places, in this order, in a new file."""
+        self._write()
+        rows, ordered = self._file.everything(), _RowFile(self._folder)
+        for begin in range(0, len(order), _CHUNK):
+            ordered.append(rows[self._first + order[begin : begin + _CHUNK]])
+        self._file, self._first, self._after = ordered, 0, len(order)
+        self._held, self._firsts = OrderedDict(), None
