@@ -127,7 +127,7 @@ LIBRARIES = {
     "stages.replication.found_copies": {"numpy"},
     "stages.tracking": {"numpy", "pyarrow", "pyspark"},
     "assets": {"dagster"},
-    "assets.pictures": {"matplotlib"},
+    "assets.pictures": {"PIL", "matplotlib"},
     "automation": {"dagster"},
     "definitions": {"dagster"},
     "operate.bars": {"rich"},

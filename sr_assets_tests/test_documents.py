@@ -238,6 +238,22 @@ def test_the_reference_has_every_check_and_operations_say_what_to_do(tmp_path: P
     assert not [name for name in checks if not re.search(rf"^\| `{name}`", operations, re.MULTILINE)]
 
 
+def test_every_assets_description_names_the_place_in_the_documents(tmp_path: Path) -> None:
+    from sr_assets.definitions import build
+
+    file = tmp_path / "replication.yaml"
+    entry = {**_ENTRY, "inspect_field": "sender", "inspect_duration": "1h"}
+    feed = {"name": "centre", "stream": "ADVISORIES", "url": "b:1"}
+    native = {"cluster": "here", "stream": "N", "mirror": {"cluster": "there", "stream": "O"}}
+    topology = {"clusters": {"here": {"url": "c:1"}, "there": {"url": "d:1"}}, "streams": [native]}
+    file.write_text(yaml.safe_dump({"name": "X", "streams": [entry], "feeds": [feed], "topology": topology}))
+    graph = build(load_settings(file, {"SR_ASSETS_HOME": str(tmp_path)})).resolve_asset_graph()
+    for key in graph.get_all_asset_keys():
+        found = re.search(r"See `docs/([a-z]+\.md)#([a-z0-9-]+)`\.$", graph.get(key).description or "")
+        assert found, key
+        assert found[2] in anchors(ROOT / "docs" / found[1]), key
+
+
 def configure(folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = folder / "replication.yaml"
     entry = {**_ENTRY, "name": "london", "stream": "REG", "inspect_field": "sender", "inspect_duration": "1h"}

@@ -35,7 +35,7 @@ def node_advisories_spec(stream: StreamSettings) -> dg.AssetSpec:
         stream,
         "node_advisories",
         [stream_key(stream, "node_state")],
-        f"Which node is new, silent, back or gone: {published}.",
+        (f"Which node is new, silent, back or gone: {published}.", "rules.md#an-advisory"),
         {"nats", "duckdb"},
     )
 

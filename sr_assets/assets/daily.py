@@ -16,6 +16,7 @@ from typing import Any
 import dagster as dg
 
 from sr_assets.adapters.published.reading import Rows
+from sr_assets.assets.described import documented, table_metadata
 from sr_assets.assets.fleet import table_key
 from sr_assets.assets.streams import OWNERS
 from sr_assets.domain.days import Day, day_of
@@ -73,7 +74,7 @@ def build_daily_asset(settings: Settings, daily: DailyAsset) -> dg.AssetsDefinit
         try:
             rows = stage.compute_days(configured, dates, lambda: context.resources.spark.spark_session)
             metadata = {
-                "dagster/row_count": sum(rows.values()),
+                **table_metadata(stage.table.kinds, sum(rows.values())),
                 "days": len(rows),
                 **daily.metadata(configured, dates[-1]),
             }
@@ -96,7 +97,10 @@ def build_daily_asset(settings: Settings, daily: DailyAsset) -> dg.AssetsDefinit
                 dg.AssetCheckSpec(name, asset=daily.key, description=check.description)
                 for name, check in daily.checks.items()
             ],
-            description=f"Table {stage.table.name} of fleet.duckdb: one row per {daily.row}.",
+            description=documented(
+                f"Table {stage.table.name} of fleet.duckdb: one row per {daily.row}.",
+                f"rules.md#{stage.table.computed}-by-day",
+            ),
             group_name="fleet",
             kinds={"duckdb", "spark"},
             owners=OWNERS,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
+from sr_assets.adapters.published.schema import NODE_COLUMNS, SNAPSHOT_COLUMNS, TABLES
 from sr_assets.assets.advisories import NEWEST, node_advisories_metadata, node_advisories_spec
 from sr_assets.assets.checks import (
     advisories_check_spec,
@@ -18,6 +19,7 @@ from sr_assets.assets.checks import (
     check_replica,
     replica_check_specs,
 )
+from sr_assets.assets.described import MESSAGE_COLUMNS, Page
 from sr_assets.assets.feeds import check_feed, feed_check_specs, feed_metadata, feed_source_specs, feed_spec
 from sr_assets.assets.nodes import node_snapshots_metadata, node_snapshots_spec, node_state_metadata, node_state_spec
 from sr_assets.assets.streams import replica_metadata, replica_spec, source_spec, stream_key
@@ -68,6 +70,10 @@ class EntryAssets(ABC):
         Without `ask` no server is asked, for which a run that goes on would have to wait.
         """
 
+    @abstractmethod
+    def page(self, stage: Stage, site: Site, report: StreamReport) -> Page:
+        """Return a stage's asset as a table, and the numbers of its picture."""
+
     def selected_stages(self, keys: Collection[dg.AssetKey]) -> frozenset[Stage]:
         """Return the stages that make the assets asked for."""
         return frozenset(stage for stage in self.stages if stream_key(self.entry, stage.value) in keys)
@@ -117,6 +123,22 @@ class StreamAssets(EntryAssets):
         }
         return describe[stage](report)
 
+    def page(self, stage: Stage, site: Site, report: StreamReport) -> Page:
+        """Return the messages of the replica, or the rows of the published table that a tracked stream's asset fills."""
+        stream = self._stream.stream
+        match stage:
+            case Stage.NODE_STATE:
+                counts = site.state.nodes(stream).counts()
+                levels = {status: counts.get(status, 0) for status in ("up", "timeout", "retired")}
+                return Page(NODE_COLUMNS, sum(levels.values()), levels=levels)
+            case Stage.NODE_SNAPSHOTS:
+                return Page(SNAPSHOT_COLUMNS, site.state.snapshot_index(stream).count())
+            case Stage.NODE_ADVISORIES:
+                return Page(TABLES["node_advisories"].kinds, site.state.outbox(stream).count())
+        sums = {"copied": report.copied, "skipped": report.reasons.get("sampled", 0)}
+        rows = report.copying.copied_messages if report.copying else 0
+        return Page(MESSAGE_COLUMNS, rows, sums, {"lag": report.lag_messages})
+
     def verdicts(self, site: Site, report: StreamReport, *, ask: bool = True) -> Iterator[dg.AssetCheckResult]:
         """Yield the verdicts on replica and outbox; of a run that failed whether it still moves, and the outbox."""
         if Stage.REPLICA not in report.failed:
@@ -151,6 +173,12 @@ class FeedAssets(EntryAssets):
     def recorded(self, site: Site, report: StreamReport) -> Recorded:  # noqa: ARG002  a stream asks its state
         """Yield what was folded."""
         yield Stage.ADVISORY_FEED, feed_metadata(report)
+
+    def page(self, stage: Stage, site: Site, report: StreamReport) -> Page:  # noqa: ARG002  it has one stage
+        """Return the nodes that were reported, and how many advisories came."""
+        rows = site.state.global_tables.count_nodes(self._feed.stream)
+        sums = {"advisories": report.copied, "rejected": report.parked}
+        return Page(TABLES["global_availability"].kinds, rows, sums, {"lag": report.lag_messages})
 
     def verdicts(self, site: Site, report: StreamReport, *, ask: bool = True) -> Iterator[dg.AssetCheckResult]:  # noqa: ARG002  it asks none
         """Yield the verdicts on the fold; none when it failed."""

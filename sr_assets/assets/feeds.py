@@ -46,7 +46,10 @@ def feed_spec(feed: FeedSettings, filled_by: Sequence[StreamSettings]) -> dg.Ass
         feed,
         "advisory_feed",
         [stream_key(stream, "replica") for stream in filled_by] or [stream_key(feed, "source")],
-        f"Who is up, silent or gone at every site, by the advisories in {feed.stream} on {feed.source.label} alone.",
+        (
+            f"Who is up, silent or gone at every site, by the advisories in {feed.stream} on {feed.source.label} alone.",
+            "rules.md#at-the-centre",
+        ),
         {"nats", "spark", "duckdb"},
     )
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import dagster as dg
 
-from sr_assets.adapters.published.reading import count_rows
+from sr_assets.adapters.published.reading import describe_tables
+from sr_assets.assets.described import documented, table_metadata
 from sr_assets.assets.streams import OWNERS, native_keys, stream_key
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.settings import Settings, StreamSettings
@@ -69,12 +70,13 @@ def build_fleet_assets(settings: Settings) -> dg.AssetsDefinition:
     )
     def fleet_tables(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
         try:
-            counts = count_rows(context.resources.platform.settings.home)
+            tables = describe_tables(context.resources.platform.settings.home)
         except SrAssetsError as error:
             raise dg.Failure(str(error), allow_retries=False) from None
         for table in specs:
             if table_key(table) in context.selected_asset_keys:
-                yield dg.MaterializeResult(table_key(table), metadata={"dagster/row_count": counts.get(table, 0)})
+                rows, columns = tables.get(table, (0, {}))
+                yield dg.MaterializeResult(table_key(table), metadata=table_metadata(columns, rows))
 
     return fleet_tables
 
@@ -82,12 +84,13 @@ def build_fleet_assets(settings: Settings) -> dg.AssetsDefinition:
 def published_tables(settings: Settings) -> Iterator[dg.AssetMaterialization]:
     """Yield the shared tables as events of a site's run, which publishes them; none while nothing is published."""
     try:
-        counts = count_rows(settings.home)
+        tables = describe_tables(settings.home)
     except SrAssetsError:
         # They are published by the end of the run, or it says why not.
         return
     for table in (*TABLES, *(GLOBAL_TABLES if settings.feeds else ())):
-        yield dg.AssetMaterialization(table_key(table), metadata={"dagster/row_count": counts[table]})
+        rows, columns = tables[table]
+        yield dg.AssetMaterialization(table_key(table), metadata=table_metadata(columns, rows))
 
 
 def _has(stream: StreamSettings, stage: str) -> bool:
@@ -99,7 +102,9 @@ def _table_spec(table: str, row: str, deps: Sequence[dg.AssetKey]) -> dg.AssetSp
     return dg.AssetSpec(
         table_key(table),
         deps=deps,
-        description=f"Table {table} of fleet.duckdb: one row per {row}.",
+        description=documented(
+            f"Table {table} of fleet.duckdb: one row per {row}.", "contract.md#tables-in-fleetduckdb"
+        ),
         group_name="fleet",
         kinds={"duckdb"},
         owners=OWNERS,

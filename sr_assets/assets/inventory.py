@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: The picture shows the rollout of new versions; so many of them.
 _DRAWN: Final = "agent_version"
-_MOST_LINES: Final = 8
+_MOST_LINES: Final = 6
 #: As many values of each property are in the table.
 _MOST_VALUES: Final = 5
 

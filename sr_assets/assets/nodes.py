@@ -30,7 +30,10 @@ def node_state_spec(stream: StreamSettings) -> dg.AssetSpec:
         stream,
         "node_state",
         [stream_key(stream, "source")],
-        "When each node was seen first and last, and whether it is up, silent or retired, by the source's own clock.",
+        (
+            "When each node was seen first and last, and whether it is up, silent or retired, by the source's own clock.",
+            "rules.md#up-silent-retired",
+        ),
         {"spark", "duckdb"},
         overdue=_OVERDUE,
     )
@@ -42,7 +45,7 @@ def node_snapshots_spec(stream: StreamSettings) -> dg.AssetSpec:
         stream,
         "node_snapshots",
         [stream_key(stream, "replica")],
-        "Each node's newest copied message, and the history of all as Parquet by day.",
+        ("Each node's newest copied message, and the history of all as Parquet by day.", "contract.md#parquet-history"),
         {"parquet", "duckdb"},
     )
 

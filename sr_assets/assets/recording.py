@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
+from sr_assets.assets.described import hours_recorded
 from sr_assets.assets.streams import stream_key
 from sr_assets.stages.report import Stage
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from sr_assets.assets.entries import EntryAssets
+    from sr_assets.domain.hours import Hours
     from sr_assets.stages.report import StreamReport
     from sr_assets.stages.site import Site
 
@@ -43,6 +45,9 @@ class Recorder:
         self._digest = dg.MetadataValue.text(site.settings.digest[:12])
         self._look_at = time.monotonic() + _FIRST_SECONDS
         self._recorded: dict[dg.AssetKey, Mapping[str, dg.MetadataValue]] = {}
+        self._instance = context.instance
+        # As they were before this run, which may record an asset twice.
+        self._hours: dict[dg.AssetKey, Hours] = {}
         self._evaluated: dict[dg.AssetCheckKey, bool] = {}
 
     def due(self, *, caught_up: bool) -> bool:
@@ -95,8 +100,15 @@ class Recorder:
             ):
                 continue
             self._recorded[key] = metadata
-            first = dg.MaterializeResult[None](key, metadata=metadata)
-            yield first if known is None else dg.AssetMaterialization(key, metadata=metadata)
+            whole = {**metadata, **self._page(assets, stage, report)}
+            first = dg.MaterializeResult[None](key, metadata=whole)
+            yield first if known is None else dg.AssetMaterialization(key, metadata=whole)
+
+    def _page(self, assets: EntryAssets, stage: Stage, report: StreamReport) -> Mapping[str, Any]:
+        key = stream_key(assets.entry, stage.value)
+        if key not in self._hours:
+            self._hours[key] = hours_recorded(self._instance, key)
+        return assets.page(stage, self._site, report).metadata(self._hours[key], self._site.clock.now_ns())
 
     def _evaluate(self, verdict: dg.AssetCheckResult, *, ended: bool) -> Iterator[Result]:
         assert verdict.asset_key is not None

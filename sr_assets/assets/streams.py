@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import dagster as dg
 
+from sr_assets.assets.described import documented
 from sr_assets.settings import asset_name
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def external_spec(settings: Settings, entry: Entry, description: str) -> dg.Asse
     return dg.AssetSpec(
         stream_key(entry, "source"),
         deps=native_keys(settings, entry),
-        description=description,
+        description=documented(description, "architecture.md#a-messages-way"),
         group_name=group_name(entry),
         kinds={"nats"},
         owners=OWNERS,
@@ -65,18 +66,19 @@ def made_spec(
     entry: Entry,
     noun: str,
     deps: Sequence[dg.AssetKey],
-    description: str,
+    description: tuple[str, str],
     kinds: set[str],
     overdue: tuple[timedelta, timedelta] | None = None,
 ) -> dg.AssetSpec:
     """Describe an asset that a site's run makes; it may be left out of a run: of a stream that failed nothing is.
 
-    `overdue`: how old it may be before Dagster warns, and before it fails.
+    `description`: what it is, and where in `docs/` that is explained. `overdue`: how old it may be before Dagster warns, and
+    before it fails.
     """
     return dg.AssetSpec(
         stream_key(entry, noun),
         deps=deps,
-        description=description,
+        description=documented(*description),
         group_name=group_name(entry),
         kinds=kinds,
         owners=OWNERS,
@@ -102,7 +104,10 @@ def replica_spec(stream: StreamSettings) -> dg.AssetSpec:
         stream,
         "replica",
         [stream_key(stream, noun) for noun in ("source", *deciding)],
-        f"Stream {stream.target_stream} on {stream.target.label}: {copied}, exactly once, {stream.order} order.",
+        (
+            f"Stream {stream.target_stream} on {stream.target.label}: {copied}, exactly once, {stream.order} order.",
+            "rules.md#copied-or-skipped",
+        ),
         {"nats", "spark"},
     )
 
@@ -123,9 +128,6 @@ def replica_metadata(report: StreamReport) -> Mapping[str, dg.MetadataValue]:
         "parked_messages": dg.MetadataValue.int(report.parked),
         "gap_messages": dg.MetadataValue.int(report.gap_messages),
         "batches": dg.MetadataValue.int(report.batches),
-        "messages_per_second": dg.MetadataValue.float(
-            round(report.messages / report.seconds, 1) if report.seconds else 0.0
-        ),
         "lag_messages": dg.MetadataValue.int(report.lag_messages),
         "seconds_left": dg.MetadataValue.float(
             seconds_left(report, report.queued or report.lag_messages, report.copied)

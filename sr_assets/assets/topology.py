@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import dagster as dg
 
+from sr_assets.assets.described import MESSAGE_COLUMNS, documented, table_metadata
 from sr_assets.assets.streams import OWNERS, stream_key, topology_key
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.topology.graph import Graph, Node, around, graph_of
@@ -35,6 +36,7 @@ from sr_assets.stages.topology.watching import (
 GROUP: Final = "topology"
 #: A picture of more streams would be unreadable, and large.
 _MOST_DRAWN: Final = 60
+_DOCUMENT: Final = "contract.md#native-mirrors-and-sources"
 
 
 def build_topology_assets(settings: Settings) -> list[dg.AssetsDefinition | dg.AssetSpec]:
@@ -87,6 +89,7 @@ def metadata(seen: Seen, wanted: WantedStream) -> Mapping[str, dg.MetadataValue]
     links = [one for one in report.links if (one.cluster, one.stream) == (wanted.cluster, wanted.stream)]
     recorded: dict[str, dg.MetadataValue] = {}
     if row is not None:
+        recorded |= table_metadata(MESSAGE_COLUMNS, row.messages or 0)
         recorded |= {"messages": dg.MetadataValue.int(row.messages or 0), "bytes": dg.MetadataValue.int(row.bytes or 0)}
     known = [one.lag_messages for one in links if one.lag_messages is not None]
     if known and len(known) == len(links):
@@ -130,7 +133,9 @@ def _origins(settings: Settings, topology: TopologySettings) -> dict[str, dict[d
             else:
                 keys[topology_key(*place)] = dg.AssetSpec(
                     topology_key(*place),
-                    description=f"JetStream stream {one.stream} of {one.cluster}, made by others.",
+                    description=documented(
+                        f"JetStream stream {one.stream} of {one.cluster}, made by others.", _DOCUMENT
+                    ),
                     group_name=GROUP,
                     kinds={"nats"},
                     owners=OWNERS,
@@ -160,7 +165,10 @@ def _spec(wanted: WantedStream, deps: list[dg.AssetKey]) -> dg.AssetSpec:
     return dg.AssetSpec(
         topology_key(wanted.cluster, wanted.stream),
         deps=deps,
-        description=f"Stream {wanted.stream} of {wanted.cluster}: {kind}{' of ' * bool(of)}{of}, kept by the servers.",
+        description=documented(
+            f"Stream {wanted.stream} of {wanted.cluster}: {kind}{' of ' * bool(of)}{of}, kept by the servers.",
+            _DOCUMENT,
+        ),
         group_name=GROUP,
         kinds={"nats", kind},
         owners=OWNERS,

@@ -166,8 +166,8 @@ def export_fleet(home: Path, file: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
-def count_rows(home: Path) -> dict[str, int]:
-    """Return the number of rows of every public table."""
+def describe_tables(home: Path) -> dict[str, tuple[int, dict[str, str]]]:
+    """Return the number of rows of every public table, and the types of its columns by their names."""
     tables = [
         *(table for table in TABLES if table not in INTERNAL),
         "node_availability",
@@ -176,8 +176,14 @@ def count_rows(home: Path) -> dict[str, int]:
     ]
     with open_fleet(home) as connection:
         tables += _shown(connection, ("heartbeats", *names(), *TOPOLOGY_TABLES))
-        counts = [connection.execute(f"SELECT count(*) FROM {table}").fetchone() for table in tables]
-    return {table: count[0] for table, count in zip(tables, counts, strict=True) if count is not None}
+        columns = {table: connection.execute(f"DESCRIBE {table}").fetchall() for table in tables}
+        counts = {table: connection.execute(f"SELECT count(*) FROM {table}").fetchall()[0][0] for table in tables}
+    return {table: (counts[table], {name: kind for name, kind, *_ in columns[table]}) for table in tables}
+
+
+def count_rows(home: Path) -> dict[str, int]:
+    """Return the number of rows of every public table."""
+    return {table: rows for table, (rows, _) in describe_tables(home).items()}
 
 
 def _shown(connection: duckdb.DuckDBPyConnection, tables: Iterable[str]) -> list[str]:

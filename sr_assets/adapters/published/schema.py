@@ -177,15 +177,25 @@ VIEWS: Final[dict[str, str]] = {
         """,
     **GLOBAL_VIEWS,
 }
+#: The columns of the views `node_availability` and `node_snapshots`.
+NODE_COLUMNS: Final = {
+    name: TABLES["last_seen_nodes"].kinds[name]
+    for name in ("name", "stream", "node", "status", "status_since", "first_seen", "last_seen")
+}
+SNAPSHOT_COLUMNS: Final = Table(
+    """
+    name VARCHAR, stream VARCHAR, node VARCHAR, sequence BIGINT, stored_at TIMESTAMPTZ, subject VARCHAR,
+    payload_bytes BIGINT, payload JSON, payload_raw BLOB, metadata JSON
+    """,
+    "",
+    "snapshots",
+).kinds
 #: The pattern of the files of the Parquet history in a home.
 HISTORY: Final = "snapshots/*/*/*/[0-9]*.parquet"
 #: `node_snapshots` without any file.
-NO_SNAPSHOTS: Final = """
-    SELECT NULL::VARCHAR AS name, NULL::VARCHAR AS stream, NULL::VARCHAR AS node, NULL::BIGINT AS sequence,
-        NULL::TIMESTAMPTZ AS stored_at, NULL::VARCHAR AS subject, NULL::BIGINT AS payload_bytes, NULL::JSON AS payload,
-        NULL::BLOB AS payload_raw, NULL::JSON AS metadata
-    WHERE false
-    """
+NO_SNAPSHOTS: Final = (
+    f"SELECT {', '.join(f'NULL::{kind} AS {name}' for name, kind in SNAPSHOT_COLUMNS.items())} WHERE false"
+)
 #: `node_snapshot_history` without any file.
 NO_HISTORY: Final = f"SELECT *, NULL::DATE AS date FROM ({NO_SNAPSHOTS})"
 

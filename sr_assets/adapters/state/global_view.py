@@ -208,6 +208,11 @@ class GlobalTables:
         """Execute a DELETE and return how many rows it took."""
         return int(self._connection.execute(statement, values).fetchall()[0][0])
 
+    def count_nodes(self, feed: str) -> int:
+        """Return how many nodes a feed reported, at each site."""
+        rows = self._connection.execute("SELECT count(*) FROM global_nodes WHERE feed = ?", [feed]).fetchall()
+        return int(rows[0][0])
+
     def rejects_since(self, feed: str, time_ns: int) -> int:
         """Return how many of a feed's messages, of those kept, were rejected since a time."""
         row = self._connection.execute(

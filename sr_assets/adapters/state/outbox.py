@@ -38,6 +38,11 @@ class Outbox:
         names = [column[0] for column in cursor.description or ()]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
+    def count(self) -> int:
+        """Return how many transitions are kept."""
+        rows = self._connection.execute("SELECT count(*) FROM transitions WHERE stream = ?", [self._stream]).fetchall()
+        return int(rows[0][0])
+
     def size(self) -> int:
         """Return how many transitions wait to be published."""
         rows = self._connection.execute(

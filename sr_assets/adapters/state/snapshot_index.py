@@ -99,6 +99,11 @@ class SnapshotIndex:
         )
         self.list_files([file], level)
 
+    def count(self) -> int:
+        """Return of how many nodes the newest copied message is known."""
+        rows = self._connection.execute("SELECT count(*) FROM snapshots WHERE stream = ?", [self._stream]).fetchall()
+        return int(rows[0][0])
+
     def levels(self) -> dict[str, int]:
         """Return the files of the history, relative to the home, with their levels; without those that became others."""
         rows = self._connection.execute(
