@@ -18,7 +18,7 @@ import dagster as dg
 
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.waiting import leave_line, waiting_sites
-from sr_assets.automation.places import fresh_seconds
+from sr_assets.automation.places import fresh_seconds, runs_at_a_time
 from sr_assets.resources import GUEST, LINGER, MODE_TAG
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class Host:
         self._settings, self._make_job = settings, make_job
         self._ending = threading.Event()
         self._ends_at = self._served_at = -math.inf
+        self._hosts = settings.concurrency
         self._guests: dict[str, threading.Thread] = {}
 
     @property
@@ -76,7 +77,8 @@ class Host:
     def open(self, context: dg.AssetExecutionContext) -> Iterator[None]:
         """Take in sites until the end of `with`, and see them end; only a run that lingers does."""
         settings = self._settings
-        if context.run.tags.get(MODE_TAG) != LINGER or len(settings.sites) <= settings.concurrency:
+        self._hosts, _ = runs_at_a_time(settings, context.instance)
+        if context.run.tags.get(MODE_TAG) != LINGER or len(settings.sites) <= self._hosts:
             yield
             return
         self._ending.clear()
@@ -109,7 +111,7 @@ class Host:
     def _take_in(self, run_id: str, instance: dg.DagsterInstance) -> None:
         """Take in the site that waits longest: one at a time, so that hosts which look at the same line share it."""
         settings = self._settings
-        if self.sites >= math.ceil(_SHARE * len(settings.sites) / settings.concurrency):
+        if self.sites >= math.ceil(_SHARE * len(settings.sites) / self._hosts):
             return
         line = waiting_sites(settings.home, fresh_seconds(settings))
         free = (site for site in line if site in settings.sites and not self._serves(site))

@@ -1,4 +1,4 @@
-"""How many sites' runs are under way on this host, and whether one more may begin: `concurrency`, longest waiting first.
+"""How many sites' runs are under way on this host, and whether one more may begin, longest waiting first.
 
 A site that gets no place waits in line, where a run under way takes it in (`hosting`).
 """
@@ -38,11 +38,23 @@ def fresh_seconds(settings: Settings) -> float:
     return _FRESH_TICKS * max(10.0, settings.sensor.interval_ns / 1e9)
 
 
+def runs_at_a_time(settings: Settings, instance: dg.DagsterInstance) -> tuple[int, str]:
+    """Return how many sites' runs may go on at a time, and what says so: `concurrency`, or a lower limit of the instance.
+
+    A run that waits in Dagster's queue would hold its place and serve nobody; in our line another run takes its site in.
+    """
+    queue = instance.get_concurrency_config().run_queue_config
+    most = queue.max_concurrent_runs if queue else -1
+    if 0 <= most < settings.concurrency:
+        return max(1, most), "`max_concurrent_runs` of the Dagster instance"
+    return settings.concurrency, "`concurrency`"
+
+
 class Places:
     """The places for runs that the sensors of all sites share; threads may ask at once."""
 
     def __init__(self, settings: Settings) -> None:
-        """Take the settings: `concurrency` is how many places there are."""
+        """Take the settings."""
         self._settings = settings
         self._guard = threading.Lock()
         self._asked: dict[str, float] = {}
@@ -54,7 +66,8 @@ class Places:
         Neither when a run has just taken it in: the sources were asked since the sensor looked.
         """
         settings, job = self._settings, site_job_name(site)
-        if len(settings.sites) <= settings.concurrency:
+        places, _ = runs_at_a_time(settings, instance)
+        if len(settings.sites) <= places:
             return True
         with self._guard:
             now = time.monotonic()
@@ -68,7 +81,7 @@ class Places:
             }
             line = waiting_sites(settings.home, fresh_seconds(settings))
             before = line.index(site) if site in line else len(line)
-            if len(under_way | self._asked.keys()) + before >= settings.concurrency:
+            if len(under_way | self._asked.keys()) + before >= places:
                 wait_in_line(settings.home, site, fresh_seconds(settings))
                 return False
             if site in line and not leave_line(settings.home, site):

@@ -13,7 +13,7 @@ from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.automation.jobs import site_job_name
 from sr_assets.automation.looks import Looks
 from sr_assets.automation.observing import find_work
-from sr_assets.automation.places import UNDER_WAY, WITHOUT_LOCK_SECONDS, Places
+from sr_assets.automation.places import UNDER_WAY, WITHOUT_LOCK_SECONDS, Places, runs_at_a_time
 from sr_assets.domain.errors import RunError
 from sr_assets.resources import LINGER, MODE_TAG
 from sr_assets.settings import Settings, asset_name
@@ -48,9 +48,8 @@ def build_lag_sensor(settings: Settings, site: str, looks: Looks, places: Places
         if reason is None:
             return dg.SensorResult(skip_reason=skip, cursor=cursor)
         if not places.take(site, context.instance):
-            skip = (
-                f"in line: {settings.concurrency} runs are under way (`concurrency`), one of them takes it in: {reason}"
-            )
+            runs, limit = runs_at_a_time(settings, context.instance)
+            skip = f"in line: {runs} runs are under way ({limit}), one of them takes it in: {reason}"
             return dg.SensorResult(skip_reason=skip, cursor=cursor)
         return dg.SensorResult(
             run_requests=[dg.RunRequest(tags={MODE_TAG: LINGER, "sr_assets/reason": reason[:200]})], cursor=cursor

@@ -12,6 +12,7 @@ import pytest
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.waiting import leave_line, wait_in_line, waiting_sites
 from sr_assets.automation import Places, site_job_name
+from sr_assets.automation.places import runs_at_a_time
 from sr_assets.definitions import build
 from sr_assets.domain.sizing import rest_seconds
 from sr_assets.resources import GUEST, LINGER, MODE_TAG
@@ -25,6 +26,14 @@ TRACKED = {"inspect_field": "sender", "inspect_duration": "1h"}
 @pytest.fixture
 def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
     with dg.DagsterInstance.local_temp(str(tmp_path)) as local:
+        yield local
+
+
+@pytest.fixture
+def narrow(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """An instance of somebody's own that lets one run go on at a time."""
+    overrides = {"concurrency": {"runs": {"max_concurrent_runs": 1}}}
+    with dg.DagsterInstance.local_temp(str(tmp_path), overrides=overrides) as local:
         yield local
 
 
@@ -77,6 +86,15 @@ def test_who_waits_longest_gets_the_next_place(settings: Settings, instance: dg.
     assert waiting_sites(home, 10.0) == ["berlin"]
 
 
+def test_an_instance_that_lets_fewer_run_has_fewer_places(settings: Settings, narrow: dg.DagsterInstance) -> None:
+    wide = replace(settings, concurrency=3)
+    places = Places(wide)
+    assert [places.take(site, narrow) for site in SITES] == [True, False, False]
+    assert waiting_sites(settings.home, 10.0) == ["berlin", "cairo"]
+    assert runs_at_a_time(wide, narrow) == (1, "`max_concurrent_runs` of the Dagster instance")
+    assert runs_at_a_time(settings, narrow) == (1, "`concurrency`")
+
+
 def test_a_run_whose_process_is_gone_holds_its_place_no_longer(
     settings: Settings, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,8 +119,9 @@ def test_the_more_sites_a_process_serves_the_longer_each_rests(sites: int, secon
 
 
 def test_a_run_serves_the_sites_that_wait_each_in_a_run_of_its_own(
-    rig: Rig, settings: Settings, instance: dg.DagsterInstance
+    rig: Rig, settings: Settings, narrow: dg.DagsterInstance
 ) -> None:
+    instance, settings = narrow, rig.settings(concurrency=3, linger="3s")
     for stream in settings.streams:
         rig.publish(stream.stream, [Sent(b'{"sender": "%s"}' % stream.name.encode())])
     for site in SITES[1:]:
