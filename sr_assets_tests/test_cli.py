@@ -204,6 +204,7 @@ def test_help_comes_at_once_and_names_every_command() -> None:
         ("nonsense",),
         ("nodes", "--status", "dead"),
         ("nodes", "--silent-for", "soon"),
+        ("availability", "--since", "9999999999999999999"),
         ("nodes", "--site", "lundon"),
         ("nodes", "--stream", "NOPE"),
         ("run", "--once", "--follow"),
@@ -268,6 +269,24 @@ def test_a_file_that_is_no_database_is_one_line(home: Path, command: Command) ->
     assert code == 1
     assert errors.count("\n") == 1
     assert "cannot be opened" in errors
+
+
+@pytest.mark.process
+def test_tables_that_someone_has_open_for_writing_are_one_line_with_the_process(
+    published: Path, command: Command
+) -> None:
+    hold = "import duckdb, sys; held = duckdb.connect(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
+    holding = [sys.executable, "-c", hold, str(published / "fleet.duckdb")]
+    with subprocess.Popen(holding, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        code, _, errors = command("nodes")
+        process.communicate()
+    assert code == 1
+    assert errors.count("\n") == 1
+    assert f"(PID {process.pid}) has it open for writing" in errors
+    assert "-readonly" in errors
+    assert "delete" not in errors
 
 
 # ---------------------------------------------------------------------------------------------------------- the nodes

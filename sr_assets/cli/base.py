@@ -34,8 +34,9 @@ class _Seconds(click.ParamType[float]):
 
         if isinstance(value, float):
             return value
+        plain = str(value).replace(".", "", 1).isdecimal()
         try:
-            return float(value) if str(value).replace(".", "", 1).isdecimal() else parse_duration(value) / 1e9
+            return parse_duration(f"{value}s" if plain else value) / 1e9
         except ConfigurationError as error:
             self.fail(str(error), param, ctx)
 

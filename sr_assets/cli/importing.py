@@ -52,7 +52,7 @@ def import_file(file: Path, output: Path | None, connect: bool) -> None:
     else:
         _write_new(output, text)
     for question in made.questions:
-        click.echo(f"open: {question}", err=True)
+        click.echo(f"open: {' '.join(question.split())}", err=True)
 
 
 def _write_new(file: Path, text: str) -> None:

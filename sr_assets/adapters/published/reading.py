@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +36,13 @@ class OutOfMemoryError(RunError):
         super().__init__(f"the query needs more than {MEMORY} of memory; narrow it, aggregate, or take fewer columns")
 
 
+def _refusal(file: Path, error: duckdb.Error) -> RunError:
+    if holder := re.search(r"Conflicting lock is held in (.+? \(PID [0-9]+\))", str(error)):
+        remedy = "end it, let it open the file by `duckdb -readonly`, or wait for the next run, which makes a new one"
+        return RunError(f"{file} cannot be opened: {holder[1]} has it open for writing; {remedy}")
+    return RunError(f"{file} cannot be opened: {_first_line(error)}; delete it and the next run makes it anew")
+
+
 @contextlib.contextmanager
 def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open the published tables for reading, in UTC.
@@ -52,9 +60,7 @@ def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBP
     try:
         connection = duckdb.connect(str(file), read_only=True)
     except duckdb.Error as error:
-        raise RunError(
-            f"{file} cannot be opened: {_first_line(error)}; delete it and the next run makes it anew"
-        ) from None
+        raise _refusal(file, error) from None
     try:
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute("SET enable_progress_bar = false")  # drawn on stdout, among the rows
