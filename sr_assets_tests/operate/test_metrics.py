@@ -280,6 +280,17 @@ def test_a_home_without_anything_published_and_another_path_are_answered(
     assert command("metrics", "--once") == (0, "", "")
 
 
+@pytest.mark.parametrize("host", ("edge..example.net", "a" * 64))
+def test_a_host_that_cannot_be_is_one_line_and_the_work_goes_on(
+    host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with metrics_beside(configured(tmp_path, metrics={"port": 1, "host": host})) as url:
+        assert url is None
+    said = capsys.readouterr().err
+    assert said.startswith(f"warning: metrics cannot be served on {host}:1 (")
+    assert said.count("\n") == 1
+
+
 def test_a_port_in_use_is_one_line_and_the_work_goes_on(
     tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,9 +46,12 @@ class MetricsServer:
             family, *_, address = getaddrinfo(host, port)[0]
             kind = type("Server", (_Server,), {"address_family": family, "exposition": exposition, "page": page})
             self._server: _Server = kind((address[0], port), _Handler)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
+            # A label of a host that is empty or too long is no text that can be asked for.
+            problem = getattr(error, "strerror", None) or error
             raise RunError(
-                f"metrics cannot be served on {host}:{port} ({error.strerror or error}); set metrics.port to a free one"
+                f"metrics cannot be served on {host}:{port} ({problem}); set metrics.port to a free one, metrics.host "
+                "to an address of this machine"
             ) from None
         self._exposition, self._ended = exposition, threading.Event()
         shown = f"[{host}]" if family == AF_INET6 else host
