@@ -823,6 +823,12 @@ def test_a_bad_value_is_named_with_its_key_and_what_is_allowed(keys: str, says: 
     assert says in stream_refusal(keys)
 
 
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("text", ("a" * 200_000, "a:" * 100_000, f"{'a:b' * 70_000}@city"))
+def test_a_long_value_is_refused_at_once_and_shortened(text: str, stream_refusal: Refusal) -> None:
+    assert len(stream_refusal(f"workers: '{text}'")) < 150
+
+
 @pytest.mark.parametrize(
     ("keys", "says"),
     (

@@ -36,8 +36,6 @@ _UNIT_NS = {
 }
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|[smhdDwWMyY])")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMG]i?B?|B)?", re.IGNORECASE)
-#: What may be the login of a URL, with or without its scheme.
-_LOGIN = re.compile(r"[^\s'\"]*:.*@")
 _LONGEST_NS = (1 << 63) - 1
 
 
@@ -54,7 +52,12 @@ def parse_duration(text: str) -> int:
 
 def shown(value: object) -> str:
     """Return a value as one line of text, shortened, and without the login of a URL at the wrong key."""
-    text = _LOGIN.sub("***@", repr(value))
+    text = repr(value)
+    colon, end = text.find(":"), text.rfind("@")
+    if 0 <= colon < end:
+        # From the beginning of the word that may be a scheme or a user.
+        start = max(text.rfind(mark, 0, colon) for mark in " '\"") + 1
+        text = f"{text[:start]}***{text[end:]}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
