@@ -24,6 +24,7 @@ _LEVELS: Final = {logging.WARNING: "warn", logging.CRITICAL: "error"}
 _LABEL: Final = re.compile(r"(?P<site>[^/:\s]+)/[^/:\s]+(?=: )")
 #: The run of each site that this process works on.
 _runs: dict[str, str] = {}
+_form: Literal["text", "json"] = "text"
 
 
 class JsonLines(logging.Formatter):
@@ -46,6 +47,22 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str, ensure_ascii=False)
+
+
+def print_in(form: Literal["text", "json"]) -> None:
+    """Let this process print its errors and warnings in a form from now on."""
+    global _form  # noqa: PLW0603  stderr is the process's too
+    _form = form
+
+
+def print_problem(kind: Literal["error", "warning"], line: str) -> None:
+    """Print an error or a warning of the command on stderr, as a line of the chosen form."""
+    shown = f"{kind}: {line}"
+    if _form == "json":
+        level = kind.upper()
+        record = {"name": "sr_assets", "levelno": getattr(logging, level), "levelname": level, "msg": line}
+        shown = JsonLines().format(logging.makeLogRecord(record))
+    print(shown, file=sys.stderr, flush=True)  # noqa: T201  what a command says is no logger's, which may be silent
 
 
 def open_log(level: str, form: Literal["text", "json"], file: Path | None) -> None:

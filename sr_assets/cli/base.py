@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sr_assets.adapters.logs import print_problem
 from sr_assets.cli.render import FORMATS, Format
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 
@@ -94,7 +95,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
 
 def fail(message: str, code: int) -> int:
     """Print what went wrong as one line on stderr; returns the exit code."""
-    click.echo(f"error: {' '.join(message.split())}", err=True)
+    print_problem("error", " ".join(message.split()))
     return code
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sr_assets.adapters.logs import print_problem
 from sr_assets.cli.render import age_seconds, age_text, print_note
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import SrAssetsError
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def warn(settings: "Settings") -> None:
     """Print what has no effect, which keys are exposed, what an earlier configuration has left, and too short durations."""
     for warning in (*settings.warnings, *_exposed(settings), *_left(settings), *_short_warnings(settings)):
-        click.echo(f"warning: {warning}", err=True)
+        print_problem("warning", warning)
 
 
 def hint(settings: "Settings") -> None:

@@ -34,9 +34,13 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONSAFEPATH": "1"}
 
 
-def start_child(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a child that leads a process group and, if it calls `end_with_parent`, never outlives us."""
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=child_environment())
+def start_child(command: Sequence[str], errors: int | None = None) -> subprocess.Popen[bytes]:
+    """Start a child that leads a process group and, if it calls `end_with_parent`, never outlives us.
+
+    `errors` is the descriptor that it has as stderr; None: ours.
+    """
+    environ = child_environment()
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors, start_new_session=True, env=environ)
 
 
 def end_with_parent() -> None:

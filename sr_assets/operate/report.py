@@ -5,8 +5,9 @@ Not here: what the run did (`stages`), its record in Dagster (`assets`).
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Final
+
+from sr_assets.adapters.logs import print_problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,12 +35,12 @@ def print_line(line: str) -> None:
 
 def print_error(line: str) -> None:
     """Print an error on stderr."""
-    print(f"error: {line}", file=sys.stderr, flush=True)  # noqa: T201  as above
+    print_problem("error", line)
 
 
 def print_warning(line: str) -> None:
     """Print a warning on stderr."""
-    print(f"warning: {line}", file=sys.stderr, flush=True)  # noqa: T201  as above
+    print_problem("warning", line)
 
 
 def report_run(entries: Sequence[Entry], result: ExecuteInProcessResult) -> int:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
+from sr_assets.operate.log_lines import ChildLogs
 from sr_assets.operate.metrics import metrics_beside, page_url, write_textfile_once
 from sr_assets.operate.notify import begin_notifying, notify_beside, notify_once
 from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt, start_child, stop_groups
@@ -42,8 +43,9 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
         chosen[stream.name].append(stream.label)
     if once:
         begin_notifying(settings)
-    children = _Children(alone=len(chosen) == 1)
+    children = _Children(settings, alone=len(chosen) == 1)
     with (
+        contextlib.closing(children),
         signals_as_interrupt(),
         contextlib.nullcontext() if once else notify_beside(settings),
         contextlib.nullcontext() if once else metrics_beside(settings) as metrics,
@@ -74,7 +76,9 @@ def _worst(codes: Sequence[int]) -> int:
 class _Children:
     """The child processes of a `run`, one for each site, until they are stopped."""
 
-    def __init__(self, *, alone: bool) -> None:
+    def __init__(self, settings: Settings, *, alone: bool) -> None:
+        # A site writes into `logfile` itself.
+        self._logs = ChildLogs(settings, to_file=False)
         # Several that draw on one terminal would draw over each other.
         self._alone = alone
         self._guard = threading.Lock()
@@ -100,10 +104,15 @@ class _Children:
         with self._guard:
             if self._stopped:
                 return 0
-            child = start_child(command)
+            with self._logs.output(site) as errors:
+                child = start_child(command, errors)
             self._children.append(child)
         with child:
             return child.wait()
+
+    def close(self) -> None:
+        """Wait until what they wrote is written."""
+        self._logs.close()
 
     def stop(self) -> None:
         """Stop all children and start no other."""

@@ -22,6 +22,7 @@ from sr_assets.adapters.private import open_private, write_private
 from sr_assets.domain.errors import RunError
 from sr_assets.operate.gate import read_logins
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
+from sr_assets.operate.log_lines import ChildLogs
 from sr_assets.operate.metrics import metrics_beside, page_url
 from sr_assets.operate.notify import notify_beside
 from sr_assets.operate.processes import child_environment, signals_as_interrupt, stop_groups
@@ -62,6 +63,7 @@ class Services:
         self._settings = settings
         self._ui = ui
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._logs = ChildLogs(settings, to_file=True)
         self._stack = contextlib.ExitStack()
         self._code_answered = False
 
@@ -117,13 +119,11 @@ class Services:
         self._launch(_CODE_SERVER, _dagsters("dagster"), "code-server", "start", *served)
 
     def _launch(self, name: str, program: Sequence[str], *arguments: str) -> None:
-        with contextlib.ExitStack() as stack:
-            logfile = self._settings.logfile
-            output = stack.enter_context(logfile.open("ab")) if logfile else None
+        with self._logs.output(name) as output:
             self._children[name] = subprocess.Popen(
                 [sys.executable, *program, *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=output or sys.stderr.fileno(),
+                stdout=sys.stderr.fileno() if output is None else output,
                 stderr=output,
                 start_new_session=True,
                 # Dagster takes variables, its own home too, from a file .env in the current folder. Only the code server
@@ -163,6 +163,7 @@ class Services:
                 stop_groups([child], again_seconds=_AGAIN_SECONDS)
         if not self._children:
             self._stack.close()
+            self._logs.close()
 
 
 def serve(settings: Settings, ui: Ui) -> int:

@@ -29,6 +29,12 @@ def configure(folder: Path, monkeypatch: pytest.MonkeyPatch, entries: list[dict[
     return load_settings()
 
 
+def log_in_json(**top: Any) -> None:
+    """Let the configuration of `configure` ask for a log in JSON, and for more keys."""
+    file = Path(os.environ["SR_ASSETS_CONFIG"])
+    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "log_format": "json", **top}))
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "sr_assets", "run", *arguments], capture_output=True, text=True, check=False

@@ -1,6 +1,7 @@
 """The services of `sr-assets up`, in real processes."""
 
 import base64
+import json
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from urllib.parse import quote
 import psutil
 
 from sr_assets.settings import Settings
-from sr_assets_tests.operate.rig import REPOSITORY, Up, imported_from
+from sr_assets_tests.operate.rig import REPOSITORY, Up, imported_from, log_in_json
 from sr_assets_tests.rig import wait_until
 
 SENSORS = {"london_lag", "paris_lag", "run_failures"}
@@ -20,8 +21,10 @@ SENSOR = f'{{sensorName: "london_lag", {REPOSITORY[1:-1]}}}'
 SET_CURSOR = f'mutation {{ setSensorCursor(sensorSelector: {SENSOR}, cursor: "x") {{ __typename }} }}'
 
 
-def test_up_serves_the_platform_and_leaves_no_process(platform: Settings, planted: Path) -> None:
-    with Up(folder=planted) as up:
+def test_up_serves_the_platform_and_leaves_no_process(platform: Settings, planted: Path, tmp_path: Path) -> None:
+    log_in_json()
+    errors = tmp_path / "errors"
+    with Up(folder=planted, errors=errors) as up:
         assert up.sensors() == SENSORS
         listening = {
             connection.laddr
@@ -32,11 +35,16 @@ def test_up_serves_the_platform_and_leaves_no_process(platform: Settings, plante
         assert listening == {("127.0.0.1", up.port)}
         second = subprocess.run([*up.command, "--port", str(up.port + 1)], capture_output=True, text=True, check=False)
         assert second.returncode == 1
-        assert second.stderr.startswith("error: another `sr-assets up` works in ")
+        refused = json.loads(second.stderr)
+        assert (refused["level"], refused["message"][:29]) == ("error", "another `sr-assets up` works ")
         children = up.processes()[1:]
         assert len(children) >= 3
     wait_until(lambda: not any(child.is_running() for child in children), "the end of all children", 60)
     assert not imported_from(planted)
+    # Dagster's lines are as ours.
+    events = [json.loads(line) for line in errors.read_text().splitlines()]
+    assert all({"time", "level", "logger", "message"} <= event.keys() for event in events)
+    assert any(event["logger"].startswith("dagster.") for event in events)
 
 
 def test_no_page_of_another_site_changes_anything_and_the_code_server_is_started_again(

@@ -13,8 +13,6 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, Final
 
-from jinja2 import Environment, StrictUndefined
-
 from sr_assets.adapters.published.status_queries import Status, status
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import RunError, SrAssetsError
@@ -79,6 +77,8 @@ def write_page(settings: Settings, file: Path) -> None:
 
 @cache
 def _template(name: str = "status.html") -> Template:
+    from jinja2 import Environment, StrictUndefined
+
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"text": _text, "duration": duration, "moment": _moment}
     return environment.from_string(files(__package__).joinpath(name).read_text(encoding="utf-8"))

@@ -1,0 +1,97 @@
+"""The log in JSON: every line of a child, whoever writes it, and of a run."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sr_assets.operate.log_lines import ChildLogs, as_event
+from sr_assets.settings import Settings
+from sr_assets_tests.exposed import SITES, STREAM, configured
+from sr_assets_tests.operate.rig import run
+
+RUN = "0c5d9d2f-6a2e-4f5b-8a6d-0d3c2b1a0f9e"
+OURS = (
+    '{"time": "2026-01-01T00:00:00+00:00", "level": "info", "logger": "sr_assets.stages", "message": "london/REG: 5"}'
+)
+FOREIGN = '{"an": "asset\'s own"}'
+WRITTEN = f"""\
+\x1b[34m2026-11-22 16:15:01 +0000 - dagster.daemon.SensorDaemon - INFO\x1b[0m - Launching run {RUN}
+2026-11-22 16:15:02 +0000 - dagster.daemon - ERROR - it failed
+Traceback (most recent call last):
+  File "x.py", line 1, in <module>
+{OURS}
+{FOREIGN}
+26/11/22 16:15:03 WARN NativeCodeLoader: Unable to load native-hadoop library
+
+WARNING:uvicorn.error:it is slow
+error: london/REG: no answer
+{{ no JSON
+without an end"""
+
+
+def written(settings: Settings, file: Path | None, errors: Any) -> list[dict[str, Any]]:
+    """Return the lines that a child's output becomes."""
+    logs = ChildLogs(settings, to_file=file is not None)
+    with logs.output("daemon") as output:
+        assert output is not None
+        os.write(output, WRITTEN.encode() + b"\xff")
+    logs.close()
+    text = file.read_text() if file else errors.readouterr().err
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_whatever_a_child_writes_is_an_event_with_its_time_level_and_logger(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launched, failed, ours, foreign, spark, python, error = written(
+        configured(tmp_path, log_format="json"), None, capsys
+    )
+    assert launched == {
+        "time": "2026-11-22T16:15:01.000+00:00",
+        "level": "info",
+        "logger": "dagster.daemon.SensorDaemon",
+        "message": f"Launching run {RUN}",
+        "run": RUN,
+    }
+    assert (failed["level"], failed["message"].splitlines()[0]) == ("error", "it failed")
+    assert failed["message"].endswith("in <module>")
+    assert (ours, foreign) == (json.loads(OURS), json.loads(FOREIGN))
+    assert (spark["level"], spark["logger"]) == ("warn", "NativeCodeLoader")
+    assert (python["level"], python["logger"], python["message"]) == ("warn", "uvicorn.error", "it is slow")
+    assert (error["level"], error["logger"], error["stream"]) == ("error", "daemon", "london/REG")
+    assert error["message"] == "london/REG: no answer\n{ no JSON\nwithout an end\ufffd"
+
+
+def test_the_file_has_each_line_once(tmp_path: Path) -> None:
+    file = tmp_path / "sr.log"
+    lines = written(configured(tmp_path, log_format="json", logfile=str(file)), file, None)
+    # Ours are written by who logs them.
+    assert json.loads(OURS) not in lines
+    assert len(lines) == 6
+
+
+def test_a_text_without_a_beginning_is_of_its_source() -> None:
+    event = json.loads(as_event("Picked up JAVA_TOOL_OPTIONS", "london"))
+    assert (event["level"], event["logger"], event["message"]) == ("info", "london", "Picked up JAVA_TOOL_OPTIONS")
+
+
+@pytest.mark.process
+def test_every_line_of_a_runs_log_is_json_also_of_one_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "sr.log"
+    configured(tmp_path, log_format="json", logfile=str(file), profiling=True)
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(tmp_path / "replication.yaml"))
+    for name in ("SR_ASSETS_HOME", "DAGSTER_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    # Nobody answers at its source.
+    done = run("--once")
+    assert done.returncode == 1, done.stderr
+    warned, failed = (json.loads(line) for line in done.stderr.splitlines())
+    assert (warned["level"], warned["logger"]) == ("warn", "sr_assets")
+    assert (failed["level"], failed["stream"]) == ("error", f"{SITES[0]}/{STREAM}")
+    (logged,) = (json.loads(line) for line in file.read_text().splitlines())
+    assert (logged["stream"], len(logged["run"])) == (f"{SITES[0]}/{STREAM}", 36)
