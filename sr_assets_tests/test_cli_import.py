@@ -128,6 +128,14 @@ def test_a_file_that_the_old_replicator_would_not_take_is_one_line(
     assert str(old) in errors
 
 
+def test_an_address_that_is_none_is_named_as_it_was_written(tmp_path: Path, command: Command) -> None:
+    topics = {"a": {"topic": "a.>", "source_url": "http://127.0.0.1:1", "target_url": "nats://127.0.0.1:1"}}
+    (tmp_path / "sr.yaml").write_text(yaml.safe_dump({"topics": topics}))
+    code, _, errors = command("import", str(tmp_path / "sr.yaml"), "--connect")
+    assert code == 0
+    assert "which stream takes a.>: source_url: the URL must begin with nats://" in errors
+
+
 @pytest.mark.process
 def test_streams_are_asked_by_the_topics_subjects(
     tmp_path: Path, command: Command, nats_server: NatsServer, unique: Callable[[str], str]

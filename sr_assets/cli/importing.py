@@ -90,5 +90,6 @@ def _takers(entry: dict[str, Any], end: str, tls: dict[str, Any], subject: str) 
     from sr_assets.settings import load_cluster
 
     block = {} if entry.get(f"disable_{end}_tls") else entry.get("tls", tls)
-    with Cluster(load_cluster(entry[f"{end}_url"], block), "sr-assets import") as cluster:
+    url = f"{end}_url"
+    with Cluster(load_cluster(entry[url], block, named=url), "sr-assets import") as cluster:
         return cluster.stream_names(subject)

@@ -53,14 +53,17 @@ def load_settings(path: Path | None = None, environ: Mapping[str, str] = os.envi
     return _settings(raw, environ)
 
 
-def load_cluster(url: str, tls: Mapping[str, str | None], environ: Mapping[str, str] = os.environ) -> ClusterSettings:
+def load_cluster(
+    url: str, tls: Mapping[str, str | None], environ: Mapping[str, str] = os.environ, *, named: str = "--url"
+) -> ClusterSettings:
     """Return the cluster of a URL and a `tls` block (ca, cert, key) that were given without a file.
 
+    `named` is what the URL was given as, for an error.
     As in a file, `${NAME}` is replaced by the environment. Raises ConfigurationError, one line that shows no part of it.
     """
 
     def refuse_url(_: object, problem: str) -> NoReturn:
-        raise ConfigurationError(f"--url: {problem}")
+        raise ConfigurationError(f"{named}: {problem}")
 
     try:
         cluster = parse_cluster(with_environment(url, environ, refuse_url))

@@ -21,6 +21,7 @@ from sr_assets.embedded.bench.copying import measure_copy, measure_workers
 from sr_assets.embedded.bench.history import measure_history
 from sr_assets.embedded.bench.links import measure_links, measure_report
 from sr_assets.embedded.bench.rig import Bench
+from sr_assets.embedded.bench.scrape import measure_scrape
 from sr_assets.embedded.bench.trickle import measure_trickle
 from sr_assets.embedded.nats_server import NatsServer
 
@@ -135,6 +136,14 @@ def test_a_feed_is_folded_and_queried(bench: Bench, monkeypatch: pytest.MonkeyPa
     figures = feeds.measure_feeds(bench, 400)
     assert figures["advisories"] == 300
     assert figures["nodes_global_seconds"] > 0
+
+
+def test_a_scrape_is_measured_at_rest_and_while_every_site_works(bench: Bench) -> None:
+    figures = measure_scrape(bench, 2)
+    assert figures["streams"] == 20
+    assert 0 < figures["quiet_seconds"] <= figures["quiet_max_seconds"]
+    assert figures["busy_seconds"] > 0
+    assert figures["samples"] > 20 * 20
 
 
 def test_definitions_are_measured_for_a_few_sites_and_for_many(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """`python -m sr_assets.embedded.bench`: the workloads one after the other, as a table and, last, one JSON object.
 
 A new workload gets its name here. Not here: what it does (`copying`, `links`, `sampling`, `waiting`, `trickle`, `sites`,
-`outage`, `silence`, `feeds`, `publication`, `definitions`, `disk`, `availability`).
+`outage`, `silence`, `feeds`, `publication`, `definitions`, `disk`, `availability`, `scrape`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from sr_assets.embedded.bench.outage import measure_queue, measure_transitions
 from sr_assets.embedded.bench.publication import measure_publication
 from sr_assets.embedded.bench.rig import Bench, open_bench
 from sr_assets.embedded.bench.sampling import measure_backlog, measure_sampled, measure_tracked
+from sr_assets.embedded.bench.scrape import measure_scrape
 from sr_assets.embedded.bench.silence import measure_silence
 from sr_assets.embedded.bench.sites import measure_sites
 from sr_assets.embedded.bench.trickle import measure_trickle
@@ -69,6 +70,7 @@ WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "feeds": lambda bench, scale: measure_feeds(bench, int(1_000_000 * scale)),
     "publication": lambda bench, scale: measure_publication(bench, int(10_000 * scale)),
     "definitions": lambda bench, _: measure_definitions(bench),
+    "scrape": lambda bench, scale: measure_scrape(bench, max(1, int(100 * scale))),
     "availability": lambda bench, scale: measure_availability(bench, int(100_000 * scale)),
     "disk": lambda bench, scale: measure_disk(bench, int(5_000 * scale)),
 }

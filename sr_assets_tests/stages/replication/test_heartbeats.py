@@ -8,6 +8,7 @@ import pytest
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.embedded.nats_server import HOST, NatsServer
+from sr_assets.operate.metrics import Exposition
 from sr_assets.settings.heartbeats import HeartbeatSubject
 from sr_assets.stages.beating import publish_heartbeat
 from sr_assets_tests.rig import Rig, address
@@ -85,3 +86,9 @@ def test_the_table_tells_which_hop_of_a_tree_was_delayed(rig: Rig, tmp_path: Pat
         assert hops["city"] == first | {"arrived_at": hops["city"]["arrived_at"], "seconds": hops["city"]["seconds"]}
         assert hops["region"]["seconds"] > proxy.seconds > hops["city"]["max_seconds"]
         assert hops["region"]["sent_at"] == first["sent_at"]
+        exposition = Exposition(rig.settings())
+        exposition.renew()
+        exposed = exposition.text()
+        for name in ("age_seconds", "latency_seconds"):
+            for hop in ("city", "region"):
+                assert f'sr_assets_heartbeat_{name}{{name="{hop}",stream="{stream}",subject="{stream}.beat"' in exposed

@@ -11,6 +11,7 @@ import pytest
 from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.definitions import build
 from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.operate.metrics import Exposition
 from sr_assets.settings import Settings, load_settings
 from sr_assets_tests.linked import ask, make, publish
 from sr_assets_tests.rig import wait_until
@@ -122,6 +123,11 @@ def test_the_job_makes_what_is_missing_and_a_tick_records_what_changed_since(
             return links[mirror] == 0 and links[lost] is None and not watched.rows("topology_drift")
 
         wait_until(level, "a tick that sees the mirror alive")
+        exposition = Exposition(watched.settings)
+        exposition.renew()
+        labels = f'{{cluster="here",stream="{mirror}",kind="mirror",origin="here/{origin}"}}'
+        assert f"sr_assets_link_lag_messages{labels} 0" in exposition.text()
+        assert f"sr_assets_link_active_seconds{labels}" in exposition.text()
         # What is recorded already is not recorded again; the server may tell more of the lost one at any time.
         assert mirror not in {event.asset_key.path[-1] for event in watched.tick().asset_events}
 
