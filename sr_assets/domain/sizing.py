@@ -12,6 +12,18 @@ FROM_MESSAGES: Final = 1_000
 _SMALL_BYTES: Final = 8 * 1024 * 1024
 #: Payloads that are smaller than this together come with their headers: that is one request, a consumer several.
 _FETCHED_BYTES: Final = 1 << 20
+#: The largest batch of a stream that is far behind, unless it is configured.
+CATCH_UP_MESSAGES: Final = 2_000_000
+#: What one core reads of a stream that is far behind in about ten seconds: a batch is no longer than that.
+_CORE_MESSAGES: Final = 250_000
+_CORE_BYTES: Final = 512 << 20
+#: No batch is larger, however many cores read it: with as many known senders it is what the fold does in the run's own
+#: process (`tracking.fold`). 300,000 rows take it 6 s, Spark's exchange 27 s; 1.1 million end an engine with our small heap.
+_MOST_MESSAGES: Final = 500_000
+#: From so many batches on a stream is far behind.
+_FAR_BATCHES: Final = 4
+#: What a task reads at least: it opens a connection of its own.
+_TASK_MESSAGES: Final = 1_000
 #: How often a run looks at a stream that it has caught up with; half of it is what a message waits on average.
 REST_SECONDS: Final = 1.5
 
@@ -36,3 +48,22 @@ def reads_headers_only(payload_bytes: int, *, needed: bool, direct: bool) -> boo
     It takes a consumer. Without one, by `direct` gets, little is read whole.
     """
     return not needed and (not direct or payload_bytes >= _FETCHED_BYTES)
+
+
+def is_far(behind: int, steady: int) -> bool:
+    """Return whether a stream is so many messages behind that its batches grow; `steady` is their size else."""
+    return behind >= _FAR_BATCHES * steady
+
+
+def catch_up_size(message_bytes: int, cores: int, steady: int, largest: int) -> int:
+    """Return how many messages a batch has of a tracked stream that is far behind: what the cores read in some seconds.
+
+    `message_bytes` are fetched of each, on average. At least `steady`, else at most `largest`.
+    """
+    most = min(largest, _MOST_MESSAGES)
+    return max(steady, min(most, cores * _CORE_MESSAGES, cores * _CORE_BYTES // max(1, message_bytes)))
+
+
+def partitions(messages: int, cores: int) -> int:
+    """Return how many tasks read so many messages: one for each core, and one for a few."""
+    return max(1, min(cores, messages // _TASK_MESSAGES))

@@ -62,6 +62,7 @@ class RawFile(Raw):
     sensor: RawSensor = RawSensor()
     run_budget: Duration = 5 * MINUTE_NS
     linger: Span | None = None
+    catch_up_messages: Annotated[int, BeforeValidator(whole_number(1))] | None = None
     concurrency: Annotated[int, BeforeValidator(whole_number(1))] | None = None
     snapshots: RawHistory = RawHistory()
     advisories: RawHistory = RawHistory()

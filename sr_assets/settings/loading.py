@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.sizing import CATCH_UP_MESSAGES
 from sr_assets.domain.subjects import observer_subject
 from sr_assets.domain.tracking import Policy
 from sr_assets.settings.clusters import parse_cluster
@@ -144,6 +145,7 @@ def _stream(raw: RawStream, top: RawFile) -> StreamSettings:
         on_target_reset=raw.on_target_reset,
         on_poison=raw.on_poison,
         batch_messages=raw.batch_messages,
+        catch_up_messages=_catch_up_messages(raw, top),
         batch_bytes=raw.batch_bytes,
         create_target=not raw.no_target_create if raw.create_target is None else raw.create_target,
         ephemeral=raw.ephemeral,
@@ -172,6 +174,14 @@ def _advisory(raw: RawStream, replicator: str) -> AdvisorySettings | None:
         return None
     observer = observer_subject(advisory.observer_subject, replicator, raw.name or replicator, raw.stream)
     return AdvisorySettings(advisory.subject, advisory.reliable, advisory.cluster, observer, advisory.format)
+
+
+def _catch_up_messages(raw: RawStream, top: RawFile) -> int:
+    """Return the largest batch of a stream that is far behind; `batch_messages`, set alone, bounds every batch."""
+    named = raw.catch_up_messages or top.catch_up_messages
+    if named is None:
+        named = raw.batch_messages if "batch_messages" in raw.model_fields_set else CATCH_UP_MESSAGES
+    return max(raw.batch_messages, named)
 
 
 def _start(raw: RawStream | RawFeed) -> Start:

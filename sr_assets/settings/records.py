@@ -15,6 +15,7 @@ from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.positions import DAY_NS, SECOND_NS
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
+from sr_assets.domain.sizing import CATCH_UP_MESSAGES
 from sr_assets.domain.subjects import target_subject
 from sr_assets.domain.target_stream import TargetOptions
 from sr_assets.domain.tracking import Policy
@@ -111,6 +112,11 @@ class Entry:
         return None
 
     @property
+    def catch_up_messages(self) -> int:
+        """The largest batch while it is far behind."""
+        return self.batch_messages
+
+    @property
     def ephemeral(self) -> bool:
         """Whether it begins anew with each start of `up` or `run`."""
         return False
@@ -132,6 +138,7 @@ class StreamSettings(Entry):
     force_path: tuple[str, ...] | None = None
     policy: Policy | None = None
     advisory: AdvisorySettings | None = None
+    catch_up_messages: int = CATCH_UP_MESSAGES
     workers: int = 1
     order: Order = "stream"
     on_target_reset: OnTargetReset = "continue"

@@ -152,6 +152,7 @@ class RawStream(Raw):
     on_target_reset: Annotated[OnTargetReset, BeforeValidator(one_of("continue", "recopy", "stop"))] = "continue"
     on_poison: Annotated[OnPoison, BeforeValidator(one_of("park", "stop"))] = "park"
     batch_messages: Annotated[int, BeforeValidator(whole_number(1))] = 50_000
+    catch_up_messages: Annotated[int, BeforeValidator(whole_number(1))] | None = None
     batch_bytes: Annotated[int, BeforeValidator(size_in_bytes(1))] = 64 * MEBIBYTE
     target: RawTarget | None = None
     tls: RawTls | None = None

@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.connection_file import CONNECTIONS, remove_connections, write_connection
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.spark.engine import use_engine
-from sr_assets.adapters.spark.session import leave_session, open_session, spark_error, stop_work
+from sr_assets.adapters.spark.session import (
+    count_cores,
+    leave_session,
+    local_cores,
+    open_session,
+    spark_error,
+    stop_work,
+)
 from sr_assets.domain.errors import EngineLostError
 from sr_assets.domain.sizing import needs_spark
 
@@ -23,6 +31,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sr_assets.settings import ClusterSettings, SparkSettings
+
+
+_COUNTED_SECONDS: Final = 60.0
 
 
 class Clusters:
@@ -76,6 +87,7 @@ class SparkConnection:
         self._guard = threading.Lock()
         self._stack = contextlib.ExitStack()
         self._session: SparkSession | None = None
+        self._cores, self._counted_until = 1, 0.0
 
     def needed(self, messages: int, payload_bytes: int) -> bool:
         """Return whether a batch is for Spark; on a cluster each one is."""
@@ -90,6 +102,16 @@ class SparkConnection:
                 self._stack.callback(leave_session, self._session)
                 self._stack.enter_context(use_engine(self._home, self._keep_seconds))
             return self._session
+
+    def cores(self) -> int:
+        """Return how many tasks the engine runs at a time; a cluster, which may have grown, is asked once a minute."""
+        if "://" not in self._settings.mode:
+            return local_cores(self._settings)
+        if time.monotonic() >= self._counted_until:
+            with self.use() as session:
+                self._cores = count_cores(session)
+            self._counted_until = time.monotonic() + _COUNTED_SECONDS
+        return self._cores
 
     @contextlib.contextmanager
     def use(self) -> Iterator[SparkSession]:

@@ -1,8 +1,18 @@
 """Which batches are for Spark, and which are read without their payloads."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sr_assets.domain.sizing import FROM_MESSAGES, needs_spark, reads_headers_only
+from sr_assets.domain.sizing import (
+    CATCH_UP_MESSAGES,
+    FROM_MESSAGES,
+    catch_up_size,
+    is_far,
+    needs_spark,
+    partitions,
+    reads_headers_only,
+)
 
 MEBIBYTE = 1 << 20
 
@@ -39,3 +49,47 @@ def test_payloads_stay_away_when_nobody_needs_them_and_a_consumer_is_worth_it(
     payload_bytes: int, *, needed: bool, direct: bool, expected: bool
 ) -> None:
     assert reads_headers_only(payload_bytes, needed=needed, direct=direct) is expected
+
+
+@pytest.mark.parametrize(
+    ("message_bytes", "cores", "steady", "largest", "expected"),
+    (
+        (1_000, 2, 50_000, CATCH_UP_MESSAGES, 500_000),
+        (1_000, 1, 50_000, CATCH_UP_MESSAGES, 250_000),
+        (1_000, 8, 50_000, CATCH_UP_MESSAGES, 500_000),
+        (7_000, 64, 50_000, CATCH_UP_MESSAGES, 500_000),
+        (7_000, 2, 50_000, CATCH_UP_MESSAGES, 153_391),
+        (64_000, 2, 10_485, CATCH_UP_MESSAGES, 16_777),
+        # Payloads that nobody reads.
+        (1, 2, 50_000, CATCH_UP_MESSAGES, 500_000),
+        (1_000, 2, 50_000, 120_000, 120_000),
+        (1_000, 2, 50_000, 50_000, 50_000),
+        (1 << 20, 2, 640, CATCH_UP_MESSAGES, 1_024),
+    ),
+)
+def test_a_batch_far_behind_is_what_the_cores_read_in_some_seconds(
+    message_bytes: int, cores: int, steady: int, largest: int, expected: int
+) -> None:
+    assert catch_up_size(message_bytes, cores, steady, largest) == expected
+
+
+COUNTS = st.integers(1, 10**9)
+
+
+@given(message_bytes=COUNTS, cores=st.integers(1, 1_000), steady=COUNTS, largest=COUNTS)
+def test_a_batch_far_behind_keeps_its_bounds(message_bytes: int, cores: int, steady: int, largest: int) -> None:
+    size = catch_up_size(message_bytes, cores, steady, largest)
+    assert steady <= size <= max(steady, largest)
+    assert size <= max(steady, min(500_000, 250_000 * cores))
+    assert size == steady or size * message_bytes <= (512 << 20) * cores
+    assert size <= catch_up_size(message_bytes, cores + 1, steady, largest)
+    assert size >= catch_up_size(message_bytes + 1, cores, steady, largest)
+
+
+def test_a_stream_is_far_behind_from_four_batches_on() -> None:
+    assert [is_far(behind, 50_000) for behind in (0, 50_000, 199_999, 200_000)] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(("messages", "cores", "expected"), ((1, 8, 1), (2_500, 8, 2), (50_000, 8, 8), (50_000, 1, 1)))
+def test_each_core_reads_a_part_unless_there_is_little(messages: int, cores: int, expected: int) -> None:
+    assert partitions(messages, cores) == expected

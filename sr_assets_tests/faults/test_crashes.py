@@ -68,6 +68,21 @@ def test_a_run_killed_at_a_point_is_mended_by_the_next(
     assert_mended(rig, undisturbed, disturbed)
 
 
+def test_a_run_killed_amid_catching_up_is_mended_by_the_next(
+    rig: Rig, undisturbed: dict[str, Any], disturbed: str, tmp_path: Path
+) -> None:
+    """One large batch, read by all cores, where the undisturbed run took small ones."""
+    rig.spark = ALL_ON_SPARK
+    rig.entries[0] |= {"batch_messages": 10, "catch_up_messages": 1_000}
+    rig.settings()
+    for point in (Point.READ, Point.FOLDING):
+        process = start_run(rig, (point, tmp_path / point))
+        await_marker(process, tmp_path / point)
+        kill_run(process)
+    finish(start_run(rig))
+    assert_mended(rig, undisturbed, disturbed)
+
+
 @pytest.mark.parametrize("goes_on", (True, False))
 def test_a_run_killed_amid_publishing_is_mended_although_its_writer_lives_on(
     rig: Rig, hold: Hold, undisturbed: dict[str, Any], disturbed: str, goes_on: bool

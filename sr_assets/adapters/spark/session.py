@@ -70,6 +70,21 @@ def stop_work(session: SparkSession) -> None:
             session.interruptAll()
 
 
+def local_cores(settings: SparkSettings) -> int:
+    """Return how many tasks an engine on this machine runs at a time."""
+    named = re.match(r"local\[(\d+)", settings.config.get("spark.master", ""))
+    if named:
+        return int(named[1])
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def count_cores(session: SparkSession) -> int:
+    """Return how many tasks a cluster runs at a time: into so many parts Spark cuts what nobody else has cut."""
+    from pyspark.sql.functions import spark_partition_id
+
+    return session.range(1 << 16).select(spark_partition_id()).distinct().count()
+
+
 def _is_remote(session: SparkSession) -> bool:
     # Not by its attributes: those that a classic session lacks raise an error of Spark's own.
     return type(session).__module__.startswith("pyspark.sql.connect")

@@ -11,7 +11,7 @@ from sr_assets.adapters.spark.source import FORMAT, read_here
 from sr_assets.adapters.state.gaps import MOST_ROWS, gap_row
 from sr_assets.domain.errors import TransientError
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.domain.sizing import reads_headers_only
+from sr_assets.domain.sizing import catch_up_size, is_far, partitions, reads_headers_only
 from sr_assets.stages.source.position import changed_since
 
 if TYPE_CHECKING:
@@ -52,17 +52,20 @@ def next_range(
     cluster: Cluster | None = None,
     *,
     payloads: bool = True,
+    cores: Callable[[], int] | None = None,
 ) -> SequenceRange | None:
     """Plan the next range: from a position, as far as there is something up to `end`, bounded by messages and by bytes.
 
     The bound on bytes, at the source's average size, is for memory: a sampled stream and a feed hold narrow rows and a
     tenth of the payloads, a plain copy holds its window of unacknowledged messages. Without `payloads` none is read, and
-    messages alone count. With the source's `cluster` a hole at
-    the beginning is skipped at once, and a range of a source with many holes spans more sequences.
+    messages alone count. Far behind it grows to what the engine's `cores` read, if they are given. With the source's
+    `cluster` a hole at the beginning is skipped at once, and a range of a source with many holes spans more sequences.
     """
     held_bytes = average_bytes(source) if payloads else 1
     count = min(entry.batch_messages, max(1, _READ_SHARE * entry.batch_bytes // held_bytes))
     begin = max(next_sequence, source.first_sequence)
+    if cores is not None and count < entry.catch_up_messages and is_far(end + 1 - begin, count):
+        count = catch_up_size(held_bytes, cores(), count, entry.catch_up_messages)
     after = min(end + 1, begin + count)
     if after <= next_sequence:
         return None
@@ -143,12 +146,12 @@ class Reader:
             "direct": str(direct).lower(),
             "first": str(wanted.first),
             "next": str(wanted.next),
-            "partitions": str(2 if len(wanted) > _MAX_GAP_ROWS else 1),
         }
         if entry.filter_subject:
             options["filter"] = entry.filter_subject
         if not self._spark.needed(len(wanted), payload_bytes):
             return read_here(options).sort_by("sequence")
+        options["partitions"] = str(partitions(len(wanted), self._spark.cores()))
         with self._spark.use() as session:
             table = session.read.format(FORMAT).options(**options).load().toArrow()
         return table.sort_by("sequence")

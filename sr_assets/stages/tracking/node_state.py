@@ -97,8 +97,7 @@ class NodeStage:
             self.sweep_due()
         self._looked = True
         left_open = self._left_open()
-        end = reading_end(ends, state, source)
-        planned = next_range(stream, state.next_sequence, source, end, cluster, payloads=self._payloads)
+        planned = self._next_range(state, source, reading_end(ends, state, source))
         covered = SequenceRange(left_open.first, left_open.next) if left_open else planned
         self.caught_up = covered is None or covered.next > source.last_sequence
         if covered is None:
@@ -124,6 +123,11 @@ class NodeStage:
             left=left,
         )
         return True
+
+    def _next_range(self, state: StreamState, source: StreamInfo, end: int) -> SequenceRange | None:
+        stream, cores = self._stream, self._spark.cores
+        cluster = self._clusters.connect(stream.source)
+        return next_range(stream, state.next_sequence, source, end, cluster, payloads=self._payloads, cores=cores)
 
     def _left_open(self) -> Intent | None:
         """Return the intent of an earlier version, which folded and copied at once: its range is folded first."""

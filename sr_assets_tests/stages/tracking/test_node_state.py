@@ -13,6 +13,8 @@ from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.messages import Message
 from sr_assets.stages.report import Stage
 from sr_assets.stages.source import reading
+from sr_assets_tests.comparison import compare
+from sr_assets_tests.reference import Rules, by_field
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 SECOND = 10**9
@@ -149,3 +151,14 @@ def test_payloads_are_fetched_for_copies_alone_when_the_sender_stands_elsewhere(
     assert [(len(copy.payload), copy.payload.strip()) for copy in rig.copies(stream)] == [(9_000, body), (9_050, body)]
     with SiteState(rig.home / "sites" / SITE) as state:
         assert state.counters(stream).totals()[Counter.SEEN_BYTES][""] == 100 * (9_000 + 9_050)
+
+
+def test_a_stream_that_is_far_behind_is_folded_in_larger_batches(rig: Rig) -> None:
+    stream = rig.make()
+    rules = Rules(SITE, SITE, stream, 3600 * SECOND, 1800 * SECOND, "sender", by_field)
+    rig.add(stream, inspect_field="sender", inspect_duration="1h", batch_messages=10, catch_up_messages=60)
+    for count, batches in ((100, 2), (39, 4)):
+        rig.publish(stream, from_sender(*(f"n{n % 30}" for n in range(count))))
+        (report,) = rig.drain().values()
+        assert report.batches == batches
+    assert compare(rig, rules).differences == []
