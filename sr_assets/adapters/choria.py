@@ -13,9 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-import nkeys
-
-from sr_assets.adapters.login import Login
+from sr_assets.adapters.login import Login, key_pair, user_seed
 from sr_assets.domain.clusters import ChoriaSettings
 from sr_assets.domain.errors import RunError
 
@@ -79,7 +77,7 @@ def _pair(file: str) -> Any:
     seed = _text("seed_file", file)
     if not _SEED.fullmatch(seed):
         raise RunError(f"choria: seed_file {file}: there is no seed in it: 64 hexadecimal digits are needed")
-    return nkeys.from_seed(nkeys.encode_seed(bytes.fromhex(seed), nkeys.PREFIX_BYTE_USER))
+    return key_pair(user_seed(bytes.fromhex(seed)))
 
 
 def _decoded(part: str) -> bytes:

@@ -4,8 +4,12 @@ Not here: the files it comes from (`security`, `choria`).
 """
 
 import base64
+import binascii
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+_SEED_PREFIX: Final = 18 << 3
+_USER_PREFIX: Final = 20 << 3
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -44,3 +48,24 @@ class Login:
         if self.jwt and self.pair:
             options |= {"user_jwt_cb": self.jwt.encode, "signature_cb": lambda nonce: self.signature(nonce).encode()}
         return options | {"nkeys_seed_str": self.seed, "inbox_prefix": self.inbox_prefix, "no_echo": True}
+
+
+def key_pair(seed: bytes | bytearray) -> Any:
+    """Return the key pair of a user's encoded seed (`SU…`).
+
+    Imported here: Spark's workers read this module too, and need not have the library.
+    """
+    try:
+        import nkeys
+    except ModuleNotFoundError:
+        from sr_assets.adapters.signing import PlainKey
+
+        return PlainKey.decode(bytes(seed))
+    return nkeys.from_seed(bytearray(seed))
+
+
+def user_seed(raw: bytes) -> bytes:
+    """Return 32 bytes as the encoded seed of a user (`SU…`): prefix, seed and checksum in base32."""
+    # The first five bits are the S of a seed, the next eight the U of a user.
+    prefixed = bytes([_SEED_PREFIX | _USER_PREFIX >> 5, (_USER_PREFIX & 31) << 3]) + raw
+    return base64.b32encode(prefixed + binascii.crc_hqx(prefixed, 0).to_bytes(2, "little")).rstrip(b"=")

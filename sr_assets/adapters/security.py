@@ -10,10 +10,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
-import nkeys
-
 from sr_assets.adapters.choria import read_choria
-from sr_assets.adapters.login import Login
+from sr_assets.adapters.login import Login, key_pair
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 from sr_assets.domain.errors import RunError
 
@@ -108,7 +106,7 @@ def read_login(cluster: ClusterSettings) -> Login:
     seed_file = cluster.credentials or cluster.nkey
     jwt = _extract(_JWT, "user's JWT", "credentials" if cluster.credentials else "jwt", jwt_file)
     seed = _extract(_SEED, "user's seed (SU…)", "credentials" if cluster.credentials else "nkey", seed_file)
-    pair = nkeys.from_seed(bytearray(seed.encode())) if seed else None
+    pair = key_pair(bytearray(seed.encode())) if seed else None
     only_seed = None if jwt else seed
     return Login(cluster.inbox_prefix, cluster.user, cluster.password, cluster.token, jwt, only_seed, pair)
 

@@ -26,6 +26,10 @@ class EngineLostError(TransientError):
     """The Spark engine does not answer any more; the next use starts another."""
 
 
+class ExecutorLostError(TransientError):
+    """A machine of the cluster was lost, or a writer there: the batch is begun again on what is left."""
+
+
 def cannot_write(path: object, error: OSError) -> str:
     """Return the line for a file or folder that cannot be written, for example on a full disk."""
     reason = os.strerror(error.errno) if error.errno else str(error)

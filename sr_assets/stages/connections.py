@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.connection_file import CONNECTIONS, remove_connections, write_connection
 from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.spark.config import is_cluster
 from sr_assets.adapters.spark.engine import use_engine
 from sr_assets.adapters.spark.session import (
     count_cores,
@@ -91,8 +92,12 @@ class SparkConnection:
 
     def needed(self, messages: int, payload_bytes: int) -> bool:
         """Return whether a batch is for Spark; on a cluster each one is."""
-        at_home = "://" not in self._settings.mode
-        return not at_home or needs_spark(messages, payload_bytes, self._settings.from_messages)
+        return self.remote or needs_spark(messages, payload_bytes, self._settings.from_messages)
+
+    @property
+    def remote(self) -> bool:
+        """Whether tasks run on a cluster, whose machines share nothing with this one."""
+        return is_cluster(self._settings.mode)
 
     def session(self) -> SparkSession:
         """Return the session; raises RunError, or TransientError when the engine ends before it is joined."""

@@ -22,6 +22,7 @@ from sr_assets.domain.target_stream import WRONG_LAST_SEQUENCE
 from sr_assets.domain.tracking import Event
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.beating import try_heartbeats
+from sr_assets.stages.executors import try_executors
 from sr_assets.stages.replication.target import check_target, new_target, refuse_doubled, refuse_drift
 from sr_assets.stages.source.senders import try_senders
 from sr_assets.stages.source.suitability import check_source
@@ -62,6 +63,8 @@ def probe_connectivity(settings: Settings) -> list[Probe]:
             made += [Probe(*attempt) for attempt in try_topology(settings.topology, pool)]
     for label, tried, failure in try_heartbeats(settings.heartbeats):
         made.append(Probe("heartbeats", label, tried, failure is None, failure or "allowed; nothing was stored"))
+    for label, tried, failure in try_executors(settings):
+        made.append(Probe("spark", label, tried, failure is None, failure or "works"))
     return made
 
 

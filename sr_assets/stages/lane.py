@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from sr_assets.domain.errors import (
     ConfigurationError,
     EngineLostError,
+    ExecutorLostError,
     SrAssetsError,
     TransientError,
     cannot_write,
@@ -83,8 +84,8 @@ class Lane:
         try:
             busy = step()
         except TransientError as error:
-            # An engine that was lost is started anew, whatever the servers have answered so far.
-            self.reached |= isinstance(error, EngineLostError)
+            # An engine that was lost is started anew, and an executor replaced, whatever the servers have answered so far.
+            self.reached |= isinstance(error, (EngineLostError, ExecutorLostError))
             self._retry_or_fail(_line(label, error), final=final())
             return False
         except OSError as error:

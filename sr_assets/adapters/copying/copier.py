@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sr_assets.adapters.copying.plan import CopyPlan
     from sr_assets.domain.messages import Message
 
+_TARGET: Final = "sr-assets writer: target"
 _STAGED_AT_ONCE: Final = 500
 
 
@@ -59,7 +60,7 @@ class Copier:
         plan = self._plan
         with contextlib.ExitStack() as stack:
             source = stack.enter_context(open_connection(plan.source_connection, "sr-assets writer: source"))
-            target = stack.enter_context(open_connection(plan.connection, "sr-assets writer: target"))
+            target = stack.enter_context(open_connection(plan.connection, _TARGET, abrupt=bool(plan.fence)))
             if self._staged:
                 stack.enter_context(self._staged)
             sender = Sender(plan, target, self._receipt, self._stage)
@@ -77,7 +78,7 @@ class Copier:
     def settle(self) -> Receipt:
         """Account for the copies that an earlier attempt has made, and make none: the source is another one by now."""
         with contextlib.ExitStack() as stack:
-            target = stack.enter_context(open_connection(self._plan.connection, "sr-assets writer: target"))
+            target = stack.enter_context(open_connection(self._plan.connection, _TARGET))
             if self._staged:
                 stack.enter_context(self._staged)
             self._find_copies(Sender(self._plan, target, self._receipt, self._stage))

@@ -35,6 +35,7 @@ class CopyPlan:
     - `cutoff_ns`: messages stored before this time (unix ns) are not copied but counted as too old
     - `on_poison`: `park` or `stop`
     - `staging`: the folder for the Parquet rows of the copies; without it nothing is staged
+    - `fence`: on a cluster, the consumer of the target that lets the batch's writers write (`fence`)
     """
 
     connection: str
@@ -61,6 +62,7 @@ class CopyPlan:
     cutoff_ns: int | None = None
     on_poison: str = "park"
     staging: str | None = None
+    fence: str | None = None
 
     @property
     def identity(self) -> Identity:

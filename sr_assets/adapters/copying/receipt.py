@@ -93,13 +93,22 @@ class Receipt:
     def write(self, file: Path) -> None:
         """Write the receipt to a file, atomically."""
         draft = file.with_name(f".{file.name}")
-        draft.write_text(json.dumps(asdict(self)))
+        draft.write_text(self.encode())
         draft.replace(file)
 
     @classmethod
     def read(cls, file: Path) -> Self:
         """Read a file made by `write`."""
-        raw = json.loads(file.read_text())
+        return cls.decode(file.read_text())
+
+    def encode(self) -> str:
+        """Return the receipt as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str | bytes) -> Self:
+        """Read what `encode` has made."""
+        raw = json.loads(text)
         parked = [Parked(**fields) for fields in raw["parked"]]
         runs = {key: [tuple(numbers) for numbers in raw[key]] for key in ("copied_ranges", "missing")}
         return cls(**{**raw, **runs, "parked": parked})

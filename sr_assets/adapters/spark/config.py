@@ -28,6 +28,9 @@ _SCRUBBED: Final = (
     "SPARK_REMOTE",
     "SPARK_LOCAL_REMOTE",
 )
+#: Its work comes in short bursts, and most of it is done in Python: the optimizing compiler and a collector with threads of
+#: its own took two thirds of the JVM's processor time without making it faster.
+JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 #: Settings every engine of ours runs with; `spark.config` in the configuration overrides them.
 _DEFAULTS: Final = {
     "spark.ui.enabled": "false",
@@ -36,9 +39,7 @@ _DEFAULTS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.adaptive.enabled": "false",
     "spark.driver.memory": "768m",
-    # Its work comes in short bursts, and most of it is done in Python: the optimizing compiler and a collector with
-    # threads of its own took two thirds of the JVM's processor time without making it faster.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",
     # Larger relations would be cached in the session, which is never left: a batch's rows travel in the plan instead.
     "spark.sql.session.localRelationCacheThreshold": str(64 * 1024 * 1024),
@@ -47,6 +48,18 @@ _DEFAULTS: Final = {
     "spark.connect.grpc.maxInboundMessageSize": str(256 * 1024 * 1024),
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "false",
 }
+#: On a cluster a site takes two cores unless `spark.config` says otherwise: an application that is given no limit takes
+#: all of them, and the next site would wait for ever.
+_CLUSTER_DEFAULTS: Final = {
+    "spark.cores.max": "2",
+    "spark.executor.cores": "1",
+    "spark.executor.memory": "512m",
+}
+
+
+def is_cluster(mode: str) -> bool:
+    """Return whether a mode of Spark is on a cluster, whose machines share nothing with this one."""
+    return mode.startswith(("spark://", "sc://"))
 
 
 def child_environment(home: Path) -> dict[str, str]:
@@ -62,21 +75,23 @@ def child_environment(home: Path) -> dict[str, str]:
     return environ
 
 
-def engine_config(settings: SparkSettings, home: Path) -> dict[str, str]:
-    """Return the settings an engine is started with; `spark.config` overrides ours."""
+def engine_config(settings: SparkSettings, home: Path, **more: str) -> dict[str, str]:
+    """Return the settings an engine is started with, `more` of ours among them; `spark.config` overrides all."""
     scratch = home / "spark" / "scratch"
     # What listens on loopback answers nobody but us: Spark makes the secret itself, in memory. A cluster has its own.
-    alone = {} if settings.mode.startswith(("spark://", "sc://")) else {"spark.authenticate": "true"}
+    alone = _CLUSTER_DEFAULTS if is_cluster(settings.mode) else {"spark.authenticate": "true"}
     return {
         **_DEFAULTS,
         **alone,
         "spark.local.dir": str(scratch),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        **more,
         **settings.config,
     }
 
 
-def _source_digest() -> str:
+def source_digest() -> str:
+    """Return a text that changes when this package's source does."""
     package = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
@@ -90,7 +105,7 @@ def fingerprint(config: Mapping[str, str]) -> str:
         sys.executable,
         sys.version,
         version("pyspark"),
-        _source_digest(),
+        source_digest(),
         json.dumps(dict(config), sort_keys=True),
         # What only a new process can have more of.
         str(resource.getrlimit(resource.RLIMIT_FSIZE)[1]),

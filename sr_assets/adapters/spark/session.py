@@ -13,11 +13,16 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from sr_assets.adapters.spark.config import child_environment, engine_config
+from sr_assets.adapters.private import own_folder
+from sr_assets.adapters.spark.cluster import check_series, cluster_config, explained, reach_cluster, ship_package, shown
+from sr_assets.adapters.spark.config import child_environment, engine_config, is_cluster, source_digest
 from sr_assets.adapters.spark.engine import Engine, start_engine
-from sr_assets.domain.errors import EngineLostError, RunError, TransientError
+from sr_assets.adapters.spark.remote import try_remotely
+from sr_assets.domain.errors import EngineLostError, ExecutorLostError, RunError, TransientError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import SparkSession
 
     from sr_assets.settings import SparkSettings
@@ -48,9 +53,32 @@ def open_session(settings: SparkSettings, home: Path, site: str) -> SparkSession
             return _prepared(_join(engine, home, site))
         except Exception as error:
             raise spark_error(error) from error
-    if mode.startswith("sc://"):
-        return _prepared(_connect(mode, uuid.uuid5(uuid.NAMESPACE_URL, f"sr-assets/{home}/{site}")))
-    return _prepared(_classic(mode if mode.startswith("spark://") else "local[*,3]", settings, home))
+    if is_cluster(mode):
+        return _open_on_cluster(settings, home, site)
+    return _prepared(_classic("local[*,3]", settings, home))
+
+
+def _open_on_cluster(settings: SparkSettings, home: Path, site: str) -> SparkSession:
+    """Return a session on a cluster that shares nothing with us; raises RunError with what it lacks."""
+    mode, folder = settings.mode, home / "spark"
+    address = reach_cluster(mode)
+    own_folder(folder)
+    try:
+        if mode.startswith("sc://"):
+            # A server knows a session's files by their names: another source of ours needs another session.
+            identity = uuid.uuid5(uuid.NAMESPACE_URL, f"sr-assets/{home}/{site}/{source_digest()}")
+            session = _connect(mode, identity)
+            check_series(session)
+            session.interruptAll()
+        else:
+            session = _classic(mode, settings, home, cluster_config(address, folder))
+        ship_package(session, folder)
+        for executor, _, error in try_remotely(session, {}):
+            if error is not None:
+                raise RunError(f"Spark executor on {executor}: {error}")
+    except Exception as error:
+        raise RunError(f"spark.mode {shown(mode)}: {spark_error(error)}") from error
+    return session
 
 
 def leave_session(session: SparkSession) -> None:
@@ -124,7 +152,7 @@ def _connect(url: str, identity: uuid.UUID) -> SparkSession:
     return cast("SparkSession", session)
 
 
-def _classic(master: str, settings: SparkSettings, home: Path) -> SparkSession:
+def _classic(master: str, settings: SparkSettings, home: Path, config: Mapping[str, str] | None = None) -> SparkSession:
     from pyspark.sql import SparkSession
 
     # Only needed to start a JVM; finding a Java takes as long as an idle run.
@@ -132,10 +160,13 @@ def _classic(master: str, settings: SparkSettings, home: Path) -> SparkSession:
     os.environ.update(
         {key: value for key, value in environ.items() if key.startswith(("JAVA_", "PYSPARK_", "PYTHONSAFE"))}
     )
+    if is_cluster(master):
+        # Ours is on no other machine.
+        os.environ["PYSPARK_PYTHON"] = settings.config.get("spark.pyspark.python", "python3")
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(master).appName("sr-assets")
-    for key, value in engine_config(settings, home).items():
+    for key, value in engine_config(settings, home, **(config or {})).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
@@ -151,8 +182,14 @@ def _prepared(session: SparkSession) -> SparkSession:
 
 
 _OUR_ERRORS = re.compile(
-    r"(?:sr_assets\.[\w.]*)?(WireError|DeniedError|NoConsumerError|TransientError|RunError|ApiError): ([^\n]+)"
+    r"(?:sr_assets\.[\w.]*)?"
+    r"(WireError|DeniedError|NoConsumerError|TransientError|ExecutorLostError|RunError|ApiError): ([^\n]+)"
 )
+
+
+#: What of them another attempt may not meet.
+_KINDS = {"WireError": TransientError, "TransientError": TransientError, "ExecutorLostError": ExecutorLostError}
+_LOST = re.compile(r"ExecutorLostFailure|Python worker exited unexpectedly|[Ee]xecutor heartbeat timed out")
 
 
 def spark_error(error: Exception) -> RunError:
@@ -163,8 +200,12 @@ def spark_error(error: Exception) -> RunError:
     ours = _OUR_ERRORS.findall(text)
     if ours:
         kind, text = ours[-1]
-        return (TransientError if kind in ("WireError", "TransientError") else RunError)(text.strip())
+        return _KINDS.get(kind, RunError)(text.strip())
     if any(sign in text for sign in ("StatusCode.UNAVAILABLE", "RETRIES_EXCEEDED", "NO_ACTIVE_SESSION")):
         return EngineLostError("the Spark engine does not answer any more; another is started")
+    if _LOST.search(text):
+        return ExecutorLostError("the cluster lost an executor again and again: look at its workers' logs")
+    if lacking := explained(text):
+        return RunError(lacking)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return RunError(f"Spark: {lines[0] if lines else type(error).__name__}"[:500])

@@ -54,11 +54,7 @@ class JetStreamWriter(DataSourceArrowWriter):
         """
         from pyspark import TaskContext
 
-        rows: dict[int, str | None] = {}
-        for batch in iterator:
-            nodes = batch.column("node").to_pylist() if "node" in batch.schema.names else itertools.repeat(None)
-            rows.update(zip(batch.column("sequence").to_pylist(), nodes, strict=False))
-        context = TaskContext.get()
+        rows, context = rows_of(iterator), TaskContext.get()
         return ReceiptMessage(write_copies(self._plan, rows, context.partitionId() if context else 0))
 
     def commit(self, messages: list[ReceiptMessage | None]) -> None:  # type: ignore[override]
@@ -71,6 +67,15 @@ class JetStreamWriter(DataSourceArrowWriter):
             total.write(Path(self._plan.receipt))
         except OSError as error:
             raise RunError(cannot_write(self._plan.receipt, error)) from None
+
+
+def rows_of(batches: Iterator[pa.RecordBatch]) -> dict[int, str | None]:
+    """Return a task's rows as one writer takes them: source sequence → node."""
+    rows: dict[int, str | None] = {}
+    for batch in batches:
+        nodes = batch.column("node").to_pylist() if "node" in batch.schema.names else itertools.repeat(None)
+        rows.update(zip(batch.column("sequence").to_pylist(), nodes, strict=False))
+    return rows
 
 
 def write_copies(plan: CopyPlan, rows: Mapping[int, str | None], partition: int = 0, *, made: bool = False) -> Receipt:

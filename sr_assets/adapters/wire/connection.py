@@ -43,7 +43,12 @@ class Connection:
     """
 
     def __init__(
-        self, cluster: ClusterSettings, name: str = "sr-assets", *, request_seconds: float = REQUEST_SECONDS
+        self,
+        cluster: ClusterSettings,
+        name: str = "sr-assets",
+        *,
+        request_seconds: float = REQUEST_SECONDS,
+        abrupt: bool = False,
     ) -> None:
         self.max_payload_bytes = 1 << 20
         self.server_version = ""
@@ -53,6 +58,7 @@ class Connection:
         self.silence_seconds = min(SILENCE_SECONDS, request_seconds)
         self._cluster = cluster
         self._name = name
+        self._abrupt = abrupt
         self._link: Link | None = None
         self._parser = f.FrameParser()
         self._received: list[Frame] = []
@@ -196,7 +202,7 @@ class Connection:
     def _open(self, server: str, login: Login) -> None:
         self.address = server
         self._forget_received()
-        self._link = Link(server, self._cluster.connect_timeout_seconds)
+        self._link = Link(server, self._cluster.connect_timeout_seconds, abrupt=self._abrupt)
         info = self._greeting()
         options: dict[str, Any] = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True}
         options |= {"protocol": 1, "lang": "python", "version": "1", "name": self._name, "echo": False}

@@ -9,6 +9,7 @@ import errno
 import select
 import socket
 import ssl
+import struct
 import time
 from typing import Final
 
@@ -47,8 +48,11 @@ class DeniedError(WireError):
 class Link:
     """A TCP connection to `host:port`, secured on demand. Nothing waits but connecting, `secure` and `wait`."""
 
-    def __init__(self, server: str, timeout_seconds: float) -> None:
-        """Connect; raises WireError when nobody answers there, or when `server` is no address."""
+    def __init__(self, server: str, timeout_seconds: float, *, abrupt: bool = False) -> None:
+        """Connect; raises WireError when nobody answers there, or when `server` is no address.
+
+        `abrupt`: when it is closed, however its process ends, the kernel drops what it has not sent yet.
+        """
         self.address = server
         host, _, port = server.rpartition(":")
         if not host or not port.isdigit():
@@ -59,6 +63,8 @@ class Link:
         except (OSError, UnicodeError, OverflowError) as error:
             raise WireError(f"{server}: {_words(error)}") from None
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if abrupt:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         # Linux has it.
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, VANISHED_MS)
@@ -130,7 +136,7 @@ class Link:
         return bytes(memoryview(self._buffer)[:count])
 
     def close(self) -> None:
-        """Close without waiting; the kernel still sends what it has taken."""
+        """Close without waiting; the kernel still sends what it has taken, unless the link is abrupt."""
         self._socket.close()
 
     def _await(self, events: int, timeout_seconds: float) -> bool:

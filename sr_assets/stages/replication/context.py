@@ -34,5 +34,10 @@ class CopyContext:
 
     @property
     def writers(self) -> Path:
-        """The folder of this stream's writers: their locks, the batch that may write, the receipt."""
-        return (self.folder / "writers" / self.stream.asset_prefix[1]).resolve()
+        """The folder of this stream's writers."""
+        return writers_folder(self.folder, self.stream)
+
+
+def writers_folder(site: Path, stream: StreamSettings) -> Path:
+    """Return the folder of a stream's writers, in its site's: their locks, the batch that may write, its fence, the receipt."""
+    return (site / "writers" / stream.asset_prefix[1]).resolve()

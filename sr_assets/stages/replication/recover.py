@@ -23,8 +23,9 @@ from sr_assets.domain.availability import Advisory, read_message
 from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.subjects import advisory_pattern
-from sr_assets.stages.replication.context import CopyContext
+from sr_assets.stages.replication.context import CopyContext, writers_folder
 from sr_assets.stages.replication.copies import check_source, find_copies, read_stream
+from sr_assets.stages.replication.fencing import settle_fence
 from sr_assets.stages.replication.lost import stage_open_batch
 from sr_assets.stages.replication.rebuilding import Rebuilt, continue_counters, keep_known_nodes, rebuild_nodes
 from sr_assets.stages.replication.unsettled import find_unsettled
@@ -69,6 +70,7 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
             )
         source = site.clusters.connect(stream.source).stream_info(stream.stream)
         site.clock.set(source.ts_ns)
+        settle_fence(writers_folder(site.folder, stream), stream.target)
         copies, rebuilt = find_copies(site, stream, source), Rebuilt()
         if not len(copies):
             raise RunError(

@@ -15,10 +15,12 @@ import pyarrow as pa
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.copying.receipt import Receipt
+from sr_assets.adapters.spark.remote import copy_remotely
 from sr_assets.adapters.spark.sink import await_writers, write_copies, writers_at_work
 from sr_assets.adapters.spark.source import FORMAT
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.positions import SequenceRange
+from sr_assets.stages.replication.fencing import fenced, settle_fence
 from sr_assets.stages.source.reading import average_bytes
 from sr_assets.stages.tracking.node_snapshots import staging_folder
 
@@ -60,6 +62,7 @@ class Writers:
             # Joining the session interrupts them; a task that cannot be interrupted sees that another batch has begun.
             self._context.spark.session()
             await_writers(writers)
+        settle_fence(writers, self._stream.target)
 
     def write(self, rows: pa.Table | SequenceRange) -> Receipt:
         """Copy the messages that the rows name (sequence, of a tracked stream also node): many in Spark, a few here.
@@ -71,7 +74,10 @@ class Writers:
             raise TransientError(f"target stream {stream.target_stream} was made again while a batch was under way")
         receipt_file = context.writers / "receipt.json"
         plan = self._plan(str(receipt_file))
-        if context.spark.needed(len(rows), len(rows) * average_bytes(self._source)):
+        if context.spark.remote:
+            with context.spark.use() as session, fenced(plan, context.writers, stream.target, stream.workers) as behind:
+                receipt = copy_remotely(session, self._spread(session, rows), behind)
+        elif context.spark.needed(len(rows), len(rows) * average_bytes(self._source)):
             receipt_file.unlink(missing_ok=True)
             with context.spark.use() as session:
                 self._spread(session, rows).write.format(FORMAT).mode("append").options(**plan.encode()).save()

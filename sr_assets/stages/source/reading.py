@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sr_assets.adapters.spark.remote import read_remotely
 from sr_assets.adapters.spark.source import FORMAT, read_here
 from sr_assets.adapters.state.gaps import MOST_ROWS, gap_row
 from sr_assets.domain.errors import TransientError
@@ -153,7 +154,10 @@ class Reader:
             return read_here(options).sort_by("sequence")
         options["partitions"] = str(partitions(len(wanted), self._spark.cores()))
         with self._spark.use() as session:
-            table = session.read.format(FORMAT).options(**options).load().toArrow()
+            if self._spark.remote:
+                table = read_remotely(session, options)
+            else:
+                table = session.read.format(FORMAT).options(**options).load().toArrow()
         return table.sort_by("sequence")
 
 

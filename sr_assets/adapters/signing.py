@@ -1,0 +1,86 @@
+"""Signing with an nkey in plain Python, for Spark's workers that have no library for it. RFC 8032, section 5.1.
+
+Slower than a library, and its time depends on the key: only for the one signature of a login. Not here: where `nkeys` is
+installed (`login`).
+"""
+
+import base64
+import binascii
+import hashlib
+from typing import Final, Self
+
+_P: Final = 2**255 - 19
+_ORDER: Final = 2**252 + 27742317777372353535851937790883648493
+_D: Final = -121665 * pow(121666, -1, _P) % _P
+_USER: Final = 20 << 3
+
+#: A point in extended coordinates: x = X/Z, y = Y/Z, T = XY/Z.
+_Point = tuple[int, int, int, int]
+
+
+def _add(a: _Point, b: _Point) -> _Point:
+    e, f = (a[1] - a[0]) * (b[1] - b[0]) % _P, (a[1] + a[0]) * (b[1] + b[0]) % _P
+    g, h = 2 * a[3] * b[3] * _D % _P, 2 * a[2] * b[2] % _P
+    i, j, k, m = f - e, h - g, h + g, f + e
+    return i * j % _P, k * m % _P, j * k % _P, i * m % _P
+
+
+def _times(number: int, point: _Point) -> _Point:
+    result: _Point = (0, 1, 1, 0)
+    while number:
+        if number & 1:
+            result = _add(result, point)
+        point, number = _add(point, point), number >> 1
+    return result
+
+
+def _encoded(point: _Point) -> bytes:
+    inverse = pow(point[2], -1, _P)
+    x, y = point[0] * inverse % _P, point[1] * inverse % _P
+    return (y | (x & 1) << 255).to_bytes(32, "little")
+
+
+def _base() -> _Point:
+    y = 4 * pow(5, -1, _P) % _P
+    square = (y * y - 1) * pow(_D * y * y + 1, -1, _P) % _P
+    x = pow(square, (_P + 3) // 8, _P)
+    if x * x % _P != square:
+        x = x * pow(2, (_P - 1) // 4, _P) % _P
+    x = _P - x if x & 1 else x
+    return x, y, 1, x * y % _P
+
+
+def _number(*parts: bytes) -> int:
+    return int.from_bytes(hashlib.sha512(b"".join(parts)).digest(), "little") % _ORDER
+
+
+class PlainKey:
+    """A user's key pair with what a login uses of `nkeys.KeyPair`."""
+
+    def __init__(self, seed: bytes) -> None:
+        """Take the 32 bytes of the seed."""
+        digest = hashlib.sha512(seed).digest()
+        clamped = bytes([digest[0] & 248, *digest[1:31], digest[31] & 127 | 64])
+        self._secret, self._prefix = int.from_bytes(clamped, "little"), digest[32:]
+        self._public = _encoded(_times(self._secret, _base()))
+
+    @classmethod
+    def decode(cls, seed: bytes) -> Self:
+        """Read an encoded seed (`SU…`); raises ValueError when it is none."""
+        raw = base64.b32decode(seed + b"=" * (-len(seed) % 8))
+        if binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little") != raw[-2:]:
+            raise ValueError("not a seed")
+        return cls(raw[2:-2])
+
+    @property
+    def public_key(self) -> bytes:
+        """The public half, as the server knows the user (`U…`)."""
+        raw = bytes([_USER]) + self._public
+        return base64.b32encode(raw + binascii.crc_hqx(raw, 0).to_bytes(2, "little")).rstrip(b"=")
+
+    def sign(self, text: bytes) -> bytes:
+        """Return the signature of a text."""
+        nonce = _number(self._prefix, text)
+        commitment = _encoded(_times(nonce, _base()))
+        answer = (nonce + _number(commitment, self._public, text) * self._secret) % _ORDER
+        return commitment + answer.to_bytes(32, "little")

@@ -1,0 +1,175 @@
+"""What runs on the executors of a cluster: reading a range, copying a part of a batch, trying what is there and in reach.
+
+Each job has its connections with it, and returns everything as rows: nothing is left on the machine, and nothing is expected
+there but Python with pyspark, pyarrow, numpy and orjson. Not here: how jobs get there (`spark.shipping`), what becomes of
+their rows (`spark.remote`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sr_assets.adapters.connection_file import PackedConnection, open_connection, unpacked
+from sr_assets.adapters.copying.fence import Lease
+from sr_assets.adapters.copying.receipt import Receipt
+from sr_assets.domain.errors import SrAssetsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import pyarrow as pa
+
+    from sr_assets.adapters.copying.plan import CopyPlan
+    from sr_assets.adapters.spark.source import RangePartition
+
+#: One row of a writer's result: a piece of the file `name`, or its receipt, where `name` is RECEIPT.
+COPIED_SCHEMA: Final = "part long, name string, content binary"
+#: One row for each link that an executor tried; `error` is null where it works.
+TRIED_SCHEMA: Final = "executor string, link string, error string"
+RECEIPT: Final = "receipt"
+_PIECE_BYTES: Final = 1 << 20
+_MODULES: Final = ("pyarrow", "numpy", "orjson")
+#: A task that tries something stays so long, so that the next one goes to another executor.
+_STAY_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadJob:
+    """Reads the ranges whose numbers are a task's rows, as the data source does with these options."""
+
+    options: dict[str, str]
+    partitions: tuple[RangePartition, ...]
+    connection: PackedConnection
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the messages' rows."""
+        from sr_assets.adapters.spark.source import JetStreamReader
+
+        with unpacked(self.connection) as file:
+            reader = JetStreamReader({**self.options, "connection": file})
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    yield from reader.read(self.partitions[number])
+
+
+@dataclass(frozen=True, slots=True)
+class CopyJob:
+    """Copies the messages that a task's rows name, behind the fence of its plan; yields COPIED_SCHEMA."""
+
+    plan: CopyPlan
+    source: PackedConnection
+    target: PackedConnection
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the receipt, and the staged files in pieces."""
+        from pyspark import TaskContext
+
+        from sr_assets.adapters.spark.sink import rows_of, write_copies
+
+        rows, context = rows_of(batches), TaskContext.get()
+        part = context.partitionId() if context else 0
+        if not rows:
+            return
+        with (
+            tempfile.TemporaryDirectory(prefix="sr-assets-") as folder,
+            unpacked(self.source) as source,
+            unpacked(self.target) as target,
+        ):
+            staging = Path(folder, "staged")
+            plan = replace(
+                self.plan,
+                connection=target,
+                source_connection=source,
+                folder=folder,
+                staging=str(staging) if self.plan.staging else None,
+            )
+            Path(folder, "batch").write_text(plan.batch)
+            with Lease(plan, part):
+                receipt = write_copies(plan, rows, part)
+            yield _copied(part, RECEIPT, receipt.encode().encode())
+            for file in sorted(staging.rglob("*.parquet")):
+                with file.open("rb") as content:
+                    for piece in iter(lambda: content.read(_PIECE_BYTES), b""):
+                        yield _copied(part, str(file.relative_to(staging)), piece)
+
+
+def _copied(part: int, name: str, content: bytes) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    columns = {"part": pa.array([part], pa.int64()), "name": [name], "content": pa.array([content], pa.binary())}
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def take_result(rows: pa.Table, staging: Path | None) -> Receipt:
+    """Add up the receipts among COPIED_SCHEMA, and write the files there, each complete or not at all."""
+    total = Receipt()
+    drafts: dict[Path, Path] = {}
+    columns = (rows[name].to_pylist() for name in ("part", "name", "content"))
+    for (_, name), pieces in itertools.groupby(zip(*columns, strict=True), key=lambda row: row[:2]):
+        if name == RECEIPT:
+            for _, _, content in pieces:
+                total.add(Receipt.decode(content))
+        elif staging is not None:
+            file = staging / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            drafts[file] = file.with_name(f".{file.name}")
+            with drafts[file].open("wb") as output:
+                output.writelines(content for _, _, content in pieces)
+    for file, draft in drafts.items():
+        draft.replace(file)
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class TryJob:
+    """Tries on an executor whether it has the modules a task needs and reaches each server; yields TRIED_SCHEMA."""
+
+    links: Mapping[str, PackedConnection]
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield a row for each link, and one for the modules with the link's name left empty."""
+        import pyarrow as pa
+
+        began = time.monotonic()
+        for _ in batches:
+            tried = [("", _missing_modules()), *((label, _try_link(link)) for label, link in self.links.items())]
+            executor = f"{socket.gethostname()} ({Path.cwd().name}, pid {os.getppid()})"
+            columns = {
+                "executor": pa.array([executor] * len(tried), pa.string()),
+                "link": pa.array([label for label, _ in tried], pa.string()),
+                "error": pa.array([error for _, error in tried], pa.string()),
+            }
+            yield pa.RecordBatch.from_pydict(columns)
+        if self.links:
+            time.sleep(max(0.0, began + _STAY_SECONDS - time.monotonic()))
+
+
+def _missing_modules() -> str | None:
+    """Return which module a worker's Python lacks, in one line."""
+    import importlib
+
+    for module in _MODULES:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            return (
+                f"its Python {platform.python_version()} ({sys.executable}) lacks {module} ({error}): install it there"
+            )
+    return None
+
+
+def _try_link(link: PackedConnection) -> str | None:
+    try:
+        with unpacked(link) as file, open_connection(file, "sr-assets check"):
+            return None
+    except SrAssetsError as error:
+        return str(error)

@@ -1,0 +1,257 @@
+"""A Spark cluster that shares nothing with us: a standalone master, workers, and if wanted a Connect server on it.
+
+Its processes run as another user (`nobody`) where the tests run as root, in a folder of their own, with a Python that has
+what workers need and nothing of ours. Otherwise, or where that user could not read the packages, they run as our own user with
+another home and working directory. Here: starting, killing, stopping. Not here: what is expected of it (the tests).
+"""
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import psutil
+import pyspark
+
+from sr_assets.adapters.spark.java import find_java
+from sr_assets_tests.rig import wait_until
+
+_USER = "nobody"
+#: What docs/operations.md asks a worker's Python for, with what these bring along.
+_NEEDED = ("pyspark", "py4j", "pyarrow", "numpy", "numpy.libs", "orjson")
+_SPARK = Path(pyspark.__file__).parent
+_DEPLOY = "org.apache.spark.deploy"
+_CONNECT = "org.apache.spark.sql.connect.service.SparkConnectServer"
+HOST = "127.0.0.1"
+
+
+class SparkCluster:
+    """A master and two workers of one core each, started by `with`."""
+
+    def __init__(self) -> None:
+        """Make its folder; nothing is started."""
+        self.folder = Path(tempfile.mkdtemp(prefix="spark-cluster-"))
+        self._port = free_port()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.user: str | None = None
+
+    @property
+    def mode(self) -> str:
+        """The cluster as `spark.mode` names it."""
+        return f"spark://{HOST}:{self._port}"
+
+    @property
+    def python(self) -> str:
+        """The workers' Python, as `spark.pyspark.python` names it."""
+        return str(self.folder / "bin" / "python3")
+
+    @property
+    def config(self) -> dict[str, str]:
+        """What the block `spark.config` needs for it."""
+        return {"spark.pyspark.python": self.python}
+
+    def __enter__(self) -> Self:
+        """Start the master and two workers, and wait until both belong to it."""
+        self._prepare()
+        daemons = ["--host", HOST, "--webui-port", "0"]
+        self._start("master", f"{_DEPLOY}.master.Master", *daemons, "--port", str(self._port))
+        wait_until(lambda: listens(self._port), "the master")
+        for number in (1, 2):
+            self.start_worker(f"worker{number}")
+        for number in (1, 2):
+            self._await_line(f"worker{number}", "Successfully registered")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop everything and remove the folder."""
+        self._kill([each for process in self._processes for each in family(process.pid)])
+        for process in self._processes:
+            process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def start_worker(self, name: str) -> None:
+        """Start a worker with one core."""
+        shape = ["--cores", "1", "--memory", "1g", "--work-dir", str(self.folder / "work" / name)]
+        self._start(name, f"{_DEPLOY}.worker.Worker", "--host", HOST, "--webui-port", "0", *shape, self.mode)
+
+    @contextlib.contextmanager
+    def connect(self) -> Iterator[str]:
+        """Run a Connect server, whose tasks run on the workers, inside `with`; yields it as `spark.mode` names it."""
+        port, events = free_port(), self.folder / "work" / "events"
+        events.mkdir()
+        events.chmod(0o777)
+        options = {
+            "spark.master": self.mode,
+            "spark.connect.grpc.binding.address": HOST,
+            "spark.connect.grpc.binding.port": str(port),
+            "spark.driver.host": HOST,
+            "spark.driver.memory": "512m",
+            "spark.executor.memory": "512m",
+            "spark.ui.enabled": "false",
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.compress": "false",
+            "spark.eventLog.dir": events.as_uri(),
+        }
+        settings = [part for key, value in options.items() for part in ("--conf", f"{key}={value}")]
+        self._start("connect", f"{_DEPLOY}.SparkSubmit", *settings, "--class", _CONNECT, "spark-internal")
+        server = self._processes[-1]
+        try:
+            wait_until(lambda: listens(port), "the Connect server")
+            yield f"sc://{HOST}:{port}"
+        finally:
+            self._kill(family(server.pid))
+
+    @property
+    def events(self) -> str:
+        """The event log of the Connect server."""
+        files = (file for file in (self.folder / "work" / "events").rglob("*") if file.is_file())
+        return "".join(file.read_text(errors="replace") for file in files)
+
+    def python_without(self, package: str) -> str:
+        """Return another Python for the workers, which lacks a package."""
+        packages = self.folder / f"without-{package}"
+        packages.mkdir()
+        for link in (self.folder / "packages").iterdir():
+            if link.name != package:
+                (packages / link.name).symlink_to(link.readlink())
+        program = self.folder / "bin" / packages.name
+        program.write_text(Path(self.python).read_text().replace(str(self.folder / "packages"), str(packages)))
+        program.chmod(0o755)
+        packages.chmod(0o755)
+        return str(program)
+
+    def executors(self) -> list[psutil.Process]:
+        """Return the executors' Java processes."""
+        return self._named("CoarseGrainedExecutorBackend")
+
+    def workers(self) -> list[psutil.Process]:
+        """Return the workers' Java processes."""
+        return self._named("worker.Worker")
+
+    def pythons(self) -> list[psutil.Process]:
+        """Return the Python processes of the executors."""
+        return self._named("pyspark.daemon")
+
+    def kill(self, process: psutil.Process) -> None:
+        """Kill a process and all that it has started."""
+        self._kill(family(process.pid))
+
+    def _named(self, text: str) -> list[psutil.Process]:
+        found = []
+        for process in (each for parent in self._processes for each in family(parent.pid)):
+            with contextlib.suppress(psutil.Error):
+                if text in " ".join(process.cmdline()) and process.name() != "bash":
+                    found.append(process)
+        return found
+
+    def _kill(self, processes: list[psutil.Process]) -> None:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+        psutil.wait_procs(processes, timeout=10)
+
+    def _prepare(self) -> None:
+        """Make the folder: a Python, a Java, and links to the packages that workers need."""
+        packages, programs = self.folder / "packages", self.folder / "bin"
+        packages.mkdir()
+        programs.mkdir()
+        (self.folder / "work").mkdir()
+        for name in _NEEDED:
+            if (package := Path(sysconfig.get_path("purelib"), name)).exists():
+                (packages / name).symlink_to(package)
+        self._java = find_java(self.folder)
+        self.folder.chmod(0o755)
+        for path in [self.folder, *self.folder.rglob("*")]:
+            if not path.is_symlink():
+                path.chmod(0o755)
+        for user in (_USER, None):
+            for python in (os.path.realpath(sys.executable), f"/usr/bin/python3.{sys.version_info.minor}"):
+                if (user is None or os.geteuid() == 0) and self._works(python, packages, user):
+                    self.user = user
+                    self._give_away()
+                    return
+        raise AssertionError("no Python that imports what workers need")
+
+    def _works(self, python: str, packages: Path, user: str | None) -> bool:
+        """Write the workers' Python, and return whether a user can work with it."""
+        program = Path(self.python)
+        program.write_text(f'#!/bin/sh\nPYTHONPATH="{packages}:$PYTHONPATH" exec "{python}" -s "$@"\n')
+        program.chmod(0o755)
+        needed = [name for name in _NEEDED if "." not in name]
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            tried = [self.python, "-c", f"import {', '.join(needed)}"]
+            done = subprocess.run(
+                tried, user=user, cwd=self.folder, env=self._environ, capture_output=True, check=False, timeout=60
+            )
+            return done.returncode == 0
+        return False
+
+    def _give_away(self) -> None:
+        if self.user is not None:
+            entry = pwd.getpwnam(self.user)
+            for path in [self.folder, *self.folder.rglob("*")]:
+                os.chown(path, entry.pw_uid, entry.pw_gid, follow_symlinks=False)
+
+    @property
+    def _environ(self) -> dict[str, str]:
+        return {
+            "PATH": f"{self.folder / 'bin'}:/usr/bin:/bin",
+            "HOME": str(self.folder),
+            "TMPDIR": str(self.folder / "work"),
+            "JAVA_HOME": str(self._java),
+            "SPARK_HOME": str(_SPARK),
+            "SPARK_CONF_DIR": str(self.folder / "work"),
+            "SPARK_LOCAL_DIRS": str(self.folder / "work"),
+            "SPARK_LOCAL_IP": HOST,
+            "SPARK_DAEMON_MEMORY": "256m",
+            "PYSPARK_PYTHON": self.python,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "MALLOC_ARENA_MAX": "2",
+        }
+
+    def _start(self, name: str, main: str, *arguments: str) -> None:
+        with (self.folder / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [str(_SPARK / "bin" / "spark-class"), main, *arguments],
+                env=self._environ,
+                cwd=self.folder / "work",
+                user=self.user,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self._processes.append(process)
+
+    def _await_line(self, name: str, text: str) -> None:
+        wait_until(lambda: text in (self.folder / f"{name}.log").read_text(), f"{name}: {text}")
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """Return a process and all that it has started; none when it has ended."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def free_port() -> int:
+    """Return a port that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    """Return whether somebody listens there."""
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
