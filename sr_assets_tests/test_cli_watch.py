@@ -92,6 +92,7 @@ def test_a_watched_table_is_replaced_until_an_interrupt_which_is_no_error(
     window = terminal(8, 60, "nodes", "--watch", "0.1")
     window.await_text("web1.example.net")
     publish(home, [node_row(f"db{number}.example.net", "timeout", 0) for number in range(20)], [])
+    window.await_text("db0.example.net")
     window.await_text("lines more")
     assert window.end(signal.SIGINT) == 0
     shown, _, last = window.shown.partition(_ALTERNATE[1])
