@@ -105,11 +105,11 @@ def inspect(
 ) -> tuple[str | None, bool]:
     """Return a message's sender and whether it forces a copy, parsing the payload at most once.
 
-    Only JSON `true` at `force_path` forces one; presence, `"true"` or 1 are not enough. A heartbeat has no sender: it is
-    copied and nobody is tracked by it.
+    Only JSON `true` at `force_path` forces one; presence, `"true"` or 1 are not enough. A heartbeat is forced and has no
+    sender: nobody is tracked by it. Nothing else has both: what names no sender is copied anyway.
     """
     if is_heartbeat(headers):
-        return None, False
+        return None, True
     if force_path is None:
         return extractor.extract(subject, headers, payload), False
     document = _parse_object(payload)
@@ -117,7 +117,7 @@ def inspect(
         sender = _sender_at(extractor.path, document, payload)
     else:
         sender = extractor.extract(subject, headers, payload)
-    return sender, _lookup(force_path, document) is True
+    return sender, sender is not None and _lookup(force_path, document) is True
 
 
 def _parse_object(payload: bytes) -> dict[str, Any] | None:

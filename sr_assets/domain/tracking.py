@@ -48,6 +48,7 @@ class Reason(StrEnum):
     INTERVAL = "interval"
     SAMPLED = "sampled"
     NO_SENDER = "no_sender"
+    HEARTBEAT = "heartbeat"
     ALL = "all"
 
 
@@ -138,6 +139,7 @@ SIZE = Decision(True, Reason.SIZE)
 INTERVAL = Decision(True, Reason.INTERVAL)
 SAMPLED = Decision(False, Reason.SAMPLED)
 NO_SENDER = Decision(True, Reason.NO_SENDER)
+HEARTBEAT = Decision(True, Reason.HEARTBEAT)
 ALL = Decision(True, Reason.ALL)
 
 # Looked up once: enum attribute access is slow in the hot loop.
@@ -242,7 +244,7 @@ def _decide(policy: Policy, splay: int, state: NodeState, sighting: Sighting, at
 
 
 def untracked(stored_ns: int, cutoff_ns: int | None, otherwise: Decision = NO_SENDER) -> Decision:
-    """Decide on a message without a tracked sender: skipped when too old, else `otherwise` (`NO_SENDER`, or `ALL`)."""
+    """Decide on a message without a tracked sender: skipped when too old, else `otherwise`, which says why."""
     return TOO_OLD if cutoff_ns is not None and stored_ns < cutoff_ns else otherwise
 
 

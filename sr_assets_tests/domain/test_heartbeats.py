@@ -27,5 +27,5 @@ def test_clocks_that_differ_show_and_what_is_unreadable_is_not_there() -> None:
 def test_a_heartbeat_is_known_by_its_header_and_is_nobodys() -> None:
     assert is_heartbeat(OWN + b"\r\n")
     assert not is_heartbeat(b"NATS/1.0\r\nX: Choria-SR-Subject: a\r\n\r\n")
-    assert inspect(SubjectToken(-1), None, "hb.a", OWN + b"\r\n", b"1") == (None, False)
+    assert inspect(SubjectToken(-1), None, "hb.a", OWN + b"\r\n", b"1") == (None, True)
     assert inspect(SubjectToken(-1), None, "hb.a", b"", b"1") == ("hb.a", False)

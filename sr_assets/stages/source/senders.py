@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.wire import Connection, read_range
 from sr_assets.domain.errors import RunError
+from sr_assets.domain.heartbeats import is_heartbeat
 from sr_assets.domain.positions import SequenceRange
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ def try_senders(stream: StreamSettings, source: Cluster, info: StreamInfo) -> st
     direct = info.supports_batched_direct_get
     with Connection(stream.source, "sr-assets check") as connection:
         lists = read_range(connection, stream.stream, wanted, filter_subject=stream.filter_subject, direct=direct)
-        senders = [extractor.extract(m.subject, m.headers, m.payload) for messages in lists for m in messages]
+        messages = [message for part in lists for message in part if not is_heartbeat(message.headers)]
+    senders = [extractor.extract(message.subject, message.headers, message.payload) for message in messages]
     named = [sender for sender in senders if sender is not None]
     counted = f"{len(named)} of the newest {len(senders)} messages have one"
     if len(named) * 2 < len(senders):

@@ -11,19 +11,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sr_assets.adapters.state.counters import Counter
-from sr_assets.domain.tracking import NO_SENDER, Reason, untracked
+from sr_assets.domain.tracking import HEARTBEAT, NO_SENDER, Reason, untracked
 
 if TYPE_CHECKING:
     from sr_assets.adapters.state.records import StreamState
 
-_COPIED: Final = pa.array(
-    [reason.value for reason in (Reason.NEW, Reason.FORCED, Reason.SIZE, Reason.INTERVAL, Reason.NO_SENDER)]
-)
+_NOT_COPIED: Final = pa.array([reason.value for reason in (Reason.SAMPLED, Reason.TOO_OLD)])
 
 
 def due_copies(decisions: pa.Table) -> pa.Table:
     """Return the copies that are due, rows of `decide`: sequence, node, payload_bytes."""
-    return decisions.filter(pc.is_in(decisions["reason"], _COPIED)).select(["sequence", "node", "payload_bytes"])
+    skipped = pc.is_in(decisions["reason"], _NOT_COPIED)
+    return decisions.filter(pc.invert(skipped)).select(["sequence", "node", "payload_bytes"])
 
 
 def decide(sightings: pa.Table, folded: pa.Table, cutoff_ns: int | None) -> pa.Table:
@@ -31,7 +30,10 @@ def decide(sightings: pa.Table, folded: pa.Table, cutoff_ns: int | None) -> pa.T
     decided = folded.filter(pc.is_valid(folded["reason"]))
     tracked = pa.table({"sequence": decided["decided"], "node": decided["sender"], "reason": decided["reason"]})
     strangers = sightings.filter(pc.is_null(sightings["sender"]))
-    reasons = [untracked(ns, cutoff_ns, NO_SENDER).reason.value for ns in strangers["stored_ns"].to_pylist()]
+    reasons = [
+        untracked(stored_ns, cutoff_ns, HEARTBEAT if forced else NO_SENDER).reason.value
+        for stored_ns, forced in zip(strangers["stored_ns"].to_pylist(), strangers["forced"].to_pylist(), strict=True)
+    ]
     nodes = pa.nulls(strangers.num_rows, pa.string())
     others = pa.table({"sequence": strangers["sequence"], "node": nodes, "reason": pa.array(reasons, pa.string())})
     both = pa.concat_tables([tracked, others.cast(tracked.schema)])

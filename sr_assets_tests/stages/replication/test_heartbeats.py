@@ -71,6 +71,7 @@ def test_the_table_tells_which_hop_of_a_tree_was_delayed(rig: Rig, tmp_path: Pat
         copies = rig.copies(stream)
         assert len(copies) == 3, "always copied"
         assert rig.rows("last_seen_nodes") == [], "never tracked"
+        assert rig.row("replication")["no_sender_messages"] == 0
         took_ns = [
             copy.stored_ns - sent.stored_ns // 10**6 * 10**6
             for copy, sent in zip(copies, rig.stored(stream), strict=True)
