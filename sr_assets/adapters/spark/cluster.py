@@ -12,9 +12,8 @@ import re
 import socket
 import threading
 import time
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, Self
-
-import pyspark
 
 from sr_assets.adapters.spark.config import JAVA_OPTIONS
 from sr_assets.adapters.spark.shipping import package_archive
@@ -31,7 +30,9 @@ _CONNECT_SECONDS: Final = 5.0
 IDLE_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 1.0
 _PORTS: Final = {"spark": 7077, "sc": 15002}
-_SERIES: Final = ".".join(pyspark.__version__.split(".")[:2])
+#: As it is installed: to import Spark for it would slow down every process that only loads the definitions.
+_VERSION: Final = version("pyspark")
+_SERIES: Final = ".".join(_VERSION.split(".")[:2])
 _PYTHON: Final = ".".join(platform.python_version_tuple()[:2])
 
 
@@ -123,7 +124,7 @@ def watched(session: SparkSession) -> Iterator[None]:
             if watch.idle:
                 raise RunError(
                     f"Spark: no executor took a task for {IDLE_SECONDS:g} s: are workers there, of Spark"
-                    f" {pyspark.__version__}, with as many cores and as much memory free as spark.executor.cores and"
+                    f" {_VERSION}, with as many cores and as much memory free as spark.executor.cores and"
                     " spark.executor.memory ask for, and can they reach this host?"
                 ) from None
             raise

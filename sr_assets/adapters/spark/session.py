@@ -17,7 +17,6 @@ from sr_assets.adapters.private import own_folder
 from sr_assets.adapters.spark.cluster import check_series, cluster_config, explained, reach_cluster, ship_package, shown
 from sr_assets.adapters.spark.config import child_environment, engine_config, is_cluster, source_digest
 from sr_assets.adapters.spark.engine import Engine, start_engine
-from sr_assets.adapters.spark.remote import try_remotely
 from sr_assets.domain.errors import EngineLostError, ExecutorLostError, RunError, TransientError
 
 if TYPE_CHECKING:
@@ -73,6 +72,9 @@ def _open_on_cluster(settings: SparkSettings, home: Path, site: str) -> SparkSes
         else:
             session = _classic(mode, settings, home, cluster_config(address, folder))
         ship_package(session, folder)
+        # It imports Spark, which a process that only loads the definitions does without.
+        from sr_assets.adapters.spark.remote import try_remotely
+
         for executor, _, error in try_remotely(session, {}):
             if error is not None:
                 raise RunError(f"Spark executor on {executor}: {error}")

@@ -88,7 +88,7 @@ def test_others_may_read_what_is_published_if_they_may_at_all_and_nothing_else(r
     rig.publish(stream, [Sent(b"{}", "n2")])
     rig.drain(published_mode="0640")
     assert len([name for name in others() if name.startswith("snapshots") and name.endswith(".parquet")]) == 2
-    folders = [rig.home / name for name in ("published", "snapshots", "availability")]
+    folders = [rig.home / name for name in ("published", "snapshots", "availability", "inventory")]
     viewed = [path for folder in folders for path in (folder, *folder.rglob("*"))]
     expected = {str(path.relative_to(rig.home)): 0o750 if path.is_dir() else 0o640 for path in viewed}
     assert others() == {"fleet.duckdb": 0o640, **expected}
@@ -118,14 +118,17 @@ def test_the_history_of_a_node_is_asked_for_like_its_newest_message(rig: Rig) ->
     rig.publish(stream, [*(Sent(b'{"n": %d}' % (10**n), "web1") for n in range(5)), Sent(b"\xff", "web2")])
     rig.drain("A1%b=c")
     columns = rig.rows("SELECT column_name, column_type FROM (DESCRIBE node_snapshots)")
-    assert rig.rows("SELECT column_name, column_type FROM (DESCRIBE node_snapshot_history)") == columns
+    history = rig.rows("SELECT column_name, column_type FROM (DESCRIBE node_snapshot_history)")
+    assert history == [*columns, {"column_name": "date", "column_type": "DATE"}]
     rows = rig.rows(
         "SELECT name, stream, sequence, CAST(payload->>'n' AS INTEGER) AS n FROM node_snapshot_history"
         " WHERE node = 'web1' ORDER BY stored_at"
     )
     assert [tuple(row.values()) for row in rows] == [("A1%b=c", stream, n + 1, 10**n) for n in range(5)]
     newest = rig.rows("SELECT * FROM node_snapshots ORDER BY node")
-    assert newest == rig.rows("SELECT * FROM node_snapshot_history WHERE sequence IN (5, 6) ORDER BY node")
+    assert newest == rig.rows(
+        "SELECT * EXCLUDE (date) FROM node_snapshot_history WHERE sequence IN (5, 6) ORDER BY node"
+    )
 
 
 def test_files_staged_by_a_run_that_ended_there_are_indexed_by_the_next(rig: Rig) -> None:
