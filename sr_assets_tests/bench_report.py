@@ -101,6 +101,15 @@ def _availability_rows(computed: dict[str, Any]) -> Iterator[tuple[str, str, str
     yield f"the same {computed['rows']:,} rows in SQL", f"{differing} differ", "0", differing == 0
 
 
+def _unread_rows(unread: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]]:
+    workload = f"{unread['messages']:,} messages of {unread['senders']:,} known senders, nobody due"
+    for size, label in (("512", "512 B"), ("7k", "7 KB"), ("64k", "64 KB")):
+        by_field, by_subject = (unread[f"{way}_{size}_per_second"] for way in ("field", "subject"))
+        yield f"{workload}, {label}: by subject (by JSON field {by_field:,}/s)", f"{by_subject:,}/s", "", None
+    ratio = unread["large_to_small"]
+    yield "by subject, 64 KB beside 512 B", f"{ratio} x", "≥ 0.8 x", ratio >= 0.8
+
+
 def _silence_rows(silence: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]]:
     nodes, more = silence["nodes"], silence["more_mib"]
     yield f"{nodes:,} nodes fall silent at once: committed, tables published", f"{silence['swept_seconds']} s", "", None
@@ -158,6 +167,7 @@ def _rows(figures: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]
             "" if target is None else f"≥ {target:,}/s",
             None if target is None else rate >= target,
         )
+    yield from _unread_rows(figures["unread"])
     backlog = figures["backlog"]
     workload = f"{backlog['long_messages']:,} messages of 1 KB behind, {backlog['senders']:,} senders"
     yield (

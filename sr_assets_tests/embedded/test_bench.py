@@ -64,6 +64,12 @@ def test_of_a_known_fleet_one_message_in_ten_is_due(bench: Bench) -> None:
     assert all(rate > 0 for rate in rates(figures))
 
 
+def test_a_fleet_sampled_by_subject(bench: Bench) -> None:
+    figures = sampling.measure_unread(bench, 30, 10)
+    assert len(rates(figures)) == 6
+    assert all(rate > 0 for rate in rates(figures))
+
+
 def test_a_backlog_is_measured_beside_a_tenth_of_it(bench: Bench) -> None:
     figures = sampling.measure_backlog(bench, 1_000, 50)
     assert (figures["short_messages"], figures["long_messages"]) == (100, 1_000)

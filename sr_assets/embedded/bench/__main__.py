@@ -32,7 +32,7 @@ from sr_assets.embedded.bench.links import measure_links, measure_report
 from sr_assets.embedded.bench.outage import measure_queue, measure_transitions
 from sr_assets.embedded.bench.publication import measure_publication
 from sr_assets.embedded.bench.rig import Bench, open_bench
-from sr_assets.embedded.bench.sampling import measure_backlog, measure_sampled, measure_tracked
+from sr_assets.embedded.bench.sampling import measure_backlog, measure_sampled, measure_tracked, measure_unread
 from sr_assets.embedded.bench.scrape import measure_scrape
 from sr_assets.embedded.bench.silence import measure_silence
 from sr_assets.embedded.bench.sites import measure_sites
@@ -51,6 +51,7 @@ WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "sampled_512": lambda bench, scale: measure_sampled_of(bench, scale, 512),
     "sampled_7k": lambda bench, scale: measure_sampled_of(bench, scale, 7_000),
     "sampled_64k": lambda bench, scale: measure_sampled_of(bench, scale / 10, 64_000),
+    "unread": lambda bench, scale: measure_unread(bench, int(40_000 * scale), int(10_000 * scale)),
     "backlog": lambda bench, scale: measure_backlog(bench, int(1_000_000 * scale), int(100_000 * scale)),
     "tracked_10k": lambda bench, _: measure_tracked(bench, 10_000),
     "tracked_100k": lambda bench, _: measure_tracked(bench, 100_000),

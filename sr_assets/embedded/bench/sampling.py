@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 _HOUR_NS: Final = 3_600_000_000_000
 _NEW_MESSAGES: Final = 1_000
 _SHORT_SHARE: Final = 10
-_KEYS: Final = {"inspect_field": "sender", "inspect_duration": "1h", "warn_duration": "30m"}
+_RULES: Final = {"inspect_duration": "1h", "warn_duration": "30m"}
+_KEYS: Final = {"inspect_field": "sender", **_RULES}
+_WAYS: Final[dict[str, dict[str, Any]]] = {"subject": {"inspect_subject_token": 2, **_RULES}, "field": _KEYS}
+_SIZES: Final = {512: "512", 7_000: "7k", 64_000: "64k"}
 
 
 def measure_sampled(bench: Bench, messages: int, senders: int, payload_bytes: int) -> dict[str, Any]:
@@ -43,6 +46,34 @@ def measure_sampled(bench: Bench, messages: int, senders: int, payload_bytes: in
         "messages_per_second": round(statistics.median(rates)),
         "all_new_per_second": round(first.messages / first_seconds),
     }
+
+
+def measure_unread(bench: Bench, messages: int, senders: int) -> dict[str, Any]:
+    """Measure a known fleet of which nobody is due, by subject and by JSON field, at three sizes; medians of three rounds.
+
+    By subject payloads stay at the source. All that a run does besides is the same.
+    """
+    entries, rates = {}, {}
+    for way, keys in _WAYS.items():
+        for size, label in _SIZES.items():
+            stream = f"{way}_{label}".upper()
+            bench.create(bench.source, stream)
+            bench.publish(stream, senders, senders, size)
+            entries[stream] = {"stream": stream, "target_subject_prefix": stream.lower(), **keys}
+            rates[stream] = (size, list[float]())
+    settings = bench.settings(list(entries.values()))
+    for stream in entries:
+        bench.run(settings, stream)
+    for _ in range(ROUNDS):
+        for stream, (size, measured) in rates.items():
+            bench.publish(stream, messages, senders, size)
+            report, seconds = bench.run(settings, stream)
+            measured.append(report.messages / seconds)
+    figures: dict[str, Any] = {"messages": messages, "senders": senders}
+    for stream, (_, measured) in rates.items():
+        figures[f"{stream.lower()}_per_second"] = round(statistics.median(measured))
+    figures["large_to_small"] = round(figures["subject_64k_per_second"] / figures["subject_512_per_second"], 2)
+    return figures
 
 
 def measure_backlog(bench: Bench, messages: int, senders: int) -> dict[str, Any]:
