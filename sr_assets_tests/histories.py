@@ -41,7 +41,7 @@ class Change(NamedTuple):
 Histories = dict[str, list[Change]]
 
 
-class Told(NamedTuple):
+class Message(NamedTuple):
     """A message of a node: when it was stored, and what it says as JSON, inside a registration (`metadata`) or as it is."""
 
     node: str
@@ -87,9 +87,9 @@ def publish(
     histories: Histories,
     watermark_ns: int,
     spans: list[tuple[int, int]] | None = None,
-    told: Sequence[Told] = (),
+    messages: Sequence[Message] = (),
 ) -> None:
-    """Publish a site's nodes with all that happened to them and what they told, as its state and history would have it."""
+    """Publish a site's nodes with all that happened to them and their messages, as its state and history would have it."""
     rows = [
         {
             "event_id": f"{node}/{number}",
@@ -130,16 +130,16 @@ def publish(
                 state.add_rows("transitions", pa.Table.from_pylist(rows))
                 state.nodes(STREAM).merge(pa.Table.from_pylist(states))
             state.nodes(STREAM).save_blind_spans(spans or [])
-            if told:
-                state.snapshot_index(STREAM).add(1, len(told) + 1, store(home, told))
+            if messages:
+                state.snapshot_index(STREAM).add(1, len(messages) + 1, store(home, messages))
         streams = [PublishedStream(STREAM, "COPY", tracked=True)]
         publish_site(home, SITE, state, streams, sites=[SITE], run=Run(watermark_ns, "run"))
 
 
-def store(home: Path, told: Sequence[Told]) -> list[Path]:
+def store(home: Path, messages: Sequence[Message]) -> list[Path]:
     """Write messages into the Parquet history, a file for each UTC date; returns the files."""
     by_date: dict[str, list[dict[str, object]]] = {}
-    for sequence, one in enumerate(told, 1):
+    for sequence, one in enumerate(messages, 1):
         text = json.dumps(one.says)
         stored_at = datetime.fromtimestamp(one.at_ns // SECOND, UTC).replace(microsecond=one.at_ns % SECOND // 1000)
         row = {
@@ -152,7 +152,7 @@ def store(home: Path, told: Sequence[Told]) -> list[Path]:
         by_date.setdefault(stored_at.date().isoformat(), []).append(row)
     files = []
     for when, rows in by_date.items():
-        file = history.stream_folder(home, SITE, STREAM) / f"date={when}" / f"1-{len(told) + 1}.parquet"
+        file = history.stream_folder(home, SITE, STREAM) / f"date={when}" / f"1-{len(messages) + 1}.parquet"
         file.parent.mkdir(parents=True, exist_ok=True)
         parquet.write_table(pa.Table.from_pylist(rows, schema=history.SCHEMA), file)
         files.append(file)

@@ -127,7 +127,7 @@ def test_an_entry_is_at_the_cluster_whose_servers_it_names_with_or_without_the_d
     assert [one.name if one else None for one in ends] == ["city", "hub"]
 
 
-def test_an_entry_that_a_native_mirror_could_replace_is_told_from_the_others(tmp_path: Path) -> None:
+def test_an_entry_that_a_native_mirror_could_replace_is_named(tmp_path: Path) -> None:
     file = tmp_path / "replication.yaml"
 
     def hinted(topology: object = None, **keys: object) -> bool:

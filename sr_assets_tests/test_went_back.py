@@ -38,7 +38,7 @@ LOG = (
 )
 
 
-def test_what_was_read_before_each_beginning_is_told_by_the_last_message() -> None:
+def test_what_was_read_before_each_beginning_is_known_from_the_last_message() -> None:
     past = Past.of("S", [FIRST, SECOND_STORE], LOG)
     assert [(one.beginning, one.sequence, (one.stored_ns - T0) // SECOND) for one in past.read(NOW)] == [
         *((0, 1, 0), (0, 2, 1), (0, 3, 2)),

@@ -1,6 +1,6 @@
 """The file with the runs that failed before they could say so in a site's state: by job, the last such failure.
 
-Here: the file. Not here: which failures are noted (`automation.failures`), who is told (`operate.notify`).
+Here: the file. Not here: which failures are noted (`automation.failures`), who is notified (`operate.notify`).
 """
 
 from __future__ import annotations

@@ -125,16 +125,16 @@ def _origins(settings: Settings, topology: TopologySettings) -> dict[str, dict[d
     for stream in topology.streams:
         # A target of ours may be configured here too.
         keys: dict[dg.AssetKey, dg.AssetSpec | None] = dict.fromkeys(made.get((stream.cluster, stream.stream), ()))
-        for one in stream.upstreams:
-            place = one.cluster, one.stream
-            known = [topology_key(*place)] if place in wanted else made.get(place) or read.get(place)
+        for upstream in stream.upstreams:
+            origin = upstream.cluster, upstream.stream
+            known = [topology_key(*origin)] if origin in wanted else made.get(origin) or read.get(origin)
             if known:
                 keys |= dict.fromkeys(known)
             else:
-                keys[topology_key(*place)] = dg.AssetSpec(
-                    topology_key(*place),
+                keys[topology_key(*origin)] = dg.AssetSpec(
+                    topology_key(*origin),
                     description=documented(
-                        f"JetStream stream {one.stream} of {one.cluster}, made by others.", _DOCUMENT
+                        f"JetStream stream {upstream.stream} of {upstream.cluster}, made by others.", _DOCUMENT
                     ),
                     group_name=GROUP,
                     kinds={"nats"},

@@ -1,6 +1,6 @@
-"""The sensor of failed runs: it names the streams and what to do, and has others told where nothing else does.
+"""The sensor of failed runs: it names the streams and what to do, and notes for `notify` what no site's state says.
 
-A run that fails because of its streams says so in the site's state, which is published and told by `notify`. What stops a
+A run that fails because of its streams says so in the site's state, which is published and which `notify` reports. What stops a
 whole run, before or beside its streams, is in Dagster alone: a state that cannot be read, a full disk, a process that was
 killed. Not here: sending (`operate.notify`).
 """
@@ -47,7 +47,7 @@ def build_failure_sensor(settings: Settings) -> dg.SensorDefinition:
         reason = "; ".join(failures(steps)) if steps else f"{context.failure_event.message}: {_KILLED}"
         where = ", ".join(entry.label for entry in entries) or f"job {run.job_name}"
         context.log.error("%s: %s (run %s)", where, reason, run.run_id)
-        streams = _untold(settings, entries)
+        streams = _unreported(settings, entries)
         if not any(_noted(event) for event in steps) and (streams or not entries):
             note_run_failure(settings.home, _failure(settings, context, site, streams, reason))
 
@@ -62,7 +62,7 @@ def _entries(settings: Settings, site: str | None, selection: Collection[dg.Asse
     ]
 
 
-def _untold(settings: Settings, entries: Sequence[Entry]) -> tuple[str, ...]:
+def _unreported(settings: Settings, entries: Sequence[Entry]) -> tuple[str, ...]:
     """Return the streams that no published error tells of."""
     return tuple(
         entry.stream

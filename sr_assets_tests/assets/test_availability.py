@@ -14,7 +14,7 @@ from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError
 from sr_assets.settings import Settings
 from sr_assets.spark_engine import SparkEngine
-from sr_assets_tests.histories import SITE, Change, Histories, Told, configured, publish
+from sr_assets_tests.histories import SITE, Change, Histories, Message, configured, publish
 from sr_assets_tests.rig import Command
 
 KEY = AVAILABILITY_ASSET.key
@@ -38,12 +38,12 @@ def settings(tmp_path: Path) -> Settings:
         ],
     }
     versions = {"steady": ["0.30.2", "0.31.0"], "shaky": ["0.30.2", "0.30.2"]}
-    told = [
-        Told(node, at_ns, {"build_info": {"version": version}})
+    messages = [
+        Message(node, at_ns, {"build_info": {"version": version}})
         for node, each in versions.items()
         for version, at_ns in zip(each, (TODAY_NS - 12 * HOUR_NS, TODAY_NS + HOUR_NS // 2), strict=True)
     ]
-    publish(settings.home, histories, TODAY_NS + HOUR_NS, told=told)
+    publish(settings.home, histories, TODAY_NS + HOUR_NS, messages=messages)
     return settings
 
 

@@ -1,4 +1,4 @@
-"""The sensor of failed runs in a real Dagster instance: whom it names, and that each failure is told once, to a real receiver."""
+"""The sensor of failed runs in a real Dagster instance: whom it names, and that each failure is sent once, to a real receiver."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,7 +72,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.mark.process
-def test_what_stops_a_whole_run_is_told_once_as_long_as_it_lasts(
+def test_what_stops_a_whole_run_is_sent_once_as_long_as_it_lasts(
     tmp_path: Path, instance: dg.DagsterInstance, receiver: Receiver
 ) -> None:
     settings = configured(tmp_path, *SITES, notify=[{"webhook": receiver.url}])
@@ -86,15 +86,15 @@ def test_what_stops_a_whole_run_is_told_once_as_long_as_it_lasts(
         dagster.look()
         notify_once(settings)
         dagster.run(LONDON)
-    (told,) = receiver.bodies
-    assert (told["event"], told["name"], told["stream"]) == ("failed", LONDON, STREAM)
-    assert str(tmp_path / "sites" / LONDON) in told["reason"]
-    assert f"(run {first})" in told["reason"]
+    (body,) = receiver.bodies
+    assert (body["event"], body["name"], body["stream"]) == ("failed", LONDON, STREAM)
+    assert str(tmp_path / "sites" / LONDON) in body["reason"]
+    assert f"(run {first})" in body["reason"]
     assert read_run_failures(tmp_path).keys() == {site_job_name(LONDON)}
 
 
 @pytest.mark.process
-def test_a_failure_that_the_state_tells_of_is_not_told_a_second_time(
+def test_a_failure_that_the_state_has_is_not_sent_a_second_time(
     tmp_path: Path, instance: dg.DagsterInstance, receiver: Receiver
 ) -> None:
     settings = configured(tmp_path, LONDON, notify=[{"webhook": receiver.url}])
@@ -104,13 +104,13 @@ def test_a_failure_that_the_state_tells_of_is_not_told_a_second_time(
     dagster.run(LONDON)
     dagster.look()
     notify_once(settings)
-    (told,) = receiver.bodies
-    assert (told["event"], told["stream"]) == ("failed", STREAM)
+    (body,) = receiver.bodies
+    assert (body["event"], body["stream"]) == ("failed", STREAM)
     assert read_run_failures(tmp_path) == {}
 
 
 @pytest.mark.process
-def test_other_jobs_are_told_by_their_name_and_an_interrupted_run_is_no_failure(
+def test_other_jobs_are_sent_with_their_name_and_an_interrupted_run_is_no_failure(
     tmp_path: Path, instance: dg.DagsterInstance, receiver: Receiver
 ) -> None:
     settings = configured(tmp_path, LONDON, notify=[{"webhook": receiver.url}])
@@ -120,6 +120,6 @@ def test_other_jobs_are_told_by_their_name_and_an_interrupted_run_is_no_failure(
     dagster.fail("retention", RuntimeError("database is locked"))
     dagster.look()
     notify_once(settings)
-    (told,) = receiver.bodies
-    assert told["text"].startswith("job retention failed: database is locked")
-    assert "stream" not in told
+    (body,) = receiver.bodies
+    assert body["text"].startswith("job retention failed: database is locked")
+    assert "stream" not in body

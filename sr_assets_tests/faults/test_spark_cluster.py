@@ -107,10 +107,16 @@ def test_a_site_runs_where_nothing_of_ours_is_and_no_secret_is_shown(
     key = Path(ours["key"]).read_text().splitlines()[1]
     logs = "".join(file.read_text(errors="replace") for file in cluster.folder.rglob("*.log"))
     executors = "".join(file.read_text(errors="replace") for file in cluster.folder.rglob("std*"))
-    told = {"events": events, "ui": "".join(result["shown"]), "logs": logs, "executors": executors, "us": done.stderr}
-    assert "mapInArrow" in told["ui"].replace("MapInArrow", "mapInArrow"), "the plans are there to be looked at"
+    searched = {
+        "events": events,
+        "ui": "".join(result["shown"]),
+        "logs": logs,
+        "executors": executors,
+        "us": done.stderr,
+    }
+    assert "mapInArrow" in searched["ui"].replace("MapInArrow", "mapInArrow"), "the plans are there to be looked at"
     assert "SparkListenerSQLExecutionStart" in events
-    assert [name for name, text in told.items() if _PASSWORD in text or key in text] == []
+    assert [name for name, text in searched.items() if _PASSWORD in text or key in text] == []
     assert cluster.user is None or executed_by(cluster) == {cluster.user}
 
 

@@ -134,7 +134,7 @@ def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
             yield client, server
 
 
-def test_whose_a_connection_is_is_told_until_it_is_closed(connected: tuple[socket.socket, socket.socket]) -> None:
+def test_the_owner_of_a_connection_is_known_until_it_is_closed(connected: tuple[socket.socket, socket.socket]) -> None:
     client, server = connected
     ends = (client.getsockname(), server.getsockname())
     assert peer_user(*ends) == os.geteuid()

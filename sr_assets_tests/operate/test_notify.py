@@ -283,7 +283,7 @@ def test_rules_choose_events_nodes_sites_and_how_many_are_worth_it(tmp_path: Pat
         assert len(by["many"].bodies) == 1
 
 
-def test_a_stream_that_fails_is_told_once_with_its_reason(tmp_path: Path, receiver: Receiver) -> None:
+def test_a_stream_that_fails_is_reported_once_with_its_reason(tmp_path: Path, receiver: Receiver) -> None:
     settings = notifying(tmp_path, {"webhook": receiver.url})
     failure = {
         "created_ns": 1,
@@ -293,8 +293,8 @@ def test_a_stream_that_fails_is_told_once_with_its_reason(tmp_path: Path, receiv
     write_stream(tmp_path, SITES[0], failure)
     for _ in range(2):
         notify_once(settings)
-    (told,) = receiver.bodies
-    assert told["text"] == "london/REG failed: source stream REG is missing; create it"
+    (body,) = receiver.bodies
+    assert body["text"] == "london/REG failed: source stream REG is missing; create it"
     write_stream(tmp_path, SITES[0], {**failure, "last_error_since_ns": 2_000_000})
     notify_once(settings)
     assert len(receiver.bodies) == 2

@@ -31,7 +31,7 @@ from sr_assets_tests.histories import (
     STREAM,
     Change,
     Histories,
-    Told,
+    Message,
     configured,
     publish,
     random_histories,
@@ -67,9 +67,9 @@ def rows_of(home: Path) -> dict[tuple[date, str, str | None], Row]:
     return found
 
 
-def random_messages(chance: random.Random, histories: Histories, until_ns: int) -> list[Told]:
+def random_messages(chance: random.Random, histories: Histories, until_ns: int) -> list[Message]:
     """Return what nodes tell while they are up, some of them seldom, some of them something else each time."""
-    told = []
+    messages = []
     for node, changes in histories.items():
         seldom = chance.choice([HOUR, HOUR, 30 * HOUR])
         country = chance.choice(["uk", "fr", None])
@@ -83,14 +83,14 @@ def random_messages(chance: random.Random, histories: Histories, until_ns: int) 
                     "build_info": {"version": version},
                     "facts": {"country": country, "os": {"family": chance.choice(["Debian", "RedHat"])}, "a.b": [7]},
                 }
-                told.append(Told(node, at_ns, says))
+                messages.append(Message(node, at_ns, says))
                 at_ns += chance.randrange(1, 2 * seldom)
-    chance.shuffle(told)
-    return told
+    chance.shuffle(messages)
+    return messages
 
 
 def values_of(says: Any) -> set[tuple[str, str | None]]:
-    """Return the properties of a message of `random_messages`; None: of a node that told nothing lately."""
+    """Return the properties of a message of `random_messages`; None: of a node without a recent message."""
     if says is None:
         return {(name, None) for name in PROPERTIES}
     version, classes = says["build_info"]["version"], says["classes"]
@@ -102,7 +102,7 @@ def values_of(says: Any) -> set[tuple[str, str | None]]:
     }
 
 
-def held_on(day: Day, changes: list[Change], told: list[Told], watermark_ns: int) -> set[tuple[str, str | None]]:
+def held_on(day: Day, changes: list[Change], messages: list[Message], watermark_ns: int) -> set[tuple[str, str | None]]:
     """Return a node's properties on a day; none when it was no part of the fleet."""
     end_ns = min(day.next_ns, watermark_ns)
     ends = [*(one.at_ns for one in changes[1:]), end_ns]
@@ -111,7 +111,7 @@ def held_on(day: Day, changes: list[Change], told: list[Told], watermark_ns: int
         for one, until in zip(changes, ends, strict=True)
     ):
         return set()
-    recent = [one for one in told if day.first_ns - HELD_NS <= one.at_ns < day.next_ns]
+    recent = [one for one in messages if day.first_ns - HELD_NS <= one.at_ns < day.next_ns]
     return values_of(max(recent, key=lambda one: one.at_ns).says if recent else None)
 
 
@@ -129,14 +129,14 @@ def test_every_value_of_every_day_is_what_looking_at_each_node_says(
     histories = {
         node: [one._replace(at_ns=one.at_ns // 1000 * 1000) for one in of_node] for node, of_node in histories.items()
     }
-    told = random_messages(chance, histories, watermark_ns)
-    told = [one._replace(at_ns=one.at_ns // 1000 * 1000) for one in told]
-    publish(settings.home, histories, watermark_ns, told=told)
+    messages = random_messages(chance, histories, watermark_ns)
+    messages = [one._replace(at_ns=one.at_ns // 1000 * 1000) for one in messages]
+    publish(settings.home, histories, watermark_ns, messages=messages)
     dates = list(dates_between(FIRST, FIRST + timedelta(days=4)))
     written = INVENTORY_STAGE.compute_days(settings, dates, spark)
     rows = rows_of(settings.home)
     assert sum(written.values()) == len(rows)
-    by_node = {node: [one for one in told if one.node == node] for node in histories}
+    by_node = {node: [one for one in messages if one.node == node] for node in histories}
     for when in dates:
         day, eve = day_of(when), day_of(when - timedelta(days=1))
         now = {node: held_on(day, changes, by_node[node], watermark_ns) for node, changes in histories.items()}
@@ -168,7 +168,7 @@ def test_messages_of_any_shape_are_counted_as_far_as_they_say_something(
         settings.home,
         {node: [Change(at_ns, "new", None)] for node in shapes},
         BEGIN_NS + DAY_NS,
-        told=[Told(node, at_ns, says, registration) for node, (says, registration) in shapes.items()],
+        messages=[Message(node, at_ns, says, registration) for node, (says, registration) in shapes.items()],
     )
     INVENTORY_STAGE.compute_days(settings, [FIRST], spark)
     nodes = {key[1:]: row[0] for key, row in rows_of(settings.home).items()}
@@ -193,11 +193,11 @@ def test_a_day_of_a_time_zone_is_final_once_all_its_messages_are_copied(
 ) -> None:
     settings = configured(tmp_path, inventory="{timezone: America/New_York}")
     day = day_of(FIRST, "America/New_York")
-    told = [
-        Told("a", day.first_ns - SECOND, {"classes": ["old"]}),
-        Told("a", day.next_ns - SECOND, {"classes": ["new"]}),
+    messages = [
+        Message("a", day.first_ns - SECOND, {"classes": ["old"]}),
+        Message("a", day.next_ns - SECOND, {"classes": ["new"]}),
     ]
-    publish(settings.home, {"a": [Change(day.first_ns - SECOND, "new", None)]}, day.next_ns - 1, told=told)
+    publish(settings.home, {"a": [Change(day.first_ns - SECOND, "new", None)]}, day.next_ns - 1, messages=messages)
     INVENTORY_STAGE.compute_days(settings, [FIRST], spark)
     rows = rows_of(settings.home)
     assert rows[FIRST, "class", "new"] == (1, 1, 0, 1, False)

@@ -1,4 +1,4 @@
-"""The log of a run: every batch while it catches up, one line a minute after; and what a display is told instead."""
+"""The log of a run: every batch while it catches up, one line a minute after; and what a display receives instead."""
 
 import time
 
@@ -56,7 +56,7 @@ def test_a_long_look_is_a_line_every_ten_seconds(
 
 
 class Noted:
-    """A display that notes what it is told."""
+    """A display that notes what it receives."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []

@@ -68,15 +68,15 @@ def _escaped(part: str) -> str:
 # Of each node its newest message of each day; of the time before the days the newest one, as of day -1.
 _NEWEST: Final = """
     CREATE OR REPLACE TEMP TABLE newest AS
-    WITH told AS (
+    WITH candidates AS (
         SELECT key, epoch_us(stored_at) AS at_us, sequence FROM node_snapshot_history AS h
         JOIN streams AS s ON s.name = h.name AND s.stream = h.stream
         JOIN known AS k ON k.number = s.number AND k.node = h.node
         JOIN holding ON holding.number = k.number
         WHERE h.date {dates} AND at_us < {next_us} AND at_us >= {first_us} - held_us
     )
-    SELECT key, day, max(row(at_us, sequence)) AS place FROM told
-    ASOF JOIN calendar ON told.at_us >= calendar.first_us GROUP BY key, day
+    SELECT key, day, max(row(at_us, sequence)) AS message FROM candidates
+    ASOF JOIN calendar ON candidates.at_us >= calendar.first_us GROUP BY key, day
     """
 _FOUND: Final = """
     CREATE OR REPLACE TEMP TABLE found AS
@@ -86,7 +86,7 @@ _FOUND: Final = """
         FROM newest JOIN known USING (key) JOIN streams ON streams.number = known.number
         JOIN holding ON holding.number = known.number
         JOIN node_snapshot_history AS h ON h.name = streams.name AND h.stream = streams.stream AND h.node = known.node
-            AND row(epoch_us(h.stored_at), h.sequence) = newest.place
+            AND row(epoch_us(h.stored_at), h.sequence) = newest.message
         WHERE h.date {dates})
     GROUP BY key, day, at_us, held_us
     """
@@ -100,8 +100,8 @@ _VALUES: Final = f"""
 _OBSERVED: Final = """
     CREATE OR REPLACE TEMP TABLE observed AS
     SELECT key, day, at_us * 1000 AS at_ns, (at_us + held_us) * 1000 AS until_ns, list(value_number) AS held
-    FROM (SELECT key, day, at_us, held_us, unnest(found) AS one FROM found) AS told
-    JOIN found_values AS v ON v.property = told.one.property AND v.value IS NOT DISTINCT FROM told.one.value
+    FROM (SELECT key, day, at_us, held_us, unnest(found) AS one FROM found) AS single
+    JOIN found_values AS v ON v.property = single.one.property AND v.value IS NOT DISTINCT FROM single.one.value
     GROUP BY ALL
     """
 _COUNTED: Final = """

@@ -62,13 +62,13 @@ def wrong_sums(home: Path, day: Day) -> int:
 def missing_nodes(home: Path, day: Day) -> int:
     """Return how many nodes more than were counted had a message copied that was stored on a day, before the watermark."""
     sql = """
-        WITH told AS (
+        WITH stored AS (
             SELECT name, stream, count(DISTINCT node) AS nodes FROM node_snapshot_history JOIN (
                 SELECT name, stream, watermark FROM replication) USING (name, stream)
             WHERE date BETWEEN make_timestamptz($first_us)::DATE AND make_timestamptz($next_us)::DATE
                 AND epoch_us(stored_at) >= $first_us AND epoch_us(stored_at) < $next_us AND stored_at < watermark GROUP BY ALL),
         counted AS (SELECT name, stream, max(all_nodes) AS nodes FROM inventory_daily WHERE date = $date GROUP BY ALL)
-        SELECT coalesce(sum(greatest(0, told.nodes - coalesce(counted.nodes, 0))), 0)
-        FROM told LEFT JOIN counted USING (name, stream)
+        SELECT coalesce(sum(greatest(0, stored.nodes - coalesce(counted.nodes, 0))), 0)
+        FROM stored LEFT JOIN counted USING (name, stream)
         """
     return int(ask(home, sql, bounds(day)).values[0][0])

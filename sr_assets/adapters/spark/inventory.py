@@ -26,12 +26,12 @@ _HELD: Final = """
     WITH members AS (
         SELECT /*+ BROADCAST(d) */ DISTINCT key, stream, day FROM {segments} AS s JOIN {days} AS d
             ON s.from_ns < d.next_ns AND s.next_ns > d.first_ns WHERE status <> 2 AND s.from_ns < s.next_ns
-    ), told AS (
+    ), reported AS (
         SELECT key, day, stream, struct(o.until_ns, o.held) AS newest FROM members AS m FULL JOIN (
             SELECT * FROM {observed}) AS o USING (key, day)
     ), known AS (
         SELECT key, day, stream, last_value(if(newest.held IS NULL, NULL, newest)) IGNORE NULLS OVER (
-            PARTITION BY key ORDER BY day ROWS UNBOUNDED PRECEDING) AS newest FROM told)
+            PARTITION BY key ORDER BY day ROWS UNBOUNDED PRECEDING) AS newest FROM reported)
     SELECT /*+ BROADCAST(d) */ key, known.day, stream, explode(array_append(
         if(newest.until_ns >= d.first_ns, newest.held, {unknown}), {any_value})) AS value_number
     FROM known JOIN {days} AS d ON d.day = known.day WHERE stream IS NOT NULL

@@ -34,7 +34,7 @@ _CHUNKS_HELD: Final = 4
 class Copy:
     """A copy of ours found in the target.
 
-    Its place there, the sequence of its original and the time it was stored, its size, its sender if it says so, and the
+    Its sequence there, the sequence of its original and the time it was stored, its size, its sender if it says so, and the
     created time of its source if its id says so.
     """
 
@@ -100,9 +100,9 @@ class FoundCopies:
         """Count them."""
         return self._after - self._first
 
-    def __getitem__(self, at: int) -> Copy:
-        """Return one by its place; -1 is the last."""
-        row = self._first + (at if at >= 0 else len(self) + at)
+    def __getitem__(self, index: int) -> Copy:
+        """Return one by its index; -1 is the last."""
+        row = self._first + (index if index >= 0 else len(self) + index)
         return self._copy(self._chunk(row // _CHUNK)[row % _CHUNK].item())
 
     def __iter__(self) -> Iterator[Copy]:
@@ -122,7 +122,7 @@ class FoundCopies:
 
     @property
     def latest(self) -> Copy:
-        """The one with the highest place in the target; there is at least one."""
+        """The one with the highest target sequence; there is at least one."""
         best = [rows[int(rows["target_sequence"].argmax())].item() for rows in self._chunks()]
         return self._copy(max(best))
 
@@ -158,11 +158,11 @@ class FoundCopies:
             self._take(np.argsort(self._column("stored_ns"), kind="stable"))
 
     def part(self, first: int, after: int) -> FoundCopies:
-        """Return those from one place to before another, of the same file; none is added to it any more."""
+        """Return those from one index to before another, of the same file; none is added to it any more."""
         self._write()
         part = FoundCopies(self._folder)
         part._file, part._names, part._indexes = self._file, self._names, self._indexes
-        part._first, part._after = (min(self._first + place, self._after) for place in (first, max(first, after)))
+        part._first, part._after = (min(self._first + index, self._after) for index in (first, max(first, after)))
         return part
 
     def _copy(self, values: Any) -> Copy:
@@ -221,7 +221,7 @@ class FoundCopies:
         return values
 
     def _take(self, order: Numbers) -> None:
-        """Keep the rows of these places, in this order, in a new file."""
+        """Keep the rows of these indexes, in this order, in a new file."""
         self._write()
         rows, ordered = self._file.everything(), _RowFile(self._folder)
         for begin in range(0, len(order), _CHUNK):

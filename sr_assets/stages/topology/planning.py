@@ -78,7 +78,7 @@ def make_adoption(settings: Settings, looks: Looks, names: Sequence[str]) -> Pla
 def _answered(
     chosen: Iterable[WantedStream], looks: Looks, problems: list[str]
 ) -> Iterator[tuple[WantedStream, ClusterLook]]:
-    """Yield each stream whose cluster told how it is, with what it told; each other one adds to the problems."""
+    """Yield each stream whose cluster answered, with its answer; each other one adds to the problems."""
     for wanted in chosen:
         look = looks.of[wanted.cluster]
         home = look.elsewhere.get(wanted.stream)

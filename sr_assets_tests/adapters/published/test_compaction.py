@@ -91,7 +91,7 @@ def test_one_file_has_all_rows_once_sorted_by_node_in_groups_of_a_size(
     assert not (tmp_path / "scratch").exists()
 
 
-def test_files_that_a_merge_that_was_cut_off_left_are_told_from_others(tmp_path: Path) -> None:
+def test_files_that_a_merge_that_was_cut_off_left_are_recognised(tmp_path: Path) -> None:
     parts = [write(tmp_path, first, ["a"]) for first in (1, 2)]
     planned = Merge(tuple(parts), 1)
     merge(planned, tmp_path / "scratch")

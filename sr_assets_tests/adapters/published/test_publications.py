@@ -34,7 +34,7 @@ PARIS = "it's Paris/1"
 SITES = (LONDON, PARIS)
 #: Of how many publications a site keeps the files: the last, and those that a file which is being made may still show.
 _PUBLICATIONS = 3
-#: A reader in a process of its own: it opens the file, takes the first rows of a result, the others when it is told to.
+#: A reader in a process of its own: it opens the file, takes the first rows of a result, the others when asked to.
 _READER = """
 import sys, duckdb
 with duckdb.connect(sys.argv[1], read_only=True) as reader:
