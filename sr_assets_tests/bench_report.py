@@ -156,6 +156,15 @@ def _rows(figures: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]
             "",
             None,
         )
+    cluster = figures["cluster"]
+    for kind, label in (("plain", "plain copy"), ("sampled", "sampled, a new fleet")):
+        where = f"cluster {cluster[f'{kind}_cluster_per_second']:,}/s, local engine {cluster[f'{kind}_local_per_second']:,}/s"
+        yield (
+            f"{label}, 7 KB, a Spark cluster of {cluster['workers']} workers beside the local engine ({where})",
+            f"{cluster[f'{kind}_to_local']} x",
+            "",
+            None,
+        )
     for name, label in (("sampled_512", "512 B"), ("sampled_7k", "7 KB"), ("sampled_64k", "64 KB")):
         sampled = figures[name]
         workload = f"sampled, {label}, {sampled['copied_share']:.0%} due, {sampled['senders']:,} senders"

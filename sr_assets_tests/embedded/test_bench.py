@@ -17,6 +17,7 @@ from sr_assets.embedded.bench import (
     silence,
     waiting,
 )
+from sr_assets.embedded.bench.cluster import measure_cluster
 from sr_assets.embedded.bench.copying import measure_copy, measure_workers
 from sr_assets.embedded.bench.history import measure_history
 from sr_assets.embedded.bench.links import measure_links, measure_report
@@ -45,6 +46,11 @@ def test_a_copy_is_measured_beside_a_mirror_and_one_at_a_time(bench: Bench, *, d
     assert len(rates(figures)) == 3
     assert all(rate > 0 for rate in rates(figures))
     assert figures["times_mirror"] > 0 < figures["times_one_at_a_time"]
+
+
+@pytest.mark.timeout(300)
+def test_a_cluster_is_measured_beside_the_local_engine(bench: Bench) -> None:
+    assert len([rate for rate in rates(measure_cluster(bench, 1_500, rounds=1)) if rate > 0]) == 4
 
 
 def test_native_links_and_ours_are_measured_through_a_leafnode_and_a_report_of_many_streams(bench: Bench) -> None:

@@ -207,7 +207,7 @@ def keep_engine(home: Path, seconds: float) -> None:
 def _launch(folder: Path, home: Path, config: Mapping[str, str], started_with: str) -> Engine:
     """Start the server and wait until it listens; raises RunError with its log when it does not."""
     port, token, log = _free_port(), secrets.token_urlsafe(24), folder / "engine.log"
-    environ = {**child_environment(home), "SPARK_HOME": str(_spark_home()), "SPARK_CONNECT_AUTHENTICATE_TOKEN": token}
+    environ = {**child_environment(home), "SPARK_HOME": str(spark_home()), "SPARK_CONNECT_AUTHENTICATE_TOKEN": token}
     # A keep time of an earlier engine may be from before the machine's last start, whose monotonic clock was higher.
     (folder / "keep").unlink(missing_ok=True)
     keep_engine(home, _START_SECONDS)
@@ -244,7 +244,8 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _spark_home() -> Path:
+def spark_home() -> Path:
+    """Return the folder of the packaged Spark."""
     import pyspark
 
     return Path(pyspark.__file__).parent
@@ -261,7 +262,7 @@ def _command(folder: Path, config: Mapping[str, str], port: int) -> list[str]:
     }
     # `spark.config` may have secrets in it.
     write_private(properties, "".join(f"{key}={value}\n".replace("\\", "\\\\") for key, value in lines.items()))
-    submit = [str(_spark_home() / "bin" / "spark-submit"), "--class", _SERVER_CLASS, "--name", "sr-assets"]
+    submit = [str(spark_home() / "bin" / "spark-submit"), "--class", _SERVER_CLASS, "--name", "sr-assets"]
     return [
         *(sys.executable, "-m", _WATCHER, str(folder)),
         *submit,

@@ -1,7 +1,7 @@
 """`python -m sr_assets.embedded.bench`: the workloads one after the other, as a table and, last, one JSON object.
 
-A new workload gets its name here. Not here: what it does (`copying`, `links`, `sampling`, `waiting`, `trickle`, `sites`,
-`outage`, `silence`, `feeds`, `publication`, `definitions`, `disk`, `availability`, `scrape`).
+A new workload gets its name here. Not here: what it does (`copying`, `cluster`, `links`, `sampling`, `waiting`, `trickle`,
+`sites`, `outage`, `silence`, `feeds`, `publication`, `definitions`, `disk`, `availability`, `scrape`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sr_assets.embedded.bench.availability import measure_availability
+from sr_assets.embedded.bench.cluster import measure_cluster
 from sr_assets.embedded.bench.copying import measure_copy, measure_workers
 from sr_assets.embedded.bench.definitions import measure_definitions
 from sr_assets.embedded.bench.disk import measure_disk
@@ -48,6 +49,7 @@ WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "links": lambda bench, scale: measure_links(bench, int(30_000 * scale)),
     "report": lambda bench, scale: measure_report(bench, 5, int(500 * scale)),
     "workers": lambda bench, scale: measure_workers(bench, 7_000, int(60_000 * scale)),
+    "cluster": lambda bench, scale: measure_cluster(bench, int(60_000 * scale)),
     "sampled_512": lambda bench, scale: measure_sampled_of(bench, scale, 512),
     "sampled_7k": lambda bench, scale: measure_sampled_of(bench, scale, 7_000),
     "sampled_64k": lambda bench, scale: measure_sampled_of(bench, scale / 10, 64_000),

@@ -1,0 +1,83 @@
+"""A standalone Spark cluster on this machine: a master and workers of one core each, every one a process of its own.
+
+Not here: what runs on it (`embedded.bench.cluster`).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import TYPE_CHECKING, Final, Self
+
+import psutil
+
+from sr_assets.adapters.spark.config import child_environment
+from sr_assets.adapters.spark.engine import spark_home
+from sr_assets.embedded.nats_server import free_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+_HOST: Final = "127.0.0.1"
+_DEPLOY: Final = "org.apache.spark.deploy"
+_DAEMON_MEMORY: Final = "256m"
+_START_SECONDS: Final = 60.0
+
+
+class SparkCluster:
+    """Runs from `with` to its end; its logs and the workers' folders are in one folder."""
+
+    def __init__(self, folder: Path, workers: int) -> None:
+        """Make the folder; nothing is started."""
+        self._folder, self._workers = folder, workers
+        folder.mkdir()
+        self._mode = f"spark://{_HOST}:{free_port()}"
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def mode(self) -> str:
+        """The cluster as `spark.mode` names it."""
+        return self._mode
+
+    def __enter__(self) -> Self:
+        """Start all and wait until each worker belongs to the master; raises SystemExit when one does not."""
+        port = self._mode.rpartition(":")[2]
+        self._start("master", f"{_DEPLOY}.master.Master", "--port", port)
+        self._await("master", "I have been elected leader")
+        for name in (f"worker{number}" for number in range(1, self._workers + 1)):
+            shape = ("--cores", "1", "--memory", "1g", "--work-dir", str(self._folder / name))
+            self._start(name, f"{_DEPLOY}.worker.Worker", *shape, self._mode)
+        for number in range(1, self._workers + 1):
+            self._await(f"worker{number}", "Successfully registered")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Kill all that was started."""
+        for process in self._processes:
+            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            for each in family:
+                each.kill()
+            process.wait()
+
+    def _start(self, name: str, main: str, *arguments: str) -> None:
+        program = spark_home() / "bin" / "spark-class"
+        environ = child_environment(self._folder) | {"SPARK_DAEMON_MEMORY": _DAEMON_MEMORY}
+        with self._log(name).open("wb") as log:
+            command = [str(program), main, "--host", _HOST, "--webui-port", "0", *arguments]
+            self._processes.append(
+                subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            )
+
+    def _await(self, name: str, text: str) -> None:
+        """Wait until a process has logged a text."""
+        ends = time.monotonic() + _START_SECONDS
+        while text not in self._log(name).read_text(errors="replace"):
+            if time.monotonic() > ends:
+                raise SystemExit(f"Spark's {name} did not start: see {self._log(name)}")
+            time.sleep(0.1)
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
