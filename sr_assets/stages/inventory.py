@@ -64,7 +64,7 @@ class InventoryStage(DailyStage):
         unknown = observe(published, days, settings.inventory_facts, held_ns)
         with spark_errors():
             parts = [
-                count_values(session(), part, observed(published, part.keys), days, unknown)
+                count_values(session(), observed(published, part.nodes), days, unknown)
                 for part in published.histories(days, max(1, job_rows // _VALUES))
             ]
         return write_inventory(published, days[1:], pa.concat_tables(parts), settings.published_mode)

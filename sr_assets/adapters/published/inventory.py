@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: Properties of which a node may have several values.
 SEVERAL: Final = frozenset({"class", "agent"})
-#: The number that stands for any value: who has it is a node of the day.
+#: The number that stands for any value, which every node of a day has.
 ANY_VALUE: Final = 0
 
 
@@ -97,12 +97,20 @@ _VALUES: Final = f"""
         SELECT one.property, one.value FROM (SELECT DISTINCT unnest(found) AS one FROM found)
         UNION SELECT unnest($names::VARCHAR[]), NULL)
     """
-_OBSERVED: Final = """
+_OBSERVED: Final = f"""
     CREATE OR REPLACE TEMP TABLE observed AS
-    SELECT key, day, at_us * 1000 AS at_ns, (at_us + held_us) * 1000 AS until_ns, list(value_number) AS held
+    SELECT key, day, (at_us + held_us) * 1000 AS until_ns, list_append(list(value_number), {ANY_VALUE}) AS held
     FROM (SELECT key, day, at_us, held_us, unnest(found) AS one FROM found) AS single
     JOIN found_values AS v ON v.property = single.one.property AND v.value IS NOT DISTINCT FROM single.one.value
-    GROUP BY ALL
+    GROUP BY key, day, at_us, held_us
+    """
+_BESIDE: Final = """
+    SELECT part.*, coalesce(observed_day, []) AS observed_day, coalesce(holds_until_ns, []) AS holds_until_ns,
+        coalesce(held, []) AS held
+    FROM part LEFT JOIN (
+        SELECT key, list(day ORDER BY day) AS observed_day, list(until_ns ORDER BY day) AS holds_until_ns,
+            list(held ORDER BY day) AS held
+        FROM observed WHERE key IN (SELECT key FROM part) GROUP BY key) USING (key)
     """
 _COUNTED: Final = """
     SELECT stream AS number, day, value_number, sum(nodes) AS nodes, sum(came) AS came, sum(went) AS went
@@ -115,9 +123,8 @@ def observe(
 ) -> list[int]:
     """Read what the nodes' newest messages of consecutive days say; returns the numbers of the values that nothing is known of.
 
-    The table `observed` of the connection then has, for each node and day with a message: key, day (an index into `days`; -1:
-    before them), at_ns (when it was stored), until_ns (how long it holds), held (the numbers of its values). By name and stream,
-    `held_ns` is how long a message holds. Raises RunError when the history cannot be read.
+    These, as those of each message, are with ANY_VALUE. By name and stream, `held_ns` is how long a message holds. Raises
+    RunError when the history cannot be read.
     """
     _refuse_earlier(histories)
     properties = _properties(facts)
@@ -145,15 +152,17 @@ def observe(
         # Files become others meanwhile.
         reason = str(error).splitlines()[0]
         raise RunError(f"inventory: the history cannot be read: {reason}; it is tried again within the hour") from None
-    return [number for (number,) in unknown]
+    return [ANY_VALUE, *(number for (number,) in unknown)]
 
 
-def observed(histories: Histories, keys: range) -> pa.Table:
-    """Return what was observed of some nodes, as `observe` says."""
-    within = {"first": keys.start, "next": keys.stop}
-    return histories.connection.sql(
-        "SELECT * FROM observed WHERE key >= $first AND key < $next", params=within
-    ).to_arrow_table()
+def observed(histories: Histories, nodes: pa.Table) -> pa.Table:
+    """Return a history's nodes with what `observe` found, a list item for each day of which they have a message.
+
+    In order of days observed_day (an index into the days that were observed; -1: before them), holds_until_ns, and held, the
+    numbers of its values.
+    """
+    with histories.beside(part=nodes) as connection:
+        return connection.sql(_BESIDE).to_arrow_table()
 
 
 def write_inventory(histories: Histories, days: Sequence[Day], counted: pa.Table, mode: int) -> dict[date, int]:

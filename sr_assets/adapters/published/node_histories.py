@@ -75,22 +75,21 @@ _NODES: Final = f"""
 
 _SINCE: Final = """
     CREATE OR REPLACE TEMP TABLE since AS
-    SELECT key, row_number() OVER ()::INTEGER AS ordinal, event_ns AS at_ns, before, after
+    SELECT key, row_number() OVER ()::INTEGER AS ordinal, event_ns AS at_ns, before::TINYINT AS before, after::TINYINT AS after
     FROM (
         SELECT key, event_ns, before, after FROM changes JOIN known USING (number, node) WHERE event_ns >= $first_ns
         ORDER BY event_ns, coalesce(epoch, 0), coalesce(transition, 0))
     """
-_PORTION_CHANGES: Final = """
-    SELECT key, ordinal, at_ns, after::TINYINT AS after FROM since
-    WHERE key >= $first AND key < $next AND at_ns < $next_ns
-    """
 # What a node was before its first change since then; without one what it still is.
-_PORTION_NODES: Final = """
+_PORTION: Final = """
     SELECT key, number AS stream, first_ns, until_ns,
-        (CASE WHEN earliest.key IS NULL THEN status ELSE earliest.before END)::TINYINT AS status
+        (CASE WHEN changed.key IS NULL THEN status ELSE changed.before END)::TINYINT AS status,
+        coalesce(changed.at_ns, []) AS at_ns, coalesce(changed.after, []) AS after
     FROM known JOIN streams USING (number) LEFT JOIN (
-        SELECT key, arg_min_null(before, ordinal) AS before FROM since
-        WHERE key >= $first AND key < $next GROUP BY key) AS earliest USING (key)
+        SELECT key, arg_min_null(before, ordinal) AS before,
+            list(at_ns ORDER BY ordinal) FILTER (at_ns < $next_ns) AS at_ns,
+            list(after ORDER BY ordinal) FILTER (at_ns < $next_ns) AS after
+        FROM since WHERE key >= $first AND key < $next GROUP BY key) AS changed USING (key)
     WHERE key >= $first AND key < $next
     """
 
@@ -99,14 +98,12 @@ _PORTION_NODES: Final = """
 class History:
     """What happened to some nodes on some days; times in unix ns, statuses as codes.
 
-    `keys`: the numbers of these nodes. `nodes`: key, stream (a number), first_ns, status (when the days begin; NULL: not known
-    yet), until_ns (the watermark of its stream). `changes`: key, ordinal (their order), at_ns, after. `spans`: stream,
-    first_ns, next_ns; ascending and disjoint.
+    `nodes`: key, stream (a number), first_ns, until_ns (the watermark of its stream), status (when the days begin; NULL: not
+    known yet), and of its changes in their order at_ns and after, lists. `spans`: stream, first_ns, next_ns; ascending and
+    disjoint.
     """
 
-    keys: range
     nodes: pa.Table
-    changes: pa.Table
     spans: pa.Table
 
 
@@ -162,13 +159,8 @@ class Histories:
         spans = self._spans(days[0].first_ns)
         step = max(1, nodes * most_rows // max(1, changes + nodes * len(days)))
         for first in range(1, max(1, nodes) + 1, step):
-            keys = {"first": first, "next": first + step}
-            yield History(
-                range(first, first + step),
-                connection.sql(_PORTION_NODES, params=keys).to_arrow_table(),
-                connection.sql(_PORTION_CHANGES, params={**keys, "next_ns": days[-1].next_ns}).to_arrow_table(),
-                spans,
-            )
+            keys = {"first": first, "next": first + step, "next_ns": days[-1].next_ns}
+            yield History(connection.sql(_PORTION, params=keys).to_arrow_table(), spans)
 
     def _spans(self, since_ns: int) -> pa.Table:
         """Return the blind spans that end after a time, joined."""

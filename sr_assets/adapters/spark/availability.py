@@ -6,44 +6,85 @@ Here: the computation, exact to the nanosecond. Not here: where its input comes 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.adapters.spark.segments import calendar, frame, segments
+import numpy as np
+
+from sr_assets.adapters.spark.pieces import RETIRED, TIMEOUT, UP, Pieces, bounds_of, column, compute, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
+    from numpy.typing import NDArray
     from pyspark.sql import SparkSession
 
     from sr_assets.adapters.published.node_histories import History
     from sr_assets.domain.days import Day
 
-# A change counts on the day on which it happened, also when another one follows at the same instant.
-_DAILY: Final = """
-    WITH pieces AS (
-        SELECT /*+ BROADCAST(d), BROADCAST(b) */ key, coalesce(b.spans, array()) AS spans, day, stretch, status,
-            greatest(from_ns, d.first_ns) AS from_ns, least(s.next_ns, d.next_ns) AS next_ns,
-            if(from_ns >= d.first_ns, changes, 0) AS changes, if(from_ns >= d.first_ns, outages, 0) AS outages
-        FROM {segments} AS s JOIN {days} AS d ON s.from_ns < d.next_ns
-            AND (s.next_ns > d.first_ns OR (s.next_ns = s.from_ns AND s.from_ns = d.first_ns))
-        LEFT JOIN (SELECT stream, collect_list(struct(first_ns, next_ns)) AS spans FROM {spans} GROUP BY stream) AS b
-            ON b.stream = s.stream
-    ), lengths AS (
-        SELECT *, next_ns - from_ns - blind_ns AS ns FROM (
-            SELECT *, aggregate(spans, 0L, (sum, span) ->
-                sum + greatest(0L, least(next_ns, span.next_ns) - greatest(from_ns, span.first_ns))) AS blind_ns
-            FROM pieces)
-    ), stretches AS (
-        SELECT key, day, stretch, sum(if(status = 0, ns, 0L)) AS up_ns, sum(if(status = 1, ns, 0L)) AS timeout_ns,
-            sum(if(status = 2, ns, 0L)) AS retired_ns, sum(blind_ns) AS blind_ns, sum(changes) AS transitions,
-            sum(outages) AS outages
-        FROM lengths GROUP BY key, day, stretch)
-    SELECT key, day, sum(up_ns) AS up_ns, sum(timeout_ns) AS timeout_ns, sum(retired_ns) AS retired_ns,
-        sum(blind_ns) AS blind_ns, sum(transitions) AS transitions, sum(outages) AS outages,
-        max(timeout_ns + retired_ns) AS longest_ns
-    FROM stretches GROUP BY key, day
-    """
+_MEASURED: Final = (
+    "key INT, day INT, up_ns BIGINT, timeout_ns BIGINT, retired_ns BIGINT, blind_ns BIGINT, transitions INT, outages INT,"
+    " longest_ns BIGINT"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _MeasureJob:
+    """Measures the nodes of a task on days that begin at `bounds`; `spans` is when streams were blind."""
+
+    bounds: NDArray[np.int64]
+    spans: pa.Table
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield a row for each node and day on which it was known."""
+        for nodes in batches:
+            pieces = Pieces.cut(nodes, self.bounds)
+            if not len(pieces.node):
+                continue
+            blind_ns = self._blind_ns(column(nodes, "stream")[pieces.node], pieces)
+            ns = pieces.next_ns - pieces.from_ns - blind_ns
+            # Pieces are in order: those of a node's day follow each other, and in these those of a stretch.
+            of_day = _begins(pieces.node, pieces.day)
+            of_stretch = _begins(pieces.stretch, pieces.day)
+            down_ns = np.add.reduceat(np.where(pieces.status == UP, 0, ns), of_stretch)
+            measured = [
+                column(nodes, "key")[pieces.node[of_day]],
+                pieces.day[of_day],
+                *(np.add.reduceat(np.where(pieces.status == code, ns, 0), of_day) for code in (UP, TIMEOUT, RETIRED)),
+                np.add.reduceat(blind_ns, of_day),
+                np.add.reduceat(pieces.changed, of_day, dtype=np.int64),
+                np.add.reduceat(pieces.outage, of_day, dtype=np.int64),
+                np.maximum.reduceat(down_ns, np.searchsorted(of_stretch, of_day)),
+            ]
+            yield rows_of(_MEASURED, measured)
+
+    def _blind_ns(self, streams: NDArray[np.int32], pieces: Pieces) -> NDArray[np.int64]:
+        """Return how much of each piece its stream was blind."""
+        blind_ns = np.zeros(len(streams), np.int64)
+        of_stream = self.spans["stream"].to_numpy()
+        for stream in np.unique(of_stream):
+            first_ns, next_ns = (self.spans[name].to_numpy()[of_stream == stream] for name in ("first_ns", "next_ns"))
+            here = streams == stream
+            until, since = (_covered(first_ns, next_ns, at[here]) for at in (pieces.next_ns, pieces.from_ns))
+            blind_ns[here] = until - since
+        return blind_ns
+
+
+def _covered(first_ns: NDArray[np.int64], next_ns: NDArray[np.int64], at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how much of the time before each moment lies in spans, which are ascending and disjoint."""
+    before = np.concatenate([[0], np.cumsum(next_ns - first_ns)])
+    last = np.searchsorted(first_ns, at_ns, "right") - 1
+    # Of the span that began last the rest after the moment does not count.
+    rest = np.where(last >= 0, np.maximum(next_ns[last] - at_ns, 0), 0)
+    covered: NDArray[np.int64] = before[last + 1] - rest
+    return covered
+
+
+def _begins(*columns: NDArray[Any]) -> NDArray[np.int64]:
+    """Return where a row differs from the one before it."""
+    differs = np.logical_or.reduce([np.diff(each, prepend=each[0] - 1) != 0 for each in columns])
+    return np.flatnonzero(differs)
 
 
 def measure_days(session: SparkSession, history: History, days: Sequence[Day]) -> pa.Table:
@@ -53,6 +94,4 @@ def measure_days(session: SparkSession, history: History, days: Sequence[Day]) -
     time of the day since the node was first seen, up to the watermark), transitions, outages (stretches not up that began on
     the day) and longest_ns (the longest part of a stretch not up, blind time left out).
     """
-    spans = frame(session, history.spans, "stream INT, first_ns BIGINT, next_ns BIGINT")
-    daily = session.sql(_DAILY, segments=segments(session, history, days), days=calendar(session, days), spans=spans)
-    return daily.toArrow()
+    return compute(session, history.nodes, "", _MeasureJob(bounds_of(days), history.spans), _MEASURED)

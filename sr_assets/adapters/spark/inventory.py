@@ -6,61 +6,84 @@ Here: the counting. Not here: where its input comes from and its rows go (`publi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.adapters.published.inventory import ANY_VALUE
-from sr_assets.adapters.spark.segments import calendar, frame, segments
+import numpy as np
+import pyarrow as pa
+
+from sr_assets.adapters.spark.pieces import RETIRED, Pieces, bounds_of, column, compute, expand, items, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    import pyarrow as pa
+    from numpy.typing import NDArray
     from pyspark.sql import SparkSession
 
-    from sr_assets.adapters.published.node_histories import History
     from sr_assets.domain.days import Day
 
-# A node is counted on a day on which it was not retired all the time, with its newest message of that day or, while it holds,
-# of a day before.
-_HELD: Final = """
-    WITH members AS (
-        SELECT /*+ BROADCAST(d) */ DISTINCT key, stream, day FROM {segments} AS s JOIN {days} AS d
-            ON s.from_ns < d.next_ns AND s.next_ns > d.first_ns WHERE status <> 2 AND s.from_ns < s.next_ns
-    ), reported AS (
-        SELECT key, day, stream, struct(o.until_ns, o.held) AS newest FROM members AS m FULL JOIN (
-            SELECT * FROM {observed}) AS o USING (key, day)
-    ), known AS (
-        SELECT key, day, stream, last_value(if(newest.held IS NULL, NULL, newest)) IGNORE NULLS OVER (
-            PARTITION BY key ORDER BY day ROWS UNBOUNDED PRECEDING) AS newest FROM reported)
-    SELECT /*+ BROADCAST(d) */ key, known.day, stream, explode(array_append(
-        if(newest.until_ns >= d.first_ns, newest.held, {unknown}), {any_value})) AS value_number
-    FROM known JOIN {days} AS d ON d.day = known.day WHERE stream IS NOT NULL
-    """
-_COUNTED: Final = """
-    WITH beside AS (
-        SELECT key, stream, day, value_number, 1 AS now, 0 AS before FROM {held}
-        UNION ALL SELECT key, stream, day + 1, value_number, 0, 1 FROM {held}
-    ), of_nodes AS (
-        SELECT stream, day, value_number, max(now) AS now, max(before) AS before FROM beside
-        WHERE day BETWEEN 1 AND {last} GROUP BY key, stream, day, value_number)
-    SELECT stream, CAST(day - 1 AS INT) AS day, value_number, sum(now) AS nodes, sum(int(before = 0)) AS came,
-        sum(int(now = 0)) AS went
-    FROM of_nodes GROUP BY stream, day, value_number
-    """
+_OBSERVED: Final = "observed_day ARRAY<INT>, holds_until_ns ARRAY<BIGINT>, held ARRAY<ARRAY<INT>>"
+_COUNTED: Final = "stream INT, day INT, value_number INT, nodes BIGINT, came BIGINT, went BIGINT"
 
 
-def count_values(
-    session: SparkSession, history: History, observed: pa.Table, days: Sequence[Day], unknown: Sequence[int]
-) -> pa.Table:
-    """Return, in no order, on how many nodes each value was found on each day but the first, which they are compared with.
+@dataclass(frozen=True, slots=True)
+class _CountJob:
+    """Counts the values of nodes on days that begin at `bounds`; `unknown` has a node of which nothing is known."""
 
-    `observed` is what `published.inventory` observed of the history's nodes on these days, `unknown` the values of a node of
-    which nothing is known. Columns: stream, day (0: the second of `days`), value_number, nodes, came, went.
+    bounds: NDArray[np.int64]
+    unknown: NDArray[np.int32]
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield a row for each stream, day and value that was found on these nodes, on the day or the day before it."""
+        days = len(self.bounds) - 1
+        for nodes in batches:
+            node, day, value = self._held(nodes)
+            # Each is a number that ends in the day, with a day more than there are: what stays is followed by the next number.
+            values = np.int64(value.max(initial=0) + 1)
+            held = np.sort((node * values + value) * (days + 1) + day)
+            of_node, day = np.divmod(held, days + 1)
+            node, value = np.divmod(of_node, values)
+            group = (column(nodes, "stream")[node] * values + value) * days + day
+            present = day > 0
+            came = present & (np.diff(held, prepend=-1) != 1)
+            went = (day < days - 1) & (np.diff(held, append=-1) != 1)
+            groups, index = np.unique(np.concatenate([group[present], group[went] + 1]), return_inverse=True)
+            now, gone = np.split(index, [np.count_nonzero(present)])
+            numbers = [np.bincount(each, minlength=len(groups)) for each in (now, now[came[present]], gone)]
+            of_stream, day = np.divmod(groups, days)
+            stream, value = np.divmod(of_stream, values)
+            yield rows_of(_COUNTED, [stream, day - 1, value, *numbers])
+
+    def _held(self, nodes: pa.RecordBatch) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Return node, day and number of each value that a node has on a day on which it was not retired all the time."""
+        pieces = Pieces.cut(nodes, self.bounds)
+        counts, observed_day = items(nodes.column("observed_day"))
+        _, until_ns = items(nodes.column("holds_until_ns"))
+        _, held = items(nodes.column("held"))
+        lengths, values = items(held)
+        # Behind the observations stands what is held without one: the last of them, -1.
+        lengths, values = np.append(lengths, len(self.unknown)), np.append(values, self.unknown)
+        until_ns = np.append(until_ns, self.bounds[-1])
+        newest = np.full((nodes.num_rows, len(self.bounds)), -1)
+        newest[expand(counts)[0], observed_day.to_numpy() + 1] = np.arange(len(observed_day))
+        newest = np.maximum.accumulate(newest, axis=1)
+        member = np.zeros((nodes.num_rows, len(self.bounds) - 1), np.bool_)
+        there = (pieces.status != RETIRED) & (pieces.from_ns < pieces.next_ns)
+        member[pieces.node[there], pieces.day[there]] = True
+        node, day = np.nonzero(member)
+        which = newest[node, day + 1]
+        which = np.where(until_ns[which] >= self.bounds[day], which, -1)
+        row, further = expand(lengths[which])
+        first = np.cumsum(lengths) - lengths
+        return node[row], day[row], values[first[which][row] + further]
+
+
+def count_values(session: SparkSession, nodes: pa.Table, days: Sequence[Day], unknown: Sequence[int]) -> pa.Table:
+    """Return on how many nodes each value was found on each day but the first, which they are compared with.
+
+    `nodes` are what `published.inventory` observed of a history's nodes on these days, `unknown` the values of a node of which
+    nothing is known. Columns: stream, day (0: the second of `days`), value_number, nodes, came, went; any number of rows, in no
+    order, which are added.
     """
-    held = session.sql(
-        _HELD.replace("{unknown}", f"array({', '.join(map(str, unknown))})").replace("{any_value}", str(ANY_VALUE)),
-        segments=segments(session, history, days),
-        days=calendar(session, days),
-        observed=frame(session, observed, "key INT, day INT, at_ns BIGINT, until_ns BIGINT, held ARRAY<INT>"),
-    )
-    return session.sql(_COUNTED, held=held, last=len(days) - 1).toArrow()
+    job = _CountJob(bounds_of(days), np.array(unknown, np.int32))
+    return compute(session, nodes, _OBSERVED, job, _COUNTED)
