@@ -89,16 +89,14 @@ def _publication_rows(published: dict[str, Any]) -> Iterator[tuple[str, str, str
     yield f"{workload} ({whole})", f"{seconds} s", "≤ 0.3 s", seconds <= 0.3
 
 
-def _availability_rows(computed: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]]:
-    nodes, differing = computed["nodes"], computed["differing_rows"]
-    workload = f"{nodes:,} nodes and {computed['transitions']:,} transitions over {computed['days']} days"
-    yield (
-        f"availability of {workload}, most memory {computed['peak_mib']:,} MiB",
-        f"{computed['seconds']} s",
-        "≤ 60 s",
-        computed["seconds"] <= 60,
-    )
-    yield f"the same {computed['rows']:,} rows in SQL", f"{differing} differ", "0", differing == 0
+def _daily_rows(figures: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]]:
+    for name, read in (("availability", "transitions"), ("inventory", "messages")):
+        computed = figures[name]
+        seconds, differing = computed["seconds"], computed["differing_rows"]
+        workload = f"{computed['nodes']:,} nodes and {computed[read]:,} {read} over {computed['days']} days"
+        memory = f"most memory {computed['peak_mib']:,} MiB"
+        yield f"{name} of {workload}, {memory}", f"{seconds} s", "≤ 60 s", seconds <= 60
+        yield f"the same {computed['rows']:,} rows in SQL", f"{differing} differ", "0", differing == 0
 
 
 def _unread_rows(unread: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]]:
@@ -247,7 +245,7 @@ def _rows(figures: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]
     yield "`nodes --global` of as many nodes", f"{asked} s", "≤ 0.5 s", asked <= 0.5
     yield "advisory → queryable at the centre, a run lingers", f"p50 {queryable} s", "≤ 5 s", queryable <= 5
     yield from _publication_rows(figures["publication"])
-    yield from _availability_rows(figures["availability"])
+    yield from _daily_rows(figures)
     scrape = figures["scrape"]
     workload = f"metrics of {scrape['streams']:,} streams scraped; the same when every site has just worked"
     quiet, busy = scrape["quiet_seconds"], scrape["busy_seconds"]

@@ -140,7 +140,7 @@ LIBRARIES = {
     "embedded": {"nats", "psutil", "rich"},
     "embedded.demo": {"dagster", "nats", "psutil", "rich"},
     "embedded.bench": {"nats", "psutil", "rich"},
-    "embedded.bench.availability": {"duckdb"},
+    "embedded.bench.daily": {"duckdb", "pyarrow"},
     "embedded.bench.definitions": {"dagster", "dagster_shared"},
     "embedded.bench.disk": {"dagster"},
     "embedded.bench.history": {"duckdb", "pyarrow"},

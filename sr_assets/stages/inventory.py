@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from sr_assets.domain.days import Day
     from sr_assets.settings import DailySettings, Settings
 
-#: A node has about as many values.
-_VALUES: Final = 10
+#: What a node has on a day weighs as much as so many rows.
+_ROWS: Final = 4
 
 
 class InventoryStage(DailyStage):
@@ -65,7 +65,7 @@ class InventoryStage(DailyStage):
         with spark_errors():
             parts = [
                 count_values(session(), observed(published, part.nodes), days, unknown)
-                for part in published.histories(days, max(1, job_rows // _VALUES))
+                for part in published.histories(days, max(1, job_rows // _ROWS))
             ]
         return write_inventory(published, days[1:], pa.concat_tables(parts), settings.published_mode)
 

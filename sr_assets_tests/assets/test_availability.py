@@ -1,12 +1,17 @@
-"""The daily tables in Dagster: their partitions, one run over several of them, their schedules, the command."""
+"""The daily tables in Dagster: their partitions, one run over several of them, their schedules, the commands."""
 
 import json
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
+import duckdb
 import pytest
 
+from sr_assets.adapters.spark.engine import stop_engine
 from sr_assets.assets.availability import AVAILABILITY_ASSET
 from sr_assets.assets.inventory import INVENTORY_ASSET
 from sr_assets.automation.daily import FIRST_TAG, LAST_TAG, due_days
@@ -135,6 +140,39 @@ def test_a_run_of_the_inventory_counts_several_days_checks_them_and_draws_them(
     assert isinstance(values, dg.TableMetadataValue)
     counted = [tuple(record.data.values()) for record in values.records if record.data["property"] == "agent_version"]
     assert counted == [("agent_version", "0.30.2", 1, 0, 1), ("agent_version", "0.31.0", 1, 1, 0)]
+
+
+@pytest.mark.process
+def test_dagsters_command_computes_a_range_of_days_and_one_of_them_again(settings: Settings, tmp_path: Path) -> None:
+    folder = settings.home / "dagster"
+    folder.mkdir()
+    folder.joinpath("dagster.yaml").write_text("telemetry: {enabled: false}")
+    environ = {
+        **os.environ,
+        "SR_ASSETS_CONFIG": str(tmp_path / "replication.yaml"),
+        "SR_ASSETS_HOME": str(settings.home),
+        "DAGSTER_HOME": str(folder),
+    }
+    days = {when: settings.home / "availability" / f"{when}.parquet" for when in (YESTERDAY, TODAY)}
+    command = [sys.executable, "-m", "dagster", "asset", "materialize", "-m", "sr_assets.definitions"]
+    command += ["--select", "fleet/availability_daily"]
+    try:
+        for chosen in (("--partition-range", f"{YESTERDAY}...{TODAY}"), ("--partition", f"{TODAY}")):
+            made = {when: file.stat().st_ino for when, file in days.items() if file.exists()}
+            done = subprocess.run([*command, *chosen], env=environ, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+    finally:
+        stop_engine(settings.home)
+    # The range made both files; the single day replaced its own and left the other one alone.
+    assert {when: days[when].stat().st_ino == before for when, before in made.items()} == {
+        YESTERDAY: True,
+        TODAY: False,
+    }
+    with duckdb.connect(str(settings.home / "fleet.duckdb"), read_only=True) as fleet:
+        rows = fleet.execute("SELECT date, node, outages FROM availability_daily ORDER BY ALL").fetchall()
+    assert rows == [(YESTERDAY, "shaky", 1), (YESTERDAY, "steady", 0), (TODAY, "shaky", 0), (TODAY, "steady", 0)]
+    with dg.DagsterInstance.from_config(str(folder)) as instance:
+        assert instance.get_materialized_partitions(KEY) == {YESTERDAY.isoformat(), TODAY.isoformat()}
 
 
 def test_what_is_kept_for_too_short_a_time_is_said_by_the_schedule(tmp_path: Path) -> None:

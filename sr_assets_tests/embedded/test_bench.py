@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sr_assets.embedded.bench import (
-    availability,
+    daily,
     definitions,
     disk,
     feeds,
@@ -138,8 +138,15 @@ def test_a_publication_is_measured_beside_others_and_at_a_centre(bench: Bench, m
 
 
 def test_a_month_of_availability_is_what_sql_says_too(bench: Bench) -> None:
-    figures = availability.measure_availability(bench, 40)
+    figures = daily.measure_availability(bench, 40)
     assert (figures["rows"], figures["transitions"], figures["differing_rows"]) == (1_200, 1_200, 0)
+
+
+def test_a_week_of_inventory_is_what_sql_says_too(bench: Bench) -> None:
+    figures = daily.measure_inventory(bench, 40)
+    assert figures["messages"] > 40 * 7
+    assert figures["rows"] > 7 * 10
+    assert figures["differing_rows"] == 0
 
 
 def test_a_feed_is_folded_and_queried(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,17 +78,18 @@ _NEWEST: Final = """
     SELECT key, day, max(row(at_us, sequence)) AS message FROM candidates
     ASOF JOIN calendar ON candidates.at_us >= calendar.first_us GROUP BY key, day
     """
+# Messages are the large side of the join, whatever is estimated of their files: they have to stream by the newest ones.
+_IN_THIS_ORDER: Final = "SET disabled_optimizers = 'join_order,build_side_probe_side'"
 _FOUND: Final = """
     CREATE OR REPLACE TEMP TABLE found AS
-    SELECT key, day, at_us, held_us, any_value({values}) AS found FROM (
-        SELECT newest.key, newest.day, epoch_us(h.stored_at) AS at_us, held_us, list_transform(
+    SELECT key, day, at_us, held_us, {values} AS found FROM (
+        SELECT key, day, epoch_us(stored_at) AS at_us, held_us, list_transform(
             json_extract(coalesce(h.metadata, h.payload), [{places}]), lambda one: nullif(one, 'null')) AS p
-        FROM newest JOIN known USING (key) JOIN streams ON streams.number = known.number
-        JOIN holding ON holding.number = known.number
-        JOIN node_snapshot_history AS h ON h.name = streams.name AND h.stream = streams.stream AND h.node = known.node
-            AND row(epoch_us(h.stored_at), h.sequence) = newest.message
+        FROM node_snapshot_history AS h JOIN (
+            SELECT * FROM newest JOIN known USING (key) JOIN streams USING (number) JOIN holding USING (number)) AS newest
+            ON h.name = newest.name AND h.stream = newest.stream AND h.node = newest.node
+                AND row(epoch_us(h.stored_at), h.sequence) = newest.message
         WHERE h.date {dates})
-    GROUP BY key, day, at_us, held_us
     """
 # That nothing is known of a property is a value too.
 _VALUES: Final = f"""
@@ -97,9 +98,10 @@ _VALUES: Final = f"""
         SELECT one.property, one.value FROM (SELECT DISTINCT unnest(found) AS one FROM found)
         UNION SELECT unnest($names::VARCHAR[]), NULL)
     """
+# A message that is in the history twice counts once.
 _OBSERVED: Final = f"""
     CREATE OR REPLACE TEMP TABLE observed AS
-    SELECT key, day, (at_us + held_us) * 1000 AS until_ns, list_append(list(value_number), {ANY_VALUE}) AS held
+    SELECT key, day, (at_us + held_us) * 1000 AS until_ns, list_append(list(DISTINCT value_number), {ANY_VALUE}) AS held
     FROM (SELECT key, day, at_us, held_us, unnest(found) AS one FROM found) AS single
     JOIN found_values AS v ON v.property = single.one.property AND v.value IS NOT DISTINCT FROM single.one.value
     GROUP BY key, day, at_us, held_us
@@ -144,7 +146,9 @@ def observe(
     try:
         with histories.beside(calendar=calendar, holding=_holding(histories, held_ns)) as connection:
             connection.execute(_NEWEST.format(dates=dates, first_us=first_us, next_us=next_us))
+            connection.execute(_IN_THIS_ORDER)
             connection.execute(_FOUND.format(dates=dates, values=f"flatten([{values}])", places=listed))
+            connection.execute("RESET disabled_optimizers")
             connection.execute(_VALUES, {"names": list(properties)})
             connection.execute(_OBSERVED)
             unknown = connection.execute("SELECT value_number FROM found_values WHERE value IS NULL").fetchall()

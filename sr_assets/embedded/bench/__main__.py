@@ -1,7 +1,7 @@
 """`python -m sr_assets.embedded.bench`: the workloads one after the other, as a table and, last, one JSON object.
 
 A new workload gets its name here. Not here: what it does (`copying`, `cluster`, `links`, `sampling`, `waiting`, `trickle`,
-`sites`, `outage`, `silence`, `feeds`, `publication`, `definitions`, `disk`, `availability`, `scrape`).
+`sites`, `outage`, `silence`, `feeds`, `publication`, `definitions`, `disk`, `daily`, `scrape`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from sr_assets.embedded.bench.availability import measure_availability
 from sr_assets.embedded.bench.cluster import measure_cluster
 from sr_assets.embedded.bench.copying import measure_copy, measure_workers
+from sr_assets.embedded.bench.daily import measure_availability, measure_inventory
 from sr_assets.embedded.bench.definitions import measure_definitions
 from sr_assets.embedded.bench.disk import measure_disk
 from sr_assets.embedded.bench.feeds import measure_feeds
@@ -75,6 +75,7 @@ WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "definitions": lambda bench, _: measure_definitions(bench),
     "scrape": lambda bench, scale: measure_scrape(bench, max(1, int(100 * scale))),
     "availability": lambda bench, scale: measure_availability(bench, int(100_000 * scale)),
+    "inventory": lambda bench, scale: measure_inventory(bench, int(100_000 * scale)),
     "disk": lambda bench, scale: measure_disk(bench, int(5_000 * scale)),
 }
 
