@@ -6,6 +6,7 @@ another home and working directory. Here: starting, killing, stopping. Not here:
 """
 
 import contextlib
+import json
 import os
 import pwd
 import shutil
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -43,6 +45,7 @@ class SparkCluster:
         self._port = free_port()
         self._processes: list[subprocess.Popen[bytes]] = []
         self.user: str | None = None
+        self.ui = ""
 
     @property
     def mode(self) -> str:
@@ -86,7 +89,7 @@ class SparkCluster:
     @contextlib.contextmanager
     def connect(self) -> Iterator[str]:
         """Run a Connect server, whose tasks run on the workers, inside `with`; yields it as `spark.mode` names it."""
-        port, events = free_port(), self.folder / "work" / "events"
+        port, shown, events = free_port(), free_port(), self.folder / "work" / "events"
         events.mkdir()
         events.chmod(0o777)
         options = {
@@ -94,18 +97,21 @@ class SparkCluster:
             "spark.connect.grpc.binding.address": HOST,
             "spark.connect.grpc.binding.port": str(port),
             "spark.driver.host": HOST,
-            "spark.driver.memory": "512m",
             "spark.executor.memory": "512m",
-            "spark.ui.enabled": "false",
+            "spark.ui.port": str(shown),
             "spark.eventLog.enabled": "true",
             "spark.eventLog.compress": "false",
             "spark.eventLog.dir": events.as_uri(),
         }
         settings = [part for key, value in options.items() for part in ("--conf", f"{key}={value}")]
-        self._start("connect", f"{_DEPLOY}.SparkSubmit", *settings, "--class", _CONNECT, "spark-internal")
+        self._start(
+            "connect", f"{_DEPLOY}.SparkSubmit", *settings, "--class", _CONNECT, "spark-internal", memory="768m"
+        )
         server = self._processes[-1]
         try:
-            wait_until(lambda: listens(port), "the Connect server")
+            wait_until(lambda: server.poll() is not None or listens(port), "the Connect server")
+            assert server.poll() is None, (self.folder / "connect.log").read_text()
+            self.ui = f"http://{HOST}:{shown}"
             yield f"sc://{HOST}:{port}"
         finally:
             self._kill(family(server.pid))
@@ -115,6 +121,30 @@ class SparkCluster:
         """The event log of the Connect server."""
         files = (file for file in (self.folder / "work" / "events").rglob("*") if file.is_file())
         return "".join(file.read_text(errors="replace") for file in files)
+
+    def shown(self) -> str:
+        """Return what the Connect server shows to whoever asks: its UI's pages and what they are made of."""
+        root = f"{self.ui}/api/v1/applications"
+        (application,) = json.loads(fetched(root))
+        parts = ("environment", "sql?details=true&planDescription=true&length=1000", "stages?details=true", "jobs")
+        return "".join(fetched(f"{root}/{application['id']}/{part}") for part in parts) + fetched(f"{self.ui}/connect/")
+
+    def logs(self) -> str:
+        """Return what the processes of the cluster and its executors have logged."""
+        files = [*self.folder.rglob("*.log"), *self.folder.rglob("std*")]
+        return "".join(file.read_text(errors="replace") for file in files)
+
+    def python_that(self, does: str, code: str) -> str:
+        """Return another Python for the workers, which runs this code as it starts."""
+        folder = self.folder / f"that-{does}"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(code)
+        program = self.folder / "bin" / folder.name
+        program.write_text(Path(self.python).read_text().replace('PYTHONPATH="', f'PYTHONPATH="{folder}:'))
+        for path in (folder, program):
+            path.chmod(0o755)
+        (folder / "sitecustomize.py").chmod(0o644)
+        return str(program)
 
     def python_without(self, package: str) -> str:
         """Return another Python for the workers, which lacks a package."""
@@ -140,6 +170,14 @@ class SparkCluster:
     def pythons(self) -> list[psutil.Process]:
         """Return the Python processes of the executors."""
         return self._named("pyspark.daemon")
+
+    def connected_to(self, port: int) -> list[psutil.Process]:
+        """Return the Python processes of the executors that have a connection to a port of this host."""
+        return [
+            process
+            for process in self.pythons()
+            if any(each.raddr and each.raddr.port == port for each in process.net_connections("tcp"))
+        ]
 
     def kill(self, process: psutil.Process) -> None:
         """Kill a process and all that it has started."""
@@ -212,17 +250,16 @@ class SparkCluster:
             "SPARK_CONF_DIR": str(self.folder / "work"),
             "SPARK_LOCAL_DIRS": str(self.folder / "work"),
             "SPARK_LOCAL_IP": HOST,
-            "SPARK_DAEMON_MEMORY": "256m",
             "PYSPARK_PYTHON": self.python,
             "PYTHONDONTWRITEBYTECODE": "1",
             "MALLOC_ARENA_MAX": "2",
         }
 
-    def _start(self, name: str, main: str, *arguments: str) -> None:
+    def _start(self, name: str, main: str, *arguments: str, memory: str = "256m") -> None:
         with (self.folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
                 [str(_SPARK / "bin" / "spark-class"), main, *arguments],
-                env=self._environ,
+                env={**self._environ, "SPARK_DAEMON_MEMORY": memory},
                 cwd=self.folder / "work",
                 user=self.user,
                 stdin=subprocess.DEVNULL,
@@ -233,6 +270,12 @@ class SparkCluster:
 
     def _await_line(self, name: str, text: str) -> None:
         wait_until(lambda: text in (self.folder / f"{name}.log").read_text(), f"{name}: {text}")
+
+
+def fetched(url: str) -> str:
+    """Return a page."""
+    with urllib.request.urlopen(url, timeout=30) as page:
+        return str(page.read().decode())
 
 
 def family(pid: int) -> list[psutil.Process]:

@@ -6,7 +6,7 @@ probes from this machine (`connectivity`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.connection_file import pack_cluster
 from sr_assets.adapters.copying.fence import may_ask
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: What was tried, where, and why it failed, None when it works.
 Tried = tuple[str, str, str | None]
 #: A site's name has no slash, so this is no site's session.
-_SESSION = "run/check"
+_SESSION: Final = "run/check"
 
 
 def try_executors(settings: Settings) -> list[Tried]:
@@ -41,7 +41,7 @@ def try_executors(settings: Settings) -> list[Tried]:
             for executor, link, error in try_remotely(session, links):
                 tried.append((link or shown(mode), f"connect from executor {executor}" if link else executor, error))
         finally:
-            leave_session(session)
+            leave_session(session, forget=True)
     except SrAssetsError as error:
         tried.append((shown(mode), "an executor that takes a task", str(error)))
     except Exception as error:  # noqa: BLE001  whatever Spark raises is a result here

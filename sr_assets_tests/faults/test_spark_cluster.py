@@ -13,19 +13,24 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from sr_assets.adapters.copying.fence import forget_claims, make_fence, take_away
 from sr_assets.adapters.copying.plan import CopyPlan
+from sr_assets.adapters.spark.session import leave_session, open_session
 from sr_assets.domain.messages import last_origin
 from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.settings import SparkSettings
 from sr_assets_tests.faults.copying import BATCH, copy_plan
 from sr_assets_tests.faults.rig import finish, kill_run, start_run
-from sr_assets_tests.rig import Rig, Sent, address, connection, stop_process, wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, Rig, Sent, address, connection, stop_process, wait_until
 from sr_assets_tests.secured import Authority
 from sr_assets_tests.spark_cluster import SparkCluster, free_port
 
+MANY = 100_000
 _USER, _PASSWORD = "replicator", "S3cret-of-the-fleet"
 #: A run that tells at its end what Spark's UI shows of it.
 _SHOWN = """
@@ -114,7 +119,7 @@ def test_a_site_runs_where_nothing_of_ours_is_and_no_secret_is_shown(
         "executors": executors,
         "us": done.stderr,
     }
-    assert "mapInArrow" in searched["ui"].replace("MapInArrow", "mapInArrow"), "the plans are there to be looked at"
+    assert "mapinarrow" in searched["ui"].lower(), "the plans are there to be looked at"
     assert "SparkListenerSQLExecutionStart" in events
     assert [name for name, text in searched.items() if _PASSWORD in text or key in text] == []
     assert cluster.user is None or executed_by(cluster) == {cluster.user}
@@ -141,14 +146,11 @@ def held(rig: Rig, target: str) -> int:
 
 
 @pytest.mark.timeout(600)
-def test_a_driver_and_all_workers_killed_in_the_middle_cost_nothing_but_time(
-    clustered: Rig, cluster: SparkCluster
+def test_a_driver_executors_and_workers_killed_in_the_middle_cost_nothing_but_time(
+    clustered: Rig, cluster: SparkCluster, tmp_path: Path
 ) -> None:
-    rig, total = clustered, 100_000
-    stream, target = rig.make(), rig.unique("COPY")
-    rig.publish(stream, [Sent(b"%08d" % n + b"x" * 500) for n in range(total)])
-    rig.add(stream, target_stream=target, target_subject_prefix="to", batch_messages=total)
-    rig.settings()
+    rig = clustered
+    target = publish_many(rig)
     first = start_run(rig)
     wait_until(lambda: held(rig, target) > 2_000, "copies")
     # The target stands still meanwhile: else a busy machine could be done with the copying before it comes to the killing.
@@ -156,21 +158,53 @@ def test_a_driver_and_all_workers_killed_in_the_middle_cost_nothing_but_time(
         kill_run(first)
         wait_until(lambda: not cluster.executors() and not cluster.pythons(), "the end of the killed run's writers")
     before = held(rig, target)
-    assert before < total // 2, "killed too late"
-    second = start_run(rig)
+    assert before < MANY // 2, "killed too late"
+    said = tmp_path / "said"
+    with said.open("wb") as log:
+        second = start_run(rig, log=log)
     wait_until(lambda: held(rig, target) > before + 2_000, "copies of the second run")
-    with standing_still(rig.target):
-        for process in [*cluster.workers(), *cluster.executors()]:
-            cluster.kill(process)
-    assert held(rig, target) < total, "killed too late"
+    lose_executors(rig, cluster, target)
+    wait_until(
+        lambda: said.read_text().count("writers on the cluster were cut off") == 2, "the loss to be noticed", 300.0
+    )
+    # Those by which Spark has replaced the executors go with their workers.
+    for worker in cluster.workers():
+        cluster.kill(worker)
     for name in ("worker3", "worker4"):
         cluster.start_worker(name)
-    said = ended(second)
+    wait_until(lambda: second.poll() is not None, "the run to end", 300.0)
+    assert second.returncode == 0, said.read_text()
+    assert_copied(rig, target, said.read_text())
+
+
+def publish_many(rig: Rig, **entry: Any) -> str:
+    """Publish MANY messages to a new stream, and configure it to be copied in one batch; returns the target's name."""
+    stream, target = rig.make(), rig.unique("COPY")
+    rig.publish(stream, [Sent(b"%08d" % n + b"x" * 500) for n in range(MANY)])
+    rig.add(stream, **{"target_stream": target, "target_subject_prefix": "to", "batch_messages": MANY, **entry})
+    rig.settings()
+    return target
+
+
+def lose_executors(rig: Rig, cluster: SparkCluster, target: str) -> None:
+    """Kill the executors' own processes in the middle of the copying: their workers live, and replace them."""
+    with standing_still(rig.target):
+        pythons = cluster.pythons()
+        for executor in cluster.executors():
+            executor.kill()
+        _, alive = psutil.wait_procs(pythons, timeout=PATIENCE_SECONDS)
+        assert not alive, "what an executor has started ends with it"
+    assert held(rig, target) < MANY, "killed too late"
+
+
+def assert_copied(rig: Rig, target: str, said: str) -> None:
+    """See that the target is the source, each message once and in order, that this was counted, and no fence is left."""
     copies = rig.copies(target)
-    assert [int(copy.payload[:8]) for copy in copies] == list(range(total)), said
-    assert [origin.sequence for copy in copies if (origin := last_origin(copy.headers))] == list(range(1, total + 1))
-    assert rig.row("replication")["copied_messages"] == total
+    assert [int(copy.payload[:8]) for copy in copies] == list(range(MANY)), said
+    assert [origin.sequence for copy in copies if (origin := last_origin(copy.headers))] == list(range(1, MANY + 1))
+    assert rig.row("replication")["copied_messages"] == MANY
     assert rig.api(f"CONSUMER.NAMES.{target}", server=rig.target)["consumers"] in (None, []), "no fence stays behind"
+    assert "Traceback" not in said
 
 
 def ended(process: subprocess.Popen[bytes], code: int = 0) -> str:
@@ -265,20 +299,142 @@ def test_check_names_the_executor_and_the_server_that_it_does_not_reach(clustere
     rig.add(rig.make(), target_url=f"nats://127.0.0.1:{free_port()}")
     rig.settings()
     said = check(rig)
-    lines = [line for line in said.splitlines() if "executor" in line]
+    assert_each_tried(said)
+
+
+def assert_each_tried(said: str) -> None:
+    """See that each executor has tried each server, and which one was not reached."""
+    lines = [line for line in said.splitlines() if "connect from executor" in line]
     assert any("Connection refused" in line and socket.gethostname() in line for line in lines), said
     assert len({line.partition("executor ")[2].partition(")")[0] for line in lines}) == 2, said
+    assert len(lines) == 4, said
 
 
 def test_workers_without_pyarrow_are_one_line_and_nothing_is_half_done(clustered: Rig, cluster: SparkCluster) -> None:
+    said = said_with(clustered, cluster.python_without("pyarrow"))
+    assert "lacks PyArrow: install it there" in said or "lacks pyarrow" in said, said
+
+
+#: What a program that asks for the version gets to see.
+_OLDER = """
+import collections, sys
+
+Version = collections.namedtuple("Version", "major minor micro releaselevel serial")
+sys.version_info = Version(3, 9, 1, "final", 0)
+"""
+
+
+def test_workers_with_another_python_are_one_line_and_nothing_is_half_done(
+    clustered: Rig, cluster: SparkCluster
+) -> None:
+    said = said_with(clustered, cluster.python_that("is-older", _OLDER))
+    assert f"the workers' Python is 3.9 and ours 3.{sys.version_info.minor}: install" in said, said
+
+
+_FIREWALL = """
+import socket
+
+class Walled(socket.socket):
+    def connect(self, address):
+        if address[1:2] == ({port},):
+            raise OSError(113, "No route to host")
+        super().connect(address)
+
+socket.socket = Walled
+"""
+
+
+def test_an_executor_without_a_route_to_a_server_is_one_line_that_names_both(
+    clustered: Rig, cluster: SparkCluster
+) -> None:
     rig = clustered
-    rig.spark["config"] = {"spark.pyspark.python": cluster.python_without("pyarrow")}
+    port = int(rig.target.address.rpartition(":")[2])
+    said = said_with(rig, cluster.python_that("is-walled", _FIREWALL.format(port=port)))
+    assert (
+        f"executor on {socket.gethostname()}: cannot connect to NATS: {rig.target.address}: No route to host" in said
+    ), said
+
+
+def said_with(rig: Rig, python: str) -> str:
+    """Run a site whose workers have this Python, which fails; returns its line. Nothing was copied."""
+    rig.spark["config"] = {"spark.pyspark.python": python, "spark.task.maxFailures": "1"}
     stream = rig.make()
     rig.publish(stream, [Sent(b"1")])
     rig.add(stream)
     rig.settings()
     said = ended(start_run(rig), 1)
-    assert "lacks PyArrow: install it there" in said or "lacks pyarrow" in said, said
+    assert sum(line.startswith("error: ") for line in said.splitlines()) == 1, said
+    assert rig.copies(stream) == []
+    return said
+
+
+@pytest.fixture(scope="module")
+def server(cluster: SparkCluster) -> Iterator[str]:
+    """Run a Connect server, which takes the whole cluster: what needs the cluster itself comes before."""
+    with cluster.connect() as mode:
+        yield mode
+
+
+@pytest.fixture
+def served(rig: Rig, server: str) -> Rig:
+    rig.spark = {"mode": server}
+    return rig
+
+
+@pytest.mark.timeout(600)
+def test_a_site_runs_through_a_connect_server_although_it_loses_executors_and_drivers(
+    served: Rig, cluster: SparkCluster, tmp_path: Path
+) -> None:
+    rig = served
+    urls = {
+        f"{side}_url": f"nats://{_USER}:{_PASSWORD}@{server.address}"
+        for side, server in (("source", rig.source), ("target", rig.target))
+    }
+    target = publish_many(rig, **urls)
+    log = tmp_path / "said"
+    with log.open("wb") as output:
+        first = start_run(rig, log=output)
+    wait_until(lambda: held(rig, target) > 2_000, "copies")
+    lose_executors(rig, cluster, target)
+    before = held(rig, target)
+    wait_until(lambda: held(rig, target) > before + 2_000, "copies of a later attempt", 300.0)
+    # The server outlives the run, and its writer too: that is held, or it would be done before the next run comes.
+    with standing_still(rig.target):
+        (writer,) = cluster.connected_to(int(rig.target.address.rpartition(":")[2]))
+        stop_process(writer.pid)
+        kill_run(first)
+    assert held(rig, target) < MANY, "killed too late"
+    said = ended(start_run(rig))
+    assert_copied(rig, target, log.read_text() + said)
+    searched = {"events": cluster.events, "ui": cluster.shown(), "logs": cluster.logs(), "us": log.read_text() + said}
+    assert "SparkListenerConnectOperationStarted" in searched["events"]
+    assert "mapinarrow" in searched["ui"].lower(), "the plans are there to be looked at"
+    assert [name for name, text in searched.items() if _PASSWORD in text] == []
+
+
+def test_check_tries_every_server_from_each_executor_of_a_connect_server(served: Rig) -> None:
+    rig = served
+    rig.add(rig.make(), target_url=f"nats://127.0.0.1:{free_port()}")
+    rig.settings()
+    assert_each_tried(check(rig))
+
+
+def test_a_connect_servers_own_option_is_refused_with_one_line(served: Rig) -> None:
+    rig = served
+    rig.spark["config"] = {"spark.cores.max": "1"}
+    stream = rig.make()
+    rig.publish(stream, [Sent(b"1")])
+    rig.add(stream)
+    assert "spark.config spark.cores.max: a Connect server has it from its start: set it there" in rig.failure()
+
+
+def test_a_site_keeps_its_session_on_a_connect_server_until_that_has_closed_it(server: str, tmp_path: Path) -> None:
+    ids = []
+    for closed in (False, True, False):
+        session = open_session(SparkSettings(mode=server), tmp_path, "LONDON")
+        ids.append(session.client._session_id)
+        leave_session(session, forget=closed)
+    assert ids[0] == ids[1] != ids[2]
 
 
 def check(rig: Rig) -> str:

@@ -16,6 +16,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from sr_assets.adapters.spark.config import JAVA_OPTIONS
+from sr_assets.adapters.spark.connect import is_remote
 from sr_assets.adapters.spark.shipping import package_archive
 from sr_assets.domain.errors import RunError
 
@@ -86,23 +87,25 @@ def check_series(session: SparkSession) -> None:
 def ship_package(session: SparkSession, folder: Path) -> None:
     """Give the executors of a session this package."""
     archive = str(package_archive(folder))
-    if type(session).__module__.startswith("pyspark.sql.connect"):
+    if is_remote(session):
         session.addArtifacts(archive, pyfile=True)
     else:
         session.sparkContext.addPyFile(archive)
 
 
+_NAMED: Final = "in spark.pyspark.python, or for sc:// in the server's PYSPARK_PYTHON"
 #: What Spark says of a machine of the cluster, and what is to be done there.
 _FAILURES: Final = {
-    r'Cannot run program "([^"]+)"': "the workers have no program {}: install it, or name theirs in spark.pyspark.python",
+    r'Cannot run program "([^"]+)"': f"the workers have no program {{}}: install it, or name theirs {_NAMED}",
     r"Python in worker has different version: (\S+) than": (
-        f"the workers' Python is {{}} and ours {_PYTHON}: install {_PYTHON} there and name it in spark.pyspark.python"
+        f"the workers' Python is {{}} and ours {_PYTHON}: install {_PYTHON} there and name it {_NAMED}"
     ),
     r"(PyArrow|Pandas|NumPy) >= \S+ must be installed": "the workers' Python lacks {}: install it there",
     r"No module named '([^']+)'": "the workers' Python lacks {}: install it there",
     r"(?:All masters are unresponsive|stopped SparkContext|SparkContext was shut down|Promise already)()": (
-        f"it did not take our application: is it a master of Spark {_SERIES}?"
+        f"it did not take our application, or ended it: are its master and workers of Spark {_SERIES}?"
     ),
+    r"Error from python worker:\n(?:.*\n)*?\s*(.+)\nPYTHONPATH was": "the workers' Python does not start: {}",
 }
 
 
@@ -125,7 +128,7 @@ def watched(session: SparkSession) -> Iterator[None]:
                 raise RunError(
                     f"Spark: no executor took a task for {IDLE_SECONDS:g} s: are workers there, of Spark"
                     f" {_VERSION}, with as many cores and as much memory free as spark.executor.cores and"
-                    " spark.executor.memory ask for, and can they reach this host?"
+                    " spark.executor.memory ask for, and can they reach the driver, which is this host or the Connect server?"
                 ) from None
             raise
 
@@ -135,10 +138,10 @@ class _Watch:
 
     def __init__(self, session: Any) -> None:
         self._session = session
-        self._remote = type(session).__module__.startswith("pyspark.sql.connect")
+        self._remote = is_remote(session)
         self._busy_at = time.monotonic()
         self._ended = threading.Event()
-        self._inflight = 0
+        self._waiting: dict[str, bool] = {}
         self.idle = False
         self._thread = threading.Thread(target=self._look_on, daemon=True)
 
@@ -154,14 +157,14 @@ class _Watch:
             self._session.removeProgressHandler(self._note)
         self._thread.join()
 
-    def _note(self, stages: Any, inflight_tasks: int, operation_id: Any, done: bool) -> None:  # noqa: ARG002
-        """Note what a Connect server reports."""
-        self._inflight = inflight_tasks
+    def _note(self, stages: Any, inflight_tasks: int, operation_id: str, done: bool) -> None:
+        """Note what a Connect server reports of one of the session's operations: whether it waits for an executor."""
+        self._waiting[operation_id] = not inflight_tasks and not done and not all(stage.done for stage in stages)
 
     def _running(self) -> bool:
         """Return whether a task runs, or nothing is there to run."""
         if self._remote:
-            return self._inflight > 0
+            return not self._waiting or not all(list(self._waiting.values()))
         tracker = self._session.sparkContext.statusTracker()
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         return not stages or any(stage is not None and stage.numActiveTasks for stage in stages)

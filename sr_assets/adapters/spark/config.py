@@ -31,6 +31,8 @@ _SCRUBBED: Final = (
 #: Its work comes in short bursts, and most of it is done in Python: the optimizing compiler and a collector with threads of
 #: its own took two thirds of the JVM's processor time without making it faster.
 JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+#: Of no use on an engine that is ours alone; on others each session's files are its own.
+_ISOLATION: Final = "spark.sql.artifact.isolation.enabled"
 #: Settings every engine of ours runs with; `spark.config` in the configuration overrides them.
 _DEFAULTS: Final = {
     "spark.ui.enabled": "false",
@@ -43,7 +45,7 @@ _DEFAULTS: Final = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",
     # Larger relations would be cached in the session, which is never left: a batch's rows travel in the plan instead.
     "spark.sql.session.localRelationCacheThreshold": str(64 * 1024 * 1024),
-    "spark.sql.artifact.isolation.enabled": "false",
+    _ISOLATION: "false",
     "spark.connect.session.manager.defaultSessionTimeout": "24h",
     "spark.connect.grpc.maxInboundMessageSize": str(256 * 1024 * 1024),
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "false",
@@ -55,6 +57,8 @@ _CLUSTER_DEFAULTS: Final = {
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",
 }
+#: How often a Connect server says how many tasks run: by that we see that no executor takes any.
+_REMOTE_DEFAULTS: Final = {"spark.connect.progress.reportInterval": "2s"}
 
 
 def is_cluster(mode: str) -> bool:
@@ -88,6 +92,12 @@ def engine_config(settings: SparkSettings, home: Path, **more: str) -> dict[str,
         **more,
         **settings.config,
     }
+
+
+def session_config(settings: SparkSettings) -> dict[str, str]:
+    """Return the options of a session on a server that is not ours, whose own settings are its owner's affair."""
+    ours = {key: value for key, value in _DEFAULTS.items() if key.startswith("spark.sql.") and key != _ISOLATION}
+    return {**ours, **_REMOTE_DEFAULTS, **settings.config}
 
 
 def source_digest() -> str:

@@ -7,6 +7,7 @@ their rows (`spark.remote`).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import platform
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from sr_assets.adapters.connection_file import PackedConnection, open_connection, unpacked
 from sr_assets.adapters.copying.fence import Lease
 from sr_assets.adapters.copying.receipt import Receipt
+from sr_assets.adapters.wire import WireError
 from sr_assets.domain.errors import SrAssetsError
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ class ReadJob:
         """Yield the messages' rows."""
         from sr_assets.adapters.spark.source import JetStreamReader
 
-        with unpacked(self.connection) as file:
+        with _named(), unpacked(self.connection) as file:
             reader = JetStreamReader({**self.options, "connection": file})
             for batch in batches:
                 for number in batch.column(0).to_pylist():
@@ -93,13 +95,22 @@ class CopyJob:
                 staging=str(staging) if self.plan.staging else None,
             )
             Path(folder, "batch").write_text(plan.batch)
-            with Lease(plan, part):
+            with _named(), Lease(plan, part):
                 receipt = write_copies(plan, rows, part)
             yield _copied(part, RECEIPT, receipt.encode().encode())
             for file in sorted(staging.rglob("*.parquet")):
                 with file.open("rb") as content:
                     for piece in iter(lambda: content.read(_PIECE_BYTES), b""):
                         yield _copied(part, str(file.relative_to(staging)), piece)
+
+
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    """Say of a connection that fails where it does: the run's own machine may reach the same server."""
+    try:
+        yield
+    except WireError as error:
+        raise type(error)(f"executor on {socket.gethostname()}: {error}") from None
 
 
 def _copied(part: int, name: str, content: bytes) -> pa.RecordBatch:

@@ -9,14 +9,14 @@ import contextlib
 import logging
 import os
 import re
-import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from sr_assets.adapters.private import own_folder
 from sr_assets.adapters.spark.cluster import check_series, cluster_config, explained, reach_cluster, ship_package, shown
-from sr_assets.adapters.spark.config import child_environment, engine_config, is_cluster, source_digest
-from sr_assets.adapters.spark.engine import Engine, start_engine
+from sr_assets.adapters.spark.config import child_environment, engine_config, is_cluster
+from sr_assets.adapters.spark.connect import close, is_remote, join_engine, join_server, set_options
+from sr_assets.adapters.spark.engine import start_engine
 from sr_assets.domain.errors import EngineLostError, ExecutorLostError, RunError, TransientError
 
 if TYPE_CHECKING:
@@ -27,11 +27,6 @@ if TYPE_CHECKING:
     from sr_assets.settings import SparkSettings
 
 logger = logging.getLogger(__name__)
-
-#: The logger on which Spark's client logs every error again, as JSON with a trace; Dagster's logging would enable it.
-_CLIENT_LOG = "pyspark.sql.connect.logging"
-_RETRIES = 6
-_LONGEST_PAUSE_MS = 2_000
 
 
 def open_session(settings: SparkSettings, home: Path, site: str) -> SparkSession:
@@ -49,7 +44,7 @@ def open_session(settings: SparkSettings, home: Path, site: str) -> SparkSession
             logger.warning("%s; going on with classic Spark in this process", error)
             return _prepared(_classic("local[*,3]", settings, home))
         try:
-            return _prepared(_join(engine, home, site))
+            return _prepared(join_engine(engine, home, site))
         except Exception as error:
             raise spark_error(error) from error
     if is_cluster(mode):
@@ -62,13 +57,12 @@ def _open_on_cluster(settings: SparkSettings, home: Path, site: str) -> SparkSes
     mode, folder = settings.mode, home / "spark"
     address = reach_cluster(mode)
     own_folder(folder)
+    session = None
     try:
         if mode.startswith("sc://"):
-            # A server knows a session's files by their names: another source of ours needs another session.
-            identity = uuid.uuid5(uuid.NAMESPACE_URL, f"sr-assets/{home}/{site}/{source_digest()}")
-            session = _connect(mode, identity)
+            session = join_server(mode, folder, site)
             check_series(session)
-            session.interruptAll()
+            set_options(session, settings)
         else:
             session = _classic(mode, settings, home, cluster_config(address, folder))
         ship_package(session, folder)
@@ -79,23 +73,28 @@ def _open_on_cluster(settings: SparkSettings, home: Path, site: str) -> SparkSes
             if error is not None:
                 raise RunError(f"Spark executor on {executor}: {error}")
     except Exception as error:
-        raise RunError(f"spark.mode {shown(mode)}: {spark_error(error)}") from error
+        failed = spark_error(error)
+        if session is not None:
+            leave_session(session)
+        if isinstance(failed, EngineLostError):
+            failed = RunError("no server of Spark Connect answers there: correct it, or start it")
+        kind = ExecutorLostError if isinstance(failed, ExecutorLostError) else RunError
+        raise kind(f"spark.mode {shown(mode)}: {failed}") from error
     return session
 
 
-def leave_session(session: SparkSession) -> None:
-    """Close the connection to a session without ending the session: the next run of the site joins it.
+def leave_session(session: SparkSession, *, forget: bool = False) -> None:
+    """Close the connection to a session, which the next run of the site joins unless the engine is to `forget` it.
 
-    Without this the client cleans up when the process exits, and waits ten minutes for a server that has ended by then.
     A classic session is the process's own and ends with it.
     """
-    if _is_remote(session):
-        session.client.close()
+    if is_remote(session):
+        close(session, forget=forget)
 
 
 def stop_work(session: SparkSession) -> None:
     """Interrupt the tasks of a session that is given up."""
-    if _is_remote(session):
+    if is_remote(session):
         with contextlib.suppress(Exception):  # a broken engine may be the reason
             session.interruptAll()
 
@@ -113,45 +112,6 @@ def count_cores(session: SparkSession) -> int:
     from pyspark.sql.functions import spark_partition_id
 
     return session.range(1 << 16).select(spark_partition_id()).distinct().count()
-
-
-def _is_remote(session: SparkSession) -> bool:
-    # Not by its attributes: those that a classic session lacks raise an error of Spark's own.
-    return type(session).__module__.startswith("pyspark.sql.connect")
-
-
-def _join(engine: Engine, home: Path, site: str) -> SparkSession:
-    os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"] = engine.token
-    # A session that the server closed (for example after an idle day) can never be joined again; a new id can.
-    for generation in range(16):
-        identity = uuid.uuid5(uuid.NAMESPACE_URL, f"{home}/{engine.pid}/{engine.started_at}/{site}/{generation}")
-        session = _connect(f"sc://localhost:{engine.port}", identity)
-        try:
-            session.conf.get("spark.sql.session.timeZone")
-        except Exception as error:
-            leave_session(session)
-            if "SESSION_CLOSED" not in str(error):
-                raise
-        else:
-            return session
-    raise RunError(
-        f"the Spark engine (pid {engine.pid}) refuses every session of site {site}; run `sr-assets spark stop`"
-    )
-
-
-def _connect(url: str, identity: uuid.UUID) -> SparkSession:
-    from pyspark.sql.connect.client.retries import DefaultPolicy
-    from pyspark.sql.connect.session import SparkSession as ConnectSession
-
-    if "SPARK_CONNECT_LOG_LEVEL" not in os.environ:
-        logging.getLogger(_CLIENT_LOG).setLevel(logging.CRITICAL + 1)
-    # uuid5 with the version bits of uuid4, which is what the client insists on.
-    session_id = str(uuid.UUID(int=identity.int, version=4))
-    separator = "" if url.rstrip().endswith(";") else "/;" if url.count("/") < 3 else ";"
-    session = ConnectSession.builder.remote(f"{url}{separator}session_id={session_id}").create()
-    # The client retries for ten minutes by default, for servers that move; ours is restarted by the next run instead.
-    session.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES, max_backoff=_LONGEST_PAUSE_MS)])
-    return cast("SparkSession", session)
 
 
 def _classic(master: str, settings: SparkSettings, home: Path, config: Mapping[str, str] | None = None) -> SparkSession:
@@ -177,7 +137,7 @@ def _prepared(session: SparkSession) -> SparkSession:
     from sr_assets.adapters.spark.source import JetStreamDataSource
 
     # Tasks of an earlier run of this site must not go on beside this run's.
-    if _is_remote(session):
+    if is_remote(session):
         session.interruptAll()
     session.dataSource.register(JetStreamDataSource)
     return session
@@ -185,13 +145,28 @@ def _prepared(session: SparkSession) -> SparkSession:
 
 _OUR_ERRORS = re.compile(
     r"(?:sr_assets\.[\w.]*)?"
-    r"(WireError|DeniedError|NoConsumerError|TransientError|ExecutorLostError|RunError|ApiError): ([^\n]+)"
+    r"(WireError|SilenceError|DeniedError|NoConsumerError|TransientError|ExecutorLostError|RunError|ApiError): ([^\n]+)"
 )
 
 
 #: What of them another attempt may not meet.
-_KINDS = {"WireError": TransientError, "TransientError": TransientError, "ExecutorLostError": ExecutorLostError}
+_KINDS = {
+    "WireError": TransientError,
+    "SilenceError": TransientError,
+    "TransientError": TransientError,
+    "ExecutorLostError": ExecutorLostError,
+}
+#: A server of Connect that is not there, was started again, or has closed the session, which it does to one that is idle.
+_GONE = (
+    "StatusCode.UNAVAILABLE",
+    "RETRIES_EXCEEDED",
+    "NO_ACTIVE_SESSION",
+    "INVALID_HANDLE.SESSION",
+    "INVALID_HANDLE.OPERATION",
+)
 _LOST = re.compile(r"ExecutorLostFailure|Python worker exited unexpectedly|[Ee]xecutor heartbeat timed out")
+#: The first lines of what a classic session says of a failed job, which say nothing of it.
+_WRAPPING = re.compile(r"An error occurred while calling|Exception thrown in awaitResult")
 
 
 def spark_error(error: Exception) -> RunError:
@@ -203,11 +178,11 @@ def spark_error(error: Exception) -> RunError:
     if ours:
         kind, text = ours[-1]
         return _KINDS.get(kind, RunError)(text.strip())
-    if any(sign in text for sign in ("StatusCode.UNAVAILABLE", "RETRIES_EXCEEDED", "NO_ACTIVE_SESSION")):
-        return EngineLostError("the Spark engine does not answer any more; another is started")
+    if any(sign in text for sign in _GONE):
+        return EngineLostError("Spark does not answer any more, or has forgotten the session: it is begun again")
     if _LOST.search(text):
         return ExecutorLostError("the cluster lost an executor again and again: look at its workers' logs")
     if lacking := explained(text):
         return RunError(lacking)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip(" :") for line in text.splitlines() if line.strip() and not _WRAPPING.search(line)]
     return RunError(f"Spark: {lines[0] if lines else type(error).__name__}"[:500])

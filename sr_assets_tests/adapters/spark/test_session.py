@@ -106,7 +106,14 @@ def test_the_same_code_runs_in_classic_spark_and_its_process_ends(rig: Rig) -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "transient"), (("WireError", True), ("TransientError", True), ("DeniedError", False), ("RunError", False))
+    ("kind", "transient"),
+    (
+        ("WireError", True),
+        ("SilenceError", True),
+        ("TransientError", True),
+        ("DeniedError", False),
+        ("RunError", False),
+    ),
 )
 def test_the_error_of_a_task_is_found_in_what_spark_says_of_it(kind: str, transient: bool) -> None:
     text = (

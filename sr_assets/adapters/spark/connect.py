@@ -1,0 +1,140 @@
+"""Sessions of Spark Connect: joining one, that of an earlier run if the server still has it, and leaving it.
+
+Here: the engine on this host and servers of a cluster alike. Not here: starting that engine (`spark.engine`), what else a
+cluster needs (`spark.cluster`), sessions without Connect (`spark.session`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import uuid
+from typing import TYPE_CHECKING, Final, cast
+
+from sr_assets.adapters.private import write_private
+from sr_assets.adapters.spark.config import session_config, source_digest
+from sr_assets.domain.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from sr_assets.adapters.spark.engine import Engine
+    from sr_assets.settings import SparkSettings
+
+#: The logger on which Spark's client logs every error again, as JSON with a trace; Dagster's logging would enable it.
+_CLIENT_LOG: Final = "pyspark.sql.connect.logging"
+_RETRIES: Final = 6
+_LONGEST_PAUSE_MS: Final = 2_000
+
+
+def is_remote(session: SparkSession) -> bool:
+    """Return whether a session is one of Spark Connect."""
+    # Not by its attributes: those that a classic session lacks raise an error of Spark's own.
+    return type(session).__module__.startswith("pyspark.sql.connect")
+
+
+def join_engine(engine: Engine, home: Path, site: str) -> SparkSession:
+    """Join a site's session on the engine of this host."""
+    os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"] = engine.token
+    # A session that the server closed (for example after an idle day) can never be joined again; a new id can.
+    for generation in range(16):
+        identity = uuid.uuid5(uuid.NAMESPACE_URL, f"{home}/{engine.pid}/{engine.started_at}/{site}/{generation}")
+        # uuid5 with the version bits of uuid4, which is what the client insists on.
+        if session := _join(f"sc://localhost:{engine.port}", uuid.UUID(int=identity.int, version=4)):
+            return session
+    raise RunError(
+        f"the Spark engine (pid {engine.pid}) refuses every session of site {site}; run `sr-assets spark stop`"
+    )
+
+
+def join_server(mode: str, folder: Path, site: str) -> SparkSession:
+    """Join a site's session on a cluster's server: the one that is recorded in `folder`, where the server still has it.
+
+    What an earlier run left running there is interrupted. A new session for each run would leave a Python process on each
+    executor, for as long as the server runs. Ids are random, so that nobody else has the same.
+    """
+    if "/" in site:  # no site's: its user ends it
+        return _new_session(mode, uuid.uuid4())
+    record = folder / f"session-{uuid.uuid5(uuid.NAMESPACE_URL, site)}.json"
+    # A server knows a session's files by their names: another source of ours needs another session.
+    wanted = {"mode": mode.partition(";")[0], "source": source_digest()}
+    if (identity := _recorded(record, wanted)) and (session := _join(mode, identity)):
+        session.interruptAll()
+        return session
+    identity = uuid.uuid4()
+    # Before the session is there: of a run that is killed the next one knows what to interrupt.
+    write_private(record, json.dumps({**wanted, "session": str(identity)}))
+    return _new_session(mode, identity)
+
+
+def _recorded(record: Path, wanted: Mapping[str, str]) -> uuid.UUID | None:
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        recorded = json.loads(record.read_text())
+        if all(recorded[key] == value for key, value in wanted.items()):
+            return uuid.UUID(recorded["session"])
+    return None
+
+
+def _new_session(mode: str, identity: uuid.UUID) -> SparkSession:
+    session = _join(mode, identity)
+    if session is None:
+        raise RunError("the server closes every session at once")
+    return session
+
+
+def set_options(session: SparkSession, settings: SparkSettings) -> None:
+    """Give a session of a cluster's server our options and those of `spark.config`; raises RunError with one it refuses."""
+    for key, value in session_config(settings).items():
+        _set(session, key, value)
+
+
+def _set(session: SparkSession, key: str, value: str) -> None:
+    try:
+        session.conf.set(key, value)
+    except Exception as error:
+        line = str(error).splitlines()[0]
+        if "CANNOT_MODIFY" in line:
+            line = "a Connect server has it from its start: set it there, and remove it here"
+        raise RunError(f"spark.config {key}: {line}") from error
+
+
+def _join(url: str, identity: uuid.UUID) -> SparkSession | None:
+    """Return the session of this id; None when the server has closed it."""
+    session = _connect(url, identity)
+    try:
+        session.conf.get("spark.sql.session.timeZone")
+    except Exception as error:
+        close(session)
+        if "SESSION_CLOSED" not in str(error):
+            raise
+        return None
+    return session
+
+
+def _connect(url: str, identity: uuid.UUID) -> SparkSession:
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    if "SPARK_CONNECT_LOG_LEVEL" not in os.environ:
+        logging.getLogger(_CLIENT_LOG).setLevel(logging.CRITICAL + 1)
+    separator = "" if url.rstrip().endswith(";") else "/;" if url.count("/") < 3 else ";"
+    session = ConnectSession.builder.remote(f"{url}{separator}session_id={identity}").create()
+    # The client retries for ten minutes by default, for servers that move; ours is restarted by the next run instead.
+    session.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES, max_backoff=_LONGEST_PAUSE_MS)])
+    return cast("SparkSession", session)
+
+
+def close(session: SparkSession, *, forget: bool = False) -> None:
+    """Close the connection to a session, which the next run of the site joins unless the server is to `forget` it.
+
+    Without this the client cleans up when the process exits, and waits ten minutes for a server that has ended by then.
+    """
+    if forget:
+        with contextlib.suppress(Exception):  # it goes by itself when it was idle for long
+            session.client.release_session()
+    session.client.close()

@@ -1,0 +1,57 @@
+"""What machines of a cluster lack, as Spark says it and as a user reads it. The texts are Spark's own."""
+
+import platform
+
+import pytest
+
+from sr_assets.adapters.spark.session import spark_error
+from sr_assets.domain.errors import EngineLostError
+
+OURS = ".".join(platform.python_version_tuple()[:2])
+NO_START = """Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times, most recent failure: Lost task 0.3 in \
+stage 0.0 (TID 3) (127.0.0.1 executor 0): org.apache.spark.SparkException:
+Error from python worker:
+  Traceback (most recent call last):
+    File "<frozen runpy>", line 189, in _run_module_as_main
+  /opt/bin/python3.12: error while loading shared libraries: libpython3.12.so.1.0: cannot open shared object file
+PYTHONPATH was:
+  /opt/spark/python/lib/pyspark.zip
+org.apache.spark.SparkException: EOFException occurred while reading the port number from pyspark.daemon's stdout.
+"""
+OTHER_PYTHON = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "/opt/lib/pyspark/worker_util.py", line 93, in check_python_version
+    raise PySparkRuntimeError(
+pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: \
+3.12 than that in driver: 3.11, PySpark cannot run with different minor versions.
+"""
+CLASSIC = f"""An error occurred while calling o95.getResult.
+: org.apache.spark.SparkException: Exception thrown in awaitResult:
+{NO_START}"""
+
+OTHER_MASTER = """An error occurred while calling None.org.apache.spark.sql.classic.SparkSession.
+: java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    (
+        (NO_START, "the workers' Python does not start: /opt/bin/python3.12: error while loading shared libraries"),
+        (CLASSIC, "the workers' Python does not start: /opt/bin/python3.12: error while loading shared libraries"),
+        (OTHER_PYTHON, f"the workers' Python is 3.12 and ours {OURS}: install {OURS} there and name it"),
+        (OTHER_MASTER, "it did not take our application, or ended it: are its master and workers of Spark"),
+        (f"An error occurred while calling o9.x.\n: {'x' * 9}\n\tat y", f"Spark: {'x' * 9}"),
+    ),
+    ids=("no start", "no start, classic", "another Python", "another Spark", "anything else"),
+)
+def test_what_a_worker_lacks_is_one_line(text: str, line: str) -> None:
+    said = str(spark_error(RuntimeError(text)))
+    assert said.startswith(line)
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("kind", ("SESSION_CLOSED", "SESSION_CHANGED", "SESSION_NOT_FOUND", "OPERATION_NOT_FOUND"))
+def test_a_session_that_a_connect_server_has_no_more_is_begun_again(kind: str) -> None:
+    text = f"[INVALID_HANDLE.{kind}] The handle 4ad76a37-c4b8-4692-8305-ce66d1b6dc7d is invalid. SQLSTATE: HY000"
+    assert isinstance(spark_error(RuntimeError(text)), EngineLostError)
