@@ -48,8 +48,8 @@ def measure_sampled(bench: Bench, messages: int, senders: int, payload_bytes: in
     }
 
 
-def measure_unread(bench: Bench, messages: int, senders: int) -> dict[str, Any]:
-    """Measure a known fleet of which nobody is due, by subject and by JSON field, at three sizes; medians of three rounds.
+def measure_unread(bench: Bench, messages: int, senders: int, rounds: int = ROUNDS) -> dict[str, Any]:
+    """Measure a known fleet of which nobody is due, by subject and by JSON field, at three sizes; medians of the rounds.
 
     By subject payloads stay at the source. All that a run does besides is the same.
     """
@@ -64,7 +64,7 @@ def measure_unread(bench: Bench, messages: int, senders: int) -> dict[str, Any]:
     settings = bench.settings(list(entries.values()))
     for stream in entries:
         bench.run(settings, stream)
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for stream, (size, measured) in rates.items():
             bench.publish(stream, messages, senders, size)
             report, seconds = bench.run(settings, stream)
