@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _INTERVAL_SECONDS: Final = 10.0
 _WARM_SECONDS: Final = 20.0
 _MEASURED_SECONDS: Final = 60.0
+_LOOK_SECONDS: Final = 1.0
 
 
 def measure_trickle(
@@ -48,12 +49,14 @@ def measure_trickle(
         with Cluster(cluster_of(bench.target)) as target:
             seconds_until(time.perf_counter(), lambda: target.stream_exists(ARRIVED))
         time.sleep(warm_seconds)
-        began, before, lines, stored = time.monotonic(), _cpu_seconds(bench, run), _lines(log), _stored(bench)
-        time.sleep(seconds)
-        elapsed = time.monotonic() - began
+        cpu = _Cpu(bench, run)
+        began, before, lines, stored = time.monotonic(), cpu.seconds(), _lines(log), _stored(bench)
+        while (elapsed := time.monotonic() - began) < seconds:
+            time.sleep(min(_LOOK_SECONDS, seconds - elapsed))
+            used = cpu.seconds() - before
         figures = {
             "messages_per_second": round((_stored(bench) - stored) / elapsed, 1),
-            "percent_of_a_core": round(100 * (_cpu_seconds(bench, run) - before) / elapsed, 1),
+            "percent_of_a_core": round(100 * used / elapsed, 1),
             "log_lines_per_minute": round(60 * (_lines(log) - lines) / elapsed, 1),
         }
         delays = probe(bench, "trickle", lambda: None)
@@ -73,15 +76,24 @@ def _following(bench: Bench, log: Path) -> Iterator[psutil.Process]:
             run.terminate()
 
 
-def _cpu_seconds(bench: Bench, run: psutil.Process) -> float:
-    """Return the CPU that our processes have used so far: the command with its sites, the engine with its workers."""
-    engine = engine_status(bench.home)
-    roots = [run, *([psutil.Process(engine.pid)] if engine else [])]
-    total = 0.0
-    for process in [*roots, *(child for root in roots for child in root.children(recursive=True))]:
-        with suppress(psutil.NoSuchProcess):
-            total += sum(process.cpu_times()[:4])
-    return total
+class _Cpu:
+    """The CPU that our processes have used so far: the command with its sites, the engine with its workers.
+
+    One that has ended counts with what it had used when it was last looked at.
+    """
+
+    def __init__(self, bench: Bench, run: psutil.Process) -> None:
+        self._home, self._run = bench.home, run
+        self._used: dict[psutil.Process, float] = {}
+
+    def seconds(self) -> float:
+        """Look at each process, and return the sum."""
+        engine = engine_status(self._home)
+        roots = [self._run, *([psutil.Process(engine.pid)] if engine else [])]
+        for process in [*roots, *(child for root in roots for child in root.children(recursive=True))]:
+            with suppress(psutil.NoSuchProcess):
+                self._used[process] = sum(process.cpu_times()[:2])
+        return sum(self._used.values())
 
 
 def _stored(bench: Bench) -> int:

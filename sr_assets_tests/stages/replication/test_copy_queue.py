@@ -157,6 +157,8 @@ def test_copies_that_an_open_batch_had_made_of_a_source_that_is_gone_count_as_co
     stream = rig.make()
     rig.add(stream, on_source_reset="recopy", batch_messages=10, **entry)
     rig.publish(stream, forced(0, 25))
+    if entry:
+        rig.drain(stages=WATCHING)
     cut_off(rig, monkeypatch)
     assert numbers(rig, stream) == list(range(10))
     stood = rig.stored(stream)
