@@ -1,9 +1,15 @@
-"""What someone sees who opens the demo's page: the graph, an asset with its numbers, its checks, the sensors at work."""
+"""What someone sees and does who opens the demo's page: the graph, an asset with its numbers, its checks, the sensors at work, a
+backfill.
+"""
 
 import re
 import socket
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+import duckdb
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -15,14 +21,20 @@ _PATIENCE_MS = 180_000
 
 
 @pytest.fixture(scope="module")
-def demo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the demo makes its home in."""
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def demo_url(demo_folder: Path) -> Iterator[str]:
     """The page of a demo that has published its first tables."""
     if find_chromium() is None:
         pytest.skip("NO BROWSER TEST: chromium is not installed (Debian: apt-get install chromium)")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with DemoProcess(tmp_path_factory.mktemp("demo"), "--port", str(port), "--nodes", "20") as demo:
+    with DemoProcess(demo_folder, "--port", str(port), "--nodes", "20") as demo:
         demo.await_output("first rows", 300)
         yield f"http://127.0.0.1:{port}"
 
@@ -73,3 +85,34 @@ def test_the_sensors_are_on(demo_url: str, page: Page) -> None:
         expect(page.get_by_text(automation, exact=True).first).to_be_visible(timeout=_PATIENCE_MS)
     # Each has a box to select it and a switch.
     expect(page.locator("input[type=checkbox]:checked")).to_have_count(len(automations), timeout=_PATIENCE_MS)
+
+
+def test_days_of_availability_are_backfilled_from_the_dialog(demo_url: str, demo_folder: Path, page: Page) -> None:
+    """Three days: the schedule, which may run meanwhile, computes the last two."""
+    today = datetime.now(UTC).date()
+    asset = f"{demo_url}/assets/fleet/availability_daily?view=partitions"
+    page.goto(asset)
+    page.get_by_role("button", name="Materialize").first.click()
+    dialog = page.get_by_role("dialog").filter(has_text="Partition selection")
+    # Nothing is chosen yet.
+    days = dialog.get_by_placeholder("No matching partitions")
+    days.fill(f"[{today - timedelta(days=2)}...{today}]")
+    days.press("Enter")
+    expect(dialog.get_by_text("3 partitions", exact=True)).to_be_visible(timeout=_PATIENCE_MS)
+    dialog.get_by_role("button", name="Launch backfill").click()
+    # It closes when the backfill is stored.
+    expect(dialog).to_be_hidden(timeout=_PATIENCE_MS)
+    deadline = time.monotonic() + _PATIENCE_MS / 1000
+    materialized = page.get_by_text(re.compile(r"^Materialized \(\d+\)$"))
+    while materialized.inner_text() != "Materialized (3)":
+        assert time.monotonic() < deadline, materialized.inner_text()
+        page.wait_for_timeout(1000)
+        page.goto(asset)
+    page.goto(f"{asset}&partition={today}")
+    expect(page.get_by_text("dagster/row_count", exact=True).first).to_be_visible(timeout=_PATIENCE_MS)
+    (home,) = (file.parent for file in demo_folder.glob("*/fleet.duckdb"))
+    with duckdb.connect(str(home / "fleet.duckdb"), read_only=True) as fleet:
+        cities = fleet.execute("SELECT DISTINCT name FROM availability_daily WHERE date = $1", [today]).fetchall()
+    assert {name for (name,) in cities} == {"london", "paris"}
+    computed = {file.stem for file in (home / "availability").glob("*.parquet")}
+    assert computed >= {f"{today - timedelta(days=number)}" for number in range(3)}
