@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import uuid
+import warnings
 from typing import TYPE_CHECKING, Final, cast
 
 from sr_assets.adapters.private import write_private
@@ -122,6 +123,8 @@ def _connect(url: str, identity: uuid.UUID) -> SparkSession:
 
     if "SPARK_CONNECT_LOG_LEVEL" not in os.environ:
         logging.getLogger(_CLIENT_LOG).setLevel(logging.CRITICAL + 1)
+    # The error that follows says the same.
+    warnings.filterwarnings("ignore", r"\[RETRIES_EXCEEDED\]")
     separator = "" if url.rstrip().endswith(";") else "/;" if url.count("/") < 3 else ";"
     session = ConnectSession.builder.remote(f"{url}{separator}session_id={identity}").create()
     # The client retries for ten minutes by default, for servers that move; ours is restarted by the next run instead.
