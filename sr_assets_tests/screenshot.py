@@ -11,7 +11,9 @@ from sr_assets_tests.demo_process import DemoProcess
 
 _FILE = Path(__file__).parent.parent / "docs" / "asset-graph.png"
 _PORT = 3791
-_SWITCHES = 6  # the sites' sensors, that of the native streams, the hourly availability and the nightly retention
+_SWITCHES = (
+    8  # the sites' sensors, that of the native streams, that of failed runs, the hourly tables, the nightly retention
+)
 _SHOWN = "['checks', 'latest-event', 'status', 'kind-tag']"
 
 

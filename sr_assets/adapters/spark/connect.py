@@ -41,12 +41,13 @@ def is_remote(session: SparkSession) -> bool:
 
 def join_engine(engine: Engine, home: Path, site: str) -> SparkSession:
     """Join a site's session on the engine of this host."""
-    os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"] = engine.token
+    # In the address and not in the environment, where it would be taken for that of any other server too.
+    url = f"sc://localhost:{engine.port}/;token={engine.token}"
     # A session that the server closed (for example after an idle day) can never be joined again; a new id can.
     for generation in range(16):
         identity = uuid.uuid5(uuid.NAMESPACE_URL, f"{home}/{engine.pid}/{engine.started_at}/{site}/{generation}")
         # uuid5 with the version bits of uuid4, which is what the client insists on.
-        if session := _join(f"sc://localhost:{engine.port}", uuid.UUID(int=identity.int, version=4)):
+        if session := _join(url, uuid.UUID(int=identity.int, version=4)):
             return session
     raise RunError(
         f"the Spark engine (pid {engine.pid}) refuses every session of site {site}; run `sr-assets spark stop`"
