@@ -20,12 +20,17 @@ import pytest
 
 from sr_assets.adapters.copying.fence import forget_claims, make_fence, take_away
 from sr_assets.adapters.copying.plan import CopyPlan
+from sr_assets.adapters.published.queries import ask
 from sr_assets.adapters.spark.session import leave_session, open_session
+from sr_assets.domain.days import day_of
 from sr_assets.domain.messages import last_origin
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import SparkSettings
+from sr_assets.stages.availability import AVAILABILITY_STAGE
+from sr_assets.stages.inventory import INVENTORY_STAGE
 from sr_assets_tests.faults.copying import BATCH, copy_plan
 from sr_assets_tests.faults.rig import finish, kill_run, start_run
+from sr_assets_tests.histories import FIRST, HOUR, Change, Message, configured, publish
 from sr_assets_tests.rig import PATIENCE_SECONDS, Rig, Sent, address, connection, stop_process, wait_until
 from sr_assets_tests.secured import Authority
 from sr_assets_tests.spark_cluster import SparkCluster, free_port
@@ -407,6 +412,21 @@ def test_a_site_keeps_its_session_on_a_connect_server_until_that_has_closed_it(s
         ids.append(session.client._session_id)
         leave_session(session, forget=closed)
     assert ids[0] == ids[1] != ids[2]
+
+
+def test_daily_tables_are_computed_through_a_connect_server(server: str, tmp_path: Path) -> None:
+    settings, day = configured(tmp_path), day_of(FIRST)
+    changes = [Change(day.first_ns, "new", None), Change(day.first_ns + 6 * HOUR, "timeout", "up")]
+    message = Message("a", day.first_ns, {"build_info": {"version": "0.31.0"}})
+    publish(settings.home, {"a": changes}, day.next_ns, messages=[message])
+    session = open_session(SparkSettings(mode=server), tmp_path, "daily")
+    for stage in (AVAILABILITY_STAGE, INVENTORY_STAGE):
+        stage.compute_days(settings, [FIRST], lambda: session)
+    leave_session(session, forget=True)
+    sql = "SELECT node, up_seconds, timeout_seconds, outages, final FROM availability_daily"
+    assert ask(settings.home, sql).values == [("a", 6 * 3600.0, 18 * 3600.0, 1, True)]
+    sql = "SELECT value, nodes FROM inventory_daily WHERE value = '0.31.0'"
+    assert ask(settings.home, sql).values == [("0.31.0", 1)]
 
 
 def check(rig: Rig) -> str:
