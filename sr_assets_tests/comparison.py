@@ -93,11 +93,11 @@ def compare(
     # What is read again was stored before the watermark.
     again = sum(one.beginning > 0 and one.stored_ns < past.known_ns[one.beginning - 1] for one in seen)
     again = again if rules.inspect_field else 0
-    copies = _Copies(rules, seen, expected, past.unread(now), prefix)
+    copies = _Copies(rules, seen, expected, past.beyond(), prefix)
     differences = [
         *copies.compare(rig.copies(target or rules.stream), info.created_ns),
         *_lost(rig, rules.stream, copies.lost),
-        *_counters(counted, len(seen), len(expected.copied), len(copies.lost), again),
+        *_counters(counted, len(seen) + copies.besides, len(expected.copied) + copies.besides, len(copies.lost), again),
         *_nodes(rig, rules, expected),
         *_snapshots(rig, rules, [one for one in seen if one.key in copies.made]),
         *_transitions(rig, rules.stream, expected, info.created_ns, len(past.beginnings), published=feed is not None),
@@ -122,16 +122,20 @@ def held_now(rig: Rig, stream: str, server: NatsServer | None = None) -> list[Se
 
 
 class _Copies:
-    """The copies of a stream: which are `lost` with a source that went back, and which must have been `made`."""
+    """The copies of a stream: which are `lost` with a source that went back, and which must have been `made`.
 
-    def __init__(self, rules: Rules, seen: list[Seen], expected: Expected, unread: list[Seen], prefix: str) -> None:
+    `besides` of them a batch had made that was cut off before they counted as read: they count as copied.
+    """
+
+    def __init__(self, rules: Rules, seen: list[Seen], expected: Expected, beyond: list[Seen], prefix: str) -> None:
         self._rules, self._expected, self._prefix = rules, expected, prefix
         self._wanted = set(expected.copied)
-        #: A batch of a stream that is not tracked may have copied what its source then lost before it counted as read.
-        self._allowed = {} if rules.inspect_field else {one.key: one for one in unread}
+        #: A batch of a stream that is not tracked may have copied it and been cut off, before its source went back.
+        self._allowed = {} if rules.inspect_field else {one.key: one for one in beyond}
         self._originals = self._allowed | {one.key: one for one in seen}
         self.made: set[_Key] = set()
         self.lost: set[_Key] = set()
+        self.besides = 0
 
     def compare(self, copies: Iterable[Message], created_ns: int) -> Iterator[Difference]:
         """Compare each copy in a target with its original."""
@@ -151,6 +155,7 @@ class _Copies:
             if key not in self._wanted and key not in self._allowed:
                 yield Difference(Kind.UNWANTED, f"{what}: {reasons.get(key, 'not in the source')}")
                 continue
+            self.besides += key not in self._wanted
             one = self._originals[key]
             demanded = (
                 self._prefix + one.subject,

@@ -73,3 +73,10 @@ def test_what_is_read_again_is_no_news_and_lost_time_no_silence() -> None:
     assert [advisory["event"] for advisory in expected.advisories] == ["new"]
     without = expect(rules, read, T0 + 20 * SECOND, (), past.known_ns)
     assert [advisory["event"] for advisory in without.advisories] == ["new", *("timeout", "expire", "new") * 2]
+
+
+def test_what_a_batch_may_have_copied_before_it_was_cut_off_includes_what_was_put_back() -> None:
+    log = BEGUN.format(how="ends at 2, before 9, which was read", number=1, last=1, read="13:20", known="13:20")
+    past = Past.of("S", [FIRST], log)
+    assert [one.sequence for one in past.unread(SECOND_STORE)] == [3, 4]
+    assert past.beyond() == [replace(one, beginning=0) for one in FIRST[1:]]

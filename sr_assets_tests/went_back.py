@@ -93,6 +93,17 @@ class Past:
             if (message.sequence, message.stored_ns) not in kept
         ]
 
+    def beyond(self) -> list[Seen]:
+        """Return what the source held behind what counted as read, each with the beginning before which that was.
+
+        A batch of a stream that is not tracked may have copied of it, also what was put back and is copied again.
+        """
+        return [
+            replace(message, beginning=number)
+            for number, beginning in enumerate(self.beginnings)
+            for message in self._source_of(beginning)[beginning.sequence :]
+        ]
+
     def misjudged(self, now: Sequence[Seen]) -> Iterator[str]:
         """Yield what makes the blind time wrong: lost messages outside of it, messages inside that were read."""
         for message in self.unread(now):
