@@ -5,6 +5,7 @@ Not here: what runs on it (`embedded.bench.cluster`).
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import time
 from typing import TYPE_CHECKING, Final, Self
@@ -59,7 +60,9 @@ class SparkCluster:
         for process in self._processes:
             family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
             for each in family:
-                each.kill()
+                # An executor ends by itself when its worker does.
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
             process.wait()
 
     def _start(self, name: str, main: str, *arguments: str) -> None:

@@ -87,7 +87,7 @@ _INVENTORY_IN_SQL: Final = """
 WITH days AS (
     SELECT date '2026-01-01' + i::INTEGER AS date, make_timestamptz(($first / 1000 + i * 86400000000)::BIGINT) AS begins
     FROM range($days + 1) AS t (i)
-), told AS (
+), newest AS (
     SELECT node, days.date, arg_max(metadata, stored_at) AS says FROM node_snapshot_history JOIN days
         ON stored_at >= begins - INTERVAL 2 HOURS AND stored_at < begins + INTERVAL 24 HOURS GROUP BY ALL
 ), held AS (
@@ -96,7 +96,7 @@ WITH days AS (
         ('agent', 'puppet ' || (says ->> '$.agents[0].version')), ('agent', says ->> '$.agents[1].name'),
         ('agent_version', says ->> '$.build_info.version'), ('os_family', says ->> '$.facts.os.family'),
         ('facts.country', says ->> '$.facts.country')]) AS held
-    FROM (SELECT node, date FROM node_availability, days) LEFT JOIN told USING (node, date)
+    FROM (SELECT node, date FROM node_availability, days) LEFT JOIN newest USING (node, date)
 ), beside AS (
     SELECT date, held, coalesce(lag(date) OVER in_order = date - 1, false) AS was,
         coalesce(lead(date) OVER in_order = date + 1, false) AS stays
