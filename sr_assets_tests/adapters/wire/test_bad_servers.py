@@ -422,7 +422,7 @@ def test_a_pull_that_stays_silent_is_asked_again_through_another_consumer() -> N
 def test_pulls_that_stay_silent_end_in_an_error() -> None:
     asked = Recorder()
     acts = (asked.agree, asked.silent, asked.agree) * 40
-    with player(*logged_in(*acts)) as cluster, Connection(cluster, request_seconds=0.5) as connection:
+    with player(*logged_in(*acts)) as cluster, Connection(cluster, request_seconds=2.0) as connection:
         connection.silence_seconds = 0.1
         line = error_of(lambda: flat(read_confirmed(connection, "S", SequenceRange(1, 5), direct=False)))
     assert "no answer to a pull from S" in line

@@ -75,7 +75,7 @@ def test_closing_does_not_wait_for_a_server_that_stands_still(tmp_path: Path) ->
                 connection.send(bytes(64 << 20))
             started = time.monotonic()
             connection.close()
-            assert time.monotonic() - started < 0.2
+            assert time.monotonic() - started < 2
         finally:
             os.kill(server.pid, signal.SIGCONT)
 
