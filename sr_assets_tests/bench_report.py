@@ -228,9 +228,9 @@ def _rows(figures: dict[str, Any]) -> Iterator[tuple[str, str, str, bool | None]
         workload = f"{quiet['streams']} quiet streams at a 30 s sensor ({quiet['cpu_seconds_per_hour']} CPU s/h), each"
         yield workload, f"{share} % of a core", "≤ 0.2 %", share <= 0.2
     busy = figures["sites_50"]
-    for end, what in (("announced", "advisory stored"), ("queryable", "queryable")):
+    for end, moment in (("announced", "advisory stored"), ("queryable", "queryable")):
         slow = busy[f"{end}_p95"]
-        workload = f"{busy['sites']} busy sites, sensors at 5 s: stored → {what} (p50 {busy[f'{end}_p50']} s)"
+        workload = f"{busy['sites']} busy sites, sensors at 5 s: stored → {moment} (p50 {busy[f'{end}_p50']} s)"
         yield workload, f"p95 {slow} s", "≤ 30 s", slow <= 30
     feeds = figures["feeds"]
     folded, asked, queryable = (
@@ -286,8 +286,13 @@ def _history_rows(history: dict[str, Any]) -> Iterator[tuple[str, str, str, bool
     workload = f"{files:,} small history files of a day compacted ({rows:,} rows, {history['row_groups']} row groups)"
     yield workload, f"{history['compacting_seconds']} s", "", None
     yield "each of those rows rewritten", f"{times} times", "≤ 3 times", times <= 3
-    for figure, what, target_ms in (("newest_ms", "newest message", 50), ("history_ms", "messages of 30 days", 1_000)):
-        yield f"a node's {what} looked up", f"{history[figure]} ms", f"≤ {target_ms:,} ms", history[figure] <= target_ms
+    for figure, label, target_ms in (("newest_ms", "newest message", 50), ("history_ms", "messages of 30 days", 1_000)):
+        yield (
+            f"a node's {label} looked up",
+            f"{history[figure]} ms",
+            f"≤ {target_ms:,} ms",
+            history[figure] <= target_ms,
+        )
 
 
 def _draw_copies(figures: dict[str, Any]) -> None:

@@ -53,7 +53,7 @@ class Difference:
     """One thing that is not as the rules demand, and which."""
 
     kind: Kind
-    what: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def compare(
     past = (pasts or {}).get(rules.stream, _NO_PAST)
     counted = rig.row(f"SELECT *, epoch_us(watermark) AS now_us FROM replication WHERE stream = '{rules.stream}'")
     held = held_now(rig, rules.stream)
-    now = held if until is None else [one for one in held if one.sequence < counted["next_sequence"]]
+    now = held if until is None else [message for message in held if message.sequence < counted["next_sequence"]]
     seen = past.read(now)
     info = rig.info(rules.stream)
     epochs = _epochs(rig, rules.stream)
@@ -91,7 +91,7 @@ def compare(
     for advisory in expected.advisories:
         advisory["epoch"] = epochs.get(advisory["event_id"], max(epochs.values(), default=0))
     # What is read again was stored before the watermark.
-    again = sum(one.beginning > 0 and one.stored_ns < past.known_ns[one.beginning - 1] for one in seen)
+    again = sum(message.beginning > 0 and message.stored_ns < past.known_ns[message.beginning - 1] for message in seen)
     again = again if rules.inspect_field else 0
     copies = _Copies(rules, seen, expected, past.beyond(), prefix)
     differences = [
@@ -99,7 +99,7 @@ def compare(
         *_lost(rig, rules.stream, copies.lost),
         *_counters(counted, len(seen) + copies.besides, len(expected.copied) + copies.besides, len(copies.lost), again),
         *_nodes(rig, rules, expected),
-        *_snapshots(rig, rules, [one for one in seen if one.key in copies.made]),
+        *_snapshots(rig, rules, [message for message in seen if message.key in copies.made]),
         *_transitions(rig, rules.stream, expected, info.created_ns, len(past.beginnings), published=feed is not None),
     ]
     if until is None and counted["lag_messages"]:
@@ -109,7 +109,7 @@ def compare(
             Difference(Kind.LOST, f"{rules.stream}: read until {counted['next_sequence']} of {len(held)}")
         )
     if rules.inspect_field:
-        differences += [Difference(Kind.BLIND_WRONG, what) for what in past.misjudged(now)]
+        differences += [Difference(Kind.BLIND_WRONG, text) for text in past.misjudged(now)]
     if feed is not None:
         sent = [*(pasts or {}).get(feed, _NO_PAST).held, held_now(rig, feed)]
         differences += _advisories(rules.stream, sent, expected, feed)
@@ -131,8 +131,8 @@ class _Copies:
         self._rules, self._expected, self._prefix = rules, expected, prefix
         self._wanted = set(expected.copied)
         #: A batch of a stream that is not tracked may have copied it and been cut off, before its source went back.
-        self._allowed = {} if rules.inspect_field else {one.key: one for one in beyond}
-        self._originals = self._allowed | {one.key: one for one in seen}
+        self._allowed = {} if rules.inspect_field else {message.key: message for message in beyond}
+        self._originals = self._allowed | {message.key: message for message in seen}
         self.made: set[_Key] = set()
         self.lost: set[_Key] = set()
         self.besides = 0
@@ -146,25 +146,25 @@ class _Copies:
             origins, beginnings = _ORIGIN.findall(copy.headers), _BEGINNING.findall(copy.headers)
             key = (int(beginnings[-1]) if beginnings else 0, int(origins[-1]) if origins else 0)
             times[key] += 1
-            what = f"{stream} {key} at {copy.sequence}"
+            label = f"{stream} {key} at {copy.sequence}"
             if key < highest:
-                yield Difference(Kind.DISORDERED, f"{what}, behind {highest}")
+                yield Difference(Kind.DISORDERED, f"{label}, behind {highest}")
             highest = max(highest, key)
             if times[key] > 1:
-                yield Difference(Kind.DUPLICATE, what)
+                yield Difference(Kind.DUPLICATE, label)
             if key not in self._wanted and key not in self._allowed:
-                yield Difference(Kind.UNWANTED, f"{what}: {reasons.get(key, 'not in the source')}")
+                yield Difference(Kind.UNWANTED, f"{label}: {reasons.get(key, 'not in the source')}")
                 continue
             self.besides += key not in self._wanted
-            one = self._originals[key]
+            original = self._originals[key]
             demanded = (
-                self._prefix + one.subject,
-                reference.copied_headers(one, self._rules, created_ns),
-                one.payload,
+                self._prefix + original.subject,
+                reference.copied_headers(original, self._rules, created_ns),
+                original.payload,
             )
             if (copy.subject, copy.headers, copy.payload) != demanded:
-                yield Difference(Kind.ALTERED, f"{what}: {copy.subject} {copy.headers!r}")
-        last = max((one.beginning for one in self._originals.values()), default=0)
+                yield Difference(Kind.ALTERED, f"{label}: {copy.subject} {copy.headers!r}")
+        last = max((message.beginning for message in self._originals.values()), default=0)
         for key in sorted(self._wanted - times.keys()):
             if key[0] < last:
                 self.lost.add(key)
@@ -199,26 +199,26 @@ def _nodes(rig: Rig, rules: Rules, expected: Expected) -> Iterator[Difference]:
     """Compare the tables that have a row for each node."""
     since = ("status", "status_since", "first_seen", "last_seen")
     alive = (*since, "last_sequence", "last_copied", "copied_bytes")
-    present = {node: one for node, one in expected.nodes.items() if one["status"] != "retired"}
-    retired = {node: {**one, "retired_at": one["status_since"]} for node, one in expected.nodes.items()}
+    present = {node: state for node, state in expected.nodes.items() if state["status"] != "retired"}
+    retired = {node: {**state, "retired_at": state["status_since"]} for node, state in expected.nodes.items()}
     tables = {
-        "node_availability": {node: _only(one, since) for node, one in expected.nodes.items()},
-        "last_seen_nodes": {node: _only(one, alive) for node, one in present.items()},
+        "node_availability": {node: _only(state, since) for node, state in expected.nodes.items()},
+        "last_seen_nodes": {node: _only(state, alive) for node, state in present.items()},
         "retired_nodes": {
-            node: _only(one, ("first_seen", "last_seen", "retired_at", "times_retired"))
-            for node, one in retired.items()
+            node: _only(state, ("first_seen", "last_seen", "retired_at", "times_retired"))
+            for node, state in retired.items()
             if node not in present
         },
     }
     for table, wanted in tables.items():
         rows = rig.rows(f"SELECT * FROM {table} WHERE stream = '{rules.stream}'")
-        found = {row["node"]: row for row in rows}
-        if len(found) < len(rows):
-            yield Difference(Kind.ROW_WRONG, f"{table} {rules.stream}: {len(rows)} rows for {len(found)} nodes")
-        for node in sorted(found.keys() - wanted.keys()):
+        by_node = {row["node"]: row for row in rows}
+        if len(by_node) < len(rows):
+            yield Difference(Kind.ROW_WRONG, f"{table} {rules.stream}: {len(rows)} rows for {len(by_node)} nodes")
+        for node in sorted(by_node.keys() - wanted.keys()):
             yield Difference(Kind.ROW_WRONG, f"{table} {rules.stream} {node}: nobody demands it")
         for node, row in wanted.items():
-            yield from _row(f"{table} {rules.stream} {node}", found.get(node, {}), row)
+            yield from _row(f"{table} {rules.stream} {node}", by_node.get(node, {}), row)
 
 
 def _epochs(rig: Rig, stream: str) -> dict[str, int]:
@@ -233,46 +233,52 @@ def _snapshots(rig: Rig, rules: Rules, made: list[Seen]) -> Iterator[Difference]
         f"SELECT node, sequence, payload_bytes FROM node_snapshot_history WHERE stream = '{rules.stream}'"
     )
     kept = Counter(tuple(row.values()) for row in history)
-    sent = Counter((sender, one.sequence, len(one.payload)) for one in made if (sender := rules.sender(one)))
+    sent = Counter(
+        (sender, message.sequence, len(message.payload)) for message in made if (sender := rules.sender(message))
+    )
     for row in (kept - sent) | (sent - kept):
-        what = f"node_snapshot_history {rules.stream} {row}: {kept[row]} times, demanded {sent[row]}"
-        yield Difference(Kind.ROW_WRONG, what)
-    newest = {sender: one for one in made if (sender := rules.sender(one))}
+        text = f"node_snapshot_history {rules.stream} {row}: {kept[row]} times, demanded {sent[row]}"
+        yield Difference(Kind.ROW_WRONG, text)
+    newest = {sender: message for message in made if (sender := rules.sender(message))}
     columns = ("sequence", "subject", "payload_bytes")
     rows = rig.rows(f"SELECT * FROM node_snapshots WHERE stream = '{rules.stream}'")
-    found = {row["node"]: tuple(row[column] for column in columns) for row in rows}
-    if len(found) < len(rows) or found.keys() - newest.keys():
+    by_node = {row["node"]: tuple(row[column] for column in columns) for row in rows}
+    if len(by_node) < len(rows) or by_node.keys() - newest.keys():
         yield Difference(Kind.ROW_WRONG, f"node_snapshots {rules.stream}: {len(rows)} rows for {len(newest)} nodes")
-    for node, one in newest.items():
-        demanded = (one.sequence, one.subject, len(one.payload))
-        if found.get(node) != demanded:
-            what = f"node_snapshots {rules.stream} {node}: {found.get(node)}, demanded {demanded}"
-            yield Difference(Kind.ROW_WRONG, what)
+    for node, latest in newest.items():
+        demanded = (latest.sequence, latest.subject, len(latest.payload))
+        if by_node.get(node) != demanded:
+            text = f"node_snapshots {rules.stream} {node}: {by_node.get(node)}, demanded {demanded}"
+            yield Difference(Kind.ROW_WRONG, text)
 
 
 def _transitions(
     rig: Rig, stream: str, expected: Expected, created_ns: int, beginnings: int, *, published: bool
 ) -> Iterator[Difference]:
     """Compare the table of transitions, which say so when they are published."""
-    wanted = {one["event_id"]: one for one in expected.advisories}
-    found = rig.rows(
+    wanted = {advisory["event_id"]: advisory for advisory in expected.advisories}
+    rows = rig.rows(
         "SELECT *, epoch_us(event_time) // 1000000 AS timestamp, epoch_us(seen) // 1000000 AS seen_s"
         f" FROM node_advisories WHERE stream = '{stream}' ORDER BY node, transition"
     )
-    yield from _ids(f"node_advisories {stream}", [row["event_id"] for row in found], wanted)
-    for row in found:
-        one = wanted.get(row["event_id"])
-        if one is None:
+    yield from _ids(f"node_advisories {stream}", [row["event_id"] for row in rows], wanted)
+    for row in rows:
+        transition = wanted.get(row["event_id"])
+        if transition is None:
             continue
-        what = f"node_advisories {stream} {row['node']} {row['event']} {row['event_id']}"
-        demanded = {"node": one["value"], "seen_s": one["seen"], **_only(one, ("timestamp", *_ADVISED))}
-        yield from _row(what, row, demanded, Kind.TRANSITION_WRONG)
+        label = f"node_advisories {stream} {row['node']} {row['event']} {row['event_id']}"
+        demanded = {
+            "node": transition["value"],
+            "seen_s": transition["seen"],
+            **_only(transition, ("timestamp", *_ADVISED)),
+        }
+        yield from _row(label, row, demanded, Kind.TRANSITION_WRONG)
         if (row["published_at"] is not None) != published:
-            yield Difference(Kind.TRANSITION_WRONG, f"{what}: published_at {row['published_at']}")
-    epochs = sorted({row["epoch"] for row in found})
+            yield Difference(Kind.TRANSITION_WRONG, f"{label}: published_at {row['published_at']}")
+    epochs = sorted({row["epoch"] for row in rows})
     turned = [
         after
-        for before, after in pairwise(found)
+        for before, after in pairwise(rows)
         if before["node"] == after["node"] and before["epoch"] > after["epoch"]
     ]
     if len(epochs) > beginnings + 1 or turned or any(epoch < created_ns for epoch in epochs):
@@ -284,7 +290,7 @@ def _advisories(stream: str, sent: Iterable[Iterable[Seen]], expected: Expected,
 
     `sent` is what the feed ever held. What it lost as it went back was out, and may be sent again unless it was acknowledged.
     """
-    wanted = {one["event_id"]: one for one in expected.advisories}
+    wanted = {advisory["event_id"]: advisory for advisory in expected.advisories}
     known: set[tuple[int, int]] = set()
     ids: set[str] = set()
     order: dict[str, list[int]] = defaultdict(list)
@@ -306,8 +312,8 @@ def _advisories(stream: str, sent: Iterable[Iterable[Seen]], expected: Expected,
                 yield Difference(Kind.TRANSITION_WRONG, f"{feed} {message.sequence}: {body}")
         ids |= times.keys()
         yield from (
-            Difference(Kind.TRANSITION_DOUBLED, f"{feed}: {one} {count} times")
-            for one, count in times.items()
+            Difference(Kind.TRANSITION_DOUBLED, f"{feed}: {event_id} {count} times")
+            for event_id, count in times.items()
             if count > 1
         )
     yield from _ids(feed, ids, wanted)
@@ -316,26 +322,26 @@ def _advisories(stream: str, sent: Iterable[Iterable[Seen]], expected: Expected,
             yield Difference(Kind.TRANSITION_WRONG, f"{feed} {node}: in the order {numbers}")
 
 
-def _ids(where: str, found: Iterable[str], wanted: Mapping[str, Mapping[str, Any]]) -> Iterator[Difference]:
+def _ids(where: str, ids: Iterable[str], wanted: Mapping[str, Mapping[str, Any]]) -> Iterator[Difference]:
     """Compare which transitions there are."""
-    times = Counter(found)
-    for one, advisory in wanted.items():
-        if one not in times:
-            what = f"{where}: {advisory['value']} {advisory['event']} {advisory['event_time']} {one}"
-            yield Difference(Kind.TRANSITION_MISSING, what)
-    for one, count in times.items():
+    times = Counter(ids)
+    for event_id, advisory in wanted.items():
+        if event_id not in times:
+            text = f"{where}: {advisory['value']} {advisory['event']} {advisory['event_time']} {event_id}"
+            yield Difference(Kind.TRANSITION_MISSING, text)
+    for event_id, count in times.items():
         if count > 1:
-            yield Difference(Kind.TRANSITION_DOUBLED, f"{where}: {one} {count} times")
-        if one not in wanted:
-            yield Difference(Kind.TRANSITION_WRONG, f"{where}: {one}, which nobody demands")
+            yield Difference(Kind.TRANSITION_DOUBLED, f"{where}: {event_id} {count} times")
+        if event_id not in wanted:
+            yield Difference(Kind.TRANSITION_WRONG, f"{where}: {event_id}, which nobody demands")
 
 
 def _row(
-    what: str, found: Mapping[str, Any], wanted: Mapping[str, Any], kind: Kind = Kind.ROW_WRONG
+    label: str, row: Mapping[str, Any], wanted: Mapping[str, Any], kind: Kind = Kind.ROW_WRONG
 ) -> Iterator[Difference]:
     for name, value in wanted.items():
-        if name not in found or found[name] != value:
-            yield Difference(kind, f"{what}: {name} {found.get(name)}, demanded {value}")
+        if name not in row or row[name] != value:
+            yield Difference(kind, f"{label}: {name} {row.get(name)}, demanded {value}")
 
 
 def _only(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -37,14 +37,12 @@ def compare_feed(rig: Rig, feed: str, server: NatsServer, until: int) -> Iterato
     wanted = {key: _row(standing) for key, standing in fold({}, received).items()}
     columns = "replicator, name, stream, node, status, status_since, last_seen, event_time, received_at, source"
     rows = rig.rows(f"SELECT {columns} FROM global_availability")
-    found = {tuple(row.values())[:4]: tuple(row.values())[4:] for row in rows}
-    if len(found) < len(rows):
-        yield Difference(Kind.VIEW_WRONG, f"global_availability: {len(rows)} rows for {len(found)} nodes")
-    for key in sorted(wanted.keys() | found.keys()):
-        if wanted.get(key) != found.get(key):
-            yield Difference(
-                Kind.VIEW_WRONG, f"global_availability {key}: {found.get(key)}, demanded {wanted.get(key)}"
-            )
+    view = {tuple(row.values())[:4]: tuple(row.values())[4:] for row in rows}
+    if len(view) < len(rows):
+        yield Difference(Kind.VIEW_WRONG, f"global_availability: {len(rows)} rows for {len(view)} nodes")
+    for key in sorted(wanted.keys() | view.keys()):
+        if wanted.get(key) != view.get(key):
+            yield Difference(Kind.VIEW_WRONG, f"global_availability {key}: {view.get(key)}, demanded {wanted.get(key)}")
     ids = sorted(row["event_id"] for row in rig.rows("SELECT event_id FROM global_advisories"))
     demanded = sorted({advisory.event_id for advisory, _ in received})
     if ids != demanded:

@@ -66,12 +66,12 @@ class DemoProcess:
         """Wait until it has written a text to stdout or stderr."""
         self.await_condition(lambda: text in self.written + self.errors, seconds, text)
 
-    def await_condition(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
+    def await_condition(self, condition: Callable[[], bool], seconds: float, awaited: str) -> None:
         """Wait for a condition while the demo runs."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert self.process.poll() is None, f"the demo ended: {self.written}{self.errors}"
-            assert time.monotonic() < deadline, f"no {what!r} within {seconds} s: {self.written}{self.errors}"
+            assert time.monotonic() < deadline, f"no {awaited!r} within {seconds} s: {self.written}{self.errors}"
             time.sleep(0.1)
 
     def left(self) -> list[psutil.Process]:

@@ -139,15 +139,17 @@ def publish(
 def store(home: Path, messages: Sequence[Message]) -> list[Path]:
     """Write messages into the Parquet history, a file for each UTC date; returns the files."""
     by_date: dict[str, list[dict[str, object]]] = {}
-    for sequence, one in enumerate(messages, 1):
-        text = json.dumps(one.says)
-        stored_at = datetime.fromtimestamp(one.at_ns // SECOND, UTC).replace(microsecond=one.at_ns % SECOND // 1000)
+    for sequence, message in enumerate(messages, 1):
+        text = json.dumps(message.says)
+        stored_at = datetime.fromtimestamp(message.at_ns // SECOND, UTC).replace(
+            microsecond=message.at_ns % SECOND // 1000
+        )
         row = {
-            "node": one.node,
+            "node": message.node,
             "sequence": sequence,
             "stored_at": stored_at,
-            "payload": "{}" if one.registration else text,
-            "metadata": text if one.registration else None,
+            "payload": "{}" if message.registration else text,
+            "metadata": text if message.registration else None,
         }
         by_date.setdefault(stored_at.date().isoformat(), []).append(row)
     files = []

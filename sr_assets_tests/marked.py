@@ -8,12 +8,12 @@ def marked(variable: str, value: str) -> list[psutil.Process]:
 
     One that only waits to be reaped is not. Nor is the process that set the variable itself after its start.
     """
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             ours = process.environ().get(variable) == value
             if ours and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                processes.append(process)
         except psutil.Error:
             continue
-    return found
+    return processes

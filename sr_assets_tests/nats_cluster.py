@@ -67,7 +67,7 @@ class NatsCluster:
     def await_replicas(self, stream: str) -> None:
         """Wait until a stream has a leader and its followers have caught up with it; raises AssertionError after a minute."""
         deadline = time.monotonic() + SECONDS
-        while not all(one.get("current") for one in self._cluster_info(stream)["replicas"]):
+        while not all(replica.get("current") for replica in self._cluster_info(stream)["replicas"]):
             assert time.monotonic() < deadline, f"the replicas of {stream} have not caught up"
             time.sleep(0.05)
 
@@ -95,9 +95,9 @@ class NatsCluster:
         deadline = time.monotonic() + SECONDS
         while True:
             for server in self.servers:
-                found = _ask(server, f"STREAM.INFO.{stream}").get("cluster") or {}
-                if found.get("leader") and found.get("replicas"):
-                    return dict(found)
+                cluster = _ask(server, f"STREAM.INFO.{stream}").get("cluster") or {}
+                if cluster.get("leader") and cluster.get("replicas"):
+                    return dict(cluster)
             assert time.monotonic() < deadline, f"nobody leads {stream}"
             time.sleep(0.05)
 
@@ -110,7 +110,7 @@ def _ask(server: NatsServer, request: str, body: dict[str, Any] | None = None) -
         with Connection(ClusterSettings((server.address,), connect_timeout_seconds=1.0)) as connection:
             inbox = connection.new_inbox()
             connection.send(encode_pub(f"$JS.API.{request}", inbox, b"", encode_json(body) if body else b""))
-            answers = [one for one in connection.receive(1.0) if one.status is None]
+            answers = [answer for answer in connection.receive(1.0) if answer.status is None]
             return dict(json.loads(answers[0].payload)) if answers else {}
     except WireError:
         return {}
@@ -120,6 +120,6 @@ def free_ports(count: int) -> list[int]:
     """Return ports nobody has now: a server has to know its neighbours' before any of them is started."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
+        for new_socket in sockets:
+            new_socket.bind((HOST, 0))
+        return [bound_socket.getsockname()[1] for bound_socket in sockets]

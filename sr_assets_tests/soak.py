@@ -81,12 +81,12 @@ class Verdict:
 
     @property
     def _all(self) -> list[Difference]:
-        return [*(one for comparison in self.comparisons for one in comparison.differences), *self.views]
+        return [*(difference for comparison in self.comparisons for difference in comparison.differences), *self.views]
 
     @property
     def differences(self) -> Counter[Kind]:
         """How many there are of each kind; what a refusal put out of order is counted but allowed."""
-        return Counter(one.kind for one in self._all)
+        return Counter(difference.kind for difference in self._all)
 
     @property
     def failed(self) -> bool:
@@ -95,13 +95,15 @@ class Verdict:
 
     def counts(self) -> dict[str, Any]:
         """Return everything that is counted."""
-        expected = [one.expected for one in self.comparisons]
+        expected = [comparison.expected for comparison in self.comparisons]
         return {
             "seed": self.seed,
             "seconds": self.seconds,
-            "messages": sum(one.messages for one in self.comparisons),
-            "copies": sum(len(one.copied) for one in expected),
-            "transitions": dict(Counter(advisory["event"] for one in expected for advisory in one.advisories)),
+            "messages": sum(comparison.messages for comparison in self.comparisons),
+            "copies": sum(len(expectation.copied) for expectation in expected),
+            "transitions": dict(
+                Counter(advisory["event"] for expectation in expected for advisory in expectation.advisories)
+            ),
             "beginnings": self.beginnings,
             "faults": dict(self.faults),
             "runs": dict(self.runs),
@@ -113,10 +115,10 @@ class Verdict:
         """Say what is wrong, a few of each kind."""
         yield from self.complaints
         shown: Counter[Kind] = Counter()
-        for one in self._all:
-            shown[one.kind] += 1
-            if shown[one.kind] <= _SHOWN:
-                yield f"{one.kind}: {one.what}"
+        for difference in self._all:
+            shown[difference.kind] += 1
+            if shown[difference.kind] <= _SHOWN:
+                yield f"{difference.kind}: {difference.text}"
 
 
 def soak(home: Path, seed: int, seconds: float, messages: int = 0) -> Verdict:
@@ -258,8 +260,8 @@ def main() -> int:
     for line in verdict.findings():
         _say(line)
     for name, count in verdict.counts().items():
-        what = ", ".join(f"{key} {one}" for key, one in count.items()) if isinstance(count, dict) else count
-        _say(f"{name.replace('_', ' ')}: {what}")
+        text = ", ".join(f"{key} {number}" for key, number in count.items()) if isinstance(count, dict) else count
+        _say(f"{name.replace('_', ' ')}: {text}")
     if verdict.failed:
         _say(f"everything is kept in {home}")
     else:

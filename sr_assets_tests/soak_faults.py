@@ -173,7 +173,7 @@ class Gremlin:
         engine = engine_status(self._rig.home)
         try:
             family = psutil.Process(engine.pid).children(recursive=True) if engine else []
-            self._chance.choice([one for one in family if _runs(one, program)]).kill()
+            self._chance.choice([process for process in family if _runs(process, program)]).kill()
         except (psutil.NoSuchProcess, IndexError):
             return False
         return True

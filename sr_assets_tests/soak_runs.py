@@ -106,10 +106,10 @@ class Operator:
         self.complaints.append(f"an undisturbed run did not succeed: {said[-1]}")
         return False
 
-    def note(self, what: str) -> None:
+    def note(self, text: str) -> None:
         """Write down what happens besides, between what the runs say."""
         with self._log.open("a") as log:
-            log.write(f"--- {time.strftime('%H:%M:%S')} {what}\n")
+            log.write(f"--- {time.strftime('%H:%M:%S')} {text}\n")
 
     def _begin(self, mode: str) -> None:
         self.note(f"run {mode}")

@@ -184,12 +184,12 @@ class SparkCluster:
         self._kill(family(process.pid))
 
     def _named(self, text: str) -> list[psutil.Process]:
-        found = []
+        processes = []
         for process in (each for parent in self._processes for each in family(parent.pid)):
             with contextlib.suppress(psutil.Error):
                 if text in " ".join(process.cmdline()) and process.name() != "bash":
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
     def _kill(self, processes: list[psutil.Process]) -> None:
         for process in processes:

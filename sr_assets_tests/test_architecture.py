@@ -88,6 +88,9 @@ MAX_FUNCTION_LINES = 45
 LARGE_MODULES: dict[str, int] = {}
 LARGE_FUNCTIONS: dict[str, int] = {}
 
+# They say nothing of what they stand for. A dataclass's field may be called `found`, as a column of a table is.
+VAGUE_NAMES = {"one", "found", "what"}
+
 # What a module may import beside the standard library and us; the longest prefix that matches counts.
 LIBRARIES = {
     "domain": set(),
@@ -215,22 +218,24 @@ def test_a_module_imports_only_inner_rings_and_its_own_libraries(module: str) ->
 
 def package_imports() -> dict[str, set[str]]:
     """Return, for each package of a ring, the other packages of that ring that it imports."""
-    found: dict[str, set[str]] = {package(module): set() for module in MODULES if "." in module}
+    edges: dict[str, set[str]] = {package(module): set() for module in MODULES if "." in module}
     for module in (module for module in MODULES if "." in module):
         for name in imports(module, ast.parse(MODULES[module].read_text())):
             imported = package(ours(name))
             if "." in imported and imported != package(module) and ring(imported) == ring(module):
-                found[package(module)].add(imported)
-    return found
+                edges[package(module)].add(imported)
+    return edges
 
 
 @pytest.mark.parametrize("of_ring", PACKAGE_ORDER)
 def test_a_package_imports_only_those_before_it_in_its_ring(of_ring: str) -> None:
     order = PACKAGE_ORDER[of_ring]
-    edges = {name: found for name, found in package_imports().items() if name.startswith(f"{of_ring}.")}
+    edges = {name: imported for name, imported in package_imports().items() if name.startswith(f"{of_ring}.")}
     assert set(order) == {name.partition(".")[2] for name in edges}
     position = {f"{of_ring}.{name}": index for index, name in enumerate(order)}
-    later = {(name, other) for name, found in edges.items() for other in found if position[other] > position[name]}
+    later = {
+        (name, other) for name, imported in edges.items() for other in imported if position[other] > position[name]
+    }
     assert not later
 
 
@@ -239,10 +244,10 @@ def test_no_packages_of_a_ring_import_each_other_in_a_circle() -> None:
     # Take away what imports nothing that is left, and what nothing imports that is left; what stays is in a circle.
     while free := {
         name
-        for name, found in edges.items()
-        if not found & edges.keys() or not any(name in others for others in edges.values())
+        for name, imported in edges.items()
+        if not imported & edges.keys() or not any(name in others for others in edges.values())
     }:
-        edges = {name: found for name, found in edges.items() if name not in free}
+        edges = {name: imported for name, imported in edges.items() if name not in free}
     assert edges.keys() == IN_A_CIRCLE
 
 
@@ -298,6 +303,25 @@ def test_the_list_of_what_is_large_may_only_shrink(large: dict[str, int], listed
             assert_within(large, listed)
 
 
+def bound_names(tree: ast.AST) -> Iterator[str]:
+    """Yield every name that a source gives to a variable or a parameter, but not those of a class's fields."""
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    fields = {id(part.target) for node in classes for part in node.body if isinstance(part, ast.AnnAssign)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in fields:
+            yield node.id
+
+
+def test_variables_are_named_after_what_they_are() -> None:
+    sources = [*MODULES.values(), *sorted(Path(__file__).parent.rglob("*.py"))]
+    vague = {path: names for path in sources if (names := VAGUE_NAMES & {*bound_names(ast.parse(path.read_text()))})}
+    assert vague == {}
+    source = "class A:\n    found: int\n    def f(self, what):\n        for one in what:\n            found = one"
+    assert sorted(bound_names(ast.parse(source))) == ["found", "one", "self", "what"]
+
+
 def test_our_own_time_of_day_is_read_only_where_no_table_advisory_or_decision_depends_on_it() -> None:
     """The servers' clocks are what counts; `monotonic`, which nobody sets, measures how long something took."""
     asking = set()
@@ -309,7 +333,7 @@ def test_our_own_time_of_day_is_read_only_where_no_table_advisory_or_decision_de
                     name in ("time.gmtime", "time.localtime") and not node.args
                 ):
                     asking.add((module, name))
-    assert {one for one in asking if not one[0].startswith("embedded.")} == {
+    assert {call for call in asking if not call[0].startswith("embedded.")} == {
         ("adapters.choria", "time.time"),  # whether a token has expired, before anything is sent
         ("adapters.spark.engine", "time.time"),  # since when the engine runs, as `spark status` shows it
         ("adapters.state.lock", "time.gmtime"),  # the text in a lock: since when

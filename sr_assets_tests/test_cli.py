@@ -375,11 +375,11 @@ def test_a_name_that_would_steer_the_terminal_is_shown_escaped(home: Path, comma
 
 def test_node_shows_state_history_and_metadata(published: Path, command: Command) -> None:
     code, output, _ = command("node", "web1.example.net", "--format", "json")
-    (found,) = json.loads(output)
+    (node,) = json.loads(output)
     assert code == 0
-    assert (found["name"], found["status"], found["age_seconds"]) == ("london", "up", 60.0)
-    assert [event["event"] for event in found["history"]] == ["new", "recover"]
-    assert found["metadata"] == {"facts": {"os": "debian"}}
+    assert (node["name"], node["status"], node["age_seconds"]) == ("london", "up", 60.0)
+    assert [event["event"] for event in node["history"]] == ["new", "recover"]
+    assert node["metadata"] == {"facts": {"os": "debian"}}
     table = command("node", "web1.example.net")[1]
     assert "recover" in table
     assert '"os": "debian"' in table
@@ -647,7 +647,7 @@ def test_export_is_self_contained_and_overwrites_nothing(published: Path, comman
     assert again[0] == 1
     assert "exists" in again[2]
     assert command("export", str(tmp_path / "none" / "copy.duckdb"))[0] == 1
-    assert [found.name for found in tmp_path.glob("*copy*")] == ["copy.duckdb"]
+    assert [path.name for path in tmp_path.glob("*copy*")] == ["copy.duckdb"]
 
 
 # --------------------------------------------------------------------------------------------------------- the servers

@@ -109,20 +109,20 @@ def publish(home: Path, received: list[bytes], heartbeats: Sequence[tuple[str, i
 def rows(command: Command, *arguments: str) -> list[dict[str, Any]]:
     code, output, errors = command(*arguments, "--format", "json")
     assert (code, errors) == (0, "")
-    found: list[dict[str, Any]] = json.loads(output)
-    return found
+    parsed: list[dict[str, Any]] = json.loads(output)
+    return parsed
 
 
 def test_nodes_of_all_sites_with_their_age_against_the_feeds_clock(home: Path, command: Command) -> None:
-    found = rows(command, "nodes", "--global")
-    assert [(row["replicator"], row["name"], row["node"], row["status"], row["blind"]) for row in found] == [
+    nodes = rows(command, "nodes", "--global")
+    assert [(row["replicator"], row["name"], row["node"], row["status"], row["blind"]) for row in nodes] == [
         ("EAST", "london", "web1", "timeout", True),
         ("EAST", "paris", "web1", "up", False),
         ("EAST", "paris", "web2", "up", False),
         ("GO", None, "db1", "up", False),
     ]
-    assert [row["age_seconds"] for row in found] == [660.0, 60.0, 30.0, 9.0]
-    assert [row["source"] for row in found] == ["ours", "ours", "ours", "v2"]
+    assert [row["age_seconds"] for row in nodes] == [660.0, 60.0, 30.0, 9.0]
+    assert [row["source"] for row in nodes] == ["ours", "ours", "ours", "v2"]
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_node_shows_every_site_that_knows_it(home: Path, command: Command) -> No
 
 
 def test_advisories_of_all_sites_come_in_order_of_time_and_once(home: Path, command: Command) -> None:
-    found = rows(command, "advisories", "--global")
-    assert [row["event_id"] for row in found] == [
+    advisories = rows(command, "advisories", "--global")
+    assert [row["event_id"] for row in advisories] == [
         "london-web1-1",
         "london-web1-2",
         "paris-web1-1",
@@ -182,17 +182,17 @@ def test_advisories_of_all_sites_come_in_order_of_time_and_once(home: Path, comm
 
 
 def test_summary_is_one_screen_that_names_blind_sites(home: Path, command: Command) -> None:
-    found = {row["name"]: row for row in rows(command, "summary")}
-    assert {name: row["observer"] for name, row in found.items()} == {
+    sites = {row["name"]: row for row in rows(command, "summary")}
+    assert {name: row["observer"] for name, row in sites.items()} == {
         "london": "blind",
         "paris": "ok",
         None: "unwatched",
     }
-    london = found["london"]
+    london = sites["london"]
     assert (london["up"], london["timeout"], london["retired"], london["new_24h"]) == (0, 1, 0, 1)
     assert (london["advisories_1h"], london["advisories_24h"]) == (2, 2)
     assert (london["observer_age_seconds"], london["last_advisory_age_seconds"]) == (500.0, 2998.0)
-    assert found[None]["observer_age_seconds"] is None, "a heartbeat that never came has no age"
+    assert sites[None]["observer_age_seconds"] is None, "a heartbeat that never came has no age"
     code, output, _ = command("summary")
     assert code == 0
     assert "3 sites (1 blind): 3 up, 1 silent, 0 retired, 4 new in 24 h; as of 2026-01-31 12:00:00" in output

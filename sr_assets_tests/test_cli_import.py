@@ -140,23 +140,23 @@ def test_an_address_that_is_none_is_named_as_it_was_written(tmp_path: Path, comm
 def test_streams_are_asked_by_the_topics_subjects(
     tmp_path: Path, command: Command, nats_server: NatsServer, unique: Callable[[str], str]
 ) -> None:
-    one, other = unique("ONE"), unique("OTHER")
+    single, several = unique("ONE"), unique("OTHER")
     topics = {
         name: {"topic": f"{name}.a.>", "source_url": nats_server.url, "target_url": nats_server.url}
-        for name in (one, other)
+        for name in (single, several)
     }
-    topics[other] |= {"target_url": "nats://127.0.0.1:1", "name": "other"}
+    topics[several] |= {"target_url": "nats://127.0.0.1:1", "name": "other"}
     (tmp_path / "sr.yaml").write_text(yaml.safe_dump({"topics": topics}))
     with Cluster(address(nats_server), "test") as opened:
-        opened.create_stream({"name": one, "subjects": [f"{one}.>"]})
+        opened.create_stream({"name": single, "subjects": [f"{single}.>"]})
         for number in (1, 2):
-            opened.create_stream({"name": f"{other}_{number}", "subjects": [f"{other}.a.{number}"]})
+            opened.create_stream({"name": f"{several}_{number}", "subjects": [f"{several}.a.{number}"]})
     code, output, errors = command("import", str(tmp_path / "sr.yaml"), "--connect")
     assert code == 0
     first, second = yaml.safe_load(output)["streams"]
-    assert (first["stream"], first["target_stream"]) == (one, one)
-    assert second["stream"] == f"{PLACEHOLDER}{other}.a.>"
+    assert (first["stream"], first["target_stream"]) == (single, single)
+    assert second["stream"] == f"{PLACEHOLDER}{several}.a.>"
     assert "target_stream" not in second
-    assert f"several streams of the source take {other}.a.>: {other}_1, {other}_2" in errors
+    assert f"several streams of the source take {several}.a.>: {several}_1, {several}_2" in errors
     assert "other: the target could not be asked" in errors
-    assert f"topics.{one}" not in errors
+    assert f"topics.{single}" not in errors

@@ -78,9 +78,9 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
     with contextlib.ExitStack() as stack:
 
         def start(lines: int, columns: int, *arguments: str) -> Terminal:
-            one = Terminal(lines, columns, *arguments)
-            stack.callback(one.close)
-            return one
+            started = Terminal(lines, columns, *arguments)
+            stack.callback(started.close)
+            return started
 
         yield start
 

@@ -41,7 +41,7 @@ def test_whatever_is_spoiled_is_seen(rig: Rig) -> None:
         fleet.execute("UPDATE last_seen_nodes SET copied_bytes = 0 WHERE node = 'n0'")
         fleet.execute("DELETE FROM node_advisories WHERE node = 'n1'")
         fleet.execute("UPDATE node_advisories SET transition = 2, published_at = NULL WHERE node = 'n2'")
-    assert Counter(one.kind for one in compare(rig, rules, feed=feed).differences) == {
+    assert Counter(difference.kind for difference in compare(rig, rules, feed=feed).differences) == {
         Kind.LOST: 1,
         Kind.DUPLICATE: 1,
         Kind.UNWANTED: 1,

@@ -91,9 +91,9 @@ def test_sources_are_external_and_everything_else_is_ours_and_says_what_it_is(de
 
 
 def test_checks_are_those_of_the_contract(definitions: dg.Definitions) -> None:
-    found = {(key.asset_key.path[0], key.name) for key in definitions.resolve_asset_graph().asset_check_keys}
+    checks = {(key.asset_key.path[0], key.name) for key in definitions.resolve_asset_graph().asset_check_keys}
     replica = {"no_gap", "in_order", "no_loss", "progressing", "path_alive"}
-    assert found == {("london_city", name) for name in (*replica, "senders_found", "advisories_published")} | {
+    assert checks == {("london_city", name) for name in (*replica, "senders_found", "advisories_published")} | {
         ("paris", name) for name in replica
     } | {("fleet", "seconds_add_up"), ("fleet", "values_add_up"), ("fleet", "no_node_missing")}
 

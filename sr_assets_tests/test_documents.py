@@ -52,11 +52,11 @@ class Block:
 def blocks(*infos: str) -> list[Block]:
     """Return the documents' blocks that begin with one of these texts."""
     return [
-        Block(document, text.count("\n", 0, found.start()) + 1, found[1], found[2])
+        Block(document, text.count("\n", 0, match.start()) + 1, match[1], match[2])
         for document in DOCUMENTS
         for text in [document.read_text()]
-        for found in _BLOCK.finditer(text)
-        if found[1] in infos
+        for match in _BLOCK.finditer(text)
+        if match[1] in infos
     ]
 
 
@@ -87,10 +87,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_block_is_of_a_kind_that_is_tested_or_needs_no_test() -> None:
     known = {"yaml", "yaml fragment", "sql", "console", "python", "python asset", "mermaid", "text", "json"}
     unknown = [
-        f"{document.name}: {found[1]!r}"
+        f"{document.name}: {match[1]!r}"
         for document in DOCUMENTS
-        for found in _BLOCK.finditer(document.read_text())
-        if found[1] not in known
+        for match in _BLOCK.finditer(document.read_text())
+        if match[1] not in known
     ]
     assert not unknown
 
@@ -181,7 +181,7 @@ def section(title: str) -> str:
 def all_commands() -> Iterator[tuple[str, click.Command]]:
     for name, command in cli.commands.items():
         if isinstance(command, click.Group):
-            yield from ((f"{name} {sub}", found) for sub, found in command.commands.items())
+            yield from ((f"{name} {sub}", subcommand) for sub, subcommand in command.commands.items())
         else:
             yield name, command
 
@@ -196,9 +196,9 @@ def test_the_reference_has_every_command_with_its_options(name: str, command: cl
 
 
 def raw_models(model: type[Raw] = Raw) -> Iterator[type[Raw]]:
-    for found in model.__subclasses__():
-        yield found
-        yield from raw_models(found)
+    for subclass in model.__subclasses__():
+        yield subclass
+        yield from raw_models(subclass)
 
 
 @pytest.mark.parametrize("model", list(raw_models()), ids=lambda model: model.__name__)
@@ -211,9 +211,9 @@ def test_the_reference_has_every_table_with_its_columns(home: Path) -> None:
     with open_fleet(home) as connection:
         columns = connection.execute("SELECT table_name, column_name FROM information_schema.columns").fetchall()
     lines = {
-        found[1]: line
+        match[1]: line
         for line in section("Tables in fleet.duckdb").splitlines()
-        if (found := re.match(r"\| `(\w+)` \|", line))
+        if (match := re.match(r"\| `(\w+)` \|", line))
     }
     public = [(table, column) for table, column in columns if table != _PRIVATE_TABLE]
     assert {table for table, _ in public} <= set(lines)
@@ -249,9 +249,9 @@ def test_every_assets_description_names_the_place_in_the_documents(tmp_path: Pat
     file.write_text(yaml.safe_dump({"name": "X", "streams": [entry], "feeds": [feed], "topology": topology}))
     graph = build(load_settings(file, {"SR_ASSETS_HOME": str(tmp_path)})).resolve_asset_graph()
     for key in graph.get_all_asset_keys():
-        found = re.search(r"See `docs/([a-z]+\.md)#([a-z0-9-]+)`\.$", graph.get(key).description or "")
-        assert found, key
-        assert found[2] in anchors(ROOT / "docs" / found[1]), key
+        match = re.search(r"See `docs/([a-z]+\.md)#([a-z0-9-]+)`\.$", graph.get(key).description or "")
+        assert match, key
+        assert match[2] in anchors(ROOT / "docs" / match[1]), key
 
 
 def configure(folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

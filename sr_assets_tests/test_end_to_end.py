@@ -40,7 +40,7 @@ def history(seed: int, seconds: float) -> Iterator[tuple[float, str, Sent]]:
             at += chance.choice((0.2, 0.3, 0.4, 0.9, 1.3, 2.2, 3.4))
     strangers = (b"", b"not json", b'{"sender": null}', b'{"sender": {"a": "b"}}', b"\xff\xfe")
     planned.extend((chance.uniform(0, seconds), "", Sent(payload, "s")) for payload in strangers)
-    return iter(sorted(planned, key=lambda one: one[0]))
+    return iter(sorted(planned, key=lambda report: report[0]))
 
 
 def with_sender_in_header(node: str, message: Sent) -> Sent:
@@ -113,10 +113,12 @@ def live(rig: Rig, plain: str, headed: str, tokens: str, seconds: float) -> None
 
 
 def see_as_demanded(rig: Rig, rules: Rules, prefix: str, feed: str | None, *, in_order: bool) -> None:
-    found = compare(rig, rules, prefix=prefix, feed=feed)
-    assert [one for one in found.differences if in_order or one.kind is not Kind.DISORDERED] == []
+    comparison = compare(rig, rules, prefix=prefix, feed=feed)
+    assert [
+        difference for difference in comparison.differences if in_order or difference.kind is not Kind.DISORDERED
+    ] == []
     counted = rig.row(f"SELECT * FROM replication WHERE stream = '{rules.stream}'")
-    assert counted["no_sender_messages"] == list(found.expected.reasons.values()).count("no_sender")
+    assert counted["no_sender_messages"] == list(comparison.expected.reasons.values()).count("no_sender")
     # A history in which little happens would prove little.
-    assert set(found.expected.reasons.values()) >= {"new", "interval", "sampled"}
-    assert {one["event"] for one in found.expected.advisories} == {"new", "timeout", "recover", "expire"}
+    assert set(comparison.expected.reasons.values()) >= {"new", "interval", "sampled"}
+    assert {advisory["event"] for advisory in comparison.expected.advisories} == {"new", "timeout", "recover", "expire"}

@@ -136,7 +136,7 @@ def test_heartbeats_have_links_of_their_own_and_the_defaults_of_the_stream_repli
     heartbeats = load(tmp_path, top=f"{CHORIA}\n{BEATS % (more, ', headers: {A: x, B: y}')}").heartbeats
     assert heartbeats is not None
     assert (heartbeats.cluster.choria, heartbeats.cluster.label) == (None, "hub:4222")
-    assert [(one.subject, one.interval_ns, dict(one.headers)) for one in heartbeats.subjects] == [
+    assert [(subject.subject, subject.interval_ns, dict(subject.headers)) for subject in heartbeats.subjects] == [
         ("a.b", 10**10, {"A": "x", "B": "y"}),
         ("c", 60 * 10**9, {"A": "x", "B": "own"}),
     ]

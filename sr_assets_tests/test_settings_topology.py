@@ -123,8 +123,8 @@ def test_an_entry_is_at_the_cluster_whose_servers_it_names_with_or_without_the_d
     entry = {"source_url": "city:4222", "target_url": "hub:4222", "target_domain": "hub", "stream": "REG"}
     file.write_text(yaml.safe_dump({"name": "CENTRE", "streams": [entry]}))
     (stream,) = load_settings(file, {}).streams
-    ends = [topology.cluster_of(one) for one in (stream.source, stream.target)]
-    assert [one.name if one else None for one in ends] == ["city", "hub"]
+    ends = [topology.cluster_of(end) for end in (stream.source, stream.target)]
+    assert [cluster.name if cluster else None for cluster in ends] == ["city", "hub"]
 
 
 def test_an_entry_that_a_native_mirror_could_replace_is_named(tmp_path: Path) -> None:

@@ -277,7 +277,9 @@ def test_a_foreign_last_message_in_the_target_stops_nothing(rig: Rig) -> None:
     stream = rig.make()
     rig.create(stream, rig.target)
     origins = (f"{stream} 1 {SITE} PARIS 7", f"{stream} 1 PARIS {SITE} 7", f"OTHER 1 {SITE} {SITE} 7", "nonsense")
-    foreign = [Sent(b"foreign", headers=f"NATS/1.0\r\nChoria-SR-Source: {one}\r\n\r\n".encode()) for one in origins]
+    foreign = [
+        Sent(b"foreign", headers=f"NATS/1.0\r\nChoria-SR-Source: {origin}\r\n\r\n".encode()) for origin in origins
+    ]
     rig.publish(stream, [*foreign, Sent(b"foreign")], rig.target)
     rig.add(stream)
     for n in range(3):

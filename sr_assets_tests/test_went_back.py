@@ -40,7 +40,9 @@ LOG = (
 
 def test_what_was_read_before_each_beginning_is_known_from_the_last_message() -> None:
     past = Past.of("S", [FIRST, SECOND_STORE], LOG)
-    assert [(one.beginning, one.sequence, (one.stored_ns - T0) // SECOND) for one in past.read(NOW)] == [
+    assert [
+        (message.beginning, message.sequence, (message.stored_ns - T0) // SECOND) for message in past.read(NOW)
+    ] == [
         *((0, 1, 0), (0, 2, 1), (0, 3, 2)),
         *((1, 1, 0), (1, 2, 1), (1, 3, 10), (1, 4, 11)),
         *((2, 1, 0), (2, 2, 1), (2, 3, 10), (2, 4, 20)),
@@ -54,15 +56,15 @@ def test_a_source_of_which_nothing_was_read_can_have_gone_back_too() -> None:
     log = BEGUN.format(how="ends at 0, before 5", number=1, last=0, read="13:22", known="13:22")
     never = re.sub(r"2023\S+Z", "never", log)
     past = Past.of("S", [FIRST], never)
-    assert [(one.beginning, one.sequence) for one in past.read(NOW)] == [(1, 1), (1, 2), (1, 3), (1, 4)]
+    assert [(message.beginning, message.sequence) for message in past.read(NOW)] == [(1, 1), (1, 2), (1, 3), (1, 4)]
     assert past.known_ns == [0]
 
 
 def test_blind_time_that_lacks_a_lost_message_or_has_one_that_was_read_is_seen() -> None:
     late = Past.of("S", [FIRST, SECOND_STORE], LOG.replace(BLIND.format(since="13:22", until="13:30"), ""))
-    assert [what.split(", ")[-1] for what in late.misjudged(NOW)] == ["not in blind time"]
+    assert [text.split(", ")[-1] for text in late.misjudged(NOW)] == ["not in blind time"]
     wide = Past.of("S", [FIRST, SECOND_STORE], LOG.replace("from 2023-11-14T22:13:32", "from 2023-11-14T22:13:30"))
-    assert [what.split(", ")[-1] for what in wide.misjudged(NOW)] == ["in blind time"]
+    assert [text.split(", ")[-1] for text in wide.misjudged(NOW)] == ["in blind time"]
 
 
 def test_what_is_read_again_is_no_news_and_lost_time_no_silence() -> None:
@@ -78,5 +80,5 @@ def test_what_is_read_again_is_no_news_and_lost_time_no_silence() -> None:
 def test_what_a_batch_may_have_copied_before_it_was_cut_off_includes_what_was_put_back() -> None:
     log = BEGUN.format(how="ends at 2, before 9, which was read", number=1, last=1, read="13:20", known="13:20")
     past = Past.of("S", [FIRST], log)
-    assert [one.sequence for one in past.unread(SECOND_STORE)] == [3, 4]
-    assert past.beyond() == [replace(one, beginning=0) for one in FIRST[1:]]
+    assert [message.sequence for message in past.unread(SECOND_STORE)] == [3, 4]
+    assert past.beyond() == [replace(message, beginning=0) for message in FIRST[1:]]

@@ -48,17 +48,17 @@ class Past:
     def of(cls, stream: str, held: Sequence[Sequence[Seen]], log: str) -> Self:
         """Take from a log what the runs said of a stream; a run that was killed before its commit said it for nothing."""
         begun = {
-            int(found[2]): Beginning(
-                int(found[3]), *(parse_rfc3339_ns(found[time]) if found[time] else 0 for time in (5, 7))
+            int(match[2]): Beginning(
+                int(match[3]), *(parse_rfc3339_ns(match[time]) if match[time] else 0 for time in (5, 7))
             )
-            for found in _BEGUN.finditer(log)
-            if found[1] == stream
+            for match in _BEGUN.finditer(log)
+            if match[1] == stream
         }
         assert sorted(begun) == list(range(1, len(begun) + 1)), f"{stream} was begun again {sorted(begun)}"
         blind = {
-            parse_rfc3339_ns(found[2]): parse_rfc3339_ns(found[3])
-            for found in _BLIND.finditer(log)
-            if found[1] == stream
+            parse_rfc3339_ns(match[2]): parse_rfc3339_ns(match[3])
+            for match in _BLIND.finditer(log)
+            if match[1] == stream
         }
         return cls(held, [begun[number] for number in sorted(begun)], list(blind.items()))
 
@@ -82,7 +82,7 @@ class Past:
         kept = {
             (message.sequence, message.stored_ns)
             for source, end in zip(
-                [*sources[1:], now], [one.sequence for one in self.beginnings[1:]] + [len(now)], strict=True
+                [*sources[1:], now], [beginning.sequence for beginning in self.beginnings[1:]] + [len(now)], strict=True
             )
             for message in source[:end]
         }

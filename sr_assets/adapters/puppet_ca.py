@@ -129,8 +129,8 @@ class Enrolment:
             chain = x509.load_pem_x509_certificates(text)
         except ValueError:
             raise RunError(f"{file if known else self.ca}: the CA's certificate is no PEM certificate") from None
-        for one in chain:
-            say(f"CA {one.subject.rfc4514_string()}, SHA-256 {_fingerprint(one, ':')}")
+        for authority in chain:
+            say(f"CA {authority.subject.rfc4514_string()}, SHA-256 {_fingerprint(authority, ':')}")
         if self.fingerprint is not None:
             self._compare(chain, self.fingerprint)
         if not known:
@@ -139,15 +139,19 @@ class Enrolment:
 
     def _compare(self, chain: list[x509.Certificate], fingerprint: str) -> None:
         """Refuse a chain without the certificate of the fingerprint, or with one that does not hang on it."""
-        trusted = [one for one in chain if _fingerprint(one) == fingerprint]
+        trusted = [authority for authority in chain if _fingerprint(authority) == fingerprint]
         if not trusted:
             raise RunError(
                 f"{self.ca}: no certificate of the CA has the SHA-256 fingerprint of --ca-fingerprint: nothing is stored"
             )
-        left = [one for one in chain if one not in trusted]
-        while linked := [one for one in left if any(_issued(a, b) for t in trusted for a, b in ((one, t), (t, one)))]:
+        left = [authority for authority in chain if authority not in trusted]
+        while linked := [
+            authority
+            for authority in left
+            if any(_issued(authority, other) or _issued(other, authority) for other in trusted)
+        ]:
             trusted += linked
-            left = [one for one in left if one not in linked]
+            left = [authority for authority in left if authority not in linked]
         if left:
             raise RunError(
                 f"{self.ca}: its chain has a certificate that does not belong to --ca-fingerprint: nothing is stored"
@@ -190,7 +194,7 @@ class Enrolment:
     def _check(
         self, certificate: x509.Certificate, key: rsa.RSAPrivateKey, authorities: list[x509.Certificate]
     ) -> None:
-        names = [str(one.value) for one in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        names = [str(attribute.value) for attribute in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         if certificate.public_key() != key.public_key() or names != [self.identity]:
             raise RunError(
                 f"{self.ca}: answered the certificate of another key or name: have the CA clean {self.identity}, remove "

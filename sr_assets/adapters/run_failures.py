@@ -36,7 +36,7 @@ def read_run_failures(home: Path) -> dict[str, RunFailure]:
     """Return the last failure of each job that had one."""
     try:
         noted = json.loads((home / _FILE).read_text(encoding="utf-8"))
-        return {one["job"]: RunFailure(**{**one, "streams": tuple(one["streams"])}) for one in noted}
+        return {failure["job"]: RunFailure(**{**failure, "streams": tuple(failure["streams"])}) for failure in noted}
     except (OSError, ValueError, TypeError, KeyError):
         return {}
 
@@ -44,4 +44,4 @@ def read_run_failures(home: Path) -> dict[str, RunFailure]:
 def note_run_failure(home: Path, failure: RunFailure) -> None:
     """Replace the last failure of a job; only the sensor writes, so that nothing is lost between reading and writing."""
     known = {**read_run_failures(home), failure.job: failure}
-    write_private(home / _FILE, json.dumps([asdict(one) for one in known.values()]))
+    write_private(home / _FILE, json.dumps([asdict(failure) for failure in known.values()]))

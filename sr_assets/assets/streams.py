@@ -39,9 +39,9 @@ def native_keys(settings: Settings, entry: Entry | None = None) -> list[dg.Asset
         return []
     at = settings.topology.cluster_of(entry.source) if entry is not None else None
     return [
-        topology_key(one.cluster, one.stream)
-        for one in settings.topology.streams
-        if entry is None or (at is not None and (one.cluster, one.stream) == (at.name, entry.stream))
+        topology_key(wanted.cluster, wanted.stream)
+        for wanted in settings.topology.streams
+        if entry is None or (at is not None and (wanted.cluster, wanted.stream) == (at.name, entry.stream))
     ]
 
 

@@ -85,16 +85,19 @@ def evaluations(seen: Seen, wanted: WantedStream) -> Iterator[dg.AssetCheckEvalu
 def metadata(seen: Seen, wanted: WantedStream) -> Mapping[str, dg.MetadataValue]:
     """Return what is recorded of a stream: its size, each link's lag, what differs, and the picture around it."""
     report = seen.report
-    row = next((one for one in report.streams if (one.cluster, one.stream) == (wanted.cluster, wanted.stream)), None)
-    links = [one for one in report.links if (one.cluster, one.stream) == (wanted.cluster, wanted.stream)]
+    row = next(
+        (stream for stream in report.streams if (stream.cluster, stream.stream) == (wanted.cluster, wanted.stream)),
+        None,
+    )
+    links = [link for link in report.links if (link.cluster, link.stream) == (wanted.cluster, wanted.stream)]
     recorded: dict[str, dg.MetadataValue] = {}
     if row is not None:
         recorded |= table_metadata(MESSAGE_COLUMNS, row.messages or 0)
         recorded |= {"messages": dg.MetadataValue.int(row.messages or 0), "bytes": dg.MetadataValue.int(row.bytes or 0)}
-    known = [one.lag_messages for one in links if one.lag_messages is not None]
+    known = [link.lag_messages for link in links if link.lag_messages is not None]
     if known and len(known) == len(links):
         recorded["lag_messages"] = dg.MetadataValue.int(sum(known))
-    drift = [one._asdict() for of, one in seen.drift if of.label == wanted.label]
+    drift = [difference._asdict() for of, difference in seen.drift if of.label == wanted.label]
     if drift:
         recorded["drift"] = dg.MetadataValue.json(drift)
     return recorded | {"picture": dg.MetadataValue.md(_picture(seen, wanted))}
@@ -109,7 +112,9 @@ def _run(settings: Settings, run_id: str) -> tuple[Seen, list[str]]:
             problems = problems or refused(looks, plan.steps)
             if not problems:
                 outcomes = list(apply_steps(looks, plan.steps, settings.replicator))
-                problems = [f"{one.step.wanted.label}: {one.detail}" for one in outcomes if one.result != "done"]
+                problems = [
+                    f"{outcome.step.wanted.label}: {outcome.detail}" for outcome in outcomes if outcome.result != "done"
+                ]
                 look_at_result(looks, outcomes)
         seen = see(settings, looks)
         publish_seen(settings, seen, run_id)
@@ -119,7 +124,7 @@ def _run(settings: Settings, run_id: str) -> tuple[Seen, list[str]]:
 
 def _origins(settings: Settings, topology: TopologySettings) -> dict[str, dict[dg.AssetKey, dg.AssetSpec | None]]:
     """Return by stream the assets that it copies from; with a spec those that nothing else describes."""
-    wanted = {(one.cluster, one.stream) for one in topology.streams}
+    wanted = {(stream.cluster, stream.stream) for stream in topology.streams}
     made, read = _of_entries(settings, topology)
     origins: dict[str, dict[dg.AssetKey, dg.AssetSpec | None]] = {}
     for stream in topology.streams:
@@ -161,7 +166,7 @@ def _of_entries(settings: Settings, topology: TopologySettings) -> tuple[Any, An
 
 def _spec(wanted: WantedStream, deps: list[dg.AssetKey]) -> dg.AssetSpec:
     kind = "mirror" if wanted.mirror else "sources" if wanted.sources else "stream"
-    of = ", ".join(f"{one.stream} of {one.cluster}" for one in wanted.upstreams)
+    of = ", ".join(f"{upstream.stream} of {upstream.cluster}" for upstream in wanted.upstreams)
     return dg.AssetSpec(
         topology_key(wanted.cluster, wanted.stream),
         deps=deps,

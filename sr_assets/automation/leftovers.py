@@ -38,7 +38,7 @@ def runs_left_over(instance: dg.DagsterInstance) -> Iterator[list[str]]:
     """Yield, in batches, the runs of which something is left although they were deleted."""
     shards = _shards(instance)
     files = [path.name for folder in (Path(instance.storage_directory()), shards) if folder for path in _listed(folder)]
-    seen = {found.group() for name in files if (found := _RUN_ID.match(name))}
+    seen = {match.group() for name in files if (match := _RUN_ID.match(name))}
     connected, table = _check_executions(instance)
     with connected as connection:
         seen |= {row[0] for row in connection.execute(table.select().with_only_columns(table.c.run_id).distinct())}

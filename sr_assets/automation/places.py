@@ -77,7 +77,7 @@ class Places:
                 return False
             under_way = self._under_way(instance)
             self._asked = {
-                one: at for one, at in self._asked.items() if one not in under_way and now - at < _ASKED_SECONDS
+                other: at for other, at in self._asked.items() if other not in under_way and now - at < _ASKED_SECONDS
             }
             line = waiting_sites(settings.home, fresh_seconds(settings))
             before = line.index(site) if site in line else len(line)

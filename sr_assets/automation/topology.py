@@ -102,7 +102,7 @@ def _changed(seen: Seen, cursor: Mapping[str, Any]) -> list[str]:
 def _events(
     settings: Settings, seen: Seen, label: str
 ) -> list[dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckEvaluation]:
-    wanted = next(one for one in topology_of(settings).streams if one.label == label)
+    wanted = next(stream for stream in topology_of(settings).streams if stream.label == label)
     observed = dg.AssetObservation(topology_key(wanted.cluster, wanted.stream), metadata=metadata(seen, wanted))
     return [observed, *evaluations(seen, wanted)]
 

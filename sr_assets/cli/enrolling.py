@@ -21,8 +21,8 @@ def _identity(_context: click.Context, _parameter: click.Parameter, value: str) 
 
 
 def _address(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_][A-Za-z0-9_.-]*):([0-9]{1,5})", value)
-    if found is None or not 0 < int(found[2]) < 1 << 16:
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_][A-Za-z0-9_.-]*):([0-9]{1,5})", value)
+    if match is None or not 0 < int(match[2]) < 1 << 16:
         raise click.BadParameter(f"{value!r} is not host:port")
     return value
 

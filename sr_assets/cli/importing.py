@@ -70,18 +70,18 @@ def _name_streams(made: "Imported") -> None:
     """Put the name of the one stream that takes a topic's subject in place of each placeholder, and of the target's."""
     for entry in made.document["streams"]:
         subject, name = entry["filter_subject"], entry["name"]
-        found = {}
+        takers = {}
         for end in ("source", "target"):
             try:
-                found[end] = _takers(entry, end, made.document.get("tls") or {}, subject)
+                takers[end] = _takers(entry, end, made.document.get("tls") or {}, subject)
             except SrAssetsError as error:
                 made.questions.append(f"{name}: the {end} could not be asked which stream takes {subject}: {error}")
-        if len(source := found.get("source", [])) == 1:
-            made.questions = [one for one in made.questions if repr(entry["stream"]) not in one]
+        if len(source := takers.get("source", [])) == 1:
+            made.questions = [question for question in made.questions if repr(entry["stream"]) not in question]
             entry["stream"] = source[0]
         elif source:
             made.questions.append(f"{name}: several streams of the source take {subject}: {', '.join(source)}")
-        if len(target := found.get("target", [])) == 1:
+        if len(target := takers.get("target", [])) == 1:
             entry["target_stream"] = target[0]
 
 

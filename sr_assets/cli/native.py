@@ -99,7 +99,8 @@ def _do(settings: Settings, looks: Looks, plan: Plan, form: Format) -> int:
     problems = plan.problems or refused(looks, plan.steps)
     outcomes = [] if problems else list(apply_steps(looks, plan.steps, settings.replicator))
     rows = [
-        (one.step.wanted.cluster, one.step.wanted.stream, one.step.action, one.result, one.detail) for one in outcomes
+        (outcome.step.wanted.cluster, outcome.step.wanted.stream, outcome.step.action, outcome.result, outcome.detail)
+        for outcome in outcomes
     ]
     left = [step for step in plan.steps if step.reason]
     rows += [
@@ -111,7 +112,7 @@ def _do(settings: Settings, looks: Looks, plan: Plan, form: Format) -> int:
         print_note("nothing to do: every stream is as configured")
     for problem in problems:
         fail(f"{problem}; nothing was changed", 1)
-    return int(bool(problems) or any(one.result != "done" for one in outcomes))
+    return int(bool(problems) or any(outcome.result != "done" for outcome in outcomes))
 
 
 def _show_plan(plan: Plan, form: Format) -> None:

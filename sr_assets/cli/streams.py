@@ -87,11 +87,11 @@ def _heartbeat_rows(settings: "Settings") -> list[tuple[str | None, ...]]:
         (
             settings.replicator,
             None,
-            f"a heartbeat every {duration(one.interval_ns / 1e9)}",
-            f"{beats.cluster.label} {one.subject}",
+            f"a heartbeat every {duration(heartbeat.interval_ns / 1e9)}",
+            f"{beats.cluster.label} {heartbeat.subject}",
             *[None] * 4,
         )
-        for one in (beats.subjects if beats else ())
+        for heartbeat in (beats.subjects if beats else ())
         if beats
     ]
 

@@ -124,7 +124,7 @@ def _print_tables(
         tuple(stream[column] if raw else _plain(column, stream[column]) for column in _STREAMS) for stream in asked
     ]
     shown += [
-        (one["cluster"], one["domain"], "cannot be asked", *[None] * 9) for one in streams if one["stream"] is None
+        (row["cluster"], row["domain"], "cannot be asked", *[None] * 9) for row in streams if row["stream"] is None
     ]
     columns = ["replicas" if column == "peers" else column for column in _STREAMS]
     show(
@@ -139,8 +139,8 @@ def _print_tables(
         show(columns, rows, form, title="Replication Report", first=_FIRST, alarmed=lambda row: alarms[id(row)])
     if leaders is not None:
         sys.stdout.write("\n")
-        most = sum(one["streams"] for one in leaders)
-        shares = [(*one.values(), f"{100 * one['streams'] / most:.0f} %") for one in leaders]
+        most = sum(row["streams"] for row in leaders)
+        shares = [(*row.values(), f"{100 * row['streams'] / most:.0f} %") for row in leaders]
         show(("server", "cluster", "streams", "distribution"), shares, form, title="RAFT Leader Report")
 
 
@@ -172,7 +172,7 @@ def _plain(column: str, value: Any) -> Any:
 
 
 def _leaders(streams: Sequence[Record]) -> list[Record]:
-    led = Counter((one["leader"], one["cluster"]) for one in streams if one["leader"])
+    led = Counter((row["leader"], row["cluster"]) for row in streams if row["leader"])
     return [
         {"server": server, "cluster": cluster, "streams": count} for (server, cluster), count in sorted(led.items())
     ]

@@ -35,7 +35,7 @@ def labels(**values: str) -> str:
 
 @lru_cache(maxsize=65_536)
 def _escaped(text: str) -> str:
-    return re.sub(r'[\\\n"]', lambda found: _ESCAPES[found[0]], text)
+    return re.sub(r'[\\\n"]', lambda match: _ESCAPES[match[0]], text)
 
 
 def expose(name: str, kind: Kind, text: str, samples: Iterable[Sample]) -> Iterator[str]:

@@ -63,16 +63,16 @@ def foreign_copy(headers: bytes, identity: Identity, created_ns: int) -> Identit
     parsed = parse_message_id(ids[-1]) if ids else None
     if origin is None or parsed is None or parsed[0] != created_ns or origin.stream != identity.stream:
         return None
-    found = Identity(origin.stream, origin.replicator, origin.name)
-    return None if found == identity else found
+    other = Identity(origin.stream, origin.replicator, origin.name)
+    return None if other == identity else other
 
 
-def doubled(target_stream: str, identity: Identity, found: Identity) -> str:
+def doubled(target_stream: str, identity: Identity, other: Identity) -> str:
     """Return the warning that a target holds somebody else's copies of the same source."""
     return (
-        f"target stream {target_stream} holds copies of the same source by {found.replicator}/{found.name}, so every"
-        f" message gets there twice: if this entry was renamed, name it {found.name} (replicator {found.replicator}) again,"
-        f" and run `sr-assets recover --stream {found.name}/{identity.stream}` if its state is lost; else give each a"
+        f"target stream {target_stream} holds copies of the same source by {other.replicator}/{other.name}, so every"
+        f" message gets there twice: if this entry was renamed, name it {other.name} (replicator {other.replicator}) again,"
+        f" and run `sr-assets recover --stream {other.name}/{identity.stream}` if its state is lost; else give each a"
         " target_stream of its own"
     )
 

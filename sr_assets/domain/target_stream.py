@@ -51,11 +51,11 @@ class TargetOptions:
         }
         return {key: value for key, value in keys.items() if value}
 
-    def drift(self, found: Mapping[str, Any]) -> list[str]:
+    def drift(self, existing: Mapping[str, Any]) -> list[str]:
         """Return each key of an existing target that differs, with what is wanted and what is found."""
         differing = []
         for key, wanted in self.wanted.items():
-            there = found.get(key)
+            there = existing.get(key)
             if key == "placement":
                 there = {part: (there or {}).get(part) for part in wanted}
             if there != wanted:

@@ -166,8 +166,8 @@ def peer_user(client: tuple[str, int] | None, server: tuple[str, int] | None) ->
     # In the table of IPv6 the addresses of IPv4 have 24 digits more in front. They are the client's point of view.
     row = re.compile(rf"{_kernels_text(*client)} [0-9A-F]{{0,24}}{_kernels_text(*server)} (?P<rest>.*)")
     for table in tables:
-        if found := row.search(table.read_text()):
-            state, _, _, _, user, _, inode, *_ = found["rest"].split()
+        if match := row.search(table.read_text()):
+            state, _, _, _, user, _, inode, *_ = match["rest"].split()
             return int(user) if state == _ESTABLISHED and inode != "0" else NOBODY
     return NOBODY if tables else None
 

@@ -34,8 +34,8 @@ _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 #: How lines begin: Dagster's, Spark's, those of Python's own logging, ours of the command line.
 _LEVEL: Final = "(?P<level>DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)"
 _BEGINNINGS: Final = tuple(
-    re.compile(one, re.DOTALL)
-    for one in (
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
         rf"(?P<time>\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{{4}}) - (?P<logger>\S+) - {_LEVEL} - (?P<message>.*)",
         rf"\d\d/\d\d/\d\d \d\d:\d\d:\d\d {_LEVEL} (?P<logger>\S+): (?P<message>.*)",
         rf"{_LEVEL}:(?P<logger>[^:\s]+):(?P<message>.*)",
@@ -118,7 +118,7 @@ class _Pipe(threading.Thread):
             if not (self._drop_ours and str(known.get("logger", "")).partition(".")[0] == _OURS):
                 self._write(line)
             return
-        if len(self._event) >= _LONGEST_EVENT or any(one.match(line) for one in _BEGINNINGS):
+        if len(self._event) >= _LONGEST_EVENT or any(beginning.match(line) for beginning in _BEGINNINGS):
             self._end_event()
         self._event.append(line)
 
@@ -143,8 +143,8 @@ def _as_json(line: str) -> dict[str, Any] | None:
 
 def as_event(text: str, source: str) -> str:
     """Return a text as one line of JSON, with what its beginning says of time, level and logger; else it is `source`'s."""
-    found = next((match for one in _BEGINNINGS if (match := one.match(text))), None)
-    said = found.groupdict() if found else {}
+    match = next(filter(None, (beginning.match(text) for beginning in _BEGINNINGS)), None)
+    said = match.groupdict() if match else {}
     level = _LEVELS.get((said.get("level") or "INFO").upper(), logging.INFO)
     record = {
         "name": said.get("logger") or source,

@@ -82,7 +82,11 @@ class RawHeartbeats(Raw):
         """The block as settings; raises ValueError when its parts contradict each other."""
         common = dict(self.headers)
         subjects = [
-            HeartbeatSubject(one.subject, one.interval or self.interval, tuple((common | dict(one.headers)).items()))
-            for one in self.subjects
+            HeartbeatSubject(
+                heartbeat.subject,
+                heartbeat.interval or self.interval,
+                tuple((common | dict(heartbeat.headers)).items()),
+            )
+            for heartbeat in self.subjects
         ]
         return HeartbeatSettings(with_security(self.url, [self.tls], [self.choria]), tuple(subjects))

@@ -119,8 +119,8 @@ def with_security(
     """
     login = next((block.settings for block in choria if block is not None), None)
     if plain and (cluster.tls or login):
-        what = "choria, which would send its token in the clear" if login else "the TLS that the URL asks for"
-        raise ValueError(f"{plain}: contradicts {what}")
+        requirement = "choria, which would send its token in the clear" if login else "the TLS that the URL asks for"
+        raise ValueError(f"{plain}: contradicts {requirement}")
     block = None if plain else next((block for block in tls if block is not None), None)
     ca, cert, key = block.files if block else (None, None, None)
     if ca or cert:

@@ -114,7 +114,7 @@ def _settings(raw: RawFile, environ: Mapping[str, str]) -> Settings:
         logfile=raw.logfile,
         log_format=raw.log_format,
         metrics=_metrics(raw),
-        notify=tuple(notify_settings(one, number) for number, one in enumerate(raw.notify, 1)),
+        notify=tuple(notify_settings(entry, number) for number, entry in enumerate(raw.notify, 1)),
         published_mode=raw.published_mode,
         topology=raw.topology.settings(raw) if raw.topology else None,
         heartbeats=raw.heartbeats.settings if raw.heartbeats else None,

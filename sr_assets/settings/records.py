@@ -266,9 +266,9 @@ class Settings:
         """The sha256 of the settings that have an effect, secrets left out: equal digests mean equal behaviour."""
         return digest_of(self, _WITHOUT_EFFECT)
 
-    def linked(self, one: ClusterSettings, other: ClusterSettings) -> bool:
+    def linked(self, first: ClusterSettings, second: ClusterSettings) -> bool:
         """Return whether the servers of two clusters reach each other, as far as the configuration tells."""
-        return self.topology is not None and None not in map(self.topology.cluster_of, (one, other))
+        return self.topology is not None and None not in map(self.topology.cluster_of, (first, second))
 
     def copied_into(self, entry: Entry) -> list[StreamSettings]:
         """Return the streams that are copied into the one that an entry reads."""

@@ -86,7 +86,7 @@ class RawTopology(Raw):
             cluster,
             raw.stream,
             raw.filter_subject,
-            tuple(Transform(one.src, one.dest) for one in raw.subject_transforms),
+            tuple(Transform(transform.src, transform.dest) for transform in raw.subject_transforms),
             raw.start_sequence,
             raw.start_time,
             None if cluster == own and raw.api_prefix is None else api,

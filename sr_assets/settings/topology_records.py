@@ -37,7 +37,7 @@ class TopologySettings:
 
         An entry may leave out the domain of the servers that it names.
         """
-        same = [one for one in self.clusters.values() if one.settings.same_as(entrys)]
+        same = [cluster for cluster in self.clusters.values() if cluster.settings.same_as(entrys)]
         if not same and entrys.api_prefix == OWN_API:
-            same = [one for one in self.clusters.values() if one.settings.shares_subjects(entrys)]
+            same = [cluster for cluster in self.clusters.values() if cluster.settings.shares_subjects(entrys)]
         return same[0] if len(same) == 1 else None

@@ -52,7 +52,7 @@ def source_contradictions(raw: RawUpstream) -> Iterator[tuple[bool, str]]:
         ("start_sequence, start_time: name one place to begin at"),
     )
     yield raw.deliver_prefix is not None and raw.api_prefix is None, "deliver_prefix: needs api_prefix"
-    yield from _overlapping([one.src for one in raw.subject_transforms], "subject_transforms")
+    yield from _overlapping([transform.src for transform in raw.subject_transforms], "subject_transforms")
 
 
 def refuse_same_streams(wanted: Sequence[WantedStream]) -> None:
@@ -71,9 +71,9 @@ def refuse_same_streams(wanted: Sequence[WantedStream]) -> None:
 def refuse_loops(wanted: Iterable[WantedStream]) -> None:
     """Refuse streams through which a message would go round: each copies what the one before it has copied."""
     links = [
-        (one, (one.cluster, one.stream), (stream.cluster, stream.stream))
+        (upstream, (upstream.cluster, upstream.stream), (stream.cluster, stream.stream))
         for stream in wanted
-        for one in stream.upstreams
+        for upstream in stream.upstreams
     ]
     after = {
         index: [
@@ -107,7 +107,7 @@ def _way_back(start: int, after: dict[int, list[int]]) -> list[int]:
 
 def _passes(link: Upstream, following: Upstream) -> bool:
     """Return whether a message that one link brought may be copied by the next."""
-    return any(subjects.overlaps(one, other) for one in link.outputs for other in following.inputs)
+    return any(subjects.overlaps(output, other) for output in link.outputs for other in following.inputs)
 
 
 def _overlapping(patterns: Sequence[str], key: str) -> Iterator[tuple[bool, str]]:
@@ -117,5 +117,5 @@ def _overlapping(patterns: Sequence[str], key: str) -> Iterator[tuple[bool, str]
 
 
 def _identity(source: RawUpstream) -> tuple[object, ...]:
-    transforms = tuple((one.src, one.dest) for one in source.subject_transforms)
+    transforms = tuple((transform.src, transform.dest) for transform in source.subject_transforms)
     return source.stream, source.cluster, source.filter_subject, transforms, source.api_prefix

@@ -153,9 +153,7 @@ def _try_reading(probes: _Probes, cluster: Cluster, info: StreamInfo) -> None:
         return "read" if messages else "answered, no message there"
 
     asked = cluster.settings.api(f"STREAM.MSG.GET.{info.stream}")
-    probes.attempt(
-        cluster, asked, lambda: cluster.next_message(info.stream, last.first), lambda found: describe(found is not None)
-    )
+    probes.attempt(cluster, asked, lambda: int(cluster.next_message(info.stream, last.first) is not None), describe)
     if info.supports_batched_direct_get:
         probes.attempt(cluster, cluster.settings.api(f"DIRECT.GET.{info.stream}"), lambda: read(direct=True), describe)
     probes.attempt(

@@ -121,9 +121,9 @@ class Progress:
 class LongWork:
     """One work of known size, used by `with`: how far it is, how fast, and how long it still takes."""
 
-    def __init__(self, what: str, total: int) -> None:
+    def __init__(self, label: str, total: int) -> None:
         """Say what is done, and how much that is."""
-        self._what, self._total = what, total
+        self._label, self._total = label, total
         self._began_at = self._logged_at = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -133,12 +133,12 @@ class LongWork:
     def __exit__(self, *_: object) -> None:
         """End, however much is done."""
         if _display is not None:
-            _display.end(self._what)
+            _display.end(self._label)
 
     def reached(self, done: int) -> bool:
         """Note how much is done; returns whether that was worth a line, one every ten seconds."""
         if _display is not None:
-            _display.show(self._what, done, self._total)
+            _display.show(self._label, done, self._total)
         now = time.monotonic()
         if now - self._logged_at < _LOOK_SECONDS:
             return False
@@ -146,7 +146,7 @@ class LongWork:
         logger.log(
             logging.INFO if _display is None else logging.DEBUG,
             "%s: %d of %d, %.0f/s, %s",
-            self._what,
+            self._label,
             done,
             self._total,
             rate,

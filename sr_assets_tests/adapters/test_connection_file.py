@@ -20,5 +20,5 @@ def test_threads_that_write_the_same_file_at_once_all_succeed(tmp_path: Path) ->
 
             texts = {each.result() for each in [threads.submit(write) for _ in range(writers)]}
             assert len(texts) == 1
-            assert [found.name for found in file.parent.iterdir()] == ["0.json"]
+            assert [path.name for path in file.parent.iterdir()] == ["0.json"]
             assert file.stat().st_mode & 0o777 == 0o600

@@ -41,12 +41,12 @@ def test_a_home_is_its_owners_but_for_what_is_published(
     earlier: Path, published: int, entered: int, folder: int
 ) -> None:
     open_home(earlier, published)
-    found = modes(earlier)
-    assert found["."] == entered
-    assert {found[name] for name in ("fleet.duckdb", f"{_DAY}/1-2.parquet")} == {published}
-    assert {mode for name, mode in found.items() if name.startswith("snapshots") and "." not in name} == {folder}
-    assert {found[name] for name in ("sites", "dagster", "spark")} == {0o700}
-    assert {found[name] for name in ("fleet.json", "fleet.lock", "up.lock")} == {0o600}
+    permissions = modes(earlier)
+    assert permissions["."] == entered
+    assert {permissions[name] for name in ("fleet.duckdb", f"{_DAY}/1-2.parquet")} == {published}
+    assert {mode for name, mode in permissions.items() if name.startswith("snapshots") and "." not in name} == {folder}
+    assert {permissions[name] for name in ("sites", "dagster", "spark")} == {0o700}
+    assert {permissions[name] for name in ("fleet.json", "fleet.lock", "up.lock")} == {0o600}
     open_home(earlier, 0o600)
     assert {mode & 0o077 for name, mode in modes(earlier).items() if name.count("/") == 0} == {0}
 
@@ -57,13 +57,13 @@ def test_all_that_is_published_is_opened_and_who_waits_in_line_is_not(tmp_path: 
     publish_message(home, "web1")
     wait_in_line(home, "london", 10.0)
     open_home(home, 0o640)
-    found = modes(home)
-    assert (found["."], found["waiting"], found["waiting/london"]) == (0o710, 0o700, 0o600)
+    permissions = modes(home)
+    assert (permissions["."], permissions["waiting"], permissions["waiting/london"]) == (0o710, 0o700, 0o600)
     with open_fleet(home) as fleet:
         views = read_rows(fleet, "SELECT sql FROM duckdb_views() WHERE NOT internal").values
     folders = set(re.findall(re.escape(f"{home}/") + r"(\w+)/", repr(views)))
     assert folders >= {"published", "snapshots", "availability", "inventory"}
-    assert {found[folder] for folder in folders} == {0o750}
+    assert {permissions[folder] for folder in folders} == {0o750}
     assert leave_line(home, "london")
 
 

@@ -98,8 +98,8 @@ def used_by_wire(cluster: ClusterSettings, name: str) -> None:
         items = outgoing(name, 300, size_bytes=20_000)
         assert [ack.error for ack in publish(connection, items)] == [None] * 300
         for direct in (True, False):
-            found = flat(read_range(connection, name, SequenceRange(1, 301), direct=direct))
-            assert [(m.sequence, m.payload) for m in found] == [(one.sequence, one.payload) for one in items]
+            messages = flat(read_range(connection, name, SequenceRange(1, 301), direct=direct))
+            assert [(m.sequence, m.payload) for m in messages] == [(sent.sequence, sent.payload) for sent in items]
 
 
 def used_by_admin(cluster: ClusterSettings, name: str) -> None:

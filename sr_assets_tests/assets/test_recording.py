@@ -62,7 +62,7 @@ def test_assets_and_checks_of_a_lingering_run_are_not_in_progress(rig: Rig, inst
     assert result.success
     assert seen[0] is not None, "the run had ended before it was recorded"
     replica = materialised(instance, assets[1])
-    assert [one.metadata["messages"].value for one in replica] == [3, 2]
+    assert [event.metadata["messages"].value for event in replica] == [3, 2]
     hours = hours_recorded(instance, assets[1])
     assert sum(hour.get("copied", 0) for hour in hours.values()) == 3
     for key, rows in zip((*assets, *tables), (2, 3, 2, 2, 2, 1), strict=True):
@@ -73,4 +73,4 @@ def test_assets_and_checks_of_a_lingering_run_are_not_in_progress(rig: Rig, inst
         assert {"name", "subject"} & {column.name for column in schema.schema.columns}, key
     senders = dg.AssetCheckKey(assets[1], "senders_found")
     executions = instance.event_log_storage.get_asset_check_execution_history(senders, limit=10)
-    assert [one.evaluation.passed for one in executions if one.evaluation] == [False]
+    assert [execution.evaluation.passed for execution in executions if execution.evaluation] == [False]

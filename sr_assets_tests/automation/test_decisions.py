@@ -98,14 +98,14 @@ def test_lag_is_tolerated_as_configured(
         (100, None, None),  # nobody knows when: try
     ),
 )
-@pytest.mark.parametrize("what", ("read", "copy"))
+@pytest.mark.parametrize("step", ("read", "copy"))
 def test_what_failed_is_tried_again_ever_more_patiently(
-    what: str, lasted: int, age_seconds: float | None, waits: str | None
+    step: str, lasted: int, age_seconds: float | None, waits: str | None
 ) -> None:
     since_ns = NOW_NS - lasted * SECOND_NS
     status: dict[str, Any] = (
         {"last_error": "no", "last_error_since_ns": since_ns, "next_sequence": 8}
-        if what == "read"
+        if step == "read"
         else {"copy_error": "no", "copy_error_since_ns": since_ns, "queued": 1}
     )
     decision = decide(observed(around={"age_seconds": age_seconds}, **status), SENSOR)

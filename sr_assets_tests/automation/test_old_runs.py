@@ -58,8 +58,8 @@ def instance(
     if request.param == "postgres":
         monkeypatch.setenv("DAGSTER_POSTGRES_URL", request.getfixturevalue("database"))
         settings = (ROOT / "conf" / "dagster" / "postgres.yaml").read_text()
-    with opened(tmp_path, settings, monkeypatch) as found:
-        yield found
+    with opened(tmp_path, settings, monkeypatch) as dagster_instance:
+        yield dagster_instance
 
 
 def run_at(
@@ -80,12 +80,12 @@ def traces(instance: dg.DagsterInstance, folder: Path, run_id: str) -> set[str]:
     """Return where there is something of a run: files, and tables."""
     from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, SqlEventLogStorageTable
 
-    found = {"file" for path in folder.rglob("*") if run_id in path.name}
+    places = {"file" for path in folder.rglob("*") if run_id in path.name}
     with instance.event_log_storage.index_connection() as connection:  # type: ignore[attr-defined]
         for table in (AssetCheckExecutionsTable, SqlEventLogStorageTable):
             if connection.execute(table.select().where(table.c.run_id == run_id)).first():
-                found.add(table.name)
-    return found | ({"runs"} if instance.get_run_by_id(run_id) else set())
+                places.add(table.name)
+    return places | ({"runs"} if instance.get_run_by_id(run_id) else set())
 
 
 EVERYWHERE = {"file", "runs", "asset_check_executions", "event_logs"}

@@ -37,11 +37,11 @@ V2: dict[str, dict[str, Any]] = {
 def problems(payload: bytes, schema: dict[str, dict[str, Any]]) -> list[str]:
     """Return what contradicts the schema; nothing when the payload is valid."""
     document = json.loads(payload)
-    found = [f"{key} is missing" for key in schema if key not in document]
+    contradictions = [f"{key} is missing" for key in schema if key not in document]
     for key, rule in schema.items():
         value = document.get(key)
         if type(value) is not rule["type"]:
-            found.append(f"{key}: {value!r} is no {rule['type'].__name__}")
+            contradictions.append(f"{key}: {value!r} is no {rule['type'].__name__}")
         elif value not in rule.get("enum", [value]) or (isinstance(value, str) and not value):
-            found.append(f"{key}: {value!r} is not allowed")
-    return found
+            contradictions.append(f"{key}: {value!r} is not allowed")
+    return contradictions

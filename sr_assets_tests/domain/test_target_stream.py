@@ -95,8 +95,8 @@ def test_the_options_of_a_target_win_over_its_source() -> None:
 
 
 def test_what_an_existing_target_has_instead_of_the_options_is_named() -> None:
-    found = {"storage": "file", "num_replicas": 3, "max_age": 0, "placement": {"tags": ["hdd"], "cluster": "east"}}
-    assert TargetOptions("memory", 3, MINUTE_NS, tags=("ssd",)).drift(found) == [
+    config = {"storage": "file", "num_replicas": 3, "max_age": 0, "placement": {"tags": ["hdd"], "cluster": "east"}}
+    assert TargetOptions("memory", 3, MINUTE_NS, tags=("ssd",)).drift(config) == [
         "storage file, wanted memory",
         "max_age 0s, wanted 60s",
         "placement {'tags': ['hdd']}, wanted {'tags': ['ssd']}",

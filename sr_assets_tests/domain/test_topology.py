@@ -19,13 +19,13 @@ from sr_assets.domain.topology.wanted import OWNER, Upstream, WantedStream
 NEW, OLD = (2, 15, 0), (2, 11, 0)
 
 
-def found(config: dict[str, Any], **more: Any) -> FoundStream:
+def existing(config: dict[str, Any], **more: Any) -> FoundStream:
     return read_stream({"config": {"name": "S", **config}, "state": {"last_seq": 0, "messages": 0}, **more})
 
 
 def ours(wanted: WantedStream, **edited: Any) -> FoundStream:
     """Return a stream as we made it, edited by hand since."""
-    return found({**wanted.whole("ME"), **edited})
+    return existing({**wanted.whole("ME"), **edited})
 
 
 SOURCED = WantedStream("hub", "S", sources=(Upstream("hub", "A", start_sequence=5),), config={"max_age": 60})
@@ -57,19 +57,21 @@ def test_a_stream_that_is_as_we_made_it_has_no_drift_whatever_the_server_adds() 
 def test_an_edit_by_hand_is_drift_with_its_remedy(
     wanted: WantedStream, edited: dict[str, Any], key: str, remedy: Remedy
 ) -> None:
-    assert [(one.key, one.remedy) for one in compare(wanted, ours(wanted, **edited), "ME", NEW)] == [(key, remedy)]
+    assert [(drift.key, drift.remedy) for drift in compare(wanted, ours(wanted, **edited), "ME", NEW)] == [
+        (key, remedy)
+    ]
 
 
 def test_a_mirror_can_be_made_a_stream_of_its_own_since_2_12() -> None:
     promoted = WantedStream("hub", "S", config={"subjects": ["a"]})
-    there = found({"mirror": {"name": "A"}})
+    there = existing({"mirror": {"name": "A"}})
     for version, remedy in ((NEW, Remedy.UPDATABLE), (OLD, Remedy.NEEDS_RECREATE)):
-        (mirror,) = [one for one in compare(promoted, there, "ME", version) if one.key == "mirror"]
+        (mirror,) = [drift for drift in compare(promoted, there, "ME", version) if drift.key == "mirror"]
         assert mirror.remedy is remedy
 
 
 def test_of_a_stream_that_others_made_only_what_the_configuration_names_counts() -> None:
-    there = found({"max_age": 60, "max_msgs": 5, "sources": [{"name": "A", "opt_start_seq": 5}]})
+    there = existing({"max_age": 60, "max_msgs": 5, "sources": [{"name": "A", "opt_start_seq": 5}]})
     assert compare(SOURCED, there, "ME", NEW) == []
 
 
@@ -115,11 +117,11 @@ def test_an_update_sends_no_start_that_would_be_taken_and_have_no_effect() -> No
 
 
 def test_adoption_changes_the_owner_alone() -> None:
-    there = found({"max_age": 1, "metadata": {"team": "x", "_nats.level": "4"}})
+    there = existing({"max_age": 1, "metadata": {"team": "x", "_nats.level": "4"}})
     step = plan_adoption(SOURCED, there, "ME", named=False)
     assert step.action is Action.ADOPT
     assert step.config == {**there.config, "metadata": {"team": "x", OWNER: "ME"}}
-    theirs = found({"metadata": {OWNER: "YOU"}})
+    theirs = existing({"metadata": {OWNER: "YOU"}})
     assert plan_adoption(SOURCED, theirs, "ME", named=False).action is Action.NONE
     assert plan_adoption(SOURCED, theirs, "ME", named=True).action is Action.ADOPT
 
@@ -153,7 +155,7 @@ def test_a_message_belongs_to_the_source_whose_origin_and_filter_it_names() -> N
         {"name": "P", "filter_subject": "p.a"},
         {"name": "P", "subject_transforms": [{"src": "p.b", "dest": "x.b"}, {"src": "p.c", "dest": ""}]},
     ]
-    links = found({"sources": config}).links
+    links = existing({"sources": config}).links
     marks = ["O:mSx7q4yJ 5 > > o.4 LUyGXFmd", "P 9 p.a > p.a", "P 4 p.b\fp.c x.b\f p.b"]
     assert api_hash("$JS.leaf.API") == "mSx7q4yJ"
     brought = [[brought_by(mark, link, links) for link in links] for mark in map(read_mark, marks) if mark]

@@ -123,7 +123,7 @@ def test_any_number_of_cities_is_configured_alike(tmp_path: Path, count: int) ->
     mirror, gathered = settings.topology.streams
     assert mirror.mirror is not None
     assert mirror.mirror.api == "$JS.london.API"
-    assert [one.cluster for one in gathered.sources] == list(cities)
+    assert [upstream.cluster for upstream in gathered.sources] == list(cities)
     for source in {entry.source for entry in settings.entries}:
         assert settings.topology.cluster_of(source), "it is joined to the native streams"
     (feed,) = settings.feeds

@@ -71,7 +71,7 @@ def fill(connection: Connection, name: str, last: int, size_bytes: int) -> None:
 
 def first(leader: NatsServer, cluster: NatsCluster) -> tuple[str, ...]:
     """All addresses, one of them before the others."""
-    return (leader.address, *(one.address for one in cluster.servers if one is not leader))
+    return (leader.address, *(server.address for server in cluster.servers if server is not leader))
 
 
 def copied(server: NatsServer, target: str) -> list[Message]:
@@ -112,14 +112,14 @@ def test_a_leader_killed_in_the_middle_of_a_batch_costs_nothing_but_another_atte
     source = replicated(cluster, name, f"{name}.>", 20_000)
     target = replicated(cluster, f"{name}_T", f"to.{name}.>")
     victim = cluster.leader(target if killed == "target" else source)
-    survivor = next(one for one in cluster.servers if one is not victim)
+    survivor = next(server for server in cluster.servers if server is not victim)
     settings = ClusterSettings(first(victim if through == "leader" else survivor, cluster), connect_timeout_seconds=2.0)
     plan = copy_plan(tmp_path, settings, source, target)
     with killing(victim, survivor, target):
         receipt = attempts(lambda: Copier(plan, dict.fromkeys(range(1, 20_001)), 0).run())
     assert (receipt.failure, receipt.missing, receipt.parked) == (None, [], [])
     assert receipt.copied == 20_000
-    stands = [origin.sequence for one in copied(survivor, target) if (origin := last_origin(one.headers))]
+    stands = [origin.sequence for copy in copied(survivor, target) if (origin := last_origin(copy.headers))]
     assert sorted(stands) == list(range(1, 20_001))
     backwards = sum(after < before for before, after in itertools.pairwise(stands))
     assert receipt.disordered == backwards
@@ -161,7 +161,7 @@ def test_a_range_is_whole_although_the_follower_that_is_asked_lags(cluster: Nats
             ]
         finally:
             os.kill(lagging.pid, signal.SIGCONT)
-        for read in (others, *(one.result() for one in reads)):
+        for read in (others, *(future.result() for future in reads)):
             assert [message.sequence for message in read] == list(range(1, 20_101))
 
 
@@ -172,10 +172,10 @@ def test_a_whole_site_outlives_the_leader_of_its_streams(
     plain = replicated(cluster, f"{name}_P", f"{name}_P.>")
     tracked = replicated(cluster, f"{name}_N", f"{name}_N.>")
     feed = replicated(cluster, f"{name}_F", f"{name}_F.>")
-    for one in (plain, tracked):
-        replicated(cluster, f"{one}_T", f"to.{one}.>")
+    for stream in (plain, tracked):
+        replicated(cluster, f"{stream}_T", f"to.{stream}.>")
     victim = cluster.leader(f"{plain}_T")
-    survivor = next(one for one in cluster.servers if one is not victim)
+    survivor = next(server for server in cluster.servers if server is not victim)
     rig = Rig(engine_home, survivor, survivor, unique)
     rig.publish(tracked, [Sent(json.dumps({"sender": f"n{n % 40}", "n": n}).encode()) for n in range(400)])
     urls = dict.fromkeys(("source_url", "target_url"), ",".join(first(victim, cluster)))
@@ -192,10 +192,10 @@ def test_a_whole_site_outlives_the_leader_of_its_streams(
     rig.publish(plain, [Sent(b"%d" % n * 60) for n in range(20_000)])
     with killing(victim, survivor, f"{plain}_T"):
         runs(rig)
-    assert [one.payload for one in copied(survivor, f"{plain}_T")] == [b"%d" % n * 60 for n in range(20_000)]
-    assert [json.loads(one.payload)["n"] for one in copied(survivor, f"{tracked}_T")] == list(range(40))
+    assert [copy.payload for copy in copied(survivor, f"{plain}_T")] == [b"%d" % n * 60 for n in range(20_000)]
+    assert [json.loads(copy.payload)["n"] for copy in copied(survivor, f"{tracked}_T")] == list(range(40))
     advisories = copied(survivor, feed)
-    assert len({one.headers for one in advisories}) == len(advisories) == 40
+    assert len({advisory.headers for advisory in advisories}) == len(advisories) == 40
     rows = {row["stream"]: row for row in rig.rows("replication")}
     assert (rows[plain]["copied_messages"], rows[plain]["gap_messages"]) == (20_000, 0)
     assert (rows[tracked]["seen_messages"], rows[tracked]["copied_messages"]) == (400, 40)

@@ -129,8 +129,8 @@ def test_a_run_whose_engine_is_killed_starts_another_and_goes_on(
     await_marker(process, marker)
     engine = engine_status(rig.home)
     assert engine is not None
-    for one in (*psutil.Process(engine.pid).children(recursive=True), psutil.Process(engine.pid)):
-        one.kill()
+    for engine_process in (*psutil.Process(engine.pid).children(recursive=True), psutil.Process(engine.pid)):
+        engine_process.kill()
     marker.write_text("released")
     assert "Spark does not answer" in finish(process)
     assert_mended(rig, undisturbed, disturbed)
@@ -144,7 +144,7 @@ def test_a_run_killed_in_mid_feed_folds_nothing_twice_and_leaves_nothing_out(rig
         for place, event in enumerate(("new", "timeout"))
         for n in range(50)
     ]
-    rig.publish(feed, [*(Sent(json.dumps(one).encode()) for one in advisories), Sent(b"nothing")], rig.target)
+    rig.publish(feed, [*(Sent(json.dumps(advisory).encode()) for advisory in advisories), Sent(b"nothing")], rig.target)
     rig.add_feed(feed, batch_messages=40)
     rig.settings()
     for point in (Point.READ, Point.COMMITTED):

@@ -47,9 +47,11 @@ def limited_workers(rig: Rig, file_bytes: int) -> Iterator[None]:
     engine = engine_status(rig.home)
     assert engine is not None
     living = [
-        one for one in psutil.Process(engine.pid).children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE
+        process
+        for process in psutil.Process(engine.pid).children(recursive=True)
+        if process.status() != psutil.STATUS_ZOMBIE
     ]
-    daemons = [one.pid for one in living if "pyspark.daemon" in one.cmdline()]
+    daemons = [process.pid for process in living if "pyspark.daemon" in process.cmdline()]
     assert daemons
     before = resource.prlimit(daemons[0], resource.RLIMIT_FSIZE)
 

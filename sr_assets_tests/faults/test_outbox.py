@@ -23,10 +23,10 @@ def assert_announced(rig: Rig, feed: str, server: NatsServer) -> int:
     recorded = rig.rows("SELECT event_id, node, transition, published_at FROM node_advisories")
     announced = [json.loads(message.payload) for message in rig.stored(feed, server)]
     assert len(announced) == len(recorded)
-    assert {one["event_id"] for one in announced} == {str(row["event_id"]) for row in recorded}
+    assert {event["event_id"] for event in announced} == {str(row["event_id"]) for row in recorded}
     by_sender = defaultdict(list)
-    for one in announced:
-        by_sender[one["value"]].append(one["transition"])
+    for advisory in announced:
+        by_sender[advisory["value"]].append(advisory["transition"])
     assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in by_sender.values())
     assert all(row["published_at"] for row in recorded)
     return len(announced)

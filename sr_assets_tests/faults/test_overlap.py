@@ -141,9 +141,9 @@ def test_a_run_next_to_dagsters_waits_for_it_and_one_cancelled_there_is_mended(
 
 
 def found_again(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRun:
-    found = instance.get_run_by_id(run.run_id)
-    assert found is not None
-    return found
+    recorded = instance.get_run_by_id(run.run_id)
+    assert recorded is not None
+    return recorded
 
 
 def caught_up(rig: Rig) -> bool:

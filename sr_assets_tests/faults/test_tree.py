@@ -105,11 +105,15 @@ def test_samples_climb_a_tree_and_each_hop_puts_its_header_after_the_one_before(
         {message.sequence: message for message in tree.stored(stream, server)}
         for stream, server in (("NODES", city), ("CITY", region), ("REGION", centre))
     )
-    assert [len(one) for one in (reported, at_region, at_centre)] == [5 * len(NODES), 4 * len(NODES), 2 * len(NODES)]
+    assert [len(messages) for messages in (reported, at_region, at_centre)] == [
+        5 * len(NODES),
+        4 * len(NODES),
+        2 * len(NODES),
+    ]
     for message in at_centre.values():
         first, second = origins(message)
-        assert [one[0] for one in (first, second)] == ["NODES", "CITY"]
-        assert [one[2:4] for one in (first, second)] == [["LDN", "city"], ["EUROPE", "region"]]
+        assert [origin[0] for origin in (first, second)] == ["NODES", "CITY"]
+        assert [origin[2:4] for origin in (first, second)] == [["LDN", "city"], ["EUROPE", "region"]]
         below = at_region[int(second[1])]
         assert origins(below) == [first]
         assert int(second[4]) == below.stored_ns // 1_000_000
@@ -117,7 +121,7 @@ def test_samples_climb_a_tree_and_each_hop_puts_its_header_after_the_one_before(
         assert message.subject == "region.city.NODES.m"
     advisories = tree.stored("ADVISORIES_ALL", centre)
     hops = {
-        message.subject.split(".")[1]: [one[2] for one in origins(message)]
+        message.subject.split(".")[1]: [origin[2] for origin in origins(message)]
         for message in advisories
         if "adv" in message.subject
     }

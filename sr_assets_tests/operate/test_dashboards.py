@@ -60,7 +60,7 @@ REPLICATORS_QUERIES = (
         for noun in ("msgs", "bytes")
     ),
     "rate(stream_replicator_processing_time_sum[1m]) / rate(stream_replicator_processing_time_count[1m])",
-    *(f"sum(rate(stream_replicator_limiter_memory_{what}[1m]))" for what in ("passed", "skipped")),
+    *(f"sum(rate(stream_replicator_limiter_memory_{outcome}[1m]))" for outcome in ("passed", "skipped")),
     "sum(stream_replicator_limiter_memory_seen)",
 )
 
@@ -227,9 +227,9 @@ def test_every_query_of_the_dashboards_has_a_finite_answer(prometheus: Prometheu
         assert values, f"{place}: nothing for {query}"
         assert all(math.isfinite(value) for value in values), f"{place}: {values} for {query}"
     for place, definition in templates():
-        found = re.fullmatch(r"label_values\((.*), (\w+)\)", definition)
-        assert found, f"{place}: {definition}"
-        assert prometheus.ask(f"label/{found[2]}/values", **{"match[]": chosen(found[1])}), place
+        match = re.fullmatch(r"label_values\((.*), (\w+)\)", definition)
+        assert match, f"{place}: {definition}"
+        assert prometheus.ask(f"label/{match[2]}/values", **{"match[]": chosen(match[1])}), place
 
 
 @pytest.mark.process
@@ -246,9 +246,9 @@ def test_the_stream_replicators_own_dashboards_have_finite_answers(prometheus: P
 def test_every_alert_rule_is_evaluated(prometheus: Prometheus) -> None:
     def evaluated() -> bool:
         groups = prometheus.ask("rules")["groups"]
-        found = [rule for group in groups for rule in group["rules"]]
-        assert not [rule["lastError"] for rule in found if rule.get("lastError")]
-        return [rule["name"] for rule in found if rule["health"] == "ok"] == [name for name, _ in rules()]
+        loaded = [rule for group in groups for rule in group["rules"]]
+        assert not [rule["lastError"] for rule in loaded if rule.get("lastError")]
+        return [rule["name"] for rule in loaded if rule["health"] == "ok"] == [name for name, _ in rules()]
 
     wait_until(evaluated, "the rules")
 

@@ -74,10 +74,10 @@ def served(html: str) -> Iterator[int]:
 
 @pytest.fixture
 def chromium() -> str:
-    found = find_chromium()
-    if found is None:
+    program = find_chromium()
+    if program is None:
         pytest.skip("NO BROWSER TEST: chromium is not installed (Debian: apt-get install chromium)")
-    return found
+    return program
 
 
 def attack(page: Page, hosts: tuple[str, ...], port: int) -> list[tuple[int, str, str]]:

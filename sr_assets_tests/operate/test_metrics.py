@@ -96,18 +96,20 @@ def scrape(url: str) -> str:
 def shapes(text: str) -> dict[str, tuple[str, set[str]]]:
     """Return the type and the labels of each metric by the name in its TYPE line."""
     types = dict(line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE"))
-    found: dict[str, set[str]] = {}
+    labels_by_name: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         name = family.name if family.name in types else f"{family.name}_total"
-        found[name] = {label for sample in family.samples for label in sample.labels}
-    assert set(found) == set(types)
-    return {name: (types[name], labels) for name, labels in found.items()}
+        labels_by_name[name] = {label for sample in family.samples for label in sample.labels}
+    assert set(labels_by_name) == set(types)
+    return {name: (types[name], labels) for name, labels in labels_by_name.items()}
 
 
 def value(text: str, name: str, /, **labels: str) -> float:
     """Return a sample's value, of all samples with these labels together."""
     lines = [line for line in text.splitlines() if line.partition("{")[0] == name]
-    wanted = [line for line in lines if all(f'{label}="{one}"' in line for label, one in labels.items())]
+    wanted = [
+        line for line in lines if all(f'{label}="{label_value}"' in line for label, label_value in labels.items())
+    ]
     assert wanted, f"no sample of {name} with {labels}"
     return sum(float(line.rpartition(" ")[2]) for line in wanted)
 
@@ -262,7 +264,9 @@ def test_sites_links_and_heartbeats_come_from_the_published_tables(tmp_path: Pat
     assert value(text, "sr_assets_link_lag_messages", origin="edge/REG") == 7
     assert "edge/OTHER" not in text
     (family,) = (
-        one for one in text_string_to_metric_families(text) if one.name == "sr_assets_heartbeat_latency_seconds"
+        metric
+        for metric in text_string_to_metric_families(text)
+        if metric.name == "sr_assets_heartbeat_latency_seconds"
     )
     assert {sample.labels["quantile"]: sample.value for sample in family.samples} == {"0.5": 0.1, "0.95": 0.2, "1": 0.4}
     assert family.samples[0].labels["subject"] == 'hb."a"'

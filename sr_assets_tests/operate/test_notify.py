@@ -36,7 +36,9 @@ from sr_assets_tests.stages.tracking.test_node_advisories import from_sender
 def _end_of_threads() -> Iterator[None]:
     """Let what still waits for a receiver end with its test: it says something at its end."""
     yield
-    wait_until(lambda: not any(one.name.startswith("notify ") for one in threading.enumerate()), "the deliveries' end")
+    wait_until(
+        lambda: not any(thread.name.startswith("notify ") for thread in threading.enumerate()), "the deliveries' end"
+    )
 
 
 class Receiver(ThreadingHTTPServer):
@@ -62,7 +64,7 @@ class Receiver(ThreadingHTTPServer):
     @property
     def ids(self) -> list[str]:
         """The ids of all events that it has taken, in their order."""
-        return [one for body in self.bodies for one in body.get("event_ids") or [body["event_id"]]]
+        return [event_id for body in self.bodies for event_id in body.get("event_ids") or [body["event_id"]]]
 
 
 class _Post(BaseHTTPRequestHandler):
@@ -332,7 +334,7 @@ def test_a_mail_has_the_text_and_the_ids(tmp_path: Path) -> None:
         (number,) = publish(tmp_path, "web1")
         notify_once(settings)
         server.shutdown()
-    (mail,) = (email.message_from_string(one, policy=email.policy.default) for one in mails)
+    (mail,) = (email.message_from_string(text, policy=email.policy.default) for text in mails)
     assert mail["Subject"].strip().startswith("sr-assets: web1 is silent after 90 s")
     assert (mail["From"], mail["To"]) == ("sr@example.net", "ops@example.net")
     assert number in mail.get_content()

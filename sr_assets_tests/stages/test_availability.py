@@ -82,12 +82,12 @@ def rows_of(home: Path, site: tuple[str, ...] = (SITE, STREAM, "US-EAST")) -> di
             """
         ).fetchall()
     assert {row[-3:] for row in rows} <= {site}
-    found = {
+    by_key = {
         (row[0], row[1]): (*(round(value * 1e9) for value in row[2:6]), *row[6:8], round(row[8] * 1e9), row[9])
         for row in rows
     }
-    assert len(found) == len(rows)
-    return found
+    assert len(by_key) == len(rows)
+    return by_key
 
 
 @pytest.mark.parametrize("seed", (1, 2))

@@ -62,9 +62,9 @@ def rows_of(home: Path) -> dict[tuple[date, str, str | None], Row]:
             "SELECT date, property, value, nodes, came, went, all_nodes, final, name, stream FROM inventory_daily"
         ).fetchall()
     assert {row[-2:] for row in rows} <= {(SITE, STREAM)}
-    found: dict[tuple[date, str, str | None], Row] = {row[:3]: row[3:8] for row in rows}
-    assert len(found) == len(rows)
-    return found
+    by_key: dict[tuple[date, str, str | None], Row] = {row[:3]: row[3:8] for row in rows}
+    assert len(by_key) == len(rows)
+    return by_key
 
 
 def random_messages(chance: random.Random, histories: Histories, until_ns: int) -> list[Message]:
@@ -73,7 +73,7 @@ def random_messages(chance: random.Random, histories: Histories, until_ns: int) 
     for node, changes in histories.items():
         seldom = chance.choice([HOUR, HOUR, 30 * HOUR])
         country = chance.choice(["uk", "fr", None])
-        for change, end in zip(changes, [*(one.at_ns for one in changes[1:]), until_ns + HOUR], strict=True):
+        for change, end in zip(changes, [*(later.at_ns for later in changes[1:]), until_ns + HOUR], strict=True):
             at_ns = change.at_ns
             while AFTER[change.event] == "up" and at_ns < end:
                 version = chance.choice(["0.30.2", "0.31.0"])
@@ -105,14 +105,14 @@ def values_of(says: Any) -> set[tuple[str, str | None]]:
 def held_on(day: Day, changes: list[Change], messages: list[Message], watermark_ns: int) -> set[tuple[str, str | None]]:
     """Return a node's properties on a day; none when it was no part of the fleet."""
     end_ns = min(day.next_ns, watermark_ns)
-    ends = [*(one.at_ns for one in changes[1:]), end_ns]
+    ends = [*(change.at_ns for change in changes[1:]), end_ns]
     if not any(
-        AFTER[one.event] != "retired" and max(one.at_ns, day.first_ns) < min(until, end_ns)
-        for one, until in zip(changes, ends, strict=True)
+        AFTER[change.event] != "retired" and max(change.at_ns, day.first_ns) < min(until, end_ns)
+        for change, until in zip(changes, ends, strict=True)
     ):
         return set()
-    recent = [one for one in messages if day.first_ns - HELD_NS <= one.at_ns < day.next_ns]
-    return values_of(max(recent, key=lambda one: one.at_ns).says if recent else None)
+    recent = [message for message in messages if day.first_ns - HELD_NS <= message.at_ns < day.next_ns]
+    return values_of(max(recent, key=lambda message: message.at_ns).says if recent else None)
 
 
 @pytest.mark.parametrize("seed", (1, 2))
@@ -127,16 +127,17 @@ def test_every_value_of_every_day_is_what_looking_at_each_node_says(
     watermark_ns = BEGIN_NS + 4 * DAY_NS + 7 * HOUR
     histories = random_histories(seed, 60, watermark_ns)
     histories = {
-        node: [one._replace(at_ns=one.at_ns // 1000 * 1000) for one in of_node] for node, of_node in histories.items()
+        node: [change._replace(at_ns=change.at_ns // 1000 * 1000) for change in of_node]
+        for node, of_node in histories.items()
     }
     messages = random_messages(chance, histories, watermark_ns)
-    messages = [one._replace(at_ns=one.at_ns // 1000 * 1000) for one in messages]
+    messages = [message._replace(at_ns=message.at_ns // 1000 * 1000) for message in messages]
     publish(settings.home, histories, watermark_ns, messages=messages)
     dates = list(dates_between(FIRST, FIRST + timedelta(days=4)))
     written = INVENTORY_STAGE.compute_days(settings, dates, spark)
     rows = rows_of(settings.home)
     assert sum(written.values()) == len(rows)
-    by_node = {node: [one for one in messages if one.node == node] for node in histories}
+    by_node = {node: [message for message in messages if message.node == node] for node in histories}
     for when in dates:
         day, eve = day_of(when), day_of(when - timedelta(days=1))
         now = {node: held_on(day, changes, by_node[node], watermark_ns) for node, changes in histories.items()}

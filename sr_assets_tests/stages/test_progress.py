@@ -51,7 +51,7 @@ def test_a_long_look_is_a_line_every_ten_seconds(
         for done in range(100, 1_101, 100):
             clock[0] += 2.5
             said.append(work.reached(done))
-    assert [number for number, one in enumerate(said, 1) if one] == [4, 8]
+    assert [number for number, logged in enumerate(said, 1) if logged] == [4, 8]
     assert caplog.messages == ["looking: 400 of 10000, 40/s, 4 min to go", "looking: 800 of 10000, 40/s, 4 min to go"]
 
 

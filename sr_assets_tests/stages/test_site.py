@@ -217,9 +217,9 @@ def test_a_run_that_lingers_takes_what_comes_meanwhile_and_ends_when_nothing_doe
 
 def test_streams_that_are_configured_no_more_stay_in_the_tables(rig: Rig) -> None:
     stream, gone = rig.make(), rig.make()
-    for one in (stream, gone):
-        rig.publish(one, from_sender("a"))
-        rig.add(one, **SAMPLED)
+    for source in (stream, gone):
+        rig.publish(source, from_sender("a"))
+        rig.add(source, **SAMPLED)
     rig.drain()
     assert len(rig.rows("node_availability")) == 2
     rig.entries.pop()

@@ -97,12 +97,12 @@ class Cluster:
     def list_streams(self) -> list[dict[str, Any]]:
         """Return the infos of all streams, as their leaders send them; the pages after the first are asked side by side."""
         first = self.request_api("STREAM.LIST", {"offset": 0})
-        found = first.get("streams") or []
+        streams = first.get("streams") or []
         # A page may be shorter than the others, where a leader did not answer in time.
         offsets = range(first["limit"], first["total"], first["limit"]) if first.get("limit") else ()
         for page in self._thread.run(self._stream_pages(offsets), REQUEST_SECONDS):
-            found += page.get("streams") or []
-        return found
+            streams += page.get("streams") or []
+        return streams
 
     def find_stream(self, stream: str) -> StreamInfo | None:
         """Return a stream's info from its leader; None when the stream does not exist."""

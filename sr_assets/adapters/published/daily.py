@@ -46,8 +46,8 @@ class DailyTable:
 
     def computed_dates(self, home: Path) -> list[date]:
         """Return the dates that were computed, in order."""
-        found = (file.stem for file in (home / self.folder).glob("????-??-??.parquet") if file.name != _EMPTY)
-        return sorted(date.fromisoformat(text) for text in found)
+        stems = (file.stem for file in (home / self.folder).glob("????-??-??.parquet") if file.name != _EMPTY)
+        return sorted(date.fromisoformat(text) for text in stems)
 
     def forget_before(self, home: Path, first: date) -> None:
         """Remove the files of days before a date."""

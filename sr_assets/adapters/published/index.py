@@ -73,10 +73,10 @@ def _publish(
         leftover.unlink(missing_ok=True)
     publications = _read_publications(home, sites)
     # Also when nothing is known of the file that is shown.
-    number = max((shown.number, *(one.since for one in publications))) + 1
+    number = max((shown.number, *(publication.since for publication in publications))) + 1
     _write_draft(connection, draft, home.resolve(), publications, run, mode)
     draft.chmod(mode)
-    tokens = {one.site: one.token for one in publications}
+    tokens = {publication.site: publication.token for publication in publications}
     made = Shown(str(home.resolve()), number, identity(draft), tokens, keep_opened(home, shown, number))
     # Before the file itself: who reads it while we are killed is known.
     write_shown(home, made)
@@ -106,8 +106,8 @@ def follow_move(home: Path) -> None:
 
 
 def _read_publications(home: Path, sites: Iterable[str]) -> list[Publication]:
-    found = (read_publication(publication_folder(home, site)) for site in sorted(sites))
-    return [publication for publication in found if publication is not None]
+    publications = (read_publication(publication_folder(home, site)) for site in sorted(sites))
+    return [publication for publication in publications if publication is not None]
 
 
 def _remove_gone(home: Path, sites: Sequence[str], shown: Shown) -> None:

@@ -130,7 +130,7 @@ def observe(
     """
     _refuse_earlier(histories)
     properties = _properties(facts)
-    places = list(dict.fromkeys(place for one in properties.values() for place in one.places))
+    places = list(dict.fromkeys(place for prop in properties.values() for place in prop.places))
     first_us, next_us = days[0].first_ns // 1000, days[-1].next_ns // 1000
     oldest_ns = days[0].first_ns - max(held_ns.values(), default=0)
     # The files lie by UTC days.
@@ -141,7 +141,7 @@ def observe(
             "first_us": pa.array([oldest_ns // 1000 - 1, *(day.first_ns // 1000 for day in days)], pa.int64()),
         }
     )
-    values = ", ".join(_values(name, one, places) for name, one in properties.items())
+    values = ", ".join(_values(name, prop, places) for name, prop in properties.items())
     listed = ", ".join(literal(place) for place in places)
     try:
         with histories.beside(calendar=calendar, holding=_holding(histories, held_ns)) as connection:
@@ -211,8 +211,8 @@ def _holding(histories: Histories, held_ns: Mapping[tuple[str, str], int]) -> pa
     )
 
 
-def _values(name: str, one: _Property, places: Sequence[str]) -> str:
+def _values(name: str, prop: _Property, places: Sequence[str]) -> str:
     """Return the SQL of a property's values in a message, of which `p` has what is at each of the places."""
-    found = ", ".join(f"p[{places.index(place) + 1}]" for place in one.places)
-    values = f"coalesce(nullif(list_distinct({one.values.format(at=f'coalesce({found})')}), []), [NULL::VARCHAR])"
+    elements = ", ".join(f"p[{places.index(place) + 1}]" for place in prop.places)
+    values = f"coalesce(nullif(list_distinct({prop.values.format(at=f'coalesce({elements})')}), []), [NULL::VARCHAR])"
     return f"list_transform({values}, lambda value: {{'property': {literal(name)}, 'value': value}})"

@@ -50,14 +50,14 @@ class Shown:
     @property
     def numbers(self) -> list[int]:
         """The numbers of those that may be open."""
-        return [one.number for one in self.opened]
+        return [file.number for file in self.opened]
 
 
 def read_shown(home: Path) -> Shown:
     """Return what is known of the published file of a home; nothing when there is none, or it is another version's."""
     try:
         known = json.loads((home / "fleet.json").read_text())
-        return Shown(**{**known, "opened": [Opened(**one) for one in known["opened"]]})
+        return Shown(**{**known, "opened": [Opened(**file) for file in known["opened"]]})
     except (OSError, ValueError, TypeError, KeyError):
         return Shown()
 
@@ -117,16 +117,16 @@ def keep_opened(home: Path, shown: Shown, number: int) -> list[Opened]:
     folder = home / _EARLIER
     make_shared_folder(folder)
     now, kept = time.monotonic(), [Opened(number)]
-    for one in shown.opened:
-        file, replaced_at = folder / str(one.number), one.replaced_at
+    for earlier in shown.opened:
+        file, replaced_at = folder / str(earlier.number), earlier.replaced_at
         if replaced_at is None:
             replaced_at = now
             # It may be missing, or on a disk where no file has two names.
             with contextlib.suppress(OSError):
                 file.hardlink_to(home / "fleet.duckdb")
         if 0 <= now - replaced_at < _GRACE_SECONDS or (file.exists() and is_open(file)):
-            kept.append(Opened(one.number, replaced_at))
-    names = {str(one.number) for one in kept}
+            kept.append(Opened(earlier.number, replaced_at))
+    names = {str(earlier.number) for earlier in kept}
     for file in folder.iterdir():
         if file.name not in names:
             file.unlink()

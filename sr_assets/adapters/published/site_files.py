@@ -55,7 +55,10 @@ def write_site(
     connection.execute(
         "CREATE OR REPLACE TEMP TABLE configured (stream VARCHAR, target_stream VARCHAR, tracked BOOLEAN, paused BOOLEAN)"
     )
-    rows = [(one.stream, one.target_stream, one.tracked, one.paused) for one in [*streams, *_unnamed(state, streams)]]
+    rows = [
+        (stream.stream, stream.target_stream, stream.tracked, stream.paused)
+        for stream in [*streams, *_unnamed(state, streams)]
+    ]
     if rows:
         connection.executemany("INSERT INTO configured VALUES (?, ?, ?, ?)", rows)
     # One transaction reads all tables as of one moment: copying commits beside us, and its rows in one table belong to

@@ -42,8 +42,8 @@ def views(
     folders = [(str(publication_folder(home, publication.site)), publication) for publication in publications]
     tables = {}
     for name, table in (TABLES | TOPOLOGY_TABLES).items():
-        rows = [f"{folder}/{file}" for folder, one in folders for file in one.files.get(name, ())]
-        later = [f"{folder}/{file}" for folder, one in folders for file in one.later.get(name, ())]
+        rows = [f"{folder}/{file}" for folder, publication in folders for file in publication.files.get(name, ())]
+        later = [f"{folder}/{file}" for folder, publication in folders for file in publication.later.get(name, ())]
         tables[name] = _table_query(table.kinds, rows, later)
     yield from ((name, query) for name, query in tables.items() if name not in INTERNAL)
     named = sorted({f"{home}/{file}" for publication in publications for file in publication.history})

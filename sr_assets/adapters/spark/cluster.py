@@ -112,8 +112,8 @@ _FAILURES: Final = {
 def explained(text: str) -> str | None:
     """Return one line on what a machine of the cluster lacks, from all that Spark said; None for anything else."""
     for pattern, remedy in _FAILURES.items():
-        if found := re.search(pattern, text):
-            return remedy.format(found[1])
+        if match := re.search(pattern, text):
+            return remedy.format(match[1])
     return None
 
 

@@ -65,7 +65,7 @@ class CopyQueue:
 
     def front(self, most: int, most_bytes: int) -> QueuedCopies | None:
         """Return the next copies, at most so many messages and, but for the first, bytes; None when there is none."""
-        found: pa.Table = self._connection.sql(
+        queued: pa.Table = self._connection.sql(
             """
             WITH front AS (
                 SELECT starts, created_ns, sequence, node, payload_bytes FROM copy_queue
@@ -77,7 +77,7 @@ class CopyQueue:
             """,
             params={"stream": self._stream, "most": most, "most_bytes": most_bytes},
         ).to_arrow_table()
-        return self._queued(found) if found.num_rows else None
+        return self._queued(queued) if queued.num_rows else None
 
     def inside(self, covered: SequenceRange, starts: int) -> pa.Table:
         """Return the copies of a range of source sequences, columns sequence and node, in the order of the source."""
@@ -109,6 +109,6 @@ class CopyQueue:
         return int(row[0][0])
 
     @staticmethod
-    def _queued(found: pa.Table) -> QueuedCopies:
-        created_ns, starts = found["created_ns"][0].as_py(), found["starts"][0].as_py()
-        return QueuedCopies(created_ns, starts, found.select(["sequence", "node"]))
+    def _queued(table: pa.Table) -> QueuedCopies:
+        created_ns, starts = table["created_ns"][0].as_py(), table["starts"][0].as_py()
+        return QueuedCopies(created_ns, starts, table.select(["sequence", "node"]))

@@ -69,14 +69,14 @@ class Gaps:
 
     def _last(self, reason: str) -> Gap | None:
         names = ("stream", "first_sequence", "last_sequence", "messages", "reason", "noticed_ns")
-        found = self._connection.execute(
+        rows = self._connection.execute(
             f"""
             SELECT {", ".join(names)} FROM gaps WHERE stream = ? AND reason = ?
             ORDER BY noticed_ns DESC, last_sequence DESC LIMIT 1
             """,
             [self._stream, reason],
         ).fetchall()
-        return dict(zip(names, found[0], strict=True)) if found else None
+        return dict(zip(names, rows[0], strict=True)) if rows else None
 
     def _replace(self, last: Gap | None, rows: list[Gap]) -> None:
         """Write rows, the first of them in the place of the one that was the last before."""

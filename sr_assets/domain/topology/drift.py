@@ -44,42 +44,42 @@ class Drift(NamedTuple):
     remedy: Remedy
 
 
-def compare(wanted: WantedStream, found: FoundStream | None, owner: str, version: Version) -> list[Drift]:
+def compare(wanted: WantedStream, existing: FoundStream | None, owner: str, version: Version) -> list[Drift]:
     """Return how a stream differs from what is wanted.
 
     Of a stream that `owner` made every setting counts, of any other one those that the configuration names.
     """
-    if found is None:
+    if existing is None:
         return [Drift("stream", "exists", None, Remedy.UPDATABLE)]
     return [
-        *_settings(wanted, found, owned=found.metadata.get(OWNER) == owner),
-        *_mirror(wanted, found, version),
-        *_sources(wanted, found),
+        *_settings(wanted, existing, owned=existing.metadata.get(OWNER) == owner),
+        *_mirror(wanted, existing, version),
+        *_sources(wanted, existing),
     ]
 
 
-def _settings(wanted: WantedStream, found: FoundStream, *, owned: bool) -> Iterator[Drift]:
+def _settings(wanted: WantedStream, existing: FoundStream, *, owned: bool) -> Iterator[Drift]:
     settings = dict(wanted.config)
     if owned:
         without_subjects: dict[str, Any] = {"subjects": []} if wanted.upstreams else {}
         settings = {**DEFAULTS, **without_subjects, **settings}
     metadata = settings.pop("metadata", {})
     for key, value in settings.items():
-        there = found.config.get(key, DEFAULTS.get(key))
+        there = existing.config.get(key, DEFAULTS.get(key))
         if _comparable(value) != _comparable(there):
             yield Drift(_OUR_NAMES.get(key, key), _text(value), _text(there), _remedy(key, value, there))
     for key, value in metadata.items():
-        if found.metadata.get(key) != value:
-            yield Drift(f"metadata.{key}", value, found.metadata.get(key), Remedy.UPDATABLE)
+        if existing.metadata.get(key) != value:
+            yield Drift(f"metadata.{key}", value, existing.metadata.get(key), Remedy.UPDATABLE)
 
 
-def _remedy(key: str, wanted: Any, found: Any) -> Remedy:
-    fixed = key == "storage" or (key == "retention" and "workqueue" in (wanted, found))
+def _remedy(key: str, wanted: Any, existing: Any) -> Remedy:
+    fixed = key == "storage" or (key == "retention" and "workqueue" in (wanted, existing))
     return Remedy.NEEDS_RECREATE if fixed else Remedy.UPDATABLE
 
 
-def _mirror(wanted: WantedStream, found: FoundStream, version: Version) -> Iterator[Drift]:
-    ours, there = wanted.mirror.wire if wanted.mirror else None, found.config.get("mirror")
+def _mirror(wanted: WantedStream, existing: FoundStream, version: Version) -> Iterator[Drift]:
+    ours, there = wanted.mirror.wire if wanted.mirror else None, existing.config.get("mirror")
     if ours is None and there is None:
         return
     if (
@@ -96,9 +96,9 @@ def _mirror(wanted: WantedStream, found: FoundStream, version: Version) -> Itera
         yield Drift("mirror", upstream_text(ours), upstream_text(there), remedy)
 
 
-def _sources(wanted: WantedStream, found: FoundStream) -> Iterator[Drift]:
-    ours = {upstream_identity(one): one for one in (source.wire for source in wanted.sources)}
-    there = {upstream_identity(one): one for one in found.config.get("sources") or ()}
+def _sources(wanted: WantedStream, existing: FoundStream) -> Iterator[Drift]:
+    ours = {upstream_identity(wire): wire for wire in (source.wire for source in wanted.sources)}
+    there = {upstream_identity(wire): wire for wire in existing.config.get("sources") or ()}
     for identity, source in ours.items():
         other = there.get(identity)
         if other is None:
@@ -111,12 +111,16 @@ def _sources(wanted: WantedStream, found: FoundStream) -> Iterator[Drift]:
             yield Drift("sources", None, upstream_text(source), Remedy.UPDATABLE)
 
 
-def updated(wanted: WantedStream, found: FoundStream, drift: list[Drift]) -> dict[str, Any]:
+def updated(wanted: WantedStream, existing: FoundStream, drift: list[Drift]) -> dict[str, Any]:
     """Return the configuration of an update that mends what can be mended, and leaves everything else as it is."""
-    mended = {one.key for one in drift if one.remedy is Remedy.UPDATABLE}
+    mended = {difference.key for difference in drift if difference.remedy is Remedy.UPDATABLE}
     settings = {**DEFAULTS, "subjects": [], **wanted.config}
     changed = {key: value for key, value in settings.items() if _OUR_NAMES.get(key, key) in mended}
-    config = {**found.config, **changed, "metadata": kept_metadata(found) | dict(wanted.config.get("metadata", {}))}
+    config = {
+        **existing.config,
+        **changed,
+        "metadata": kept_metadata(existing) | dict(wanted.config.get("metadata", {})),
+    }
     most_ns = config.get("max_age") or 0
     if 0 < most_ns < (config.get("duplicate_window") or 0) and "duplicate_window" not in wanted.config:
         # The server's own default, of a stream that kept its messages for longer.
@@ -125,16 +129,16 @@ def updated(wanted: WantedStream, found: FoundStream, drift: list[Drift]) -> dic
         config.pop("mirror")
         config |= {"subjects": wanted.config.get("subjects", [])}
     if "sources" in mended:
-        there = {upstream_identity(one): one for one in found.config.get("sources") or ()}
+        there = {upstream_identity(wire): wire for wire in existing.config.get("sources") or ()}
         ours = (source.wire for source in wanted.sources)
         # The start of a source that is there already stays: it would be taken, and have no effect.
-        config["sources"] = [there.get(upstream_identity(one), one) for one in ours]
+        config["sources"] = [there.get(upstream_identity(wire), wire) for wire in ours]
     return config
 
 
-def kept_metadata(found: FoundStream) -> dict[str, str]:
+def kept_metadata(existing: FoundStream) -> dict[str, str]:
     """Return a stream's metadata without what the server itself writes."""
-    return {key: value for key, value in found.metadata.items() if not key.startswith("_nats.")}
+    return {key: value for key, value in existing.metadata.items() if not key.startswith("_nats.")}
 
 
 def upstream_text(part: Mapping[str, Any] | None) -> str | None:
@@ -143,8 +147,8 @@ def upstream_text(part: Mapping[str, Any] | None) -> str | None:
         return None
     external = part.get("external") or {}
     transforms = ", ".join(
-        f"{one['src']} to {one['dest']}" if one.get("dest") else f"{one['src']} untransformed"
-        for one in part.get("subject_transforms") or ()
+        f"{transform['src']} to {transform['dest']}" if transform.get("dest") else f"{transform['src']} untransformed"
+        for transform in part.get("subject_transforms") or ()
     )
     notes = (
         (external.get("api"), f"at {external.get('api')}"),

@@ -50,7 +50,7 @@ class FoundLink:
     @property
     def filters(self) -> tuple[str, ...]:
         """The patterns of the subjects that it copies; none: all."""
-        named = tuple(one.src for one in self.transforms) or tuple(filter(None, [self.filter_subject]))
+        named = tuple(transform.src for transform in self.transforms) or tuple(filter(None, [self.filter_subject]))
         return () if ">" in named else named
 
     @property
@@ -102,11 +102,11 @@ def read_stream(answer: Mapping[str, Any]) -> FoundStream:
     cluster = answer.get("cluster") or {}
     leader = [Peer(cluster["leader"], leads=True, current=True)] if cluster.get("leader") else []
     followers = [
-        Peer(one["name"], leads=False, current=bool(one.get("current")) and not one.get("offline"))
-        for one in cluster.get("replicas") or ()
+        Peer(replica["name"], leads=False, current=bool(replica.get("current")) and not replica.get("offline"))
+        for replica in cluster.get("replicas") or ()
     ]
     links = [
-        _link(kind, part, next((one for one in reported[kind] if _identity(one) == _identity(part)), {}))
+        _link(kind, part, next((state for state in reported[kind] if _identity(state) == _identity(part)), {}))
         for kind in ("mirror", "source")
         for part in wanted[kind]
     ]
@@ -133,7 +133,10 @@ def _identity(part: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _transforms(part: Mapping[str, Any]) -> tuple[Transform, ...]:
-    return tuple(Transform(one.get("src", ""), one.get("dest", "")) for one in part.get("subject_transforms") or ())
+    return tuple(
+        Transform(transform.get("src", ""), transform.get("dest", ""))
+        for transform in part.get("subject_transforms") or ()
+    )
 
 
 def _link(kind: Any, part: Mapping[str, Any], reported: Mapping[str, Any]) -> FoundLink:

@@ -66,7 +66,9 @@ def around(graph: Graph, node: Node) -> Graph:
         for other in neighbours.get(new.pop(), set()) - reached:
             reached.add(other)
             new.append(other)
-    return Graph([one for one in graph.nodes if one in reached], [one for one in graph.edges if one.origin in reached])
+    return Graph(
+        [node for node in graph.nodes if node in reached], [edge for edge in graph.edges if edge.origin in reached]
+    )
 
 
 def _colour(link: Link) -> str:

@@ -136,9 +136,9 @@ def brought_by(mark: Mark, link: FoundLink, links: Sequence[FoundLink]) -> bool:
         return False
     if mark.hash != (api_hash(link.api) if link.api else ""):
         return False
-    alike = [one for one in links if (one.stream, one.api) == (link.stream, link.api)]
+    alike = [other for other in links if (other.stream, other.api) == (link.stream, link.api)]
     return len(alike) == 1 or mark.filters == (
-        "\f".join(one.src for one in link.transforms) or link.filter_subject or ">"
+        "\f".join(transform.src for transform in link.transforms) or link.filter_subject or ">"
     )
 
 

@@ -45,7 +45,7 @@ class Step:
 
 def plan_stream(
     wanted: WantedStream,
-    found: FoundStream | None,
+    existing: FoundStream | None,
     *,
     owner: str,
     manage: Manage,
@@ -53,33 +53,33 @@ def plan_stream(
     recreate: bool = False,
 ) -> Step:
     """Return what is done with a stream; `recreate` says that it may be deleted and made again, whatever it holds."""
-    drift = compare(wanted, found, owner, version)
-    if found is None:
+    drift = compare(wanted, existing, owner, version)
+    if existing is None:
         if manage == "observe":
             return Step(wanted, Action.NONE, tuple(drift), reason="manage is observe: set create or reconcile")
         return Step(wanted, Action.CREATE, tuple(drift), wanted.whole(owner))
     if not drift:
         return Step(wanted, Action.NONE)
-    refusal = _refusal(found, owner, manage, recreate=recreate)
+    refusal = _refusal(existing, owner, manage, recreate=recreate)
     if refusal is not None:
         return Step(wanted, Action.NONE, tuple(drift), reason=refusal)
-    kept = [one for one in drift if one.remedy is not Remedy.UPDATABLE]
+    kept = [difference for difference in drift if difference.remedy is not Remedy.UPDATABLE]
     if recreate and kept:
         return Step(wanted, Action.RECREATE, tuple(drift), wanted.whole(owner))
     reason = _why_kept(kept, wanted) if kept else None
     if len(kept) == len(drift):
         return Step(wanted, Action.NONE, tuple(drift), reason=reason)
-    return Step(wanted, Action.UPDATE, tuple(drift), updated(wanted, found, drift), reason)
+    return Step(wanted, Action.UPDATE, tuple(drift), updated(wanted, existing, drift), reason)
 
 
-def plan_adoption(wanted: WantedStream, found: FoundStream | None, owner: str, *, named: bool) -> Step:
+def plan_adoption(wanted: WantedStream, existing: FoundStream | None, owner: str, *, named: bool) -> Step:
     """Return how a stream that others made becomes ours: nothing but its metadata changes.
 
     One that another replicator owns is taken over when it is `named`.
     """
-    if found is None:
+    if existing is None:
         return Step(wanted, Action.NONE, reason="does not exist: apply makes it")
-    before = found.metadata.get(OWNER)
+    before = existing.metadata.get(OWNER)
     if before == owner:
         return Step(wanted, Action.NONE, reason="is ours already")
     if before is not None and not named:
@@ -87,21 +87,23 @@ def plan_adoption(wanted: WantedStream, found: FoundStream | None, owner: str, *
             wanted, Action.NONE, reason=f"belongs to replicator {before}: name it with --stream to take it over"
         )
     change = Drift(f"metadata.{OWNER}", owner, before, Remedy.UPDATABLE)
-    return Step(wanted, Action.ADOPT, (change,), {**found.config, "metadata": kept_metadata(found) | {OWNER: owner}})
+    return Step(
+        wanted, Action.ADOPT, (change,), {**existing.config, "metadata": kept_metadata(existing) | {OWNER: owner}}
+    )
 
 
-def _refusal(found: FoundStream, owner: str, manage: Manage, *, recreate: bool) -> str | None:
+def _refusal(existing: FoundStream, owner: str, manage: Manage, *, recreate: bool) -> str | None:
     """Return why a stream that is there is left alone."""
     if manage == "observe":
         return "manage is observe: set reconcile"
-    before = found.metadata.get(OWNER)
+    before = existing.metadata.get(OWNER)
     if before != owner:
         return f"belongs to replicator {before}" if before else "was made by others: `topology adopt` takes it over"
     return "manage is create: set reconcile" if manage == "create" and not recreate else None
 
 
 def _why_kept(kept: Sequence[Drift], wanted: WantedStream) -> str:
-    if all(one.remedy is Remedy.IGNORED for one in kept):
+    if all(difference.remedy is Remedy.IGNORED for difference in kept):
         return "the server would take it and do nothing: a start counts when a source is new to the stream"
     return f"cannot be changed: `topology apply --recreate {wanted.label}` deletes the stream and makes it again"
 
@@ -115,9 +117,9 @@ def in_order(steps: Iterable[Step]) -> list[Step]:
             step
             for step in waiting.values()
             if not any(
-                (one.cluster, one.stream) in waiting
-                and (one.cluster, one.stream) != (step.wanted.cluster, step.wanted.stream)
-                for one in step.wanted.upstreams
+                (upstream.cluster, upstream.stream) in waiting
+                and (upstream.cluster, upstream.stream) != (step.wanted.cluster, step.wanted.stream)
+                for upstream in step.wanted.upstreams
             )
         ]
         # Streams that copy each other's subjects have no first one.
@@ -130,6 +132,10 @@ def in_order(steps: Iterable[Step]) -> list[Step]:
 def depends_on(step: Step, labels: Collection[str]) -> str | None:
     """Return which of some streams a step's stream copies from."""
     return next(
-        (f"{one.cluster}/{one.stream}" for one in step.wanted.upstreams if f"{one.cluster}/{one.stream}" in labels),
+        (
+            f"{upstream.cluster}/{upstream.stream}"
+            for upstream in step.wanted.upstreams
+            if f"{upstream.cluster}/{upstream.stream}" in labels
+        ),
         None,
     )

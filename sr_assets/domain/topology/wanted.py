@@ -70,14 +70,17 @@ class Upstream:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The patterns of the subjects that it copies."""
-        return tuple(one.src for one in self.transforms) or (self.filter_subject or ">",)
+        return tuple(transform.src for transform in self.transforms) or (self.filter_subject or ">",)
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """The patterns of the subjects that its copies have; a destination with functions may be any subject."""
         if not self.transforms:
             return self.inputs
-        return tuple(">" if "{" in one.dest or "$" in one.dest else one.dest or one.src for one in self.transforms)
+        return tuple(
+            ">" if "{" in transform.dest or "$" in transform.dest else transform.dest or transform.src
+            for transform in self.transforms
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def measure_disk(bench: Bench, runs: int) -> dict[str, Any]:
     try:
         with dg.DagsterInstance.get() as instance:
             run_id = job.execute_in_process(instance=instance).run_id
-            one = folder_bytes(folder)
+            first = folder_bytes(folder)
             copies = [str(uuid.uuid4()) for _ in range(runs)]
             copy_run(folder, run_id, copies)
             make_older(folder, {copy: number * _MINUTES for number, copy in enumerate(copies)})
@@ -59,7 +59,7 @@ def measure_disk(bench: Bench, runs: int) -> dict[str, Any]:
             os.environ["DAGSTER_HOME"] = before
     return {
         "runs": runs,
-        "run_kib": round((most - one) / runs / 1024),
+        "run_kib": round((most - first) / runs / 1024),
         "before_mib": round(most / 2**20),
         "left_mib": round(left_bytes / 2**20),
         "left_runs": left,

@@ -64,7 +64,7 @@ def measure_sites(bench: Bench, sites: int) -> dict[str, Any]:
         used, began = _cpu_seconds(bench), time.monotonic()
         sent, known = _probe(bench, names)
         figures["percent_of_a_core"] = round(100 * (_cpu_seconds(bench) - used) / (time.monotonic() - began))
-        figures["processes_mib"] = sum(_memory_bytes(one) for one in _ours(bench)) >> 20
+        figures["processes_mib"] = sum(_memory_bytes(process) for process in _ours(bench)) >> 20
         announced = _announced(bench)
         figures["unannounced"] = len(sent.keys() - announced.keys())
         figures["unpublished"] = len(sent.keys() - known.keys())
@@ -112,7 +112,7 @@ def _announced(bench: Bench) -> dict[str, float]:
     """Return when each new node's advisory was stored: unix seconds."""
     with wire.Connection(cluster_of(bench.source)) as connection:
         parts = wire.read_confirmed(connection, _ADVISED, SequenceRange(1, 1 << 40), direct=True)
-        advisories = ((json.loads(one.payload), one.stored_ns) for part in parts for one in part)
+        advisories = ((json.loads(message.payload), message.stored_ns) for part in parts for message in part)
         return {advisory["value"]: stored_ns / 1e9 for advisory, stored_ns in advisories if advisory["event"] == "new"}
 
 

@@ -97,7 +97,7 @@ def _compare_native(settings: Settings, looks: Looks) -> tuple[dict[str, Any], l
         lags = [link.lag_messages for link in own]
         stream = {
             "messages": held.get((wanted.cluster, wanted.stream)),
-            "origin_messages": sum(held.get((one.cluster, one.stream)) or 0 for one in wanted.upstreams),
+            "origin_messages": sum(held.get((upstream.cluster, upstream.stream)) or 0 for upstream in wanted.upstreams),
             "lag_messages": None if None in lags else sum(filter(None, lags)),
         }
         shown[wanted.label] = stream

@@ -32,7 +32,7 @@ class TableMetric(NamedTuple):
         for *values, value in rows:
             if value is not None:
                 named = labels(
-                    **dict(zip(self.labels, ("" if one is None else str(one) for one in values), strict=True))
+                    **dict(zip(self.labels, ("" if value is None else str(value) for value in values), strict=True))
                 )
                 yield Sample(named, max(0.0, now - value) if self.age else float(value))
 

@@ -124,7 +124,7 @@ def _forget(sent: Sent, events: list[Event], open_labels: set[str], newest: dict
         if event.node is None or _us(event.detected_at) == newest[label]:
             kept[label].add(event.id)
     for label in (newest.keys() | sent.ids.keys()) - open_labels:
-        sent.ids[label] = [one for one in sent.ids.get(label, ()) if one in kept[label]]
+        sent.ids[label] = [event_id for event_id in sent.ids.get(label, ()) if event_id in kept[label]]
     sent.since |= {label: at for label, at in newest.items() if label not in open_labels}
 
 
@@ -148,9 +148,9 @@ def _failures(settings: Settings) -> list[Event]:
     Its state says so; or, of what stopped whole runs before they could note it, the sensor of failed runs.
     """
     failures = [
-        _run_failure(one, stream)
-        for one in read_run_failures(settings.home).values()
-        for stream in one.streams or ("",)
+        _run_failure(failure, stream)
+        for failure in read_run_failures(settings.home).values()
+        for stream in failure.streams or ("",)
     ]
     for site in settings.sites:
         status = read_status(settings.home / "sites" / site)

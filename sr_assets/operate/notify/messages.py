@@ -82,22 +82,22 @@ class Message:
 def messages(events: Sequence[Event], *, together: bool) -> list[Message]:
     """Return the notifications of some events: one each, or, of many or `together`, digests."""
     if not together and len(events) <= SINGLE:
-        return [Message(f"sr-assets: {one.text}", {"text": one.text, **one.body}, (one,)) for one in events]
+        return [Message(f"sr-assets: {event.text}", {"text": event.text, **event.body}, (event,)) for event in events]
     return [_digest(events[first : first + _DIGEST]) for first in range(0, len(events), _DIGEST)]
 
 
 def _digest(events: Sequence[Event]) -> Message:
-    counts = Counter((one.event, f"{one.name}/{one.stream}") for one in events)
+    counts = Counter((event.event, f"{event.name}/{event.stream}") for event in events)
     heading = ", ".join(f"{count} {event} ({where})" for (event, where), count in counts.most_common())
-    lines = [heading, *(one.text for one in events[:_SHOWN])]
+    lines = [heading, *(event.text for event in events[:_SHOWN])]
     if len(events) > _SHOWN:
         lines.append(f"and {len(events) - _SHOWN} more")
-    totals = Counter(one.event for one in events)
+    totals = Counter(event.event for event in events)
     body = {
         "text": "\n".join(lines),
         "digest": True,
         "counts": dict(totals),
-        "event_ids": [one.id for one in events],
-        "events": [one.body for one in events],
+        "event_ids": [event.id for event in events],
+        "events": [event.body for event in events],
     }
     return Message(f"sr-assets: {len(events)} events: {heading}"[:200], body, tuple(events))

@@ -170,16 +170,16 @@ class Batch:
     def _measure(self, receipt: Receipt) -> None:
         """Record how long the heartbeats among the copies took; those that cannot be read are not measured."""
         stream = self._stream
-        found: list[Hop] = []
+        measured: list[Hop] = []
         if not receipt.heartbeats:
             return
         with contextlib.suppress(SrAssetsError):
             target = self._context.clusters.connect(stream.target)
             for sequence in receipt.heartbeats:
                 if message := target.message(stream.target_stream, sequence):
-                    found += hops(message.headers, message.payload, message.stored_ns)
+                    measured += hops(message.headers, message.payload, message.stored_ns)
         with self._store.transaction():
-            self._store.heartbeats(stream.stream).add(found)
+            self._store.heartbeats(stream.stream).add(measured)
 
     # --------------------------------------------------------------------------------------------------- what is committed
 

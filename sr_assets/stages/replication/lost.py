@@ -55,7 +55,7 @@ def settle_lost(context: CopyContext, source: StreamInfo, copying: CopyState) ->
     logger.warning("%s: %d queued copies are lost with their source", stream.label, lost)
     with store.transaction():
         if holes:
-            hole = SequenceRange(min(one.first for one in holes), max(one.next for one in holes))
+            hole = SequenceRange(min(part.first for part in holes), max(part.next for part in holes))
             gap = gap_row(stream.stream, hole, lost, "lost", context.clock.now_ns())
             save_gaps(store, stream, [gap], context.report)
         queue.strike(SequenceRange(0, _ALL), front.starts)

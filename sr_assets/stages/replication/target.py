@@ -88,9 +88,9 @@ def refuse_doubled(stream: StreamSettings, source: StreamInfo, target: Cluster) 
     """Return that the target's newest message is no other entry's copy of the same source; raises RunError when it is."""
     newest = target.last_message(stream.target_stream)
     identity = Identity(stream.stream, stream.replicator, stream.name)
-    found = foreign_copy(newest.headers, identity, source.created_ns) if newest else None
-    if found is not None:
-        raise RunError(doubled(stream.target_stream, identity, found))
+    other = foreign_copy(newest.headers, identity, source.created_ns) if newest else None
+    if other is not None:
+        raise RunError(doubled(stream.target_stream, identity, other))
     return "the newest message is none"
 
 

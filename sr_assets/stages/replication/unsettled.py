@@ -53,24 +53,26 @@ def find_unsettled(
 
     What lies behind the last copy of the source as it is is read again. Nothing is written.
     """
-    found = Unsettled()
-    _sort_queue(site, stream, state, copies, found)
+    unsettled = Unsettled()
+    _sort_queue(site, stream, state, copies, unsettled)
     store, name = site.state, stream.stream
     intent = store.open_intent(name)
     again = [resend.covered for resend in store.copy_log(name).resends()]
     if stream.tracked:
         # Those that the target had lost are named one by one; a batch's own are in the queue.
         sequences = (sequence for covered in again for sequence in range(covered.first, covered.next))
-        found.due |= {n: None for n in sequences if copies.stands(n) and n not in copies.here and n not in found.due}
-        return found
+        unsettled.due |= {
+            n: None for n in sequences if copies.stands(n) and n not in copies.here and n not in unsettled.due
+        }
+        return unsettled
     if intent is not None and not intent.folded and intent.created_ns == source.created_ns:
         again.append(SequenceRange(intent.first, intent.next))
     cutoff_ns = intent.cutoff_ns if intent is not None else None
-    _read_again(site, stream, source, copies, again, cutoff_ns, found)
-    return found
+    _read_again(site, stream, source, copies, again, cutoff_ns, unsettled)
+    return unsettled
 
 
-def _sort_queue(site: Site, stream: StreamSettings, state: StreamState, copies: Copies, found: Unsettled) -> None:
+def _sort_queue(site: Site, stream: StreamSettings, state: StreamState, copies: Copies, unsettled: Unsettled) -> None:
     """Keep what is queued of the source as it is, and record the rest as lost unless it was made."""
     queued = site.state.copy_queue(stream.stream).everything()
     made = copies.made([sequence for _, sequence, _ in queued], state.created_ns)
@@ -79,13 +81,13 @@ def _sort_queue(site: Site, stream: StreamSettings, state: StreamState, copies: 
         if (created_ns, sequence) in made:
             continue
         if created_ns == state.created_ns and copies.stands(sequence):
-            found.due[sequence] = node
+            unsettled.due[sequence] = node
         elif created_ns != state.created_ns or sequence < state.next_sequence or copies.source_is_another:
             lost.append(sequence)
     if lost:
         hole = SequenceRange(min(lost), max(lost) + 1)
-        found.gaps.append(gap_row(stream.stream, hole, len(lost), "lost", site.clock.now_ns()))
-        found.lost = len(lost)
+        unsettled.gaps.append(gap_row(stream.stream, hole, len(lost), "lost", site.clock.now_ns()))
+        unsettled.lost = len(lost)
 
 
 def _read_again(
@@ -95,11 +97,11 @@ def _read_again(
     copies: Copies,
     ranges: Iterable[SequenceRange],
     cutoff_ns: int | None,
-    found: Unsettled,
+    unsettled: Unsettled,
 ) -> None:
     """Find in the source what ranges of a stream that is copied as a whole hold and the target does not."""
     end = (copies.last or 0) + 1
-    for covered in merge_ranges(SequenceRange(min(one.first, end), min(one.next, end)) for one in ranges):
+    for covered in merge_ranges(SequenceRange(min(part.first, end), min(part.next, end)) for part in ranges):
         available = first_available(source, covered)
         held: set[int] = set()
         if available < covered.next:
@@ -110,14 +112,14 @@ def _read_again(
                 if message.sequence in copies.here:
                     continue
                 if cutoff_ns is not None and message.stored_ns < cutoff_ns:
-                    found.too_old += 1
+                    unsettled.too_old += 1
                 else:
-                    found.due[message.sequence] = None
+                    unsettled.due[message.sequence] = None
         first, after = map(copies.here.before, (covered.first, covered.next))
         known = sorted({*held, *(copy.sequence for copy in copies.here.part(first, after))})
         holes = missing(SequenceRange(available, covered.next), known)
         lacking = [hole for hole in missing(SequenceRange(covered.first, available), known) if len(hole)]
         now_ns = site.clock.now_ns()
-        found.gaps += gap_rows(stream, source, SequenceRange(available, covered.next), available, holes, now_ns)
-        found.gaps += [gap_row(stream.stream, hole, len(hole), "overtaken", now_ns) for hole in lacking]
-        found.absent += sum(map(len, (*holes, *lacking)))
+        unsettled.gaps += gap_rows(stream, source, SequenceRange(available, covered.next), available, holes, now_ns)
+        unsettled.gaps += [gap_row(stream.stream, hole, len(hole), "overtaken", now_ns) for hole in lacking]
+        unsettled.absent += sum(map(len, (*holes, *lacking)))

@@ -64,15 +64,15 @@ def apply_steps(looks: Looks, steps: Sequence[Step], owner: str) -> Iterator[Out
 
 def look_at_result(looks: Looks, outcomes: Sequence[Outcome]) -> None:
     """Look again, once every link of what was made was heard of: a server sets them up on its own, after its answer."""
-    made = [one.step.wanted for one in outcomes if one.result == "done"]
+    made = [outcome.step.wanted for outcome in outcomes if outcome.result == "done"]
     deadline = time.monotonic() + _FIRST_WORD_SECONDS
     while not _heard_of(looks.take(), made) and time.monotonic() < deadline:
         time.sleep(0.3)
 
 
 def _heard_of(looks: Looks, made: Sequence[WantedStream]) -> bool:
-    found = [looks.of[wanted.cluster].streams.get(wanted.stream) for wanted in made]
-    return all(link.active_ns is not None for stream in found if stream is not None for link in stream.links)
+    streams = [looks.of[wanted.cluster].streams.get(wanted.stream) for wanted in made]
+    return all(link.active_ns is not None for stream in streams if stream is not None for link in stream.links)
 
 
 def _take(looks: Looks, step: Step, owner: str) -> Outcome:
@@ -89,7 +89,7 @@ def _take(looks: Looks, step: Step, owner: str) -> Outcome:
         return Outcome(step, "done")
     version = looks.of[step.wanted.cluster].version
     left = compare(step.wanted, read_stream(answer), owner, version)
-    text = ", ".join(f"{one.key} ({one.remedy})" for one in left)
+    text = ", ".join(f"{difference.key} ({difference.remedy})" for difference in left)
     return Outcome(step, "done", f"still different: {text}" if left else None)
 
 

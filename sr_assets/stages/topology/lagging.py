@@ -69,7 +69,7 @@ def _last_brought(stream: FoundStream, link: FoundLink, at: Cluster, origin: Fou
     brought = [mark for message in newest if (mark := _brought(message, stream, link)) is not None]
     if brought:
         return max(brought)
-    message = max(newest, default=None, key=lambda one: one.sequence)
+    message = max(newest, default=None, key=lambda candidate: candidate.sequence)
     steps = 0
     while message is not None and message.sequence > 1 and steps < _MOST_STEPS:
         steps += 1
@@ -93,8 +93,8 @@ def _brought(message: Message, stream: FoundStream, link: FoundLink) -> int | No
 def _outputs(link: FoundLink) -> list[str]:
     """Return the subjects that its copies have; none: it is not known."""
     if link.transforms:
-        named = [one.dest or one.src for one in link.transforms]
-        return [] if any("{" in one or "$" in one for one in named) else named
+        named = [transform.dest or transform.src for transform in link.transforms]
+        return [] if any("{" in subject or "$" in subject for subject in named) else named
     return [link.filter_subject] if link.filter_subject else []
 
 

@@ -73,8 +73,8 @@ class Looks:
 
     def __enter__(self) -> Self:
         self._pool = self._stack.enter_context(ThreadPoolExecutor(_SIDE_BY_SIDE))
-        for name, one in self._known.items():
-            self._open[name] = Cluster(one.settings, self._name)
+        for name, known in self._known.items():
+            self._open[name] = Cluster(known.settings, self._name)
             self._stack.callback(self._open[name].close)
         return self
 
@@ -85,8 +85,8 @@ class Looks:
 
     def take(self) -> Self:
         """Ask every cluster once, all at the same time."""
-        found = {look.name: look for look in self._pool.map(self._look, self._known.values())}
-        self.of = list_once(found, self._named)
+        looks = {look.name: look for look in self._pool.map(self._look, self._known.values())}
+        self.of = list_once(looks, self._named)
         return self
 
     def side_by_side(self, ask: Callable[[T], R], items: Iterable[T]) -> list[R]:
@@ -107,14 +107,14 @@ class Looks:
             if look.lists(link.stream):
                 return look
             # Clusters that are linked by gateways are one JetStream.
-            same = (one for one in self.of.values() if one.domain == look.domain and one.lists(link.stream))
+            same = (other for other in self.of.values() if other.domain == look.domain and other.lists(link.stream))
             return next(same, look)
         others = [
-            one
-            for one in self.of.values()
-            if self._known[one.name].api == link.api or (link.domain and one.domain == link.domain)
+            other
+            for other in self.of.values()
+            if self._known[other.name].api == link.api or (link.domain and other.domain == link.domain)
         ]
-        return next((one for one in others if one.lists(link.stream)), next(iter(others), None))
+        return next((other for other in others if other.lists(link.stream)), next(iter(others), None))
 
     def through(self, look: ClusterLook, link: FoundLink) -> tuple[FoundStream, Cluster] | None:
         """Return the origin of a link that is at none of the known clusters, asked the way the link goes; None: no answer."""
@@ -136,11 +136,11 @@ class Looks:
         cluster = self._open[known.name]
         try:
             about = _about(cluster)
-            found, silent = self._list(cluster, known.name)
+            infos, silent = self._list(cluster, known.name)
             version = cluster.server_version
         except RunError as error:
             return ClusterLook(known.name, known.settings, known.domain, error=str(error))
-        streams = {one["config"]["name"]: one for one in found}
+        streams = {info["config"]["name"]: info for info in infos}
         return ClusterLook(
             known.name,
             known.settings,
@@ -154,28 +154,28 @@ class Looks:
 
     def _list(self, cluster: Cluster, name: str) -> tuple[list[dict[str, Any]], list[str]]:
         """Return all streams of a cluster, and those that are named and did not answer."""
-        found, silent, refusal = [], [], None
+        infos, silent, refusal = [], [], None
         try:
-            found = cluster.list_streams()
+            infos = cluster.list_streams()
         except TransientError:
             raise
         except RunError as error:
             # A user of a few streams may not list all.
             refusal = error
         # The list leaves out a stream whose leader does not answer.
-        listed = {one["config"]["name"] for one in found}
+        listed = {info["config"]["name"] for info in infos}
         for stream in self._named[name]:
             if stream not in listed:
                 try:
-                    found.append(cluster.request_api(f"STREAM.INFO.{stream}"))
+                    infos.append(cluster.request_api(f"STREAM.INFO.{stream}"))
                 except ApiError as error:
                     if error.code != STREAM_NOT_FOUND:
                         silent.append(stream)
                 except TransientError:
                     silent.append(stream)
-        if refusal is not None and not found:
+        if refusal is not None and not infos:
             raise refusal
-        return found, silent
+        return infos, silent
 
 
 def list_once(looks: Mapping[str, ClusterLook], named: Mapping[str, Collection[str]]) -> dict[str, ClusterLook]:
@@ -225,7 +225,7 @@ def _name(settings: Settings, known: Mapping[str, TopologyCluster], cluster: Clu
     named = settings.topology.cluster_of(cluster) if settings.topology else None
     if named is not None:
         return named.name
-    return next((name for name, one in known.items() if one.settings.same_as(cluster)), None)
+    return next((name for name, candidate in known.items() if candidate.settings.same_as(cluster)), None)
 
 
 def _named_streams(settings: Settings, known: Mapping[str, TopologyCluster]) -> dict[str, list[str]]:

@@ -70,8 +70,8 @@ def make_adoption(settings: Settings, looks: Looks, names: Sequence[str]) -> Pla
     chosen = [wanted for wanted in topology.streams if not named or wanted.label in named]
     steps, problems = [], list[str]()
     for wanted, look in _answered(chosen, looks, problems):
-        found = look.streams.get(wanted.stream)
-        steps.append(plan_adoption(wanted, found, settings.replicator, named=wanted.label in named))
+        existing = look.streams.get(wanted.stream)
+        steps.append(plan_adoption(wanted, existing, settings.replicator, named=wanted.label in named))
     return Plan(steps, problems)
 
 
@@ -100,13 +100,13 @@ def find_streams(topology: TopologySettings, name: str) -> list[WantedStream]:
 
     Raises ConfigurationError when there is none, or several.
     """
-    found = [stream for stream in topology.streams if name in (stream.stream, stream.label)]
-    labels = ", ".join(stream.label for stream in found or topology.streams)
-    if not found:
+    streams = [stream for stream in topology.streams if name in (stream.stream, stream.label)]
+    labels = ", ".join(stream.label for stream in streams or topology.streams)
+    if not streams:
         raise ConfigurationError(f"{name}: no such stream in topology; configured: {labels or 'none'}")
-    if len(found) > 1:
+    if len(streams) > 1:
         raise ConfigurationError(f"{name}: there are several, name one: {labels}")
-    return found
+    return streams
 
 
 def find_drift(settings: Settings, looks: Looks) -> Iterator[tuple[WantedStream, Drift]]:
@@ -114,8 +114,8 @@ def find_drift(settings: Settings, looks: Looks) -> Iterator[tuple[WantedStream,
     for wanted in topology_of(settings).streams:
         look = looks.of[wanted.cluster]
         if look.error is None and wanted.stream not in look.silent and wanted.stream not in look.elsewhere:
-            found = look.streams.get(wanted.stream)
-            for drift in compare(wanted, found, settings.replicator, look.version):
+            existing = look.streams.get(wanted.stream)
+            for drift in compare(wanted, existing, settings.replicator, look.version):
                 yield wanted, drift
 
 

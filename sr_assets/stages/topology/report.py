@@ -66,14 +66,14 @@ class Report:
 def make_report(settings: Settings, looks: Looks) -> Report:
     """Return the rows of a look that was taken."""
     streams = [row for look in looks.of.values() for row in _stream_rows(look)]
-    found = [
+    native = [
         (look, stream, link)
         for look in looks.of.values()
         for stream in look.streams.values()
         if look.lists(stream.name)
         for link in stream.links
     ]
-    links = looks.side_by_side(lambda one: _native(looks, *one), found)
+    links = looks.side_by_side(lambda link: _native(looks, *link), native)
     links += _missing(settings, looks)
     links += looks.side_by_side(lambda entry: _ours(settings, looks, entry), settings.entries)
     links.sort(key=lambda link: (link.cluster, link.stream, link.kind, link.origin_stream))
@@ -84,7 +84,7 @@ def make_report(settings: Settings, looks: Looks) -> Report:
 def _stream_rows(look: ClusterLook) -> Iterator[StreamRow]:
     if look.error:
         yield StreamRow(look.name, look.domain, error=look.error)
-    for stream in filter(lambda one: look.lists(one.name), look.streams.values()):
+    for stream in filter(lambda stream: look.lists(stream.name), look.streams.values()):
         state, lost = stream.state, stream.state.get("lost") or {}
         level = stream.metadata.get("_nats.req.level", "")
         yield StreamRow(
@@ -101,7 +101,8 @@ def _stream_rows(look: ClusterLook) -> Iterator[StreamRow]:
             state.get("num_deleted", 0),
             stream.leader,
             stream.ts_ns,
-            ", ".join(one.name + ("*" if one.leads else "" if one.current else "!") for one in stream.peers) or None,
+            ", ".join(peer.name + ("*" if peer.leads else "" if peer.current else "!") for peer in stream.peers)
+            or None,
             int(level) if level.isdecimal() else None,
         )
 
@@ -110,9 +111,9 @@ def _native(looks: Looks, look: ClusterLook, stream: FoundStream, link: FoundLin
     there, at = looks.origin(look, link), looks.cluster(look.name)
     lag = TrueLag()
     if there is None:
-        found = looks.through(look, link)
-        if found is not None:
-            lag = measure_link(stream, link, at, *found)
+        origin = looks.through(look, link)
+        if origin is not None:
+            lag = measure_link(stream, link, at, *origin)
     elif link.stream in there.streams:
         lag = measure_link(stream, link, at, there.streams[link.stream], looks.cluster(there.name))
     return Link(
@@ -137,7 +138,10 @@ def _native(looks: Looks, look: ClusterLook, stream: FoundStream, link: FoundLin
 
 
 def _transforms(link: FoundLink | Upstream) -> str:
-    return ", ".join(f"{one.src} to {one.dest}" if one.dest else f"{one.src} untransformed" for one in link.transforms)
+    return ", ".join(
+        f"{transform.src} to {transform.dest}" if transform.dest else f"{transform.src} untransformed"
+        for transform in link.transforms
+    )
 
 
 def _missing(settings: Settings, looks: Looks) -> list[Link]:
@@ -150,7 +154,7 @@ def _missing(settings: Settings, looks: Looks) -> list[Link]:
         error = f"stream {wanted.stream} {'does not answer' if wanted.stream in look.silent else 'does not exist'}"
         if look.error:
             error = f"cluster {look.name} cannot be asked"
-        rows += [_wanted_link(looks, wanted, one, error) for one in wanted.upstreams]
+        rows += [_wanted_link(looks, wanted, upstream, error) for upstream in wanted.upstreams]
     return rows
 
 

@@ -49,7 +49,9 @@ def _try_cluster(topology: TopologySettings, known: TopologyCluster) -> list[Att
         if not attempts.make(known.settings.api("INFO"), partial(_about, cluster)):
             return attempts.made
         own = {wanted.stream: wanted for wanted in topology.streams if wanted.cluster == known.name}
-        origins = [one.stream for wanted in topology.streams for one in wanted.upstreams if _is_at(known, one)]
+        origins = [
+            upstream.stream for wanted in topology.streams for upstream in wanted.upstreams if _is_at(known, upstream)
+        ]
         for stream in dict.fromkeys([*own, *origins]):
             asked = known.settings.api(f"STREAM.INFO.{stream}")
             attempts.make(asked, partial(_held, cluster, stream, made=stream in own))

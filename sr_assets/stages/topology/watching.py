@@ -72,11 +72,11 @@ def see(settings: Settings, looks: Looks) -> Seen:
         wanted.label: _verdicts(
             wanted,
             [
-                one
-                for one in report.links
-                if one.native and (one.cluster, one.stream) == (wanted.cluster, wanted.stream)
+                link
+                for link in report.links
+                if link.native and (link.cluster, link.stream) == (wanted.cluster, wanted.stream)
             ],
-            [one for of, one in drift if of is wanted],
+            [difference for of, difference in drift if of is wanted],
             _unknown(looks.of[wanted.cluster], wanted),
         )
         for wanted in topology_of(settings).streams
@@ -139,7 +139,10 @@ def _verdicts(wanted: WantedStream, links: list[Link], drift: list[Drift], unask
             "link_caught_up": Verdict(not unknown and not behind, "; ".join([*behind, *unknown]), warns=not behind),
             "link_error": Verdict(not errors, "; ".join(errors)),
         }
-    differs = [f"{one.key}: wanted {one.wanted}, found {one.found} ({one.remedy})" for one in drift]
+    differs = [
+        f"{difference.key}: wanted {difference.wanted}, found {difference.found} ({difference.remedy})"
+        for difference in drift
+    ]
     if unasked:
         differs = [unasked]
     return verdicts | {"no_drift": Verdict(not differs, "; ".join(differs))}

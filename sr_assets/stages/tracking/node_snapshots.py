@@ -100,11 +100,11 @@ class SnapshotStage:
             merges = list(plan_merges(levels, over=over))
             left -= bool(over and merges)
             planned += merges
-        done, files = 0, sum(len(one.parts) for one in planned)
+        done, files = 0, sum(len(merge.parts) for merge in planned)
         with LongWork(f"{self._stream.label}: compacting files of the history", files) as progress:
-            for one in planned:
-                self._merge(one)
-                done += len(one.parts)
+            for merge in planned:
+                self._merge(merge)
+                done += len(merge.parts)
                 progress.reached(done)
         self._remove_orphans()
 

@@ -24,11 +24,11 @@ def message(sequence: int, *, day: int = 0) -> Message:
 
 def stage(folder: Path, partition: int, *messages: Message) -> None:
     with StagedFiles(folder, partition) as staged:
-        staged.add(messages, {one.sequence: f"n{one.sequence}" for one in messages})
+        staged.add(messages, {stored.sequence: f"n{stored.sequence}" for stored in messages})
 
 
 def sequences(file: Path) -> list[int]:
-    return [int(one) for one in parquet.read_table(file, partitioning=None)["sequence"].to_pylist()]
+    return [int(sequence) for sequence in parquet.read_table(file, partitioning=None)["sequence"].to_pylist()]
 
 
 def test_a_row_has_json_as_text_and_anything_else_as_bytes() -> None:

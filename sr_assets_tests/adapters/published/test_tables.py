@@ -137,8 +137,8 @@ def test_every_table_of_the_contract_is_there_with_its_columns_and_times_in_utc(
     with open_fleet(tmp_path) as fleet:
         for table, columns in CONTRACT.items():
             described = fleet.execute(f"DESCRIBE {table}").fetchall()
-            found = [row[0] for row in described]
-            assert found[: len(columns.split())] == columns.split()
+            names = [row[0] for row in described]
+            assert names[: len(columns.split())] == columns.split()
             kinds = {row[0]: row[1] for row in described}
             times = {
                 "first_seen",
@@ -150,7 +150,7 @@ def test_every_table_of_the_contract_is_there_with_its_columns_and_times_in_utc(
                 "noticed_at",
                 "parked_at",
             }
-            assert {kinds[one] for one in times & kinds.keys()} <= {"TIMESTAMP WITH TIME ZONE"}
+            assert {kinds[column] for column in times & kinds.keys()} <= {"TIMESTAMP WITH TIME ZONE"}
         (as_of,) = fleet.execute("SELECT as_of::VARCHAR FROM snapshot_info").fetchall()
         assert as_of == ("1970-01-01 00:00:01.5+00",)
     assert count_rows(tmp_path).keys() == CONTRACT.keys()
@@ -163,8 +163,8 @@ def test_a_site_replaces_its_own_rows_and_keeps_the_others(tmp_path: Path, state
         state.save_stream(StreamState("S", 7, 21))
     publish(tmp_path, state)
     with open_fleet(tmp_path) as fleet:
-        found = fleet.execute("SELECT name, next_sequence FROM replication WHERE stream = 'S' ORDER BY name").fetchall()
-        assert found == [("LONDON", 21), ("PARIS", 11)]
+        rows = fleet.execute("SELECT name, next_sequence FROM replication WHERE stream = 'S' ORDER BY name").fetchall()
+        assert rows == [("LONDON", 21), ("PARIS", 11)]
         assert fleet.execute("SELECT count(*) FROM snapshot_info").fetchall() == [(1,)]
         assert fleet.execute("SELECT count(*) FROM site_summary").fetchall() == [(2,)]
     publish(tmp_path, state, sites=("LONDON",))

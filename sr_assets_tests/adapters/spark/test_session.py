@@ -119,5 +119,5 @@ def test_the_error_of_a_task_is_found_in_what_spark_says_of_it(kind: str, transi
     text = (
         f"An exception was thrown from the Python worker.\n  File x\nsr_assets.adapters.wire.link.{kind}: host: gone\n"
     )
-    found = spark_error(RuntimeError(text))
-    assert (str(found), isinstance(found, TransientError)) == ("host: gone", transient)
+    error = spark_error(RuntimeError(text))
+    assert (str(error), isinstance(error, TransientError)) == ("host: gone", transient)

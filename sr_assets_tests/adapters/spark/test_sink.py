@@ -78,12 +78,12 @@ def test_a_batch_that_a_crash_left_open_is_finished_as_it_was_meant(
     rig.publish(stream, numbered(5, first=51))
     (report,) = rig.drain().values()
     assert report.found == (0 if step == "run" else 40)
-    found = numbers(rig, stream)
-    assert sorted(found) == list(range(1, 56))
-    assert entry.get("workers") or found == sorted(found)
+    copied = numbers(rig, stream)
+    assert sorted(copied) == list(range(1, 56))
+    assert entry.get("workers") or copied == sorted(copied)
     counted = rig.row("replication")
     assert (counted["seen_messages"], counted["copied_messages"], counted["next_sequence"]) == (55, 55, 56)
-    assert counted["copied_bytes"] == sum(len(one.payload) for one in rig.stored(stream))
+    assert counted["copied_bytes"] == sum(len(message.payload) for message in rig.stored(stream))
     if "inspect_field" in entry:
         newest = rig.rows("SELECT node, sequence FROM node_snapshots ORDER BY node")
         assert [row["sequence"] for row in newest] == [55, 51, 52, 53, 54]
@@ -107,7 +107,7 @@ def test_messages_found_after_a_crash_are_filled_up_not_continued_from_the_highe
     assert report.found == 26
     assert sorted(numbers(rig, stream)) == list(range(1, 31))
     ids = [header_values(copy.headers, MESSAGE_ID_HEADER)[-1] for copy in rig.copies(stream)]
-    assert sum(one.endswith(b"/r1") for one in ids) == 4
+    assert sum(message_id.endswith(b"/r1") for message_id in ids) == 4
     assert rig.row("replication")["copied_messages"] == 30
 
 
@@ -128,8 +128,8 @@ def test_a_target_that_dies_in_the_middle_of_a_batch_gets_the_rest_when_it_is_ba
         assert 0 < there < 20_000
         (report,) = rig.drain().values()
         assert report.found == there
-        found = [json.loads(copy.payload)["n"] for copy in rig.stored(stream, mortal)]
-        assert found == list(range(1, 20_001))
+        copied = [json.loads(copy.payload)["n"] for copy in rig.stored(stream, mortal)]
+        assert copied == list(range(1, 20_001))
         assert rig.row("replication")["copied_messages"] == 20_000
 
 
@@ -149,8 +149,8 @@ def test_a_run_outlives_a_target_that_is_away_for_a_while(rig: Rig, tmp_path: Pa
         (report,) = rig.drain().values()
         keeper.join()
         assert 0 < report.found < 20_000
-        found = [json.loads(copy.payload)["n"] for copy in rig.stored(stream, mortal)]
-        assert found == list(range(1, 20_001))
+        copied = [json.loads(copy.payload)["n"] for copy in rig.stored(stream, mortal)]
+        assert copied == list(range(1, 20_001))
         assert rig.row("replication")["last_error"] is None
 
 
@@ -244,7 +244,7 @@ def test_a_duplicate_that_was_purged_since_is_sent_again_under_another_id(rig: R
         copies = rig.copies(stream)
         assert [json.loads(copy.payload)["n"] for copy in copies] == [1, 2, 3, 4, 5, 6]
         ids = [header_values(copy.headers, MESSAGE_ID_HEADER) for copy in copies]
-        assert all(len(one) == 1 and one[0].endswith(b"/r%d" % time_purged) for one in ids)
+        assert all(len(values) == 1 and values[0].endswith(b"/r%d" % time_purged) for values in ids)
 
 
 def test_a_duplicate_is_looked_up_once_the_acknowledgements_of_what_follows_are_here(
@@ -354,7 +354,7 @@ def test_a_message_the_source_lost_after_it_was_copied_counts_as_copied(rig: Rig
 
 def test_subjects_the_target_does_not_take_are_parked(rig: Rig, stream: str, write: Write) -> None:
     receipt = write(remove=f"{stream}.")
-    assert [one.sequence for one in receipt.parked] == [1, 2, 3, 4, 5, 6]
+    assert [parked.sequence for parked in receipt.parked] == [1, 2, 3, 4, 5, 6]
     assert "does not take subject m" in receipt.parked[0].reason
     assert receipt.copied == 0
     assert "on_poison" in (write(remove=f"{stream}.", on_poison="stop").failure or "")

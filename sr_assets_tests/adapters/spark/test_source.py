@@ -105,7 +105,7 @@ def shuffled(rig: Rig, random: Random) -> tuple[str, dict[int, Sent]]:
     gone = set(random.sample(range(first, 301), random.choice((0, 5, 120))))
     for sequence in gone:
         rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})
-    return stream, {n: one for n, one in enumerate(sent, 1) if n >= first and n not in gone}
+    return stream, {n: message for n, message in enumerate(sent, 1) if n >= first and n not in gone}
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -127,9 +127,9 @@ def test_without_payloads_the_sightings_are_the_same(rig: Rig, options: Options,
                 way = asked | {"direct": direct} | ({"filter": f"{stream}.{subject}.>"} if subject else {})
                 whole = read(way)
                 assert [(row["sequence"], row["payload_bytes"]) for row in whole] == [
-                    (n, len(one.payload))
-                    for n, one in left.items()
-                    if first <= n < after and one.subject[0] == (subject or one.subject[0])
+                    (n, len(message.payload))
+                    for n, message in left.items()
+                    if first <= n < after and message.subject[0] == (subject or message.subject[0])
                 ]
                 assert read(way | {"headers_only": "true"}) == whole
 

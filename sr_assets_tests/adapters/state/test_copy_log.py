@@ -39,12 +39,12 @@ def test_what_is_to_be_sent_again_comes_once_and_in_order_however_it_is_cut(sequ
     with duckdb.connect() as connection:
         connection.execute(SCHEMA)
         copy_log = CopyLog(connection, "S")
-        copy_log.add_resends([SequenceRange(one, one + 1) for one in sorted(sequences)], stood=True)
+        copy_log.add_resends([SequenceRange(sequence, sequence + 1) for sequence in sorted(sequences)], stood=True)
         sent: list[int] = []
         while resends := copy_log.resends(chunk):
             until = resends[-1].covered.next
             assert copy_log.resends(until=until) == resends
-            part = [one for resend in resends for one in range(resend.covered.first, resend.covered.next)]
+            part = [sequence for resend in resends for sequence in range(resend.covered.first, resend.covered.next)]
             assert len(part) <= chunk
             sent += part
             copy_log.settle_resends(until)

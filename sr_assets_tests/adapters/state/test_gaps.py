@@ -42,14 +42,14 @@ holes = st.lists(
 def test_rows_do_not_depend_on_the_batches(
     gaps: Gaps, distances: list[tuple[int, int, str]], data: st.DataObject
 ) -> None:
-    found, at = [], 1
+    all_gaps, at = [], 1
     for distance, length, reason in distances:
-        found.append(gap(at + distance, at + distance + length - 1, reason))
+        all_gaps.append(gap(at + distance, at + distance + length - 1, reason))
         at += distance + length
     together = []
-    for cut in (0, data.draw(st.integers(0, len(found)))):
+    for cut in (0, data.draw(st.integers(0, len(all_gaps)))):
         gaps._connection.execute("DELETE FROM gaps")
-        added = sum(gaps.add(part, apart=APART) for part in (found[:cut], found[cut:]))
+        added = sum(gaps.add(part, apart=APART) for part in (all_gaps[:cut], all_gaps[cut:]))
         together.append(rows(gaps))
         assert added == len(together[-1])
     assert together[0] == together[1]

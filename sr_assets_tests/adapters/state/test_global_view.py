@@ -58,9 +58,9 @@ def test_the_statements_fold_like_the_rules(
 ) -> None:
     for table in ("global_nodes", "global_history", "global_sites", "global_rejects"):
         state.connection.execute(f"DELETE FROM {table}")
-    messages = [message(place, *one) for place, one in enumerate(history, 1)]
-    read = [(read_message(one.payload, one.stored_ns), one.stored_ns) for one in messages]
-    advisories = [(one, at) for one, at in read if isinstance(one, Advisory)]
+    messages = [message(place, *fields) for place, fields in enumerate(history, 1)]
+    read = [(read_message(sent.payload, sent.stored_ns), sent.stored_ns) for sent in messages]
+    advisories = [(advisory, at) for advisory, at in read if isinstance(advisory, Advisory)]
     tables: GlobalTables = state.global_tables
     rest = messages
     while rest:
@@ -69,21 +69,22 @@ def test_the_statements_fold_like_the_rules(
             tables.fold("FEED", read_advisories(rest[:cut]))
         rest = rest[cut:]
     columns = "replicator, name, stream, node, epoch_ns, transition, event_ns, event_code, seen_ns, origin, received_ns"
-    found = {
+    folded = {
         tuple(row[:4]): row[4:] for row in state.connection.execute(f"SELECT {columns} FROM global_nodes").fetchall()
     }
-    assert found == {key: tuple(standing) for key, standing in fold({}, advisories).items()}
+    assert folded == {key: tuple(standing) for key, standing in fold({}, advisories).items()}
     # The history has each advisory once, at the time it was received first in the stream's order of storing.
     expected: dict[tuple[Any, ...], int] = {}
-    for one, _ in advisories:
-        expected.setdefault((one.event_id, one.event_ns, *one[:4]), one.event_code)
+    for announced, _ in advisories:
+        expected.setdefault((announced.event_id, announced.event_ns, *announced[:4]), announced.event_code)
     kept = state.connection.execute("SELECT event_id, event_ns, replicator, name, stream, node FROM global_history")
     assert sorted(kept.fetchall()) == sorted(expected)
     rejects = state.connection.execute("SELECT count(*) FROM global_rejects").fetchall()
     assert rejects == [(len(messages) - len(advisories),)]
     heard = state.connection.execute("SELECT replicator, name, advised_ns FROM global_sites").fetchall()
     assert {(row[0], row[1]): row[2] for row in heard} == {
-        site: max(at for one, at in advisories if one[:2] == site) for site in {one[:2] for one, _ in advisories}
+        site: max(at for advisory, at in advisories if advisory[:2] == site)
+        for site in {advisory[:2] for advisory, _ in advisories}
     }
 
 

@@ -42,8 +42,8 @@ def test_what_is_committed_is_there_when_it_is_opened_again(tmp_path: Path) -> N
         state.save_stream(StreamState("S", 7, 11, watermark_ns=3, seen_messages=10))
         state.save_stream(StreamState("S", 7, 21, watermark_ns=4, seen_messages=20))
     with SiteState(tmp_path) as state:
-        found = state.load_stream("S")
-        assert found == StreamState("S", 7, 21, watermark_ns=4, seen_messages=20)
+        stream = state.load_stream("S")
+        assert stream == StreamState("S", 7, 21, watermark_ns=4, seen_messages=20)
         assert state.load_stream("T") is None
 
 

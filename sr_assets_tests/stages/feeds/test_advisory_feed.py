@@ -93,19 +93,19 @@ def expected(history: list[dict[str, Any]]) -> set[tuple[Any, ...]]:
     """Fold a history: the highest transition, else the latest time and then the later event of a life."""
     cycle = ["new", "timeout", "recover", "expire"]
     best: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for one in history:
-        key = one["replicator"], one.get("name"), one.get("stream"), one["value"]
-        rank = (one.get("transition", 0), one["timestamp"], cycle.index(one["event"]))
+    for advisory in history:
+        key = advisory["replicator"], advisory.get("name"), advisory.get("stream"), advisory["value"]
+        rank = (advisory.get("transition", 0), advisory["timestamp"], cycle.index(advisory["event"]))
         known = best.get(key)
         if known is None or rank > (known.get("transition", 0), known["timestamp"], cycle.index(known["event"])):
-            best[key] = one
+            best[key] = advisory
     rows = set()
-    for key, one in best.items():
-        at = BASE + (one["timestamp"] - BASE) + (0.25 if "transition" in one else 0)
-        seen = at if STATUS[one["event"]] == "up" else one["seen"]
-        origin = "ours" if "transition" in one else "v2" if "protocol" in one else "v1"
+    for key, advisory in best.items():
+        at = BASE + (advisory["timestamp"] - BASE) + (0.25 if "transition" in advisory else 0)
+        seen = at if STATUS[advisory["event"]] == "up" else advisory["seen"]
+        origin = "ours" if "transition" in advisory else "v2" if "protocol" in advisory else "v1"
         moment = datetime.fromtimestamp(at, UTC)
-        rows.add((*key, STATUS[one["event"]], moment, datetime.fromtimestamp(seen, UTC), moment, origin))
+        rows.add((*key, STATUS[advisory["event"]], moment, datetime.fromtimestamp(seen, UTC), moment, origin))
     return rows
 
 
@@ -115,7 +115,7 @@ def view(rig: Rig) -> set[tuple[Any, ...]]:
 
 
 def publish(rig: Rig, stream: str, advisories: list[Any]) -> None:
-    bodies = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in advisories]
+    bodies = [advisory if isinstance(advisory, bytes) else json.dumps(advisory).encode() for advisory in advisories]
     rig.publish(stream, [Sent(body) for body in bodies], rig.target)
 
 
@@ -145,9 +145,11 @@ def test_advisories_of_every_kind_shuffled_repeated_and_cut_give_the_view_that_t
         "all": len(history),
         "ids": len(history),
     }
-    first_at = {one.payload: one.stored_ns // 1000 for one in reversed(stored)}
+    first_at = {message.payload: message.stored_ns // 1000 for message in reversed(stored)}
     received = rig.rows("SELECT event_id, epoch_us(received_at) AS at FROM global_advisories WHERE source = 'v2'")
-    ids = {one["event_id"]: first_at[json.dumps(one).encode()] for one in history if "protocol" in one}
+    ids = {
+        advisory["event_id"]: first_at[json.dumps(advisory).encode()] for advisory in history if "protocol" in advisory
+    }
     assert all(ids[row["event_id"]] == row["at"] for row in received)
     row = rig.row("replication")
     assert (row["seen_messages"], row["copied_messages"], row["lag_messages"]) == (len(messages), len(messages), 0)
@@ -182,7 +184,7 @@ def test_messages_that_are_no_advisories_are_rejected_and_counted_and_the_rest_i
     assert (row["seen_messages"], row["copied_messages"], row["parked_messages"]) == (11, 2, 9)
     assert report.parked == 10
     with rig.open() as site:
-        verdicts = {one.check_name: one for one in check_feed(site, report)}
+        verdicts = {result.check_name: result for result in check_feed(site, report)}
     assert verdicts["no_gap"].passed
     assert not verdicts["advisories_understood"].passed
     assert verdicts["advisories_understood"].metadata["last_day"].value == 10
@@ -248,7 +250,7 @@ def test_a_site_whose_heartbeat_is_overdue_is_blind_and_a_run_is_requested_to_pu
     def watched_check() -> AssetCheckResult:
         (report,) = rig.drain().values()
         with rig.open() as site:
-            (verdict,) = (one for one in check_feed(site, report) if one.check_name == "sites_watched")
+            (verdict,) = (result for result in check_feed(site, report) if result.check_name == "sites_watched")
         return verdict
 
     wait_until(lambda: find_work(settings, SITE)[0] is not None, "the silence to be noticed")
@@ -284,15 +286,17 @@ def test_a_site_sends_one_heartbeat_until_the_next_is_due_and_its_centre_receive
         rig.add_feed(stream, url=rig.source.url)
     rig.drain()
     rig.drain()
-    (heartbeat,) = (json.loads(one.payload) for one in rig.stored(observers))
-    assert {one.subject for one in rig.stored(observers)} == {f"sr_assets.observer_alive.{SITE}.{SITE}.{source}"}
+    (heartbeat,) = (json.loads(message.payload) for message in rig.stored(observers))
+    assert {message.subject for message in rig.stored(observers)} == {
+        f"sr_assets.observer_alive.{SITE}.{SITE}.{source}"
+    }
     assert (heartbeat["event"], heartbeat["position"], heartbeat["lag_messages"], heartbeat["nodes"]) == (
         "observer_alive",
         2,
         0,
         2,
     )
-    advised = [json.loads(one.payload) for one in rig.stored(listened)]
+    advised = [json.loads(message.payload) for message in rig.stored(listened)]
     assert {advisory["event"] for advisory in advised} == {"new"}, "consumers hear nothing of it"
     assert {advisory["epoch"] for advisory in advised} == {heartbeat["epoch"]}
     row = rig.row("global_summary")

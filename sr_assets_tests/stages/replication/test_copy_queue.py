@@ -256,7 +256,7 @@ def test_a_batch_under_way_is_finished_exactly_although_the_configuration_has_ch
     changed = {key: value.format(stream=stream) for key, value in change.items()}
     rig.entries[0] |= changed
     if "filter_subject" in change:
-        rig.publish(stream, [Sent(one.payload, "other") for one in forced(25, 28)])
+        rig.publish(stream, [Sent(message.payload, "other") for message in forced(25, 28)])
     rig.drain()
     target = changed.get("target_stream", stream)
     copies = numbers(rig, target)

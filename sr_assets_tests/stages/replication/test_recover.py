@@ -66,36 +66,36 @@ def recover(rig: Rig, stream: str, *, force: bool = True) -> str:
 def test_one_stream_is_rebuilt_by_force_and_the_other_keeps_everything(
     rig: Rig,
 ) -> None:
-    one, other, advisories = rig.make(), rig.make(), rig.unique("ADV")
-    for stream in (one, other):
+    first, second, advisories = rig.make(), rig.make(), rig.unique("ADV")
+    for stream in (first, second):
         # No stream takes the advisories yet: they wait in the outbox.
         rig.add(stream, advisory={"subject": f"{advisories}.%s.%v", "reliable": True}, **SAMPLED)
         rig.publish(stream, numbered(3))
     rig.drain()
     # A sampled message behind the last copy: it is read once more after the recovery.
-    rig.publish(one, numbered(1))
+    rig.publish(first, numbered(1))
     rig.drain()
-    before, announced, begun = state_rows(rig, other), waiting(rig, one), epoch(rig, one)
+    before, announced, begun = state_rows(rig, second), waiting(rig, first), epoch(rig, first)
     assert len(announced) == 3
     with pytest.raises(RunError, match=r"has a readable state in .* say --force"):
-        recover(rig, one, force=False)
+        recover(rig, first, force=False)
     file = rig.home / "replication.yaml"
-    arguments = [sys.executable, "-m", "sr_assets", "--config", str(file), "recover", "--stream", one, "--force"]
+    arguments = [sys.executable, "-m", "sr_assets", "--config", str(file), "recover", "--stream", first, "--force"]
     environ = {key: value for key, value in os.environ.items() if key != "SR_ASSETS_HOME"}
     output = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, check=True, env=environ).stdout
-    assert output.startswith(f"{SITE}/{one}: goes on at 4; 3 copies found in {one}, the last one of 3\n")
-    assert state_rows(rig, other) == before
-    assert waiting(rig, one) == announced
-    assert epoch(rig, one) > begun
-    rig.publish(one, numbered(1, first=4))
+    assert output.startswith(f"{SITE}/{first}: goes on at 4; 3 copies found in {first}, the last one of 3\n")
+    assert state_rows(rig, second) == before
+    assert waiting(rig, first) == announced
+    assert epoch(rig, first) > begun
+    rig.publish(first, numbered(1, first=4))
     rig.create(advisories)
     rig.drain()
-    assert numbers(rig, one) == [1, 2, 3, 4]
-    of_one = [json.loads(message.payload) for message in rig.stored(advisories)]
-    ids = [advisory["event_id"] for advisory in of_one if advisory["stream"] == one]
+    assert numbers(rig, first) == [1, 2, 3, 4]
+    of_first = [json.loads(message.payload) for message in rig.stored(advisories)]
+    ids = [advisory["event_id"] for advisory in of_first if advisory["stream"] == first]
     assert ids[:3] == announced
     assert len(ids) == len(set(ids)) == 4
-    assert len(rig.rows(f"SELECT * FROM node_advisories WHERE stream = '{one}'")) == 4
+    assert len(rig.rows(f"SELECT * FROM node_advisories WHERE stream = '{first}'")) == 4
 
 
 def test_what_was_queued_before_the_new_position_and_never_copied_stays_queued(rig: Rig) -> None:

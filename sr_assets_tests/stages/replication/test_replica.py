@@ -78,7 +78,7 @@ def test_payloads_and_headers_arrive_byte_for_byte_except_those_that_steer(
     rig.add(stream, **entry)
     rig.drain()
     stored, copies = rig.stored(stream), rig.copies(stream)
-    assert [copy.payload for copy in copies] == [one.payload for one in sent]
+    assert [copy.payload for copy in copies] == [original.payload for original in sent]
     assert [copy.subject for copy in copies] == [f"{stream}.m"] * len(sent)
     kept = [b""] * len(sent)
     kept[1] = b"X: \xff\xfe\xa0\r\nY:\r\n"
@@ -89,7 +89,7 @@ def test_payloads_and_headers_arrive_byte_for_byte_except_those_that_steer(
         assert copy.headers == b"NATS/1.0\r\n" + lines + own
     counted = rig.row("replication")
     assert counted["copied_messages"] == counted["seen_messages"] == len(sent)
-    assert counted["copied_bytes"] == sum(len(one.payload) for one in sent)
+    assert counted["copied_bytes"] == sum(len(original.payload) for original in sent)
     assert counted["no_sender_messages"] == (len(sent) if entry else 0)
 
 

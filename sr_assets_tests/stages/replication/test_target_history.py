@@ -35,9 +35,9 @@ def set_back(frail: Rig, tmp_path: Path) -> Callable[[str], None]:
     """A function: `save` keeps the target's disk as it is now, `restore` sets it back to that."""
     disk, saved = tmp_path / "frail", tmp_path / "saved"
 
-    def act(what: str) -> None:
+    def act(action: str) -> None:
         frail.target.stop()
-        old, new = (disk, saved) if what == "save" else (saved, disk)
+        old, new = (disk, saved) if action == "save" else (saved, disk)
         shutil.rmtree(new, ignore_errors=True)
         shutil.copytree(old, new)
         frail.target.start()
@@ -246,11 +246,11 @@ def test_the_first_look_through_a_target_goes_on_where_it_was_cut_off(rig: Rig) 
     shutil.rmtree(rig.home / "sites" / SITE)
     assert "already holds copies" in rig.failure()
     created_ns = rig.info(stream, rig.target).created_ns
-    for looked_ns, looked, found in ((created_ns - 1, 3, 1), (created_ns, 1, 2), (created_ns, 3, None)):
+    for looked_ns, looked, number in ((created_ns - 1, 3, 1), (created_ns, 1, 2), (created_ns, 3, None)):
         with rig.open() as site, site.state.transaction():
             site.state.save_copying(CopyState(stream, target_looked=looked, target_looked_ns=looked_ns))
         failure = rig.run()[stream].failure or ""
-        assert (f"already holds copies of it ({found} at {found})" in failure) is (found is not None), failure
+        assert (f"already holds copies of it ({number} at {number})" in failure) is (number is not None), failure
 
 
 def test_a_long_look_says_how_far_it_is_and_saves_that(

@@ -21,18 +21,18 @@ def forced(first: int, after: int) -> list[Sent]:
 def test_two_entries_fill_one_target_from_nothing_and_after_a_crash_at_the_end_of_a_batch(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, entry: dict[str, Any]
 ) -> None:
-    one, other, target = rig.make(), rig.make(), rig.unique("T")
+    first, second, target = rig.make(), rig.make(), rig.unique("T")
     rig.create(target, rig.target)
-    for stream in (one, other):
+    for stream in (first, second):
         rig.add(stream, target_stream=target, target_subject_prefix=target, batch_messages=10, **entry)
     # Nothing is there yet.
     rig.drain()
-    rig.publish(one, forced(0, 20))
-    rig.publish(other, forced(100, 110))
+    rig.publish(first, forced(0, 20))
+    rig.publish(second, forced(100, 110))
     save = Batch._note_copies
 
     def crash(batch: Batch, *arguments: Any) -> None:
-        if batch._stream.stream == one:
+        if batch._stream.stream == first:
             raise KeyboardInterrupt
         save(batch, *arguments)
 
@@ -42,11 +42,11 @@ def test_two_entries_fill_one_target_from_nothing_and_after_a_crash_at_the_end_o
             rig.run()
     # Emptied behind the position, and gone on at the same sequences' end.
     rig.drain()
-    rig.api(f"STREAM.PURGE.{one}")
+    rig.api(f"STREAM.PURGE.{first}")
     rig.drain()
-    rig.publish(one, forced(20, 30))
+    rig.publish(first, forced(20, 30))
     rig.drain()
-    for stream, wanted in ((one, range(30)), (other, range(100, 110))):
+    for stream, wanted in ((first, range(30)), (second, range(100, 110))):
         copies = [copy for copy in rig.copies(target) if find_copy(copy.headers, Identity(stream, SITE, SITE))]
         assert [json.loads(copy.payload)["n"] for copy in copies] == list(wanted)
         row = rig.row(f"SELECT * FROM replication WHERE stream = '{stream}'")

@@ -52,8 +52,8 @@ def test_a_position_ahead_of_the_source_is_refused_and_recovered_once_the_state_
     assert f"the state was edited (then set it aside and run `sr-assets recover --stream {SITE}/{stream}`" in failure
     with duckdb.connect(str(state_file(rig)), read_only=True) as opened:
         columns = "next_sequence, copied_messages"
-        found = opened.execute(f"SELECT {columns} FROM streams JOIN copying USING (stream)").fetchall()
-    assert found == [(100, 3)]
+        rows = opened.execute(f"SELECT {columns} FROM streams JOIN copying USING (stream)").fetchall()
+    assert rows == [(100, 3)]
     # The sensor does not take it for caught up: it asks for a run, ever more patiently, whose error is in the table.
     assert "ends at 3, before 99" in find_work(rig.settings(), SITE)[1]
     state_file(rig).rename(state_file(rig).with_suffix(".aside"))

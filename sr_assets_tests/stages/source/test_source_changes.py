@@ -172,7 +172,7 @@ def test_a_source_that_went_back_is_noticed_although_the_last_message_read_was_r
     rig.add(stream, on_source_reset="recopy", **entry)
 
     def publish(first: int, after: int, *rare: Sent) -> None:
-        often = [Sent(one.payload, f"often{n % 7}") for n, one in enumerate(forced(first, after))]
+        often = [Sent(message.payload, f"often{n % 7}") for n, message in enumerate(forced(first, after))]
         rig.publish(stream, [*rare, *often])
 
     publish(0, 20)

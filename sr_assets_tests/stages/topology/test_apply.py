@@ -44,11 +44,11 @@ def test_two_streams_are_sourced_into_an_archive_that_a_report_mirrors(
     origins = [{"stream": name, "replicas": 3, "subjects": [f"{name.lower()}.>"]} for name in ("ORDERS", "RETURNS")]
     topology = {"manage": "reconcile", "clusters": {"trio": {"url": trio.url}}, "streams": [report, archive, *origins]}
     configure(topology=topology)
-    assert {one["stream"]: one["action"] for one in rows(command, "plan")} == dict.fromkeys(
+    assert {row["stream"]: row["action"] for row in rows(command, "plan")} == dict.fromkeys(
         ("ORDERS", "RETURNS", "ARCHIVE", "REPORT"), "create"
     )
     done = rows(command, "apply")
-    assert [(one["stream"], one["result"], one["detail"]) for one in done] == [
+    assert [(row["stream"], row["result"], row["detail"]) for row in done] == [
         (name, "done", None) for name in ("ORDERS", "RETURNS", "ARCHIVE", "REPORT")
     ]
     server = trio.servers[0]
@@ -57,11 +57,11 @@ def test_two_streams_are_sourced_into_an_archive_that_a_report_mirrors(
 
     def links() -> list[Any]:
         made = json.loads(command("report", "--format", "json")[1])["links"]
-        return [(one["stream"], one["origin_stream"], one["lag_messages"], one["dead"]) for one in made]
+        return [(link["stream"], link["origin_stream"], link["lag_messages"], link["dead"]) for link in made]
 
     caught_up = [("ARCHIVE", "ORDERS", 0, False), ("ARCHIVE", "RETURNS", 0, False), ("REPORT", "ARCHIVE", 0, False)]
     wait_until(lambda: links() == caught_up and info(server, "REPORT")["state"]["messages"] == 200, "200 of 200")
-    streams = {one["stream"]: one for one in json.loads(command("report", "--format", "json")[1])["streams"]}
+    streams = {stream["stream"]: stream for stream in json.loads(command("report", "--format", "json")[1])["streams"]}
     assert (streams["ARCHIVE"]["replicas"], streams["REPORT"]["replicas"]) == (3, 1)
     assert streams["ARCHIVE"]["leader"] == trio.leader("ARCHIVE").name
     assert streams["ARCHIVE"]["messages"] == 200
@@ -74,9 +74,9 @@ def test_two_streams_are_sourced_into_an_archive_that_a_report_mirrors(
 
     edited = info(server, "ARCHIVE")["config"] | {"max_msgs": 1_000, "sources": [{"name": "ORDERS"}]}
     assert "error" not in ask(server, "$JS.API.STREAM.UPDATE.ARCHIVE", edited)
-    drift = {(one["key"], one["wanted"], one["found"], one["remedy"]) for one in rows(command, "plan")}
+    drift = {(row["key"], row["wanted"], row["found"], row["remedy"]) for row in rows(command, "plan")}
     assert drift == {("max_msgs", "-1", "1000", "updatable"), ("sources", "RETURNS", None, "updatable")}
-    assert [one["result"] for one in rows(command, "apply")] == ["done"]
+    assert [row["result"] for row in rows(command, "apply")] == ["done"]
     assert rows(command, "plan") == []
 
     # Two names for one JetStream, as clusters that are linked by gateways are.
@@ -84,10 +84,10 @@ def test_two_streams_are_sourced_into_an_archive_that_a_report_mirrors(
     twice = [{**origins[0], "cluster": name} for name in ("c1", "c2")]
     configure(topology={"manage": "create", "clusters": clusters, "streams": [*twice, {**report, "cluster": "c0"}]})
     shown = json.loads(command("report", "--format", "json")[1])
-    listed = {one["stream"]: one["cluster"] for one in shown["streams"]}
+    listed = {stream["stream"]: stream["cluster"] for stream in shown["streams"]}
     assert len(listed) == len(shown["streams"]), "each once"
     assert (listed["ORDERS"], listed["RETURNS"], listed["REPORT"]) == ("c1", "c0", "c0")
-    came = {one["origin_stream"]: one["origin_cluster"] for one in shown["links"]}
+    came = {link["origin_stream"]: link["origin_cluster"] for link in shown["links"]}
     assert came == {"ORDERS": "c1", "RETURNS": "c0", "ARCHIVE": "c0"}
     assert len(shown["links"]) == 3
     code, _, err = command("topology", "plan")
@@ -108,14 +108,14 @@ def test_a_partial_failure_says_what_was_not_done_and_the_next_apply_completes_i
     configure(topology=topology)
     code, out, _ = command("topology", "apply", "--format", "json")
     assert code == 1
-    done = {one["stream"]: (one["result"], one["detail"]) for one in json.loads(out)}
+    done = {row["stream"]: (row["result"], row["detail"]) for row in json.loads(out)}
     assert done[origin][0] == "failed"
     assert "replicas" in done[origin][1]
     assert done[copy] == ("not done", f"it copies from here/{origin}")
     assert done[other] == ("done", None)
     streams[0]["replicas"] = 1
     configure(topology=topology)
-    assert [one["stream"] for one in rows(command, "apply")] == [origin, copy]
+    assert [row["stream"] for row in rows(command, "apply")] == [origin, copy]
     assert rows(command, "apply") == []
 
 
@@ -143,16 +143,16 @@ def test_a_stream_of_others_is_left_alone_until_it_is_adopted_and_made_again_onl
     publish(nats_server, stream, 3)
     wanted = {"stream": stream, "subjects": [stream], "storage": "file", "max_age": "1m"}
     configure(topology={"manage": "reconcile", "clusters": {"here": {"url": nats_server.url}}, "streams": [wanted]})
-    (left,) = {(one["result"], one["detail"]) for one in rows(command, "apply", "--recreate", stream)}
+    (left,) = {(row["result"], row["detail"]) for row in rows(command, "apply", "--recreate", stream)}
     assert left == ("left", "was made by others: `topology adopt` takes it over")
-    assert [one["action"] for one in rows(command, "adopt")] == ["adopt"]
+    assert [row["action"] for row in rows(command, "adopt")] == ["adopt"]
     assert info(nats_server, stream)["config"]["metadata"][OWNER] == "CENTRE"
     assert info(nats_server, stream)["config"]["max_age"] == 90 * 10**9
     done = rows(command, "apply")
-    assert [(one["action"], one["result"]) for one in done] == [("update", "done"), ("update", "left")]
+    assert [(row["action"], row["result"]) for row in done] == [("update", "done"), ("update", "left")]
     assert f"--recreate here/{stream}" in done[1]["detail"]
     assert info(nats_server, stream)["state"]["messages"] == 3
-    assert [(one["action"], one["result"]) for one in rows(command, "apply", "--recreate", stream)] == [
+    assert [(row["action"], row["result"]) for row in rows(command, "apply", "--recreate", stream)] == [
         ("recreate", "done")
     ]
     assert info(nats_server, stream)["config"]["storage"] == "file"
@@ -170,7 +170,7 @@ def test_what_our_user_may_not_do_is_named_before_anything_is_deleted_and_by_che
         here = {"url": f"nats://us:s3cret@{server.address}"}
         topology = {"manage": "reconcile", "clusters": {"here": here}, "streams": streams}
         configure(topology=topology)
-        assert [one["result"] for one in rows(command, "apply")] == ["done", "done"]
+        assert [row["result"] for row in rows(command, "apply")] == ["done", "done"]
         for wanted, refusal in (
             ({"stream": "KEPT", "storage": "memory"}, "STREAM.DELETE.KEPT"),
             ({"stream": "FREE", "storage": "memory", "replicas": 3}, "replicas > 1 not supported"),
@@ -188,7 +188,7 @@ def test_what_our_user_may_not_do_is_named_before_anything_is_deleted_and_by_che
         configure(topology={**topology, "clusters": clusters, "streams": [{**new, "cluster": "here"}]})
         code, out, err = command("check", "--connect", "--format", "json")
         assert code == 1
-        tried = {(one["stream"], one["tried"]): one["result"] for one in json.loads(out)}
+        tried = {(row["stream"], row["tried"]): row["result"] for row in json.loads(out)}
         assert tried["topology here", "connect"] == tried["topology here", "$JS.API.INFO"] == "ok"
         assert tried["topology here", "$JS.API.STREAM.UPDATE.NEW"] == "ok"
         assert {key for key, result in tried.items() if result != "ok"} == {

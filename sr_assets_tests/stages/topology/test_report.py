@@ -26,7 +26,7 @@ def links_of(command: Command, *options: str) -> dict[tuple[str, str, str], dict
     """Return the links that `report` shows now, by stream, kind and origin."""
     code, out, err = command("report", "--format", "json", *options)
     assert code == 0, err
-    return {(one["stream"], one["kind"], one["origin_stream"]): one for one in json.loads(out)["links"]}
+    return {(link["stream"], link["kind"], link["origin_stream"]): link for link in json.loads(out)["links"]}
 
 
 def test_a_link_that_is_cut_is_dead_with_its_true_lag(
@@ -50,9 +50,9 @@ def test_a_link_that_is_cut_is_dead_with_its_true_lag(
     )
 
     def lags() -> list[Any]:
-        found = links_of(command)
+        links = links_of(command)
         keys = (("ORDERS", "mirror", "ORDERS"), ("ALL", "source", "ORDERS"), ("ALL", "source", "LOCAL"))
-        return [(found[key]["lag_messages"], found[key]["dead"]) for key in keys]
+        return [(links[key]["lag_messages"], links[key]["dead"]) for key in keys]
 
     wait_until(lambda: lags() == [(0, False)] * 3, "the links to have copied everything")
     mirror = links_of(command)["ORDERS", "mirror", "ORDERS"]

@@ -37,14 +37,14 @@ def test_native_streams_are_in_one_lineage_with_what_entries_read_and_write(conf
     )
     graph = build(load_settings(file, {})).resolve_asset_graph()
     parents = {
-        "/".join(one.path): {"/".join(parent.path) for parent in graph.get(one).parent_keys}
-        for one in graph.get_all_asset_keys()
+        "/".join(asset_key.path): {"/".join(parent.path) for parent in graph.get(asset_key).parent_keys}
+        for asset_key in graph.get_all_asset_keys()
     }
     assert parents["topology/hub/M"] == {"topology/city/CITY"}
     assert parents["LONDON/M/source"] == {"topology/hub/M"}
     assert parents["topology/hub/ALL"] == {"LONDON/M/replica", "topology/hub/OTHER"}
     assert {"topology/hub/M", "topology/hub/ALL"} <= parents["fleet/topology_links"]
-    assert {one.name for one in graph.get_check_keys_for_assets({key("topology", "hub", "M")})} == {
+    assert {check.name for check in graph.get_check_keys_for_assets({key("topology", "hub", "M")})} == {
         "link_active",
         "link_caught_up",
         "link_error",
@@ -84,8 +84,8 @@ class Watched:
 
 def failing(result: dg.SensorResult) -> set[tuple[str, str]]:
     """Return stream and check of each verdict that a tick recorded as bad."""
-    events = [one for one in result.asset_events if isinstance(one, dg.AssetCheckEvaluation)]
-    return {(one.asset_key.path[-1], one.check_name) for one in events if not one.passed}
+    events = [event for event in result.asset_events if isinstance(event, dg.AssetCheckEvaluation)]
+    return {(event.asset_key.path[-1], event.check_name) for event in events if not event.passed}
 
 
 def test_the_job_makes_what_is_missing_and_a_tick_records_what_changed_since(

@@ -147,11 +147,11 @@ def test_messages_without_a_sender_and_streams_without_sampling_have_no_snapshot
     stream, plain = rig.make(), rig.make()
     rig.add(stream, inspect_subject_token=3, inspect_duration="10m")
     rig.add(plain)
-    for one in (stream, plain):
-        rig.publish(one, [Sent(b"1", "a")])
+    for source in (stream, plain):
+        rig.publish(source, [Sent(b"1", "a")])
     rig.drain()
     assert not rig.rows("node_snapshots")
-    assert [len(rig.copies(one)) for one in (stream, plain)] == [1, 1]
+    assert [len(rig.copies(name)) for name in (stream, plain)] == [1, 1]
 
 
 def test_closed_days_become_one_file_and_readers_of_the_old_ones_are_not_disturbed(rig: Rig) -> None:
