@@ -21,7 +21,7 @@ coverage: $(READY) ## the fast tests, and a floor of what they cover; ARGS='--co
 test: $(READY) ## the test suite without the faults; ARGS='-k tracking'
 	$(PYTEST) --ignore=sr_assets_tests/faults $(ARGS)
 
-test-faults: $(READY) ## kill, stop and starve what there is, and see it mended; ARGS='-k outbox'
+test-faults: $(READY) ## kill, stop and starve runs, workers and servers, and compare what is left; ARGS='-k outbox'
 	$(PYTEST) sr_assets_tests/faults $(ARGS)
 
 check: fmt-check lint types coverage ## what CI runs: format, lint, types, the fast tests' coverage, then all tests in one go
@@ -37,7 +37,7 @@ dev: export DAGSTER_HOME ?= $(CURDIR)/.sr_assets/dagster
 dev: $(READY) ## dagster dev for the configuration named by SR_ASSETS_CONFIG
 	mkdir -p "$$DAGSTER_HOME" && { test -e "$$DAGSTER_HOME/dagster.yaml" || cp dagster.yaml "$$DAGSTER_HOME"; } && $(BIN)/dagster dev -w workspace.yaml $(ARGS)
 
-fmt: $(READY) ## put the code in order
+fmt: $(READY) ## format the code, and apply the fixes that ruff knows
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
 fmt-check: $(READY)
@@ -46,7 +46,7 @@ fmt-check: $(READY)
 lint: $(READY) ## ruff
 	$(BIN)/ruff check .
 
-types: $(READY) ## mypy, strict, of everything
+types: $(READY) ## mypy --strict on the package and the tests
 	$(BIN)/mypy
 
 help: ## this list

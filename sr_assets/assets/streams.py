@@ -98,7 +98,7 @@ def source_spec(settings: Settings, stream: StreamSettings) -> dg.AssetSpec:
 
 
 def replica_spec(stream: StreamSettings) -> dg.AssetSpec:
-    """Describe what the target holds of the source; which messages of a tracked stream, its nodes' states decide."""
+    """Describe the copies in the target; of a tracked stream `node_state` decides which messages are copied."""
     copied, deciding = ("each sender's messages sampled", ["node_state"]) if stream.tracked else ("every message", [])
     return made_spec(
         stream,

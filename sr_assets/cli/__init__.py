@@ -1,7 +1,7 @@
 """The `sr-assets` command: thin, one function per command.
 
 Here: options, which question or stage a command is, exit codes. Add a command to the module of its subject: `advisories`,
-`availability`, `enrolling`, `importing`, `metrics`, `native`, `nodes`, `page`, `streams`, `tables`, `topology`, `work`.
+`availability`, `enrolling`, `importing`, `metrics`, `nodes`, `page`, `report`, `streams`, `tables`, `topology`, `work`.
 Not here: how rows are drawn (`render`), the SQL (`adapters.published.queries`), the work itself.
 """
 
@@ -11,9 +11,9 @@ from sr_assets.cli import (  # noqa: F401  the commands register themselves
     enrolling,
     importing,
     metrics,
-    native,
     nodes,
     page,
+    report,
     streams,
     tables,
     topology,

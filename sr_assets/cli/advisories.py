@@ -76,7 +76,7 @@ def advisories(
 def _follow_tables(
     settings: "Settings", since: float | None, node: str | None, event: str | None, form: Format
 ) -> None:
-    """Print the transitions since then, none without `since`, and each time the file is published those that are new."""
+    """Print the transitions of the last `since` seconds (None: none), then after each publication the new ones."""
     from sr_assets.adapters.published import queries
 
     asked = partial(queries.advisories, settings.home, node=node, event=event)

@@ -51,7 +51,7 @@ def form_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def table_or_json(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the same options without CSV, for what is no single table."""
+    """Add the options of `form_option` without CSV, for output that is not a single table."""
     return _forms(("table", "json"))(command)
 
 
@@ -88,14 +88,19 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     except click.Abort:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has ended; closing stdout at exit must not complain again.
+        # The program that read our output has ended; with stdout on /dev/null, closing it at exit raises nothing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
-def fail(message: str, code: int) -> int:
-    """Print what went wrong as one line on stderr; returns the exit code."""
+def print_error(message: str) -> None:
+    """Print an error as one line on stderr."""
     print_problem("error", " ".join(message.split()))
+
+
+def fail(message: str, code: int) -> int:
+    """Print an error as one line on stderr; returns the exit code."""
+    print_error(message)
     return code
 
 
@@ -115,7 +120,7 @@ def _settings() -> "Settings":
     return load_settings()
 
 
-def one_stream(settings: "Settings", name: str, refusal: str) -> "StreamSettings":
+def stream_named(settings: "Settings", name: str, refusal: str) -> "StreamSettings":
     """Return the one stream that `--stream NAME` means; `refusal` is the error text for a feed.
 
     Raises ConfigurationError when there is none, when there are several, or when it is a feed.
@@ -130,7 +135,7 @@ def one_stream(settings: "Settings", name: str, refusal: str) -> "StreamSettings
 
 
 class _Commands(click.Group):
-    """The commands; Ctrl-C ends each with one line. click itself would print an empty one."""
+    """The group of commands: Ctrl-C ends a command with one line on stderr, where click would print an empty line."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

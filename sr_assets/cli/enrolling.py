@@ -49,8 +49,8 @@ def _fingerprint(_context: click.Context, _parameter: click.Parameter, value: st
 def enroll(identity: str, folder: Path, ca: str, ca_fingerprint: str | None, timeout_seconds: float) -> None:
     """Get key and certificate of IDENTITY from a Puppet CA.
 
-    A key that is there is kept. What was cut off goes on with the same command. Without --ca-fingerprint the CA is taken
-    from whoever answers: compare the fingerprint that is shown.
+    An existing key is kept. After an interruption the same command continues. Without --ca-fingerprint the CA is taken
+    from the host that answers: compare the fingerprint that is shown.
     """
     from sr_assets.adapters.puppet_ca import Enrolment
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def import_file(file: Path, output: Path | None, connect: bool) -> None:
     """Make a configuration of the old replicator's file FILE, which has topics.
 
-    What is still open is said on stderr and stands in the file; a stream whose name is not known has a placeholder, which
+    Questions that only you can answer go to stderr and into the file; an unknown stream has a placeholder, which
     `check` refuses.
     """
     import yaml

@@ -25,7 +25,7 @@ _COLOURS: Final = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
 
 
 def window() -> int | None:
-    """Return how many columns the terminal has; None when stdout is none, so that nothing limits a line."""
+    """Return how many columns the terminal has; None when stdout is not a terminal, so that nothing limits a line."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

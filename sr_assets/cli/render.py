@@ -46,7 +46,7 @@ _FORMULA: Final = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _CONTROL: Final = re.compile(r"[\x00-\x09\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 #: A longer table is drawn in blocks of so many rows, each with columns as wide as its own rows need.
 _BLOCK_ROWS: Final = 10_000
-#: What a column needs whose rows are not known yet.
+#: The width assumed for a column whose rows are not known yet.
 _WIDTHS: Final = {"event_time": 19, "node": 32, "name": 12, "replicator": 12, "stream": 20, "event": 7} | dict.fromkeys(
     ("detected_at", "seen", "received_at", "published_at"), 19
 )
@@ -79,7 +79,7 @@ def show(
 
 
 def _blocks(rows: Iterable[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
-    """Yield rows in lists of `_BLOCK_ROWS`; one that is empty when there are none."""
+    """Yield rows in lists of `_BLOCK_ROWS`; without rows one empty list."""
     left = iter(rows)
     yield list(itertools.islice(left, _BLOCK_ROWS))
     while block := list(itertools.islice(left, _BLOCK_ROWS)):

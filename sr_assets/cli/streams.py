@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sr_assets.cli.base import cli, configured, fail, form_option, one_stream
+from sr_assets.cli.base import cli, configured, form_option, print_error, stream_named
 from sr_assets.cli.render import Format, show
 from sr_assets.cli.warnings import hint, warn
 from sr_assets.cli.watching import watchable
@@ -55,7 +55,7 @@ def _check_connectivity(settings: "Settings", form: Format) -> int:
     )
     failed = [probe for probe in probes if not probe.works]
     for probe in failed:
-        fail(f"{probe.stream}: {probe.tried}: {probe.learned}", 1)
+        print_error(f"{probe.stream}: {probe.tried}: {probe.learned}")
     return int(bool(failed))
 
 
@@ -150,7 +150,7 @@ def pause(settings: "Settings", name: str) -> None:
     """Stop copying a stream until `resume`; a tracked stream is still watched, published and advised on."""
     from sr_assets.adapters.state.pausing import set_paused
 
-    stream = one_stream(settings, name, _NO_COPY)
+    stream = stream_named(settings, name, _NO_COPY)
     changed = set_paused(settings, stream, paused=True)
     meanwhile = "its nodes are still watched" if stream.tracked else "nothing is read meanwhile"
     click.echo(f"{stream.label}: {'paused' if changed else 'is paused already'}; {meanwhile}")
@@ -163,6 +163,6 @@ def resume(settings: "Settings", name: str) -> None:
     """Go on copying a stream where `pause` stopped it."""
     from sr_assets.adapters.state.pausing import set_paused
 
-    stream = one_stream(settings, name, _NO_COPY)
+    stream = stream_named(settings, name, _NO_COPY)
     changed = set_paused(settings, stream, paused=False)
     click.echo(f"{stream.label}: {'resumed; the next run copies' if changed else 'is not paused'}")

@@ -1,213 +1,140 @@
-"""The command `report`: every stream and every link of replication, asked now, as tables or as a graph.
+"""The commands `topology plan`, `apply` and `adopt`: the native mirrors and sources of the configuration.
 
-Not here: asking and measuring (`stages.topology`), the graph (`domain.topology`), how rows are drawn (`render`).
+Not here: what is compared and done (`stages.topology`), the report of what there is (`report`).
 """
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from sr_assets.cli.base import cli, fail
-from sr_assets.cli.render import Format, print_document, show
-from sr_assets.cli.watching import watchable
-from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.cli.base import cli, configured, form_option, print_error
+from sr_assets.cli.render import Format, print_note, show
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
+    from sr_assets.domain.topology.plan import Step
     from sr_assets.settings import Settings
-    from sr_assets.stages.topology.report import Report
+    from sr_assets.stages.topology.looking import Looks
+    from sr_assets.stages.topology.planning import Plan
 
-    Record = dict[str, Any]
-
-#: The columns of the tables for people; programs get all.
-_STREAMS: Final = (
-    "cluster",
-    "domain",
-    "stream",
-    "storage",
-    "placement",
-    "consumers",
-    "messages",
-    "bytes",
-    "lost",
-    "deleted",
-    "api_level",
-    "peers",
-)
-_LINKS: Final = (
-    "stream",
-    "kind",
-    "origin_stream",
-    "cluster",
-    "origin_cluster",
-    "api_prefix",
-    "copies",
-    "sampling",
-    "active_seconds",
-    "lag_messages",
-    "lag_seconds",
-    "error",
-)
-_FIRST: Final = ("stream", "kind", "origin_stream", "active_seconds", "lag_messages", "error")
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+_PLAN: Final = ("cluster", "stream", "action", "key", "wanted", "found", "remedy", "reason")
+#: How long a command waits for the lock: a tick of the sensor ends sooner, a run or another `apply` may take longer.
+_PATIENCE_SECONDS: Final = 10.0
+_DONE: Final = ("cluster", "stream", "action", "result", "detail")
 
 
-@cli.command()
-@click.option("--cluster", metavar="C", help="Only this cluster, by its name in the report.")
-@click.option("--leaders", is_flag=True, help="Also how many streams each server leads.")
-@click.option("--raw", is_flag=True, help="Bytes and seconds as plain numbers.")
-@click.option("--sort", metavar="KEY", help="By a column: numbers from the largest, text from A.")
+@cli.group()
+def topology() -> None:
+    """The servers' own mirrors and sources, as `topology` configures them."""
+
+
+@topology.command("plan")
 @click.option(
-    "--dot", type=click.Path(path_type=Path, dir_okay=False), help="Also write the links as a graph for graphviz."
+    "--recreate",
+    multiple=True,
+    metavar="STREAM",
+    help="Plan as `apply --recreate` would for this stream; may be repeated.",
 )
-@watchable
-def report(
-    settings: Settings, cluster: str | None, leaders: bool, raw: bool, sort: str | None, dot: Path | None, form: Format
-) -> int:
-    """Show every stream and every link of replication of all clusters, asked now.
+@form_option
+@configured
+def plan_command(settings: Settings, recreate: tuple[str, ...], form: Format) -> int:
+    """Show how the streams differ from the configuration, and what `apply` would do; changes nothing.
 
-    Native mirrors and sources, our replicas, feeds. Exit code 1 when a cluster could not be asked.
+    Exit code 1 when it is already known that `apply` would refuse.
     """
     from sr_assets.stages.topology.looking import Looks
-    from sr_assets.stages.topology.report import link_record, make_report, stream_record
+    from sr_assets.stages.topology.planning import make_plan, topology_of
 
-    with Looks(settings, "sr-assets report") as looks:
-        made = make_report(settings, looks.take())
-        known = list(looks.of)
-    if cluster is not None and cluster not in known:
-        raise ConfigurationError(f"--cluster {cluster}: no such cluster; known: {', '.join(known)}")
-    streams = [stream_record(row) for row in made.streams if cluster in (None, row.cluster)]
-    links = [link_record(link) for link in made.links if cluster in (None, link.cluster, link.origin_cluster)]
-    if dot is not None:
-        _write_graph(dot, made, cluster)
-    _sort(sort, streams, links)
-    counted = _leaders(streams) if leaders else None
-    if form in ("json", "csv"):
-        _print_records(form, streams, links, counted)
-    else:
-        _print_tables(form, streams, links, counted, raw=raw)
-    for name, error in made.unreachable.items():
-        fail(f"cluster {name}: {error}", 1)
-    return int(bool(made.unreachable))
+    topology_of(settings)
+    with Looks(settings) as looks:
+        plan = make_plan(settings, looks.take(), recreate)
+    _show_plan(plan, form)
+    for problem in plan.problems:
+        print_error(problem)
+    return int(bool(plan.problems))
 
 
-def _print_records(
-    form: Format, streams: Sequence[Record], links: Sequence[Record], leaders: Sequence[Record] | None
-) -> None:
-    tables = {"streams": streams, "links": links} | ({} if leaders is None else {"leaders": leaders})
-    if form == "json":
-        print_document(tables)
-        return
-    columns = {"streams": _columns("stream"), "links": _columns("link"), "leaders": ("server", "cluster", "streams")}
-    for index, (name, records) in enumerate(tables.items()):
-        sys.stdout.write("\n" if index else "")
-        show(columns[name], [tuple(record.values()) for record in records], form)
+@topology.command("apply")
+@click.option(
+    "--recreate",
+    multiple=True,
+    metavar="STREAM",
+    help="Delete this stream with all its messages and make it again, where nothing else helps; may be repeated.",
+)
+@form_option
+@configured
+def apply_command(settings: Settings, recreate: tuple[str, ...], form: Format) -> int:
+    """Make what is missing and, with `manage: reconcile`, change what differs; nothing is deleted that is not named.
+
+    Exit code 1 when something could not be done: what was done is shown, and another `apply` goes on.
+    """
+    from sr_assets.domain.errors import ConfigurationError
+    from sr_assets.stages.topology.looking import Looks
+    from sr_assets.stages.topology.planning import make_plan, topology_of
+    from sr_assets.stages.topology.watching import topology_lock
+
+    if topology_of(settings).manage == "observe":
+        raise ConfigurationError("topology.manage is observe, so nothing is changed: set create or reconcile")
+    with topology_lock(settings, "topology apply", _PATIENCE_SECONDS), Looks(settings) as looks:
+        return _do(settings, looks, make_plan(settings, looks.take(), recreate), form)
 
 
-def _columns(table: str) -> tuple[str, ...]:
-    from sr_assets.stages.topology.report import LINK_COLUMNS, STREAM_COLUMNS
+@topology.command("adopt")
+@click.option(
+    "--stream",
+    "names",
+    multiple=True,
+    metavar="STREAM",
+    help="Only this stream, also when another replicator owns it; may be repeated.",
+)
+@form_option
+@configured
+def adopt_command(settings: Settings, names: tuple[str, ...], form: Format) -> int:
+    """Take over streams that others made: `apply` then changes them too. Nothing but their metadata is changed."""
+    from sr_assets.stages.topology.looking import Looks
+    from sr_assets.stages.topology.planning import make_adoption, topology_of
+    from sr_assets.stages.topology.watching import topology_lock
 
-    return STREAM_COLUMNS if table == "stream" else LINK_COLUMNS
+    topology_of(settings)
+    with topology_lock(settings, "topology adopt", _PATIENCE_SECONDS), Looks(settings) as looks:
+        return _do(settings, looks, make_adoption(settings, looks.take(), names), form)
 
 
-def _print_tables(
-    form: Format, streams: Sequence[Record], links: Sequence[Record], leaders: Sequence[Record] | None, *, raw: bool
-) -> None:
-    asked = [stream for stream in streams if stream["stream"] is not None]
-    shown = [
-        tuple(stream[column] if raw else _plain(column, stream[column]) for column in _STREAMS) for stream in asked
+def _do(settings: Settings, looks: Looks, plan: Plan, form: Format) -> int:
+    """Take the steps of a plan and show what became of each; nothing is done when it is known that a part would fail."""
+    from sr_assets.stages.topology.applying import apply_steps, refused
+
+    problems = plan.problems or refused(looks, plan.steps)
+    outcomes = [] if problems else list(apply_steps(looks, plan.steps, settings.replicator))
+    rows = [
+        (outcome.step.wanted.cluster, outcome.step.wanted.stream, outcome.step.action, outcome.result, outcome.detail)
+        for outcome in outcomes
     ]
-    shown += [
-        (row["cluster"], row["domain"], "cannot be asked", *[None] * 9) for row in streams if row["stream"] is None
+    left = [step for step in plan.steps if step.reason]
+    rows += [
+        (step.wanted.cluster, step.wanted.stream, step.action, "left", step.reason) for step in left if not problems
     ]
-    columns = ["replicas" if column == "peers" else column for column in _STREAMS]
-    show(
-        columns, shown, form, title="Stream Report", first=("cluster", "stream", "messages", "bytes"), alarmed=_unasked
-    )
-    rows = [tuple(_link_cell(column, link, raw=raw) for column in _LINKS) for link in links]
-    if rows:
-        sys.stdout.write("\n")
-        dead = [link["dead"] or link["error"] for link in links]
-        alarms = {id(row): bool(alarm) for row, alarm in zip(rows, dead, strict=True)}
-        columns = ["filters and transforms" if column == "copies" else column for column in _LINKS]
-        show(columns, rows, form, title="Replication Report", first=_FIRST, alarmed=lambda row: alarms[id(row)])
-    if leaders is not None:
-        sys.stdout.write("\n")
-        most = sum(row["streams"] for row in leaders)
-        shares = [(*row.values(), f"{100 * row['streams'] / most:.0f} %") for row in leaders]
-        show(("server", "cluster", "streams", "distribution"), shares, form, title="RAFT Leader Report")
+    if rows or form in ("json", "csv"):
+        show(_DONE, rows, form, first=_DONE)
+    elif not problems:
+        print_note("nothing to do: every stream is as configured")
+    for problem in problems:
+        print_error(f"{problem}; nothing was changed")
+    return int(bool(problems) or any(outcome.result != "done" for outcome in outcomes))
 
 
-def _unasked(row: Sequence[Any]) -> bool:
-    return row[3] is None
+def _show_plan(plan: Plan, form: Format) -> None:
+    rows = list(_plan_rows(plan.steps))
+    if rows or form in ("json", "csv"):
+        show(_PLAN, rows, form, first=("cluster", "stream", "action", "key", "wanted", "found"))
+    elif not plan.problems:
+        print_note("nothing to do: every stream is as configured")
 
 
-def _link_cell(column: str, link: Mapping[str, Any], *, raw: bool) -> Any:
-    if column == "copies":
-        return "; ".join(filter(None, [link["filter"], link["transforms"]])) or None
-    value = link[column]
-    if column == "active_seconds" and value is None:
-        return "never"
-    if column == "lag_messages" and value is None:
-        return "unknown"
-    if column == "kind":
-        return str(value).capitalize()
-    # As text it is no duration any more.
-    return f"{value:g}" if raw and column.endswith("_seconds") and value is not None else value
-
-
-def _plain(column: str, value: Any) -> Any:
-    if column != "bytes" or value is None:
-        return value
-    amount, unit = float(value), 0
-    while amount >= 1024 and unit < len(_UNITS) - 1:
-        amount, unit = amount / 1024, unit + 1
-    return f"{amount:.0f} {_UNITS[unit]}" if unit == 0 else f"{amount:.1f} {_UNITS[unit]}"
-
-
-def _leaders(streams: Sequence[Record]) -> list[Record]:
-    led = Counter((row["leader"], row["cluster"]) for row in streams if row["leader"])
-    return [
-        {"server": server, "cluster": cluster, "streams": count} for (server, cluster), count in sorted(led.items())
-    ]
-
-
-def _sort(key: str | None, *tables: list[Record]) -> None:
-    """Sort the tables that have a column: numbers from the largest, text from A, what is not known last."""
-    if key is None:
-        return
-    columns = {*_columns("stream"), *_columns("link")}
-    if key not in columns:
-        raise ConfigurationError(f"--sort {key}: no such column; there are {', '.join(sorted(columns))}")
-    for table in tables:
-        if table and key in table[0]:
-            table.sort(key=lambda record: _place(record[key]))
-
-
-def _place(value: Any) -> tuple[bool, Any]:
-    if value is None:
-        return True, 0
-    return False, -value if isinstance(value, (int, float)) else value
-
-
-def _write_graph(file: Path, made: Report, cluster: str | None) -> None:
-    from sr_assets.adapters.private import write_private
-    from sr_assets.domain.topology.dot import dot
-    from sr_assets.domain.topology.graph import graph_of
-
-    streams = [
-        (row.cluster, row.domain, row.stream)
-        for row in made.streams
-        if row.stream is not None and cluster in (None, row.cluster)
-    ]
-    links = [link for link in made.links if cluster in (None, link.cluster, link.origin_cluster)]
-    try:
-        write_private(file, dot(graph_of(streams, links)))
-    except OSError as error:
-        raise RunError(f"--dot {file}: cannot be written: {error.strerror}") from None
+def _plan_rows(steps: Sequence[Step]) -> Iterable[tuple[str | None, ...]]:
+    for step in steps:
+        for drift in step.drift:
+            yield step.wanted.cluster, step.wanted.stream, step.action, *drift, step.reason

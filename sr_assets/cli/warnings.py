@@ -1,4 +1,4 @@
-"""What `check`, `run` and `up` warn of before they begin, and tables below their rows: one line each, with the remedy.
+"""Warnings of `check`, `run` and `up` before they begin, and below the rows of tables: one line each, with the remedy.
 
 Add a warning here that the configuration and the home alone show. Not here: what only a server knows
 (`stages.connectivity`), what a run finds (`operate.report`).
@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 
 
 def warn(settings: "Settings") -> None:
-    """Print what has no effect, which keys are exposed, what an earlier configuration has left, and too short durations."""
-    for warning in (*settings.warnings, *_exposed(settings), *_left(settings), *_short_warnings(settings)):
+    """Warn of keys without effect, exposed secrets, states that no entry names, and durations that are too short."""
+    for warning in (
+        *settings.warnings,
+        *_exposed(settings),
+        *_states_without_entry(settings),
+        *_too_short_durations(settings),
+    ):
         print_problem("warning", warning)
 
 
@@ -39,7 +44,7 @@ def hint(settings: "Settings") -> None:
 def note_age(settings: "Settings") -> None:
     """Print below a table how old it is, and warn of each tracked stream whose node states may be stale.
 
-    They may be once the watermark, by which silence is judged, is older than the silence that is judged. The watermark is
+    They may be stale once the watermark, by which silence is judged, is older than `warn_duration`. The watermark is
     the source's clock; this machine's may differ by some seconds.
     """
     from sr_assets.adapters.published.queries import freshness
@@ -69,7 +74,7 @@ def _exposed(settings: "Settings") -> list[str]:
     return [f"{file}: everybody on this machine may read this key; chmod 0600, or 0640 for a group" for file in files]
 
 
-def _left(settings: "Settings") -> Iterator[str]:
+def _states_without_entry(settings: "Settings") -> Iterator[str]:
     """Yield a warning for each site and stream in this home that no entry of the configuration names any more.
 
     A misspelt or renamed entry begins anew, which copies everything a second time.
@@ -85,21 +90,21 @@ def _left(settings: "Settings") -> Iterator[str]:
         pass
     for site in kept_sites(settings):
         configured = [entry.stream for entry in settings.sites.get(site, ())]
-        kept = "; its rows stay in the tables until then"
+        remark = "; its rows stay in the tables until then"
         if not configured:
             yield (
                 f"site {site} has a state here ({', '.join(known[site]) or 'no stream'}), but no entry has that name: if it"
                 f" was renamed, name it {site} again, or its streams are copied a second time; if it is no more:"
-                f" `sr-assets forget --site {site}`{kept}"
+                f" `sr-assets forget --site {site}`{remark}"
             )
         for stream in sorted(set(known[site]) - set(configured) if configured else ()):
             yield (
                 f"stream {site}/{stream} has a state here, but no entry names it: if it was misspelt, correct it; if it is"
-                f" no more: `sr-assets forget --site {site} --stream {stream}`{kept}"
+                f" no more: `sr-assets forget --site {site} --stream {stream}`{remark}"
             )
 
 
-def _short_warnings(settings: "Settings") -> list[str]:
+def _too_short_durations(settings: "Settings") -> list[str]:
     """Return a warning for each tracked stream where most nodes come back by themselves.
 
     In a tree this happens when the upstream site copies more rarely than the warning duration.

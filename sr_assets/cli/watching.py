@@ -70,20 +70,20 @@ def _watch(look: Callable[[], Any], pause_seconds: float) -> int:
     from sr_assets.operate.processes import signals_as_interrupt
 
     with contextlib.suppress(KeyboardInterrupt), signals_as_interrupt(signal.SIGTERM):
-        shown = _look(look)
-        with _shower() as show:
+        shown = _captured_output(look)
+        with _refreshing_screen() as show:
             while True:
-                ended = f"every {duration(pause_seconds)}, last at {datetime.now(UTC):%H:%M:%S} UTC, until Ctrl-C"
-                show("".join(f"{line}\n" for line in note(ended)) + shown)
+                heading = f"every {duration(pause_seconds)}, last at {datetime.now(UTC):%H:%M:%S} UTC, until Ctrl-C"
+                show("".join(f"{line}\n" for line in note(heading)) + shown)
                 time.sleep(pause_seconds)
                 try:
-                    shown = _look(look)
+                    shown = _captured_output(look)
                 except SrAssetsError as error:
                     shown = f"error: {error}\n"
     return 0
 
 
-def _look(look: Callable[[], Any]) -> str:
+def _captured_output(look: Callable[[], Any]) -> str:
     """Return what a command prints, its errors and warnings below its rows."""
     printed, remarks = _Captured(), _Captured()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(remarks):
@@ -104,8 +104,11 @@ class _Captured(io.StringIO):
 
 
 @contextlib.contextmanager
-def _shower() -> Iterator[Callable[[str], None]]:
-    """Yield what shows a look: in the place of the last on a terminal, which has the last one at the end, else below it."""
+def _refreshing_screen() -> Iterator[Callable[[str], None]]:
+    """Yield the function that shows the newest output.
+
+    On a terminal it replaces the output before, and the last output stays there at the end; elsewhere it goes below it.
+    """
     console = Console()
     if not console.is_interactive:
         yield lambda shown: click.echo(f"{shown}\n", nl=False)

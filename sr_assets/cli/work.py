@@ -1,4 +1,4 @@
-"""Commands that do something: demo, up, run, recover, forget, emulate, spark.
+"""The commands that start or change something: demo, up, run, recover, forget, emulate, spark.
 
 Not here: what they do (`embedded`, `operate`, `stages`); everything heavy is imported by the command that needs it.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sr_assets.adapters.logs import print_in
-from sr_assets.cli.base import SECONDS, cli, configured, one_stream
+from sr_assets.cli.base import SECONDS, cli, configured, stream_named
 from sr_assets.cli.warnings import warn
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import ConfigurationError
@@ -83,7 +83,9 @@ def up(settings: "Settings", port: int, read_only: bool, auth_file: Path | None)
 def run(settings: "Settings", names: tuple[str, ...], once: bool, follow: bool) -> int:
     """Do what the sensors' runs do without the UI, recorded in the same Dagster instance.
 
-    Sites work side by side, as many as there are cores. Exit code 1: a stream failed, the others ran.
+    Sites run side by side: with --once as many as `concurrency` says, with --follow all of them.
+
+    Exit code 1: a stream failed, the others ran.
     """
     from sr_assets.operate import run_sites
 
@@ -102,7 +104,7 @@ def run(settings: "Settings", names: tuple[str, ...], once: bool, follow: bool) 
 
 
 def _outlive_rotation(settings: "Settings") -> None:
-    """Let SIGHUP, by which a rotation has logs opened anew, not end us: our log is opened anew anyway."""
+    """Ignore SIGHUP, which log rotation sends to have a log opened anew: `logfile` is opened anew without it."""
     if settings.logfile is not None:
         # Not SIG_IGN, which our children would inherit.
         signal.signal(signal.SIGHUP, lambda *_: None)
@@ -126,7 +128,7 @@ def recover(settings: "Settings", name: str, force: bool) -> None:
     configure_logging(settings)
     refusal = "a feed has nothing to recover: without a state it folds its stream again from the start"
     with progress_bars():
-        done = recover_stream(settings, one_stream(settings, name, refusal), force=force)
+        done = recover_stream(settings, stream_named(settings, name, refusal), force=force)
     click.echo(done)
 
 
@@ -168,7 +170,7 @@ def forget(settings: "Settings", site: str, stream: str | None, replicator: str 
     type=int,
     default=7000,
     show_default=True,
-    help="The typical size; nodes send from a third to 3.5 times of it.",
+    help="The typical size of a message in bytes; a node's lies between a third and 3.5 times that.",
 )
 @click.option(
     "--churn",
@@ -189,7 +191,7 @@ def emulate(
     churn: str | None,
     seed: int,
 ) -> None:
-    """Be a fleet of nodes that publish Choria registration messages."""
+    """Publish Choria registration messages as a fleet of nodes does."""
     from sr_assets.embedded.emulator import Fleet
     from sr_assets.embedded.fleet_plan import FleetPlan
     from sr_assets.settings import load_cluster

@@ -1,6 +1,6 @@
 """A batch's decisions as rows: what is copied and why not, which copies are due, what is counted.
 
-Not here: the rules that decide (`domain.tracking`), the fold (`fold`), the copying (`replication`).
+Not here: the rules that batch_decisions (`domain.tracking`), the fold (`fold`), the copying (`replication`).
 """
 
 from __future__ import annotations
@@ -11,25 +11,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sr_assets.adapters.state.counters import Counter
-from sr_assets.domain.tracking import HEARTBEAT, NO_SENDER, Reason, untracked
+from sr_assets.domain.tracking import HEARTBEAT, NO_SENDER, SAMPLED, TOO_OLD, Reason, untracked
 
 if TYPE_CHECKING:
     from sr_assets.adapters.state.records import StreamState
 
-_NOT_COPIED: Final = pa.array([reason.value for reason in (Reason.SAMPLED, Reason.TOO_OLD)])
+_NOT_COPIED: Final = pa.array([decision.reason.value for decision in (SAMPLED, TOO_OLD)])
 
 
 def due_copies(decisions: pa.Table) -> pa.Table:
-    """Return the copies that are due, rows of `decide`: sequence, node, payload_bytes."""
+    """Return the copies that are due, rows of `batch_decisions`: sequence, node, payload_bytes."""
     skipped = pc.is_in(decisions["reason"], _NOT_COPIED)
     return decisions.filter(pc.invert(skipped)).select(["sequence", "node", "payload_bytes"])
 
 
-def decide(sightings: pa.Table, folded: pa.Table, cutoff_ns: int | None) -> pa.Table:
-    """Return one row per message: sequence, node (null when there is no sender), reason, payload_bytes."""
+def batch_decisions(sightings: pa.Table, folded: pa.Table, cutoff_ns: int | None) -> pa.Table:
+    """Return one row per message: sequence, node (null when there is no sender), reason, payload_bytes.
+
+    Messages of a sender are decided already, in `folded`; those without one are decided here.
+    """
     decided = folded.filter(pc.is_valid(folded["reason"]))
     tracked = pa.table({"sequence": decided["decided"], "node": decided["sender"], "reason": decided["reason"]})
     strangers = sightings.filter(pc.is_null(sightings["sender"]))
+    # `inspect` marks a heartbeat so: no sender, forced.
     reasons = [
         untracked(stored_ns, cutoff_ns, HEARTBEAT if forced else NO_SENDER).reason.value
         for stored_ns, forced in zip(strangers["stored_ns"].to_pylist(), strangers["forced"].to_pylist(), strict=True)
@@ -41,7 +45,7 @@ def decide(sightings: pa.Table, folded: pa.Table, cutoff_ns: int | None) -> pa.T
 
 
 def reasons_of(decisions: pa.Table) -> dict[str, int]:
-    """Return how many messages of a batch have each reason, from rows of `decide`."""
+    """Return how many messages of a batch have each reason, from rows of `batch_decisions`."""
     return {row["values"]: row["counts"] for row in pc.value_counts(decisions["reason"]).to_pylist()}
 
 
@@ -59,7 +63,7 @@ def count_decisions(
 
 
 def amounts_of(decisions: pa.Table, seconds: float) -> dict[Counter, float]:
-    """Return what a batch that took so long adds to the counters for metrics, from rows of `decide`."""
+    """Return what a batch that took so long adds to the counters for metrics, from rows of `batch_decisions`."""
     sampled = decisions.filter(pc.equal(decisions["reason"], Reason.SAMPLED.value))
     forced = pc.sum(pc.equal(decisions["reason"], Reason.FORCED.value)).as_py()
     return {

@@ -33,7 +33,7 @@ from sr_assets.stages.source.reading import (
     too_old_before,
 )
 from sr_assets.stages.source.suitability import check_source
-from sr_assets.stages.tracking.decisions import amounts_of, count_decisions, decide, due_copies, reasons_of
+from sr_assets.stages.tracking.decisions import amounts_of, batch_decisions, count_decisions, due_copies, reasons_of
 from sr_assets.stages.tracking.fold import fold_batch
 from sr_assets.stages.tracking.node_rows import NODE_SCHEMA, follow_policy
 from sr_assets.stages.tracking.sweeping import sweep_due
@@ -184,7 +184,7 @@ class NodeStage:
         cutoff_ns = left_open.cutoff_ns if left_open else too_old_before(stream.max_age_ns, source)
         blind, hole_open = self._blind_spans(state, source, covered, absent, sightings)
         folded = self._fold(state, sightings, cutoff_ns, blind)
-        decisions = decide(sightings, folded, cutoff_ns)
+        decisions = batch_decisions(sightings, folded, cutoff_ns)
         reasons, due = reasons_of(decisions), due_copies(decisions)
         count_decisions(state, reasons, gaps, sightings)
         state.next_sequence = covered.next

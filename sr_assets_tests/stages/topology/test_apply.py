@@ -198,7 +198,7 @@ def test_what_our_user_may_not_do_is_named_before_anything_is_deleted_and_by_che
         }
         assert "the way from here/NEW to here/KEPT is closed" in err
 
-        monkeypatch.setattr("sr_assets.cli.native._PATIENCE_SECONDS", 0.2)
+        monkeypatch.setattr("sr_assets.cli.topology._PATIENCE_SECONDS", 0.2)
         with topology_lock(load_settings(), "run 7", 0):
             code, _, err = command("topology", "apply")
         assert code == 1

@@ -1,0 +1,213 @@
+"""The command `report`: every stream and every link of replication, asked now, as tables or as a graph.
+
+Not here: asking and measuring (`stages.topology`), the graph (`domain.topology`), how rows are drawn (`render`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from sr_assets.cli.base import cli, print_error
+from sr_assets.cli.render import Format, print_document, show
+from sr_assets.cli.watching import watchable
+from sr_assets.domain.errors import ConfigurationError, RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sr_assets.settings import Settings
+    from sr_assets.stages.topology.report import Report
+
+    Record = dict[str, Any]
+
+#: The columns of the tables for people; programs get all.
+_STREAMS: Final = (
+    "cluster",
+    "domain",
+    "stream",
+    "storage",
+    "placement",
+    "consumers",
+    "messages",
+    "bytes",
+    "lost",
+    "deleted",
+    "api_level",
+    "peers",
+)
+_LINKS: Final = (
+    "stream",
+    "kind",
+    "origin_stream",
+    "cluster",
+    "origin_cluster",
+    "api_prefix",
+    "copies",
+    "sampling",
+    "active_seconds",
+    "lag_messages",
+    "lag_seconds",
+    "error",
+)
+_FIRST: Final = ("stream", "kind", "origin_stream", "active_seconds", "lag_messages", "error")
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@cli.command()
+@click.option("--cluster", metavar="C", help="Only this cluster, by its name in the report.")
+@click.option("--leaders", is_flag=True, help="Also how many streams each server leads.")
+@click.option("--raw", is_flag=True, help="Bytes and seconds as plain numbers.")
+@click.option("--sort", metavar="KEY", help="By a column: numbers from the largest, text from A.")
+@click.option(
+    "--dot", type=click.Path(path_type=Path, dir_okay=False), help="Also write the links as a graph for graphviz."
+)
+@watchable
+def report(
+    settings: Settings, cluster: str | None, leaders: bool, raw: bool, sort: str | None, dot: Path | None, form: Format
+) -> int:
+    """Show every stream and every link of replication of all clusters, asked now.
+
+    Native mirrors and sources, our replicas, feeds. Exit code 1 when a cluster could not be asked.
+    """
+    from sr_assets.stages.topology.looking import Looks
+    from sr_assets.stages.topology.report import link_record, make_report, stream_record
+
+    with Looks(settings, "sr-assets report") as looks:
+        made = make_report(settings, looks.take())
+        known = list(looks.of)
+    if cluster is not None and cluster not in known:
+        raise ConfigurationError(f"--cluster {cluster}: no such cluster; known: {', '.join(known)}")
+    streams = [stream_record(row) for row in made.streams if cluster in (None, row.cluster)]
+    links = [link_record(link) for link in made.links if cluster in (None, link.cluster, link.origin_cluster)]
+    if dot is not None:
+        _write_graph(dot, made, cluster)
+    _sort(sort, streams, links)
+    counted = _leaders(streams) if leaders else None
+    if form in ("json", "csv"):
+        _print_records(form, streams, links, counted)
+    else:
+        _print_tables(form, streams, links, counted, raw=raw)
+    for name, error in made.unreachable.items():
+        print_error(f"cluster {name}: {error}")
+    return int(bool(made.unreachable))
+
+
+def _print_records(
+    form: Format, streams: Sequence[Record], links: Sequence[Record], leaders: Sequence[Record] | None
+) -> None:
+    tables = {"streams": streams, "links": links} | ({} if leaders is None else {"leaders": leaders})
+    if form == "json":
+        print_document(tables)
+        return
+    columns = {"streams": _columns("stream"), "links": _columns("link"), "leaders": ("server", "cluster", "streams")}
+    for index, (name, records) in enumerate(tables.items()):
+        sys.stdout.write("\n" if index else "")
+        show(columns[name], [tuple(record.values()) for record in records], form)
+
+
+def _columns(table: str) -> tuple[str, ...]:
+    from sr_assets.stages.topology.report import LINK_COLUMNS, STREAM_COLUMNS
+
+    return STREAM_COLUMNS if table == "stream" else LINK_COLUMNS
+
+
+def _print_tables(
+    form: Format, streams: Sequence[Record], links: Sequence[Record], leaders: Sequence[Record] | None, *, raw: bool
+) -> None:
+    asked = [stream for stream in streams if stream["stream"] is not None]
+    shown = [
+        tuple(stream[column] if raw else _with_unit(column, stream[column]) for column in _STREAMS) for stream in asked
+    ]
+    shown += [
+        (row["cluster"], row["domain"], "cannot be asked", *[None] * 9) for row in streams if row["stream"] is None
+    ]
+    columns = ["replicas" if column == "peers" else column for column in _STREAMS]
+    show(
+        columns, shown, form, title="Stream Report", first=("cluster", "stream", "messages", "bytes"), alarmed=_unasked
+    )
+    rows = [tuple(_link_cell(column, link, raw=raw) for column in _LINKS) for link in links]
+    if rows:
+        sys.stdout.write("\n")
+        dead = [link["dead"] or link["error"] for link in links]
+        alarms = {id(row): bool(alarm) for row, alarm in zip(rows, dead, strict=True)}
+        columns = ["filters and transforms" if column == "copies" else column for column in _LINKS]
+        show(columns, rows, form, title="Replication Report", first=_FIRST, alarmed=lambda row: alarms[id(row)])
+    if leaders is not None:
+        sys.stdout.write("\n")
+        total = sum(row["streams"] for row in leaders)
+        shares = [(*row.values(), f"{100 * row['streams'] / total:.0f} %") for row in leaders]
+        show(("server", "cluster", "streams", "distribution"), shares, form, title="RAFT Leader Report")
+
+
+def _unasked(row: Sequence[Any]) -> bool:
+    return row[3] is None
+
+
+def _link_cell(column: str, link: Mapping[str, Any], *, raw: bool) -> Any:
+    if column == "copies":
+        return "; ".join(filter(None, [link["filter"], link["transforms"]])) or None
+    value = link[column]
+    if column == "active_seconds" and value is None:
+        return "never"
+    if column == "lag_messages" and value is None:
+        return "unknown"
+    if column == "kind":
+        return str(value).capitalize()
+    # As text it is no duration any more.
+    return f"{value:g}" if raw and column.endswith("_seconds") and value is not None else value
+
+
+def _with_unit(column: str, value: Any) -> Any:
+    if column != "bytes" or value is None:
+        return value
+    amount, unit = float(value), 0
+    while amount >= 1024 and unit < len(_UNITS) - 1:
+        amount, unit = amount / 1024, unit + 1
+    return f"{amount:.0f} {_UNITS[unit]}" if unit == 0 else f"{amount:.1f} {_UNITS[unit]}"
+
+
+def _leaders(streams: Sequence[Record]) -> list[Record]:
+    led = Counter((row["leader"], row["cluster"]) for row in streams if row["leader"])
+    return [
+        {"server": server, "cluster": cluster, "streams": count} for (server, cluster), count in sorted(led.items())
+    ]
+
+
+def _sort(key: str | None, *tables: list[Record]) -> None:
+    """Sort the tables that have a column: numbers from the largest, text from A, what is not known last."""
+    if key is None:
+        return
+    columns = {*_columns("stream"), *_columns("link")}
+    if key not in columns:
+        raise ConfigurationError(f"--sort {key}: no such column; there are {', '.join(sorted(columns))}")
+    for table in tables:
+        if table and key in table[0]:
+            table.sort(key=lambda record: _sort_key(record[key]))
+
+
+def _sort_key(value: Any) -> tuple[bool, Any]:
+    if value is None:
+        return True, 0
+    return False, -value if isinstance(value, (int, float)) else value
+
+
+def _write_graph(file: Path, made: Report, cluster: str | None) -> None:
+    from sr_assets.adapters.private import write_private
+    from sr_assets.domain.topology.dot import dot
+    from sr_assets.domain.topology.graph import graph_of
+
+    streams = [
+        (row.cluster, row.domain, row.stream)
+        for row in made.streams
+        if row.stream is not None and cluster in (None, row.cluster)
+    ]
+    links = [link for link in made.links if cluster in (None, link.cluster, link.origin_cluster)]
+    try:
+        write_private(file, dot(graph_of(streams, links)))
+    except OSError as error:
+        raise RunError(f"--dot {file}: cannot be written: {error.strerror}") from None
