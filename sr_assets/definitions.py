@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.Definitions:
     """Return everything Dagster knows of the platform.
 
-    Resources are `platform` and `hosting` for our own assets, `fleet_tables` and `spark` for assets that others build on them;
+    Resources are `platform` and `hosting` for our own assets, `spark` for the daily tables and for users' assets, and
+    `fleet_tables` for users' assets alone;
     `resources` replace those of the same name, and may add others.
     """
     provided = {**_build_resources(settings), **(resources or {})}
@@ -121,7 +122,7 @@ def _guest_job(settings: Settings, site: str, hosting: Hosting) -> dg.JobDefinit
 def defs() -> dg.Definitions:
     """Return the platform of the configured file (`SR_ASSETS_CONFIG`, else `conf/replication.yaml`).
 
-    In the process of a run it is the sites that have a run under way, which takes no longer when there are many others.
+    In the process of a run only the sites with a run under way are loaded: other sites then cost nothing.
     """
     with gc_paused():
         settings = load_settings()

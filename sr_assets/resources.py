@@ -1,4 +1,5 @@
-"""The Dagster resources: the platform for our own assets, the published tables and Spark for users' assets.
+"""The Dagster resources: the platform for our own assets, Spark for the daily tables and users' assets, the published
+tables for users' assets.
 
 Add a resource that an asset takes as a parameter here. Not here: what a run does with it (`stages`), the assets themselves,
 the Spark resource's class (`spark_engine`), which would load pyspark with the definitions. No `from __future__ import
@@ -46,17 +47,24 @@ class Platform(dg.ConfigurableResource[Settings]):
 
     settings: dg.ResourceDependency[Settings]
 
-    def open_site(self, name: str, run_id: str, mode: str | None, company: "Callable[[], int]" = lambda: 1) -> Site:
+    def open_site(
+        self, name: str, run_id: str, mode: str | None, sites_served: "Callable[[], int]" = lambda: 1
+    ) -> Site:
         """Return a site to be entered with `with`: its lock, state and connections last until the end of the block.
 
         `mode` is the run's `MODE_TAG`: after a single run of the command line the engine stays warm for less time.
-        `company` says how many sites this process serves.
+        `sites_served` says how many sites this process serves.
         """
         configure_logging(self.settings)
         note_run(name, run_id)
         keep_seconds = KEEP_ONCE_SECONDS if mode == ONCE else KEEP_SECONDS
         return Site(
-            self.settings, name, owner=f"run {run_id}", run_id=run_id, keep_engine_seconds=keep_seconds, company=company
+            self.settings,
+            name,
+            owner=f"run {run_id}",
+            run_id=run_id,
+            keep_engine_seconds=keep_seconds,
+            sites_served=sites_served,
         )
 
 

@@ -1,4 +1,4 @@
-"""The Spark engine as a Dagster resource, for users' own assets.
+"""The Spark engine as a Dagster resource, for the daily tables and for users' own assets.
 
 Here: the session of one run. Not here: the engine and the sites' own sessions (`adapters.spark`). A module of its own,
 because importing `dagster_pyspark` imports pyspark, which loading the definitions must not do. No `from __future__ import
@@ -42,7 +42,7 @@ class SparkEngine(PySparkResource):
 
     @property
     def spark_session(self) -> "SparkSession":
-        """The session; the data source `jetstream` is registered in it."""
+        """The session; the data source `jetstream` is registered in it on this host's engine, not on a cluster."""
         if self._session is None:
             home = self.settings.home.resolve()
             # A site's name has no slash, so this cannot be a site's session.

@@ -21,7 +21,7 @@ _PRIVATE_FOLDERS: Final = ("sites", "waiting", "spark", "dagster")
 _PRIVATE_FILES: Final = ("fleet.json", "fleet.lock", "up.lock", ".fleet.duckdb.new")
 #: The folders of the files that `fleet.duckdb` views.
 _VIEWED: Final = ("published", "snapshots", "availability", "inventory")
-#: The folders of a home, the demo's own included: one with others beside them holds more than ours.
+#: All folders of a home, the demo's `nats` included: a folder that has any other folder in it is not a home alone.
 _OURS: Final = frozenset({*_PRIVATE_FOLDERS, *_VIEWED, "nats"})
 
 
@@ -36,7 +36,7 @@ def open_home(home: Path, published_mode: int) -> None:
     home.mkdir(parents=True, exist_ok=True)
     home = home.resolve()
     readers = published_mode & 0o044
-    # Who may read a file in it has to get there, and need not list it.
+    # A reader of the published files has to traverse the home, and need not list it.
     _set_mode(home, 0o700 | readers >> 2 if _holds_nothing_else(home) else stat.S_IMODE(home.stat().st_mode) & ~0o022)
     for name in _PRIVATE_FOLDERS:
         tighten(home / name, 0o700)
@@ -62,7 +62,7 @@ def refuse_foreign_home(home: Path) -> None:
 
 
 def _holds_nothing_else(home: Path) -> bool:
-    """Return whether a folder is a home and nothing else: of one that is not, such as a user's own, the mode is theirs."""
+    """Return whether a folder holds nothing but a home; of any other, say a user's home folder, the mode is left."""
     with os.scandir(home) as entries:
         return _OURS.issuperset(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
@@ -81,7 +81,7 @@ def _open_viewed(folder: Path, folder_mode: int, file_mode: int) -> None:
 
 
 def _set_mode(path: Path, mode: int) -> None:
-    """Give a file or folder its permissions, if it is there; the bit that hands a folder's group on stays."""
+    """Give a file or folder its permissions, if it is there; the setgid bit of a folder stays."""
     with contextlib.suppress(FileNotFoundError):
         status = path.lstat()
         refuse_foreign(path, status)

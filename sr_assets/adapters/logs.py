@@ -49,7 +49,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
-def print_in(form: Literal["text", "json"]) -> None:
+def set_print_format(form: Literal["text", "json"]) -> None:
     """Let this process print its errors and warnings in a form from now on."""
     global _form  # noqa: PLW0603  stderr is the process's too
     _form = form

@@ -19,7 +19,9 @@ _FILE: Final = "run_failures.json"
 
 @dataclass(frozen=True, slots=True)
 class RunFailure:
-    """That a job fails: since which run, of which site's streams; `since_ns` is when the first of its runs failed (unix ns).
+    """A job that fails: its last failed run, and the streams concerned.
+
+    `since_ns`: when the first of these runs failed (unix ns).
 
     A job that is no site's has no streams, and its own name as `name`.
     """

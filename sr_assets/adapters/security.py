@@ -55,7 +55,7 @@ def tls_context(tls: TlsSettings) -> ssl.SSLContext:
     return context
 
 
-def tls_words(error: ssl.SSLError) -> str:
+def tls_error_text(error: ssl.SSLError) -> str:
     """Return one line on why a TLS connection failed and what to do."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _UNKNOWN_CA:
@@ -73,21 +73,21 @@ def tls_words(error: ssl.SSLError) -> str:
     return f"TLS failed ({_plain(reason)})"
 
 
-def silence_words(cluster: ClusterSettings) -> str:
+def silence_hint(cluster: ClusterSettings) -> str:
     """Return a hint on why a server may not answer, to be appended to the error."""
     if cluster.tls and cluster.tls.handshake_first:
         return " (if the server does not begin with TLS, take tls_handshake_first out of the URL)"
     return " (a server that begins with TLS needs ?tls_handshake_first=true)"
 
 
-def unanswered_words(cluster: ClusterSettings) -> str:
+def no_responder_hint(cluster: ClusterSettings) -> str:
     """Return a hint on why nobody listens on a subject of JetStream's API."""
     if cluster.api_owner:
         return f"nobody serves {cluster.api_owner} here: correct it, or look at the leafnode or import that leads there"
     return "is JetStream enabled?"
 
 
-def denied_words(complaint: str) -> str:
+def denied_text(complaint: str) -> str:
     """Return a server's complaint about a permission with what to do."""
     remedy = "give the user that permission"
     if "subscription" in complaint.lower():

@@ -27,9 +27,10 @@ _STALLED_INTERVALS: Final = 2
 _LOST_INTERVALS: Final = 10
 _REPLICA_CHECKS: Final = {
     "no_gap": "The source held every sequence between where this run began and ended.",
-    "in_order": "Copies stand in the target in the source's order.",
+    "in_order": "Copies stand in the target in the source's order, where `order` is `stream`.",
     "no_loss": (
-        "Seen = copied + queued + skipped + too old + parked, and the target holds the last acknowledged copy."
+        "Seen = copied + queued + skipped + too old + parked + deleted before they were copied, and the target"
+        " holds the last acknowledged copy."
     ),
     "path_alive": "Heartbeats come as often as they did, where there are any.",
     "progressing": "The position moves as long as the source is ahead of it.",

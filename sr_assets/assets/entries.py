@@ -67,7 +67,7 @@ class EntryAssets(ABC):
     def verdicts(self, site: Site, report: StreamReport, *, ask: bool = True) -> Iterator[dg.AssetCheckResult]:
         """Yield the verdicts of the checks; of a run that failed those that still mean something.
 
-        Without `ask` no server is asked, for which a run that goes on would have to wait.
+        Without `ask` no server is asked: a run that goes on would have to wait for the answer.
         """
 
     @abstractmethod

@@ -26,7 +26,7 @@ _MOST_NAMED: Final = 10
 _CHECKS: Final = {
     "no_gap": "The stream held every sequence between where this run began and ended.",
     "advisories_understood": "Nothing was rejected (table global_rejects) for a day.",
-    "sites_watched": "No site is blind: each sent its next heartbeat when it had announced it.",
+    "sites_watched": "No site is blind: no heartbeat is overdue.",
 }
 
 

@@ -15,7 +15,7 @@ from sr_assets.domain.errors import SrAssetsError
 from sr_assets.settings import Settings, StreamSettings
 
 #: table → (the stage that makes its rows, what one row is of)
-TABLES = {
+_TABLE_ROWS = {
     "last_seen_nodes": ("node_state", "tracked node that is not retired"),
     "retired_nodes": ("node_state", "retired node"),
     "node_availability": ("node_state", "node ever tracked"),
@@ -29,13 +29,13 @@ TABLES = {
     "snapshot_info": ("replica", "publication: only the last"),
 }
 #: table of native streams and of all links → what one row is of; these are assets only with native streams.
-TOPOLOGY_TABLES = {
+_TOPOLOGY_ROWS = {
     "topology_streams": "stream of a cluster that the configuration names",
     "topology_links": "mirror, source, replica or feed",
     "topology_drift": "difference between a native stream that is wanted and the one that is there",
 }
 #: global table → what one row is of; these are assets only where there is a feed.
-GLOBAL_TABLES = {
+_GLOBAL_ROWS = {
     "global_availability": "node ever reported, at each site",
     "global_advisories": "advisory of any site",
     "global_summary": "site and stream, with the state of its heartbeat",
@@ -54,13 +54,13 @@ def build_fleet_assets(settings: Settings) -> dg.AssetsDefinition:
         table: _table_spec(
             table, row, [stream_key(stream, stage) for stream in settings.streams if _has(stream, stage)]
         )
-        for table, (stage, row) in TABLES.items()
+        for table, (stage, row) in _TABLE_ROWS.items()
     }
     if settings.feeds:
         sources = [stream_key(feed, "advisory_feed") for feed in settings.feeds]
-        specs |= {table: _table_spec(table, row, sources) for table, row in GLOBAL_TABLES.items()}
+        specs |= {table: _table_spec(table, row, sources) for table, row in _GLOBAL_ROWS.items()}
     if native := native_keys(settings):
-        specs |= {table: _table_spec(table, row, native) for table, row in TOPOLOGY_TABLES.items()}
+        specs |= {table: _table_spec(table, row, native) for table, row in _TOPOLOGY_ROWS.items()}
 
     @dg.multi_asset(
         name="fleet_tables",
@@ -86,9 +86,9 @@ def published_tables(settings: Settings) -> Iterator[dg.AssetMaterialization]:
     try:
         tables = describe_tables(settings.home)
     except SrAssetsError:
-        # They are published by the end of the run, or it says why not.
+        # Nothing is published yet: the end of this run publishes the tables, or fails and says why.
         return
-    for table in (*TABLES, *(GLOBAL_TABLES if settings.feeds else ())):
+    for table in (*_TABLE_ROWS, *(_GLOBAL_ROWS if settings.feeds else ())):
         rows, columns = tables[table]
         yield dg.AssetMaterialization(table_key(table), metadata=table_metadata(columns, rows))
 

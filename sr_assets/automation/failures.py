@@ -35,7 +35,7 @@ def build_failure_sensor(settings: Settings) -> dg.SensorDefinition:
         name="run_failures",
         monitor_all_code_locations=True,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Names the streams of a run that failed and what to do, and has `notify` tell of it.",
+        description="Names the streams of a run that failed and what to do, and lets `notify` report the failure.",
     )
     def run_failures(context: dg.RunFailureSensorContext) -> None:
         steps, run = context.get_step_failure_events(), context.dagster_run
@@ -63,7 +63,7 @@ def _entries(settings: Settings, site: str | None, selection: Collection[dg.Asse
 
 
 def _unreported(settings: Settings, entries: Sequence[Entry]) -> tuple[str, ...]:
-    """Return the streams that no published error tells of."""
+    """Return the streams whose published state has no error."""
     return tuple(
         entry.stream
         for entry in entries

@@ -1,6 +1,6 @@
-"""The jobs: a site's work, and the nightly removal of old runs with its schedule.
+"""A site's job, and resolving a job of some assets alone.
 
-Not here: when a site's job runs (`sensors`), what it does (`assets`).
+Not here: when a site's job runs (`sensors`), what it does (`assets`), the nightly removal of old runs (`old_runs`).
 """
 
 from collections.abc import Mapping, Sequence

@@ -24,7 +24,7 @@ from sr_assets.automation.decisions import (
     decide,
     unread_messages,
 )
-from sr_assets.automation.looks import Looks
+from sr_assets.automation.looks import SharedLooks
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import watermark
 from sr_assets.domain.subjects import advisory_subject
@@ -66,17 +66,17 @@ def _feed_kind(_: FeedSettings) -> _Kind:
 _KINDS: Final[Mapping[type[Entry], Callable[[Any], _Kind]]] = {StreamSettings: _stream_kind, FeedSettings: _feed_kind}
 
 
-def shared_looks(settings: Settings) -> Looks:
+def shared_looks(settings: Settings) -> SharedLooks:
     """Return what the sensors of all sites share: one look at each cluster serves a round of all of them."""
-    return Looks(settings.entries, settings.sensor.interval_ns / _SECOND_NS / 2)
+    return SharedLooks(settings.entries, settings.sensor.interval_ns / _SECOND_NS / 2)
 
 
-def find_work(settings: Settings, site: str, looks: Looks | None = None) -> Decision:
+def find_work(settings: Settings, site: str, looks: SharedLooks | None = None) -> Decision:
     """Decide whether a site needs a run; without `looks` its sources are asked for it alone.
 
     Raises RunError when no source could be asked at all, or when it cannot be known what is paused.
     """
-    looks = looks or Looks(settings.sites[site], math.inf)
+    looks = looks or SharedLooks(settings.sites[site], math.inf)
     folder = settings.home / "sites" / site
     status = read_status(folder)
     if not status and any(_kind(entry).rules.begins_empty for entry in settings.sites[site]):
@@ -101,14 +101,14 @@ class _Tick:
         status: dict[str, Any],
         paused: frozenset[str],
         connections: ExitStack,
-        looks: Looks,
+        looks: SharedLooks,
     ) -> None:
         self._settings = settings
         self._entries = settings.sites[site]
         self._folder = settings.home / "sites" / site
         self._status = status
         self._age_seconds = status_age_seconds(status)
-        # What was asked before that knows less than the status does.
+        # An answer from before the status was written knows less than the status.
         self._since = time.monotonic() - (math.inf if self._age_seconds is None else self._age_seconds)
         self._looks = looks
         self._paused = paused

@@ -28,7 +28,12 @@ _KEPT: Final = (
 )
 
 
-@dg.op(description="Deletes runs that ended a week ago (failed ones: a month ago), and all but the newest thousands.")
+@dg.op(
+    description=(
+        "Deletes ended runs that were created more than 7 days ago (failed ones: 30 days), and all but the newest 5,000"
+        " (failed ones: 1,000)."
+    )
+)
 def delete_old_runs(context: dg.OpExecutionContext) -> None:
     """Delete old runs, oldest first, with all that is left of these and of earlier ones; no data of ours is in them."""
     instance, deleted, left_over = context.instance, 0, 0

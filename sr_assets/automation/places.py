@@ -63,7 +63,7 @@ class Places:
     def take(self, site: str, instance: dg.DagsterInstance) -> bool:
         """Take a place for a run of a site that is about to be requested; without one the site is in line afterwards.
 
-        Neither when a run has just taken it in: the sources were asked since the sensor looked.
+        False, and not in line, when a run of the site has begun since the sensor looked, or has just taken the site in.
         """
         settings, job = self._settings, site_job_name(site)
         places, _ = runs_at_a_time(settings, instance)

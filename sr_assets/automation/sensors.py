@@ -11,7 +11,7 @@ import dagster as dg
 
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.automation.jobs import site_job_name
-from sr_assets.automation.looks import Looks
+from sr_assets.automation.looks import SharedLooks
 from sr_assets.automation.observing import find_work
 from sr_assets.automation.places import UNDER_WAY, WITHOUT_LOCK_SECONDS, Places, runs_at_a_time
 from sr_assets.domain.errors import RunError
@@ -19,7 +19,7 @@ from sr_assets.resources import LINGER, MODE_TAG
 from sr_assets.settings import Settings, asset_name
 
 
-def build_lag_sensor(settings: Settings, site: str, looks: Looks, places: Places) -> dg.SensorDefinition:
+def build_lag_sensor(settings: Settings, site: str, looks: SharedLooks, places: Places) -> dg.SensorDefinition:
     """Return the sensor that asks for a run of a site whenever there is something to do for it.
 
     All sites share `looks` and `places`.
@@ -49,7 +49,7 @@ def build_lag_sensor(settings: Settings, site: str, looks: Looks, places: Places
             return dg.SensorResult(skip_reason=skip, cursor=cursor)
         if not places.take(site, context.instance):
             runs, limit = runs_at_a_time(settings, context.instance)
-            skip = f"in line: {runs} runs are under way ({limit}), one of them takes it in: {reason}"
+            skip = f"no run requested: at most {runs} at a time ({limit}), a run under way takes the site in: {reason}"
             return dg.SensorResult(skip_reason=skip, cursor=cursor)
         return dg.SensorResult(
             run_requests=[dg.RunRequest(tags={MODE_TAG: LINGER, "sr_assets/reason": reason[:200]})], cursor=cursor

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sr_assets.adapters.logs import print_in
+from sr_assets.adapters.logs import set_print_format
 from sr_assets.cli.base import SECONDS, cli, configured, stream_named
 from sr_assets.cli.warnings import warn
 from sr_assets.domain.durations import duration
@@ -67,7 +67,7 @@ def up(settings: "Settings", port: int, read_only: bool, auth_file: Path | None)
     """
     from sr_assets.operate import Ui, serve
 
-    print_in(settings.log_format)
+    set_print_format(settings.log_format)
     warn(settings)
     _outlive_rotation(settings)
     return serve(settings, Ui(port, read_only, auth_file))
@@ -91,7 +91,7 @@ def run(settings: "Settings", names: tuple[str, ...], once: bool, follow: bool) 
 
     if once and follow:
         raise click.UsageError("--once and --follow exclude each other")
-    print_in(settings.log_format)
+    set_print_format(settings.log_format)
     warn(settings)
     _outlive_rotation(settings)
     chosen = {stream.label: stream for name in names for stream in settings.find(name)}

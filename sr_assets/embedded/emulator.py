@@ -20,7 +20,7 @@ from sr_assets.adapters.nats.client import error_text, secure_options
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError
-from sr_assets.embedded.fleet_plan import FleetPlan, Publication
+from sr_assets.embedded.fleet_plan import FleetPlan, PlannedMessage
 
 _WINDOW_MESSAGES = 256
 _ACK_SECONDS = 5.0
@@ -147,7 +147,7 @@ class Fleet:
             await asyncio.sleep(min(left, _POLL_SECONDS))
         return not self._stop.is_set()
 
-    async def _publish(self, stream: JetStreamContext, publication: Publication, window: asyncio.Semaphore) -> None:
+    async def _publish(self, stream: JetStreamContext, publication: PlannedMessage, window: asyncio.Semaphore) -> None:
         """Publish until acknowledged or stopped; a repeat may store the message twice, as a node's own repeat would."""
         subject = self._subject.replace("%s", publication.sender)
         try:

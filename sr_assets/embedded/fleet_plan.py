@@ -33,7 +33,7 @@ class Churn:
 
 
 @dataclass(frozen=True, slots=True)
-class Publication:
+class PlannedMessage:
     """What one node publishes, `at_seconds` after the fleet began."""
 
     at_seconds: float
@@ -97,14 +97,14 @@ class FleetPlan:
         """The host name of node `number`, from 0."""
         return f"{_ROLES[number % len(_ROLES)]}{number // len(_ROLES) + 1}.{self.domain}"
 
-    def events(self, epoch_seconds: float = 0.0) -> Iterator[Publication]:
+    def events(self, epoch_seconds: float = 0.0) -> Iterator[PlannedMessage]:
         """Yield the publications in order of time, without end; the messages are dated from `epoch_seconds` on."""
         nodes = self._nodes_in_order()
         for round_ in count():
             for node in nodes:
                 if node.schedule.publishes(round_):
                     at = round_ * self.interval_seconds + node.phase_seconds
-                    yield Publication(
+                    yield PlannedMessage(
                         at,
                         node.sender,
                         registration_message(

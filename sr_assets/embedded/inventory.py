@@ -2,7 +2,7 @@
 
 Compression is the most expensive part of such a message, so the bulk of an inventory is compressed once and shared; what
 differs by node goes in front of it as a stored deflate block. The result is one ordinary gzip member, for about 20 µs a
-message. Not here: which node publishes when (`emulator`), reading such messages (`domain.registration`).
+message. Not here: which node publishes when (`fleet_plan`), reading such messages (`domain.registration`).
 """
 
 import base64

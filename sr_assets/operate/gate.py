@@ -86,7 +86,7 @@ def refuse_foreign_page(scope: Scope) -> Refusal | None:
     if scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
         asked = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         if scope["path"].rstrip("/").endswith("/graphql") and "query" in asked:
-            return Refusal(405, "GraphQL is asked with POST: a GET, which any page can cause, changes nothing", _ALLOW)
+            return Refusal(405, "ask GraphQL with POST: a GET is refused, because any page can cause one", _ALLOW)
     return None
 
 
@@ -151,7 +151,7 @@ def refuse_other_user(scope: Scope) -> Refusal | None:
     """Refuse the other users of this machine, where the system tells whose a connection on loopback is."""
     if peer_user(scope.get("client"), scope.get("server")) in (None, 0, os.geteuid()):
         return None
-    return Refusal(403, "this UI is another user's: who starts it can let others in with --auth-file")
+    return Refusal(403, "this UI belongs to another user, who can let others in with --auth-file")
 
 
 def peer_user(client: tuple[str, int] | None, server: tuple[str, int] | None) -> int | None:

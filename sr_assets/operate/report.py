@@ -58,7 +58,7 @@ def report_run(entries: Sequence[Entry], result: ExecuteInProcessResult) -> int:
         print_warning(line)
     if result.success:
         return 0
-    # With it comes Dagster, which who only prints needs not.
+    # Imported here: it imports Dagster, which a caller that only prints does not need.
     from sr_assets.automation.failures import failures
 
     for line in failures(result.all_events):

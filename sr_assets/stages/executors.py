@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.connection_file import pack_cluster
 from sr_assets.adapters.copying.fence import may_ask
-from sr_assets.adapters.spark.cluster import shown
+from sr_assets.adapters.spark.cluster import without_secret
 from sr_assets.adapters.spark.config import is_cluster
 from sr_assets.adapters.spark.remote import try_remotely
 from sr_assets.adapters.spark.session import leave_session, open_session, spark_error
@@ -39,13 +39,15 @@ def try_executors(settings: Settings) -> list[Tried]:
         session = open_session(settings.spark, settings.home.resolve(), _SESSION)
         try:
             for executor, link, error in try_remotely(session, links):
-                tried.append((link or shown(mode), f"connect from executor {executor}" if link else executor, error))
+                tried.append(
+                    (link or without_secret(mode), f"connect from executor {executor}" if link else executor, error)
+                )
         finally:
             leave_session(session, forget=True)
     except SrAssetsError as error:
-        tried.append((shown(mode), "an executor that takes a task", str(error)))
+        tried.append((without_secret(mode), "an executor that takes a task", str(error)))
     except Exception as error:  # noqa: BLE001  whatever Spark raises is a result here
-        tried.append((shown(mode), "an executor that takes a task", str(spark_error(error))))
+        tried.append((without_secret(mode), "an executor that takes a task", str(spark_error(error))))
     return tried + _try_fences(settings)
 
 

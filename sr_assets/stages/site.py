@@ -52,7 +52,7 @@ class Site:
     """The right to work on one site and everything that the work needs; entered with `with`.
 
     Raises SiteBusyError when another run holds the site for `wait_seconds` on. `folder` is `<home>/sites/<name>`. The
-    Spark engine stays warm for `keep_engine_seconds` after its last use. `company` says how many sites the process serves.
+    Spark engine stays warm for `keep_engine_seconds` after its last use. `sites_served` says how many sites the process serves.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Site:
         run_id: str,
         wait_seconds: float = 60.0,
         keep_engine_seconds: float = KEEP_SECONDS,
-        company: Callable[[], int] = lambda: 1,
+        sites_served: Callable[[], int] = lambda: 1,
     ) -> None:
         """Name the site and who works on it."""
         self.settings = settings
@@ -82,7 +82,7 @@ class Site:
         #: Set when background work has ended.
         self.woken = threading.Event()
         self._lock = SiteLock(self.folder, owner, wait_seconds)
-        self._company = company
+        self._sites_served = sites_served
         self._stack = contextlib.ExitStack()
         self._began_at = time.monotonic()
         self._publish_after = 0.0
@@ -109,7 +109,7 @@ class Site:
     @property
     def rest_seconds(self) -> float:
         """How long to rest between two looks at a stream that has caught up."""
-        return rest_seconds(self._company())
+        return rest_seconds(self._sites_served())
 
     def _note_change(self) -> None:
         self._changed = True

@@ -18,7 +18,7 @@ from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.registration import decode_payload
 from sr_assets.domain.tracking import Event, NodeState, Policy, Sighting, sight, splay_ns
 from sr_assets.embedded.emulator import Fleet
-from sr_assets.embedded.fleet_plan import Churn, FleetPlan, Publication
+from sr_assets.embedded.fleet_plan import Churn, FleetPlan, PlannedMessage
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import load_cluster, parse_cluster
 from sr_assets_tests.rig import Command, wait_until
@@ -28,7 +28,7 @@ SECOND_NS = 1_000_000_000
 RESTLESS = Churn(share=0.4, short_seconds=12, long_seconds=24)
 
 
-def story(plan: FleetPlan, until_seconds: float) -> list[Publication]:
+def story(plan: FleetPlan, until_seconds: float) -> list[PlannedMessage]:
     """What happens before `until_seconds`."""
     return list(itertools.takewhile(lambda publication: publication.at_seconds < until_seconds, plan.events()))
 

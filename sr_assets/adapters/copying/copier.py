@@ -87,7 +87,7 @@ class Copier:
         return self._receipt
 
     def _find_copies(self, sender: Sender) -> None:
-        """Read the target behind the intent: the source sequences of our copies there are copied already."""
+        """Read what the target has stored since the intent: the source sequences of our copies there are copied already."""
         for target_sequence, copy in sender.copies():
             self._found[copy.sequence] = target_sequence, copy.stored_ms
             self._receipt.locate(target_sequence, copy.sequence)

@@ -33,7 +33,7 @@ LEASE_SECONDS: Final = 10.0
 LAST_WRITE_SECONDS: Final = 2 * LEASE_SECONDS + 3.0
 _LOOK_SECONDS: Final = 2.0
 _ANSWER_SECONDS: Final = 5.0
-#: What a run leaves behind that never comes back goes by itself.
+#: The server deletes a consumer that was unused for so long, as a killed run leaves them.
 _FORGOTTEN_NS: Final = 24 * 3_600 * 1_000_000_000
 _NO_CONSUMER: Final = 10014
 _NO_STREAM: Final = 10059
@@ -83,7 +83,7 @@ def _is_there(target: Connection, operation: str, answer: dict[str, Any]) -> boo
 
 
 def _create(target: Connection, stream: str, name: str, subjects: tuple[str, ...]) -> None:
-    """Create a consumer that delivers nothing and no other can have made; raises WireError, ExecutorLostError when one has."""
+    """Create a consumer that delivers nothing; raises ExecutorLostError when another writer made it, or WireError."""
     config: dict[str, Any] = {
         "name": name,
         "durable_name": name,
@@ -102,7 +102,7 @@ def _create(target: Connection, stream: str, name: str, subjects: tuple[str, ...
     error = answer.get("error")
     if error and error.get("err_code") == _CLAIMED:
         raise ExecutorLostError(
-            f"an earlier attempt to write into {stream} may still be at work: its batch is begun again"
+            f"an earlier attempt to write into {stream} may still be at work; the batch is begun again"
         )
     if error:
         raise WireError(f"{target.address}: {operation}: {error.get('description')} ({error.get('err_code')})")

@@ -26,12 +26,13 @@ class CopyPlan:
     - `replicator`, `name`, `created_ns`: the identity of the copies; the source's created time in unix ns
     - `prefix`, `remove`: how the subject is rewritten
     - `first`, `next`, `since`: the intent: its range of source sequences, and the target's last sequence when it was
-      made. Our copies in the target behind `since` are copied already
+      made. Source messages with a copy of ours in the target after `since` are copied already
     - `folder`, `batch`: the folder with this stream's writer locks, and the batch that may write (its file `batch`)
     - `receipt`: the file for the receipt of all tasks, written once all have succeeded
     - `resend`: appended to each `Nats-Msg-Id` as `/r<resend>` unless 0: for a stream that is copied again on purpose
-    - `source_sequence`, `source_ns`: a message of the source at or behind the range's end, and when it was stored: another
-      one there, or none any more behind it, means another source. Without it nothing is compared
+    - `source_sequence`, `source_ns`: a message of the source at or after the range's end, and when it was stored.
+          If the source now has another message there, or ends before it, it is another source. Without it
+          nothing is compared
     - `cutoff_ns`: messages stored before this time (unix ns) are not copied but counted as too old
     - `on_poison`: `park` or `stop`
     - `staging`: the folder for the Parquet rows of the copies; without it nothing is staged

@@ -85,13 +85,13 @@ class Sender:
         return outgoing
 
     def copies(self) -> Iterator[tuple[int, CopyOf]]:
-        """Yield our copies in the target behind the intent, each with its target sequence."""
+        """Yield our copies that the target has stored since the intent, each with its target sequence."""
         plan = self._plan
         state = self._target.request(self._target.api(f"STREAM.INFO.{plan.stream}"), {}).get("state")
         if state is None:
             raise RunError(f"target stream {plan.stream} does not exist on {self._target.address}")
-        behind = SequenceRange(plan.since + 1, max(plan.since, int(state["last_seq"])) + 1)
-        for message in itertools.chain.from_iterable(wire.read_headers(self._target, plan.stream, behind)):
+        stored_since = SequenceRange(plan.since + 1, max(plan.since, int(state["last_seq"])) + 1)
+        for message in itertools.chain.from_iterable(wire.read_headers(self._target, plan.stream, stored_since)):
             copy = find_copy(message.headers, plan.identity, plan.created_ns)
             if copy is not None:
                 yield message.sequence, copy

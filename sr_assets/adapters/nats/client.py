@@ -21,12 +21,12 @@ from nats.aio.msg import Msg
 from sr_assets.adapters.nats.api import UNAVAILABLE, ApiError
 from sr_assets.adapters.security import (
     NO_TLS,
-    denied_words,
+    denied_text,
+    no_responder_hint,
     read_login,
-    silence_words,
+    silence_hint,
     tls_context,
-    tls_words,
-    unanswered_words,
+    tls_error_text,
 )
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError, TransientError
@@ -40,8 +40,8 @@ T = TypeVar("T")
 class ClientThread:
     """A connection to the first of a cluster's servers that answers, and the thread of its event loop.
 
-    Opened by the first call, and again by the first call after it was lost. An error that is not an answer sets `woken`;
-    `complaint` is then the error text of the server or the socket.
+    Opened by the first call, and again by the first call after it was lost. An error that is not an answer sets `woken`,
+    and so does an acknowledgement of an `ItemPublisher`. After an error `complaint` is the text of the server or the socket.
     """
 
     def __init__(self, settings: ClusterSettings, name: str) -> None:
@@ -103,11 +103,11 @@ class ClientThread:
             if self.complaint and not answer.done():
                 line = f"{self.settings.label}: {subject}: {self.complaint}"
                 if "violation" in line.lower():
-                    raise RunError(denied_words(line))
+                    raise RunError(denied_text(line))
                 raise TransientError(line)
             return await answer
         except nats.errors.NoRespondersError:
-            text = f"{self.settings.label}: {subject}: no responder ({unanswered_words(self.settings)})"
+            text = f"{self.settings.label}: {subject}: no responder ({no_responder_hint(self.settings)})"
             raise ApiError(text, UNAVAILABLE) from None
         except nats.errors.TimeoutError:
             raise TransientError(f"{self.settings.label}: {subject}: no answer in {REQUEST_SECONDS:.0f} s") from None
@@ -134,7 +134,7 @@ class ClientThread:
                 # nats-py waits without end for a connection on which TLS failed.
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(client.close(), _CLOSE_SECONDS)
-                hint = silence_words(self.settings) if isinstance(error, TimeoutError) else ""
+                hint = silence_hint(self.settings) if isinstance(error, TimeoutError) else ""
                 problem = self.complaint or error_text(error)
                 if "authorization violation" in problem.lower():
                     hint = " (correct the login in the URL)"
@@ -226,7 +226,7 @@ def secure_options(settings: ClusterSettings) -> dict[str, Any]:
 def error_text(error: Exception) -> str:
     """Return the text of an error without the library's prefix."""
     if isinstance(error, ssl.SSLError):
-        return tls_words(error)
+        return tls_error_text(error)
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, OSError) and error.errno:

@@ -30,7 +30,7 @@ _AGAIN_SECONDS: Final = 0.05
 
 
 @contextlib.contextmanager
-def answering(home: Path, sql: str, *, seconds: float) -> Iterator[tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]]:
+def user_query(home: Path, sql: str, *, seconds: float) -> Iterator[tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]]:
     """Run one SELECT; yields its columns and an iterator of its rows, which are fetched as they are taken.
 
     Raises ConfigurationError as `read_rows` does, RunError when it takes longer than `seconds` or more memory than

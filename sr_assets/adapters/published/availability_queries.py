@@ -61,7 +61,7 @@ def availability(
 def wrong_sums(home: Path, day: Day) -> int:
     """Return how many of a day's rows do not add up to the time since the node was first seen, up to the day's end.
 
-    Of rows that are not final only that they are no longer than the day is known.
+    Rows that are not final are only checked for being no longer than the day, and for their longest outage.
     """
     sql = f"""
         SELECT count(*) FROM availability_daily AS a LEFT JOIN node_availability AS n USING (name, stream, node),

@@ -33,7 +33,7 @@ FILES_OF_A_LEVEL: Final = 40
 _GROUP_BYTES: Final = 64 << 20
 _ORDER: Final = [("node", "ascending"), ("sequence", "ascending")]
 _PARTS: Final = "sr_assets.parts"
-_AGAIN: Final = -1
+_DUPLICATE: Final = -1
 
 
 class Merge(NamedTuple):
@@ -89,7 +89,7 @@ def merge(planned: Merge, scratch: Path) -> int:
         shutil.rmtree(scratch, ignore_errors=True)
     draft.replace(whole)
     share_as_folder(whole)
-    return int((groups != _AGAIN).sum())
+    return int((groups != _DUPLICATE).sum())
 
 
 def is_abandoned(file: Path, listed: Mapping[Path, int]) -> bool:
@@ -117,7 +117,7 @@ def _groups(parts: Sequence[Path]) -> NDArray[np.int32]:
     groups_of_rows[order] = np.arange(len(table), dtype=np.int64) * count // max(1, len(table))
     ordered = table.take(order)
     same = [pc.equal(column.slice(1), column.slice(0, max(0, len(column) - 1))) for column in ordered.columns]
-    groups_of_rows[order[1:][pc.and_(*same).to_numpy()]] = _AGAIN
+    groups_of_rows[order[1:][pc.and_(*same).to_numpy()]] = _DUPLICATE
     return groups_of_rows
 
 
@@ -129,7 +129,7 @@ def _spread(parts: Sequence[Path], groups: NDArray[np.int32], scratch: Path) -> 
     writers: dict[int, pa.ipc.RecordBatchFileWriter] = {}
     try:
         for rows, numbers in _read(parts, groups):
-            for number in np.unique(numbers[numbers != _AGAIN]).tolist():
+            for number in np.unique(numbers[numbers != _DUPLICATE]).tolist():
                 if number not in writers:
                     options = pa.ipc.IpcWriteOptions(compression="zstd")
                     writers[number] = pa.ipc.new_file(str(scratch / f"{number}"), rows.schema, options=options)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sr_assets.adapters.published.files import Written
     from sr_assets.adapters.published.table import Table
 
-#: Fewer rows are written as quickly as it is found out which of them are new.
+#: Below this, writing all rows takes no longer than finding out which of them are new.
 LARGE: Final = 10_000
 
 

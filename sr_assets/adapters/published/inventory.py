@@ -78,7 +78,7 @@ _NEWEST: Final = """
     SELECT key, day, max(row(at_us, sequence)) AS message FROM candidates
     ASOF JOIN calendar ON candidates.at_us >= calendar.first_us GROUP BY key, day
     """
-# Messages are the large side of the join, whatever is estimated of their files: they have to stream by the newest ones.
+# DuckDB misestimates the files: messages are the large side of the join and have to be the probe side.
 _IN_THIS_ORDER: Final = "SET disabled_optimizers = 'join_order,build_side_probe_side'"
 _FOUND: Final = """
     CREATE OR REPLACE TEMP TABLE found AS
@@ -123,10 +123,10 @@ _COUNTED: Final = """
 def observe(
     histories: Histories, days: Sequence[Day], facts: Sequence[str], held_ns: Mapping[tuple[str, str], int]
 ) -> list[int]:
-    """Read what the nodes' newest messages of consecutive days say; returns the numbers of the values that nothing is known of.
+    """Read the values in each node's newest message of each of some consecutive days, into the table `observed`.
 
-    These, as those of each message, are with ANY_VALUE. By name and stream, `held_ns` is how long a message holds. Raises
-    RunError when the history cannot be read.
+    Returns the value numbers of a node of which nothing is known: ANY_VALUE and the NULL of each property. `held_ns` has by
+    name and stream how long a message holds. Raises RunError when the history cannot be read.
     """
     _refuse_earlier(histories)
     properties = _properties(facts)

@@ -34,7 +34,7 @@ def values_by_day(home: Path, name: str, since: date, most: int) -> Rows:
 
 
 def values_of_day(home: Path, when: date, most: int) -> Rows:
-    """Return what most nodes of a day had, and how many of them began and ceased to have it; at most so many of a property."""
+    """Return a day's values with nodes, came and went: of each property the `most` that most nodes had."""
     sql = """
         SELECT property, value, sum(nodes)::BIGINT AS nodes, sum(came)::BIGINT AS came, sum(went)::BIGINT AS went
         FROM inventory_daily WHERE date = $date GROUP BY property, value
@@ -60,7 +60,7 @@ def wrong_sums(home: Path, day: Day) -> int:
 
 
 def missing_nodes(home: Path, day: Day) -> int:
-    """Return how many nodes more than were counted had a message copied that was stored on a day, before the watermark."""
+    """Return how many nodes with a copied message stored on a day, before the watermark, were not counted."""
     sql = """
         WITH stored AS (
             SELECT name, stream, count(DISTINCT node) AS nodes FROM node_snapshot_history JOIN (

@@ -1,8 +1,8 @@
 """What is known of `fleet.duckdb`, in `fleet.json`: which publications it shows, and which earlier ones are still read.
 
-An earlier `fleet.duckdb` that may be open keeps a second name in `published/earlier`, by which the system can be asked whether
-it is, and with it the files that it shows are needed. Not here: making it (`index`), removing
-those files (`publication`).
+An earlier `fleet.duckdb` that may still be open keeps a hard link in `published/earlier`. By that link the system
+is asked whether a process has the file open: as long as one has, the Parquet files of its views are kept. Not here: making
+`fleet.duckdb` (`index`), removing Parquet files (`publication`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The availability of nodes by day, computed by Spark: how long each was up, silent, retired, unwatched.
+"""The availability of nodes by day, computed by Spark: how long each was up, silent, retired, blind.
 
 Here: the computation, exact to the nanosecond. Not here: where its input comes from and its rows go
 (`published.availability`), which days are computed (`stages.availability`).

@@ -52,10 +52,12 @@ def reach_cluster(mode: str) -> str:
                 return str(tried.getsockname()[0])
         except (OSError, OverflowError) as error:
             problems.append(f"{server}: {getattr(error, 'strerror', None) or error}")
-    raise RunError(f"spark.mode {shown(mode)}: nobody answers there ({'; '.join(problems)}): correct it, or start it")
+    raise RunError(
+        f"spark.mode {without_secret(mode)}: nobody answers there ({'; '.join(problems)}): correct it, or start it"
+    )
 
 
-def shown(mode: str) -> str:
+def without_secret(mode: str) -> str:
     """Return a mode without what may be a secret in it."""
     return mode.partition(";")[0]
 

@@ -28,7 +28,7 @@ _SCRUBBED: Final = (
     "SPARK_REMOTE",
     "SPARK_LOCAL_REMOTE",
 )
-#: Its work comes in short bursts, and most of it is done in Python: the optimizing compiler and a collector with threads of
+#: The engine's work comes in short bursts, mostly in Python: the optimizing compiler and a collector with threads of
 #: its own took two thirds of the JVM's processor time without making it faster.
 JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 #: Of no use on an engine that is ours alone; on others each session's files are its own.

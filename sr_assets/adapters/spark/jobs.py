@@ -106,7 +106,7 @@ class CopyJob:
 
 @contextlib.contextmanager
 def _named() -> Iterator[None]:
-    """Say of a connection that fails where it does: the run's own machine may reach the same server."""
+    """Name the executor in a connection's error: the run's own machine may reach the same server."""
     try:
         yield
     except WireError as error:

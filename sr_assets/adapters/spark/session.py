@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sr_assets.adapters.private import own_folder
-from sr_assets.adapters.spark.cluster import check_series, cluster_config, explained, reach_cluster, ship_package, shown
+from sr_assets.adapters.spark.cluster import (
+    check_series,
+    cluster_config,
+    explained,
+    reach_cluster,
+    ship_package,
+    without_secret,
+)
 from sr_assets.adapters.spark.config import child_environment, engine_config, is_cluster
 from sr_assets.adapters.spark.connect import close, is_remote, join_engine, join_server, set_options
 from sr_assets.adapters.spark.engine import start_engine
@@ -32,9 +39,9 @@ logger = logging.getLogger(__name__)
 def open_session(settings: SparkSettings, home: Path, site: str) -> SparkSession:
     """Join this site's Spark session on the engine that `spark.mode` names, and interrupt an earlier run's tasks in it.
 
-    Every run of a site uses the same session id: the session stays warm, and a run that joins it can interrupt tasks whose
-    client was killed. Data source `jetstream` is registered. Raises TransientError when the engine ends before it is
-    joined.
+    On a Connect server every run of a site uses the same session id: the session stays warm, and a run that joins it
+    can interrupt tasks whose client was killed. Data source `jetstream` is registered on this host's engine, not on a
+    cluster. Raises TransientError when the engine ends before it is joined.
     """
     mode = settings.mode
     if mode == "connect-local":
@@ -79,7 +86,7 @@ def _open_on_cluster(settings: SparkSettings, home: Path, site: str) -> SparkSes
         if isinstance(failed, EngineLostError):
             failed = RunError("no server of Spark Connect answers there: correct it, or start it")
         kind = ExecutorLostError if isinstance(failed, ExecutorLostError) else RunError
-        raise kind(f"spark.mode {shown(mode)}: {failed}") from error
+        raise kind(f"spark.mode {without_secret(mode)}: {failed}") from error
     return session
 
 
@@ -179,7 +186,9 @@ def spark_error(error: Exception) -> RunError:
         kind, text = ours[-1]
         return _KINDS.get(kind, RunError)(text.strip())
     if any(sign in text for sign in _GONE):
-        return EngineLostError("Spark does not answer any more, or has forgotten the session: it is begun again")
+        return EngineLostError(
+            "Spark does not answer any more, or has forgotten the session; the batch is begun again in a new one"
+        )
     if _LOST.search(text):
         return ExecutorLostError("the cluster lost an executor again and again: look at its workers' logs")
     if lacking := explained(text):

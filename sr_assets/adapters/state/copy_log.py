@@ -64,7 +64,7 @@ class CopyLog:
         return sorted((at + step, sequence + step) for at, sequence, length in runs for step in range(length))
 
     def keep_until(self, target_sequence: int) -> None:
-        """Forget the copies behind a target sequence: the target no longer holds them."""
+        """Forget the copies after a target sequence: the target no longer holds them."""
         rows = self._connection.execute(
             "SELECT committed_ns, target_sequences, sequences, lengths FROM copies WHERE stream = ?", [self._stream]
         ).fetchall()

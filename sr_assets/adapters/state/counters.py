@@ -26,7 +26,7 @@ COPYING: Final = "copying"
 
 
 class Counter(StrEnum):
-    """What is counted. The label of an advisory is its event, of seconds and errors of the copying `COPYING`.
+    """What is counted. The labels: an advisory's is its event, `COPYING` marks seconds and errors of copying.
 
     `RECALLED_MESSAGES` were counted as copied and are lost in the target: `copied_messages` went back by them.
     `PROCESSED_MESSAGES` took `PROCESSING_SECONDS`.

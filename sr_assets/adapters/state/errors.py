@@ -32,7 +32,7 @@ def first_line(error: duckdb.Error) -> str:
     return str(error).splitlines()[0]
 
 
-def complaint(file: Path, error: duckdb.Error) -> RunError:
+def opening_error(file: Path, error: duckdb.Error) -> RunError:
     """Return the error about a file: that it is broken, or only that it cannot be opened."""
     reason = first_line(error)
     if any(sign in reason for sign in _OUTER_TROUBLE):

@@ -209,7 +209,7 @@ class GlobalTables:
         return int(self._connection.execute(statement, values).fetchall()[0][0])
 
     def count_nodes(self, feed: str) -> int:
-        """Return how many nodes a feed reported, at each site."""
+        """Return how many nodes a feed reported; one that several sites report counts once for each."""
         rows = self._connection.execute("SELECT count(*) FROM global_nodes WHERE feed = ?", [feed]).fetchall()
         return int(rows[0][0])
 

@@ -39,7 +39,8 @@ class Heartbeats:
     def silent(self, name: str, now_ns: int) -> dict[str, int]:
         """Return how long the heartbeats of each subject have been missing, in ns; only those that are overdue.
 
-        That is judged at the stream's own source, for the entry `name`: after three times the time that lay between them.
+        Judged by the hop at the stream's own source, that of entry `name`: a heartbeat is overdue after three times
+        the mean time between those of the last hour, and never within a minute.
         """
         rows = self._connection.execute(
             """

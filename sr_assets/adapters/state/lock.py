@@ -63,7 +63,7 @@ class SiteLock:
 
 
 def lock_owner(folder: Path) -> str | None:
-    """Return who holds a site's lock and since when; None when it is free. Who is no more is not named."""
+    """Return who holds a site's lock and since when; None when it is free. A holder whose process is gone is not named."""
     try:
         with (folder / "lock").open() as handle:
             try:

@@ -14,7 +14,7 @@ class Intent:
     """What a batch of copies is about to do, committed before it does anything and done again with the same numbers.
 
     `first` and `next` bound the source sequences; `available` is the first that the source still held, or of a range
-    that spans many holes its first message. `starts` and `created_ns` say of which copying of which source,
+    that spans many holes its first message. `created_ns` and `starts` identify the source and its beginning,
     `target_stream`, `target_created_ns` and `target_sequence` where the target ended. `resend`: what the target lost is
     sent again, nothing is read anew; `waits`: the intent was open when that was noticed, and comes after. `folded`: the
     decisions stand in the copy queue; a tracked stream's intent without it was left by schema 2, which folded and copied

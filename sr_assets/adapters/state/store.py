@@ -18,7 +18,7 @@ import duckdb
 from sr_assets.adapters.state.copy_log import CopyLog
 from sr_assets.adapters.state.copy_queue import CopyQueue
 from sr_assets.adapters.state.counters import Counters
-from sr_assets.adapters.state.errors import complaint, first_line
+from sr_assets.adapters.state.errors import first_line, opening_error
 from sr_assets.adapters.state.gaps import Gaps
 from sr_assets.adapters.state.global_view import GlobalTables
 from sr_assets.adapters.state.heartbeats import Heartbeats
@@ -53,7 +53,7 @@ _OF_A_STREAM: Final = (
 )
 
 #: The tables with what happened to a stream.
-_HISTORY: Final = ("transitions", "gaps", "parked", "blind_history")
+_HISTORY: Final = ("transitions", "gaps", "parked", "blind_history", "heartbeats")
 
 
 class SiteState:
@@ -77,12 +77,12 @@ class SiteState:
                 _make(file)
             self._connection = _connect(file)
         except duckdb.Error as error:
-            raise complaint(file, error) from None
+            raise opening_error(file, error) from None
         try:
             versions = self._connection.execute("SELECT schema_version FROM about").fetchall()
         except duckdb.Error as error:
             self._connection.close()
-            raise complaint(file, error) from None
+            raise opening_error(file, error) from None
         version = versions[0][0] if versions else None
         if version not in (SCHEMA_VERSION, *MIGRATIONS):
             self._connection.close()

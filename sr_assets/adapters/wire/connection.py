@@ -14,11 +14,11 @@ from typing import Any, Final, Self
 from sr_assets.adapters.login import Login
 from sr_assets.adapters.security import (
     NO_TLS,
-    denied_words,
+    denied_text,
+    no_responder_hint,
     read_login,
-    silence_words,
+    silence_hint,
     tls_context,
-    unanswered_words,
 )
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.frames import Frame
@@ -185,7 +185,7 @@ class Connection:
     def _answer(self, subject: str, frame: Frame) -> dict[str, Any]:
         if frame.status is not None:
             raise WireError(
-                f"{self.address}: {subject} answered {frame.status_text} ({unanswered_words(self._cluster)})"
+                f"{self.address}: {subject} answered {frame.status_text} ({no_responder_hint(self._cluster)})"
             )
         return self.decoded(frame.payload, subject)
 
@@ -231,7 +231,7 @@ class Connection:
         return info
 
     def _secure(self) -> None:
-        # What came in the clear behind INFO may be from anybody.
+        # What came after INFO, before TLS, may be from anybody.
         self._forget_received()
         self._open_link().secure(tls_context(self._cluster.tls or TlsSettings()))
 
@@ -245,7 +245,7 @@ class Connection:
             for frame in self._read(controls=True):
                 if frame.verb == verb:
                     return frame
-        hint = silence_words(self._cluster) if verb == b"INFO" else ""
+        hint = silence_hint(self._cluster) if verb == b"INFO" else ""
         seconds = self._cluster.connect_timeout_seconds
         raise WireError(f"{self.address}: no {verb.decode()} within {seconds:g} s{hint}")
 
@@ -272,7 +272,7 @@ class Connection:
             elif frame.verb == b"-ERR":
                 complaint = frame.payload.decode(errors="replace").strip("'")
                 if complaint.lower().startswith("permissions violation"):
-                    raise DeniedError(f"{self.address}: {denied_words(complaint)}")
+                    raise DeniedError(f"{self.address}: {denied_text(complaint)}")
                 raise WireError(f"{self.address}: {complaint}")
             elif controls:
                 messages.append(frame)

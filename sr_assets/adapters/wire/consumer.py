@@ -45,7 +45,7 @@ def read_consumer(
     *,
     headers_only: bool = False,
 ) -> Iterator[list[Message]]:
-    """Pull the range, possibly with messages behind it, until nothing follows.
+    """Pull the range, possibly with messages after it, until nothing follows.
 
     A request that stays silent for some seconds is given up, and the rest pulled through a new consumer with smaller
     requests: what the old one has sent it does not send again. Raises WireError when nothing came for `request_seconds`,

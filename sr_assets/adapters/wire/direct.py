@@ -23,7 +23,7 @@ def read_direct(
     max_bytes: int,
     timeout_seconds: float | None = None,
 ) -> Iterator[list[Message]]:
-    """Ask for batch after batch until the range is passed or nothing follows; messages behind it may come too.
+    """Ask for batch after batch until the range is passed or nothing follows; messages after it may come too.
 
     Ends early when another stream answers, a mirror: what it sends is discarded. Raises SilenceError when no answer comes
     in time, `request_seconds` unless given.

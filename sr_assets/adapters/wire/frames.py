@@ -36,7 +36,7 @@ _DIRECT_BLOCK: Final = re.compile(
     rb"(?:Nats-Num-Pending: (\d+)\r\nNats-Last-Sequence: \d+\r\n)?"
     rb"\r\n"
 )
-# What a headers-only consumer puts behind the headers of a message.
+# The header line that a headers-only consumer appends to those of a message.
 _SIZE_LINE: Final = re.compile(rb"Nats-Msg-Size: (\d+)\r\n\r\n")
 
 

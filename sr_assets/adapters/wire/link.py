@@ -13,7 +13,7 @@ import struct
 import time
 from typing import Final
 
-from sr_assets.adapters.security import tls_words
+from sr_assets.adapters.security import tls_error_text
 from sr_assets.domain.errors import TransientError
 
 RECEIVE_BYTES: Final = 1 << 20
@@ -46,7 +46,7 @@ class DeniedError(WireError):
 
 
 class Link:
-    """A TCP connection to `host:port`, secured on demand. Nothing waits but connecting, `secure` and `wait`."""
+    """A TCP connection to `host:port`, secured on demand. Connecting, `secure`, `await_bytes` and `await_room` wait."""
 
     def __init__(self, server: str, timeout_seconds: float, *, abrupt: bool = False) -> None:
         """Connect; raises WireError when nobody answers there, or when `server` is no address.
@@ -154,5 +154,5 @@ def _words(error: Exception) -> str:
     if isinstance(error, _CLOSED) or getattr(error, "errno", None) == errno.ENOTCONN:
         return CLOSED
     if isinstance(error, ssl.SSLError):
-        return tls_words(error)
+        return tls_error_text(error)
     return getattr(error, "strerror", None) or str(error)

@@ -68,7 +68,7 @@ def measure_disk(bench: Bench, runs: int) -> dict[str, Any]:
 
 
 def copy_run(folder: Path, run_id: str, copies: Sequence[str]) -> None:
-    """Add runs to an instance that left behind what one did: files, and rows."""
+    """Add copies of a run to an instance, files and rows, under other run ids."""
     history = folder / "history"
     for copy in copies:
         shutil.copy(history / "runs" / f"{run_id}.db", history / "runs" / f"{copy}.db")

@@ -73,7 +73,7 @@ def _make_known(bench: Bench, count: int) -> None:
 
 
 def _fall_silent(bench: Bench) -> None:
-    """Let every such node have been seen last 45 minutes earlier, within one minute."""
+    """Move the last sighting of every node that `_make_known` wrote 45 to 46 minutes back."""
     with SiteState(bench.home / "sites" / SITE) as state, state.transaction():
         state.connection.execute(
             """

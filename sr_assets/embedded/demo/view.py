@@ -24,7 +24,7 @@ _SITES = """
         skipped_messages AS skipped, lag_messages AS lag, replication.as_of AS as_of
     FROM replication JOIN site_summary USING (name, stream) ORDER BY name
 """
-# From their advisories alone, so a moment behind.
+# The centre's view, from the sites' advisories alone, so a moment late.
 _CENTRE = """
     SELECT name, observer, up, timeout, retired, last_advisory_at, observer_alive_at, as_of
     FROM global_summary ORDER BY name

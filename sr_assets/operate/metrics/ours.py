@@ -58,7 +58,7 @@ OURS: Final = (
     _each(
         "sr_assets_watermark_age_seconds",
         "gauge",
-        "How long ago the source's time was up to which everything is known; by it silence is judged.",
+        "Age of the watermark: the source's time up to which everything is known, and by which silence is judged.",
         lambda stream, now: max(0.0, now - stream.number("watermark_ns") / 1e9),
         lambda stream: bool(stream.status.get("watermark_ns")),
     ),
@@ -91,7 +91,7 @@ OURS: Final = (
     _each(
         "sr_assets_last_success_timestamp_seconds",
         "gauge",
-        "When everything was done without an error that there was to do.",
+        "When all work that there was had last been done without an error, or nothing was left to do.",
         lambda stream, _: stream.succeeded_at,
         lambda stream: stream.succeeded_at > 0,
     ),

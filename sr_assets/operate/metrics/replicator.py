@@ -183,7 +183,7 @@ REPLICATOR: Final = (
         lambda stream: stream.counted("forced_messages"),
     ),
     _worker("tracker_total_items", "gauge", "Senders that are tracked.", _total_nodes, _is_sampled),
-    _advisor("advisor_total_messages", "Advisories that were sent, also without success.", "advisories"),
+    _advisor("advisor_total_messages", "Attempts to send an advisory, failed ones included.", "advisories"),
     _advisor("advisor_publish_errors", "Advisories that were refused or not acknowledged.", "advisory_errors"),
 )
 

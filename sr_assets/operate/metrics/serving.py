@@ -161,7 +161,7 @@ def write_textfile_once(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def _textfile_beside(exposition: Exposition, configured: MetricsSettings) -> Iterator[None]:
-    """Write the file for the node exporter every 15 seconds, in a thread; what goes wrong is said once, until it is well."""
+    """Write the file for the node exporter every 15 seconds, in a thread; a problem is printed once, until it is solved."""
     file, ended = configured.textfile, threading.Event()
     if file is None:
         yield

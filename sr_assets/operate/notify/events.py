@@ -80,7 +80,7 @@ class SentFile:
 
 
 def all_sent(settings: Settings) -> Sent:
-    """Return where a new target begins: behind everything that is published so far."""
+    """Return where a new target begins: after everything that is published so far."""
     since = _newest(settings)
     ids: dict[str, list[str]] = {}
     for event in _published(settings, since):

@@ -47,6 +47,20 @@ def test_what_is_committed_is_there_when_it_is_opened_again(tmp_path: Path) -> N
         assert state.load_stream("T") is None
 
 
+def test_an_erased_stream_is_left_in_no_table(state: SiteState) -> None:
+    tables = state.connection.execute(
+        "SELECT table_name FROM information_schema.columns WHERE column_name = 'stream' AND table_name NOT LIKE 'global_%'"
+    ).fetchall()
+    assert ("heartbeats",) in tables
+    with state.transaction():
+        for (table,) in tables:
+            state.connection.execute(f"INSERT INTO {table} (stream) VALUES ('S'), ('T')")
+        state.erase_stream("S")
+    for (table,) in tables:
+        assert state.connection.execute(f"SELECT stream FROM {table}").fetchall() == [("T",)], table
+    assert state.known_streams() == ["T"]
+
+
 def test_duckdb_draws_nothing_on_stdout(state: SiteState) -> None:
     with state.beside() as other:
         for each in (state, other):
