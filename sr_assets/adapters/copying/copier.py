@@ -20,6 +20,7 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.domain.provenance import other_writer
 from sr_assets.domain.subjects import source_subject
+from sr_assets.domain.tracking import ALL, untracked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -98,7 +99,7 @@ class Copier:
         for messages, missing in fetch(source, plan, list(self._rows)):
             for message in messages:
                 receipt.last_sequence, receipt.last_stored_ns = message.sequence, message.stored_ns
-                if plan.cutoff_ns is not None and message.stored_ns < plan.cutoff_ns:
+                if not untracked(message.stored_ns, plan.cutoff_ns, ALL).copy:
                     receipt.too_old += 1
                     receipt.too_old_bytes += len(message.payload)
                     continue
