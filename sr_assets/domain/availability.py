@@ -56,7 +56,7 @@ class AdvisoryFormat(StrEnum):
 
 
 class Reject(StrEnum):
-    """Why a message is rejected instead of folded. with a `transition` a `clock_ahead` message is folded too."""
+    """Why a message is rejected instead of folded; a `clock_ahead` message with a `transition` is folded too."""
 
     TOO_LARGE = "too_large"
     NOT_JSON = "not_json"

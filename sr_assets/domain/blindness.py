@@ -96,11 +96,11 @@ def find_blind_spans(
     planning info's clock when everything up to its last sequence is processed and that clock set the watermark, else None.
 
     A hole lasts from the last message before it to the first one after it that was stored later. Without such a message
-    it ends at `until_ns`; without that it stays open, and the next batch ends it: so a cut inside or behind a hole changes
+    it ends at `until_ns`; without that it stays open, and the next batch ends it: so a cut inside or after a hole changes
     nothing. A batch may have no messages. A hole without a message before it makes no span.
     """
     blinding = merge_ranges(hole for hole, reason in holes if reason in BLINDING_REASONS)
-    # The index of the message that follows each hole; for a hole behind the last message their number.
+    # The index of the message that follows each hole; for a hole after the last message their number.
     indexes = {bisect_left(sequences, hole.first) for hole in blinding}
     if after_hole:
         indexes.add(0)

@@ -75,7 +75,7 @@ class ClusterSettings:
         return f"domain {domain}" if self.api_prefix == domain_api(domain) else f"API prefix {self.api_prefix}"
 
     def same_as(self, other: "ClusterSettings") -> bool:
-        """Return whether both are the same JetStream: of `shares_subjects` those without another domain or prefix."""
+        """Return whether both are the same JetStream: they share subjects, and are asked at the same API prefix."""
         return self.api_prefix == other.api_prefix and self.shares_subjects(other)
 
     def shares_subjects(self, other: "ClusterSettings") -> bool:

@@ -1,7 +1,7 @@
 """Prometheus' text format: metrics with their samples become text.
 
-`prometheus-client` cannot write it: it ends each counter's name in `_total`, and those of the Stream Replicator do not, by
-which dashboards and alert rules know them. Not here: which metrics there are (`operate.metrics`).
+`prometheus-client` cannot write it: it ends each counter's name in `_total`. The names of the Stream Replicator's counters,
+which dashboards and alert rules use, do not end so. Not here: which metrics there are (`operate.metrics`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Kind = Literal["counter", "gauge", "summary"]
 
 
 class Sample(NamedTuple):
-    """A value with its labels, as `labels` returns them; `suffix` is put behind the metric's name."""
+    """A value with its labels, as `labels` returns them; `suffix` is appended to the metric's name."""
 
     labels: str
     value: float

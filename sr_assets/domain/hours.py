@@ -22,7 +22,7 @@ def hour_at(time_ns: int) -> str:
 
 
 def hours_until(time_ns: int) -> list[str]:
-    """Return the hours of the last day, that of a time last."""
+    """Return the 24 hours that end with the hour of a time."""
     last = datetime.fromtimestamp(time_ns // 10**9, UTC)
     return [(last - timedelta(hours=ago)).strftime("%Y-%m-%dT%H") for ago in range(HOURS - 1, -1, -1)]
 

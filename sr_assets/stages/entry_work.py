@@ -61,7 +61,7 @@ class EntryWork(ABC):
 
     @property
     def under_way(self) -> bool:
-        """Whether a batch is being made beside, however long that takes."""
+        """Whether a batch is under way in the background, however long that takes."""
         return False
 
     @property
@@ -83,7 +83,7 @@ class EntryWork(ABC):
         """Do the work of a run's end, after its last round."""
 
     def join(self, deadline: float) -> None:  # noqa: B027  most entries have nothing to do here
-        """Wait for what runs beside, up to a time (monotonic seconds); what does not end by then is interrupted."""
+        """Wait for the background work up to a time (monotonic seconds), then interrupt it."""
 
     def close(self) -> None:  # noqa: B027  most entries have nothing to do here
         """Close what the entry opened."""

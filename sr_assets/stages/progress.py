@@ -1,7 +1,7 @@
-"""What takes long says how far it is: a stream's batches, each a line of the log while a run catches up, and one line a
+"""The progress of long work: a stream's batches, each a line of the log while a run catches up, and one line a
 minute after; a look through a whole stream, a line every ten seconds.
 
-Who has a terminal shows it as bars instead (`show_on`). Not here: the bars (`operate.bars`), what is recorded in Dagster
+On a terminal it is shown as bars instead (`show_on`). Not here: the bars (`operate.bars`), what is recorded in Dagster
 (`assets.recording`), the counters (`report`).
 """
 
@@ -122,7 +122,7 @@ class LongWork:
     """One work of known size, used by `with`: how far it is, how fast, and how long it still takes."""
 
     def __init__(self, label: str, total: int) -> None:
-        """Say what is done, and how much that is."""
+        """Take what the work is called, and its size."""
         self._label, self._total = label, total
         self._began_at = self._logged_at = time.monotonic()
 

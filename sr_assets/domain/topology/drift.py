@@ -28,7 +28,7 @@ _OUR_NAMES: Final = {"num_replicas": "replicas"}
 
 
 class Remedy(StrEnum):
-    """What would mend a difference: an update, only a new stream, or nothing, as the server takes it and does nothing."""
+    """What mends a difference: an update, or only a new stream; nothing does where the server ignores the setting."""
 
     UPDATABLE = "updatable"
     NEEDS_RECREATE = "needs_recreate"
@@ -104,7 +104,7 @@ def _sources(wanted: WantedStream, existing: FoundStream) -> Iterator[Drift]:
         if other is None:
             yield Drift("sources", upstream_text(source), None, Remedy.UPDATABLE)
         elif _start(source) != _start(other):
-            # It counts when a source is new to the stream, and never again.
+            # A start counts only when a source is added to the stream.
             yield Drift("sources", upstream_text(source), upstream_text(other), Remedy.IGNORED)
     for identity, source in there.items():
         if identity not in ours:

@@ -31,9 +31,9 @@ class Peer(NamedTuple):
 class FoundLink:
     """A mirror, or one of the sources, of a stream.
 
-    `active_ns` is how long ago it was heard of, None: never. `sequence` is the last of the origin's that was copied, which
-    servers since 2.15 report. `api` is where its origin is asked, None: at the stream's own JetStream. `since_start` tells
-    whether it began with the origin's first message.
+    `active_ns` is how long ago the server heard from the origin, None: never. `sequence` is the last of the
+    origin's that was copied, which servers since 2.15 report. `api` is where its origin is asked, None: at the stream's own
+    JetStream. `since_start` tells whether it began with the origin's first message.
     """
 
     kind: LinkKind
@@ -55,7 +55,7 @@ class FoundLink:
 
     @property
     def domain(self) -> str | None:
-        """The JetStream domain of its origin, where that is another one's."""
+        """The JetStream domain that its origin is asked in, None where no other domain is asked."""
         match = _DOMAIN.fullmatch(self.api or "")
         return match[1] if match else None
 

@@ -75,19 +75,19 @@ class Link:
 
     @property
     def native(self) -> bool:
-        """Whether the servers do it themselves."""
+        """Whether servers copy by themselves, through a mirror or a source."""
         return self.kind in ("mirror", "source")
 
     @property
     def dead(self) -> bool:
-        """Whether nothing is heard of it: never, or for too long. Ours is heard of when there is something to copy."""
+        """Whether a native link was never active, or too long ago; a link of ours is dead while it has an error."""
         if not self.native:
             return self.error is not None
         return self.active_seconds is None or self.active_seconds > self.limits.silent_seconds
 
     @property
     def behind(self) -> bool:
-        """Whether it is further behind than it may be, as far as that is known."""
+        """Whether the lag exceeds its limit; a lag that is not known exceeds none."""
         if self.limits.lag_messages is not None:
             return (self.lag_messages or 0) >= self.limits.lag_messages
         return (self.lag_messages or 0) > 0 and (self.lag_seconds or 0.0) > self.limits.silent_seconds
@@ -99,7 +99,7 @@ class Link:
 
 
 def limits(metadata: Mapping[str, str]) -> Limits:
-    """Return the limits that a stream's metadata sets by the keys that natscli reads too; what it cannot be is ignored."""
+    """Return the limits that a stream's metadata sets by the keys that natscli reads too; a value that is no limit is ignored."""
     seen, lag = metadata.get("io.nats.monitor.seen-critical", ""), metadata.get("io.nats.monitor.lag-critical", "")
     parts = _GO_PART.findall(seen)
     seconds = float(sum(Fraction(number.rstrip(".")) * _GO_UNITS[unit] for number, unit in parts) / SECOND_NS)

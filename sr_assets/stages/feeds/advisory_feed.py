@@ -116,7 +116,7 @@ class FeedStage:
         return self._reader.read(self._feed, source, present, advisories="true")
 
     def _commit(self, state: StreamState, source: StreamInfo, covered: SequenceRange, received: pa.Table) -> None:
-        """Commit a batch's advisories and heartbeats, and the position behind it, in one transaction."""
+        """Commit a batch's advisories and heartbeats, and the position after it, in one transaction."""
         store, report, feed = self._store, self._report, self._feed
         available = first_available(source, covered)
         absent = missing(SequenceRange(available, covered.next), received["sequence"].to_pylist())

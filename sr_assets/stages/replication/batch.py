@@ -96,7 +96,7 @@ class Batch:
         absent = [SequenceRange(first, after) for first, after in receipt.missing]
         seen = len(self._present) - sum(map(len, absent))
         now_ns = self._context.clock.now_ns()
-        # What the plan stepped over is a hole, unless the source begins behind it.
+        # What the plan stepped over is a hole, unless the source begins after it.
         held = min(max(self._covered.first, self._source.first_sequence), self._present.first)
         absent = merge_ranges([SequenceRange(held, self._present.first), *absent])
         gaps = gap_rows(stream, self._source, self._covered, held, absent, now_ns)

@@ -40,7 +40,7 @@ class Copies:
     undone: FoundCopies = field(default_factory=FoundCopies)
 
     def __len__(self) -> int:
-        """Count them all."""
+        """Return the number of all copies."""
         return len(self.here) + len(self.earlier) + len(self.undone)
 
     @property
@@ -74,7 +74,7 @@ class Copies:
         return bool(len(self.undone)) or not len(self.here)
 
     def undo_after(self, sequence: int | None) -> None:
-        """Take the copies behind a source sequence, or all, for copies of what the source does not hold any more."""
+        """Treat the copies after a source sequence, or all, as copies of messages that the source no longer holds."""
         kept = 0 if sequence is None else self.here.before(sequence + 1)
         for copy in self.here.part(kept, len(self.here)):
             self.undone.add(copy)

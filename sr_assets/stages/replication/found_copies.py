@@ -47,7 +47,7 @@ class Copy:
 
 
 class _RowFile:
-    """Rows in a file without a name, which is gone with its last user."""
+    """Rows in a file without a name, which the system removes once nobody uses it."""
 
     def __init__(self, folder: Path | None) -> None:
         self.descriptor, name = tempfile.mkstemp(dir=folder)
@@ -55,7 +55,7 @@ class _RowFile:
         weakref.finalize(self, os.close, self.descriptor)
 
     def append(self, rows: Rows) -> None:
-        """Write rows behind those that are there."""
+        """Append rows."""
         left = memoryview(rows.tobytes())
         while left:
             left = left[os.write(self.descriptor, left) :]
@@ -85,7 +85,7 @@ class FoundCopies:
         self._firsts: Numbers | None = None
 
     def add(self, copy: Copy) -> None:
-        """Add one at the end."""
+        """Append a copy."""
         index = self._indexes.setdefault(copy.sender, len(self._names))
         if index == len(self._names):
             self._names.append(copy.sender)
@@ -97,11 +97,11 @@ class FoundCopies:
             self._write()
 
     def __len__(self) -> int:
-        """Count them."""
+        """Return the number of copies."""
         return self._after - self._first
 
     def __getitem__(self, index: int) -> Copy:
-        """Return one by its index; -1 is the last."""
+        """Return the copy at an index; -1 is the last."""
         row = self._first + (index if index >= 0 else len(self) + index)
         return self._copy(self._chunk(row // _CHUNK)[row % _CHUNK].item())
 
@@ -112,7 +112,7 @@ class FoundCopies:
 
     @property
     def total_bytes(self) -> int:
-        """The size of all together."""
+        """The bytes of all copies together."""
         return sum(int(rows["payload_bytes"].sum()) for rows in self._chunks())
 
     @property
@@ -122,18 +122,18 @@ class FoundCopies:
 
     @property
     def latest(self) -> Copy:
-        """The one with the highest target sequence; there is at least one."""
+        """The copy with the highest target sequence; there is at least one."""
         best = [rows[int(rows["target_sequence"].argmax())].item() for rows in self._chunks()]
         return self._copy(max(best))
 
     def before(self, sequence: int) -> int:
-        """Return how many are of source sequences before one; these are sorted by it."""
+        """Return how many copies are of lower source sequences; the copies are sorted by them."""
         chunk = max(0, int(np.searchsorted(self._firsts_of_chunks(), sequence)) - 1)
         row = chunk * _CHUNK + int(np.searchsorted(self._chunk(chunk)["sequence"], sequence)) if self._after else 0
         return min(max(row, self._first), self._after) - self._first
 
     def __contains__(self, sequence: int) -> bool:
-        """Return whether there is a copy of a source sequence among these, which are sorted by it."""
+        """Return whether there is a copy of a source sequence; the copies are sorted by it."""
         at = self.before(sequence)
         return at < len(self) and self[at].sequence == sequence
 
@@ -144,7 +144,7 @@ class FoundCopies:
             yield from map(self._copy, rows[np.isin(rows["sequence"], wanted)].tolist())
 
     def sort_by_sequence(self) -> None:
-        """Order them by their source sequence; of several of one message the last that was added stays."""
+        """Sort by source sequence; of several copies of one message the last that was added stays."""
         if self._ascends("sequence", 1):
             return
         keys = self._column("sequence")
@@ -153,12 +153,12 @@ class FoundCopies:
         self._take(order[np.append(keys[1:] != keys[:-1], True)])
 
     def sort_by_time(self) -> None:
-        """Order them by when their originals were stored."""
+        """Sort by the times at which the originals were stored."""
         if not self._ascends("stored_ns", 0):
             self._take(np.argsort(self._column("stored_ns"), kind="stable"))
 
     def part(self, first: int, after: int) -> FoundCopies:
-        """Return those from one index to before another, of the same file; none is added to it any more."""
+        """Return the copies of a range of indexes, in the same file; nothing may be appended afterwards."""
         self._write()
         part = FoundCopies(self._folder)
         part._file, part._names, part._indexes = self._file, self._names, self._indexes

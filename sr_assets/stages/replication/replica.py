@@ -89,7 +89,7 @@ class ReplicaStage:
             check_source(stream, source)
         if tracked and self._is_another_source(source_cluster, source, tracked):
             return False
-        # A queued batch is of messages that were read; any other one lies behind them.
+        # A queued batch is of messages that were read; any other batch comes after them.
         intent = store.open_intent(stream.stream)
         reading = intent if intent is not None and not intent.folded else None
         state = tracked or load_position(store, source_cluster, stream, source, reading)

@@ -100,7 +100,7 @@ class TargetReview:
             self._target = prepare_target(self._stream, self._source, cluster)
 
     def refuse_other_writer(self) -> None:
-        """Stop when the target has copies of ours behind the last one that a batch of this state made.
+        """Stop when the target has copies of ours after the last one that a batch of this state made.
 
         Other messages there are read only once: `target_checked` moves with the next intent. On a target of many sites those
         with subjects of others are not read at all, unless the target rewrites subjects.
@@ -220,7 +220,7 @@ class TargetReview:
         return merge_ranges(SequenceRange(sequence, sequence + 1) for sequence in sequences if sequence in whole)
 
     def _move_intents(self, *, created_ns: int, target_sequence: int, waits: bool) -> None:
-        """Let the open intents look for copies behind the target's current end; called inside a transaction."""
+        """Let the open intents look for copies after the target's current end; called inside a transaction."""
         for resend in (False, True):
             if intent := self._store.open_intent(self._stream.stream, resend=resend):
                 moved = replace(intent, target_stream=self._stream.target_stream)
@@ -243,7 +243,7 @@ class TargetReview:
         return copy is None or copy.sequence != copying.target_holds
 
     def _note_rollback(self, target: StreamInfo) -> None:
-        """Find the last copy that is still at its target sequence, and request that all copies behind it are sent again.
+        """Find the last copy that is still at its target sequence, and request that all copies after it are sent again.
 
         Copies older than an hour are not in the copy log: they are recorded as lost.
         """

@@ -1,6 +1,6 @@
 """The copies that were decided or under way when a stream is recovered: none of them vanishes.
 
-Each is in the target, is made later (`due`), is read again behind the new position, or is recorded as lost. Here: which is
+Each is in the target, is made later (`due`), is read again after the new position, or is recorded as lost. Here: which is
 which. Not here: the copies in the target (`copies`), the commit (`recover`).
 """
 
@@ -51,7 +51,7 @@ def find_unsettled(
 ) -> Unsettled:
     """Return what becomes of the queue, of an open batch, and of what the target had lost; `state` is the recovered one.
 
-    What lies behind the last copy of the source as it is is read again. Nothing is written.
+    What comes after the last copy of the present source is read again. Nothing is written.
     """
     unsettled = Unsettled()
     _sort_queue(site, stream, state, copies, unsettled)

@@ -150,7 +150,7 @@ def _move_to_new_source(entry: Entry, state: StreamState, source: StreamInfo, pr
     state.reset_starts = state.starts
     state.epoch_ns = max(state.epoch_ns + 1, epoch_at(source))
     state.created_ns = source.created_ns
-    # What the source held behind the last message read, and behind what silence is known of, is lost: nobody knows who
+    # What the source held after the last message read, and after what silence is known of, is lost: nobody knows who
     # reported then, until the first message that it stores from now on.
     known = [ns for ns in (state.watermark_ns, state.last_stored_ns) if ns is not None]
     state.watermark_ns = state.last_stored_ns = max(known, default=None)
@@ -211,7 +211,7 @@ def first_sequence(cluster: Cluster, start: Start, source: StreamInfo) -> int:
 
 
 def _sequence_at(cluster: Cluster, source: StreamInfo, time_ns: int, end: int | None = None) -> int:
-    """Return the first sequence stored at or after a time, by halving; `end` (behind the last) when none is before it."""
+    """Return the first sequence stored at or after a time, by halving; `end` (after the last) when none is before it."""
     low, high = max(1, source.first_sequence), source.last_sequence + 1 if end is None else end
     while low < high:
         middle = (low + high) // 2

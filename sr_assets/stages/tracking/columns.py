@@ -58,7 +58,7 @@ class BlindColumns:
     """`BlindSpans`, asked about many senders at once; the same formulas."""
 
     def __init__(self, blind: BlindSpans) -> None:
-        """Take the spans as arrays: where each begins, and the blind time before each and behind the last."""
+        """Take the spans as arrays: where each begins, and the blind time before each and after the last."""
         spans = np.array(blind.spans, np.int64).reshape(-1, 2)
         self._starts, self._ends = spans[:, 0], spans[:, 1]
         self._before = np.concatenate(([0], np.cumsum(self._ends - self._starts)))

@@ -1,6 +1,6 @@
 """A batch's decisions as rows: what is copied and why not, which copies are due, what is counted.
 
-Not here: the rules that batch_decisions (`domain.tracking`), the fold (`fold`), the copying (`replication`).
+Not here: the rules that decide (`domain.tracking`), the fold (`fold`), the copying (`replication`).
 """
 
 from __future__ import annotations

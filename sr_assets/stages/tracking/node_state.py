@@ -1,7 +1,7 @@
 """Stage `node_state`: read what the fleet sent, fold it per sender, let time pass. It needs the source alone.
 
 A batch's node states, transitions, counters, gaps and the copies that are due (the copy queue) are one transaction with
-the position behind it. Nothing outside changes before that, so a batch that a crash interrupted is read again. Not here:
+the position after it. Nothing outside changes before that, so a batch that a crash interrupted is read again. Not here:
 the rules (`domain.tracking`), the copying (`replication`), publishing transitions (`node_advisories`).
 """
 
@@ -176,7 +176,7 @@ class NodeStage:
         sightings: pa.Table,
         left_open: Intent | None,
     ) -> None:
-        """Fold a batch and commit everything it changed, with the position behind it, in one transaction."""
+        """Fold a batch and commit everything it changed, with the position after it, in one transaction."""
         stream, store, report = self._stream, self._store, self._report
         available = first_available(source, covered)
         absent = missing(SequenceRange(available, covered.next), sightings["sequence"].to_pylist())
@@ -257,7 +257,7 @@ class NodeStage:
 
     def _fold(self, state: StreamState, sightings: pa.Table, cutoff_ns: int | None, blind: BlindSpans) -> pa.Table:
         rows = self._store.nodes(self._stream.stream).fold_input(sightings)
-        # Behind a hole at the end of what was read, as a source that went back leaves one, come older messages only again.
+        # After a hole at the end of what was read, as a source that went back leaves one, only older messages come again.
         read_until_ns = state.last_stored_ns if state.hole_open else None
         first = state.forgotten_transition + 1
         return fold_batch(self._spark.use, rows, self._policy, cutoff_ns, blind, first, read_until_ns)
