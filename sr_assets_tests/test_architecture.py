@@ -53,7 +53,7 @@ PACKAGE_ORDER = {
         "spark",
     ),
     "stages": (
-        "beating",
+        "heartbeat_publisher",
         "clock",
         "daily",
         "availability",
@@ -350,7 +350,7 @@ def test_our_own_time_of_day_is_read_only_where_no_table_advisory_or_decision_de
             "time.time",
         ),  # since when a receiver fails, and what is too old to be counted together
         ("stages.replication.recover", "time.gmtime"),  # the name of a broken state that is set aside
-        ("stages.beating", "time.time"),  # what a heartbeat says of when it was sent
+        ("stages.heartbeat_publisher", "time.time"),  # what a heartbeat says of when it was sent
         ("stages.clock", "time.time_ns"),  # when a site's very first run finds no server to ask
     }
 

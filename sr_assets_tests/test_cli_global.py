@@ -20,8 +20,8 @@ from sr_assets.adapters.spark.source import read_advisories
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.advisories import PROTOCOL, observer_alive
-from sr_assets.domain.availability import Observation, read_message
 from sr_assets.domain.messages import Message
+from sr_assets.domain.received import Observation, read_message
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import parse_cluster
 from sr_assets_tests.rig import Command

@@ -71,7 +71,7 @@ def test_a_stream_becomes_what_jetstream_is_sent(tmp_path: Path) -> None:
         ({"mirror": {"stream": "S"}}, "hub/S → hub/S: messages would go round"),
         ({}, "needs mirror, sources or subjects"),
         ({"subjects": ["a.>", "a.b"]}, "'a.>' and 'a.b' overlap"),
-        ({"subjects": ["a"], "replicas": 7}, "7 are too many"),
+        ({"subjects": ["a"], "replicas": 7}, "7 are more than the 5"),
         ({"subjects": ["a"], "colour": "red"}, "unknown key 'colour'"),
         ({"mirror": {"stream": "A", "filter_subjects": "a"}}, "did you mean filter_subject?"),
     ),

@@ -25,11 +25,11 @@ from sr_assets.stages.topology.planning import make_plan, topology_of
 from sr_assets.stages.topology.watching import (
     DRIFT_CHECK,
     LINK_CHECKS,
-    Seen,
+    LookResult,
     Verdict,
-    publish_seen,
+    judge_look,
+    publish_look,
     remember_run,
-    see,
     topology_lock,
 )
 
@@ -73,7 +73,7 @@ def build_topology_assets(settings: Settings) -> list[dg.AssetsDefinition | dg.A
     return [native_streams, *external.values()]
 
 
-def evaluations(seen: Seen, wanted: WantedStream) -> Iterator[dg.AssetCheckEvaluation]:
+def evaluations(seen: LookResult, wanted: WantedStream) -> Iterator[dg.AssetCheckEvaluation]:
     """Yield the verdicts on a stream as events without a run."""
     key = topology_key(wanted.cluster, wanted.stream)
     for name, verdict in seen.verdicts[wanted.label].items():
@@ -82,7 +82,7 @@ def evaluations(seen: Seen, wanted: WantedStream) -> Iterator[dg.AssetCheckEvalu
         )
 
 
-def metadata(seen: Seen, wanted: WantedStream) -> Mapping[str, dg.MetadataValue]:
+def metadata(seen: LookResult, wanted: WantedStream) -> Mapping[str, dg.MetadataValue]:
     """Return what is recorded of a stream: its size, each link's lag, what differs, and the picture around it."""
     report = seen.report
     row = next(
@@ -103,7 +103,7 @@ def metadata(seen: Seen, wanted: WantedStream) -> Mapping[str, dg.MetadataValue]
     return recorded | {"picture": dg.MetadataValue.md(_picture(seen, wanted))}
 
 
-def _run(settings: Settings, run_id: str) -> tuple[Seen, list[str]]:
+def _run(settings: Settings, run_id: str) -> tuple[LookResult, list[str]]:
     """Do what is configured, look at what came of it and publish that; returns also what could not be done."""
     with topology_lock(settings, f"run {run_id}", 60.0) as folder, Looks(settings) as looks:
         plan = make_plan(settings, looks.take())
@@ -116,8 +116,8 @@ def _run(settings: Settings, run_id: str) -> tuple[Seen, list[str]]:
                     f"{outcome.step.wanted.label}: {outcome.detail}" for outcome in outcomes if outcome.result != "done"
                 ]
                 look_at_result(looks, outcomes)
-        seen = see(settings, looks)
-        publish_seen(settings, seen, run_id)
+        seen = judge_look(settings, looks)
+        publish_look(settings, seen, run_id)
         remember_run(folder, failed=bool(problems))
     return seen, problems
 
@@ -185,7 +185,7 @@ def _checks(wanted: WantedStream) -> dict[str, str]:
     return {**(LINK_CHECKS if wanted.upstreams else {}), **DRIFT_CHECK}
 
 
-def _results(seen: Seen, wanted: WantedStream) -> list[dg.AssetCheckResult]:
+def _results(seen: LookResult, wanted: WantedStream) -> list[dg.AssetCheckResult]:
     return [
         dg.AssetCheckResult(
             asset_key=topology_key(wanted.cluster, wanted.stream),
@@ -202,7 +202,7 @@ def _severity(verdict: Verdict) -> dg.AssetCheckSeverity:
     return dg.AssetCheckSeverity.WARN if verdict.warns else dg.AssetCheckSeverity.ERROR
 
 
-def _picture(seen: Seen, wanted: WantedStream) -> str:
+def _picture(seen: LookResult, wanted: WantedStream) -> str:
     """Return the streams that are connected with one as a picture in Markdown."""
     domains = {row.cluster: row.domain for row in seen.report.streams if row.domain}
     node = Node(domains.get(wanted.cluster) or wanted.cluster, wanted.stream)

@@ -22,13 +22,13 @@ from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.topology.plan import Action
 from sr_assets.stages.topology.looking import Looks
 from sr_assets.stages.topology.planning import make_plan, topology_of
-from sr_assets.stages.topology.watching import publish_seen, see, topology_lock
+from sr_assets.stages.topology.watching import judge_look, publish_look, topology_lock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sr_assets.settings import Settings
-    from sr_assets.stages.topology.watching import Seen
+    from sr_assets.stages.topology.watching import LookResult
 
 JOB: Final = "topology"
 #: A link counts as dead after 10 s of silence and is to be flagged 5 s later: Dagster's daemon looks for sensors that are due
@@ -67,12 +67,12 @@ def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
                 topology_lock(settings, "the sensor topology_watch", 0) as folder,
                 Looks(settings, "sr-assets topology watch") as looks,
             ):
-                seen = see(settings, looks.take())
+                seen = judge_look(settings, looks.take())
                 changed = _changed(seen, cursor)
                 # Ahead of us: the machine has started anew since.
                 age_seconds = time.monotonic() - cursor.get("published_at", -float("inf"))
                 if changed or not 0 <= age_seconds < interval_seconds:
-                    publish_seen(settings, seen, "topology_watch", _WAIT_SECONDS)
+                    publish_look(settings, seen, "topology_watch", _WAIT_SECONDS)
                     cursor["published_at"] = time.monotonic()
                 reason = _reason(settings, looks, read_status(folder))
         except SiteBusyError as error:
@@ -93,14 +93,14 @@ def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
     return topology_watch
 
 
-def _changed(seen: Seen, cursor: Mapping[str, Any]) -> list[str]:
+def _changed(seen: LookResult, cursor: Mapping[str, Any]) -> list[str]:
     """Return the streams whose verdicts are not recorded yet."""
     recorded = cursor.get("problems", {})
     return [label for label, failing in seen.problems().items() if recorded.get(label) != failing]
 
 
 def _events(
-    settings: Settings, seen: Seen, label: str
+    settings: Settings, seen: LookResult, label: str
 ) -> list[dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckEvaluation]:
     wanted = next(stream for stream in topology_of(settings).streams if stream.label == label)
     observed = dg.AssetObservation(topology_key(wanted.cluster, wanted.stream), metadata=metadata(seen, wanted))
@@ -123,6 +123,6 @@ def _reason(settings: Settings, looks: Looks, status: Mapping[str, Any]) -> str 
     return ", ".join(steps)
 
 
-def _summary(seen: Seen) -> str:
+def _summary(seen: LookResult) -> str:
     failing = [f"{label}: {', '.join(checks)}" for label, checks in seen.problems().items() if checks]
     return "; ".join(failing) or "every native stream is alive, caught up and as configured"

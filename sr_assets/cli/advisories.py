@@ -22,7 +22,7 @@ from sr_assets.cli.watching import watchable
 from sr_assets.domain.errors import RunError
 
 if TYPE_CHECKING:
-    from sr_assets.domain.availability import Advisory
+    from sr_assets.domain.received import Advisory
     from sr_assets.settings import Settings
     from sr_assets.stages.feeds.follow import Follower
 
@@ -148,7 +148,7 @@ def _rounds(followers: Sequence["Follower"]) -> Iterator[list[tuple["Advisory", 
 
 def _rows(received: Iterable[tuple["Advisory", int]], node: str | None, event: str | None) -> Iterator[tuple[Any, ...]]:
     """Yield the advisories of a node and an event, each as a row of `GLOBAL_ADVISORY_COLUMNS`."""
-    from sr_assets.domain.availability import LIFE_CYCLE
+    from sr_assets.domain.received import LIFE_CYCLE
 
     for advisory, received_ns in received:
         kind = LIFE_CYCLE[advisory.event_code].value

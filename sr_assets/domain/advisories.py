@@ -1,7 +1,7 @@
 """The messages that a site publishes: an advisory's id and JSON (Choria's version 2, extended, or 1), and a site's heartbeat.
 
 Add a field of an advisory or of a heartbeat here. Not here: when a transition happens (`tracking`), the subject it is
-published on (`subjects.advisory_subject`), the outbox, how a reader interprets it (`availability`).
+published on (`subjects.advisory_subject`), the outbox, how a reader interprets it (`received`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def encode(
 ) -> bytes:
     """Return the body of an advisory: compact JSON in UTF-8, without ASCII escapes; Choria's fields first.
 
-    Whole seconds are rounded down. `epoch_ns` is the watermark at which the stream's state began, 0 when that is not known:
+    Whole seconds are rounded down. `epoch_ns` is the source's time at which the stream's state began, 0 when unknown:
     of two advisories of a node the one with the later epoch counts, then the one with the higher `transition`.
     """
     age_ns, outage_ns = transition.age_ns, transition.outage_ns
@@ -96,7 +96,7 @@ def encode_v1(transition: Transition, *, name: str, sender: str, inspect_field: 
         "timestamp": transition.event_ns // SECOND_NS,
         "event": transition.event.value,
     }
-    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+    return _compact(body).encode()
 
 
 def observer_alive(

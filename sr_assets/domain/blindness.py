@@ -68,7 +68,7 @@ class BlindSpans:
         return self._blind_before(until_ns) - self._blind_before(since_ns)
 
     def exceeds_at_ns(self, since_ns: int, limit_ns: int) -> int:
-        """Return when a silence since `since_ns` exceeds a limit: the last instant at which it does not yet."""
+        """Return the last instant at which a silence since `since_ns` does not exceed a limit."""
         if not self.spans:
             return since_ns + limit_ns
         watched_ns = since_ns - self._blind_before(since_ns) + limit_ns

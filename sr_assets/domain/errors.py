@@ -33,4 +33,4 @@ class ExecutorLostError(TransientError):
 def cannot_write(path: object, error: OSError) -> str:
     """Return the line for a file or folder that cannot be written, for example on a full disk."""
     reason = os.strerror(error.errno) if error.errno else str(error)
-    return f"{path} cannot be written ({reason}); make room, the next run goes on where this one stopped"
+    return f"{path} cannot be written ({reason}); make room, or permit writing there; the next run goes on where this one stopped"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _ESCAPES: Final = {"\\": "\\\\", "\n": "\\n", '"': '\\"'}
 
-Kind = Literal["counter", "gauge", "summary"]
+MetricKind = Literal["counter", "gauge", "summary"]
 
 
 class Sample(NamedTuple):
@@ -38,7 +38,7 @@ def _escaped(text: str) -> str:
     return re.sub(r'[\\\n"]', lambda match: _ESCAPES[match[0]], text)
 
 
-def expose(name: str, kind: Kind, text: str, samples: Iterable[Sample]) -> Iterator[str]:
+def expose(name: str, kind: MetricKind, text: str, samples: Iterable[Sample]) -> Iterator[str]:
     """Yield the lines of a metric; none when it has no sample. What is no finite number is left out."""
     begun = False
     for written, value, suffix in samples:

@@ -1,8 +1,8 @@
 """What a copied heartbeat tells of its way: how long it took from one stream to the next, hop by hop.
 
 A heartbeat is a message with the header `Choria-SR-Subject`. Each hop adds a `Choria-SR-Source` with the time at which the
-stream that it read has stored the message. Not here: publishing heartbeats (`stages.beating`), keeping what was measured
-(`adapters.state.heartbeats`).
+stream that it read has stored the message. Not here: publishing heartbeats (`stages.heartbeat_publisher`), keeping what
+was measured (`adapters.state.heartbeats`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ MESSAGE_ID_HEADER: Final = b"Nats-Msg-Id"
 _VERSION: Final = b"NATS/1.0"
 _CRLF: Final = b"\r\n"
 _EMPTY: Final = _VERSION + 2 * _CRLF
-_STAY: Final = frozenset(
+_DROPPED: Final = frozenset(
     {
         b"nats-msg-id",
         b"nats-rollup",
@@ -36,8 +36,8 @@ _STAY: Final = frozenset(
         b"nats-last-sequence",
     }
 )
-_STAY_PREFIXES: Final = (b"nats-expected-", b"nats-batch-", b"nats-schedule", b"nats-trace-")
-_MAY_STAY: Final = re.compile(rb"\r\nnats-", re.IGNORECASE)
+_DROPPED_PREFIXES: Final = (b"nats-expected-", b"nats-batch-", b"nats-schedule", b"nats-trace-")
+_MAY_BE_DROPPED: Final = re.compile(rb"\r\nnats-", re.IGNORECASE)
 _MESSAGE_ID: Final = re.compile(rb".*/(\d+)/(\d+)(?:/r(\d+))?", re.DOTALL)
 
 
@@ -105,18 +105,18 @@ def header_values(headers: bytes, name: bytes) -> list[bytes]:
     return [line[len(start) :].strip(b" \t") for line in headers.split(_CRLF)[1:] if line.startswith(start)]
 
 
-def travelling_headers(headers: bytes) -> bytes:
+def kept_headers(headers: bytes) -> bytes:
     """Return the block without headers that control the server or belong to the previous hop; the rest byte for byte."""
-    if not _MAY_STAY.search(headers):
+    if not _MAY_BE_DROPPED.search(headers):
         return headers
-    return _CRLF.join(line for line in headers.split(_CRLF) if not _stays_behind(line))
+    return _CRLF.join(line for line in headers.split(_CRLF) if not _is_dropped(line))
 
 
 def header_writer(replicator: str, name: str, stream: str, created_ns: int) -> Callable[[bytes, int, int, int], bytes]:
     """Return a function that writes the headers of a source's copies; `created_ns` is the source's created time.
 
     It takes a message's own block, its sequence, its stored time in ns and the number of the re-send (0: none), and
-    returns the block of the copy: `travelling_headers`, then `Choria-SR-Source`, then `Nats-Msg-Id`. The text around the
+    returns the block of the copy: `kept_headers`, then `Choria-SR-Source`, then `Nats-Msg-Id`. The text around the
     numbers is the same for all copies, so it is prepared once.
     """
     of, by, identity = (
@@ -126,7 +126,7 @@ def header_writer(replicator: str, name: str, stream: str, created_ns: int) -> C
     added = b"%b: %b %%d %b %%d\r\n%b: %b%%d%%b\r\n\r\n" % (SOURCE_HEADER, of, by, MESSAGE_ID_HEADER, identity)
 
     def write(headers: bytes, sequence: int, stored_ns: int, resend: int) -> bytes:
-        own = travelling_headers(headers) if headers else _EMPTY
+        own = kept_headers(headers) if headers else _EMPTY
         head = own[:-2] if own.endswith(_CRLF + _CRLF) else own.removesuffix(_CRLF) + _CRLF
         return head + added % (sequence, stored_ns // 1_000_000, sequence, b"/r%d" % resend if resend else b"")
 
@@ -149,7 +149,7 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 20
 
 
-def _stays_behind(line: bytes) -> bool:
+def _is_dropped(line: bytes) -> bool:
     name, colon, _ = line.partition(b":")
     name = name.lower()
-    return bool(colon) and (name in _STAY or name.startswith(_STAY_PREFIXES))
+    return bool(colon) and (name in _DROPPED or name.startswith(_DROPPED_PREFIXES))

@@ -67,7 +67,7 @@ def foreign_copy(headers: bytes, identity: Identity, created_ns: int) -> Identit
     return None if other == identity else other
 
 
-def doubled(target_stream: str, identity: Identity, other: Identity) -> str:
+def doubled_text(target_stream: str, identity: Identity, other: Identity) -> str:
     """Return the warning that a target holds somebody else's copies of the same source."""
     return (
         f"target stream {target_stream} holds copies of the same source by {other.replicator}/{other.name}, so every"
@@ -77,7 +77,7 @@ def doubled(target_stream: str, identity: Identity, other: Identity) -> str:
     )
 
 
-def other_writer(target_stream: str, identity: Identity, sequence: int) -> str:
+def other_writer_text(target_stream: str, identity: Identity, sequence: int) -> str:
     """Return the message about a copy of ours in the target that no intent of this state explains."""
     stream, replicator, name = identity.stream, identity.replicator, identity.name
     return (

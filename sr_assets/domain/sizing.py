@@ -12,13 +12,13 @@ FROM_MESSAGES: Final = 1_000
 _SMALL_BYTES: Final = 8 * 1024 * 1024
 #: Payloads that are smaller than this together come with their headers: that is one request, a consumer several.
 _FETCHED_BYTES: Final = 1 << 20
-#: The largest batch of a stream that is far behind, unless it is configured.
+#: The default of `catch_up_messages`; `_MOST_MESSAGES` is a lower limit, which cannot be configured.
 CATCH_UP_MESSAGES: Final = 2_000_000
 #: What one core reads of a stream that is far behind in about ten seconds: a batch is no longer than that.
 _CORE_MESSAGES: Final = 250_000
 _CORE_BYTES: Final = 512 << 20
-#: No batch is larger, however many cores read it: with as many known senders it is what the fold does in the run's own
-#: process (`tracking.fold`). 300,000 rows take it 6 s, Spark's exchange 27 s; 1.1 million end an engine with our small heap.
+#: No batch is larger, however many cores read it: with as many known senders it gives the fold 1,000,000 rows, the
+#: most that it takes in the run's own process (`tracking.fold`). In Spark 1.1 million end an engine of our small heap.
 _MOST_MESSAGES: Final = 500_000
 #: From so many batches on a stream is far behind.
 _FAR_BATCHES: Final = 4

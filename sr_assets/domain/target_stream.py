@@ -14,7 +14,7 @@ from sr_assets.domain.subjects import covers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-#: No stream's last sequence: a publish that expects it is answered by every stream, with the code, and stored by none.
+#: The last sequence of no stream: every stream refuses a publish that expects it, with the code `WRONG_LAST_SEQUENCE`.
 IMPOSSIBLE_SEQUENCE: Final = 18446744073709551614
 WRONG_LAST_SEQUENCE: Final = 10071
 _MIN_DUPLICATE_WINDOW_NS: Final = 120 * 1_000_000_000
@@ -70,7 +70,7 @@ def target_config(
 
     `options` win over the source's configuration. `patterns` are the source's subjects, or the filter, as the copies have
     them; `source` is the configuration of the source stream as its server sends it. Every server since 2.9 knows each key.
-    The target gets fewer replicas where its cluster has fewer servers.
+    Where the cluster has too few servers for `num_replicas`, `Cluster.create_stream` asks for fewer.
     """
     wanted = options.wanted if options else {}
     window_ns = max(_MIN_DUPLICATE_WINDOW_NS, source.get("duplicate_window", 0))

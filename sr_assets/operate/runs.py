@@ -19,7 +19,7 @@ from sr_assets.operate.metrics import metrics_beside, page_url, write_textfile_o
 from sr_assets.operate.notify import begin_notifying, notify_beside, notify_once
 from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt, start_child, stop_groups
 from sr_assets.operate.report import print_error, print_line
-from sr_assets.stages.beating import Beating
+from sr_assets.stages.heartbeat_publisher import HeartbeatPublisher
 
 if TYPE_CHECKING:
     import subprocess
@@ -49,7 +49,7 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
         signals_as_interrupt(),
         contextlib.nullcontext() if once else notify_beside(settings),
         contextlib.nullcontext() if once else metrics_beside(settings) as metrics,
-        Beating(None if once else settings.heartbeats, print_error),
+        HeartbeatPublisher(None if once else settings.heartbeats, print_error),
         ThreadPoolExecutor(max(1, min(len(chosen), settings.concurrency) if once else len(chosen))) as pool,
     ):
         if metrics:

@@ -173,7 +173,7 @@ def serve(settings: Settings, ui: Ui) -> int:
     home, or a process ends by itself.
     """
     from sr_assets.adapters.spark.engine import stop_engine
-    from sr_assets.stages.beating import Beating
+    from sr_assets.stages.heartbeat_publisher import HeartbeatPublisher
 
     if ui.auth_file:
         read_logins(ui.auth_file)
@@ -192,7 +192,7 @@ def serve(settings: Settings, ui: Ui) -> int:
                 notify_beside(settings),
                 Services(settings, ui) as services,
                 metrics_beside(settings) as metrics,
-                Beating(settings.heartbeats, print_error),
+                HeartbeatPublisher(settings.heartbeats, print_error),
             ):
                 print_line(f"Dagster: {services.url}  (Ctrl-C stops it)")
                 if metrics:

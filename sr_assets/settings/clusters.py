@@ -1,7 +1,7 @@
 """A cluster's URL in the file → ClusterSettings.
 
 Add a new option of the URL here. A URL that cannot be used is refused without showing any of it; the files it names are
-read when a connection is opened. Not here: the `tls` blocks (`shape`).
+read when a connection is opened. Not here: the `tls` blocks (`links`).
 """
 
 import ipaddress

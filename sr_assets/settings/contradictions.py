@@ -56,7 +56,7 @@ def _sampling_contradictions(entry: RawStream) -> Iterable[tuple[bool, str]]:
         both = f"{warning / SECOND_NS:g}s must be shorter than inspect_duration ({interval / SECOND_NS:g}s)"
         yield warning >= interval, f"warn_duration: {both}"
     if interval is not None:
-        yield interval < 2, "inspect_duration: must be longer"
+        yield interval < 2, f"inspect_duration: {interval} ns is too short; write a longer one, such as 1s"
     yield entry.target_initiated and sampled, "target_initiated: cannot be used with sampling; take it out"
 
 

@@ -1,6 +1,6 @@
 """The block `heartbeats`, the Stream Replicator's own: where heartbeats are published, how often, with which headers.
 
-Not here: publishing them (`stages.beating`).
+Not here: publishing them (`stages.heartbeat_publisher`).
 """
 
 import re
@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, InstanceOf
 
 from sr_assets.domain.clusters import ClusterSettings
+from sr_assets.domain.heartbeats import ORIGINATOR_HEADER, SUBJECT_HEADER
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.settings.clusters import parse_cluster
 from sr_assets.settings.links import RawChoria, RawTls, with_security
@@ -18,8 +19,8 @@ from sr_assets.settings.names import read_plain_subject
 from sr_assets.settings.values import read_duration, read_flag, read_secret, shown
 
 #: What every heartbeat says of itself.
-ORIGINATOR = "Choria-SR-Originator"
-SUBJECT = "Choria-SR-Subject"
+ORIGINATOR = ORIGINATOR_HEADER.decode()
+SUBJECT = SUBJECT_HEADER.decode()
 
 Url = Annotated[InstanceOf[ClusterSettings], BeforeValidator(parse_cluster)]
 Headers = tuple[tuple[str, str], ...]

@@ -105,8 +105,9 @@ def refuse_unknown_sites(entries: Sequence[RawNotify], names: Collection[str]) -
                     f"notify.sites: {shown(site)} is no entry's name; there are: {', '.join(sorted(names))}"
                 )
     taken = [entry.name for entry in entries if entry.name]
-    if len(taken) != len(set(taken)):
-        raise ValueError("notify.name: is there twice; what was sent already is remembered by it")
+    for name in taken:
+        if taken.count(name) > 1:
+            raise ValueError(f"notify.name: {shown(name)} appears twice; what was sent is recorded by name: rename one")
 
 
 def notify_settings(raw: RawNotify, number: int) -> NotifySettings:

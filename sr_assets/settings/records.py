@@ -208,7 +208,7 @@ _WITHOUT_EFFECT: Final = frozenset({"home", "logfile", "log_format", "warnings",
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything a deployment is configured with; `warnings` name what was accepted but has no effect.
+    """Everything a deployment is configured with; `warnings` are lines for the user: keys without effect, and TLS differences.
 
     `sites` has the entries of each site, sites and entries in the order of the file, streams before feeds.
     """

@@ -32,12 +32,12 @@ class TopologySettings:
     clusters: Mapping[str, TopologyCluster]
     streams: tuple[WantedStream, ...]
 
-    def cluster_of(self, entrys: ClusterSettings) -> TopologyCluster | None:
+    def cluster_of(self, settings: ClusterSettings) -> TopologyCluster | None:
         """Return the cluster that an entry reads or writes; None when it is none of these.
 
         An entry may leave out the domain of the servers that it names.
         """
-        same = [cluster for cluster in self.clusters.values() if cluster.settings.same_as(entrys)]
-        if not same and entrys.api_prefix == OWN_API:
-            same = [cluster for cluster in self.clusters.values() if cluster.settings.shares_subjects(entrys)]
+        same = [cluster for cluster in self.clusters.values() if cluster.settings.same_as(settings)]
+        if not same and settings.api_prefix == OWN_API:
+            same = [cluster for cluster in self.clusters.values() if cluster.settings.shares_subjects(settings)]
         return same[0] if len(same) == 1 else None

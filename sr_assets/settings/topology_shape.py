@@ -14,15 +14,8 @@ from sr_assets.settings.links import RawChoria, RawTls
 from sr_assets.settings.mapping import Raw
 from sr_assets.settings.names import read_filter
 from sr_assets.settings.shape import ApiPrefix, Domain, Flag, Span, StreamName, Text, Url
-from sr_assets.settings.target import RawPlacement
+from sr_assets.settings.target import RawPlacement, read_replicas
 from sr_assets.settings.values import one_of, read_text, read_time, shown, size_in_bytes, whole_number
-
-
-def _read_replicas(value: object) -> int:
-    number = whole_number(1)(value)
-    if number > _MOST_REPLICAS:
-        raise ValueError(f"{shown(value)} are too many: a stream has at most {_MOST_REPLICAS} replicas")
-    return number
 
 
 def _read_destination(value: object) -> str:
@@ -37,7 +30,6 @@ Filter = Annotated[str, BeforeValidator(read_filter)]
 Limit = Annotated[int, BeforeValidator(whole_number(1))]
 Size = Annotated[int, BeforeValidator(size_in_bytes(1))]
 
-_MOST_REPLICAS: Final = 5
 #: Ours → JetStream's name of a setting.
 _SETTINGS: Final = {
     "description": "description",
@@ -88,7 +80,7 @@ class RawNativeStream(Raw):
     description: Text | None = None
     storage: Annotated[str, BeforeValidator(one_of("file", "memory"))] | None = None
     retention: Annotated[str, BeforeValidator(one_of("limits", "interest", "workqueue"))] | None = None
-    replicas: Annotated[int, BeforeValidator(_read_replicas)] | None = None
+    replicas: Annotated[int, BeforeValidator(read_replicas)] | None = None
     placement: RawPlacement | None = None
     max_msgs: Limit | None = None
     max_bytes: Size | None = None

@@ -1,4 +1,4 @@
-"""The servers' time, as far as a run knows it: this machine's time of day is never stored.
+"""The servers' time, as far as a run knows it; this machine's own time only until a server has answered.
 
 Here: the last time that a server reported, advanced by the monotonic clock. Not here: the watermark (`domain`).
 """
@@ -29,11 +29,11 @@ class Clock:
 
     @staticmethod
     def own_ns() -> int:
-        """Return this machine's time in unix ns, only for detecting a server's clock that is far ahead, and for metrics."""
+        """Return this machine's time in unix ns: as a bound for servers' clocks and for retentions, and for metrics."""
         return time.time_ns()
 
     def now_ns(self) -> int:
-        """Return the servers' time in unix ns; until a server answered, from the last run's status."""
+        """Return the servers' time in unix ns: until one answers, by the last run's status, else this machine's time."""
         if self._known is None:
             status = read_status(self._folder)
             age_seconds = status_age_seconds(status)

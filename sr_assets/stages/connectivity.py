@@ -12,20 +12,19 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from sr_assets.adapters.nats.api import NAME_MISMATCH, ApiError
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import Connection, read_range
 from sr_assets.domain.errors import RunError, SrAssetsError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.subjects import advisory_subject
-from sr_assets.domain.target_stream import WRONG_LAST_SEQUENCE
 from sr_assets.domain.tracking import Event
 from sr_assets.settings import StreamSettings
-from sr_assets.stages.beating import try_heartbeats
 from sr_assets.stages.executors import try_executors
+from sr_assets.stages.heartbeat_publisher import try_heartbeats
 from sr_assets.stages.replication.target import check_target, new_target, refuse_doubled, refuse_drift
 from sr_assets.stages.source.senders import try_senders
 from sr_assets.stages.source.suitability import check_source
+from sr_assets.stages.topology.applying import try_changing
 from sr_assets.stages.topology.trying import try_topology
 
 if TYPE_CHECKING:
@@ -43,9 +42,9 @@ _NODE: Final = "sr-assets-check"
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One attempt for a stream (`name/stream`), or for a cluster of `topology`.
+    """One attempt; `stream` says what it was for: `name/stream`, `topology CLUSTER`, `heartbeats` or `spark`.
 
-    The cluster's servers, what was tried, whether it works, and the result as text.
+    `cluster` has the servers, `learned` the result as text.
     """
 
     stream: str
@@ -196,7 +195,7 @@ def _try_target(
             target,
             "a target for the copies",
             works=False,
-            learned=f"{stream.target_stream} does not exist and no_target_create is set: create it",
+            learned=f"{stream.target_stream} does not exist; no_target_create, or create_target: false, is set: create it",
         )
     elif source_info is not None:
         _try_creating(probes, stream, source_info, target)
@@ -210,7 +209,10 @@ def _try_target(
 def _try_creating(probes: _Probes, stream: StreamSettings, source_info: StreamInfo, target: Cluster) -> None:
     asked = target.settings.api(f"STREAM.CREATE.{stream.target_stream}")
     probes.attempt(
-        target, asked, lambda: _refused_creation(target, stream.target_stream), lambda _: "allowed; nothing was created"
+        target,
+        asked,
+        lambda: try_changing(target, "CREATE", stream.target_stream),
+        lambda _: "allowed; nothing was created",
     )
 
     def free() -> list[str]:
@@ -226,16 +228,6 @@ def _try_creating(probes: _Probes, stream: StreamSettings, source_info: StreamIn
     probes.attempt(
         target, "a target for the copies", free, lambda subjects: f"would be created with {', '.join(subjects)}"
     )
-
-
-def _refused_creation(target: Cluster, name: str) -> None:
-    try:
-        target.request_api(f"STREAM.CREATE.{name}", {"name": f"{name}-"})
-    except ApiError as error:
-        if error.code == NAME_MISMATCH:
-            return
-        raise
-    raise RunError(f"{target.settings.label}: a request that contradicts itself was accepted")
 
 
 def _subject(stream: StreamSettings, source: Cluster, info: StreamInfo) -> str | None:
@@ -254,12 +246,12 @@ def _subject(stream: StreamSettings, source: Cluster, info: StreamInfo) -> str |
 
 
 def _try_publishing(probes: _Probes, cluster: Cluster, subject: str) -> None:
-    def publish() -> None:
-        code, refusal = cluster.publish_refusal(subject)
-        if code != WRONG_LAST_SEQUENCE:
-            raise RunError(f"{cluster.settings.label}: {subject}: {refusal}")
-
-    probes.attempt(cluster, f"publish {subject}", publish, lambda _: "allowed; nothing was stored")
+    probes.attempt(
+        cluster,
+        f"publish {subject}",
+        lambda: cluster.try_publishing(subject),
+        lambda _: "allowed; nothing was stored",
+    )
 
 
 def _try_advisories(probes: _Probes, advisory: AdvisorySettings, cluster: Cluster) -> None:

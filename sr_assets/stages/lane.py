@@ -131,7 +131,7 @@ def _line(label: str, error: SrAssetsError) -> str:
     return str(error) if label in str(error) else f"{label}: {error}"
 
 
-class Beside:
+class BackgroundSteps:
     """Runs steps in a background thread, one at a time; polling it never blocks.
 
     The thread is a daemon: a step that waits for a frozen process must not keep this process from ending.

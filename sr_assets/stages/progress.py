@@ -73,8 +73,8 @@ class Progress:
     ) -> None:
         """Log a batch of `count` messages done in `seconds`, with those before it that are not logged; `text` ends the line.
 
-        One after which the stream has caught up waits, unless the last line is a minute old. The batch did `done` of what
-        there was to do, and `left` is what there is still.
+        Once the stream has caught up, a batch is logged only when the last line is a minute old, with those since.
+        `done` and `left` are the batch's part of the work and what remains of it, for the estimate of the time to go.
         """
         shown = self._show(done, left, caught_up=caught_up)
         self._first = covered.first if self._first is None else self._first

@@ -31,8 +31,8 @@ class Stage(StrEnum):
 class StreamReport:
     """The work of a run for one stream or feed.
 
-    `first` and `next` are the sequences that were read. `failures` has one line for each lane that gave up (reading,
-    copying), `failed` the stages it had. Of a feed `copied` counts what was folded, `parked` what was rejected. `state`
+    `first` and `next` are the sequences that were read. `failures` has one line for each lane that gave up (watching,
+    copying), `failed` the stages of those lanes. Of a feed `copied` counts what was folded, `parked` what was rejected. `state`
     and `copying` are the rows as last committed, or with the watermark that is committed as the run ends. `alive_at` is
     when the last heartbeat was sent, `began_at` when the run began (monotonic seconds); `alive_ns`, `alive_due_ns` and
     `advisories_stored` go into the state.

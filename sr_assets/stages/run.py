@@ -32,7 +32,7 @@ _COPY_SECONDS: Final = 40.0
 class SiteRun:
     """One run of the chosen stages of a site's entries, until they are caught up.
 
-    Then the run lingers: it looks at the sources every 1.5 s and takes new messages, until none came for `linger` or
+    Then it lingers: it looks at the sources every 1.5 s or more, takes new messages, until none came for `linger` or
     `run_budget` is used up, and as long as it is `wanted` for something else. With `drain_only` it stops where the sources
     were when it began. A TransientError, such as a lost connection, is tried again within `run_budget` with growing pauses;
     with `drain_only` only when a step has succeeded before in this run, so that a wrong address is reported at once. An

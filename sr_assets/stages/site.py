@@ -123,8 +123,8 @@ class Site:
         after = self._publish_after or (0.0 if caught_up else self._began_at + _BUSY_SECONDS)
         if not now and (not self._changed or time.monotonic() < after):
             return
-        # Not the time it takes: on a busy machine what waits for a core costs nobody else anything. Not the process's,
-        # which may serve other sites.
+        # CPU time of this thread: waiting for a core, on a busy machine, takes no share of one. Not the process's
+        # CPU time, which may include the work for other sites.
         started = time.thread_time()
         # In mid run nobody waits for another site that publishes: what is new waits for the next time.
         wait_seconds = LOCK_SECONDS if now else _ROUND_WAIT_SECONDS

@@ -17,7 +17,7 @@ from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.positions import retention_clock_ns
 from sr_assets.stages.connections import Clusters
 from sr_assets.stages.entry_work import EntryWork
-from sr_assets.stages.lane import Beside, Lane
+from sr_assets.stages.lane import BackgroundSteps, Lane
 from sr_assets.stages.replication.context import CopyContext
 from sr_assets.stages.replication.replica import ReplicaStage
 from sr_assets.stages.report import Stage
@@ -66,7 +66,7 @@ class StreamWork(EntryWork):
         self.copying = Lane(
             self.report, site.folder, copied, on_error=self._note_copy_error, on_lost=self._context.clusters.close
         )
-        self._beside = Beside(f"copying {stream.label}", site.woken)
+        self._background = BackgroundSteps(f"copying {stream.label}", site.woken)
         self._replica = ReplicaStage(self._context)
         self._snapshots = self._make_snapshots()
         announces = stream.advisory is not None and Stage.NODE_ADVISORIES in stages
@@ -105,13 +105,13 @@ class StreamWork(EntryWork):
     def pending(self) -> bool:
         """Whether copies are under way, or new ones are due since."""
         # A batch that has just ended may leave copies in the queue: its result tells whether to look again.
-        return self._copies and self.copying.failure is None and (self._beside.untaken or self._news)
+        return self._copies and self.copying.failure is None and (self._background.untaken or self._news)
 
     @property
     def due_at(self) -> float:
         """When watching, or a look for copies, is due."""
         times = [self.watching.due_at] if self._stream.tracked and self.watching.failure is None else []
-        if self._copies and self.copying.failure is None and not self._beside.running:
+        if self._copies and self.copying.failure is None and not self._background.running:
             soon = self._news or self.copying.error
             times.append(self.copying.due_at if soon else max(self.copying.due_at, self._poll_at))
         return min(times, default=math.inf)
@@ -141,13 +141,13 @@ class StreamWork(EntryWork):
 
     def _go_on_copying(self, ends: Ends) -> bool:
         """Begin the next step of the copying if one is due; returns whether the one before made copies."""
-        busy = self._beside.take() or False
+        busy = self._background.take() or False
         self._news |= busy and not (ends is None and self._replica.caught_up)
         # A lingering run also looks without a sign of new work.
         wanted = self._news or self.copying.error or (ends is None and time.monotonic() >= self._poll_at)
-        if wanted and self.copying.due and not self._beside.running:
+        if wanted and self.copying.due and not self._background.running:
             self._news, self._poll_at = False, time.monotonic() + self._site.rest_seconds
-            self._beside.start(lambda: self._copy(ends))
+            self._background.start(lambda: self._copy(ends))
         return busy
 
     def _watch(self, ends: Ends) -> bool:
@@ -193,7 +193,7 @@ class StreamWork(EntryWork):
                 self._heartbeat.send(self._site.clusters.connect(where))
         # An untracked stream has no stage for the history that it may have from before.
         stage = Stage.NODE_SNAPSHOTS if self._stream.tracked else Stage.REPLICA
-        if stage in self._stages and self._snapshots.has_history and not self._beside.running:
+        if stage in self._stages and self._snapshots.has_history and not self._background.running:
             state = self._site.state.load_stream(self._stream.stream)
             now_ns = self._retention_clock_ns(state) if state else None
             if now_ns is not None:
@@ -203,23 +203,23 @@ class StreamWork(EntryWork):
         """Wait for the copies under way; those that do not end are interrupted, and given up with a line."""
         if self._abandoned:
             return
-        if not self._beside.join(max(0.0, deadline - time.monotonic())):
+        if not self._background.join(max(0.0, deadline - time.monotonic())):
             self._site.spark.interrupt()
-            if not self._beside.join(_INTERRUPTED_SECONDS):
+            if not self._background.join(_INTERRUPTED_SECONDS):
                 self._abandoned = True
                 self.report.failures.append(f"{self._stream.label}: copying does not end; the next run goes on with it")
                 self.report.failed.add(Stage.REPLICA)
                 return
-        self._beside.take()
+        self._background.take()
 
     def close(self) -> None:
         """Close the connections of the copying."""
-        if not self._beside.running:
+        if not self._background.running:
             self._stack.close()
 
     def note_end(self) -> None:
         """Save how the run ended for reading and for copying."""
-        if self._copies and not self._beside.running:
+        if self._copies and not self._background.running:
             self._note_copy_error(self.copying.failure, self._site.state)
         super().note_end()
 

@@ -1,9 +1,9 @@
-"""The fold of advisories as `domain.availability` describes it, in Python: the oracle for the centre's statements."""
+"""The fold of advisories as `domain.received` describes it, in Python: the oracle for the centre's statements."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from sr_assets.domain.availability import RANK, Advisory
+from sr_assets.domain.received import RANK, Advisory
 
 Key = tuple[str, str, str, str]
 

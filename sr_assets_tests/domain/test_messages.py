@@ -8,11 +8,11 @@ from sr_assets.domain.messages import (
     Origin,
     header_values,
     header_writer,
+    kept_headers,
     last_origin,
     message_id,
     parse_message_id,
     parse_origin,
-    travelling_headers,
 )
 
 NAME = st.sampled_from(
@@ -66,7 +66,7 @@ def outgoing_headers(headers: bytes) -> bytes:
     ),
 )
 def test_headers_that_steer_the_server_do_not_travel(line: bytes) -> None:
-    assert travelling_headers(block(b"A: 1", line, b"B: 2")) == block(b"A: 1", b"B: 2")
+    assert kept_headers(block(b"A: 1", line, b"B: 2")) == block(b"A: 1", b"B: 2")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_headers_that_steer_the_server_do_not_travel(line: bytes) -> None:
 )
 def test_everything_else_travels_byte_for_byte_in_order_with_duplicates(line: bytes) -> None:
     headers = block(line, b"Nats-Rollup: all", b"A: 1", line)
-    assert travelling_headers(headers) == block(line, b"A: 1", line)
+    assert kept_headers(headers) == block(line, b"A: 1", line)
 
 
 @given(
@@ -100,7 +100,7 @@ def test_a_copy_has_what_travelled_then_its_origin_then_its_id(
     for resend in (0, 3):
         headers = write(block(*lines), origin.sequence, origin.stored_ms * 1_000_000 + 999_999, resend)
         own_id = message_id(origin.replicator, origin.name, origin.stream, created_ns, origin.sequence, resend).encode()
-        kept = travelling_headers(block(*lines))[:-2]
+        kept = kept_headers(block(*lines))[:-2]
         assert headers == kept + b"Choria-SR-Source: %b\r\nNats-Msg-Id: %b\r\n\r\n" % (origin.encode(), own_id)
         assert last_origin(headers) == origin
         assert header_values(headers, b"Nats-Msg-Id") == [own_id]

@@ -3,7 +3,7 @@
 import pytest
 
 from sr_assets.domain.messages import header_writer
-from sr_assets.domain.provenance import CopyOf, Identity, find_copy, other_writer
+from sr_assets.domain.provenance import CopyOf, Identity, find_copy, other_writer_text
 
 OURS = Identity("REG", "eu", "paris")
 CREATED_NS = 1_700_000_000_000_000_000
@@ -48,7 +48,7 @@ def test_the_last_hop_of_a_tree_counts() -> None:
 
 
 def test_the_message_about_another_writer_names_both_and_what_to_do() -> None:
-    text = other_writer("COPIES", OURS, 7)
+    text = other_writer_text("COPIES", OURS, 7)
     for part in (
         "target stream COPIES",
         "copy of REG 7",

@@ -113,7 +113,7 @@ def test_an_update_sends_no_start_that_would_be_taken_and_have_no_effect() -> No
     step = plan(SOURCED, there)
     assert step.action is Action.UPDATE
     assert step.config["sources"] == [{"name": "A", "opt_start_seq": 1}]
-    assert "do nothing" in step.reason
+    assert "accept the new start and ignore it" in step.reason
 
 
 def test_adoption_changes_the_owner_alone() -> None:

@@ -14,7 +14,7 @@ import yaml
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import load_settings
-from sr_assets.stages.beating import Beating
+from sr_assets.stages.heartbeat_publisher import HeartbeatPublisher
 from sr_assets_tests.rig import Command, address, wait_until
 
 pytestmark = pytest.mark.process
@@ -74,7 +74,10 @@ def test_a_heartbeat_that_no_stream_stores_is_an_error_until_one_does(
     file = tmp_path / "replication.yaml"
     subjects = json.dumps([{"subject": f"{stream}.a"}])
     file.write_text(f"name: EAST\nheartbeats: {{url: '{nats_server.url}', interval: 50ms, subjects: {subjects}}}\n")
-    with Beating(load_settings(file, {}).heartbeats, said.append), Cluster(address(nats_server), "test") as opened:
+    with (
+        HeartbeatPublisher(load_settings(file, {}).heartbeats, said.append),
+        Cluster(address(nats_server), "test") as opened,
+    ):
         wait_until(lambda: bool(said), "the error")
         assert said == [f"heartbeat {stream}.a: {nats_server.address}: {stream}.a: no stream takes this subject"]
         opened.create_stream({"name": stream, "subjects": [f"{stream}.>"]})

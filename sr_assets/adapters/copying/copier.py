@@ -18,7 +18,7 @@ from sr_assets.adapters.copying.sending import Sender, StopError
 from sr_assets.adapters.published.history import StagedFiles
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange, merge_ranges
-from sr_assets.domain.provenance import other_writer
+from sr_assets.domain.provenance import other_writer_text
 from sr_assets.domain.subjects import source_subject
 from sr_assets.domain.tracking import ALL, untracked
 
@@ -68,7 +68,7 @@ class Copier:
             self._find_copies(sender)
             outside = [sequence for sequence in self._found if not plan.first <= sequence < plan.next]
             if outside:
-                raise RunError(other_writer(plan.stream, plan.identity, min(outside)))
+                raise RunError(other_writer_text(plan.stream, plan.identity, min(outside)))
             try:
                 sender.send(self._prepare(source, sender))
             except StopError as stop:

@@ -19,7 +19,7 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.heartbeats import is_heartbeat
 from sr_assets.domain.messages import header_writer
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.domain.provenance import find_copy, other_writer
+from sr_assets.domain.provenance import find_copy, other_writer_text
 from sr_assets.domain.subjects import matcher, printable, target_subject
 from sr_assets.domain.target_stream import IMPOSSIBLE_SEQUENCE, WRONG_LAST_SEQUENCE
 
@@ -196,7 +196,7 @@ class Sender:
         copy = find_copy(stored.headers, plan.identity, plan.created_ns) if stored else None
         if copy is not None and copy.sequence == ack.sequence:
             if at <= plan.since:
-                raise StopError(other_writer(plan.stream, plan.identity, ack.sequence))
+                raise StopError(other_writer_text(plan.stream, plan.identity, ack.sequence))
             self._settle(ack.sequence, at)
         else:
             self._resends[ack.sequence] = self._resends.get(ack.sequence, plan.resend) + 1

@@ -28,7 +28,7 @@ from sr_assets.adapters.wire.frames import encode_json, stored_message
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.messages import Message
-from sr_assets.domain.target_stream import IMPOSSIBLE_SEQUENCE
+from sr_assets.domain.target_stream import IMPOSSIBLE_SEQUENCE, WRONG_LAST_SEQUENCE
 
 #: How long the server keeps a consumer that was made to count, if we cannot delete it.
 _COUNTED_NS: Final = 30 * 1_000_000_000
@@ -195,12 +195,14 @@ class Cluster:
         """Publish (subject, payload) without JetStream, and wait until the server has received them."""
         self._thread.run(self._publish_core(items))
 
-    def publish_refusal(self, subject: str) -> tuple[int, str]:
-        """Publish with an expectation that cannot hold, so that nothing is stored; return code and text of the answer.
+    def try_publishing(self, subject: str) -> None:
+        """Raise RunError unless a stream takes a subject and we may publish there; nothing is stored.
 
-        10071 proves that a stream takes the subject and that we may publish there.
+        The message has an expectation that cannot hold: the answer that it does not proves both.
         """
-        return self._thread.run(self._publish_refusal(subject))
+        code, refusal = self._thread.run(self._publish_refusal(subject))
+        if code != WRONG_LAST_SEQUENCE:
+            raise RunError(f"{self.settings.label}: {subject}: {refusal}")
 
     def _message(self, stream: str, body: dict[str, Any]) -> Message | None:
         try:

@@ -10,8 +10,8 @@ from typing import Final
 
 from sr_assets.adapters.published.table import Growth, Table, at
 from sr_assets.adapters.state.global_view import blind, same_key
-from sr_assets.domain.availability import LIFE_CYCLE, STATUS
 from sr_assets.domain.positions import DAY_NS
+from sr_assets.domain.received import LIFE_CYCLE, STATUS
 
 #: By event code.
 _STATUS: Final = f"{[status.value for status in STATUS]}[event_code + 1]"

@@ -29,7 +29,7 @@ FORMAT = "jetstream"
 MESSAGE_SCHEMA = "sequence long, stored_ns long, subject string, headers binary, payload binary"
 #: One row per message, reduced to what the rules look at; `sender` is null when there is none.
 SIGHTING_SCHEMA = "sequence long, stored_ns long, sender string, payload_bytes long, forced boolean"
-#: One row per message of an advisory stream: an `advisory` with the columns of `domain.availability.Advisory`, an
+#: One row per message of an advisory stream: an `advisory` with the columns of `domain.received.Advisory`, an
 #: `observation` or `nothing`. `reason`, `field`, `subject` and `excerpt` (of an observation: all of it) are those of a
 #: rejected message.
 ADVISORY_SCHEMA = (
@@ -226,7 +226,7 @@ def read_advisories(messages: list[Message]) -> pa.RecordBatch:
     """Return the messages of an advisory stream as rows, one each, with the columns of `ADVISORY_SCHEMA`."""
     import pyarrow as pa
 
-    from sr_assets.domain.availability import Advisory, Observation, read_message
+    from sr_assets.domain.received import Advisory, Observation, read_message
 
     # All but the warning, in the order of the schema's columns.
     count = len(Advisory._fields) - 1

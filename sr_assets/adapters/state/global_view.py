@@ -1,7 +1,7 @@
 """The global view in a site's state: what its feeds report of all sites' nodes.
 
 Here: the tables, the fold of a batch as one statement a table, retention. Not here: the rules, which are
-`domain.availability`'s; positions and gaps, which a feed has like every stream (`state.store`); what is published of the
+`domain.received`'s; positions and gaps, which a feed has like every stream (`state.store`); what is published of the
 view (`published.global_schema`).
 
 A batch is an Arrow table with the columns of `spark.source.ADVISORY_SCHEMA`. All its changes belong into the transaction
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sr_assets.domain.availability import BLIND_AFTER, RANK
+from sr_assets.domain.received import BLIND_AFTER, RANK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-    from sr_assets.domain.availability import Observation
+    from sr_assets.domain.received import Observation
 
 #: How many rejected messages all feeds of a configuration keep together; the others are only counted.
 MAX_REJECTS: Final = 10_000

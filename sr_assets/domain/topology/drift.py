@@ -36,7 +36,10 @@ class Remedy(StrEnum):
 
 
 class Drift(NamedTuple):
-    """A difference between a stream that is wanted and the one that is there; None: it is not there at all."""
+    """A difference between a stream that is wanted and the one that is there.
+
+    `found` None: it, or this source of it, does not exist. `wanted` None: it should not exist.
+    """
 
     key: str
     wanted: str | None

@@ -15,7 +15,7 @@ from sr_assets.domain.topology.wanted import Transform
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LinkKind = Literal["mirror", "source"]
+NativeKind = Literal["mirror", "source"]
 _DOMAIN: Final = re.compile(r"\$JS\.([^.]+)\.API")
 
 
@@ -33,10 +33,10 @@ class FoundLink:
 
     `active_ns` is how long ago the server heard from the origin, None: never. `sequence` is the last of the
     origin's that was copied, which servers since 2.15 report. `api` is where its origin is asked, None: at the stream's own
-    JetStream. `since_start` tells whether it began with the origin's first message.
+    JetStream. Without `start_sequence` and `start_time` the link began with the origin's first message.
     """
 
-    kind: LinkKind
+    kind: NativeKind
     stream: str
     api: str | None
     filter_subject: str | None

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from sr_assets.domain.topology.found import FoundLink
 
-Kind = Literal["mirror", "source", "replica", "feed"]
+LinkKind = Literal["mirror", "source", "replica", "feed"]
 
 #: The header of a message that a source brought.
-SOURCE_HEADER: Final = b"Nats-Stream-Source"
+NATIVE_SOURCE_HEADER: Final = b"Nats-Stream-Source"
 #: Servers send heartbeats every second, and try anew after ten without one.
 _SILENT_SECONDS: Final = 10.0
 _GO_UNITS: Final = {
@@ -38,7 +38,10 @@ _DIGITS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 
 
 class Limits(NamedTuple):
-    """From when on a link counts as dead, and as too far behind; None: when its oldest message waits for as long."""
+    """When a link counts as dead, by its silence, and as too far behind, by its lag.
+
+    `lag_messages` None: it is too far behind when its oldest uncopied message waits for more than `silent_seconds`.
+    """
 
     silent_seconds: float = _SILENT_SECONDS
     lag_messages: int | None = None
@@ -57,7 +60,7 @@ class Link:
 
     cluster: str
     stream: str
-    kind: Kind
+    kind: LinkKind
     origin_stream: str
     domain: str | None = None
     origin_cluster: str | None = None

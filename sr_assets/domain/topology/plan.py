@@ -104,7 +104,7 @@ def _refusal(existing: FoundStream, owner: str, manage: Manage, *, recreate: boo
 
 def _why_kept(kept: Sequence[Drift], wanted: WantedStream) -> str:
     if all(difference.remedy is Remedy.IGNORED for difference in kept):
-        return "the server would take it and do nothing: a start counts when a source is new to the stream"
+        return "the server would accept the new start and ignore it: a start counts only when a source is added"
     return f"cannot be changed: `topology apply --recreate {wanted.label}` deletes the stream and makes it again"
 
 

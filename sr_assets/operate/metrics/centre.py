@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sr_assets.domain.exposition import Kind, Sample, labels
+from sr_assets.domain.exposition import MetricKind, Sample, labels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ class TableMetric(NamedTuple):
     """
 
     name: str
-    kind: Kind
+    kind: MetricKind
     text: str
     labels: tuple[str, ...]
     query: str

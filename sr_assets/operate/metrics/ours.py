@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sr_assets.domain.exposition import Kind, Sample
+from sr_assets.domain.exposition import MetricKind, Sample
 from sr_assets.domain.tracking import Status
 from sr_assets.operate.metrics.stream import Metric
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def _each(
     name: str,
-    kind: Kind,
+    kind: MetricKind,
     text: str,
     value: Callable[[StreamNumbers, float], float],
     wanted: Callable[[StreamNumbers], bool] = lambda stream: stream.begun,

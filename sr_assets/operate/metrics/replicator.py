@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from sr_assets.domain.exposition import Kind, Sample, labels
+from sr_assets.domain.exposition import MetricKind, Sample, labels
 from sr_assets.domain.tracking import Event
 from sr_assets.operate.metrics.stream import Metric
 from sr_assets.settings import StreamSettings
@@ -44,7 +44,7 @@ def _is_sampled(stream: StreamNumbers) -> bool:
 
 
 def _worker(
-    name: str, kind: Kind, text: str, value: Value, wanted: Callable[[StreamNumbers], bool] = _is_copied
+    name: str, kind: MetricKind, text: str, value: Value, wanted: Callable[[StreamNumbers], bool] = _is_copied
 ) -> Metric:
     """Return a metric with the labels `stream`, `replicator`, `worker`."""
 
@@ -195,14 +195,14 @@ def _legacy_labels(stream: StreamNumbers) -> str:
     return labels(name=stream.worker, worker=stream.entry.name)
 
 
-def _legacy(name: str, kind: Kind, text: str, value: Value) -> Metric:
+def _legacy(name: str, kind: MetricKind, text: str, value: Value) -> Metric:
     def samples(streams: Sequence[StreamNumbers], _: float) -> Iterator[Sample]:
         return (Sample(_legacy_labels(stream), value(stream)) for stream in streams if _is_copied(stream))
 
     return Metric(_LEGACY_PREFIX + name, kind, text, samples)
 
 
-def _legacy_limiter(name: str, kind: Kind, text: str, value: Value) -> Metric:
+def _legacy_limiter(name: str, kind: MetricKind, text: str, value: Value) -> Metric:
     def samples(streams: Sequence[StreamNumbers], _: float) -> Iterator[Sample]:
         for stream in streams:
             if _is_sampled(stream):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sr_assets.domain.exposition import Kind, Sample, labels
+from sr_assets.domain.exposition import MetricKind, Sample, labels
 from sr_assets.settings import Entry, FeedSettings, StreamSettings
 
 if TYPE_CHECKING:
@@ -68,6 +68,6 @@ class Metric(NamedTuple):
     """A metric: its name, type and meaning, and how its samples follow from all streams at a time (unix seconds)."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     text: str
     samples: Callable[[Sequence[StreamNumbers], float], Iterable[Sample]]

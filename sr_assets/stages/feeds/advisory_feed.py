@@ -1,7 +1,7 @@
 """Stage `advisory_feed`: one batch after the other of an advisory stream, folded into the site's global view.
 
 A batch is read, then all its changes, the position included, are one transaction. Nothing outside of the state changes, so
-there is no intent: after a crash the same range is read again. Not here: the rules (`domain.availability`), the fold's
+there is no intent: after a crash the same range is read again. Not here: the rules (`domain.received`), the fold's
 statements (`adapters.state.global_view`), where a stream begins and what a recreated source means (`source.position`).
 """
 
@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.spark.source import advisory_schema
 from sr_assets.adapters.state.global_view import MAX_REJECTS
-from sr_assets.domain.availability import LIFE_CYCLE, Observation, read_message
 from sr_assets.domain.positions import SequenceRange, missing, retention_begins_ns, retention_clock_ns
+from sr_assets.domain.received import LIFE_CYCLE, Observation, read_message
 from sr_assets.stages.progress import Progress
 from sr_assets.stages.source.position import advance, load_position, note_read
 from sr_assets.stages.source.reading import (

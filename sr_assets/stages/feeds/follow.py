@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import Connection, read_confirmed
-from sr_assets.domain.availability import Advisory, read_message
 from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.received import Advisory, read_message
 from sr_assets.settings import Start
 from sr_assets.stages.source.position import first_sequence
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Follower:
-    """Follows one feed; `since_ns` is how far back it begins, in ns before now, None for now."""
+    """Follows one feed; `lookback_ns` is how far back it begins, in ns before now, None for now."""
 
     feed: FeedSettings
-    since_ns: int | None = None
+    lookback_ns: int | None = None
     _created_ns: int | None = field(default=None, init=False)
     _next: int = field(default=0, init=False)
     _cluster: Cluster = field(init=False)
@@ -67,5 +67,5 @@ class Follower:
     def _begin(self, source: StreamInfo) -> int:
         if self._created_ns is not None:
             return max(1, source.first_sequence)
-        start = Start("end") if self.since_ns is None else Start("delta", self.since_ns)
+        start = Start("end") if self.lookback_ns is None else Start("delta", self.lookback_ns)
         return first_sequence(self._cluster, start, source)

@@ -1,1 +1,1 @@
-"""From the copy queue to the target: plan, batch, target, recover."""
+"""From the copy queue, or a range of the source, to the target: `replica` plans, `batch` copies, `recover` rebuilds."""

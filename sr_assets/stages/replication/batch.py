@@ -146,7 +146,7 @@ class Batch:
         merged = merge_ranges(SequenceRange(sequence, sequence + 1) for sequence in lost)
         gaps = [gap_row(name, hole, len(hole), "lost", now_ns) for hole in merged]
         parked = [message for message in receipt.parked if message.sequence in stood]
-        self._note_places(receipt)
+        self._note_last_copy(receipt)
         # They were counted as copied when they first were.
         recalled = len(lost) + len(parked)
         self._copying.copied_messages -= recalled
@@ -188,9 +188,9 @@ class Batch:
         copying.copied_messages += receipt.copied
         copying.copied_bytes += receipt.copied_bytes
         copying.parked_messages += len(receipt.parked)
-        self._note_places(receipt)
+        self._note_last_copy(receipt)
 
-    def _note_places(self, receipt: Receipt) -> None:
+    def _note_last_copy(self, receipt: Receipt) -> None:
         """Record the last copy and its target sequence."""
         if receipt.target_sequence:
             self._copying.target_sequence, self._copying.target_holds = receipt.target_sequence, receipt.target_holds

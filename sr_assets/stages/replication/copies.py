@@ -110,7 +110,7 @@ def find_copies(site: Site, stream: StreamSettings, source: StreamInfo) -> Copie
     return copies
 
 
-def check_source(
+def compare_with_original(
     site: Site, stream: StreamSettings, source: StreamInfo, copies: Copies, unknown: list[str], *, force: bool
 ) -> int | None:
     """Compare the last copied message with its original; returns when that was stored (unix ns), None when it is gone.

@@ -44,7 +44,7 @@ def rebuild_nodes(
 ) -> None:
     """Fold the copies whose originals are gone, and the source's own messages, from its first sequence on.
 
-    What was copied is known, not decided.
+    Whether a message was copied is known from the target; the decision that `sight` returns is ignored.
     """
     gone = copies.here.part(0, copies.here.before(first_sequence))
     for copy in chain(copies.earlier, gone):

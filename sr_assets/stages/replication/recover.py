@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from sr_assets.adapters.published.history import file_mark, file_range, mark_beginning, source_mark, stream_folder
 from sr_assets.adapters.state.errors import BrokenStateError
 from sr_assets.adapters.state.records import CopyState, StreamState
-from sr_assets.domain.availability import Advisory, read_message
 from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.errors import RunError
+from sr_assets.domain.received import Advisory, read_message
 from sr_assets.domain.subjects import advisory_pattern
 from sr_assets.stages.replication.context import CopyContext, writers_folder
-from sr_assets.stages.replication.copies import check_source, find_copies, read_stream
+from sr_assets.stages.replication.copies import compare_with_original, find_copies, read_stream
 from sr_assets.stages.replication.fencing import settle_fence
 from sr_assets.stages.replication.lost import stage_open_batch
 from sr_assets.stages.replication.rebuilding import Rebuilt, continue_counters, keep_known_nodes, rebuild_nodes
@@ -77,7 +77,7 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
                 f"target stream {stream.target_stream} holds no copy of {stream.label}: nothing to recover from; a run"
                 f" {'goes on from the state there is' if known else 'begins it anew'}"
             )
-        mark_ns = check_source(site, stream, source, copies, rebuilt.unknown, force=force)
+        mark_ns = compare_with_original(site, stream, source, copies, rebuilt.unknown, force=force)
         if stream.policy is not None:
             _rebuild_nodes(site, stream, stream.policy, source, copies, rebuilt)
         state, copying = _recovered_state(site, stream, source, copies, known)
@@ -107,7 +107,7 @@ def _summary(
             if count
         ),
         *(f"not known: {line}" for line in rebuilt.unknown),
-        "not known: counters before today; they begin with the copies that were found",
+        "not known: counters before this recovery; they begin with the copies that were found",
     ]
 
 

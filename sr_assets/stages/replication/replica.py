@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from sr_assets.stages.source.reading import Ends
 
 #: A window of 32 MiB bounds the memory of a batch's copies; this bounds how much is repeated after a crash.
-_BYTES_SHARE: Final = 10
+_BYTES_FACTOR: Final = 10
 #: So many sequences a batch spans where most of them hold nothing.
 _WIDEST: Final = 500_000
 
@@ -247,7 +247,7 @@ class ReplicaStage:
         stream, store = self._stream, self._store
         resends = store.copy_log(stream.stream).resends(stream.batch_messages)
         # A stream that is not tracked any more has copies that were due before.
-        queued = store.copy_queue(stream.stream).front(stream.batch_messages, _BYTES_SHARE * stream.batch_bytes)
+        queued = store.copy_queue(stream.stream).front(stream.batch_messages, _BYTES_FACTOR * stream.batch_bytes)
         if resends:
             # What is sent again lies in a range, without filling it.
             covered: SequenceRange | None = SequenceRange(resends[0].covered.first, resends[-1].covered.next)

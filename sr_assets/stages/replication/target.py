@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sr_assets.adapters.nats.api import SUBJECTS_TAKEN, ApiError
 from sr_assets.domain.errors import ConfigurationError, RunError
-from sr_assets.domain.provenance import Identity, doubled, foreign_copy
+from sr_assets.domain.provenance import Identity, doubled_text, foreign_copy
 from sr_assets.domain.subjects import overlaps
 from sr_assets.domain.target_stream import target_config
 
@@ -30,8 +30,8 @@ def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) 
         check_target(stream, source, info)
     elif not stream.create_target:
         raise RunError(
-            f"target stream {stream.target_stream} does not exist on {stream.target.label} and no_target_create is"
-            " set: create it"
+            f"target stream {stream.target_stream} does not exist on {stream.target.label}, and no_target_create, or"
+            " create_target: false, is set: create it"
         )
     return info
 
@@ -90,7 +90,7 @@ def refuse_doubled(stream: StreamSettings, source: StreamInfo, target: Cluster) 
     identity = Identity(stream.stream, stream.replicator, stream.name)
     other = foreign_copy(newest.headers, identity, source.created_ns) if newest else None
     if other is not None:
-        raise RunError(doubled(stream.target_stream, identity, other))
+        raise RunError(doubled_text(stream.target_stream, identity, other))
     return "the newest message is none"
 
 

@@ -21,7 +21,7 @@ from sr_assets.adapters.state.counters import Counter
 from sr_assets.adapters.state.gaps import gap_row
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange, merge_ranges
-from sr_assets.domain.provenance import Identity, doubled, find_copy, foreign_copy, other_writer
+from sr_assets.domain.provenance import Identity, doubled_text, find_copy, foreign_copy, other_writer_text
 from sr_assets.stages.progress import LongWork
 from sr_assets.stages.replication.target import create_target, prepare_target
 from sr_assets.stages.source.reading import save_gaps
@@ -113,7 +113,7 @@ class TargetReview:
             return
         subjects = None if target.config.get("subject_transform") else self._stream.copies_pattern
         for sequence in self.read_copies(behind, subjects).values():
-            raise RunError(other_writer(self._stream.target_stream, self._identity, sequence))
+            raise RunError(other_writer_text(self._stream.target_stream, self._identity, sequence))
 
     def refuse_lost_state(self) -> None:
         """Stop when the state has no copy but the target has copies of ours: beginning again would store them twice."""
@@ -146,7 +146,7 @@ class TargetReview:
                 if progress.reached(messages[-1].sequence + 1 - held.first):
                     self._note_look(target.created_ns, messages[-1].sequence)
         if foreign is not None:
-            logger.warning("%s: %s", stream.label, doubled(stream.target_stream, self._identity, foreign))
+            logger.warning("%s: %s", stream.label, doubled_text(stream.target_stream, self._identity, foreign))
 
     def _note_look(self, target_created_ns: int, sequence: int) -> None:
         """Save how far the look at a target has come."""

@@ -54,7 +54,7 @@ def find_unsettled(
     What comes after the last copy of the present source is read again. Nothing is written.
     """
     unsettled = Unsettled()
-    _sort_queue(site, stream, state, copies, unsettled)
+    _classify_queued(site, stream, state, copies, unsettled)
     store, name = site.state, stream.stream
     intent = store.open_intent(name)
     again = [resend.covered for resend in store.copy_log(name).resends()]
@@ -72,7 +72,9 @@ def find_unsettled(
     return unsettled
 
 
-def _sort_queue(site: Site, stream: StreamSettings, state: StreamState, copies: Copies, unsettled: Unsettled) -> None:
+def _classify_queued(
+    site: Site, stream: StreamSettings, state: StreamState, copies: Copies, unsettled: Unsettled
+) -> None:
     """Keep what is queued of the source as it is, and record the rest as lost unless it was made."""
     queued = site.state.copy_queue(stream.stream).everything()
     made = copies.made([sequence for _, sequence, _ in queued], state.created_ns)

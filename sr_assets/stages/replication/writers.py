@@ -106,7 +106,8 @@ class Writers:
     def _plan(self, receipt_file: str) -> CopyPlan:
         """Return the plan of the writers; what an attempt before this one has staged is removed."""
         context, stream, intent, state = self._context, self._stream, self._intent, self._state
-        # What was decided lies before the last message read; any other range before the source's last message then.
+        # The message that proves the source unchanged: for decided messages the last one read, for a range that
+        # the writers read themselves the source's last one when the batch was planned.
         decided = (intent.folded or intent.resend) and state.mark_sequence is not None
         covered = SequenceRange(intent.first, intent.next)
         staging = staging_folder(context.folder, stream, covered, self._mark)

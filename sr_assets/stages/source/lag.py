@@ -25,8 +25,8 @@ _LINKS = 16
 class Lag:
     """The lag of one stream now; `position` is the last sequence that is done, None before the first run.
 
-    `messages` is None when only a run can find where it would begin. `problem` is the reason why the source could not be
-    asked, or why a run would stop.
+    `messages` is None when only a run can find where it would begin. `problem` says why the source could
+    not be asked, that it was made again, or what the last run failed with.
     """
 
     name: str

@@ -229,7 +229,7 @@ def _sequence_at(cluster: Cluster, source: StreamInfo, time_ns: int, end: int | 
 def advance(
     state: StreamState, source: StreamInfo, *, warning_ns: int | None, caught_up: bool, own_clock_ns: int
 ) -> bool:
-    """Advance the watermark and the lag by a stream info; neither moves backwards.
+    """Advance the watermark, which never goes back, and measure the lag again, both by a stream info.
 
     `warning_ns` is that of a tracked stream; `own_clock_ns` only detects a server's clock that is far ahead. Returns whether
     the info's clock set the watermark: then no later message is stored before it.

@@ -35,7 +35,7 @@ Ends = dict[tuple[str, int], int] | None
 
 _MAX_GAP_ROWS = 1_000
 #: A batch may read this many times `batch_bytes`, which bounds what it holds in memory: far less than it reads.
-_READ_SHARE = 10
+_READ_FACTOR = 10
 
 
 def reading_end(ends: Ends, state: StreamState, source: StreamInfo) -> int:
@@ -63,7 +63,7 @@ def next_range(
     `cluster` a hole at the beginning is skipped at once, and a range of a source with many holes spans more sequences.
     """
     held_bytes = average_bytes(source) if payloads else 1
-    count = min(entry.batch_messages, max(1, _READ_SHARE * entry.batch_bytes // held_bytes))
+    count = min(entry.batch_messages, max(1, _READ_FACTOR * entry.batch_bytes // held_bytes))
     begin = max(next_sequence, source.first_sequence)
     if cores is not None and count < entry.catch_up_messages and is_far(end + 1 - begin, count):
         count = catch_up_size(held_bytes, cores(), count, entry.catch_up_messages)
@@ -183,7 +183,7 @@ def gap_rows(
 ) -> list[Gap]:
     """Return the rows for the absent sequences of a range: first those up to `available`, which retention deleted, then holes.
 
-    Many holes become one row.
+    Holes of a filtered stream or of one with a per-subject limit become one row, and so do more than 1,000 others.
     """
 
     def gap(hole: SequenceRange, reason: str, messages: int | None = None) -> Gap:

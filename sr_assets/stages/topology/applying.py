@@ -83,7 +83,11 @@ def _take(looks: Looks, step: Step, owner: str) -> Outcome:
             deleted = True
         answer = cluster.request_api(f"STREAM.{_OPERATIONS[step.action]}.{name}", dict(step.config or {}))
     except RunError as error:
-        note = "; it was deleted and is not there: apply again makes it" if deleted else ""
+        note = (
+            "; the stream was deleted and does not exist now: run `topology apply` again to create it"
+            if deleted
+            else ""
+        )
         return Outcome(step, "failed", f"{error}{note}")
     if step.action is Action.ADOPT:
         return Outcome(step, "done")
@@ -133,4 +137,6 @@ def _expect(cluster: Cluster, subject: str, body: dict[str, Any], code: int) -> 
             if "violation for publish" in said and f'"{cluster.settings.api(subject).lower()}"' not in said:
                 continue
             raise
+        else:
+            raise RunError(f"{cluster.settings.label}: {subject}: a request that has to be refused was accepted")
         return

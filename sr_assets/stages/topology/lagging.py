@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import header_values
-from sr_assets.domain.topology.links import SOURCE_HEADER, brought_by, read_mark
+from sr_assets.domain.topology.links import NATIVE_SOURCE_HEADER, brought_by, read_mark
 
 if TYPE_CHECKING:
     from sr_assets.adapters.nats.cluster import Cluster
@@ -85,7 +85,7 @@ def _last_brought(stream: FoundStream, link: FoundLink, at: Cluster, origin: Fou
 
 
 def _brought(message: Message, stream: FoundStream, link: FoundLink) -> int | None:
-    values = header_values(message.headers, SOURCE_HEADER)
+    values = header_values(message.headers, NATIVE_SOURCE_HEADER)
     mark = read_mark(values[-1].decode(errors="replace")) if values else None
     return mark.sequence if mark and brought_by(mark, link, stream.links) else None
 

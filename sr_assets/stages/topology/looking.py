@@ -37,8 +37,8 @@ class ClusterLook:
     """What a cluster answered; `answers` has the streams as they were sent. With an `error` it could not be asked.
 
     Of the streams that the configuration names, `silent` are those that did not answer: without a leader they are neither
-    there nor missing. `elsewhere` are those that another cluster, by its name, is listed with: clusters that are linked by
-    gateways, or reached in two ways, are one JetStream, which lists all its streams to each.
+    there nor missing. `elsewhere` maps a stream of the answer to the other cluster that it is shown with: clusters that are
+    linked by gateways, or reached in two ways, are one JetStream, and each of them lists all its streams.
     """
 
     name: str

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from sr_assets.domain.topology.found import FoundLink, FoundStream
-    from sr_assets.domain.topology.links import Kind
+    from sr_assets.domain.topology.links import LinkKind
     from sr_assets.domain.topology.wanted import Upstream, WantedStream
     from sr_assets.settings import Entry, Settings
     from sr_assets.stages.topology.looking import ClusterLook, Looks
@@ -218,7 +218,7 @@ class _Copy(NamedTuple):
 
     cluster: str
     stream: str
-    kind: Kind
+    kind: LinkKind
     rewriting: str | None = None
     sampling: str | None = None
 

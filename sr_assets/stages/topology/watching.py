@@ -32,10 +32,13 @@ if TYPE_CHECKING:
     from sr_assets.settings import Settings
     from sr_assets.stages.topology.looking import ClusterLook, Looks
 
-#: The checks of a native stream; a stream that copies nothing has the last one alone.
+#: The checks of a native stream that has a mirror or sources; `DRIFT_CHECK` is for every native stream.
 LINK_CHECKS: Final = {
     "link_active": "Each origin was heard of within 10 seconds, or within `io.nats.monitor.seen-critical`.",
-    "link_caught_up": "Everything is copied, but for what came within the last 10 seconds (`io.nats.monitor.lag-critical`).",
+    "link_caught_up": (
+        "No message waits to be copied for more than 10 seconds, or `io.nats.monitor.seen-critical`;"
+        " with `io.nats.monitor.lag-critical`: fewer messages wait than it says."
+    ),
     "link_error": "No server reports an error of a link.",
 }
 DRIFT_CHECK: Final = {"no_drift": "The stream is as it is configured."}
@@ -50,7 +53,7 @@ class Verdict(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LookResult:
     """The result of one look: every row, and the verdicts on the configured streams, by label and check."""
 
     report: Report
@@ -65,7 +68,7 @@ class Seen:
         }
 
 
-def see(settings: Settings, looks: Looks) -> Seen:
+def judge_look(settings: Settings, looks: Looks) -> LookResult:
     """Return what a look that was taken says."""
     report, drift = make_report(settings, looks), list(find_drift(settings, looks))
     verdicts = {
@@ -81,7 +84,7 @@ def see(settings: Settings, looks: Looks) -> Seen:
         )
         for wanted in topology_of(settings).streams
     }
-    return Seen(report, drift, verdicts)
+    return LookResult(report, drift, verdicts)
 
 
 @contextmanager
@@ -97,13 +100,11 @@ def topology_lock(settings: Settings, owner: str, wait_seconds: float) -> Iterat
             stack.enter_context(SiteLock(folder, owner, wait_seconds))
         except SiteBusyError:
             holder = lock_owner(folder) or "another process"
-            raise SiteBusyError(
-                f"the native streams are in the hands of {holder}; try again when it has ended"
-            ) from None
+            raise SiteBusyError(f"the native streams are locked by {holder}; try again when it has ended") from None
         yield folder
 
 
-def publish_seen(settings: Settings, seen: Seen, run_id: str, wait_seconds: float = LOCK_SECONDS) -> None:
+def publish_look(settings: Settings, seen: LookResult, run_id: str, wait_seconds: float = LOCK_SECONDS) -> None:
     """Publish the tables of what was seen; called inside the lock.
 
     Raises RunError when a site publishes for `wait_seconds` on; then the next publication shows these rows too.
@@ -160,5 +161,5 @@ def _silence(link: Link) -> str:
 
 
 def remember_run(folder: Path, *, failed: bool) -> None:
-    """Remember that a run has ended, and how: the next is asked for by that."""
+    """Record whether the run that ended failed: the sensor decides by it when to request the next one."""
     write_status(folder, {"failed": failed})

@@ -1,9 +1,9 @@
 """A site's heartbeat: `observer_alive`, by which readers of its advisories know whether the site still watches its nodes.
 
 It is sent at most once a minute for each stream that announces transitions, and once a run unless the previous run has just
-sent the same; a run after a failed one always sends one. It announces when the next one follows: within a run in a minute;
-after it with the next run, which the first node's deadline starts if no message does; without a node that has a deadline
-nothing is announced. Not here: its JSON (`domain.advisories`), how a centre uses it (`adapters.state.global_view`).
+sent the same; a run after a failed one always sends one. It announces the longest time until the next one: until
+the first node's deadline, which starts a run if no message does, and `heartbeat_grace_ns` more. Without a node that has
+a deadline nothing is announced. Not here: its JSON (`domain.advisories`), how a centre uses it (`adapters.state.global_view`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _START_NS: Final = 30_000_000_000
 
 
 def heartbeat_grace_ns(settings: Settings) -> int:
-    """Return how long after a run is due its heartbeat may be sent: the sensor's interval and the run's own time."""
+    """Return how late, after a run is due, its heartbeat may be: two sensor intervals, 30 s to start, up to a minute of work."""
     return min(_EVERY_NS, settings.run_budget_ns) + 2 * settings.sensor.interval_ns + _START_NS
 
 

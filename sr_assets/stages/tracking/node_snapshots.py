@@ -1,6 +1,6 @@
 """Stage `node_snapshots`: bring the newest-per-node table up to the staged Parquet; compaction and retention of days.
 
-Not here: what is staged (`spark.sink`), the view that shows it (`adapters.published`).
+Not here: what is staged (`adapters.copying.copier`), the view that shows it (`adapters.published`).
 """
 
 from __future__ import annotations

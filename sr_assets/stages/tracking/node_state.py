@@ -93,7 +93,7 @@ class NodeStage:
             follow_policy(self._store, stream, self._policy, state)
         begun_anew = report.state is not None and report.state.starts != state.starts
         if not self._looked or begun_anew:
-            # Nothing is read again before all the time has passed that is known.
+            # All time up to the committed watermark passes before anything is read again.
             self.sweep_due()
         self._looked = True
         left_open = self._left_open()

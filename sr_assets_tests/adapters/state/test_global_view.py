@@ -14,9 +14,9 @@ from sr_assets.adapters.spark.source import read_advisories
 from sr_assets.adapters.state.global_view import MIGRATION, GlobalTables
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.advisories import PROTOCOL
-from sr_assets.domain.availability import Advisory, Observation, read_message
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SECOND_NS
+from sr_assets.domain.received import Advisory, Observation, read_message
 from sr_assets_tests.domain.advisory_fold import fold
 
 BASE = 1_700_000_000

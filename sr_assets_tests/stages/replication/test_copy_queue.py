@@ -81,7 +81,7 @@ def test_a_drain_is_not_done_while_a_batch_that_has_just_ended_leaves_copies_in_
     def ended_meanwhile(work: StreamWork, ends: Ends) -> bool:
         """Let each batch end between a round's step and the question whether anything is left to do."""
         busy = step(work, ends)
-        work._beside.join(PATIENCE_SECONDS)
+        work._background.join(PATIENCE_SECONDS)
         return busy
 
     monkeypatch.setattr(StreamWork, "step", ended_meanwhile)

@@ -10,7 +10,7 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.embedded.nats_server import HOST, NatsServer
 from sr_assets.operate.metrics import Exposition
 from sr_assets.settings.heartbeats import HeartbeatSubject
-from sr_assets.stages.beating import publish_heartbeat
+from sr_assets.stages.heartbeat_publisher import publish_heartbeat
 from sr_assets_tests.rig import Rig, address
 
 

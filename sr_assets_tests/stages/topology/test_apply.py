@@ -203,4 +203,4 @@ def test_what_our_user_may_not_do_is_named_before_anything_is_deleted_and_by_che
             code, _, err = command("topology", "apply")
         assert code == 1
         assert err.count("\n") == 1
-        assert "the native streams are in the hands of run 7" in err
+        assert "the native streams are locked by run 7" in err

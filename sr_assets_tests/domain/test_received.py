@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sr_assets.domain.advisories import PROTOCOL, observer_alive
-from sr_assets.domain.availability import (
+from sr_assets.domain.positions import SECOND_NS
+from sr_assets.domain.received import (
     LIFE_CYCLE,
     MAX_PAYLOAD_BYTES,
     RANK,
@@ -19,7 +20,6 @@ from sr_assets.domain.availability import (
     Rejected,
     read_message,
 )
-from sr_assets.domain.positions import SECOND_NS
 from sr_assets_tests.domain.advisory_fold import Key, Standing, fold
 
 NOW_NS = 1_700_000_000 * SECOND_NS

@@ -13,9 +13,8 @@ import time
 from typing import TYPE_CHECKING, Final, Self
 
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.domain.errors import RunError, SrAssetsError, TransientError
+from sr_assets.domain.errors import SrAssetsError, TransientError
 from sr_assets.domain.positions import SECOND_NS
-from sr_assets.domain.target_stream import WRONG_LAST_SEQUENCE
 from sr_assets.settings.heartbeats import ORIGINATOR, SUBJECT
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ _CLIENT: Final = "sr-assets heartbeats"
 _SAY_AGAIN_SECONDS: Final = 60.0
 
 
-class Beating:
+class HeartbeatPublisher:
     """Publishes heartbeats from `with` to its end, each subject's at its interval, in a thread of its own.
 
     A heartbeat that no stream acknowledges is an error, which `say` gets in one line: at once, once a minute while it goes
@@ -91,9 +90,7 @@ def try_heartbeats(settings: HeartbeatSettings | None) -> Iterator[tuple[str, st
         for subject in settings.subjects:
             failure = None
             try:
-                code, refusal = cluster.publish_refusal(subject.subject)
-                if code != WRONG_LAST_SEQUENCE:
-                    raise RunError(f"{cluster.settings.label}: {subject.subject}: {refusal}")
+                cluster.try_publishing(subject.subject)
             except SrAssetsError as error:
                 failure = str(error)
             yield settings.cluster.label, f"publish {subject.subject}", failure
