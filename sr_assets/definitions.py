@@ -20,8 +20,8 @@ from sr_assets.assets.inventory import INVENTORY_ASSET
 from sr_assets.assets.sites import Hosting, build_site_assets
 from sr_assets.assets.topology import build_topology_assets
 from sr_assets.automation import (
-    Host,
-    Places,
+    HostRun,
+    RunSlots,
     build_daily_job,
     build_daily_schedule,
     build_failure_sensor,
@@ -52,7 +52,7 @@ def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.
     """
     provided = {**_build_resources(settings), **(resources or {})}
     sites = [_site_parts(settings, name, provided) for name in settings.sites]
-    looks, places = shared_looks(settings), Places(settings)
+    survey, places = shared_looks(settings), RunSlots(settings)
     native = build_topology_assets(settings) if settings.topology else []
     daily = {asset.stage: build_daily_asset(settings, asset) for asset in (AVAILABILITY_ASSET, INVENTORY_ASSET)}
     hourly = {stage: build_daily_job(stage, asset) for stage, asset in daily.items()}
@@ -61,7 +61,7 @@ def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.
         assets=[*(asset for assets, _ in sites for asset in assets), *shared],
         jobs=[*(job for _, job in sites), *_topology_jobs(native, provided), retention, *hourly.values()],
         sensors=[
-            *(build_lag_sensor(settings, name, looks, places) for name in settings.sites),
+            *(build_lag_sensor(settings, name, survey, places) for name in settings.sites),
             *([build_topology_sensor(settings)] if native else []),
             build_failure_sensor(settings),
         ],
@@ -106,7 +106,7 @@ def _topology_jobs(
 def _build_resources(settings: Settings) -> dict[str, Any]:
     return {
         "platform": Platform(settings=settings),
-        "hosting": Host(settings, _guest_job),
+        "hosting": HostRun(settings, _guest_job),
         "fleet_tables": FleetTables(database=str(settings.home / "fleet.duckdb")),
         "spark": spark_resource(settings),
     }

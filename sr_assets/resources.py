@@ -32,7 +32,7 @@ MODE_TAG = "sr_assets/mode"
 LINGER = "linger"
 ONCE = "once"
 #: A site's run in a thread of another site's run, its host, and as long as that.
-GUEST = "guest"
+HOSTED = "guest"
 #: Metadata of a failure: true when another run cannot help, only another configuration.
 MISCONFIGURED = "misconfigured"
 #: Metadata of a failure: true when the state of each stream that failed says so too.

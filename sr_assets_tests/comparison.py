@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sr_assets_tests import reference
 from sr_assets_tests.reference import Expected, Rules, Seen
-from sr_assets_tests.went_back import Past
+from sr_assets_tests.source_rollback import Past
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -49,7 +49,7 @@ from sr_assets_tests.soak_source import SourceStore
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sr_assets_tests.went_back import Past
+    from sr_assets_tests.source_rollback import Past
 
 PLAIN, SAMPLED, MIRROR, FEED, CENTRE = "PLAIN", "SAMPLED", "MIRROR", "FEED", "CENTRE"
 INTERVAL, WARNING, TRIGGER_BYTES = 6 * SECOND, 3 * SECOND, 500

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.comparison import held_now
-from sr_assets_tests.went_back import Past
+from sr_assets_tests.source_rollback import Past
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -18,7 +18,7 @@ from sr_assets.assets.entries import entry_assets
 from sr_assets.assets.fleet import published_tables
 from sr_assets.assets.recording import Recorder, Result
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError, cannot_write
-from sr_assets.resources import GUEST, LINGER, MISCONFIGURED, MODE_TAG, NOTED
+from sr_assets.resources import HOSTED, LINGER, MISCONFIGURED, MODE_TAG, NOTED
 from sr_assets.settings import Settings
 from sr_assets.stages.report import StreamReport
 
@@ -34,11 +34,11 @@ class Hosting(Protocol):
         """How many sites the process serves."""
 
     @property
-    def wanted(self) -> bool:
+    def keep_running(self) -> bool:
         """Whether the run is to go on for other sites, though there is nothing to do for its own."""
 
     @property
-    def ended(self) -> bool:
+    def stopping(self) -> bool:
         """Whether the run is to end."""
 
     def open(self, context: dg.AssetExecutionContext) -> AbstractContextManager[None]:
@@ -74,12 +74,12 @@ def build_site_assets(settings: Settings, name: str) -> dg.AssetsDefinition:
             platform.open_site(name, context.run.run_id, mode, lambda: hosting.sites) as site,
             hosting.open(context),
         ):
-            lingers = mode in (LINGER, GUEST)
-            run = SiteRun(site, selection, drain_only=not lingers, wanted=lambda: hosting.wanted)
+            lingers = mode in (LINGER, HOSTED)
+            run = SiteRun(site, selection, drain_only=not lingers, wanted=lambda: hosting.keep_running)
             recorder = Recorder(site, entries, context)
             with closing(run.rounds()) as rounds:
                 for caught_up in rounds:
-                    if hosting.ended:
+                    if hosting.stopping:
                         break
                     if lingers and recorder.due(caught_up=caught_up):
                         yield from _so_far(run, recorder, platform.settings)

@@ -20,18 +20,18 @@ from sr_assets.domain.topology.wanted import WantedStream
 from sr_assets.resources import configure_logging
 from sr_assets.settings import Settings, TopologySettings
 from sr_assets.stages.topology.applying import apply_steps, look_at_result, refused
-from sr_assets.stages.topology.looking import Looks
-from sr_assets.stages.topology.planning import make_plan, topology_of
-from sr_assets.stages.topology.watching import (
+from sr_assets.stages.topology.evaluation import (
     DRIFT_CHECK,
     LINK_CHECKS,
-    LookResult,
+    Evaluation,
     Verdict,
-    judge_look,
-    publish_look,
+    evaluate,
+    publish_evaluation,
     remember_run,
     topology_lock,
 )
+from sr_assets.stages.topology.planning import make_plan, topology_of
+from sr_assets.stages.topology.survey import Survey
 
 GROUP: Final = "topology"
 #: A picture of more streams would be unreadable, and large.
@@ -73,7 +73,7 @@ def build_topology_assets(settings: Settings) -> list[dg.AssetsDefinition | dg.A
     return [native_streams, *external.values()]
 
 
-def evaluations(seen: LookResult, wanted: WantedStream) -> Iterator[dg.AssetCheckEvaluation]:
+def evaluations(seen: Evaluation, wanted: WantedStream) -> Iterator[dg.AssetCheckEvaluation]:
     """Yield the verdicts on a stream as events without a run."""
     key = topology_key(wanted.cluster, wanted.stream)
     for name, verdict in seen.verdicts[wanted.label].items():
@@ -82,7 +82,7 @@ def evaluations(seen: LookResult, wanted: WantedStream) -> Iterator[dg.AssetChec
         )
 
 
-def metadata(seen: LookResult, wanted: WantedStream) -> Mapping[str, dg.MetadataValue]:
+def metadata(seen: Evaluation, wanted: WantedStream) -> Mapping[str, dg.MetadataValue]:
     """Return what is recorded of a stream: its size, each link's lag, what differs, and the picture around it."""
     report = seen.report
     row = next(
@@ -103,21 +103,21 @@ def metadata(seen: LookResult, wanted: WantedStream) -> Mapping[str, dg.Metadata
     return recorded | {"picture": dg.MetadataValue.md(_picture(seen, wanted))}
 
 
-def _run(settings: Settings, run_id: str) -> tuple[LookResult, list[str]]:
+def _run(settings: Settings, run_id: str) -> tuple[Evaluation, list[str]]:
     """Do what is configured, look at what came of it and publish that; returns also what could not be done."""
-    with topology_lock(settings, f"run {run_id}", 60.0) as folder, Looks(settings) as looks:
-        plan = make_plan(settings, looks.take())
+    with topology_lock(settings, f"run {run_id}", 60.0) as folder, Survey(settings) as survey:
+        plan = make_plan(settings, survey.take())
         problems = list(plan.problems)
         if any(step.action is not Action.NONE for step in plan.steps):
-            problems = problems or refused(looks, plan.steps)
+            problems = problems or refused(survey, plan.steps)
             if not problems:
-                outcomes = list(apply_steps(looks, plan.steps, settings.replicator))
+                outcomes = list(apply_steps(survey, plan.steps, settings.replicator))
                 problems = [
                     f"{outcome.step.wanted.label}: {outcome.detail}" for outcome in outcomes if outcome.result != "done"
                 ]
-                look_at_result(looks, outcomes)
-        seen = judge_look(settings, looks)
-        publish_look(settings, seen, run_id)
+                look_at_result(survey, outcomes)
+        seen = evaluate(settings, survey)
+        publish_evaluation(settings, seen, run_id)
         remember_run(folder, failed=bool(problems))
     return seen, problems
 
@@ -185,7 +185,7 @@ def _checks(wanted: WantedStream) -> dict[str, str]:
     return {**(LINK_CHECKS if wanted.upstreams else {}), **DRIFT_CHECK}
 
 
-def _results(seen: LookResult, wanted: WantedStream) -> list[dg.AssetCheckResult]:
+def _results(seen: Evaluation, wanted: WantedStream) -> list[dg.AssetCheckResult]:
     return [
         dg.AssetCheckResult(
             asset_key=topology_key(wanted.cluster, wanted.stream),
@@ -202,7 +202,7 @@ def _severity(verdict: Verdict) -> dg.AssetCheckSeverity:
     return dg.AssetCheckSeverity.WARN if verdict.warns else dg.AssetCheckSeverity.ERROR
 
 
-def _picture(seen: LookResult, wanted: WantedStream) -> str:
+def _picture(seen: Evaluation, wanted: WantedStream) -> str:
     """Return the streams that are connected with one as a picture in Markdown."""
     domains = {row.cluster: row.domain for row in seen.report.streams if row.domain}
     node = Node(domains.get(wanted.cluster) or wanted.cluster, wanted.stream)

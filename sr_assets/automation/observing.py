@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.state.pausing import paused_streams
-from sr_assets.adapters.state.status_file import note_look, read_status, status_age_seconds
+from sr_assets.adapters.state.status_file import read_status, record_idle_poll, status_age_seconds
 from sr_assets.automation.decisions import (
     Decision,
     EntryRules,
@@ -24,7 +24,7 @@ from sr_assets.automation.decisions import (
     decide,
     unread_messages,
 )
-from sr_assets.automation.looks import SharedLooks
+from sr_assets.automation.stream_info_cache import StreamInfoCache
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import watermark
 from sr_assets.domain.subjects import advisory_subject
@@ -66,17 +66,17 @@ def _feed_kind(_: FeedSettings) -> _Kind:
 _KINDS: Final[Mapping[type[Entry], Callable[[Any], _Kind]]] = {StreamSettings: _stream_kind, FeedSettings: _feed_kind}
 
 
-def shared_looks(settings: Settings) -> SharedLooks:
+def shared_looks(settings: Settings) -> StreamInfoCache:
     """Return what the sensors of all sites share: one look at each cluster serves a round of all of them."""
-    return SharedLooks(settings.entries, settings.sensor.interval_ns / _SECOND_NS / 2)
+    return StreamInfoCache(settings.entries, settings.sensor.interval_ns / _SECOND_NS / 2)
 
 
-def find_work(settings: Settings, site: str, looks: SharedLooks | None = None) -> Decision:
+def find_work(settings: Settings, site: str, survey: StreamInfoCache | None = None) -> Decision:
     """Decide whether a site needs a run; without `looks` its sources are asked for it alone.
 
     Raises RunError when no source could be asked at all, or when it cannot be known what is paused.
     """
-    looks = looks or SharedLooks(settings.sites[site], math.inf)
+    survey = survey or StreamInfoCache(settings.sites[site], math.inf)
     folder = settings.home / "sites" / site
     status = read_status(folder)
     if not status and any(_kind(entry).rules.begins_empty for entry in settings.sites[site]):
@@ -84,7 +84,7 @@ def find_work(settings: Settings, site: str, looks: SharedLooks | None = None) -
     if needs_publishing(settings.home, folder):
         return Decision("fleet.duckdb lacks this site")
     with ExitStack() as connections:
-        return _Tick(settings, site, status, paused_streams(folder), connections, looks).decide()
+        return _Tick(settings, site, status, paused_streams(folder), connections, survey).decide()
 
 
 def _kind(entry: Entry) -> _Kind:
@@ -101,7 +101,7 @@ class _Tick:
         status: dict[str, Any],
         paused: frozenset[str],
         connections: ExitStack,
-        looks: SharedLooks,
+        survey: StreamInfoCache,
     ) -> None:
         self._settings = settings
         self._entries = settings.sites[site]
@@ -110,7 +110,7 @@ class _Tick:
         self._age_seconds = status_age_seconds(status)
         # An answer from before the status was written knows less than the status.
         self._since = time.monotonic() - (math.inf if self._age_seconds is None else self._age_seconds)
-        self._looks = looks
+        self._looks = survey
         self._paused = paused
         self._connections = connections
         self._name = f"sr-assets sensor {site}"
@@ -132,7 +132,7 @@ class _Tick:
         if len(unreachable) == len(self._entries):
             raise RunError("; ".join(unreachable))
         if not notes and not unreachable:
-            note_look(self._folder)
+            record_idle_poll(self._folder)
         return Decision(None, "; ".join([*notes, *unreachable]) or "caught up")
 
     def _decide_entry(self, entry: Entry) -> Decision:

@@ -10,7 +10,7 @@ from typing import Final
 
 import dagster as dg
 
-from sr_assets.automation.leftovers import BATCH, forget_runs, runs_left_over
+from sr_assets.automation.orphaned_runs import BATCH, delete_run_data, find_orphaned_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ def delete_old_runs(context: dg.OpExecutionContext) -> None:
         for run_ids in _old_runs(instance, kept):
             for run_id in run_ids:
                 instance.delete_run(run_id)
-            forget_runs(instance, run_ids)
+            delete_run_data(instance, run_ids)
             deleted += len(run_ids)
             context.log.info("deleted %d runs so far", deleted)
     # Those that were deleted by hand, or before a night's job was ended.
-    for run_ids in runs_left_over(instance):
-        forget_runs(instance, run_ids)
+    for run_ids in find_orphaned_runs(instance):
+        delete_run_data(instance, run_ids)
         left_over += len(run_ids)
     context.log.info("deleted %d runs, and what was left of %d that had been deleted before", deleted, left_over)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import dagster as dg
 
 from sr_assets.automation.jobs import site_job_name
-from sr_assets.resources import GUEST, MODE_TAG
+from sr_assets.resources import HOSTED, MODE_TAG
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
@@ -33,6 +33,6 @@ def sites_to_load(settings: Settings) -> list[str]:
     with dg.DagsterInstance.get() as instance:
         runs = [record.dagster_run for record in instance.get_run_records(dg.RunsFilter(statuses=_STARTED))]
     # A guest is in the process of another site's run.
-    jobs = {run.job_name for run in runs if run.tags.get(MODE_TAG) != GUEST}
+    jobs = {run.job_name for run in runs if run.tags.get(MODE_TAG) != HOSTED}
     sites = {site_job_name(site): site for site in settings.sites}
     return [sites[job] for job in sorted(jobs)] if jobs and jobs <= sites.keys() else everything

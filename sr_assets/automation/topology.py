@@ -17,18 +17,18 @@ from sr_assets.adapters.state.status_file import read_status, status_age_seconds
 from sr_assets.assets.streams import topology_key
 from sr_assets.assets.topology import evaluations, metadata
 from sr_assets.automation.jobs import resolve_job
-from sr_assets.automation.places import UNDER_WAY
+from sr_assets.automation.run_slots import UNDER_WAY
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.topology.plan import Action
-from sr_assets.stages.topology.looking import Looks
+from sr_assets.stages.topology.evaluation import evaluate, publish_evaluation, topology_lock
 from sr_assets.stages.topology.planning import make_plan, topology_of
-from sr_assets.stages.topology.watching import judge_look, publish_look, topology_lock
+from sr_assets.stages.topology.survey import Survey
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sr_assets.settings import Settings
-    from sr_assets.stages.topology.watching import LookResult
+    from sr_assets.stages.topology.evaluation import Evaluation
 
 JOB: Final = "topology"
 #: A link counts as dead after 10 s of silence and is to be flagged 5 s later: Dagster's daemon looks for sensors that are due
@@ -65,16 +65,16 @@ def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
         try:
             with (
                 topology_lock(settings, "the sensor topology_watch", 0) as folder,
-                Looks(settings, "sr-assets topology watch") as looks,
+                Survey(settings, "sr-assets topology watch") as survey,
             ):
-                seen = judge_look(settings, looks.take())
+                seen = evaluate(settings, survey.take())
                 changed = _changed(seen, cursor)
                 # Ahead of us: the machine has started anew since.
                 age_seconds = time.monotonic() - cursor.get("published_at", -float("inf"))
                 if changed or not 0 <= age_seconds < interval_seconds:
-                    publish_look(settings, seen, "topology_watch", _WAIT_SECONDS)
+                    publish_evaluation(settings, seen, "topology_watch", _WAIT_SECONDS)
                     cursor["published_at"] = time.monotonic()
-                reason = _reason(settings, looks, read_status(folder))
+                reason = _reason(settings, survey, read_status(folder))
         except SiteBusyError as error:
             return dg.SensorResult(skip_reason=f"under way: {error}", cursor=context.cursor)
         except SrAssetsError as error:
@@ -93,25 +93,25 @@ def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
     return topology_watch
 
 
-def _changed(seen: LookResult, cursor: Mapping[str, Any]) -> list[str]:
+def _changed(seen: Evaluation, cursor: Mapping[str, Any]) -> list[str]:
     """Return the streams whose verdicts are not recorded yet."""
     recorded = cursor.get("problems", {})
     return [label for label, failing in seen.problems().items() if recorded.get(label) != failing]
 
 
 def _events(
-    settings: Settings, seen: LookResult, label: str
+    settings: Settings, seen: Evaluation, label: str
 ) -> list[dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckEvaluation]:
     wanted = next(stream for stream in topology_of(settings).streams if stream.label == label)
     observed = dg.AssetObservation(topology_key(wanted.cluster, wanted.stream), metadata=metadata(seen, wanted))
     return [observed, *evaluations(seen, wanted)]
 
 
-def _reason(settings: Settings, looks: Looks, status: Mapping[str, Any]) -> str | None:
+def _reason(settings: Settings, survey: Survey, status: Mapping[str, Any]) -> str | None:
     """Return why a run is needed: none was yet, or a stream is to be made or changed; not soon after one that failed."""
     if not status:
         return "first run"
-    plan = make_plan(settings, looks)
+    plan = make_plan(settings, survey)
     steps = [f"{step.action} {step.wanted.label}" for step in plan.steps if step.action is not Action.NONE]
     age_seconds = status_age_seconds(dict(status))
     if (
@@ -123,6 +123,6 @@ def _reason(settings: Settings, looks: Looks, status: Mapping[str, Any]) -> str 
     return ", ".join(steps)
 
 
-def _summary(seen: LookResult) -> str:
+def _summary(seen: Evaluation) -> str:
     failing = [f"{label}: {', '.join(checks)}" for label, checks in seen.problems().items() if checks]
     return "; ".join(failing) or "every native stream is alive, caught up and as configured"

@@ -74,12 +74,12 @@ def report(
 
     Native mirrors and sources, our replicas, feeds. Exit code 1 when a cluster could not be asked.
     """
-    from sr_assets.stages.topology.looking import Looks
     from sr_assets.stages.topology.report import link_record, make_report, stream_record
+    from sr_assets.stages.topology.survey import Survey
 
-    with Looks(settings, "sr-assets report") as looks:
-        made = make_report(settings, looks.take())
-        known = list(looks.of)
+    with Survey(settings, "sr-assets report") as survey:
+        made = make_report(settings, survey.take())
+        known = list(survey.of)
     if cluster is not None and cluster not in known:
         raise ConfigurationError(f"--cluster {cluster}: no such cluster; known: {', '.join(known)}")
     streams = [stream_record(row) for row in made.streams if cluster in (None, row.cluster)]

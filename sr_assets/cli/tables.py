@@ -36,7 +36,7 @@ def query(settings: "Settings", sql: str, timeout: float, form: Format) -> None:
     It reads nothing else: no other file, no network, no settings. SHOW TABLES and DESCRIBE list tables and columns. Rows are
     printed as they come, tables in blocks.
     """
-    from sr_assets.adapters.published.asking import user_query
+    from sr_assets.adapters.published.user_query import user_query
 
     with user_query(settings.home, sql, seconds=timeout) as (columns, rows):
         show(columns, rows, form)

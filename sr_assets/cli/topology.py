@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from sr_assets.domain.topology.plan import Step
     from sr_assets.settings import Settings
-    from sr_assets.stages.topology.looking import Looks
     from sr_assets.stages.topology.planning import Plan
+    from sr_assets.stages.topology.survey import Survey
 
 _PLAN: Final = ("cluster", "stream", "action", "key", "wanted", "found", "remedy", "reason")
 #: How long a command waits for the lock: a tick of the sensor ends sooner, a run or another `apply` may take longer.
@@ -45,12 +45,12 @@ def plan_command(settings: Settings, recreate: tuple[str, ...], form: Format) ->
 
     Exit code 1 when it is already known that `apply` would refuse.
     """
-    from sr_assets.stages.topology.looking import Looks
     from sr_assets.stages.topology.planning import make_plan, topology_of
+    from sr_assets.stages.topology.survey import Survey
 
     topology_of(settings)
-    with Looks(settings) as looks:
-        plan = make_plan(settings, looks.take(), recreate)
+    with Survey(settings) as survey:
+        plan = make_plan(settings, survey.take(), recreate)
     _show_plan(plan, form)
     for problem in plan.problems:
         print_error(problem)
@@ -72,14 +72,14 @@ def apply_command(settings: Settings, recreate: tuple[str, ...], form: Format) -
     Exit code 1 when something could not be done: what was done is shown, and another `apply` goes on.
     """
     from sr_assets.domain.errors import ConfigurationError
-    from sr_assets.stages.topology.looking import Looks
+    from sr_assets.stages.topology.evaluation import topology_lock
     from sr_assets.stages.topology.planning import make_plan, topology_of
-    from sr_assets.stages.topology.watching import topology_lock
+    from sr_assets.stages.topology.survey import Survey
 
     if topology_of(settings).manage == "observe":
         raise ConfigurationError("topology.manage is observe, so nothing is changed: set create or reconcile")
-    with topology_lock(settings, "topology apply", _PATIENCE_SECONDS), Looks(settings) as looks:
-        return _do(settings, looks, make_plan(settings, looks.take(), recreate), form)
+    with topology_lock(settings, "topology apply", _PATIENCE_SECONDS), Survey(settings) as survey:
+        return _do(settings, survey, make_plan(settings, survey.take(), recreate), form)
 
 
 @topology.command("adopt")
@@ -94,21 +94,21 @@ def apply_command(settings: Settings, recreate: tuple[str, ...], form: Format) -
 @configured
 def adopt_command(settings: Settings, names: tuple[str, ...], form: Format) -> int:
     """Take over streams that others made: `apply` then changes them too. Nothing but their metadata is changed."""
-    from sr_assets.stages.topology.looking import Looks
+    from sr_assets.stages.topology.evaluation import topology_lock
     from sr_assets.stages.topology.planning import make_adoption, topology_of
-    from sr_assets.stages.topology.watching import topology_lock
+    from sr_assets.stages.topology.survey import Survey
 
     topology_of(settings)
-    with topology_lock(settings, "topology adopt", _PATIENCE_SECONDS), Looks(settings) as looks:
-        return _do(settings, looks, make_adoption(settings, looks.take(), names), form)
+    with topology_lock(settings, "topology adopt", _PATIENCE_SECONDS), Survey(settings) as survey:
+        return _do(settings, survey, make_adoption(settings, survey.take(), names), form)
 
 
-def _do(settings: Settings, looks: Looks, plan: Plan, form: Format) -> int:
+def _do(settings: Settings, survey: Survey, plan: Plan, form: Format) -> int:
     """Take the steps of a plan and show what became of each; nothing is done when it is known that a part would fail."""
     from sr_assets.stages.topology.applying import apply_steps, refused
 
-    problems = plan.problems or refused(looks, plan.steps)
-    outcomes = [] if problems else list(apply_steps(looks, plan.steps, settings.replicator))
+    problems = plan.problems or refused(survey, plan.steps)
+    outcomes = [] if problems else list(apply_steps(survey, plan.steps, settings.replicator))
     rows = [
         (outcome.step.wanted.cluster, outcome.step.wanted.stream, outcome.step.action, outcome.result, outcome.detail)
         for outcome in outcomes

@@ -52,7 +52,7 @@ class AdvisoryFormat(StrEnum):
 
     V1 = "v1"
     V2 = "v2"
-    OURS = "ours"
+    STREAM_METRICS = "ours"
 
 
 class Reject(StrEnum):
@@ -174,7 +174,7 @@ def _advisory(document: dict[str, Any], received_ns: int) -> Advisory:
         event_ns,
         event_code,
         _seen_ns(document.get("seen")),
-        AdvisoryFormat.OURS.value if transition else written_as.value,
+        AdvisoryFormat.STREAM_METRICS.value if transition else written_as.value,
         _identity(document, (replicator, name, stream, node, event_code, event_ns)),
         age,
         document.get("previous"),

@@ -24,8 +24,8 @@ from sr_assets.stages.heartbeat_publisher import try_heartbeats
 from sr_assets.stages.replication.target import check_target, new_target, refuse_doubled, refuse_drift
 from sr_assets.stages.source.senders import try_senders
 from sr_assets.stages.source.suitability import check_source
-from sr_assets.stages.topology.applying import try_changing
-from sr_assets.stages.topology.trying import try_topology
+from sr_assets.stages.topology.applying import probe_update
+from sr_assets.stages.topology.probes import probe_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,7 @@ def probe_connectivity(settings: Settings) -> list[Probe]:
     with ThreadPoolExecutor(_LINKS) as pool:
         made = [probe for probes in pool.map(_try_entry, settings.entries) for probe in probes]
         if settings.topology is not None:
-            made += [Probe(*attempt) for attempt in try_topology(settings.topology, pool)]
+            made += [Probe(*attempt) for attempt in probe_topology(settings.topology, pool)]
     for label, tried, failure in try_heartbeats(settings.heartbeats):
         made.append(Probe("heartbeats", label, tried, failure is None, failure or "allowed; nothing was stored"))
     for label, tried, failure in try_executors(settings):
@@ -211,7 +211,7 @@ def _try_creating(probes: _Probes, stream: StreamSettings, source_info: StreamIn
     probes.attempt(
         target,
         asked,
-        lambda: try_changing(target, "CREATE", stream.target_stream),
+        lambda: probe_update(target, "CREATE", stream.target_stream),
         lambda _: "allowed; nothing was created",
     )
 

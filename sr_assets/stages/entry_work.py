@@ -17,9 +17,9 @@ from sr_assets.adapters.state.history import forget_history
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.positions import retention_begins_ns, retention_clock_ns
-from sr_assets.stages.lane import Lane
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.source.position import note_source
+from sr_assets.stages.work_loop import WorkLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 class EntryWork(ABC):
     """The work on one entry; `final` decides whether a lane's error is final, so that it is not tried again."""
 
-    def __init__(self, site: Site, entry: Entry, stages: frozenset[Stage], final: Callable[[Lane], bool]) -> None:
+    def __init__(self, site: Site, entry: Entry, stages: frozenset[Stage], final: Callable[[WorkLoop], bool]) -> None:
         """Take the site, the entry and the stages that were asked for."""
         self.report = StreamReport(entry)
         self._site, self._entry, self._stages, self._final = site, entry, stages, final
-        self.watching = Lane(
+        self.watching = WorkLoop(
             self.report, site.folder, self._watched_stages(), on_error=self._note_error, on_lost=site.clusters.close
         )
 
@@ -50,7 +50,7 @@ class EntryWork(ABC):
         """Do the work that is due, and collect or start background work; returns whether anything was done."""
 
     @property
-    def lanes(self) -> tuple[Lane, ...]:
+    def lanes(self) -> tuple[WorkLoop, ...]:
         """The lanes of the entry that have work."""
         return (self.watching,)
 

@@ -14,15 +14,17 @@ if TYPE_CHECKING:
 
     from sr_assets.adapters.state.records import StreamState
     from sr_assets.settings import FeedSettings
-    from sr_assets.stages.lane import Lane
     from sr_assets.stages.site import Site
     from sr_assets.stages.source.reading import Ends
+    from sr_assets.stages.work_loop import WorkLoop
 
 
 class FeedWork(EntryWork):
     """The work on a feed: its advisories are folded, and nothing is copied."""
 
-    def __init__(self, site: Site, feed: FeedSettings, stages: frozenset[Stage], final: Callable[[Lane], bool]) -> None:
+    def __init__(
+        self, site: Site, feed: FeedSettings, stages: frozenset[Stage], final: Callable[[WorkLoop], bool]
+    ) -> None:
         """Make the one stage there is."""
         super().__init__(site, feed, stages, final)
         self._feed = FeedStage(

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from sr_assets.settings import Entry
     from sr_assets.stages.entry_work import EntryWork
-    from sr_assets.stages.lane import Lane
     from sr_assets.stages.report import Stage, StreamReport
     from sr_assets.stages.site import Site
     from sr_assets.stages.source.reading import Ends
+    from sr_assets.stages.work_loop import WorkLoop
 
 _POLL_SECONDS: Final = 1.0
 #: How long the end of a run waits for copies under way: longer than a writer waits for an acknowledgement.
@@ -57,7 +57,7 @@ class SiteRun:
             if entry.stream in selection
         ]
 
-    def _is_final(self, lane: Lane) -> bool:
+    def _is_final(self, lane: WorkLoop) -> bool:
         return self._over or (self._drain_only and not lane.reached)
 
     @property
@@ -71,7 +71,7 @@ class SiteRun:
 
     def reports_so_far(self) -> dict[str, StreamReport]:
         """Return a report by stream of what is committed, while the rounds go on."""
-        with self._site.state.moment():
+        with self._site.state.read_snapshot():
             return {work.report.stream.stream: work.report_so_far() for work in self._works}
 
     def rounds(self) -> Generator[bool]:
@@ -131,7 +131,7 @@ def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_onl
     return run.reports
 
 
-def _entry_work(site: Site, entry: Entry, stages: frozenset[Stage], final: Callable[[Lane], bool]) -> EntryWork:
+def _entry_work(site: Site, entry: Entry, stages: frozenset[Stage], final: Callable[[WorkLoop], bool]) -> EntryWork:
     match entry:
         case FeedSettings():
             return FeedWork(site, entry, stages, final)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from sr_assets.adapters.home import open_home
 from sr_assets.adapters.published.fleet_lock import LOCK_SECONDS, FleetBusyError
 from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.manifest import is_published
 from sr_assets.adapters.published.publishing import publish_site
-from sr_assets.adapters.published.shown import is_published
 from sr_assets.adapters.published.site_files import PublishedStream
 from sr_assets.adapters.published.topology_schema import TOPOLOGY_SITE
 from sr_assets.adapters.spark.engine import KEEP_SECONDS
@@ -171,7 +171,7 @@ class Site:
         """Write `status.json` for the sensor and the command line."""
         before = read_status(self.folder).get("streams", {})
         # The copying commits beside us, and its rows in one table belong to counters in another.
-        with self.state.moment():
+        with self.state.read_snapshot():
             streams = {
                 entry.stream: status
                 for entry in self.entries

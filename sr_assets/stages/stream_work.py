@@ -17,7 +17,6 @@ from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.positions import retention_clock_ns
 from sr_assets.stages.connections import Clusters
 from sr_assets.stages.entry_work import EntryWork
-from sr_assets.stages.lane import BackgroundSteps, Lane
 from sr_assets.stages.replication.context import CopyContext
 from sr_assets.stages.replication.replica import ReplicaStage
 from sr_assets.stages.report import Stage
@@ -26,6 +25,7 @@ from sr_assets.stages.tracking.heartbeat import HeartbeatStage, heartbeat_grace_
 from sr_assets.stages.tracking.node_advisories import AdvisoryStage
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 from sr_assets.stages.tracking.node_state import NodeStage
+from sr_assets.stages.work_loop import BackgroundSteps, WorkLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ class StreamWork(EntryWork):
     """The work on a stream: copying it and, if it is tracked, following its senders."""
 
     def __init__(
-        self, site: Site, stream: StreamSettings, stages: frozenset[Stage], final: Callable[[Lane], bool]
+        self, site: Site, stream: StreamSettings, stages: frozenset[Stage], final: Callable[[WorkLoop], bool]
     ) -> None:
         """Make the stages that the stream has."""
         self._stream = stream
@@ -63,7 +63,7 @@ class StreamWork(EntryWork):
         )
         self._stack.callback(self._context.clusters.close)
         copied = frozenset(Stage) - self._watched_stages()
-        self.copying = Lane(
+        self.copying = WorkLoop(
             self.report, site.folder, copied, on_error=self._note_copy_error, on_lost=self._context.clusters.close
         )
         self._background = BackgroundSteps(f"copying {stream.label}", site.woken)
@@ -97,7 +97,7 @@ class StreamWork(EntryWork):
         return NodeStage(self._stream, site.state, site.clusters, site.spark, reader, site.clock, self.report)
 
     @property
-    def lanes(self) -> tuple[Lane, ...]:
+    def lanes(self) -> tuple[WorkLoop, ...]:
         """Watching, if the stream is tracked, and copying, if that was asked for."""
         return (*((self.watching,) if self._stream.tracked else ()), *((self.copying,) if self._copies else ()))
 

@@ -8,7 +8,7 @@ import pytest
 
 from sr_assets.adapters.home import open_home
 from sr_assets.adapters.published.reading import open_fleet, read_rows
-from sr_assets.adapters.state.waiting import leave_line, wait_in_line
+from sr_assets.adapters.state.site_queue import dequeue_site, enqueue_site
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets_tests.published import node_row, publish_message, publish_nodes
 
@@ -55,7 +55,7 @@ def test_all_that_is_published_is_opened_and_who_waits_in_line_is_not(tmp_path: 
     home = tmp_path / "home"
     publish_nodes(home, node_row("web1", "up", 0))
     publish_message(home, "web1")
-    wait_in_line(home, "london", 10.0)
+    enqueue_site(home, "london", 10.0)
     open_home(home, 0o640)
     permissions = modes(home)
     assert (permissions["."], permissions["waiting"], permissions["waiting/london"]) == (0o710, 0o700, 0o600)
@@ -64,7 +64,7 @@ def test_all_that_is_published_is_opened_and_who_waits_in_line_is_not(tmp_path: 
     folders = set(re.findall(re.escape(f"{home}/") + r"(\w+)/", repr(views)))
     assert folders >= {"published", "snapshots", "availability", "inventory"}
     assert {permissions[folder] for folder in folders} == {0o750}
-    assert leave_line(home, "london")
+    assert dequeue_site(home, "london")
 
 
 def test_a_new_home_is_its_owners_alone(tmp_path: Path) -> None:

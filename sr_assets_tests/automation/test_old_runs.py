@@ -115,7 +115,7 @@ def test_nothing_is_left_of_old_runs_nor_of_those_deleted_before_and_younger_one
 def test_of_very_many_runs_the_newest_are_kept(
     instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sr_assets.automation.leftovers.BATCH", 2)
+    monkeypatch.setattr("sr_assets.automation.orphaned_runs.BATCH", 2)
     monkeypatch.setattr("sr_assets.automation.old_runs.BATCH", 2)
     kept = _Kept((dg.DagsterRunStatus.SUCCESS,), timedelta(days=7), most=2)
     monkeypatch.setattr("sr_assets.automation.old_runs._KEPT", (kept,))

@@ -245,10 +245,10 @@ def test_a_round_of_many_quiet_sites_asks_each_server_once_and_the_next_round_se
     for site in sites:
         rig.run(site)
     settings = rig.settings()
-    looks = shared_looks(settings)
+    survey = shared_looks(settings)
 
     def tick_all() -> list[str | None]:
-        return [find_work(settings, site, looks).reason for site in sites]
+        return [find_work(settings, site, survey).reason for site in sites]
 
     before = next_connection(rig.source)
     assert tick_all() == [None] * 4
@@ -257,7 +257,7 @@ def test_a_round_of_many_quiet_sites_asks_each_server_once_and_the_next_round_se
     assert tick_all() == [None, None, None, f"{sites[3]}/{streams[3]}: 1 messages behind"]
     rig.drain(sites[3])
     # What was asked before the run ended is not believed.
-    assert find_work(settings, sites[3], looks).reason is None
+    assert find_work(settings, sites[3], survey).reason is None
 
 
 def test_a_look_serves_no_longer_than_half_an_interval(rig: Rig) -> None:
@@ -266,9 +266,9 @@ def test_a_look_serves_no_longer_than_half_an_interval(rig: Rig) -> None:
         rig.add(name, name=site, target_subject_prefix="c")
         rig.drain(site)
     settings = rig.settings(sensor={"interval": "1s"})
-    looks = shared_looks(settings)
-    assert find_work(settings, "a", looks).reason is None
+    survey = shared_looks(settings)
+    assert find_work(settings, "a", survey).reason is None
     rig.publish(other, [Sent()])
     asked_at = time.monotonic()
     wait_until(lambda: time.monotonic() > asked_at + 0.5, "the look to be too old")
-    assert find_work(settings, "b", looks).reason == f"b/{other}: 1 messages behind"
+    assert find_work(settings, "b", survey).reason == f"b/{other}: 1 messages behind"

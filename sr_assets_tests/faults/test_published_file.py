@@ -11,7 +11,7 @@ import pytest
 
 from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.published import fleet_lock
-from sr_assets.adapters.published.shown import is_published
+from sr_assets.adapters.published.manifest import is_published
 from sr_assets.domain.errors import RunError
 from sr_assets_tests.faults.holding import hold_at
 from sr_assets_tests.faults.rig import await_marker

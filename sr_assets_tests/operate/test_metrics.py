@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sr_assets.adapters.checkpoints import Point
-from sr_assets.adapters.state.status_file import note_look
+from sr_assets.adapters.state.status_file import record_idle_poll
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.operate.metrics import Exposition, metrics_beside, write_textfile_once
 from sr_assets.operate.metrics.serving import MetricsServer
@@ -61,7 +61,7 @@ LEGACY = {
     **{f"advisories_{event}": ("counter", _ADVISED) for event in ("timeout", "recover", "expire", "errors")},
 }
 _STREAM = {"name", "stream"}
-OURS = {
+STREAM_METRICS = {
     **dict.fromkeys(("lag_messages", "lag_seconds", "watermark_age_seconds", "paused"), ("gauge", _STREAM)),
     **dict.fromkeys(("outbox_messages", "copy_queue_messages"), ("gauge", _STREAM)),
     "last_success_timestamp_seconds": ("gauge", _STREAM),
@@ -79,7 +79,7 @@ TABLES = {
     "heartbeat_age_seconds": ("gauge", {*_STREAM, "subject"}),
 }
 STREAMS = {
-    **{f"sr_assets_{name}": shape for name, shape in OURS.items()},
+    **{f"sr_assets_{name}": shape for name, shape in STREAM_METRICS.items()},
     **{f"choria_stream_replicator_{name}": shape for name, shape in REPLICATOR.items()},
 }
 BIRTH = 1_769_860_800.0
@@ -230,7 +230,7 @@ def test_what_fails_is_counted_and_a_success_is_not_claimed(rig: Rig) -> None:
     before = Exposition(rig.settings()).text()
     rig.api(f"STREAM.DELETE.{stream}")
     rig.failure()
-    note_look(rig.home / "sites" / SITE)
+    record_idle_poll(rig.home / "sites" / SITE)
     after = Exposition(rig.settings()).text()
     errors, success = (
         "choria_stream_replicator_replicator_handler_error_count",
@@ -245,7 +245,7 @@ def test_an_idle_site_that_was_looked_at_counts_as_a_success(tmp_path: Path) -> 
     folder = write_stream(tmp_path, SITES[0], {"created_ns": 1, "last_success_ns": int(BIRTH * 1e9)})
     success, exposition = "sr_assets_last_success_timestamp_seconds", Exposition(settings)
     assert value(exposition.text(), success) == BIRTH
-    note_look(folder)
+    record_idle_poll(folder)
     assert value(exposition.text(), success) == pytest.approx(time.time(), abs=600)
 
 

@@ -164,7 +164,7 @@ def source_mark(created_ns: int, beginning: int) -> str:
     return f"-{created_ns}-{beginning}" if beginning else ""
 
 
-def mark_beginning(mark: str) -> int:
+def mark_restart(mark: str) -> int:
     """Return the beginning that a `source_mark` names."""
     return int(mark.rpartition("-")[2]) if mark else 0
 

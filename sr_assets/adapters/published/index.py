@@ -18,9 +18,17 @@ from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.private import write_private
 from sr_assets.adapters.published.earlier import take_over
 from sr_assets.adapters.published.fleet_lock import locked
+from sr_assets.adapters.published.manifest import (
+    Manifest,
+    identity,
+    read_manifest,
+    retain_open_files,
+    shows,
+    was_moved,
+    write_manifest,
+)
 from sr_assets.adapters.published.publication import Publication, publication_folder, read_publication, site_folders
 from sr_assets.adapters.published.schema import SCHEMA_VERSION, SNAPSHOT_INFO, STORAGE_VERSION
-from sr_assets.adapters.published.shown import Shown, identity, keep_opened, read_shown, shows, was_moved, write_shown
 from sr_assets.adapters.published.table import literal
 from sr_assets.adapters.published.views import views
 from sr_assets.domain.errors import RunError, cannot_write
@@ -48,7 +56,7 @@ def publish_index(
     run: Run,
     mode: int,
     wait_seconds: float,
-) -> Shown:
+) -> Manifest:
     """Let `fleet.duckdb` show the last publication of each of some sites, at least this one of its site.
 
     Sites that publish at once do it one after the other (`fleet.lock`); what another one has meanwhile done for this one is
@@ -56,7 +64,7 @@ def publish_index(
     holds the lock for `wait_seconds` on: then the old file stays.
     """
     with locked(home, publication.site, wait_seconds):
-        shown = read_shown(home)
+        shown = read_manifest(home)
         if shows(home, publication.site, publication.token, shown):
             return shown
         if not shown.file:
@@ -65,8 +73,8 @@ def publish_index(
 
 
 def _publish(
-    connection: duckdb.DuckDBPyConnection, home: Path, shown: Shown, sites: Sequence[str], run: Run, mode: int
-) -> Shown:
+    connection: duckdb.DuckDBPyConnection, home: Path, shown: Manifest, sites: Sequence[str], run: Run, mode: int
+) -> Manifest:
     """Put a new file in the place of the one that is shown; called inside the lock."""
     file, draft = home / "fleet.duckdb", home / ".fleet.duckdb.new"
     for leftover in (draft, _wal(draft)):
@@ -77,9 +85,9 @@ def _publish(
     _write_draft(connection, draft, home.resolve(), publications, run, mode)
     draft.chmod(mode)
     tokens = {publication.site: publication.token for publication in publications}
-    made = Shown(str(home.resolve()), number, identity(draft), tokens, keep_opened(home, shown, number))
+    made = Manifest(str(home.resolve()), number, identity(draft), tokens, retain_open_files(home, shown, number))
     # Before the file itself: who reads it while we are killed is known.
-    write_shown(home, made)
+    write_manifest(home, made)
     reach(Point.PUBLISHING_TABLES)
     draft.replace(file)
     # Of a reader who wrote into the file before: it belongs to no file any more.
@@ -94,10 +102,10 @@ def follow_move(home: Path) -> None:
 
     Raises RunError or OSError when it cannot be done, DuckDB's error when the file is not ours.
     """
-    if not was_moved(home, read_shown(home)):
+    if not was_moved(home, read_manifest(home)):
         return
     with locked(home, "a reader", _MOVE_SECONDS), duckdb.connect() as connection:
-        shown, file = read_shown(home), home / "fleet.duckdb"
+        shown, file = read_manifest(home), home / "fleet.duckdb"
         if was_moved(home, shown):
             connection.execute(f"ATTACH {literal(str(file.resolve()))} AS moved (READ_ONLY)")
             about = connection.execute("SELECT epoch_ns(as_of), run_id FROM moved.snapshot_info").fetchall()
@@ -110,7 +118,7 @@ def _read_publications(home: Path, sites: Iterable[str]) -> list[Publication]:
     return [publication for publication in publications if publication is not None]
 
 
-def _remove_gone(home: Path, sites: Sequence[str], shown: Shown) -> None:
+def _remove_gone(home: Path, sites: Sequence[str], shown: Manifest) -> None:
     """Remove the files of sites that are shown no more, once nobody can read them."""
     for site, folder in site_folders(home):
         if site in sites:

@@ -24,7 +24,7 @@ FOLDER: Final = "published"
 _NAME: Final = "publication.json"
 
 
-class Earlier(NamedTuple):
+class BaseFile(NamedTuple):
     """The file with the earlier rows of a table, which further publications keep: those before `until_ns`.
 
     `mark` is the sum of the marks of its rows. `written` counts the later rows that were written beside it, each time.
@@ -56,7 +56,7 @@ class Publication:
     files: dict[str, dict[str, int]]
     history: list[str]
     later: dict[str, dict[str, int]] = field(default_factory=dict)
-    earlier: dict[str, Earlier] = field(default_factory=dict)
+    earlier: dict[str, BaseFile] = field(default_factory=dict)
     replaced: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
@@ -99,7 +99,7 @@ def read_publication(folder: Path) -> Publication | None:
         at = str(folder)
         if any(os.stat(f"{at}/{name}").st_size != size for name, size in publication.sizes.items()):  # noqa: PTH116  quick
             return None
-        publication.earlier.update({table: Earlier(*earlier) for table, earlier in publication.earlier.items()})
+        publication.earlier.update({table: BaseFile(*earlier) for table, earlier in publication.earlier.items()})
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     return publication

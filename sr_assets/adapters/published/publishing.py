@@ -13,8 +13,8 @@ from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.private import make_shared_folder
 from sr_assets.adapters.published.fleet_lock import LOCK_SECONDS
 from sr_assets.adapters.published.index import Run, publish_index
+from sr_assets.adapters.published.manifest import read_manifest
 from sr_assets.adapters.published.publication import publication_folder, read_publication, sweep, write_publication
-from sr_assets.adapters.published.shown import read_shown
 from sr_assets.adapters.published.site_files import write_site
 from sr_assets.domain.errors import RunError, cannot_write
 
@@ -47,7 +47,7 @@ def publish_site(
     try:
         make_shared_folder(folder)
         before = read_publication(folder)
-        written = write_site(folder, name, state, streams, since=read_shown(home).number, before=before, mode=mode)
+        written = write_site(folder, name, state, streams, since=read_manifest(home).number, before=before, mode=mode)
         publication = write_publication(folder, written, before)
         reach(Point.NOTED_TABLES)
         shown = publish_index(

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sr_assets.adapters.published.delta_files import IncrementalTable
 from sr_assets.adapters.published.files import Files
-from sr_assets.adapters.published.growth import GrowingRows
 from sr_assets.adapters.published.publication import Publication
 from sr_assets.adapters.published.schema import TABLES
 from sr_assets.adapters.published.table import literal
@@ -63,7 +63,7 @@ def write_site(
         connection.executemany("INSERT INTO configured VALUES (?, ?, ?, ?)", rows)
     # One transaction reads all tables as of one moment: copying commits beside us, and its rows in one table belong to
     # counters in another.
-    with state.moment(), Files(connection, folder, mode) as files:
+    with state.read_snapshot(), Files(connection, folder, mode) as files:
         publication = Publication(site, files.token, since, {}, _history(connection))
         filled = _filled(connection)
         for name in TABLES:
@@ -86,7 +86,7 @@ def _write_table(
     query = f"{table.query} AND {table.entry} IN (SELECT stream FROM configured)".replace(
         "$name", literal(publication.site)
     )
-    growing = None if table.growth is None else GrowingRows(connection, publication.site, table)
+    growing = None if table.growth is None else IncrementalTable(connection, publication.site, table)
     if growing is not None and before is not None and name in before.earlier:
         kept = growing.keep(before.earlier[name], folder)
         if kept is not None:
@@ -106,10 +106,10 @@ def _write_table(
 
 def _filled(connection: duckdb.DuckDBPyConnection) -> set[str]:
     """Return the tables of the state that have rows: an empty file takes longer than to look."""
-    looks = " UNION ALL ".join(
+    survey = " UNION ALL ".join(
         f"(SELECT '{state}' FROM {state} LIMIT 1)" for state in sorted({table.state for table in TABLES.values()})
     )
-    return {state for (state,) in connection.execute(looks).fetchall()}
+    return {state for (state,) in connection.execute(survey).fetchall()}
 
 
 def _history(connection: duckdb.DuckDBPyConnection) -> list[str]:

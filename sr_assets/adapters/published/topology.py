@@ -14,6 +14,7 @@ from sr_assets.adapters.private import make_shared_folder
 from sr_assets.adapters.published.files import Files
 from sr_assets.adapters.published.fleet_lock import LOCK_SECONDS
 from sr_assets.adapters.published.index import Run, publish_index
+from sr_assets.adapters.published.manifest import read_manifest
 from sr_assets.adapters.published.publication import (
     Publication,
     publication_folder,
@@ -21,7 +22,6 @@ from sr_assets.adapters.published.publication import (
     sweep,
     write_publication,
 )
-from sr_assets.adapters.published.shown import read_shown
 from sr_assets.adapters.published.topology_schema import TOPOLOGY_SITE, TOPOLOGY_TABLES
 from sr_assets.domain.errors import RunError, cannot_write
 
@@ -49,7 +49,7 @@ def publish_topology(
         before = read_publication(folder)
         with duckdb.connect() as connection:
             with Files(connection, folder, mode) as files:
-                publication = Publication(TOPOLOGY_SITE, files.token, read_shown(home).number, {}, [])
+                publication = Publication(TOPOLOGY_SITE, files.token, read_manifest(home).number, {}, [])
                 for name, table in TOPOLOGY_TABLES.items():
                     columns = {column: [row[column] for row in rows[name]] for column in table.kinds}
                     connection.register(f"rows_of_{name}", pa.table(columns))

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sr_assets.adapters.spark.pieces import RETIRED, TIMEOUT, UP, Pieces, bounds_of, column, compute, rows_of
+from sr_assets.adapters.spark.status_intervals import (
+    RETIRED,
+    TIMEOUT,
+    UP,
+    StatusIntervals,
+    bounds_of,
+    column,
+    compute,
+    rows_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,7 +48,7 @@ class _MeasureJob:
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield a row for each node and day on which it was known."""
         for nodes in batches:
-            pieces = Pieces.cut(nodes, self.bounds)
+            pieces = StatusIntervals.cut(nodes, self.bounds)
             if not len(pieces.node):
                 continue
             blind_ns = self._blind_ns(column(nodes, "stream")[pieces.node], pieces)
@@ -59,7 +68,7 @@ class _MeasureJob:
             ]
             yield rows_of(_MEASURED, measured)
 
-    def _blind_ns(self, streams: NDArray[np.int32], pieces: Pieces) -> NDArray[np.int64]:
+    def _blind_ns(self, streams: NDArray[np.int32], pieces: StatusIntervals) -> NDArray[np.int64]:
         """Return how much of each piece its stream was blind."""
         blind_ns = np.zeros(len(streams), np.int64)
         of_stream = self.spans["stream"].to_numpy()

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from sr_assets.adapters.spark.pieces import RETIRED, Pieces, bounds_of, column, compute, expand, items, rows_of
+from sr_assets.adapters.spark.status_intervals import (
+    RETIRED,
+    StatusIntervals,
+    bounds_of,
+    column,
+    compute,
+    expand,
+    items,
+    rows_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,7 +65,7 @@ class _CountJob:
 
     def _held(self, nodes: pa.RecordBatch) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return node, day and number of each value that a node has on a day on which it was not retired all the time."""
-        pieces = Pieces.cut(nodes, self.bounds)
+        pieces = StatusIntervals.cut(nodes, self.bounds)
         counts, observed_day = items(nodes.column("observed_day"))
         _, until_ns = items(nodes.column("holds_until_ns"))
         _, held = items(nodes.column("held"))

@@ -38,7 +38,7 @@ def status_age_seconds(status: dict[str, Any]) -> float | None:
     return age_seconds if start == _machine_start() and age_seconds >= 0 else None
 
 
-def note_look(folder: Path) -> None:
+def record_idle_poll(folder: Path) -> None:
     """Note that a site was looked at just now and nothing was left to do: no run says so of a site that is idle."""
     with contextlib.suppress(OSError):
         (folder / _LOOK).touch(mode=0o600)

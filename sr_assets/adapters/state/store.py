@@ -138,7 +138,7 @@ class SiteState:
         self._on_commit()
 
     @contextlib.contextmanager
-    def moment(self) -> Iterator[None]:
+    def read_snapshot(self) -> Iterator[None]:
         """Read everything inside as of one moment, whatever other connections commit meanwhile."""
         self._connection.execute("BEGIN TRANSACTION")
         with contextlib.ExitStack() as stack:

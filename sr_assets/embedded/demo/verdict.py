@@ -12,9 +12,9 @@ from sr_assets.adapters.published.reading import count_rows, open_fleet, read_ro
 from sr_assets.domain.tracking import Event
 from sr_assets.settings import ClusterSettings, Settings
 from sr_assets.stages.source.lag import measure_lag
-from sr_assets.stages.topology.looking import Looks
 from sr_assets.stages.topology.planning import find_drift, topology_of
 from sr_assets.stages.topology.report import make_report
+from sr_assets.stages.topology.survey import Survey
 
 #: Where the centre's view differs from what the sites themselves know: site, stream, and how.
 _DIFFERENCES: Final = """
@@ -78,19 +78,19 @@ def judge(settings: Settings, seconds: float) -> dict[str, Any]:
 def _judge_native(settings: Settings) -> tuple[dict[str, Any], list[str]]:
     """Return the servers' own copies, once everything has arrived, and a line for each that differs from its origins."""
     deadline = time.monotonic() + _ARRIVAL_SECONDS
-    with Looks(settings, "sr-assets demo") as looks:
+    with Survey(settings, "sr-assets demo") as survey:
         while True:
-            shown, failed = _compare_native(settings, looks.take())
+            shown, failed = _compare_native(settings, survey.take())
             if not failed or time.monotonic() > deadline:
                 return shown, failed
             time.sleep(0.5)
 
 
-def _compare_native(settings: Settings, looks: Looks) -> tuple[dict[str, Any], list[str]]:
+def _compare_native(settings: Settings, survey: Survey) -> tuple[dict[str, Any], list[str]]:
     """Return of each native stream its messages, those of its origins and its lag; and what is wrong with it."""
-    report = make_report(settings, looks)
+    report = make_report(settings, survey)
     held = {(row.cluster, row.stream): row.messages for row in report.streams}
-    failed = [f"{wanted.label}: {drift.key} is {drift.found}" for wanted, drift in find_drift(settings, looks)]
+    failed = [f"{wanted.label}: {drift.key} is {drift.found}" for wanted, drift in find_drift(settings, survey)]
     links, shown = [link for link in report.links if link.native], {}
     for wanted in topology_of(settings).streams:
         own = [link for link in links if (link.cluster, link.stream) == (wanted.cluster, wanted.stream)]

@@ -18,10 +18,10 @@ from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.adapters.state.status_file import STATUS_FILE, last_look, read_status
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.exposition import expose
-from sr_assets.operate.metrics.centre import TABLE_METRICS
-from sr_assets.operate.metrics.ours import OURS
 from sr_assets.operate.metrics.replicator import LEGACY, REPLICATOR
 from sr_assets.operate.metrics.stream import StreamNumbers
+from sr_assets.operate.metrics.stream_metrics import STREAM_METRICS
+from sr_assets.operate.metrics.table_metrics import TABLE_METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ class Exposition:
     def _lines(self) -> Iterator[str]:
         streams, now = list(self._streams()), time.time()
         legacy = LEGACY if self._settings.metrics.legacy else ()
-        for metric in chain(OURS, REPLICATOR, legacy):
+        for metric in chain(STREAM_METRICS, REPLICATOR, legacy):
             yield from expose(metric.name, metric.kind, metric.text, metric.samples(streams, now))
         rows = self._rows
         for table in TABLE_METRICS:

@@ -11,8 +11,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from sr_assets.operate.gate import peer_user, refuse_foreign_page
 from sr_assets.operate.page.rendering import render_problem
+from sr_assets.operate.ui_access import peer_user, refuse_foreign_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -48,7 +48,7 @@ class Copies:
         """The highest source sequence that was copied of the source as it is; None when nothing was."""
         return self.here[-1].sequence if len(self.here) else None
 
-    def stands(self, sequence: int) -> bool:
+    def is_covered(self, sequence: int) -> bool:
         """Return whether a source sequence still means the message that it did, and is not read again."""
         return self.last is not None and sequence <= self.last
 
@@ -137,7 +137,7 @@ def compare_with_original(
         )
     unknown.append(f"what the source lost: {problem}")
     held = range(source.first_sequence, source.last_sequence + 1)
-    standing = last_standing(copies.here, held, stored_ns)
+    standing = last_matching(copies.here, held, stored_ns)
     copies.undo_after(standing)
     return None if standing is None else stored_ns(standing)
 
@@ -160,7 +160,7 @@ def _another_source(stream: StreamSettings, source: StreamInfo, copies: Copies, 
     )
 
 
-def last_standing(copies: FoundCopies, held: range, stored_ns: Callable[[int], int | None]) -> int | None:
+def last_matching(copies: FoundCopies, held: range, stored_ns: Callable[[int], int | None]) -> int | None:
     """Return the last copied sequence whose message the source still holds, where it went back; None when there is none.
 
     `copies` are sorted by sequence, `held` are the source's sequences, `stored_ns` returns when the message it holds was

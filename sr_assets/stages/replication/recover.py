@@ -16,7 +16,7 @@ import time
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from sr_assets.adapters.published.history import file_mark, file_range, mark_beginning, source_mark, stream_folder
+from sr_assets.adapters.published.history import file_mark, file_range, mark_restart, source_mark, stream_folder
 from sr_assets.adapters.state.errors import BrokenStateError
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.domain.blindness import BlindSpans
@@ -26,9 +26,9 @@ from sr_assets.domain.subjects import advisory_pattern
 from sr_assets.stages.replication.context import CopyContext, writers_folder
 from sr_assets.stages.replication.copies import compare_with_original, find_copies, read_stream
 from sr_assets.stages.replication.fencing import settle_fence
-from sr_assets.stages.replication.lost import stage_open_batch
+from sr_assets.stages.replication.lost_source import stage_open_batch
+from sr_assets.stages.replication.pending_copies import classify_pending
 from sr_assets.stages.replication.rebuilding import Rebuilt, continue_counters, keep_known_nodes, rebuild_nodes
-from sr_assets.stages.replication.unsettled import find_unsettled
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.position import epoch_at, first_sequence
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from sr_assets.domain.tracking import Policy
     from sr_assets.settings import Settings, StreamSettings
     from sr_assets.stages.replication.copies import Copies
-    from sr_assets.stages.replication.unsettled import Unsettled
+    from sr_assets.stages.replication.pending_copies import PendingCopies
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -89,7 +89,7 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
 
 
 def _summary(
-    stream: StreamSettings, state: StreamState, copies: Copies, rebuilt: Rebuilt, unsettled: Unsettled, files: int
+    stream: StreamSettings, state: StreamState, copies: Copies, rebuilt: Rebuilt, unsettled: PendingCopies, files: int
 ) -> list[str]:
     """Return what was rebuilt and what is not known, in lines; `files` is how many of the history were indexed."""
     nodes, transitions = len(rebuilt.nodes), len(rebuilt.transitions)
@@ -221,7 +221,7 @@ def _last_beginning(site: Site, stream: StreamSettings, source: StreamInfo, copi
     """Return the beginning that the history's files are of; that of this source, when an earlier one had the last."""
     folder = stream_folder(site.settings.home.resolve(), stream.name, stream.stream)
     marks = {file_mark(file) for file in folder.glob("date=*/[0-9]*.parquet")}
-    last = max(map(mark_beginning, marks), default=0)
+    last = max(map(mark_restart, marks), default=0)
     of_earlier = bool(len(copies.earlier)) and source_mark(source.created_ns, last) not in marks
     return last + (of_earlier and not copies.source_is_another)
 
@@ -234,7 +234,7 @@ def _commit(
     copying: CopyState,
     copies: Copies,
     rebuilt: Rebuilt,
-) -> Unsettled:
+) -> PendingCopies:
     """Write the rebuilt state in the place of what there was of the stream; its history and its outbox stay.
 
     Returns what becomes of the copies that were queued or under way.
@@ -242,7 +242,7 @@ def _commit(
     policy, store, name = stream.policy, site.state, stream.stream
     if stream.tracked:
         _keep_history(site, stream, source)
-    unsettled = find_unsettled(site, stream, source, state, copies)
+    unsettled = classify_pending(site, stream, source, state, copies)
     state.seen_messages += len(unsettled.due) + unsettled.lost + unsettled.too_old
     state.too_old_messages, state.gap_messages = unsettled.too_old, unsettled.absent
     copying.lost_messages = unsettled.lost
@@ -287,7 +287,7 @@ def _index_history(site: Site, stream: StreamSettings, state: StreamState) -> in
     for file in sorted(folder.glob("date=*/[0-9]*.parquet"), key=file_range):
         mark = file_mark(file)
         if mark != here or file_range(file)[1] <= state.next_sequence:
-            by_beginning.setdefault((mark_beginning(mark), mark), []).append(file)
+            by_beginning.setdefault((mark_restart(mark), mark), []).append(file)
     with site.state.transaction():
         for _, files in sorted(by_beginning.items()):
             site.state.snapshot_index(stream.stream).add(0, 0, files)

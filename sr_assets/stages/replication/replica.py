@@ -20,7 +20,7 @@ from sr_assets.domain.errors import TransientError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.progress import Progress
 from sr_assets.stages.replication.batch import Batch
-from sr_assets.stages.replication.lost import settle_abandoned, settle_lost
+from sr_assets.stages.replication.lost_source import settle_abandoned_batch, settle_lost_source
 from sr_assets.stages.replication.target import prepare_target, target_drift
 from sr_assets.stages.replication.target_history import TargetReview
 from sr_assets.stages.source.position import (
@@ -96,7 +96,7 @@ class ReplicaStage:
         copying = self._report.copying = store.load_copying(stream.stream)
         if not stream.tracked:
             self._report.state = state
-        if settle_lost(self._context, source, copying):
+        if settle_lost_source(self._context, source, copying):
             return True
         return self._go_on(source, state, copying, ends)
 
@@ -116,7 +116,7 @@ class ReplicaStage:
         if target is not None:
             report.target_drift = target_drift(stream, target)
         review = TargetReview(self._context, source, state, copying, target)
-        self._follow_beginning(review, source, state, copying, target)
+        self._follow_restart(review, source, state, copying, target)
         if target is None or not self._looked or review.changed():
             target = review.run()
             self._looked = True
@@ -167,7 +167,7 @@ class ReplicaStage:
         intent = self._store.open_intent(self._stream.stream)
         return intent is not None and not intent.folded
 
-    def _follow_beginning(
+    def _follow_restart(
         self,
         review: TargetReview,
         source: StreamInfo,
@@ -187,7 +187,7 @@ class ReplicaStage:
             copying.target_checked = end
         elif not same:
             # Copies of an abandoned attempt in the target must not be mistaken for another writer's.
-            settle_abandoned(self._context, source, state, copying)
+            settle_abandoned_batch(self._context, source, state, copying)
             review.begin_anew()
             copying.target_sequence, copying.target_holds, copying.target_checked = 0, 0, end
         copying.created_ns, copying.starts = created_ns, starts

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sr_assets.adapters.nats.cluster import Cluster
     from sr_assets.domain.topology.wanted import WantedStream
-    from sr_assets.stages.topology.looking import Looks
+    from sr_assets.stages.topology.survey import Survey
 
 _OPERATIONS: Final = {
     Action.CREATE: "CREATE",
@@ -39,13 +39,13 @@ class Outcome(NamedTuple):
     detail: str | None = None
 
 
-def refused(looks: Looks, steps: Sequence[Step]) -> list[str]:
+def refused(survey: Survey, steps: Sequence[Step]) -> list[str]:
     """Return which steps our users may not take, or the servers will not, one line each; nothing is changed by asking."""
     tried = [step for step in steps if step.action is not Action.NONE]
-    return [problem for problem in looks.side_by_side(lambda step: _refusal(looks, step), tried) if problem]
+    return [problem for problem in survey.side_by_side(lambda step: _refusal(survey, step), tried) if problem]
 
 
-def apply_steps(looks: Looks, steps: Sequence[Step], owner: str) -> Iterator[Outcome]:
+def apply_steps(survey: Survey, steps: Sequence[Step], owner: str) -> Iterator[Outcome]:
     """Take the steps one after the other; after one that failed, those that copy from its stream are left out."""
     failed: set[str] = set()
     for step in steps:
@@ -56,27 +56,27 @@ def apply_steps(looks: Looks, steps: Sequence[Step], owner: str) -> Iterator[Out
             failed.add(step.wanted.label)
             yield Outcome(step, "not done", f"it copies from {before}")
             continue
-        outcome = _take(looks, step, owner)
+        outcome = _take(survey, step, owner)
         if outcome.result != "done":
             failed.add(step.wanted.label)
         yield outcome
 
 
-def look_at_result(looks: Looks, outcomes: Sequence[Outcome]) -> None:
+def look_at_result(survey: Survey, outcomes: Sequence[Outcome]) -> None:
     """Look again, once every link of what was made was heard of: a server sets them up on its own, after its answer."""
     made = [outcome.step.wanted for outcome in outcomes if outcome.result == "done"]
     deadline = time.monotonic() + _FIRST_WORD_SECONDS
-    while not _heard_of(looks.take(), made) and time.monotonic() < deadline:
+    while not _heard_of(survey.take(), made) and time.monotonic() < deadline:
         time.sleep(0.3)
 
 
-def _heard_of(looks: Looks, made: Sequence[WantedStream]) -> bool:
-    streams = [looks.of[wanted.cluster].streams.get(wanted.stream) for wanted in made]
+def _heard_of(survey: Survey, made: Sequence[WantedStream]) -> bool:
+    streams = [survey.of[wanted.cluster].streams.get(wanted.stream) for wanted in made]
     return all(link.active_ns is not None for stream in streams if stream is not None for link in stream.links)
 
 
-def _take(looks: Looks, step: Step, owner: str) -> Outcome:
-    cluster, name, deleted = looks.cluster(step.wanted.cluster), step.wanted.stream, False
+def _take(survey: Survey, step: Step, owner: str) -> Outcome:
+    cluster, name, deleted = survey.cluster(step.wanted.cluster), step.wanted.stream, False
     try:
         if step.action is Action.RECREATE:
             cluster.request_api(f"STREAM.DELETE.{name}")
@@ -91,27 +91,27 @@ def _take(looks: Looks, step: Step, owner: str) -> Outcome:
         return Outcome(step, "failed", f"{error}{note}")
     if step.action is Action.ADOPT:
         return Outcome(step, "done")
-    version = looks.of[step.wanted.cluster].version
+    version = survey.of[step.wanted.cluster].version
     left = compare(step.wanted, read_stream(answer), owner, version)
     text = ", ".join(f"{difference.key} ({difference.remedy})" for difference in left)
     return Outcome(step, "done", f"still different: {text}" if left else None)
 
 
-def _refusal(looks: Looks, step: Step) -> str | None:
-    cluster, name = looks.cluster(step.wanted.cluster), step.wanted.stream
+def _refusal(survey: Survey, step: Step) -> str | None:
+    cluster, name = survey.cluster(step.wanted.cluster), step.wanted.stream
     try:
         if step.action is Action.RECREATE:
             # What the server says to the new configuration while the old stream is there: first whether it is valid.
             _expect(cluster, f"STREAM.CREATE.{name}", dict(step.config or {}), NAME_TAKEN)
             try_deleting(cluster, name)
         else:
-            try_changing(cluster, _OPERATIONS[step.action], name)
+            probe_update(cluster, _OPERATIONS[step.action], name)
     except RunError as error:
         return f"{step.wanted.label}: {error}"
     return None
 
 
-def try_changing(cluster: Cluster, operation: str, stream: str) -> None:
+def probe_update(cluster: Cluster, operation: str, stream: str) -> None:
     """Raise RunError when our user may not create or update a stream; a name that contradicts the subject changes nothing."""
     _expect(cluster, f"STREAM.{operation}.{stream}", {"name": f"{stream}-not"}, NAME_MISMATCH)
 

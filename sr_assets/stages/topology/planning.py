@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from sr_assets.domain.topology.wanted import Upstream, WantedStream
     from sr_assets.settings import Settings, TopologySettings
-    from sr_assets.stages.topology.looking import ClusterLook, Looks
+    from sr_assets.stages.topology.survey import ClusterSurvey, Survey
 
 #: What is said of a stream that is listed by its cluster and does not answer.
 NO_LEADER: Final = "the stream does not answer: it has no leader; see that a majority of its servers is up"
@@ -40,7 +40,7 @@ def topology_of(settings: Settings) -> TopologySettings:
     return settings.topology
 
 
-def make_plan(settings: Settings, looks: Looks, recreate: Sequence[str] = ()) -> Plan:
+def make_plan(settings: Settings, survey: Survey, recreate: Sequence[str] = ()) -> Plan:
     """Compare a look with the configuration; `recreate` are the streams, by name or label, that may be made again.
 
     Raises ConfigurationError when one of them is not configured.
@@ -48,7 +48,7 @@ def make_plan(settings: Settings, looks: Looks, recreate: Sequence[str] = ()) ->
     topology = topology_of(settings)
     again = {stream.label for name in recreate for stream in find_streams(topology, name)}
     steps, problems = [], list[str]()
-    for wanted, look in _answered(topology.streams, looks, problems):
+    for wanted, look in _answered(topology.streams, survey, problems):
         step = plan_stream(
             wanted,
             look.streams.get(wanted.stream),
@@ -59,28 +59,28 @@ def make_plan(settings: Settings, looks: Looks, recreate: Sequence[str] = ()) ->
         )
         steps.append(step)
         if step.action is not Action.NONE:
-            problems += [f"{wanted.label}: {problem}" for problem in _problems(topology, looks, wanted)]
+            problems += [f"{wanted.label}: {problem}" for problem in _problems(topology, survey, wanted)]
     return Plan(in_order(steps), problems)
 
 
-def make_adoption(settings: Settings, looks: Looks, names: Sequence[str]) -> Plan:
+def make_adoption(settings: Settings, survey: Survey, names: Sequence[str]) -> Plan:
     """Plan to take over the configured streams that others made; `names`: only those, also from another replicator."""
     topology = topology_of(settings)
     named = {stream.label for name in names for stream in find_streams(topology, name)}
     chosen = [wanted for wanted in topology.streams if not named or wanted.label in named]
     steps, problems = [], list[str]()
-    for wanted, look in _answered(chosen, looks, problems):
+    for wanted, look in _answered(chosen, survey, problems):
         existing = look.streams.get(wanted.stream)
         steps.append(plan_adoption(wanted, existing, settings.replicator, named=wanted.label in named))
     return Plan(steps, problems)
 
 
 def _answered(
-    chosen: Iterable[WantedStream], looks: Looks, problems: list[str]
-) -> Iterator[tuple[WantedStream, ClusterLook]]:
+    chosen: Iterable[WantedStream], survey: Survey, problems: list[str]
+) -> Iterator[tuple[WantedStream, ClusterSurvey]]:
     """Yield each stream whose cluster answered, with its answer; each other one adds to the problems."""
     for wanted in chosen:
-        look = looks.of[wanted.cluster]
+        look = survey.of[wanted.cluster]
         home = look.elsewhere.get(wanted.stream)
         if look.error is not None:
             problems.append(f"{wanted.label}: cluster {wanted.cluster} cannot be asked: {look.error}")
@@ -109,29 +109,31 @@ def find_streams(topology: TopologySettings, name: str) -> list[WantedStream]:
     return streams
 
 
-def find_drift(settings: Settings, looks: Looks) -> Iterator[tuple[WantedStream, Drift]]:
+def find_drift(settings: Settings, survey: Survey) -> Iterator[tuple[WantedStream, Drift]]:
     """Yield every difference between what is wanted and what is there, at the clusters that could be asked."""
     for wanted in topology_of(settings).streams:
-        look = looks.of[wanted.cluster]
+        look = survey.of[wanted.cluster]
         if look.error is None and wanted.stream not in look.silent and wanted.stream not in look.elsewhere:
             existing = look.streams.get(wanted.stream)
             for drift in compare(wanted, existing, settings.replicator, look.version):
                 yield wanted, drift
 
 
-def _problems(topology: TopologySettings, looks: Looks, wanted: WantedStream) -> Iterator[str]:
+def _problems(topology: TopologySettings, survey: Survey, wanted: WantedStream) -> Iterator[str]:
     made = {stream.label for stream in topology.streams} if topology.manage != "observe" else set()
     for upstream in wanted.upstreams:
         # A cluster that cannot be asked, or only at a prefix of its own, may have the stream: the server goes on trying.
         look, elsewhere = (
-            looks.of[upstream.cluster],
+            survey.of[upstream.cluster],
             upstream.api not in (None, topology.clusters[upstream.cluster].api),
         )
         if look.error is None and not elsewhere:
             yield from _problems_with(upstream, look, wanted, made)
 
 
-def _problems_with(upstream: Upstream, look: ClusterLook, wanted: WantedStream, made: Collection[str]) -> Iterator[str]:
+def _problems_with(
+    upstream: Upstream, look: ClusterSurvey, wanted: WantedStream, made: Collection[str]
+) -> Iterator[str]:
     origin = look.streams.get(upstream.stream)
     label = f"{upstream.cluster}/{upstream.stream}"
     if origin is None:

@@ -15,7 +15,7 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.topology.links import Limits, Link, limits
 from sr_assets.settings import FeedSettings, StreamSettings
 from sr_assets.stages.source.lag import compare_with_source
-from sr_assets.stages.topology.lagging import TrueLag, measure_link
+from sr_assets.stages.topology.link_lag import LinkLag, measure_link
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sr_assets.domain.topology.links import LinkKind
     from sr_assets.domain.topology.wanted import Upstream, WantedStream
     from sr_assets.settings import Entry, Settings
-    from sr_assets.stages.topology.looking import ClusterLook, Looks
+    from sr_assets.stages.topology.survey import ClusterSurvey, Survey
 
 _SECOND_NS: Final = 1_000_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -63,25 +63,25 @@ class Report:
     unreachable: dict[str, str]
 
 
-def make_report(settings: Settings, looks: Looks) -> Report:
+def make_report(settings: Settings, survey: Survey) -> Report:
     """Return the rows of a look that was taken."""
-    streams = [row for look in looks.of.values() for row in _stream_rows(look)]
+    streams = [row for look in survey.of.values() for row in _stream_rows(look)]
     native = [
         (look, stream, link)
-        for look in looks.of.values()
+        for look in survey.of.values()
         for stream in look.streams.values()
         if look.lists(stream.name)
         for link in stream.links
     ]
-    links = looks.side_by_side(lambda link: _native(looks, *link), native)
-    links += _missing(settings, looks)
-    links += looks.side_by_side(lambda entry: _ours(settings, looks, entry), settings.entries)
+    links = survey.side_by_side(lambda link: _native(survey, *link), native)
+    links += _missing(settings, survey)
+    links += survey.side_by_side(lambda entry: _ours(settings, survey, entry), settings.entries)
     links.sort(key=lambda link: (link.cluster, link.stream, link.kind, link.origin_stream))
-    unreachable = {look.name: look.error for look in looks.of.values() if look.error}
+    unreachable = {look.name: look.error for look in survey.of.values() if look.error}
     return Report(streams, links, unreachable)
 
 
-def _stream_rows(look: ClusterLook) -> Iterator[StreamRow]:
+def _stream_rows(look: ClusterSurvey) -> Iterator[StreamRow]:
     if look.error:
         yield StreamRow(look.name, look.domain, error=look.error)
     for stream in filter(lambda stream: look.lists(stream.name), look.streams.values()):
@@ -107,15 +107,15 @@ def _stream_rows(look: ClusterLook) -> Iterator[StreamRow]:
         )
 
 
-def _native(looks: Looks, look: ClusterLook, stream: FoundStream, link: FoundLink) -> Link:
-    there, at = looks.origin(look, link), looks.cluster(look.name)
-    lag = TrueLag()
+def _native(survey: Survey, look: ClusterSurvey, stream: FoundStream, link: FoundLink) -> Link:
+    there, at = survey.origin(look, link), survey.cluster(look.name)
+    lag = LinkLag()
     if there is None:
-        origin = looks.through(look, link)
+        origin = survey.through(look, link)
         if origin is not None:
             lag = measure_link(stream, link, at, *origin)
     elif link.stream in there.streams:
-        lag = measure_link(stream, link, at, there.streams[link.stream], looks.cluster(there.name))
+        lag = measure_link(stream, link, at, there.streams[link.stream], survey.cluster(there.name))
     return Link(
         look.name,
         stream.name,
@@ -144,29 +144,29 @@ def _transforms(link: FoundLink | Upstream) -> str:
     )
 
 
-def _missing(settings: Settings, looks: Looks) -> list[Link]:
+def _missing(settings: Settings, survey: Survey) -> list[Link]:
     """Return the links of streams that are wanted and not there, or at a cluster that cannot be asked."""
     rows = []
     for wanted in settings.topology.streams if settings.topology else ():
-        look = looks.of[wanted.cluster]
+        look = survey.of[wanted.cluster]
         if wanted.stream in look.streams:
             continue
         error = f"stream {wanted.stream} {'does not answer' if wanted.stream in look.silent else 'does not exist'}"
         if look.error:
             error = f"cluster {look.name} cannot be asked"
-        rows += [_wanted_link(looks, wanted, upstream, error) for upstream in wanted.upstreams]
+        rows += [_wanted_link(survey, wanted, upstream, error) for upstream in wanted.upstreams]
     return rows
 
 
-def _wanted_link(looks: Looks, wanted: WantedStream, upstream: Upstream, error: str) -> Link:
+def _wanted_link(survey: Survey, wanted: WantedStream, upstream: Upstream, error: str) -> Link:
     return Link(
         wanted.cluster,
         wanted.stream,
         "mirror" if wanted.mirror else "source",
         upstream.stream,
-        looks.of[wanted.cluster].domain,
+        survey.of[wanted.cluster].domain,
         upstream.cluster,
-        looks.of[upstream.cluster].domain,
+        survey.of[upstream.cluster].domain,
         upstream.filter_subject,
         _transforms(upstream) or None,
         api_prefix=upstream.api,
@@ -174,18 +174,18 @@ def _wanted_link(looks: Looks, wanted: WantedStream, upstream: Upstream, error: 
     )
 
 
-def _ours(settings: Settings, looks: Looks, entry: Entry) -> Link:
+def _ours(settings: Settings, survey: Survey, entry: Entry) -> Link:
     """Return the link of an entry: a replica of ours, or a feed."""
     status = read_status(settings.home / "sites" / entry.name)
     own: dict[str, Any] = status.get("streams", {}).get(entry.stream) or {}
-    there = looks.of[looks.name_of(entry.source)]
-    copy = _COPIES[type(entry)](looks, entry)
-    lag, error = TrueLag(), own.get("last_error") or own.get("copy_error")
+    there = survey.of[survey.name_of(entry.source)]
+    copy = _COPIES[type(entry)](survey, entry)
+    lag, error = LinkLag(), own.get("last_error") or own.get("copy_error")
     if entry.stream in there.answers:
         info = parse_stream_info(there.answers[entry.stream], there.version)
         try:
-            measured = compare_with_source(looks.cluster(there.name), entry, info, own)
-            lag, error = TrueLag(measured.messages, measured.seconds), measured.problem or error
+            measured = compare_with_source(survey.cluster(there.name), entry, info, own)
+            lag, error = LinkLag(measured.messages, measured.seconds), measured.problem or error
         except RunError:
             pass
     else:
@@ -197,7 +197,7 @@ def _ours(settings: Settings, looks: Looks, entry: Entry) -> Link:
         copy.stream,
         copy.kind,
         entry.stream,
-        looks.of[copy.cluster].domain,
+        survey.of[copy.cluster].domain,
         there.name,
         there.domain,
         entry.filter_subject,
@@ -223,21 +223,21 @@ class _Copy(NamedTuple):
     sampling: str | None = None
 
 
-def _replica(looks: Looks, stream: StreamSettings) -> _Copy:
+def _replica(survey: Survey, stream: StreamSettings) -> _Copy:
     parts = (stream.prefix and f"prefix {stream.prefix}", stream.remove and f"remove {stream.remove}")
     sampling = None
     if stream.policy is not None and stream.extractor is not None:
         sampling = f"by {stream.extractor.text} every {stream.policy.interval_ns / _SECOND_NS:g}s"
     rewriting = ", ".join(part for part in parts if part) or None
-    return _Copy(looks.name_of(stream.target), stream.target_stream, "replica", rewriting, sampling)
+    return _Copy(survey.name_of(stream.target), stream.target_stream, "replica", rewriting, sampling)
 
 
-def _view(looks: Looks, feed: FeedSettings) -> _Copy:
+def _view(survey: Survey, feed: FeedSettings) -> _Copy:
     """Return the view that a feed makes: it is no stream, and shown at the feed's own cluster."""
-    return _Copy(looks.name_of(feed.source), f"{feed.label}/advisory_feed", "feed")
+    return _Copy(survey.name_of(feed.source), f"{feed.label}/advisory_feed", "feed")
 
 
-_COPIES: Final[Mapping[type[Entry], Callable[[Looks, Any], _Copy]]] = {StreamSettings: _replica, FeedSettings: _view}
+_COPIES: Final[Mapping[type[Entry], Callable[[Survey, Any], _Copy]]] = {StreamSettings: _replica, FeedSettings: _view}
 
 
 def stream_record(row: StreamRow) -> dict[str, Any]:

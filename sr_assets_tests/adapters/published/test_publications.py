@@ -14,17 +14,17 @@ import pytest
 
 from sr_assets.adapters import checkpoints
 from sr_assets.adapters.checkpoints import Point
-from sr_assets.adapters.published import shown
+from sr_assets.adapters.published import manifest
 from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.manifest import is_published
 from sr_assets.adapters.published.publication import publication_folder
 from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.published.reading import count_rows, open_fleet, read_rows
 from sr_assets.adapters.published.schema import SNAPSHOT_INFO, TABLES
-from sr_assets.adapters.published.shown import is_published
 from sr_assets.adapters.published.site_files import PublishedStream
 from sr_assets.adapters.state.records import StreamState
+from sr_assets.adapters.state.site_queue import dequeue_site, enqueue_site, queued_sites
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.adapters.state.waiting import leave_line, wait_in_line, waiting_sites
 from sr_assets.domain.errors import RunError
 from sr_assets.settings.names import read_site_name
 from sr_assets_tests.published import NOW_NS, STREAM
@@ -91,7 +91,7 @@ def files(home: Path, site: str) -> dict[str, int]:
 @pytest.fixture
 def without_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Believe at once that nobody reads what nobody has open."""
-    monkeypatch.setattr(shown, "_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(manifest, "_GRACE_SECONDS", 0.0)
 
 
 def test_a_site_writes_its_own_files_and_no_other_sites(tmp_path: Path, without_grace: None) -> None:
@@ -263,9 +263,9 @@ def test_the_longest_names_of_sites_are_folders_and_wait_in_line(name: str, tmp_
             state.save_stream(StreamState(STREAM, 1, 7, watermark_ns=NOW_NS, as_of_ns=NOW_NS))
         publish_again(tmp_path, name, state, (name,))
     assert positions(tmp_path) == {name: 7}
-    wait_in_line(tmp_path, name, 10.0)
-    assert waiting_sites(tmp_path, 10.0) == [name]
-    assert leave_line(tmp_path, name)
+    enqueue_site(tmp_path, name, 10.0)
+    assert queued_sites(tmp_path, 10.0) == [name]
+    assert dequeue_site(tmp_path, name)
     # As the name of a file it would be too long.
     with pytest.raises(ValueError, match="cannot be a name"):
         read_site_name(f"{name}京")

@@ -17,7 +17,7 @@ from sr_assets.automation import find_work
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.stages.replication.batch import Batch
-from sr_assets.stages.replication.copies import last_standing
+from sr_assets.stages.replication.copies import last_matching
 from sr_assets.stages.replication.found_copies import Copy, FoundCopies
 from sr_assets.stages.replication.recover import recover_stream
 from sr_assets.stages.report import Stage
@@ -292,7 +292,7 @@ def test_the_last_copy_of_what_the_source_still_holds_is_found_whatever_else_it_
             return None
         return sequence * 1_000_000 + (0 if sequence < differs_from else 5_000_000)
 
-    assert last_standing(copies, range(1, 9), stored_ns) == expected
+    assert last_matching(copies, range(1, 9), stored_ns) == expected
 
 
 def test_a_stream_that_is_tracked_no_more_makes_its_queued_copies_first_and_forgets_its_nodes(

@@ -33,7 +33,7 @@ _NODES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class StatusIntervals:
     """Pieces of histories, by node and in order: `node` (its row), `day`, from `from_ns` to `next_ns`, which may be the same.
 
     `stretch` is the same from when a node ceases to be up until it is up again, and of no other node. `changed`: whether the

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _ALL = 1 << 62
 
 
-def settle_lost(context: CopyContext, source: StreamInfo, copying: CopyState) -> bool:
+def settle_lost_source(context: CopyContext, source: StreamInfo, copying: CopyState) -> bool:
     """Remove the queued copies of an earlier source; returns whether there were any.
 
     Those that an open batch has made are counted as copied and taken into the history, the others are a gap with reason
@@ -67,7 +67,7 @@ def settle_lost(context: CopyContext, source: StreamInfo, copying: CopyState) ->
     return True
 
 
-def settle_abandoned(context: CopyContext, source: StreamInfo, state: StreamState, copying: CopyState) -> None:
+def settle_abandoned_batch(context: CopyContext, source: StreamInfo, state: StreamState, copying: CopyState) -> None:
     """Count the copies that an open batch, which read its range itself, has made of an earlier source.
 
     What it has not made was never read. The caller commits `state` and `copying`, and clears the intent.

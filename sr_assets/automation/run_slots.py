@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import dagster as dg
 
 from sr_assets.adapters.state.lock import lock_owner
-from sr_assets.adapters.state.waiting import leave_line, wait_in_line, waiting_sites
+from sr_assets.adapters.state.site_queue import dequeue_site, enqueue_site, queued_sites
 from sr_assets.automation.jobs import site_job_name
 from sr_assets.resources import LINGER, MODE_TAG
 
@@ -33,12 +33,12 @@ _ASKED_SECONDS: Final = 10.0
 _FRESH_TICKS: Final = 3.0
 
 
-def fresh_seconds(settings: Settings) -> float:
+def queue_ttl_seconds(settings: Settings) -> float:
     """Return for how long a place in line holds when it is not renewed."""
     return _FRESH_TICKS * max(10.0, settings.sensor.interval_ns / 1e9)
 
 
-def runs_at_a_time(settings: Settings, instance: dg.DagsterInstance) -> tuple[int, str]:
+def run_limit(settings: Settings, instance: dg.DagsterInstance) -> tuple[int, str]:
     """Return how many sites' runs may go on at a time, and what says so: `concurrency`, or a lower limit of the instance.
 
     A run that waits in Dagster's queue would hold its place and serve nobody; in our line another run takes its site in.
@@ -50,7 +50,7 @@ def runs_at_a_time(settings: Settings, instance: dg.DagsterInstance) -> tuple[in
     return settings.concurrency, "`concurrency`"
 
 
-class Places:
+class RunSlots:
     """The places for runs that the sensors of all sites share; threads may ask at once."""
 
     def __init__(self, settings: Settings) -> None:
@@ -66,7 +66,7 @@ class Places:
         False, and not in line, when a run of the site has begun since the sensor looked, or has just taken the site in.
         """
         settings, job = self._settings, site_job_name(site)
-        places, _ = runs_at_a_time(settings, instance)
+        places, _ = run_limit(settings, instance)
         if len(settings.sites) <= places:
             return True
         with self._guard:
@@ -79,12 +79,12 @@ class Places:
             self._asked = {
                 other: at for other, at in self._asked.items() if other not in under_way and now - at < _ASKED_SECONDS
             }
-            line = waiting_sites(settings.home, fresh_seconds(settings))
+            line = queued_sites(settings.home, queue_ttl_seconds(settings))
             before = line.index(site) if site in line else len(line)
             if len(under_way | self._asked.keys()) + before >= places:
-                wait_in_line(settings.home, site, fresh_seconds(settings))
+                enqueue_site(settings.home, site, queue_ttl_seconds(settings))
                 return False
-            if site in line and not leave_line(settings.home, site):
+            if site in line and not dequeue_site(settings.home, site):
                 return False
             self._asked[job] = now
         return True

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Unsettled:
+class PendingCopies:
     """What becomes of the copies: those to be made, by sequence with their node; gaps, how many are lost, or too old."""
 
     due: dict[int, str | None] = field(default_factory=dict)
@@ -46,14 +46,14 @@ class Unsettled:
         return pa.table({name: pa.array(each, kind) for name, each, kind in zip(columns, values, kinds, strict=True)})
 
 
-def find_unsettled(
+def classify_pending(
     site: Site, stream: StreamSettings, source: StreamInfo, state: StreamState, copies: Copies
-) -> Unsettled:
+) -> PendingCopies:
     """Return what becomes of the queue, of an open batch, and of what the target had lost; `state` is the recovered one.
 
     What comes after the last copy of the present source is read again. Nothing is written.
     """
-    unsettled = Unsettled()
+    unsettled = PendingCopies()
     _classify_queued(site, stream, state, copies, unsettled)
     store, name = site.state, stream.stream
     intent = store.open_intent(name)
@@ -62,7 +62,7 @@ def find_unsettled(
         # Those that the target had lost are named one by one; a batch's own are in the queue.
         sequences = (sequence for covered in again for sequence in range(covered.first, covered.next))
         unsettled.due |= {
-            n: None for n in sequences if copies.stands(n) and n not in copies.here and n not in unsettled.due
+            n: None for n in sequences if copies.is_covered(n) and n not in copies.here and n not in unsettled.due
         }
         return unsettled
     if intent is not None and not intent.folded and intent.created_ns == source.created_ns:
@@ -73,7 +73,7 @@ def find_unsettled(
 
 
 def _classify_queued(
-    site: Site, stream: StreamSettings, state: StreamState, copies: Copies, unsettled: Unsettled
+    site: Site, stream: StreamSettings, state: StreamState, copies: Copies, unsettled: PendingCopies
 ) -> None:
     """Keep what is queued of the source as it is, and record the rest as lost unless it was made."""
     queued = site.state.copy_queue(stream.stream).everything()
@@ -82,7 +82,7 @@ def _classify_queued(
     for created_ns, sequence, node in queued:
         if (created_ns, sequence) in made:
             continue
-        if created_ns == state.created_ns and copies.stands(sequence):
+        if created_ns == state.created_ns and copies.is_covered(sequence):
             unsettled.due[sequence] = node
         elif created_ns != state.created_ns or sequence < state.next_sequence or copies.source_is_another:
             lost.append(sequence)
@@ -99,7 +99,7 @@ def _read_again(
     copies: Copies,
     ranges: Iterable[SequenceRange],
     cutoff_ns: int | None,
-    unsettled: Unsettled,
+    unsettled: PendingCopies,
 ) -> None:
     """Find in the source what ranges of a stream that is copied as a whole hold and the target does not."""
     end = (copies.last or 0) + 1

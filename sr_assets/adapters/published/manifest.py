@@ -35,7 +35,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Manifest:
     """The content of `fleet.json`: which file it is, the home as its views name it, and the publications that they show.
 
     Each `fleet.duckdb` has a number, higher than those before it. `opened` are those that may be open, this one included.
@@ -53,16 +53,16 @@ class Shown:
         return [file.number for file in self.opened]
 
 
-def read_shown(home: Path) -> Shown:
+def read_manifest(home: Path) -> Manifest:
     """Return what is known of the published file of a home; nothing when there is none, or it is another version's."""
     try:
         known = json.loads((home / "fleet.json").read_text())
-        return Shown(**{**known, "opened": [Opened(**file) for file in known["opened"]]})
+        return Manifest(**{**known, "opened": [Opened(**file) for file in known["opened"]]})
     except (OSError, ValueError, TypeError, KeyError):
-        return Shown()
+        return Manifest()
 
 
-def write_shown(home: Path, shown: Shown) -> None:
+def write_manifest(home: Path, shown: Manifest) -> None:
     """Replace what is known of the published file."""
     write_private(home / "fleet.json", json.dumps(asdict(shown)))
 
@@ -76,9 +76,9 @@ def identity(file: Path) -> list[int]:
     return [status.st_ino, status.st_size, status.st_mtime_ns]
 
 
-def shows(home: Path, site: str, token: str, shown: Shown | None = None) -> bool:
+def shows(home: Path, site: str, token: str, shown: Manifest | None = None) -> bool:
     """Return whether `fleet.duckdb` is the one we made, in this place, and shows this publication of a site."""
-    shown = shown or read_shown(home)
+    shown = shown or read_manifest(home)
     return (
         shown.sites.get(site) == token
         and shown.home == str(home.resolve())
@@ -87,7 +87,7 @@ def shows(home: Path, site: str, token: str, shown: Shown | None = None) -> bool
     )
 
 
-def was_moved(home: Path, shown: Shown) -> bool:
+def was_moved(home: Path, shown: Manifest) -> bool:
     """Return whether the views name their files in another folder than this home; one of two names of it is the same."""
     return bool(shown.home) and not (Path(shown.home).exists() and Path(shown.home).samefile(home))
 
@@ -109,7 +109,7 @@ def is_published(home: Path, site: str) -> bool:
         return True
 
 
-def keep_opened(home: Path, shown: Shown, number: int) -> list[Opened]:
+def retain_open_files(home: Path, shown: Manifest, number: int) -> list[Opened]:
     """Return which files may be open once that of a number has taken the place of `fleet.duckdb`.
 
     Called before that, inside the lock. `fleet.duckdb` gets its second name; what nobody has open any more is removed.

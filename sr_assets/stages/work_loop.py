@@ -33,7 +33,7 @@ _FIRST_PAUSE_SECONDS: Final = 0.5
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 
 
-class Lane:
+class WorkLoop:
     """Runs the steps of one kind of work and decides what follows from their errors.
 
     `reached`: a step has succeeded in this run, so a later error may be temporary. `failure` is one line once the lane has

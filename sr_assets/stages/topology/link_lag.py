@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 _MOST_STEPS: Final = 200
 
 
-class TrueLag(NamedTuple):
+class LinkLag(NamedTuple):
     """The messages that are not copied yet, and how long the first of them has waited; None: it cannot be known."""
 
     messages: int | None = None
     seconds: float | None = None
 
 
-def measure_link(stream: FoundStream, link: FoundLink, at: Cluster, origin: FoundStream, origin_at: Cluster) -> TrueLag:
+def measure_link(stream: FoundStream, link: FoundLink, at: Cluster, origin: FoundStream, origin_at: Cluster) -> LinkLag:
     """Return the lag of one link of a stream; `at` and `origin_at` are the clusters of the copy and of the origin."""
     try:
         position = _position(stream, link, at, origin)
         if position is None:
-            return TrueLag()
+            return LinkLag()
         if position >= origin.last_sequence:
             # A copy that is ahead has an origin that was made again, unless it was only asked later.
             ahead = position > origin.last_sequence and link.active_ns is None
-            return TrueLag() if ahead else TrueLag(0, 0.0)
+            return LinkLag() if ahead else LinkLag(0, 0.0)
         messages = _count(link, position, origin, origin_at)
-        return TrueLag(messages, _seconds(link, position, origin, origin_at) if messages else 0.0)
+        return LinkLag(messages, _seconds(link, position, origin, origin_at) if messages else 0.0)
     except RunError:
-        return TrueLag()
+        return LinkLag()
 
 
 def _position(stream: FoundStream, link: FoundLink, at: Cluster, origin: FoundStream) -> int | None:

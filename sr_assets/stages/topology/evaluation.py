@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sr_assets.domain.topology.links import Link
     from sr_assets.domain.topology.wanted import WantedStream
     from sr_assets.settings import Settings
-    from sr_assets.stages.topology.looking import ClusterLook, Looks
+    from sr_assets.stages.topology.survey import ClusterSurvey, Survey
 
 #: The checks of a native stream that has a mirror or sources; `DRIFT_CHECK` is for every native stream.
 LINK_CHECKS: Final = {
@@ -53,7 +53,7 @@ class Verdict(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LookResult:
+class Evaluation:
     """The result of one look: every row, and the verdicts on the configured streams, by label and check."""
 
     report: Report
@@ -68,9 +68,9 @@ class LookResult:
         }
 
 
-def judge_look(settings: Settings, looks: Looks) -> LookResult:
+def evaluate(settings: Settings, survey: Survey) -> Evaluation:
     """Return what a look that was taken says."""
-    report, drift = make_report(settings, looks), list(find_drift(settings, looks))
+    report, drift = make_report(settings, survey), list(find_drift(settings, survey))
     verdicts = {
         wanted.label: _verdicts(
             wanted,
@@ -80,11 +80,11 @@ def judge_look(settings: Settings, looks: Looks) -> LookResult:
                 if link.native and (link.cluster, link.stream) == (wanted.cluster, wanted.stream)
             ],
             [difference for of, difference in drift if of is wanted],
-            _unknown(looks.of[wanted.cluster], wanted),
+            _unknown(survey.of[wanted.cluster], wanted),
         )
         for wanted in topology_of(settings).streams
     }
-    return LookResult(report, drift, verdicts)
+    return Evaluation(report, drift, verdicts)
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def topology_lock(settings: Settings, owner: str, wait_seconds: float) -> Iterat
         yield folder
 
 
-def publish_look(settings: Settings, seen: LookResult, run_id: str, wait_seconds: float = LOCK_SECONDS) -> None:
+def publish_evaluation(settings: Settings, seen: Evaluation, run_id: str, wait_seconds: float = LOCK_SECONDS) -> None:
     """Publish the tables of what was seen; called inside the lock.
 
     Raises RunError when a site publishes for `wait_seconds` on; then the next publication shows these rows too.
@@ -149,7 +149,7 @@ def _verdicts(wanted: WantedStream, links: list[Link], drift: list[Drift], unask
     return verdicts | {"no_drift": Verdict(not differs, "; ".join(differs))}
 
 
-def _unknown(look: ClusterLook, wanted: WantedStream) -> str | None:
+def _unknown(look: ClusterSurvey, wanted: WantedStream) -> str | None:
     """Return why it is not known how a stream is; None: it is."""
     if look.error:
         return f"cluster {look.name} cannot be asked"

@@ -20,7 +20,7 @@ _FOLDER: Final = "waiting"
 _TAKEN_SECONDS: Final = 20.0
 
 
-def wait_in_line(home: Path, site: str, fresh_seconds: float) -> None:
+def enqueue_site(home: Path, site: str, queue_ttl_seconds: float) -> None:
     """Put a site in line, unless it was just taken out; one that said so `fresh_seconds` ago or later still waits."""
     folder, now = home / _FOLDER, time.monotonic()
     _, taken = _read(folder / _taken(site))
@@ -28,10 +28,10 @@ def wait_in_line(home: Path, site: str, fresh_seconds: float) -> None:
         return
     since, renewed = _read(folder / site)
     own_folder(folder)
-    write_private(folder / site, f"{since if now - fresh_seconds < renewed <= now else now} {now}\n")
+    write_private(folder / site, f"{since if now - queue_ttl_seconds < renewed <= now else now} {now}\n")
 
 
-def leave_line(home: Path, site: str) -> bool:
+def dequeue_site(home: Path, site: str) -> bool:
     """Take a site out of the line; returns whether it was there: of several who do so at once only one took it."""
     folder = home / _FOLDER
     try:
@@ -43,13 +43,13 @@ def leave_line(home: Path, site: str) -> bool:
     return True
 
 
-def waiting_sites(home: Path, fresh_seconds: float) -> list[str]:
+def queued_sites(home: Path, queue_ttl_seconds: float) -> list[str]:
     """Return the sites in line, the one that waits longest first; one that has said nothing for so long has gone."""
     now = time.monotonic()
     with contextlib.suppress(FileNotFoundError):
         # A name with a dot in front is a draft, or was taken.
         line = [(_read(file), file.name) for file in (home / _FOLDER).iterdir() if not file.name.startswith(".")]
-        return [site for (_, renewed), site in sorted(line) if now - fresh_seconds < renewed <= now]
+        return [site for (_, renewed), site in sorted(line) if now - queue_ttl_seconds < renewed <= now]
     return []
 
 

@@ -33,7 +33,7 @@ _SIDE_BY_SIDE: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterLook:
+class ClusterSurvey:
     """What a cluster answered; `answers` has the streams as they were sent. With an `error` it could not be asked.
 
     Of the streams that the configuration names, `silent` are those that did not answer: without a leader they are neither
@@ -57,7 +57,7 @@ class ClusterLook:
         return stream in self.streams and stream not in self.elsewhere
 
 
-class Looks:
+class Survey:
     """Connections to all clusters, open until the end of `with`, and what each answered; look with `take`."""
 
     def __init__(self, settings: Settings, name: str = "sr-assets topology") -> None:
@@ -69,7 +69,7 @@ class Looks:
         self._open: dict[str, Cluster] = {}
         self._foreign: dict[ClusterSettings, Cluster] = {}
         self._guard = threading.Lock()
-        self.of: dict[str, ClusterLook] = {}
+        self.of: dict[str, ClusterSurvey] = {}
 
     def __enter__(self) -> Self:
         self._pool = self._stack.enter_context(ThreadPoolExecutor(_SIDE_BY_SIDE))
@@ -85,8 +85,8 @@ class Looks:
 
     def take(self) -> Self:
         """Ask every cluster once, all at the same time."""
-        looks = {look.name: look for look in self._pool.map(self._look, self._known.values())}
-        self.of = list_once(looks, self._named)
+        survey = {look.name: look for look in self._pool.map(self._look, self._known.values())}
+        self.of = list_once(survey, self._named)
         return self
 
     def side_by_side(self, ask: Callable[[T], R], items: Iterable[T]) -> list[R]:
@@ -101,7 +101,7 @@ class Looks:
         """Return by which name a cluster of an entry is known."""
         return _name(self._settings, self._known, settings) or ""
 
-    def origin(self, look: ClusterLook, link: FoundLink) -> ClusterLook | None:
+    def origin(self, look: ClusterSurvey, link: FoundLink) -> ClusterSurvey | None:
         """Return the cluster at which a link's origin is; None when it is none of those that are known."""
         if link.api is None:
             if look.lists(link.stream):
@@ -116,7 +116,7 @@ class Looks:
         ]
         return next((other for other in others if other.lists(link.stream)), next(iter(others), None))
 
-    def through(self, look: ClusterLook, link: FoundLink) -> tuple[FoundStream, Cluster] | None:
+    def through(self, look: ClusterSurvey, link: FoundLink) -> tuple[FoundStream, Cluster] | None:
         """Return the origin of a link that is at none of the known clusters, asked the way the link goes; None: no answer."""
         settings = replace(look.settings, api_prefix=link.api or "")
         with self._guard:
@@ -132,16 +132,16 @@ class Looks:
         except RunError:
             return None
 
-    def _look(self, known: TopologyCluster) -> ClusterLook:
+    def _look(self, known: TopologyCluster) -> ClusterSurvey:
         cluster = self._open[known.name]
         try:
             about = _about(cluster)
             infos, silent = self._list(cluster, known.name)
             version = cluster.server_version
         except RunError as error:
-            return ClusterLook(known.name, known.settings, known.domain, error=str(error))
+            return ClusterSurvey(known.name, known.settings, known.domain, error=str(error))
         streams = {info["config"]["name"]: info for info in infos}
-        return ClusterLook(
+        return ClusterSurvey(
             known.name,
             known.settings,
             known.domain or about.get("domain"),
@@ -178,14 +178,14 @@ class Looks:
         return infos, silent
 
 
-def list_once(looks: Mapping[str, ClusterLook], named: Mapping[str, Collection[str]]) -> dict[str, ClusterLook]:
+def list_once(survey: Mapping[str, ClusterSurvey], named: Mapping[str, Collection[str]]) -> dict[str, ClusterSurvey]:
     """Return looks in which each stream is listed with one cluster: where the configuration names it, else the first.
 
     What has one name and was created at one nanosecond is one stream.
     """
     homes: dict[tuple[Any, ...], str] = {}
     for by_name in (True, False):
-        for look in looks.values():
+        for look in survey.values():
             for name in look.streams:
                 if not by_name or name in named.get(look.name, ()):
                     homes.setdefault(_identity(look, name), look.name)
@@ -194,11 +194,11 @@ def list_once(looks: Mapping[str, ClusterLook], named: Mapping[str, Collection[s
             look,
             elsewhere={name: home for name in look.streams if (home := homes[_identity(look, name)]) != look.name},
         )
-        for look in looks.values()
+        for look in survey.values()
     }
 
 
-def _identity(look: ClusterLook, name: str) -> tuple[Any, ...]:
+def _identity(look: ClusterSurvey, name: str) -> tuple[Any, ...]:
     return look.domain, name, look.answers[name].get("created")
 
 

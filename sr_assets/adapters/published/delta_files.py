@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sr_assets.adapters.published.publication import Earlier
+from sr_assets.adapters.published.publication import BaseFile
 from sr_assets.adapters.published.table import literal
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LARGE: Final = 10_000
 
 
-class GrowingRows:
+class IncrementalTable:
     """The rows of one growing table in a site's state, those of the streams in the table `configured`."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, site: str, table: Table) -> None:
@@ -42,7 +42,7 @@ class GrowingRows:
         """Return the condition under which a row is a later one."""
         return f"{self._time} >= {until_ns}"
 
-    def keep(self, known: Earlier, folder: Path) -> Earlier | None:
+    def keep(self, known: BaseFile, folder: Path) -> BaseFile | None:
         """Return a file of earlier rows if these and the later ones are all; None when all rows have to be written."""
         rows, mark, later = self._row(
             f"""
@@ -63,12 +63,12 @@ class GrowingRows:
             return None
         return known._replace(written=written)
 
-    def begin(self, written: Written) -> Earlier | None:
+    def begin(self, written: Written) -> BaseFile | None:
         """Return a file with all rows as one of earlier rows from now on; None when it is no large one."""
         if written.rows < LARGE:
             return None
         rows, mark, until_ns = self._row(f"SELECT count(*), sum({self._mark}), max({self._time}) + 1 FROM {self._rows}")
-        return Earlier(written.name, rows, mark, until_ns)
+        return BaseFile(written.name, rows, mark, until_ns)
 
     def _row(self, query: str) -> tuple[int, ...]:
         return tuple(map(int, self._connection.execute(query).fetchall()[0]))

@@ -11,16 +11,23 @@ from typing import Any
 import pytest
 
 from sr_assets.domain.errors import ConfigurationError
-from sr_assets.operate.gate import NOBODY, Gate, peer_user, read_logins, refuse_foreign_page, refuse_unknown
+from sr_assets.operate.ui_access import (
+    NOBODY,
+    AccessMiddleware,
+    peer_user,
+    read_logins,
+    refuse_foreign_page,
+    refuse_unknown,
+)
 
-OURS = {"host": "127.0.0.1:3000"}
+STREAM_METRICS = {"host": "127.0.0.1:3000"}
 
 
 def scope(
     method: str = "POST", path: str = "/graphql", query: str = "", kind: str = "http", **headers: str
 ) -> dict[str, Any]:
     """Return a request as a server hands it to an application."""
-    named = {name.replace("_", "-"): value for name, value in {**OURS, **headers}.items()}
+    named = {name.replace("_", "-"): value for name, value in {**STREAM_METRICS, **headers}.items()}
     listed = [(name.encode(), value.encode()) for name, value in named.items()]
     return {"type": kind, "method": method, "path": path, "query_string": query.encode(), "headers": listed}
 
@@ -150,7 +157,7 @@ def test_another_user_of_the_machine_is_refused_unless_there_are_logins(
     asked = {**scope(), "client": client.getsockname(), "server": server.getsockname()}
     assert answer(asked, None) == [200]
     # Of root nobody is protected: a user who is not root has to be somebody else.
-    monkeypatch.setattr("sr_assets.operate.gate.peer_user", lambda *_: os.geteuid() + 1)
+    monkeypatch.setattr("sr_assets.operate.ui_access.peer_user", lambda *_: os.geteuid() + 1)
     assert answer(asked, None) == [403]
     assert answer(asked, (b"0123456789abcdef",)) == [401]
     assert answer({**asked, "type": "websocket"}, None) == [1008]
@@ -169,5 +176,5 @@ def answer(asked: dict[str, Any], logins: tuple[bytes, ...] | None) -> list[int]
     async def application(_scope: object, _receive: object, _send: object) -> None:
         await send({"type": "http.response.start", "status": 200})
 
-    asyncio.run(Gate(application, logins)(asked, receive, send))
+    asyncio.run(AccessMiddleware(application, logins)(asked, receive, send))
     return said

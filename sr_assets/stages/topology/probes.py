@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from sr_assets.adapters.nats.api import STREAM_NOT_FOUND, ApiError
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.domain.errors import RunError, SrAssetsError, TransientError
-from sr_assets.stages.topology.applying import try_changing
+from sr_assets.stages.topology.applying import probe_update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _NAME: Final = "sr-assets check"
 
 
-class Attempt(NamedTuple):
+class TopologyProbe(NamedTuple):
     """One attempt: for which cluster, at which servers, what was tried, whether it works, and the result as text."""
 
     subject: str
@@ -36,12 +36,12 @@ class Attempt(NamedTuple):
     learned: str
 
 
-def try_topology(topology: TopologySettings, pool: ThreadPoolExecutor) -> list[Attempt]:
+def probe_topology(topology: TopologySettings, pool: ThreadPoolExecutor) -> list[TopologyProbe]:
     """Try what the native streams need of each cluster: to reach it, its JetStream, its streams, the links that end there."""
     return list(chain.from_iterable(pool.map(partial(_try_cluster, topology), topology.clusters.values())))
 
 
-def _try_cluster(topology: TopologySettings, known: TopologyCluster) -> list[Attempt]:
+def _try_cluster(topology: TopologySettings, known: TopologyCluster) -> list[TopologyProbe]:
     attempts = _Attempts(known)
     with closing(Cluster(known.settings, _NAME)) as cluster:
         if not attempts.make("connect", lambda: "nats-server " + ".".join(map(str, cluster.server_version))):
@@ -73,14 +73,14 @@ class _Attempts:
 
     def __init__(self, known: TopologyCluster) -> None:
         self._cluster = f"topology {known.name}", known.settings.label
-        self.made: list[Attempt] = []
+        self.made: list[TopologyProbe] = []
 
     def make(self, tried: str, work: Callable[[], str]) -> bool:
         """Call `work` and note what it says; returns whether it worked."""
         try:
-            self.made.append(Attempt(*self._cluster, tried, works=True, learned=work()))
+            self.made.append(TopologyProbe(*self._cluster, tried, works=True, learned=work()))
         except SrAssetsError as error:
-            self.made.append(Attempt(*self._cluster, tried, works=False, learned=str(error)))
+            self.made.append(TopologyProbe(*self._cluster, tried, works=False, learned=str(error)))
         return self.made[-1].works
 
 
@@ -111,7 +111,7 @@ def _held(cluster: Cluster, stream: str, *, made: bool) -> str:
 
 
 def _allowed(cluster: Cluster, operation: str, stream: str) -> str:
-    try_changing(cluster, operation, stream)
+    probe_update(cluster, operation, stream)
     return "allowed; nothing was changed"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from sr_assets.adapters.published import growth, shown
+from sr_assets.adapters.published import delta_files, manifest
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.publication import publication_folder, read_publication
 from sr_assets.adapters.published.publishing import publish_site
@@ -88,7 +88,7 @@ class Growing:
 
 @pytest.fixture
 def centre(tmp_path: Path, state: SiteState, monkeypatch: pytest.MonkeyPatch) -> Growing:
-    monkeypatch.setattr(growth, "LARGE", 100)
+    monkeypatch.setattr(delta_files, "LARGE", 100)
     return Growing(tmp_path, state)
 
 
@@ -173,7 +173,7 @@ def test_a_damaged_file_of_earlier_rows_is_written_anew(centre: Growing) -> None
 def test_a_reader_keeps_the_file_of_earlier_rows_after_many_publications(
     centre: Growing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shown, "_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(manifest, "_GRACE_SECONDS", 0.0)
     centre.hear(0, 200)
     earlier = centre.publish()
     with duckdb.connect() as reader:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 import dagster as dg
 
 from sr_assets.adapters.state.lock import lock_owner
-from sr_assets.adapters.state.waiting import leave_line, waiting_sites
-from sr_assets.automation.places import fresh_seconds, runs_at_a_time
-from sr_assets.resources import GUEST, LINGER, MODE_TAG
+from sr_assets.adapters.state.site_queue import dequeue_site, queued_sites
+from sr_assets.automation.run_slots import queue_ttl_seconds, run_limit
+from sr_assets.resources import HOSTED, LINGER, MODE_TAG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,10 +48,10 @@ _SHORTEST_SECONDS: Final = 15.0
 _LEAVE_SECONDS: Final = 60.0
 
 
-class Host:
+class HostRun:
     """What a run is given to take in waiting sites while it lingers; `with host.open(…)` begins and ends that."""
 
-    ended = False
+    stopping = False
 
     def __init__(self, settings: Settings, make_job: MakeJob) -> None:
         """Take the settings, and how a guest's job is made."""
@@ -62,7 +62,7 @@ class Host:
         self._guests: dict[str, threading.Thread] = {}
 
     @property
-    def wanted(self) -> bool:
+    def keep_running(self) -> bool:
         """Whether the run is to go on for its guests, the last of which may come again."""
         lingers_until = self._served_at + self._settings.linger_ns / 1e9
         return time.monotonic() < min(self._ends_at, lingers_until)
@@ -77,7 +77,7 @@ class Host:
     def open(self, context: dg.AssetExecutionContext) -> Iterator[None]:
         """Take in sites until the end of `with`, and see them end; only a run that lingers does."""
         settings = self._settings
-        self._hosts, _ = runs_at_a_time(settings, context.instance)
+        self._hosts, _ = run_limit(settings, context.instance)
         if context.run.tags.get(MODE_TAG) != LINGER or len(settings.sites) <= self._hosts:
             yield
             return
@@ -104,19 +104,19 @@ class Host:
             if self.sites > 1:
                 self._served_at = time.monotonic()
             try:
-                self._take_in(run_id, instance)
+                self._start_next_queued(run_id, instance)
             except (OSError, RuntimeError) as error:  # too many open files or threads, which some guest's end frees
                 logger.warning("run %s takes no other site in for now: %s", run_id, error)
 
-    def _take_in(self, run_id: str, instance: dg.DagsterInstance) -> None:
+    def _start_next_queued(self, run_id: str, instance: dg.DagsterInstance) -> None:
         """Take in the site that waits longest: one at a time, so that hosts which look at the same line share it."""
         settings = self._settings
         if self.sites >= math.ceil(_SHARE * len(settings.sites) / self._hosts):
             return
-        line = waiting_sites(settings.home, fresh_seconds(settings))
+        line = queued_sites(settings.home, queue_ttl_seconds(settings))
         free = (site for site in line if site in settings.sites and not self._serves(site))
         site = next((site for site in free if lock_owner(settings.home / "sites" / site) is None), None)
-        if site is not None and leave_line(settings.home, site):
+        if site is not None and dequeue_site(settings.home, site):
             guest = threading.Thread(
                 target=self._serve, args=(site, run_id, instance), name=f"guest {site}", daemon=True
             )
@@ -129,8 +129,8 @@ class Host:
 
     def _serve(self, site: str, run_id: str, instance: dg.DagsterInstance) -> None:
         try:
-            job = self._make_job(self._settings, site, _Guest(self))
-            tags = {MODE_TAG: GUEST, "sr_assets/host": run_id}
+            job = self._make_job(self._settings, site, _HostedRun(self))
+            tags = {MODE_TAG: HOSTED, "sr_assets/host": run_id}
             job.execute_in_process(instance=instance, tags=tags, raise_on_error=False)
         except Exception as error:  # noqa: BLE001  Dagster passes on every exception of its database
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -142,12 +142,12 @@ class Host:
         return self._ending.is_set()
 
 
-class _Guest:
+class _HostedRun:
     """What a guest is given in a host's place: it takes nobody in, and ends when its host does."""
 
-    wanted = False
+    keep_running = False
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: HostRun) -> None:
         self._host = host
 
     @property
@@ -155,7 +155,7 @@ class _Guest:
         return self._host.sites
 
     @property
-    def ended(self) -> bool:
+    def stopping(self) -> bool:
         return self._host.ending
 
     @contextmanager

@@ -41,7 +41,7 @@ def _nodes(streams: Sequence[StreamNumbers], _: float) -> Iterator[Sample]:
                 yield Sample(f'{stream.labels},status="{status.value}"', float(counts.get(status.value, 0)))
 
 
-OURS: Final = (
+STREAM_METRICS: Final = (
     _each(
         "sr_assets_lag_messages",
         "gauge",

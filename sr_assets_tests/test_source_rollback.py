@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from sr_assets_tests.reference import Rules, Seen, by_field, expect
-from sr_assets_tests.went_back import Past
+from sr_assets_tests.source_rollback import Past
 
 SECOND = 10**9
 T0 = 1_700_000_000 * SECOND

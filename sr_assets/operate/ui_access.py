@@ -47,7 +47,7 @@ class Refusal:
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-class Gate:
+class AccessMiddleware:
     """An application that passes on to another what is not refused. `logins` None: our own user needs no login."""
 
     def __init__(self, application: Application, logins: tuple[bytes, ...] | None) -> None:

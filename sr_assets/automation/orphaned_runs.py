@@ -20,7 +20,7 @@ _SHARD: Final = (".db", ".db-wal", ".db-shm")
 _RUN_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
-def forget_runs(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> None:
+def delete_run_data(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> None:
     """Remove what is left of runs that were deleted: logs and artifacts, the shard of their events, check executions."""
     folder, shards = Path(instance.storage_directory()), _shards(instance)
     for run_id in run_ids:
@@ -34,7 +34,7 @@ def forget_runs(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> None:
         connection.execute(table.delete().where(table.c.run_id.in_(run_ids)))
 
 
-def runs_left_over(instance: dg.DagsterInstance) -> Iterator[list[str]]:
+def find_orphaned_runs(instance: dg.DagsterInstance) -> Iterator[list[str]]:
     """Yield, in batches, the runs of which something is left although they were deleted."""
     shards = _shards(instance)
     files = [path.name for folder in (Path(instance.storage_directory()), shards) if folder for path in _listed(folder)]

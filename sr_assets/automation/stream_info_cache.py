@@ -30,7 +30,7 @@ class _Look:
     answered: set[str] = field(default_factory=set)
 
 
-class SharedLooks:
+class StreamInfoCache:
     """The last look at each cluster that some entries are read from; several threads may use it.
 
     A look answers each entry once, so that whoever asks again gets a new one: the ticks of one round of all sensors
