@@ -55,7 +55,7 @@ def external_spec(settings: Settings, entry: Entry, description: str) -> dg.Asse
     return dg.AssetSpec(
         stream_key(entry, "source"),
         deps=native_keys(settings, entry),
-        description=documented(description, "architecture.md#a-messages-way"),
+        description=documented(description, "architecture.md#the-path-of-a-message"),
         group_name=group_name(entry),
         kinds={"nats"},
         owners=OWNERS,
