@@ -17,10 +17,9 @@ from sr_assets.assets.daily import build_daily_asset
 from sr_assets.assets.entries import entry_assets
 from sr_assets.assets.fleet import build_fleet_assets
 from sr_assets.assets.inventory import INVENTORY_ASSET
-from sr_assets.assets.sites import Hosting, build_site_assets
+from sr_assets.assets.sites import build_site_assets
 from sr_assets.assets.topology import build_topology_assets
 from sr_assets.automation import (
-    HostRun,
     RunSlots,
     build_daily_job,
     build_daily_schedule,
@@ -31,7 +30,7 @@ from sr_assets.automation import (
     build_topology_job,
     build_topology_sensor,
     retention,
-    shared_looks,
+    share_stream_infos,
     sites_to_load,
 )
 from sr_assets.resources import FleetTables, Platform, spark_resource
@@ -46,13 +45,13 @@ if TYPE_CHECKING:
 def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.Definitions:
     """Return everything Dagster knows of the platform.
 
-    Resources are `platform` and `hosting` for our own assets, `spark` for the daily tables and for users' assets, and
+    Resources are `platform` for our own assets, `spark` for the daily tables and for users' assets, and
     `fleet_tables` for users' assets alone;
     `resources` replace those of the same name, and may add others.
     """
     provided = {**_build_resources(settings), **(resources or {})}
     sites = [_site_parts(settings, name, provided) for name in settings.sites]
-    survey, places = shared_looks(settings), RunSlots(settings)
+    stream_infos, run_slots = share_stream_infos(settings), RunSlots(settings)
     native = build_topology_assets(settings) if settings.topology else []
     daily = {asset.stage: build_daily_asset(settings, asset) for asset in (AVAILABILITY_ASSET, INVENTORY_ASSET)}
     hourly = {stage: build_daily_job(stage, asset) for stage, asset in daily.items()}
@@ -61,7 +60,7 @@ def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.
         assets=[*(asset for assets, _ in sites for asset in assets), *shared],
         jobs=[*(job for _, job in sites), *_topology_jobs(native, provided), retention, *hourly.values()],
         sensors=[
-            *(build_lag_sensor(settings, name, survey, places) for name in settings.sites),
+            *(build_lag_sensor(settings, name, stream_infos, run_slots) for name in settings.sites),
             *([build_topology_sensor(settings)] if native else []),
             build_failure_sensor(settings),
         ],
@@ -94,7 +93,7 @@ def _site_parts(
 ) -> tuple[list[dg.AssetsDefinition | dg.AssetSpec], dg.JobDefinition]:
     sources = [spec for entry in settings.sites[name] for spec in entry_assets(entry).source_specs(settings)]
     assets: list[dg.AssetsDefinition | dg.AssetSpec] = [*sources, build_site_assets(settings, name)]
-    return assets, build_site_job(name, assets, {key: resources[key] for key in ("platform", "hosting")})
+    return assets, build_site_job(name, assets, {"platform": resources["platform"]})
 
 
 def _topology_jobs(
@@ -106,16 +105,9 @@ def _topology_jobs(
 def _build_resources(settings: Settings) -> dict[str, Any]:
     return {
         "platform": Platform(settings=settings),
-        "hosting": HostRun(settings, _guest_job),
         "fleet_tables": FleetTables(database=str(settings.home / "fleet.duckdb")),
         "spark": spark_resource(settings),
     }
-
-
-def _guest_job(settings: Settings, site: str, hosting: Hosting) -> dg.JobDefinition:
-    """Return a site's job for a run in another's process."""
-    _, job = _site_parts(settings, site, {"platform": Platform(settings=settings), "hosting": hosting})
-    return job
 
 
 @dg.definitions

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 MODE_TAG = "sr_assets/mode"
 LINGER = "linger"
 ONCE = "once"
-#: A site's run in a thread of another site's run, its host, and as long as that.
-HOSTED = "guest"
+#: Metadata of a materialisation that a run recorded for a queued site: that run, the host.
+HOST_KEY = "sr_assets/host"
 #: Metadata of a failure: true when another run cannot help, only another configuration.
 MISCONFIGURED = "misconfigured"
 #: Metadata of a failure: true when the state of each stream that failed says so too.

@@ -338,6 +338,7 @@ def test_our_own_time_of_day_is_read_only_where_no_table_advisory_or_decision_de
         ("adapters.spark.engine", "time.time"),  # since when the engine runs, as `spark status` shows it
         ("adapters.state.lock", "time.gmtime"),  # the text in a lock: since when
         ("assets.daily", "time.time_ns"),  # the earliest day that is offered for a backfill
+        ("assets.host_run", "time.time_ns"),  # since when the hosted runs of a site fail
         ("automation.old_runs", "datetime.now"),  # Dagster's own old runs, by Dagster's own dates
         ("cli.availability", "time.time_ns"),  # `--since`
         ("cli.render", "datetime.now"),  # how old a table is, for who looks at it

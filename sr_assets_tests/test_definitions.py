@@ -14,7 +14,6 @@ from dagster_shared.serdes import serialize_value
 
 from sr_assets.automation import retention
 from sr_assets.definitions import build, defs
-from sr_assets.resources import HOSTED, MODE_TAG
 from sr_assets.settings import FeedSettings, Settings, load_settings
 
 TRACKED = """
@@ -207,8 +206,6 @@ def test_the_process_of_a_run_loads_the_sites_that_are_under_way_and_any_other_p
         assert loaded() == everything
         job = build(settings).resolve_job_def("site2_replication")
         instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTING)
-        guest = build(settings).resolve_job_def("site1_replication")
-        instance.create_run_for_job(guest, status=dg.DagsterRunStatus.STARTED, tags={MODE_TAG: HOSTED})
         assert loaded() == ["__ASSET_JOB", "site2_replication"]
         assert sorted(defs().get_repository_def().job_names) == everything
         instance.create_run_for_job(retention, status=dg.DagsterRunStatus.STARTED)

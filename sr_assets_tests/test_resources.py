@@ -119,7 +119,7 @@ def test_our_own_assets_get_a_platform_that_tests_may_replace(tmp_path: Path, se
 
 def test_no_secret_of_the_settings_is_part_of_what_dagster_stores(settings: Settings) -> None:
     resources = build(settings).get_repository_def().get_top_level_resources()
-    assert set(resources) == {"platform", "hosting", "fleet_tables", "spark"}
+    assert set(resources) == {"platform", "fleet_tables", "spark"}
     defaults = {
         name: field.default_value_as_json_str
         for name, resource in resources.items()

@@ -1,17 +1,17 @@
-"""The file with the runs that failed before they could say so in a site's state: by job, the last such failure.
-
-Here: the file. Not here: which failures are noted (`automation.failures`), who is notified (`operate.notify`).
-"""
+"""`run_failures.json`: the last failure of each job whose runs failed before they could write it into a site's state."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
-from sr_assets.adapters.private import write_private
+from sr_assets.adapters.private import open_private, write_private
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 _FILE: Final = "run_failures.json"
@@ -19,11 +19,10 @@ _FILE: Final = "run_failures.json"
 
 @dataclass(frozen=True, slots=True)
 class RunFailure:
-    """A job that fails: its last failed run, and the streams concerned.
+    """The last failed run of a job, and its streams.
 
-    `since_ns`: when the first of these runs failed (unix ns).
-
-    A job that is no site's has no streams, and its own name as `name`.
+    `since_ns` is when the first of the consecutive failures happened (unix ns). For a job that is not a site's, `streams`
+    is empty and `name` is the job.
     """
 
     job: str
@@ -44,6 +43,27 @@ def read_run_failures(home: Path) -> dict[str, RunFailure]:
 
 
 def note_run_failure(home: Path, failure: RunFailure) -> None:
-    """Replace the last failure of a job; only the sensor writes, so that nothing is lost between reading and writing."""
-    known = {**read_run_failures(home), failure.job: failure}
-    write_private(home / _FILE, json.dumps([asdict(failure) for failure in known.values()]))
+    """Replace the last failure of a job."""
+    with _locked(home):
+        _write(home, {**read_run_failures(home), failure.job: failure})
+
+
+def forget_run_failure(home: Path, job: str) -> None:
+    """Remove the failure of a job whose last run succeeded."""
+    if job in read_run_failures(home):
+        with _locked(home):
+            failures = read_run_failures(home)
+            failures.pop(job, None)
+            _write(home, failures)
+
+
+def _write(home: Path, failures: dict[str, RunFailure]) -> None:
+    write_private(home / _FILE, json.dumps([asdict(failure) for failure in failures.values()]))
+
+
+@contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    """Let one process or thread at a time change the file."""
+    with open_private(home / f".{_FILE}.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

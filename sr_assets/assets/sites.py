@@ -1,24 +1,20 @@
-"""A site's assets as one computation: the stages of all its entries, which one run materialises together or in any
-part.
-
-Here: running them. Not here: which assets an entry has (`entries`), what a run records (`recording`), the run itself
-(`stages.run`).
-
-They are one computation because a run lingers: it takes batch after batch through all stages of all entries.
-"""
+"""A site's assets as one computation: a lingering run takes batch after batch through all stages of all entries."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from sr_assets.assets.entries import entry_assets
 from sr_assets.assets.fleet import published_tables
-from sr_assets.assets.recording import Recorder, Result
+from sr_assets.assets.host_run import HostedRun, HostRun, run_limit
+from sr_assets.assets.recording import Recorder, Result, RunRecord
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError, cannot_write
-from sr_assets.resources import HOSTED, LINGER, MISCONFIGURED, MODE_TAG, NOTED
+from sr_assets.resources import LINGER, MISCONFIGURED, MODE_TAG, NOTED, Platform
 from sr_assets.settings import Settings
 from sr_assets.stages.report import StreamReport
 
@@ -26,73 +22,71 @@ if TYPE_CHECKING:
     from sr_assets.stages.run import SiteRun
 
 
-class Hosting(Protocol):
-    """The resource `hosting`: what else the process of a run does while the run lingers."""
-
-    @property
-    def sites(self) -> int:
-        """How many sites the process serves."""
-
-    @property
-    def keep_running(self) -> bool:
-        """Whether the run is to go on for other sites, though there is nothing to do for its own."""
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the run is to end."""
-
-    def open(self, context: dg.AssetExecutionContext) -> AbstractContextManager[None]:
-        """Serve other sites too, until the end of `with`."""
-
-
 def build_site_assets(settings: Settings, name: str) -> dg.AssetsDefinition:
-    """Return a site's assets with their checks; needs the resources `platform` and `hosting` (a `Hosting`).
+    """Return a site's assets with their checks.
 
-    Its runs record the shared tables too, which they publish. Those are no assets of the site's job: they depend on every
-    site's, so that each job, and each run of it, would carry all sites.
+    Its runs record the shared tables too, which they publish. The site's job does not contain these tables: they depend on
+    every site's assets, so each job, and each of its runs, would carry all sites.
     """
-    entries = {entry.stream: entry_assets(entry) for entry in settings.sites[name]}
+    specs, check_specs = _specs(settings, name)
     group = settings.sites[name][0].asset_prefix[0]
 
-    @dg.multi_asset(
-        name=f"{group}_site",
-        specs=[spec for assets in entries.values() for spec in assets.specs(settings)],
-        check_specs=[spec for assets in entries.values() for spec in assets.check_specs()],
-        can_subset=True,
-        required_resource_keys={"platform", "hosting"},
-    )
-    def site_assets(context: dg.AssetExecutionContext) -> Iterator[Result]:
-        # Spark's client is loaded by the run, so that loading the definitions stays quick.
-        from sr_assets.stages.run import SiteRun
-
-        platform, mode = context.resources.platform, context.run.tags.get(MODE_TAG)
-        hosting: Hosting = context.resources.hosting
-        stages = {stream: assets.selected_stages(context.selected_asset_keys) for stream, assets in entries.items()}
-        selection = {stream: chosen for stream, chosen in stages.items() if chosen}
-        with (
-            _one_line_failures(platform.settings.home),
-            platform.open_site(name, context.run.run_id, mode, lambda: hosting.sites) as site,
-            hosting.open(context),
-        ):
-            lingers = mode in (LINGER, HOSTED)
-            run = SiteRun(site, selection, drain_only=not lingers, wanted=lambda: hosting.keep_running)
-            recorder = Recorder(site, entries, context)
-            with closing(run.rounds()) as rounds:
-                for caught_up in rounds:
-                    if hosting.stopping:
-                        break
-                    if lingers and recorder.due(caught_up=caught_up):
-                        yield from _so_far(run, recorder, platform.settings)
-            results, numbers = list(recorder.record(run.reports, ended=True)), recorder.numbers(run.reports)
-        yield from results
-        yield from published_tables(platform.settings)
-        _raise_failures(run.reports, numbers)
+    @dg.multi_asset(name=f"{group}_site", specs=specs, check_specs=check_specs, can_subset=True)
+    def site_assets(context: dg.AssetExecutionContext, platform: Platform) -> Iterator[Result]:
+        settings, run_id, mode = platform.settings, context.run.run_id, context.run.tags.get(MODE_TAG)
+        run = RunRecord(context.instance, run_id, mode, context.selected_asset_keys, context.selected_asset_check_keys)
+        limit, _ = run_limit(settings, context.instance)
+        host = HostRun(settings, run_id, limit, partial(_serve, platform, run), context.log)
+        yield from _run_site(platform, name, run, host)
 
     return site_assets
 
 
+def _specs(settings: Settings, name: str) -> tuple[list[dg.AssetSpec], list[dg.AssetCheckSpec]]:
+    """Return the specs of a site's assets and checks."""
+    assets = [entry_assets(entry) for entry in settings.sites[name]]
+    return [spec for each in assets for spec in each.specs(settings)], [
+        spec for each in assets for spec in each.check_specs()
+    ]
+
+
+def _serve(platform: Platform, run: RunRecord, name: str, hosted: HostedRun) -> Iterator[Result]:
+    """Bring all assets of a queued site up to date in a host's `run`."""
+    specs, check_specs = _specs(platform.settings, name)
+    keys, checks = {spec.key for spec in specs}, {spec.key for spec in check_specs}
+    yield from _run_site(platform, name, replace(run, asset_keys=keys, check_keys=checks, hosted=True), hosted)
+
+
+def _run_site(platform: Platform, name: str, record: RunRecord, process: HostRun | HostedRun) -> Iterator[Result]:
+    """Run the stages of a site's selected assets and yield the results for Dagster; raises dg.Failure at the end."""
+    # Spark's client is loaded by the run, so that loading the definitions stays quick.
+    from sr_assets.stages.run import SiteRun
+
+    settings, lingers = platform.settings, record.mode == LINGER
+    entries = {entry.stream: entry_assets(entry) for entry in settings.sites[name]}
+    stages = {stream: assets.selected_stages(record.asset_keys) for stream, assets in entries.items()}
+    selection = {stream: chosen for stream, chosen in stages.items() if chosen}
+    with (
+        _one_line_failures(settings.home),
+        platform.open_site(name, record.run_id, record.mode, lambda: process.sites_served) as site,
+        process.open(lingers=lingers),
+    ):
+        run = SiteRun(site, selection, drain_only=not lingers, wanted=lambda: process.keep_running)
+        recorder = Recorder(site, entries, record)
+        with closing(run.rounds()) as rounds:
+            for caught_up in rounds:
+                if process.stopping:
+                    break
+                if lingers and recorder.due(caught_up=caught_up):
+                    yield from _so_far(run, recorder, settings)
+                yield from process.results()
+        results, numbers = list(recorder.record(run.reports, ended=True)), recorder.numbers(run.reports)
+    yield from (*results, *process.results(), *published_tables(settings))
+    _raise_failures(run.reports, numbers)
+
+
 def _so_far(run: "SiteRun", recorder: Recorder, settings: Settings) -> Iterator[Result]:
-    """Record a run that goes on; the shared tables once."""
+    """Record the current state of a run that continues; the shared tables only once."""
     if not recorder.began:
         yield from published_tables(settings)
     yield from recorder.record(run.reports_so_far(), ended=False)

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 OWNERS: Final = ["team:fleet-platform"]
 
 
+def site_job_name(site: str) -> str:
+    """Return the name of a site's job."""
+    return f"{asset_name(site)}_replication"
+
+
 def stream_key(entry: Entry, noun: str) -> dg.AssetKey:
     """Return the key `[name, stream, noun]`."""
     return dg.AssetKey([*entry.asset_prefix, noun])

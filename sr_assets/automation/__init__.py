@@ -6,21 +6,19 @@ share the host among many sites. `sensors` and `jobs` are what Dagster sees, `ow
 runs; `old_runs` removes runs, with their `leftovers`. Add here what starts a run. Not here: what a run does (`stages`).
 """
 
+from sr_assets.assets.streams import site_job_name
 from sr_assets.automation.daily import build_daily_job, build_daily_schedule
 from sr_assets.automation.decisions import Decision
 from sr_assets.automation.failures import build_failure_sensor
-from sr_assets.automation.host_run import HostRun
-from sr_assets.automation.jobs import build_site_job, site_job_name
-from sr_assets.automation.observing import find_work, shared_looks
+from sr_assets.automation.jobs import build_site_job, sites_to_load
+from sr_assets.automation.observing import find_work, share_stream_infos
 from sr_assets.automation.old_runs import build_retention_schedule, delete_old_runs, retention
-from sr_assets.automation.own_run import sites_to_load
 from sr_assets.automation.run_slots import RunSlots
 from sr_assets.automation.sensors import build_lag_sensor
 from sr_assets.automation.topology import build_topology_job, build_topology_sensor
 
 __all__ = [
     "Decision",
-    "HostRun",
     "RunSlots",
     "build_daily_job",
     "build_daily_schedule",
@@ -33,7 +31,7 @@ __all__ = [
     "delete_old_runs",
     "find_work",
     "retention",
-    "shared_looks",
+    "share_stream_infos",
     "site_job_name",
     "sites_to_load",
 ]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import dagster as dg
 
 from sr_assets.adapters.run_failures import RunFailure, note_run_failure, read_run_failures
-from sr_assets.adapters.state.status_file import read_status
-from sr_assets.automation.jobs import site_job_name
+from sr_assets.adapters.state.status_file import streams_without_error
+from sr_assets.assets.streams import site_job_name
 from sr_assets.resources import NOTED
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def build_failure_sensor(settings: Settings) -> dg.SensorDefinition:
         reason = "; ".join(failures(steps)) if steps else f"{context.failure_event.message}: {_KILLED}"
         where = ", ".join(entry.label for entry in entries) or f"job {run.job_name}"
         context.log.error("%s: %s (run %s)", where, reason, run.run_id)
-        streams = _unreported(settings, entries)
+        streams = streams_without_error(settings.home, entries)
         if not any(_noted(event) for event in steps) and (streams or not entries):
             note_run_failure(settings.home, _failure(settings, context, site, streams, reason))
 
@@ -60,18 +60,6 @@ def _entries(settings: Settings, site: str | None, selection: Collection[dg.Asse
     return [
         entry for entry in settings.sites.get(site or "", ()) if not prefixes or tuple(entry.asset_prefix) in prefixes
     ]
-
-
-def _unreported(settings: Settings, entries: Sequence[Entry]) -> tuple[str, ...]:
-    """Return the streams whose published state has no error."""
-    return tuple(
-        entry.stream
-        for entry in entries
-        if not read_status(settings.home / "sites" / entry.name)
-        .get("streams", {})
-        .get(entry.stream, {})
-        .get("last_error")
-    )
 
 
 def _failure(

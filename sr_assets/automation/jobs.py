@@ -3,20 +3,25 @@
 Not here: when a site's job runs (`sensors`), what it does (`assets`), the nightly removal of old runs (`old_runs`).
 """
 
+import multiprocessing
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import dagster as dg
 
-from sr_assets.settings import asset_name
+from sr_assets.assets.streams import site_job_name
+from sr_assets.settings import Settings
 
 #: The event log has all that happens; the console is for our own lines: Dagster would add a trace to every failure.
 _RUN_CONFIG: Final = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
-
-def site_job_name(site: str) -> str:
-    """Return the name of a site's job."""
-    return f"{asset_name(site)}_replication"
+#: The statuses of a run that has a process.
+_PROCESS_STATUSES: Final = [
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
 
 
 def build_site_job(
@@ -44,3 +49,18 @@ def resolve_job(
         config=dg.ConfigMapping(config_fn=lambda _: _RUN_CONFIG, config_schema={}),
     )
     return dg.Definitions(assets=assets, jobs=[job], resources=resources).resolve_job_def(job.name)
+
+
+def sites_to_load(settings: Settings) -> list[str]:
+    """Return the sites whose definitions this process needs.
+
+    These are all sites, except in a run's process: Dagster loads the definitions again in each, so only sites with an
+    active run, of which its own is one, are loaded there. If any other job is active, this may be its process.
+    """
+    # The code server starts a run's process by multiprocessing, and does not pass the run's id.
+    if multiprocessing.parent_process() is None or not os.environ.get("DAGSTER_HOME"):
+        return list(settings.sites)
+    with dg.DagsterInstance.get() as instance:
+        jobs = {run.job_name for run in instance.get_runs(dg.RunsFilter(statuses=_PROCESS_STATUSES))}
+    sites = {site_job_name(site): site for site in settings.sites}
+    return [sites[job] for job in sorted(jobs)] if jobs and jobs <= sites.keys() else list(settings.sites)

@@ -66,17 +66,17 @@ def _feed_kind(_: FeedSettings) -> _Kind:
 _KINDS: Final[Mapping[type[Entry], Callable[[Any], _Kind]]] = {StreamSettings: _stream_kind, FeedSettings: _feed_kind}
 
 
-def shared_looks(settings: Settings) -> StreamInfoCache:
+def share_stream_infos(settings: Settings) -> StreamInfoCache:
     """Return what the sensors of all sites share: one look at each cluster serves a round of all of them."""
     return StreamInfoCache(settings.entries, settings.sensor.interval_ns / _SECOND_NS / 2)
 
 
-def find_work(settings: Settings, site: str, survey: StreamInfoCache | None = None) -> Decision:
+def find_work(settings: Settings, site: str, stream_infos: StreamInfoCache | None = None) -> Decision:
     """Decide whether a site needs a run; without `looks` its sources are asked for it alone.
 
     Raises RunError when no source could be asked at all, or when it cannot be known what is paused.
     """
-    survey = survey or StreamInfoCache(settings.sites[site], math.inf)
+    stream_infos = stream_infos or StreamInfoCache(settings.sites[site], math.inf)
     folder = settings.home / "sites" / site
     status = read_status(folder)
     if not status and any(_kind(entry).rules.begins_empty for entry in settings.sites[site]):
@@ -84,7 +84,7 @@ def find_work(settings: Settings, site: str, survey: StreamInfoCache | None = No
     if needs_publishing(settings.home, folder):
         return Decision("fleet.duckdb lacks this site")
     with ExitStack() as connections:
-        return _Tick(settings, site, status, paused_streams(folder), connections, survey).decide()
+        return _Tick(settings, site, status, paused_streams(folder), connections, stream_infos).decide()
 
 
 def _kind(entry: Entry) -> _Kind:
@@ -101,7 +101,7 @@ class _Tick:
         status: dict[str, Any],
         paused: frozenset[str],
         connections: ExitStack,
-        survey: StreamInfoCache,
+        stream_infos: StreamInfoCache,
     ) -> None:
         self._settings = settings
         self._entries = settings.sites[site]
@@ -110,7 +110,7 @@ class _Tick:
         self._age_seconds = status_age_seconds(status)
         # An answer from before the status was written knows less than the status.
         self._since = time.monotonic() - (math.inf if self._age_seconds is None else self._age_seconds)
-        self._looks = survey
+        self._stream_infos = stream_infos
         self._paused = paused
         self._connections = connections
         self._name = f"sr-assets sensor {site}"
@@ -149,7 +149,7 @@ class _Tick:
         return decide(replace(observed, deliverable=deliverable), self._settings.sensor)
 
     def _observe(self, entry: Entry) -> Observed:
-        info = self._looks.stream_info(entry, self._since)
+        info = self._stream_infos.stream_info(entry, self._since)
         status = StreamStatus.from_json(self._status.get("streams", {}).get(entry.stream) or {})
         source = SourceNow(info.created_ns, info.first_sequence, info.last_sequence, _watermark(entry, status, info))
         if self._settings.sensor.lag_ns and status.begun and unread_messages(status, source) > 0:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 import dagster as dg
 
 from sr_assets.adapters.state.lock import lock_owner
-from sr_assets.adapters.state.site_queue import dequeue_site, enqueue_site, queued_sites
-from sr_assets.automation.jobs import site_job_name
+from sr_assets.adapters.state.site_queue import dequeue_site, enqueue_site, queue_ttl_seconds, queued_sites
+from sr_assets.assets.host_run import run_limit
+from sr_assets.assets.streams import site_job_name
 from sr_assets.resources import LINGER, MODE_TAG
 
 if TYPE_CHECKING:
@@ -28,26 +29,7 @@ UNDER_WAY: Final = [
 #: A run that Dagster calls started but that does not hold its site's lock for so long has no process any more.
 WITHOUT_LOCK_SECONDS: Final = 60.0
 #: How long after a request its run may not be in Dagster's storage yet.
-_ASKED_SECONDS: Final = 10.0
-#: A site whose sensor has not ticked three times is not waiting any more: somebody has stopped the sensor.
-_FRESH_TICKS: Final = 3.0
-
-
-def queue_ttl_seconds(settings: Settings) -> float:
-    """Return for how long a place in line holds when it is not renewed."""
-    return _FRESH_TICKS * max(10.0, settings.sensor.interval_ns / 1e9)
-
-
-def run_limit(settings: Settings, instance: dg.DagsterInstance) -> tuple[int, str]:
-    """Return how many sites' runs may go on at a time, and what says so: `concurrency`, or a lower limit of the instance.
-
-    A run that waits in Dagster's queue would hold its place and serve nobody; in our line another run takes its site in.
-    """
-    queue = instance.get_concurrency_config().run_queue_config
-    most = queue.max_concurrent_runs if queue else -1
-    if 0 <= most < settings.concurrency:
-        return max(1, most), "`max_concurrent_runs` of the Dagster instance"
-    return settings.concurrency, "`concurrency`"
+_REQUESTED_SECONDS: Final = 10.0
 
 
 class RunSlots:
@@ -57,17 +39,17 @@ class RunSlots:
         """Take the settings."""
         self._settings = settings
         self._guard = threading.Lock()
-        self._asked: dict[str, float] = {}
+        self._requested: dict[str, float] = {}
         self._without_lock: dict[str, float] = {}
 
-    def take(self, site: str, instance: dg.DagsterInstance) -> bool:
+    def acquire(self, site: str, instance: dg.DagsterInstance) -> bool:
         """Take a place for a run of a site that is about to be requested; without one the site is in line afterwards.
 
         False, and not in line, when a run of the site has begun since the sensor looked, or has just taken the site in.
         """
         settings, job = self._settings, site_job_name(site)
-        places, _ = run_limit(settings, instance)
-        if len(settings.sites) <= places:
+        slots, _ = run_limit(settings, instance)
+        if len(settings.sites) <= slots:
             return True
         with self._guard:
             now = time.monotonic()
@@ -76,17 +58,19 @@ class RunSlots:
             ):
                 return False
             under_way = self._under_way(instance)
-            self._asked = {
-                other: at for other, at in self._asked.items() if other not in under_way and now - at < _ASKED_SECONDS
+            self._requested = {
+                other: at
+                for other, at in self._requested.items()
+                if other not in under_way and now - at < _REQUESTED_SECONDS
             }
-            line = queued_sites(settings.home, queue_ttl_seconds(settings))
-            before = line.index(site) if site in line else len(line)
-            if len(under_way | self._asked.keys()) + before >= places:
+            queue = queued_sites(settings.home, queue_ttl_seconds(settings))
+            before = queue.index(site) if site in queue else len(queue)
+            if len(under_way | self._requested.keys()) + before >= slots:
                 enqueue_site(settings.home, site, queue_ttl_seconds(settings))
                 return False
-            if site in line and not dequeue_site(settings.home, site):
+            if site in queue and not dequeue_site(settings.home, site):
                 return False
-            self._asked[job] = now
+            self._requested[job] = now
         return True
 
     def _under_way(self, instance: dg.DagsterInstance) -> set[str]:

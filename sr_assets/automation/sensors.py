@@ -10,19 +10,22 @@ import time
 import dagster as dg
 
 from sr_assets.adapters.state.lock import lock_owner
-from sr_assets.automation.jobs import site_job_name
+from sr_assets.assets.host_run import run_limit
+from sr_assets.assets.streams import site_job_name
 from sr_assets.automation.observing import find_work
-from sr_assets.automation.run_slots import UNDER_WAY, WITHOUT_LOCK_SECONDS, RunSlots, run_limit
+from sr_assets.automation.run_slots import UNDER_WAY, WITHOUT_LOCK_SECONDS, RunSlots
 from sr_assets.automation.stream_info_cache import StreamInfoCache
 from sr_assets.domain.errors import RunError
 from sr_assets.resources import LINGER, MODE_TAG
 from sr_assets.settings import Settings, asset_name
 
 
-def build_lag_sensor(settings: Settings, site: str, survey: StreamInfoCache, places: RunSlots) -> dg.SensorDefinition:
+def build_lag_sensor(
+    settings: Settings, site: str, stream_infos: StreamInfoCache, run_slots: RunSlots
+) -> dg.SensorDefinition:
     """Return the sensor that asks for a run of a site whenever there is something to do for it.
 
-    All sites share `looks` and `places`.
+    All sites share `stream_infos` and `run_slots`.
     """
 
     @dg.sensor(
@@ -41,13 +44,13 @@ def build_lag_sensor(settings: Settings, site: str, survey: StreamInfoCache, pla
         if owner or waiting:
             return dg.SensorResult(skip_reason=f"under way: {owner or waiting}", cursor=cursor)
         try:
-            reason, skip = find_work(settings, site, survey)
+            reason, skip = find_work(settings, site, stream_infos)
         except RunError as error:
             # A tick that fails is logged with a trace of forty lines, each time.
             reason, skip = None, str(error)
         if reason is None:
             return dg.SensorResult(skip_reason=skip, cursor=cursor)
-        if not places.take(site, context.instance):
+        if not run_slots.acquire(site, context.instance):
             runs, limit = run_limit(settings, context.instance)
             skip = f"no run requested: at most {runs} at a time ({limit}), a run under way takes the site in: {reason}"
             return dg.SensorResult(skip_reason=skip, cursor=cursor)

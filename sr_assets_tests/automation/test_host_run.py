@@ -1,4 +1,4 @@
-"""More sites than may run at a time: they wait in line, and a run of another site serves them."""
+"""More sites than run slots: sites are queued, and a host run serves them."""
 
 import threading
 import time
@@ -9,13 +9,14 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from sr_assets.adapters.run_failures import read_run_failures
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.site_queue import dequeue_site, enqueue_site, queued_sites
+from sr_assets.assets.host_run import run_limit
 from sr_assets.automation import RunSlots, site_job_name
-from sr_assets.automation.run_slots import run_limit
 from sr_assets.definitions import build
 from sr_assets.domain.sizing import rest_seconds
-from sr_assets.resources import HOSTED, LINGER, MODE_TAG
+from sr_assets.resources import HOST_KEY, LINGER, MODE_TAG
 from sr_assets.settings import Settings
 from sr_assets_tests.rig import Rig, Sent
 
@@ -30,8 +31,8 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
 
 
 @pytest.fixture
-def narrow(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """An instance of somebody's own that lets one run go on at a time."""
+def single_run_instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """A user's own instance that allows one run at a time."""
     overrides = {"concurrency": {"runs": {"max_concurrent_runs": 1}}}
     with dg.DagsterInstance.local_temp(str(tmp_path), overrides=overrides) as local:
         yield local
@@ -39,134 +40,174 @@ def narrow(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
 
 @pytest.fixture
 def settings(rig: Rig) -> Settings:
-    """Three sites with a stream each, one at a time."""
+    """Three sites with one stream each, and one run slot."""
     for site in SITES:
         rig.add(rig.make(), name=site, target_subject_prefix="c", **TRACKED)
     return rig.settings(concurrency=1, linger="3s")
 
 
-def test_the_line_is_in_order_of_arrival_and_who_does_not_renew_has_left(tmp_path: Path) -> None:
+def test_site_queue_keeps_order_of_arrival(tmp_path: Path) -> None:
     assert queued_sites(tmp_path, 10.0) == []
-    for site in ("b", "a", "c"):
+    for site in ("b", "a", "c", "b"):
         enqueue_site(tmp_path, site, 10.0)
-    enqueue_site(tmp_path, "b", 10.0)
     assert queued_sites(tmp_path, 10.0) == ["b", "a", "c"]
+
+
+def test_site_queue_drops_entry_that_is_not_renewed(tmp_path: Path) -> None:
+    for site in ("a", "b"):
+        enqueue_site(tmp_path, site, 10.0)
     since, renewed = (tmp_path / "waiting" / "a").read_text().split()
     (tmp_path / "waiting" / "a").write_text(f"{since} {float(renewed) - 20}")
-    assert queued_sites(tmp_path, 10.0) == ["b", "c"]
-    assert dequeue_site(tmp_path, "b")
-    assert not dequeue_site(tmp_path, "b")
-    # Its run cannot be seen yet: who did not notice must not put it in line again.
-    enqueue_site(tmp_path, "b", 10.0)
-    assert queued_sites(tmp_path, 10.0) == ["c"]
-    # It has left the line without being taken: it comes last.
+    assert queued_sites(tmp_path, 10.0) == ["b"]
+    # It is queued again, at the end.
     enqueue_site(tmp_path, "a", 10.0)
-    assert queued_sites(tmp_path, 10.0) == ["c", "a"]
+    assert queued_sites(tmp_path, 10.0) == ["b", "a"]
+
+
+def test_dequeued_site_is_not_queued_until_its_run_is_visible(tmp_path: Path) -> None:
+    enqueue_site(tmp_path, "a", 10.0)
     assert dequeue_site(tmp_path, "a")
+    assert not dequeue_site(tmp_path, "a")
+    enqueue_site(tmp_path, "a", 10.0)
+    assert queued_sites(tmp_path, 10.0) == []
+
+
+def test_site_queue_ignores_broken_and_future_entries(tmp_path: Path) -> None:
+    enqueue_site(tmp_path, "a", 10.0)
     (tmp_path / "waiting" / "broken").write_text("")
-    (tmp_path / "waiting" / "before the last boot").write_text(f"{time.monotonic() + 900} {time.monotonic() + 1000}")
-    assert queued_sites(tmp_path, 10.0) == ["c"]
-    enqueue_site(tmp_path, "before the last boot", 10.0)
-    assert queued_sites(tmp_path, 10.0) == ["c", "before the last boot"]
+    # The monotonic clock restarts with the machine.
+    (tmp_path / "waiting" / "rebooted").write_text(f"{time.monotonic() + 900} {time.monotonic() + 1000}")
+    assert queued_sites(tmp_path, 10.0) == ["a"]
+    enqueue_site(tmp_path, "rebooted", 10.0)
+    assert queued_sites(tmp_path, 10.0) == ["a", "rebooted"]
 
 
-def test_who_waits_longest_gets_the_next_place(settings: Settings, instance: dg.DagsterInstance) -> None:
-    places, home = RunSlots(settings), settings.home
-    assert places.take("amsterdam", instance)
-    # Its run is not in the storage yet, and counts.
-    assert not places.take("cairo", instance)
-    assert not places.take("berlin", instance)
+def test_run_slot_goes_to_longest_waiting_site(settings: Settings, instance: dg.DagsterInstance) -> None:
+    run_slots, home = RunSlots(settings), settings.home
+    assert run_slots.acquire("amsterdam", instance)
+    # Its run counts although it is not in the storage yet.
+    assert not run_slots.acquire("cairo", instance)
+    assert not run_slots.acquire("berlin", instance)
     job = build(settings).resolve_job_def(site_job_name("amsterdam"))
     run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags={MODE_TAG: LINGER})
-    assert not places.take("berlin", instance)
+    assert not run_slots.acquire("berlin", instance)
     assert queued_sites(home, 10.0) == ["cairo", "berlin"]
     instance.report_run_canceled(run)
-    assert not places.take("berlin", instance)
-    assert places.take("cairo", instance)
+    assert not run_slots.acquire("berlin", instance)
+    assert run_slots.acquire("cairo", instance)
     assert queued_sites(home, 10.0) == ["berlin"]
 
 
-def test_an_instance_that_lets_fewer_run_has_fewer_places(settings: Settings, narrow: dg.DagsterInstance) -> None:
-    wide = replace(settings, concurrency=3)
-    places = RunSlots(wide)
-    assert [places.take(site, narrow) for site in SITES] == [True, False, False]
+def test_instance_limit_reduces_run_slots(settings: Settings, single_run_instance: dg.DagsterInstance) -> None:
+    three = replace(settings, concurrency=3)
+    run_slots = RunSlots(three)
+    assert [run_slots.acquire(site, single_run_instance) for site in SITES] == [True, False, False]
     assert queued_sites(settings.home, 10.0) == ["berlin", "cairo"]
-    assert run_limit(wide, narrow) == (1, "`max_concurrent_runs` of the Dagster instance")
-    assert run_limit(settings, narrow) == (1, "`concurrency`")
+    assert run_limit(three, single_run_instance) == (1, "`max_concurrent_runs` of the Dagster instance")
+    assert run_limit(settings, single_run_instance) == (1, "`concurrency`")
 
 
-def test_a_run_whose_process_is_gone_holds_its_place_no_longer(
+def test_run_without_process_frees_its_slot(
     settings: Settings, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = RunSlots(settings)
+    run_slots = RunSlots(settings)
     job = build(settings).resolve_job_def(site_job_name("amsterdam"))
     instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags={MODE_TAG: LINGER})
-    # It may be about to take its site's lock.
-    assert not taken.take("berlin", instance)
+    # The run may be about to take its site's lock.
+    assert not run_slots.acquire("berlin", instance)
     monkeypatch.setattr("sr_assets.automation.run_slots.WITHOUT_LOCK_SECONDS", 0.0)
-    assert taken.take("berlin", instance)
+    assert run_slots.acquire("berlin", instance)
 
 
-def test_where_there_is_a_place_for_each_nobody_waits(settings: Settings, instance: dg.DagsterInstance) -> None:
-    places = RunSlots(replace(settings, concurrency=3))
-    assert all(places.take(site, instance) for site in (*SITES, *SITES))
+def test_no_site_is_queued_with_a_slot_for_each(settings: Settings, instance: dg.DagsterInstance) -> None:
+    run_slots = RunSlots(replace(settings, concurrency=3))
+    assert all(run_slots.acquire(site, instance) for site in (*SITES, *SITES))
     assert queued_sites(settings.home, 10.0) == []
 
 
 @pytest.mark.parametrize(("sites", "seconds"), ((1, 1.5), (12, 1.5), (25, 3.0), (100, 12.0)))
-def test_the_more_sites_a_process_serves_the_longer_each_rests(sites: int, seconds: float) -> None:
+def test_sites_rest_longer_the_more_a_process_serves(sites: int, seconds: float) -> None:
     assert rest_seconds(sites) == pytest.approx(seconds)
 
 
-def test_a_run_serves_the_sites_that_wait_each_in_a_run_of_its_own(
-    rig: Rig, settings: Settings, narrow: dg.DagsterInstance
+def test_host_run_materializes_and_checks_queued_sites(
+    rig: Rig, settings: Settings, single_run_instance: dg.DagsterInstance
 ) -> None:
-    instance, settings = narrow, rig.settings(concurrency=3, linger="3s")
+    instance, settings = single_run_instance, rig.settings(concurrency=3, linger="3s")
     for stream in settings.streams:
         rig.publish(stream.stream, [Sent(b'{"sender": "%s"}' % stream.name.encode())])
     for site in SITES[1:]:
         enqueue_site(settings.home, site, 90.0)
     job = build(settings).resolve_job_def(site_job_name(SITES[0]))
-    assert job.execute_in_process(instance=instance, tags={MODE_TAG: LINGER}).success
+    result = job.execute_in_process(instance=instance, tags={MODE_TAG: LINGER})
+    assert result.success
     assert {row["node"] for row in rig.rows("last_seen_nodes")} == set(SITES)
-    runs = {run.job_name: run for run in instance.get_runs()}
-    assert runs.keys() == {site_job_name(site) for site in SITES}
-    assert {run.status for run in runs.values()} == {dg.DagsterRunStatus.SUCCESS}
-    host = runs[site_job_name(SITES[0])]
-    for site in SITES[1:]:
-        guest = runs[site_job_name(site)]
-        assert (guest.tags[MODE_TAG], guest.tags["sr_assets/host"]) == (HOSTED, host.run_id)
+    assert [run.run_id for run in instance.get_runs()] == [result.run_id]
+    for site in SITES:
         (entry,) = settings.sites[site]
-        key = dg.AssetKey([*entry.asset_prefix, "node_state"])
-        (record,) = instance.fetch_materializations(key, limit=10).records
-        assert record.run_id == guest.run_id
+        for noun in ("node_state", "replica", "node_snapshots"):
+            records = instance.fetch_materializations(dg.AssetKey([*entry.asset_prefix, noun]), limit=10).records
+            assert {record.run_id for record in records} == {result.run_id}
+            assert records[0].asset_materialization is not None
+            host = records[0].asset_materialization.metadata.get(HOST_KEY)
+            assert (host is None) == (site == SITES[0])
+        check = dg.AssetCheckKey(dg.AssetKey([*entry.asset_prefix, "replica"]), "no_loss")
+        latest = instance.event_log_storage.get_latest_asset_check_execution_by_key([check])[check]
+        assert latest.evaluation is not None
+        assert (latest.run_id, latest.evaluation.passed) == (result.run_id, True)
         assert lock_owner(settings.home / "sites" / site) is None
     assert queued_sites(settings.home, 10.0) == []
 
 
-def test_a_host_goes_on_for_its_guests_and_one_that_fails_leaves_the_others_alone(
+def test_host_run_outlives_failed_hosted_run(rig: Rig, settings: Settings, instance: dg.DagsterInstance) -> None:
+    berlin, cairo = settings.streams[1:]
+    rig.api(f"STREAM.DELETE.{berlin.stream}")
+    rig.publish(cairo.stream, [Sent(b'{"sender": "cairo"}')])
+    for site in SITES[1:]:
+        enqueue_site(settings.home, site, 90.0)
+    host = build(settings).resolve_job_def(site_job_name("amsterdam"))
+    result = host.execute_in_process(instance=instance, tags={MODE_TAG: LINGER})
+    assert result.success
+    messages = [record.user_message for record in instance.all_logs(result.run_id)]
+    assert any(message.startswith(f"hosted site berlin failed: {berlin.label}") for message in messages)
+    assert [row["node"] for row in rig.rows("last_seen_nodes")] == ["cairo"]
+    for stream in (settings.streams[0], cairo):
+        assert instance.get_latest_materialization_event(dg.AssetKey([*stream.asset_prefix, "replica"]))
+    # The site's state has the failure, so `notify` does not need it a second time.
+    assert read_run_failures(settings.home) == {}
+
+
+def test_host_run_reports_hosted_site_whose_state_is_unreadable(
     rig: Rig, settings: Settings, instance: dg.DagsterInstance
 ) -> None:
-    rig.api(f"STREAM.DELETE.{settings.streams[1].stream}")
+    (settings.home / "sites" / "berlin").mkdir(parents=True)
+    (settings.home / "sites" / "berlin" / "state.duckdb").write_text("not a database")
+    enqueue_site(settings.home, "berlin", 90.0)
+    host = build(settings).resolve_job_def(site_job_name("amsterdam"))
+    result = host.execute_in_process(instance=instance, tags={MODE_TAG: LINGER})
+    assert result.success
+    (failure,) = read_run_failures(settings.home).values()
+    assert (failure.job, failure.run_id, failure.name) == (site_job_name("berlin"), result.run_id, "berlin")
+    assert "state.duckdb" in failure.reason
+
+
+def test_host_run_lasts_six_budgets_while_it_hosts(rig: Rig, settings: Settings, instance: dg.DagsterInstance) -> None:
     rig.publish(settings.streams[2].stream, [Sent(b'{"sender": "cairo"}')])
     settings = rig.settings(concurrency=1, linger="5m", run_budget="4s")
-    jobs = {site: site_job_name(site) for site in SITES}
-    host = build(settings).resolve_job_def(jobs["amsterdam"])
+    host = build(settings).resolve_job_def(site_job_name("amsterdam"))
     running = threading.Thread(
         target=host.execute_in_process, kwargs={"instance": instance, "tags": {MODE_TAG: LINGER}}, daemon=True
     )
-    began = time.monotonic()
+    started = time.monotonic()
     running.start()
-    enqueue_site(settings.home, "berlin", 90.0)
     while running.is_alive():
         # As its sensor does whenever the site has no run.
         enqueue_site(settings.home, "cairo", 90.0)
         running.join(0.5)
-        assert time.monotonic() - began < 90.0, "the host does not end"
-    assert time.monotonic() - began > 24.0, "the host has not gone on for six times its budget"
-    runs = instance.get_runs()
-    assert [run.status for run in runs if run.job_name == jobs["amsterdam"]] == [dg.DagsterRunStatus.SUCCESS]
-    assert [run.status for run in runs if run.job_name == jobs["berlin"]] == [dg.DagsterRunStatus.FAILURE]
-    # One after the other, as many as this machine makes in that time.
-    assert {run.status for run in runs if run.job_name == jobs["cairo"]} == {dg.DagsterRunStatus.SUCCESS}
+        assert time.monotonic() - started < 90.0, "the host run does not end"
+    assert time.monotonic() - started > 24.0, "the host run did not last six budgets"
+    (run,) = instance.get_runs()
+    assert run.status is dg.DagsterRunStatus.SUCCESS
+    key = dg.AssetKey([*settings.streams[2].asset_prefix, "replica"])
+    assert instance.fetch_materializations(key, limit=10).records
     assert [row["node"] for row in rig.rows("last_seen_nodes")] == ["cairo"]

@@ -10,7 +10,7 @@ import pytest
 
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import set_paused
-from sr_assets.automation import find_work, shared_looks, site_job_name
+from sr_assets.automation import find_work, share_stream_infos, site_job_name
 from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer
@@ -245,7 +245,7 @@ def test_a_round_of_many_quiet_sites_asks_each_server_once_and_the_next_round_se
     for site in sites:
         rig.run(site)
     settings = rig.settings()
-    survey = shared_looks(settings)
+    survey = share_stream_infos(settings)
 
     def tick_all() -> list[str | None]:
         return [find_work(settings, site, survey).reason for site in sites]
@@ -266,7 +266,7 @@ def test_a_look_serves_no_longer_than_half_an_interval(rig: Rig) -> None:
         rig.add(name, name=site, target_subject_prefix="c")
         rig.drain(site)
     settings = rig.settings(sensor={"interval": "1s"})
-    survey = shared_looks(settings)
+    survey = share_stream_infos(settings)
     assert find_work(settings, "a", survey).reason is None
     rig.publish(other, [Sent()])
     asked_at = time.monotonic()

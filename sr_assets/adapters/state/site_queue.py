@@ -15,9 +15,17 @@ from sr_assets.adapters.private import own_folder, write_private
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from sr_assets.settings import Settings
+
 _FOLDER: Final = "waiting"
+_TTL_TICKS: Final = 3.0
 #: How long after it was taken out of the line a site is on its way to a run that nobody can see yet.
 _TAKEN_SECONDS: Final = 20.0
+
+
+def queue_ttl_seconds(settings: Settings) -> float:
+    """Return how long a queue entry lasts without renewal: three ticks of the site's sensor, or it was stopped."""
+    return _TTL_TICKS * max(10.0, settings.sensor.interval_ns / 1e9)
 
 
 def enqueue_site(home: Path, site: str, queue_ttl_seconds: float) -> None:

@@ -11,9 +11,14 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.private import write_private
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sr_assets.settings import Entry
 
 STATUS_FILE: Final = "status.json"
 _LOOK: Final = "looked"
@@ -66,3 +71,12 @@ def read_status(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return status if isinstance(status, dict) else {}
+
+
+def streams_without_error(home: Path, entries: Sequence[Entry]) -> tuple[str, ...]:
+    """Return the entries' streams that have no error in their site's status."""
+    return tuple(
+        entry.stream
+        for entry in entries
+        if not read_status(home / "sites" / entry.name).get("streams", {}).get(entry.stream, {}).get("last_error")
+    )
