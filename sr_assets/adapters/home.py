@@ -12,7 +12,7 @@ import stat
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.private import OWNERS_ALONE, refuse_foreign, tighten
-from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.errors import ConfigurationError, RunError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,6 +23,16 @@ _PRIVATE_FILES: Final = ("fleet.json", "fleet.lock", "up.lock", ".fleet.duckdb.n
 _VIEWED: Final = ("published", "snapshots", "availability", "inventory")
 #: All folders of a home, the demo's `nats` included: a folder that has any other folder in it is not a home alone.
 _OURS: Final = frozenset({*_PRIVATE_FOLDERS, *_VIEWED, "nats"})
+
+
+class OtherSchemaError(RunError):
+    """Another version of sr-assets wrote a file of the home, in a schema that this version does not read."""
+
+    def __init__(self, file: Path, version: int | None) -> None:
+        super().__init__(
+            f"{file}: schema {version} is of an unreleased version; move the home away, start with an empty one and run"
+            " `sr-assets recover --stream NAME` for each stream"
+        )
 
 
 def open_home(home: Path, published_mode: int) -> None:

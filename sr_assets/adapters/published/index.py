@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import duckdb
 
 from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.private import write_private
-from sr_assets.adapters.published.earlier import take_over
 from sr_assets.adapters.published.fleet_lock import locked
 from sr_assets.adapters.published.manifest import (
     Manifest,
@@ -28,7 +28,7 @@ from sr_assets.adapters.published.manifest import (
     write_manifest,
 )
 from sr_assets.adapters.published.publication import Publication, publication_folder, read_publication, site_folders
-from sr_assets.adapters.published.schema import SCHEMA_VERSION, SNAPSHOT_INFO, STORAGE_VERSION
+from sr_assets.adapters.published.schema import SCHEMA_VERSION, SNAPSHOT_INFO, STORAGE_VERSION, refuse_other_schema
 from sr_assets.adapters.published.table import literal
 from sr_assets.adapters.published.views import views
 from sr_assets.domain.errors import RunError, cannot_write
@@ -67,8 +67,8 @@ def publish_index(
         shown = read_manifest(home)
         if shows(home, publication.site, publication.token, shown):
             return shown
-        if not shown.file:
-            take_over(connection, home, (site for site in sites if site != publication.site), mode)
+        if shown.file != identity(home / "fleet.duckdb"):
+            _refuse_other_schema(connection, home / "fleet.duckdb")
         return _publish(connection, home, shown, sites, run, mode)
 
 
@@ -113,8 +113,21 @@ def follow_move(home: Path) -> None:
             _publish(connection, home, shown, list(shown.sites), Run(*about[0]), stat.S_IMODE(file.stat().st_mode))
 
 
+def _refuse_other_schema(connection: duckdb.DuckDBPyConnection, file: Path) -> None:
+    """Raise OtherSchemaError if another version wrote the published file; a missing or damaged one may be replaced."""
+    with contextlib.suppress(duckdb.Error):
+        connection.execute(f"ATTACH {literal(str(file.resolve()))} AS other (READ_ONLY)")
+        try:
+            refuse_other_schema(connection, "other", file)
+        finally:
+            connection.execute("DETACH other")
+
+
 def _read_publications(home: Path, sites: Iterable[str]) -> list[Publication]:
-    publications = (read_publication(publication_folder(home, site)) for site in sorted(sites))
+    publications = []
+    for site in sorted(sites):
+        with contextlib.suppress(OtherSchemaError):
+            publications.append(read_publication(publication_folder(home, site)))
     return [publication for publication in publications if publication is not None]
 
 

@@ -128,7 +128,6 @@ def observe(
     Returns the value numbers of a node of which nothing is known: ANY_VALUE and the NULL of each property. `held_ns` has by
     name and stream how long a message holds. Raises RunError when the history cannot be read.
     """
-    _refuse_earlier(histories)
     properties = _properties(facts)
     places = list(dict.fromkeys(place for prop in properties.values() for place in prop.places))
     first_us, next_us = days[0].first_ns // 1000, days[-1].next_ns // 1000
@@ -190,15 +189,6 @@ def write_inventory(histories: Histories, days: Sequence[Day], counted: pa.Table
     }
     with histories.beside(counted=counted) as connection:
         return INVENTORY.write_days(connection, histories.home, queries, mode)
-
-
-def _refuse_earlier(histories: Histories) -> None:
-    """Raise RunError when the published file was made by a version whose history had no dates."""
-    described = histories.connection.execute("DESCRIBE node_snapshot_history").fetchall()
-    if "date" not in {column for column, *_ in described}:
-        raise RunError(
-            "inventory: fleet.duckdb was made by an earlier version; run the sites once (`sr-assets run --once`)"
-        )
 
 
 def _holding(histories: Histories, held_ns: Mapping[tuple[str, str], int]) -> pa.Table:

@@ -16,9 +16,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.private import make_shared_folder, write_private
 from sr_assets.adapters.published.fleet_lock import FleetBusyError, locked
 from sr_assets.adapters.published.publication import FOLDER, publication_folder, read_publication
+from sr_assets.adapters.published.schema import SCHEMA_VERSION
 
 #: Counted as open in any case: where only locks tell, nobody is seen who has not locked the file yet.
 _GRACE_SECONDS: Final = 10.0
@@ -57,6 +59,8 @@ def read_manifest(home: Path) -> Manifest:
     """Return what is known of the published file of a home; nothing when there is none, or it is another version's."""
     try:
         known = json.loads((home / "fleet.json").read_text())
+        if known.pop("schema_version") != SCHEMA_VERSION:
+            return Manifest()
         return Manifest(**{**known, "opened": [Opened(**file) for file in known["opened"]]})
     except (OSError, ValueError, TypeError, KeyError):
         return Manifest()
@@ -64,7 +68,7 @@ def read_manifest(home: Path) -> Manifest:
 
 def write_manifest(home: Path, shown: Manifest) -> None:
     """Replace what is known of the published file."""
-    write_private(home / "fleet.json", json.dumps(asdict(shown)))
+    write_private(home / "fleet.json", json.dumps({"schema_version": SCHEMA_VERSION, **asdict(shown)}))
 
 
 def identity(file: Path) -> list[int]:
@@ -96,7 +100,10 @@ def is_published(home: Path, site: str) -> bool:
     """Return whether `fleet.duckdb` shows the last publication of a site, and all of its files are there."""
 
     def look() -> bool:
-        publication = read_publication(publication_folder(home, site))
+        try:
+            publication = read_publication(publication_folder(home, site))
+        except OtherSchemaError:
+            return False
         return publication is not None and shows(home, site, publication.token)
 
     if look():

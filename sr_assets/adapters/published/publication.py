@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote, unquote
 
+from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.private import share_as_folder, write_private
 from sr_assets.adapters.published.schema import SCHEMA_VERSION
 
@@ -90,17 +91,23 @@ def file_name(table: str, token: str) -> str:
 
 
 def read_publication(folder: Path) -> Publication | None:
-    """Return what a site published; None when there is nothing, or it is another version's, or not all of it is there."""
+    """Return a site's publication, or None if it is missing or incomplete.
+
+    Raises OtherSchemaError if another version of sr-assets wrote it.
+    """
+    file = folder / _NAME
     try:
-        publication = Publication(**json.loads((folder / _NAME).read_text()))
-        if publication.schema_version != SCHEMA_VERSION:
-            return None
+        content = json.loads(file.read_text())
+        version = content["schema_version"]
+        if version != SCHEMA_VERSION:
+            raise OtherSchemaError(file, version)
+        publication = Publication(**content)
         # A machine that lost its power may have kept the list of the files, and not what was in them.
         at = str(folder)
         if any(os.stat(f"{at}/{name}").st_size != size for name, size in publication.sizes.items()):  # noqa: PTH116  quick
             return None
         publication.earlier.update({table: BaseFile(*earlier) for table, earlier in publication.earlier.items()})
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     return publication
 

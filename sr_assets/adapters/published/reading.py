@@ -16,13 +16,19 @@ import duckdb
 from sr_assets.adapters.published.daily import DAILY_TABLES, names
 from sr_assets.adapters.published.index import follow_move
 from sr_assets.adapters.published.publication import FOLDER
-from sr_assets.adapters.published.schema import INTERNAL, STORAGE_VERSION, TABLES, VIEWS
+from sr_assets.adapters.published.schema import (
+    INTERNAL,
+    STORAGE_VERSION,
+    TABLES,
+    VIEWS,
+    refuse_other_schema,
+)
 from sr_assets.adapters.published.table import literal
 from sr_assets.adapters.published.topology_schema import TOPOLOGY_TABLES
 from sr_assets.domain.errors import ConfigurationError, RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 #: What a confined connection may use; it writes nothing to disk instead.
@@ -61,23 +67,31 @@ def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBP
         connection = duckdb.connect(str(file), read_only=True)
     except duckdb.Error as error:
         raise _refusal(file, error) from None
-    try:
+    with contextlib.closing(connection):
+        try:
+            refuse_other_schema(connection, "fleet", file)
+        except duckdb.Error as error:
+            raise _refusal(file, error) from None
         connection.execute("SET TimeZone = 'UTC'")
-        connection.execute("SET enable_progress_bar = false")  # drawn on stdout, among the rows
+        connection.execute("SET enable_progress_bar = false")  # DuckDB draws the bar on stdout, among the rows
         if confined:
-            connection.execute("SET python_enable_replacements = false")
-            connection.execute(f"SET memory_limit = '{MEMORY}'")
-            connection.execute("SET temp_directory = ''")
-            folders = ", ".join(
-                literal(f"{home.resolve()}/{folder}/")
-                for folder in (FOLDER, "snapshots", *(table.folder for table in DAILY_TABLES))
-            )
-            connection.execute(f"SET allowed_directories = [{folders}]")
-            connection.execute("SET enable_external_access = false")
-            connection.execute("SET lock_configuration = true")
+            _confine(connection, home.resolve())
         yield connection
-    finally:
-        connection.close()
+
+
+def _confine(connection: duckdb.DuckDBPyConnection, home: Path) -> None:
+    """Give a connection no more than the published files of a home and `MEMORY`, with no way back."""
+    folders = (FOLDER, "snapshots", *(table.folder for table in DAILY_TABLES))
+    allowed = ", ".join(literal(f"{home}/{folder}/") for folder in folders)
+    for setting in (
+        "python_enable_replacements = false",
+        f"memory_limit = '{MEMORY}'",
+        "temp_directory = ''",
+        f"allowed_directories = [{allowed}]",
+        "enable_external_access = false",
+        "lock_configuration = true",
+    ):
+        connection.execute(f"SET {setting}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +174,7 @@ def export_fleet(home: Path, file: Path) -> None:
             connection.execute(
                 f"ATTACH {literal(str(draft.resolve()))} AS exported (READ_WRITE, STORAGE_VERSION '{STORAGE_VERSION}')"
             )
-            later = _shown(connection, (*TOPOLOGY_TABLES, *names()))
-            tables = (*(TABLES.keys() - INTERNAL), *later, "snapshot_info", "node_snapshots")
+            tables = (*(TABLES.keys() - INTERNAL), *TOPOLOGY_TABLES, *names(), "snapshot_info", "node_snapshots")
             for table in (*tables, *VIEWS):
                 connection.execute(f"CREATE TABLE exported.{table} AS SELECT * FROM {table}")
             connection.execute("DETACH exported")
@@ -179,9 +192,11 @@ def describe_tables(home: Path) -> dict[str, tuple[int, dict[str, str]]]:
         "node_availability",
         "node_snapshots",
         "snapshot_info",
+        "heartbeats",
+        *names(),
+        *TOPOLOGY_TABLES,
     ]
     with open_fleet(home) as connection:
-        tables += _shown(connection, ("heartbeats", *names(), *TOPOLOGY_TABLES))
         columns = {table: connection.execute(f"DESCRIBE {table}").fetchall() for table in tables}
         counts = {table: connection.execute(f"SELECT count(*) FROM {table}").fetchall()[0][0] for table in tables}
     return {table: (counts[table], {name: kind for name, kind, *_ in columns[table]}) for table in tables}
@@ -190,12 +205,6 @@ def describe_tables(home: Path) -> dict[str, tuple[int, dict[str, str]]]:
 def count_rows(home: Path) -> dict[str, int]:
     """Return the number of rows of every public table."""
     return {table: rows for table, (rows, _) in describe_tables(home).items()}
-
-
-def _shown(connection: duckdb.DuckDBPyConnection, tables: Iterable[str]) -> list[str]:
-    """Return which of some tables there are: a file that an earlier version made lacks later ones."""
-    there = {name for (name,) in connection.execute("SELECT view_name FROM duckdb_views()").fetchall()}
-    return [table for table in tables if table in there]
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:

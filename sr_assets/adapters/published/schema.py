@@ -7,14 +7,20 @@ Add a table here, a table of a centre in `global_schema`. Not here: the state it
 from __future__ import annotations
 
 import glob
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.published.global_schema import GLOBAL_TABLES, GLOBAL_VIEWS
 from sr_assets.adapters.published.table import Growth, Table, at, literal
 from sr_assets.domain.positions import DAY_NS
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import duckdb
+
 #: The version of the tables: what was published by another one is not shown.
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 1
 #: Any DuckDB 1.x reads this format.
 STORAGE_VERSION: Final = "v1.0.0"
 
@@ -198,6 +204,20 @@ NO_SNAPSHOTS: Final = (
 )
 #: `node_snapshot_history` without any file.
 NO_HISTORY: Final = f"SELECT *, NULL::DATE AS date FROM ({NO_SNAPSHOTS})"
+
+
+def refuse_other_schema(connection: duckdb.DuckDBPyConnection, catalog: str, file: Path) -> None:
+    """Raise OtherSchemaError if another version wrote `file`, which is attached as `catalog`."""
+    # The first unreleased schema was called 1 too; it had no column `generation`.
+    versions = connection.execute(
+        f"""
+        SELECT schema_version, EXISTS (FROM duckdb_columns() WHERE database_name = '{catalog}'
+            AND table_name = 'snapshot_info' AND column_name = 'generation')
+        FROM {catalog}.snapshot_info
+        """
+    ).fetchall()
+    if versions != [(SCHEMA_VERSION, True)]:
+        raise OtherSchemaError(file, versions[0][0] if versions else None)
 
 
 def snapshots_query(files: str, home: str, latest: str) -> str:

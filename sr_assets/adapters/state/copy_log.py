@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 KEPT_NS: Final = 3_600 * 1_000_000_000
 SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS copies (
+CREATE TABLE copies (
     stream VARCHAR, committed_ns BIGINT, target_sequences BIGINT[], sequences BIGINT[], lengths BIGINT[]);
-CREATE TABLE IF NOT EXISTS resends (stream VARCHAR, first BIGINT, next BIGINT, stood BOOLEAN);
+CREATE TABLE resends (stream VARCHAR, first BIGINT, next BIGINT, stood BOOLEAN);
 """
 #: `target_sequence`, `sequence`, `length`.
 Run = tuple[int, int, int]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import duckdb
 
 SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS copy_queue (
+CREATE TABLE copy_queue (
     stream VARCHAR, starts BIGINT, created_ns BIGINT, sequence BIGINT, node VARCHAR, payload_bytes BIGINT);
 """
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import duckdb
 
 SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS counters (stream VARCHAR, counter VARCHAR, label VARCHAR, total DOUBLE);
+CREATE TABLE counters (stream VARCHAR, counter VARCHAR, label VARCHAR, total DOUBLE);
 """
 
 

@@ -26,26 +26,19 @@ if TYPE_CHECKING:
 MAX_REJECTS: Final = 10_000
 
 SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS global_nodes (
+CREATE TABLE global_nodes (
     feed VARCHAR, replicator VARCHAR, name VARCHAR, stream VARCHAR, node VARCHAR, epoch_ns BIGINT DEFAULT 0,
     transition BIGINT, event_ns BIGINT, event_code TINYINT, seen_ns BIGINT, origin VARCHAR, received_ns BIGINT);
-CREATE TABLE IF NOT EXISTS global_history (
+CREATE TABLE global_history (
     feed VARCHAR, event_id VARCHAR, replicator VARCHAR, name VARCHAR, stream VARCHAR, node VARCHAR, event_code TINYINT,
     event_ns BIGINT, received_ns BIGINT, seen_ns BIGINT, age_seconds DOUBLE, previous VARCHAR,
     epoch_ns BIGINT DEFAULT 0, transition BIGINT, late BOOLEAN, returned BOOLEAN, outage_seconds DOUBLE, origin VARCHAR);
-CREATE TABLE IF NOT EXISTS global_sites (
+CREATE TABLE global_sites (
     feed VARCHAR, replicator VARCHAR, name VARCHAR, stream VARCHAR, advised_ns BIGINT, observed_ns BIGINT,
     next_within_ns BIGINT, watermark_ns BIGINT, position BIGINT, lag_messages BIGINT, nodes BIGINT);
-CREATE TABLE IF NOT EXISTS global_rejects (
+CREATE TABLE global_rejects (
     feed VARCHAR, sequence BIGINT, received_ns BIGINT, subject VARCHAR, payload_bytes BIGINT, reason VARCHAR,
     field VARCHAR, excerpt VARCHAR);
-"""
-#: The statements that upgrade a state from before advisories had an epoch to `SCHEMA`.
-MIGRATION: Final = """
-ALTER TABLE global_nodes ADD COLUMN epoch_ns BIGINT DEFAULT 0;
-ALTER TABLE global_nodes RENAME COLUMN cycle TO event_code;
-ALTER TABLE global_history ADD COLUMN epoch_ns BIGINT DEFAULT 0;
-ALTER TABLE global_history RENAME COLUMN cycle TO event_code;
 """
 _KEY: Final = ("replicator", "name", "stream", "node")
 #: The latest time for the next heartbeat of a site that sent one.

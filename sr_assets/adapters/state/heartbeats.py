@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sr_assets.domain.heartbeats import Hop
 
 SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS heartbeats (
+CREATE TABLE heartbeats (
     stream VARCHAR, hop_name VARCHAR, hop_stream VARCHAR, subject VARCHAR, originator VARCHAR, sent_ns BIGINT,
     stored_ns BIGINT, arrived_ns BIGINT);
 """

@@ -16,14 +16,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS blind_spans (stream VARCHAR, first_ns BIGINT, next_ns BIGINT);
-CREATE TABLE IF NOT EXISTS blind_history (stream VARCHAR, first_ns BIGINT, next_ns BIGINT);
-"""
-#: The statements that upgrade a state from before blind spans had a history to `SCHEMA`.
-MIGRATION: Final = """
-CREATE TABLE IF NOT EXISTS blind_spans (stream VARCHAR, first_ns BIGINT, next_ns BIGINT);
-CREATE TABLE IF NOT EXISTS blind_history (stream VARCHAR, first_ns BIGINT, next_ns BIGINT);
-INSERT INTO blind_history SELECT stream, first_ns, next_ns FROM blind_spans;
+CREATE TABLE blind_spans (stream VARCHAR, first_ns BIGINT, next_ns BIGINT);
+CREATE TABLE blind_history (stream VARCHAR, first_ns BIGINT, next_ns BIGINT);
 """
 _COLUMNS: Final = ", ".join(NODE_COLUMNS)
 

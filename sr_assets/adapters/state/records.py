@@ -17,8 +17,8 @@ class Intent:
     that spans many holes its first message. `created_ns` and `starts` identify the source and its beginning,
     `target_stream`, `target_created_ns` and `target_sequence` where the target ended. `resend`: what the target lost is
     sent again, nothing is read anew; `waits`: the intent was open when that was noticed, and comes after. `folded`: the
-    decisions stand in the copy queue; a tracked stream's intent without it was left by schema 2, which folded and copied
-    in one. `source_sequence` and `source_ns` are the source's last message when the batch was planned, and when that was
+    decisions are in the copy queue; an intent without it was written before the stream was tracked.
+    `source_sequence` and `source_ns` are the source's last message when the batch was planned, and when that was
     stored: another stored time there means another source.
     """
 

@@ -18,12 +18,10 @@ if TYPE_CHECKING:
 #: A file's path relative to the home it is in, as an expression of SQL over its whole path.
 _RELATIVE: Final = r"regexp_replace({}, '^.*/(snapshots/name=)', '\1')"
 SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS snapshots (stream VARCHAR, node VARCHAR, sequence BIGINT, file VARCHAR);
-CREATE TABLE IF NOT EXISTS staged (stream VARCHAR, first BIGINT, next BIGINT, mark VARCHAR DEFAULT '');
-CREATE TABLE IF NOT EXISTS history (stream VARCHAR, file VARCHAR, level TINYINT, replaced BOOLEAN);
+CREATE TABLE snapshots (stream VARCHAR, node VARCHAR, sequence BIGINT, file VARCHAR);
+CREATE TABLE staged (stream VARCHAR, first BIGINT, next BIGINT, mark VARCHAR DEFAULT '');
+CREATE TABLE history (stream VARCHAR, file VARCHAR, level TINYINT, replaced BOOLEAN);
 """
-#: The statement that makes the files of a state from before they were relative so.
-MIGRATION: Final = f"UPDATE snapshots SET file = {_RELATIVE.format('file')};"
 
 
 class SnapshotIndex:

@@ -1,6 +1,6 @@
 """A site's private state: `state.duckdb`, with one transaction per batch.
 
-Here: opening and migrating the file, transactions, and the rows of streams, their copying and their intents. Each other
+Here: opening the file, transactions, and the rows of streams, their copying and their intents. Each other
 table has a module of its own. Not here: the rules that make the rows (`domain`), what is published (`published`).
 
 The file is opened only by the process that holds the site's lock. Reading and copying work side by side in it, each
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import duckdb
 
+from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.state.copy_log import CopyLog
 from sr_assets.adapters.state.copy_queue import CopyQueue
 from sr_assets.adapters.state.counters import Counters
@@ -25,7 +26,7 @@ from sr_assets.adapters.state.heartbeats import Heartbeats
 from sr_assets.adapters.state.nodes import Nodes
 from sr_assets.adapters.state.outbox import Outbox
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
-from sr_assets.adapters.state.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
+from sr_assets.adapters.state.schema import SCHEMA, SCHEMA_VERSION
 from sr_assets.adapters.state.snapshot_index import SnapshotIndex
 from sr_assets.domain.errors import RunError, cannot_write
 
@@ -65,10 +66,10 @@ class SiteState:
         self._on_commit = on_commit
 
     def __enter__(self) -> Self:
-        """Open the file, making it when it is missing; an earlier schema is brought up to this one.
+        """Open the file, or create it if it is missing.
 
-        Raises BrokenStateError when it is no database of ours (any more), RunError when it cannot be opened, or is
-        another version's.
+        Raises BrokenStateError if it is not a readable state, OtherSchemaError if another version wrote it, and RunError if it
+        cannot be opened.
         """
         file = self._folder / "state.duckdb"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -79,28 +80,17 @@ class SiteState:
         except duckdb.Error as error:
             raise opening_error(file, error) from None
         try:
-            versions = self._connection.execute("SELECT schema_version FROM about").fetchall()
+            # The first unreleased schema was called 1 too; it had no table `copying`.
+            versions = self._connection.execute(
+                "SELECT schema_version, EXISTS (FROM duckdb_tables() WHERE table_name = 'copying') FROM about"
+            ).fetchall()
         except duckdb.Error as error:
             self._connection.close()
             raise opening_error(file, error) from None
-        version = versions[0][0] if versions else None
-        if version not in (SCHEMA_VERSION, *MIGRATIONS):
+        if versions != [(SCHEMA_VERSION, True)]:
             self._connection.close()
-            raise RunError(
-                f"the state {file} has schema {version}, this version of sr-assets knows {SCHEMA_VERSION}; use the version"
-                " that wrote it"
-            )
-        if version != SCHEMA_VERSION:
-            self._migrate(version)
+            raise OtherSchemaError(file, versions[0][0] if versions else None)
         return self
-
-    def _migrate(self, version: int) -> None:
-        for step in range(version, SCHEMA_VERSION):
-            with self.transaction():
-                self._connection.execute(MIGRATIONS[step])
-                self._connection.execute("UPDATE about SET schema_version = ?", [step + 1])
-                if step + 1 == SCHEMA_VERSION:
-                    self._connection.execute(SCHEMA)
 
     def __exit__(self, *_: object) -> None:
         """Close the file."""

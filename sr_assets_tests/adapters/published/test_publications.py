@@ -20,7 +20,6 @@ from sr_assets.adapters.published.manifest import is_published
 from sr_assets.adapters.published.publication import publication_folder
 from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.published.reading import count_rows, open_fleet, read_rows
-from sr_assets.adapters.published.schema import SNAPSHOT_INFO, TABLES
 from sr_assets.adapters.published.site_files import PublishedStream
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.site_queue import dequeue_site, enqueue_site, queued_sites
@@ -50,13 +49,6 @@ with duckdb.connect(sys.argv[1], read_only=True) as reader:
         seen.update(batch)
     seen.update(reader.execute("SELECT next_sequence FROM replication WHERE name = 'london'").fetchall())
     print(sorted(seen), flush=True)
-"""
-#: A shell that has the file open for writing.
-_SHELL = """
-import sys, duckdb
-with duckdb.connect(sys.argv[1]):
-    print("open", flush=True)
-    sys.stdin.readline()
 """
 
 
@@ -207,7 +199,7 @@ def test_what_another_site_has_already_shown_is_not_shown_again(
     assert len(list((tmp_path / "published/earlier").iterdir())) == 1
 
 
-@pytest.mark.parametrize("damage", ("cut short", "gone", "another version", "not readable"))
+@pytest.mark.parametrize("damage", ("cut short", "gone", "not readable"))
 def test_a_site_whose_files_are_damaged_is_left_out_until_it_publishes(tmp_path: Path, damage: str) -> None:
     publish(tmp_path, PARIS, 1)
     publish(tmp_path, LONDON, 1)
@@ -218,8 +210,6 @@ def test_a_site_whose_files_are_damaged_is_left_out_until_it_publishes(tmp_path:
             file.write_bytes(b"")
         case "gone":
             file.unlink()
-        case "another version":
-            about.write_text(json.dumps({**json.loads(about.read_text()), "schema_version": 99}))
         case _:
             about.write_text("{")
     assert not is_published(tmp_path, PARIS)
@@ -305,40 +295,39 @@ def test_a_site_of_nothing_has_every_table_and_no_row(tmp_path: Path) -> None:
     assert is_published(tmp_path, LONDON)
 
 
-def publish_as_version_3(home: Path) -> None:
-    """Publish two sites as the version did that wrote all rows into one file."""
-    with duckdb.connect(str(home / "fleet.duckdb")) as file:
-        for name, table in TABLES.items():
-            file.execute(f"CREATE TABLE {name} ({table.columns})")
-        file.execute(f"CREATE TABLE snapshot_info ({SNAPSHOT_INFO})")
-        file.execute("INSERT INTO snapshot_info VALUES (now(), 'run', 3, 'generation')")
-        for site in SITES:
-            file.execute("INSERT INTO replication (name, stream, next_sequence) VALUES (?, ?, 1)", [site, STREAM])
-            file.execute(
-                "INSERT INTO latest_snapshots VALUES (?, ?, 'web1', 7, 'snapshots/1-8.parquet')", [site, STREAM]
-            )
-            file.execute(
-                "INSERT INTO global_rejects (feed, sequence) VALUES (?, 3)", [f"{site.partition('/')[0]}/FEED"]
-            )
-    (home / "fleet.json").write_text(json.dumps({"generation": "generation", "home": str(home)}))
+def edit_version(file: Path, version: int) -> None:
+    """Change the schema version in a `publication.json`."""
+    file.write_text(json.dumps({**json.loads(file.read_text()), "schema_version": version}))
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("open_elsewhere", (False, True))
-def test_what_an_earlier_version_published_stays_until_its_sites_publish(tmp_path: Path, open_elsewhere: bool) -> None:
-    publish_as_version_3(tmp_path)
+def test_publication_of_other_schema_is_refused_and_kept(tmp_path: Path) -> None:
+    publish(tmp_path, PARIS, 1)
+    publish(tmp_path, LONDON, 1)
+    record = publication_folder(tmp_path, PARIS) / "publication.json"
+    edit_version(record, 5)
     assert not is_published(tmp_path, PARIS)
-    shell = subprocess.Popen(
-        [sys.executable, "-c", _SHELL, str(tmp_path / "fleet.duckdb")] if open_elsewhere else ["true"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert shell.stdout is not None
-    shell.stdout.readline()
     publish(tmp_path, LONDON, 2)
-    shell.communicate(b"\n")
-    assert positions(tmp_path) == {LONDON: 2, PARIS: 1}
-    assert is_published(tmp_path, PARIS)
-    publish(tmp_path, PARIS, 3)
-    assert positions(tmp_path) == {LONDON: 2, PARIS: 3}
-    assert not list(tmp_path.glob(".fleet*"))
+    assert positions(tmp_path) == {LONDON: 2}
+    before = record.read_bytes()
+    with pytest.raises(
+        RunError, match=rf"^{record}: schema 5 is of an unreleased version; move the home away, .*recover"
+    ):
+        publish(tmp_path, PARIS, 2)
+    assert record.read_bytes() == before
+
+
+@pytest.mark.parametrize(("version", "column"), ((5, "generation"), (1, "lineage")))
+def test_fleet_file_of_other_schema_is_refused_and_kept(tmp_path: Path, version: int, column: str) -> None:
+    file = tmp_path / "fleet.duckdb"
+    with duckdb.connect(str(file)) as older:
+        older.execute(f"CREATE TABLE snapshot_info (schema_version INTEGER, {column} VARCHAR)")
+        older.execute("INSERT INTO snapshot_info VALUES (?, 'x')", [version])
+    (tmp_path / "fleet.json").write_text(json.dumps({"generation": "generation", "home": str(tmp_path)}))
+    before = file.read_bytes()
+    for attempt in (lambda: positions(tmp_path), lambda: publish(tmp_path, LONDON, 1)):
+        with pytest.raises(
+            RunError, match=rf"^{file}: schema {version} is of an unreleased version; move the home away"
+        ):
+            attempt()
+    assert not is_published(tmp_path, LONDON)
+    assert file.read_bytes() == before

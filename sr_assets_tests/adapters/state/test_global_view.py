@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sr_assets.adapters.spark.source import read_advisories
-from sr_assets.adapters.state.global_view import MIGRATION, GlobalTables
+from sr_assets.adapters.state.global_view import GlobalTables
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.advisories import PROTOCOL
 from sr_assets.domain.messages import Message
@@ -115,28 +115,6 @@ def test_a_state_begun_anew_is_believed_whatever_its_counter(tmp_path: Path, tur
         assert status(state) == [("web1", 7, 1, 0)]
         kept = state.connection.execute("SELECT event_id, epoch_ns FROM global_history ORDER BY ALL").fetchall()
         assert kept == [("fresh", 7), ("old", 3)]
-
-
-def test_a_state_of_before_the_epochs_is_migrated_with_its_rows(tmp_path: Path) -> None:
-    with SiteState(tmp_path) as state:
-        columns = {table: described(state, table) for table in ("global_nodes", "global_history")}
-        for table in columns:
-            state.connection.execute(f"ALTER TABLE {table} DROP COLUMN epoch_ns")
-            state.connection.execute(f"ALTER TABLE {table} RENAME COLUMN event_code TO cycle")
-        state.connection.execute(
-            "INSERT INTO global_nodes BY NAME SELECT 'FEED' AS feed, 'EAST' AS replicator, 'x' AS name, 'S' AS stream,"
-            " 'web1' AS node, 9 AS transition, 3 AS cycle, 1 AS event_ns, 1 AS received_ns, 'ours' AS origin"
-        )
-        state.connection.execute(MIGRATION)
-        assert {table: described(state, table) for table in columns} == columns
-        assert status(state) == [("web1", 0, 9, 3)]
-        state.global_tables.fold("FEED", advisories({"event": "new", "transition": 1}, epochs=(5,)))
-        assert status(state) == [("web1", 5, 1, 0)]
-
-
-def described(state: SiteState, table: str) -> set[tuple[Any, ...]]:
-    """Columns, types and defaults: their order is nobody's business."""
-    return {(row[0], row[1], row[4]) for row in state.connection.execute(f"DESCRIBE {table}").fetchall()}
 
 
 @pytest.mark.parametrize(

@@ -85,9 +85,9 @@ def test_a_state_of_an_unknown_schema_is_refused_and_not_a_byte_is_changed(rig: 
     later = SCHEMA_VERSION + 1
     edit(state_file(rig), f"UPDATE about SET schema_version = {later}; DROP TABLE gaps")
     before = digest(state_file(rig))
-    with pytest.raises(RunError, match=rf"has schema {later}, .* knows \d+; use the version that wrote it"):
+    with pytest.raises(RunError, match=rf"schema {later} is of an unreleased version; move the home away"):
         rig.run()
-    with pytest.raises(RunError, match=f"has schema {later}"):
+    with pytest.raises(RunError, match=f"schema {later} is of"):
         recover_stream(rig.settings(), rig.settings().streams[0])
     assert digest(state_file(rig)) == before
 
