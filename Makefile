@@ -28,7 +28,7 @@ check: fmt-check lint types coverage ## what CI runs: format, lint, types, the f
 	$(PYTEST)
 
 bench: $(READY) ## the figures of this machine, as a table and JSON
-	$(BIN)/python -m sr_assets.embedded.bench $(ARGS)
+	$(BIN)/python -m sr_assets_bench $(ARGS)
 
 soak: $(READY) ## random kills, then source and target are compared; SECONDS=300 SEED=7 ARGS=--json
 	$(BIN)/python -m sr_assets_tests.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)

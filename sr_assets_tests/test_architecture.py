@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "sr_assets"
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "sr_assets"
 
 # From the centre outwards. A ring sees itself and the rings inside it; `settings` builds on `domain`.
 RINGS = (
@@ -142,11 +143,6 @@ LIBRARIES = {
     "operate.bars": {"rich"},
     "embedded": {"nats", "psutil", "rich"},
     "embedded.demo": {"dagster", "nats", "psutil", "rich"},
-    "embedded.bench": {"nats", "psutil", "rich"},
-    "embedded.bench.daily": {"duckdb", "pyarrow"},
-    "embedded.bench.definitions": {"dagster", "dagster_shared"},
-    "embedded.bench.disk": {"dagster"},
-    "embedded.bench.history": {"duckdb", "pyarrow"},
     "operate": {"dagster"},
     "operate.metrics": {"duckdb"},
     "operate.notify": {"duckdb"},
@@ -163,6 +159,8 @@ MODULES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__").removesuffix("__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
+# The benchmark is not in the wheel and belongs to no ring, but its modules stay as small as the others.
+SIZED = MODULES | {f"sr_assets_bench.{path.stem}": path for path in sorted((ROOT / "sr_assets_bench").glob("*.py"))}
 
 
 def ring(module: str) -> int:
@@ -271,13 +269,13 @@ def assert_within(large: dict[str, int], listed: dict[str, int]) -> None:
 
 
 def test_modules_stay_small() -> None:
-    sizes = {module: len(path.read_text().splitlines()) for module, path in MODULES.items()}
+    sizes = {module: len(path.read_text().splitlines()) for module, path in SIZED.items()}
     assert_within(oversized(sizes, MAX_MODULE_LINES), LARGE_MODULES)
 
 
 def test_functions_stay_small() -> None:
     sizes: dict[str, int] = {}
-    for module, path in MODULES.items():
+    for module, path in SIZED.items():
         for name, lines in functions(ast.parse(path.read_text())):
             key = f"{module}.{name}"
             sizes[key] = max(lines, sizes.get(key, 0))
@@ -315,7 +313,7 @@ def bound_names(tree: ast.AST) -> Iterator[str]:
 
 
 def test_variables_are_named_after_what_they_are() -> None:
-    sources = [*MODULES.values(), *sorted(Path(__file__).parent.rglob("*.py"))]
+    sources = [*SIZED.values(), *sorted(Path(__file__).parent.rglob("*.py"))]
     vague = {path: names for path in sources if (names := VAGUE_NAMES & {*bound_names(ast.parse(path.read_text()))})}
     assert vague == {}
     source = "class A:\n    found: int\n    def f(self, what):\n        for one in what:\n            found = one"

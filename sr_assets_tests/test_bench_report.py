@@ -2,7 +2,7 @@
 
 import json
 
-from sr_assets.embedded.bench.__main__ import WORKLOADS
+from sr_assets_bench.__main__ import WORKLOADS
 from sr_assets_tests import bench_report
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from sr_assets.automation import delete_old_runs, retention
 from sr_assets.automation.old_runs import _Kept
-from sr_assets.embedded.bench.disk import copy_run, folder_bytes, make_older
+from sr_assets_bench.disk import copy_run, folder_bytes, make_older
 from sr_assets_tests.postgres import postgres
 
 ROOT = Path(__file__).parent.parent.parent

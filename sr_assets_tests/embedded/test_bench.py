@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from sr_assets.embedded.bench import (
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets_bench import (
     daily,
     definitions,
     disk,
@@ -20,19 +21,18 @@ from sr_assets.embedded.bench import (
     silence,
     waiting,
 )
-from sr_assets.embedded.bench.copying import measure_copy, measure_workers
-from sr_assets.embedded.bench.history import measure_history
-from sr_assets.embedded.bench.links import measure_links, measure_report
-from sr_assets.embedded.bench.rig import Bench
-from sr_assets.embedded.bench.scrape import measure_scrape
-from sr_assets.embedded.bench.trickle import measure_trickle
-from sr_assets.embedded.nats_server import NatsServer
+from sr_assets_bench.copying import measure_copy, measure_workers
+from sr_assets_bench.history import measure_history
+from sr_assets_bench.links import measure_links, measure_report
+from sr_assets_bench.rig import Bench
+from sr_assets_bench.scrape import measure_scrape
+from sr_assets_bench.trickle import measure_trickle
 
 #: In a process of its own: a classic session, and what it sets in the environment, stay as long as the process.
 _ON_A_CLUSTER = """
 import json
-from sr_assets.embedded.bench.cluster import measure_cluster
-from sr_assets.embedded.bench.rig import open_bench
+from sr_assets_bench.cluster import measure_cluster
+from sr_assets_bench.rig import open_bench
 
 with open_bench() as bench:
     print(json.dumps(measure_cluster(bench, 1_500, rounds=1)))

@@ -1,4 +1,4 @@
-"""`python -m sr_assets.embedded.bench`: the workloads one after the other, as a table and, last, one JSON object.
+"""`python -m sr_assets_bench`: the workloads one after the other, as a table and, last, one JSON object.
 
 A new workload gets its name here. Not here: what it does (`copying`, `cluster`, `links`, `sampling`, `waiting`, `trickle`,
 `sites`, `outage`, `silence`, `feeds`, `publication`, `definitions`, `disk`, `daily`, `scrape`).
@@ -22,23 +22,23 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from sr_assets.embedded.bench.cluster import measure_cluster
-from sr_assets.embedded.bench.copying import measure_copy, measure_workers
-from sr_assets.embedded.bench.daily import measure_availability, measure_inventory
-from sr_assets.embedded.bench.definitions import measure_definitions
-from sr_assets.embedded.bench.disk import measure_disk
-from sr_assets.embedded.bench.feeds import measure_feeds
-from sr_assets.embedded.bench.history import measure_history
-from sr_assets.embedded.bench.links import measure_links, measure_report
-from sr_assets.embedded.bench.outage import measure_queue, measure_transitions
-from sr_assets.embedded.bench.publication import measure_publication
-from sr_assets.embedded.bench.rig import Bench, open_bench
-from sr_assets.embedded.bench.sampling import measure_backlog, measure_sampled, measure_tracked, measure_unread
-from sr_assets.embedded.bench.scrape import measure_scrape
-from sr_assets.embedded.bench.silence import measure_silence
-from sr_assets.embedded.bench.sites import measure_sites
-from sr_assets.embedded.bench.trickle import measure_trickle
-from sr_assets.embedded.bench.waiting import measure_latency, measure_quiet, measure_runs
+from sr_assets_bench.cluster import measure_cluster
+from sr_assets_bench.copying import measure_copy, measure_workers
+from sr_assets_bench.daily import measure_availability, measure_inventory
+from sr_assets_bench.definitions import measure_definitions
+from sr_assets_bench.disk import measure_disk
+from sr_assets_bench.feeds import measure_feeds
+from sr_assets_bench.history import measure_history
+from sr_assets_bench.links import measure_links, measure_report
+from sr_assets_bench.outage import measure_queue, measure_transitions
+from sr_assets_bench.publication import measure_publication
+from sr_assets_bench.rig import Bench, open_bench
+from sr_assets_bench.sampling import measure_backlog, measure_sampled, measure_tracked, measure_unread
+from sr_assets_bench.scrape import measure_scrape
+from sr_assets_bench.silence import measure_silence
+from sr_assets_bench.sites import measure_sites
+from sr_assets_bench.trickle import measure_trickle
+from sr_assets_bench.waiting import measure_latency, measure_quiet, measure_runs
 
 #: Workload → its measurement; the number is the share of the messages to use, from 0 to 1.
 WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {

@@ -12,17 +12,17 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.embedded.bench.rig import SITE
 from sr_assets.settings import load_settings
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site
+from sr_assets_bench.rig import SITE
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from pathlib import Path
 
-    from sr_assets.embedded.bench.rig import Bench
+    from sr_assets_bench.rig import Bench
 
 _STREAM: Final = "SILENT"
 _ADVISED: Final = "SILENCE"

@@ -14,13 +14,13 @@ from contextlib import closing
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.embedded.bench.rig import SITE
+from sr_assets_bench.rig import SITE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from sr_assets.embedded.bench.rig import Bench
+    from sr_assets_bench.rig import Bench
 
 _MINUTES: Final = 5
 

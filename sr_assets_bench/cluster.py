@@ -11,11 +11,11 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.embedded.bench.rig import ROUNDS, cluster_of
-from sr_assets.embedded.spark_cluster import SparkCluster
+from sr_assets_bench.rig import ROUNDS, cluster_of
+from sr_assets_bench.spark_cluster import SparkCluster
 
 if TYPE_CHECKING:
-    from sr_assets.embedded.bench.rig import Bench
+    from sr_assets_bench.rig import Bench
 
 _WORKERS: Final = 2
 _PAYLOAD_BYTES: Final = 7_000

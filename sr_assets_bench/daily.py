@@ -22,17 +22,17 @@ from sr_assets.adapters.spark.session import leave_session, open_session
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.days import dates_between, day_of
-from sr_assets.embedded.bench.rig import SITE, PeakMemory
 from sr_assets.stages.availability import AVAILABILITY_STAGE
 from sr_assets.stages.inventory import INVENTORY_STAGE
+from sr_assets_bench.rig import SITE, PeakMemory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from sr_assets.embedded.bench.rig import Bench
     from sr_assets.settings import Settings
     from sr_assets.stages.daily import DailyStage
+    from sr_assets_bench.rig import Bench
 
 _STREAM: Final = "NODES"
 _AVAILABILITY_DAYS: Final = 30

@@ -15,16 +15,16 @@ import psutil
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.spark.engine import engine_status
-from sr_assets.embedded.bench.rig import cluster_of
-from sr_assets.embedded.bench.waiting import ARRIVED, PROBED, probe, seconds_until, summarised
 from sr_assets.embedded.emulator import Fleet
 from sr_assets.embedded.fleet_plan import FleetPlan
+from sr_assets_bench.rig import cluster_of
+from sr_assets_bench.waiting import ARRIVED, PROBED, probe, seconds_until, summarised
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from sr_assets.embedded.bench.rig import Bench
+    from sr_assets_bench.rig import Bench
 
 _INTERVAL_SECONDS: Final = 10.0
 _WARM_SECONDS: Final = 20.0

@@ -14,8 +14,8 @@ from sr_assets.adapters.state.status_file import write_status
 from sr_assets.operate.metrics import Exposition, MetricsServer
 
 if TYPE_CHECKING:
-    from sr_assets.embedded.bench.rig import Bench
     from sr_assets.settings import Settings
+    from sr_assets_bench.rig import Bench
 
 STREAMS: Final = 10
 SCRAPES: Final = 10

@@ -18,15 +18,15 @@ from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.adapters.spark.engine import engine_status
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.embedded.bench.rig import cluster_of
-from sr_assets.embedded.bench.waiting import sensing, summarised
 from sr_assets.embedded.emulator import Fleet
 from sr_assets.embedded.fleet_plan import FleetPlan
+from sr_assets_bench.rig import cluster_of
+from sr_assets_bench.waiting import sensing, summarised
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sr_assets.embedded.bench.rig import Bench
+    from sr_assets_bench.rig import Bench
 
 _NODES: Final = 200
 _INTERVAL_SECONDS: Final = 60.0

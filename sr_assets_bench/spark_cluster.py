@@ -1,6 +1,6 @@
 """A standalone Spark cluster on this machine: a master and workers of one core each, every one a process of its own.
 
-Not here: what runs on it (`embedded.bench.cluster`).
+Not here: what runs on it (`cluster`).
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.embedded.bench.rig import ROUNDS, cluster_of
+from sr_assets_bench.rig import ROUNDS, cluster_of
 
 if TYPE_CHECKING:
-    from sr_assets.embedded.bench.rig import Bench
+    from sr_assets_bench.rig import Bench
 
 _ONE_AT_A_TIME: Final = 2_000
 _SENDERS: Final = 1_000

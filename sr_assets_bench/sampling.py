@@ -10,10 +10,10 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.embedded.bench.rig import ROUNDS, SITE, PeakMemory
+from sr_assets_bench.rig import ROUNDS, SITE, PeakMemory
 
 if TYPE_CHECKING:
-    from sr_assets.embedded.bench.rig import Bench
+    from sr_assets_bench.rig import Bench
 
 _HOUR_NS: Final = 3_600_000_000_000
 _NEW_MESSAGES: Final = 1_000

@@ -15,13 +15,13 @@ from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.published.site_files import PublishedStream
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.embedded.bench.rig import SITE
+from sr_assets_bench.rig import SITE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from sr_assets.embedded.bench.rig import Bench
+    from sr_assets_bench.rig import Bench
 
 _STREAM: Final = "NODES"
 _ROUNDS: Final = 9

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.embedded.bench.rig import SITE, PeakMemory, cluster_of
-from sr_assets.embedded.bench.waiting import ARRIVED, PROBED, PROBES, lingering, seconds_until, summarised
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site
+from sr_assets_bench.rig import SITE, PeakMemory, cluster_of
+from sr_assets_bench.waiting import ARRIVED, PROBED, PROBES, lingering, seconds_until, summarised
 
 if TYPE_CHECKING:
-    from sr_assets.embedded.bench.rig import Bench
     from sr_assets.settings import Settings
+    from sr_assets_bench.rig import Bench
 
 _ADVISED: Final = "ADVISED"
 _QUEUED: Final = "QUEUED"

@@ -18,14 +18,14 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.domain.advisories import PROTOCOL
 from sr_assets.domain.errors import RunError
-from sr_assets.embedded.bench.rig import SITE, cluster_of
-from sr_assets.embedded.bench.waiting import linger
 from sr_assets.settings import ClusterSettings
+from sr_assets_bench.rig import SITE, cluster_of
+from sr_assets_bench.waiting import linger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sr_assets.embedded.bench.rig import Bench
+    from sr_assets_bench.rig import Bench
 
 _FEED = "ADVISORIES"
 _SITES = 100

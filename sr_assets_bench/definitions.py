@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from multiprocessing.queues import Queue
     from pathlib import Path
 
-    from sr_assets.embedded.bench.rig import Bench
+    from sr_assets_bench.rig import Bench
 
 SITES: Final = (10, 100, 1_000)
 _TRACKED: Final[dict[str, str]] = {"inspect_field": "sender", "inspect_duration": "1h"}

@@ -19,12 +19,12 @@ from sr_assets.adapters.published.compaction import merge, plan_merges
 from sr_assets.adapters.published.history import SCHEMA, open_writer, stream_folder
 from sr_assets.adapters.published.schema import history_query, snapshots_query
 from sr_assets.adapters.state.snapshot_index import relative_name
-from sr_assets.embedded.bench.rig import SITE, PeakMemory
+from sr_assets_bench.rig import SITE, PeakMemory
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sr_assets.embedded.bench.rig import Bench
+    from sr_assets_bench.rig import Bench
 
 _STREAM: Final = "HISTORY"
 _DAYS: Final = 30

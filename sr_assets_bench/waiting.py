@@ -27,18 +27,18 @@ from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.automation import find_work
 from sr_assets.domain.errors import RunError
-from sr_assets.embedded.bench.rig import SITE, cluster_of
 from sr_assets.operate import Services
 from sr_assets.settings import load_settings
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site
+from sr_assets_bench.rig import SITE, cluster_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sr_assets.embedded.bench.rig import Bench
     from sr_assets.settings import Settings
+    from sr_assets_bench.rig import Bench
 
 PROBED: Final = "PROBED"
 ARRIVED: Final = "ARRIVED"
