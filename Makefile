@@ -55,7 +55,8 @@ help: ## this list
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 with venv found: install one, or name it with PYTHON=/path/to/python3"; exit 1; }
 	@$(BIN)/python -c 'import pip' 2>/dev/null || "$(PYTHON)" -m venv --clear .venv
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[ui,embedded,charts,postgres]' --group dev
 	@touch $@
 
 .NOTPARALLEL:

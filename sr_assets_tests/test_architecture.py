@@ -35,6 +35,7 @@ RINGS = (
 PACKAGE_ORDER = {
     "adapters": (
         "checkpoints",
+        "extras",
         "garbage",
         "private",
         "run_failures",
@@ -111,6 +112,7 @@ LIBRARIES = {
     "settings.topology": {"pydantic"},
     "settings.topology_shape": {"pydantic"},
     "adapters.checkpoints": set(),
+    "adapters.extras": set(),
     "adapters.garbage": set(),
     "adapters.private": set(),
     "adapters.home": set(),
@@ -141,8 +143,8 @@ LIBRARIES = {
     "automation": {"dagster"},
     "definitions": {"dagster"},
     "operate.bars": {"rich"},
-    "embedded": {"nats", "psutil", "rich"},
-    "embedded.demo": {"dagster", "nats", "psutil", "rich"},
+    "embedded": {"nats", "rich"},
+    "embedded.demo": {"dagster", "nats", "rich"},
     "operate": {"dagster"},
     "operate.metrics": {"duckdb"},
     "operate.notify": {"duckdb"},

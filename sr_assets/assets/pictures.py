@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import base64
 import io
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 from xml.sax.saxutils import escape
+
+from sr_assets.adapters.extras import missing_extra
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,6 +23,8 @@ _PLOT_WIDTH, _PLOT_HEIGHT, _TOP = 620, 120, 16
 
 def line_chart(title: str, unit: str, lines: Mapping[str, Sequence[tuple[str, float]]]) -> str:
     """Return, as Markdown, a chart of lines by their labels; a line's points are what they are of, and a number."""
+    if find_spec("matplotlib") is None:
+        return missing_extra("this chart", "charts")
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
     from PIL import Image

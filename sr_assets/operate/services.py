@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
+from sr_assets.adapters.extras import require_extra
 from sr_assets.adapters.private import open_private, write_private
 from sr_assets.domain.errors import RunError
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
@@ -74,6 +75,8 @@ class Services:
 
     def __enter__(self) -> Self:
         """Start the processes and wait until the UI answers."""
+        if self._ui:
+            require_extra("the Dagster UI", "ui", "dagster_webserver")
         folder = prepare_instance(self._settings)
         if self._ui:
             _refuse_used_port(self._ui.port)
@@ -214,7 +217,7 @@ def _dagsters(name: str) -> tuple[str]:
     folders = (Path(sysconfig.get_path("scripts")), Path(sys.executable).parent)
     script = next((folder / name for folder in folders if (folder / name).is_file()), None)
     if script is None:
-        raise RunError(f"the command {name} is not in {folders[0]}; install dagster and dagster-webserver there")
+        raise RunError(f"the command {name} is not in {folders[0]}; install dagster there")
     return (str(script),)
 
 

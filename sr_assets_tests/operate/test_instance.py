@@ -1,6 +1,5 @@
 """The instance's folder: which settings it gets, and on which disks it may be."""
 
-import hashlib
 import os
 from pathlib import Path
 
@@ -44,15 +43,3 @@ def test_a_home_on_a_network_disk_is_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(operate.instance, "_REMOTE_DISKS", frozenset({operate.instance._disk_kind(tmp_path)}))
     with pytest.raises(ConfigurationError, match="lies on a network disk"):
         operate.check_home(tmp_path)
-
-
-def test_dagsters_settings_of_an_earlier_version_are_replaced_and_changed_ones_stay(
-    platform: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = operate.prepare_instance(platform) / "dagster.yaml"
-    now = file.read_text()
-    monkeypatch.setattr("sr_assets.operate.instance._EARLIER_SETTINGS", {hashlib.sha256(b"earlier: 1\n").hexdigest()})
-    for before, after in (("earlier: 1\n", now), ("earlier: 2\n", "earlier: 2\n")):
-        file.write_text(before)
-        operate.prepare_instance(platform)
-        assert file.read_text() == after

