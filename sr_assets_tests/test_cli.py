@@ -1,4 +1,4 @@
-"""The `sr-assets` command over tables that a site's state published: each command, each format, each way to fail."""
+"""The `sr-assets` command on published tables and real servers: commands, formats, errors."""
 
 import contextlib
 import csv
@@ -72,7 +72,7 @@ def write_configuration(folder: Path, text: str) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A configured home with nothing in it."""
+    """A configured, empty home."""
     home = tmp_path / "home"
     monkeypatch.setenv("SR_ASSETS_CONFIG", str(write_configuration(tmp_path, configuration(home))))
     monkeypatch.delenv("SR_ASSETS_HOME", raising=False)
@@ -173,7 +173,7 @@ def names(output: str) -> list[str]:
 
 
 @pytest.mark.process
-def test_help_comes_at_once_and_names_every_command() -> None:
+def test_help_lists_every_command_without_heavy_imports() -> None:
     shown = subprocess.run([sys.executable, "-m", "sr_assets", "--help"], capture_output=True, text=True, check=True)
     for name in (
         "demo",
@@ -222,7 +222,7 @@ def test_help_comes_at_once_and_names_every_command() -> None:
         ("up", "--port", "0"),
     ),
 )
-def test_a_mistake_of_the_user_is_one_line_and_exit_code_2(
+def test_usage_error_is_one_line_with_exit_code_2(
     published: Path, command: Command, arguments: tuple[str, ...]
 ) -> None:
     code, output, errors = command(*arguments)
@@ -233,7 +233,7 @@ def test_a_mistake_of_the_user_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.process
-def test_a_broken_configuration_is_exit_code_2_for_a_real_process(tmp_path: Path) -> None:
+def test_invalid_configuration_ends_process_with_exit_code_2(tmp_path: Path) -> None:
     file = write_configuration(
         tmp_path, "name: A\nstreams: [{stream: S, source_url: 'nats://u:secret@h', nonsense: 1}]\n"
     )
@@ -247,7 +247,7 @@ def test_a_broken_configuration_is_exit_code_2_for_a_real_process(tmp_path: Path
     assert "secret" not in ended.stdout + ended.stderr
 
 
-def test_the_option_config_wins_over_the_environment(tmp_path: Path, home: Path, command: Command) -> None:
+def test_config_option_overrides_environment(tmp_path: Path, home: Path, command: Command) -> None:
     code, _, errors = command("--config", str(tmp_path / "other.yaml"), "check")
     assert code == 2
     assert "other.yaml: cannot be read" in errors
@@ -256,13 +256,15 @@ def test_the_option_config_wins_over_the_environment(tmp_path: Path, home: Path,
 @pytest.mark.parametrize(
     "arguments", (("nodes",), ("node", "a"), ("advisories",), ("query", "SELECT 1"), ("export", "x.duckdb"))
 )
-def test_before_the_first_run_every_reader_says_so(home: Path, command: Command, arguments: tuple[str, ...]) -> None:
+def test_reading_command_fails_before_first_publication(
+    home: Path, command: Command, arguments: tuple[str, ...]
+) -> None:
     code, _, errors = command(*arguments)
     assert code == 1
     assert errors.startswith("error: nothing is published yet")
 
 
-def test_a_file_that_is_no_database_is_one_line(home: Path, command: Command) -> None:
+def test_damaged_fleet_file_is_one_error_line(home: Path, command: Command) -> None:
     home.mkdir()
     (home / "fleet.duckdb").write_text("not a database " * 1000)
     code, _, errors = command("nodes")
@@ -272,9 +274,7 @@ def test_a_file_that_is_no_database_is_one_line(home: Path, command: Command) ->
 
 
 @pytest.mark.process
-def test_tables_that_someone_has_open_for_writing_are_one_line_with_the_process(
-    published: Path, command: Command
-) -> None:
+def test_fleet_file_open_for_writing_names_the_process(published: Path, command: Command) -> None:
     hold = "import duckdb, sys; held = duckdb.connect(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
     holding = [sys.executable, "-c", hold, str(published / "fleet.duckdb")]
     with subprocess.Popen(holding, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -292,7 +292,7 @@ def test_tables_that_someone_has_open_for_writing_are_one_line_with_the_process(
 # ---------------------------------------------------------------------------------------------------------- the nodes
 
 
-def test_nodes_shows_all_with_their_age_against_the_watermark(published: Path, command: Command) -> None:
+def test_nodes_lists_all_with_age_by_watermark(published: Path, command: Command) -> None:
     code, output, _ = command("nodes", "--format", "json")
     assert code == 0
     rows = {row["node"]: row for row in json.loads(output)}
@@ -326,13 +326,11 @@ def test_nodes_shows_all_with_their_age_against_the_watermark(published: Path, c
         (("--like", "' OR 1=1"), []),
     ),
 )
-def test_nodes_can_be_narrowed(
-    published: Path, command: Command, options: tuple[str, ...], expected: list[str]
-) -> None:
+def test_nodes_filters(published: Path, command: Command, options: tuple[str, ...], expected: list[str]) -> None:
     assert names(command("nodes", "--format", "json", *options)[1]) == expected
 
 
-def test_nodes_as_csv_has_a_header_and_as_a_table_is_never_cut_off_in_a_pipe(published: Path, command: Command) -> None:
+def test_nodes_prints_csv_header_and_uncut_table_in_pipe(published: Path, command: Command) -> None:
     rows = list(csv.DictReader(io.StringIO(command("nodes", "--format", "csv")[1])))
     assert [row["node"] for row in rows][:1] == ["db1.example.net"]
     assert rows[0]["last_seen"] == "2026-01-31T12:00:00Z"
@@ -343,19 +341,19 @@ def test_nodes_as_csv_has_a_header_and_as_a_table_is_never_cut_off_in_a_pipe(pub
     assert "40m" in line
 
 
-@pytest.mark.parametrize("asked", (("nodes",), ("advisories",), ("node", "web1.example.net")))
-def test_a_table_says_how_old_it_is_and_when_its_watermark_stands(
-    published: Path, command: Command, asked: tuple[str, ...]
+@pytest.mark.parametrize("arguments", (("nodes",), ("advisories",), ("node", "web1.example.net")))
+def test_table_prints_age_and_warns_of_old_watermark(
+    published: Path, command: Command, arguments: tuple[str, ...]
 ) -> None:
-    code, output, errors = command(*asked)
+    code, output, errors = command(*arguments)
     assert code == 0
     assert re.search(r"^as of 2026-01-31 12:00:00 UTC, \d+d(\d+[hms])? old$", output, re.MULTILINE)
-    assert errors.startswith("warning: london/REG: its watermark stands at 2026-01-31 12:00:00 UTC, ")
+    assert errors.startswith("warning: london/REG: its watermark is 2026-01-31 12:00:00 UTC, ")
     assert errors.count("\n") == 1
-    assert command(*asked, "--format", "json")[2] == ""
+    assert command(*arguments, "--format", "json")[2] == ""
 
 
-def test_nodes_that_come_back_by_themselves_are_warned_of_for_a_day(home: Path, command: Command) -> None:
+def test_check_warns_for_a_day_if_most_nodes_recover(home: Path, command: Command) -> None:
     def warned(ago_ns: int) -> bool:
         number = ago_ns // SECOND_NS + 2
         publish(home, [node_row("web1", "up", 0)], [transition_row("web1", "recover", NOW_NS - ago_ns, number)])
@@ -365,7 +363,7 @@ def test_nodes_that_come_back_by_themselves_are_warned_of_for_a_day(home: Path, 
     assert warned(60 * MINUTE_NS)
 
 
-def test_a_name_that_would_steer_the_terminal_is_shown_escaped(home: Path, command: Command) -> None:
+def test_table_escapes_terminal_control_characters(home: Path, command: Command) -> None:
     publish(home, [node_row("evil\x1b[2J[red]\n", "up", 0)], [])
     table = command("nodes")[1]
     assert "\x1b" not in table
@@ -385,14 +383,14 @@ def test_node_shows_state_history_and_metadata(published: Path, command: Command
     assert '"os": "debian"' in table
 
 
-def test_an_unknown_node_is_exit_code_1_with_names_like_it(published: Path, command: Command) -> None:
+def test_unknown_node_fails_with_similar_names(published: Path, command: Command) -> None:
     code, output, errors = command("node", "web1.exmaple.net")
     assert (code, output) == (1, "")
-    assert errors.startswith("error: no node 'web1.exmaple.net' is known; did you mean 'web1.example.net'")
-    assert command("node", "zzz")[2] == "error: no node 'zzz' is known\n"
+    assert errors.startswith("error: node 'web1.exmaple.net' is unknown; did you mean 'web1.example.net'")
+    assert command("node", "zzz")[2] == "error: node 'zzz' is unknown\n"
 
 
-def test_a_node_whose_parquet_is_gone_is_shown_without_metadata(published: Path, command: Command) -> None:
+def test_node_without_parquet_file_is_shown_without_metadata(published: Path, command: Command) -> None:
     next(published.rglob("1-8.parquet")).unlink()
     code, output, errors = command("node", "web1.example.net", "--format", "json")
     assert code == 0
@@ -412,7 +410,7 @@ def test_a_node_whose_parquet_is_gone_is_shown_without_metadata(published: Path,
         (("--event", "recover"), ["recover"]),
     ),
 )
-def test_advisories_come_in_order_of_time(
+def test_advisories_are_ordered_by_time(
     published: Path, command: Command, options: tuple[str, ...], expected: list[str]
 ) -> None:
     code, output, _ = command("advisories", "--format", "json", *options)
@@ -421,7 +419,7 @@ def test_advisories_come_in_order_of_time(
 
 
 @pytest.mark.process
-def test_follow_prints_each_row_once_as_json_lines_while_the_file_is_replaced(published: Path) -> None:
+def test_follow_prints_each_row_once_across_publications(published: Path) -> None:
     following = subprocess.Popen(
         [sys.executable, "-m", "sr_assets", "advisories", "--follow", "--since", "1d", "--format", "json"],
         stdout=subprocess.PIPE,
@@ -440,7 +438,7 @@ def test_follow_prints_each_row_once_as_json_lines_while_the_file_is_replaced(pu
 
 @pytest.mark.process
 @pytest.mark.parametrize("form", ("table", "csv"))
-def test_follow_begins_now_with_a_header(published: Path, form: str) -> None:
+def test_follow_starts_now_with_header(published: Path, form: str) -> None:
     following = subprocess.Popen(
         [sys.executable, "-m", "sr_assets", "advisories", "--follow", "--format", form],
         stdout=subprocess.PIPE,
@@ -460,7 +458,7 @@ def test_follow_begins_now_with_a_header(published: Path, form: str) -> None:
 
 
 def in_a_window(columns: int, *arguments: str, **environ: str) -> list[str]:
-    """Return the lines of a command on a terminal that is so wide."""
+    """Return a command's output lines on a terminal with this many columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     inherited = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR")}
@@ -472,7 +470,7 @@ def in_a_window(columns: int, *arguments: str, **environ: str) -> list[str]:
     ):
         os.close(theirs)
         shown = b""
-        # A terminal whose other end was closed is an error to read, once it is empty.
+        # Reading an empty terminal whose other end is closed raises OSError.
         with contextlib.suppress(OSError):
             while part := os.read(ours, 65536):
                 shown += part
@@ -481,7 +479,7 @@ def in_a_window(columns: int, *arguments: str, **environ: str) -> list[str]:
 
 
 @pytest.mark.process
-def test_a_row_is_one_line_that_fits_the_window(published: Path) -> None:
+def test_row_is_one_line_within_window_width(published: Path) -> None:
     long = "db1." + "very-long-label." * 8 + "example.net"
     publish(published, [node_row(long, "up", 0)], [transition_row(long, "new", NOW_NS, 1)])
     for columns in (120, 60, 25):
@@ -498,7 +496,7 @@ def test_a_row_is_one_line_that_fits_the_window(published: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_pipe_gets_every_column_as_wide_as_it_needs(published: Path) -> None:
+def test_pipe_receives_every_column_at_full_width(published: Path) -> None:
     environ = {**os.environ, "COLUMNS": "40"}
     piped = subprocess.run(
         [sys.executable, "-m", "sr_assets", "nodes"], capture_output=True, text=True, env=environ, check=True
@@ -511,7 +509,7 @@ def test_a_pipe_gets_every_column_as_wide_as_it_needs(published: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------------- SQL
 
 
-def test_query_answers_in_each_format_with_decoded_json(published: Path, command: Command) -> None:
+def test_query_prints_each_format_with_decoded_json(published: Path, command: Command) -> None:
     sql = "SELECT node, metadata, stored_at, payload_bytes FROM node_snapshots"
     (row,) = json.loads(command("query", sql, "--format", "json")[1])
     assert row == {
@@ -527,7 +525,7 @@ def test_query_answers_in_each_format_with_decoded_json(published: Path, command
     assert json.loads(command("query", plain, "--format", "json")[1]) == [
         {"n": None, "b": "eA==", "d": 1.5, "l": ["2026-01-31"]}
     ]
-    # DuckDB would draw it among the rows of a query that takes two seconds.
+    # DuckDB would draw its progress bar among the rows of a query that takes two seconds.
     assert (
         command("query", "SELECT current_setting('enable_progress_bar') AS bar", "--format", "csv")[1] == "bar\nfalse\n"
     )
@@ -555,7 +553,7 @@ def test_query_answers_in_each_format_with_decoded_json(published: Path, command
         "",
     ),
 )
-def test_query_reads_the_published_tables_and_touches_nothing_else(published: Path, command: Command, sql: str) -> None:
+def test_query_refuses_access_beyond_published_tables(published: Path, command: Command, sql: str) -> None:
     files = sorted(published.rglob("*"))
     code, output, errors = command("query", sql.format(home=published))
     assert (code, output) == (2, "")
@@ -564,11 +562,11 @@ def test_query_reads_the_published_tables_and_touches_nothing_else(published: Pa
     assert sorted(published.rglob("*")) == files
 
 
-#: Gives 20,000 rows, and then none for hours. One pipeline: of two DuckDB may begin with either.
+#: Yields 20,000 rows, then none for hours. A single pipeline, because DuckDB may start with either of two.
 ENDLESS = "SELECT i FROM range(100_000_000_000_000) AS t(i) WHERE i < 20_000"
 
 
-def test_a_query_ends_with_its_time_also_among_its_rows(published: Path, command: Command) -> None:
+def test_query_stops_at_timeout_while_printing_rows(published: Path, command: Command) -> None:
     code, output, errors = command("query", ENDLESS, "--timeout", "3s", "--format", "csv")
     assert code == 1
     assert output.startswith("i\n0\n1\n")
@@ -576,7 +574,7 @@ def test_a_query_ends_with_its_time_also_among_its_rows(published: Path, command
 
 
 @pytest.mark.parametrize("sql", ("SELECT list(i) FROM range(100_000_000) AS t(i)", "SELECT range(1_000_000_000)"))
-def test_a_query_that_wants_all_memory_is_refused_it(published: Path, command: Command, sql: str) -> None:
+def test_query_fails_above_memory_limit(published: Path, command: Command, sql: str) -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)
     code, output, errors = command("query", sql)
     assert (code, output) == (1, "")
@@ -586,26 +584,26 @@ def test_a_query_that_wants_all_memory_is_refused_it(published: Path, command: C
 
 
 @pytest.mark.process
-def test_ctrl_c_ends_a_query_with_one_line(published: Path) -> None:
-    asked = subprocess.Popen(
+def test_ctrl_c_ends_query_with_one_line(published: Path) -> None:
+    arguments = subprocess.Popen(
         [sys.executable, "-m", "sr_assets", "query", ENDLESS, "--format", "csv"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert asked.stdout is not None
-    assert asked.stdout.readline() == "i\n"
-    asked.send_signal(signal.SIGINT)
-    assert asked.communicate(timeout=60)[1] == "error: interrupted\n"
-    assert asked.returncode == 130
+    assert arguments.stdout is not None
+    assert arguments.stdout.readline() == "i\n"
+    arguments.send_signal(signal.SIGINT)
+    assert arguments.communicate(timeout=60)[1] == "error: interrupted\n"
+    assert arguments.returncode == 130
 
 
-def test_long_results_are_drawn_in_blocks(published: Path, command: Command) -> None:
+def test_long_table_is_printed_in_blocks(published: Path, command: Command) -> None:
     lines = command("query", "SELECT i FROM range(10_001) AS t(i)")[1].split()
     assert [line for line in lines if line.isalnum()] == ["i", *map(str, range(10_000)), "i", "10000"]
 
 
-def test_csv_runs_no_formula_and_keeps_its_rows(home: Path, command: Command) -> None:
+def test_csv_neutralises_formulas_and_keeps_rows(home: Path, command: Command) -> None:
     nodes = ("=1+1", "+1", "-1", "@SUM(1)", "\uff1d1", "\r\n=1", "\tx", "a\rb", "a\nb", "\x1b[2J\x00\x9b", "o'k=1")
     publish(home, [node_row(node, "up", 0) for node in nodes], [])
     shown = (
@@ -628,7 +626,7 @@ def test_csv_runs_no_formula_and_keeps_its_rows(home: Path, command: Command) ->
     assert command("query", 'SELECT -1 AS "=a", -0.5 AS b', "--format", "csv")[1] == "'=a,b\n-1,-0.5\n"
 
 
-def test_query_works_through_a_symbolic_link_to_the_home(
+def test_query_works_with_symlinked_home(
     published: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "link").symlink_to(published)
@@ -636,7 +634,7 @@ def test_query_works_through_a_symbolic_link_to_the_home(
     assert json.loads(command("query", "SELECT count(*) AS n FROM node_snapshots", "--format", "json")[1]) == [{"n": 1}]
 
 
-def test_export_is_self_contained_and_overwrites_nothing(published: Path, command: Command, tmp_path: Path) -> None:
+def test_export_is_self_contained_and_refuses_overwrite(published: Path, command: Command, tmp_path: Path) -> None:
     file = tmp_path / "copy.duckdb"
     assert command("export", str(file))[0] == 0
     next(published.rglob("1-8.parquet")).unlink()
@@ -660,7 +658,7 @@ def connected(
     nats_pair: tuple[NatsServer, NatsServer],
     unique: Callable[[str], str],
 ) -> Iterator[tuple[str, Cluster, Cluster]]:
-    """A configuration between two real servers, its source stream with two messages; (stream, source, target)."""
+    """A configuration between two real servers, with two source messages; yields (stream, source, target)."""
     source, target = nats_pair
     stream = unique("REG")
     text = (
@@ -675,7 +673,7 @@ def connected(
         yield stream, here, there
 
 
-def test_check_prints_what_would_run(home: Path, command: Command) -> None:
+def test_check_prints_planned_work(home: Path, command: Command) -> None:
     code, output, _ = command("check", "--format", "json")
     assert code == 0
     london, paris = json.loads(output)
@@ -685,7 +683,7 @@ def test_check_prints_what_would_run(home: Path, command: Command) -> None:
     assert not home.exists()
 
 
-def test_check_connect_tries_every_connection_and_changes_nothing(
+def test_check_connect_tests_all_connections_without_changes(
     connected: tuple[str, Cluster, Cluster], command: Command
 ) -> None:
     stream, source, target = connected
@@ -716,7 +714,7 @@ def test_check_connect_tries_every_connection_and_changes_nothing(
     assert target.stream_info(f"LONDON_{stream}").messages == 0
 
 
-def test_check_connect_says_what_does_not_work(connected: tuple[str, Cluster, Cluster], command: Command) -> None:
+def test_check_connect_reports_failures(connected: tuple[str, Cluster, Cluster], command: Command) -> None:
     stream, _, target = connected
     target.create_stream({"name": f"LONDON_{stream}", "subjects": [f"elsewhere.{stream}.>"]})
     code, _, errors = command("check", "--connect")
@@ -726,25 +724,23 @@ def test_check_connect_says_what_does_not_work(connected: tuple[str, Cluster, Cl
     assert all(line.startswith(f"error: london/{stream}: ") for line in errors.splitlines())
 
 
-def test_check_connect_says_how_many_messages_have_a_sender(
-    connected: tuple[str, Cluster, Cluster], command: Command
-) -> None:
+def test_check_connect_counts_messages_with_sender(connected: tuple[str, Cluster, Cluster], command: Command) -> None:
     stream, source, _ = connected
 
-    def verdict() -> tuple[str, str]:
+    def sender_probe() -> tuple[str, str]:
         probes = json.loads(command("check", "--connect", "--format", "json")[1])
         (probe,) = (probe for probe in probes if probe["tried"] == "a sender in each message")
         return probe["result"], probe["learned"]
 
-    result, learned = verdict()
+    result, learned = sender_probe()
     assert result == "failed"
     assert learned.startswith("0 of the newest 2 messages have one: correct inspect_field (sender), ")
     source.publish_many([(f"{stream}.{number}", b'{"sender": "web1"}', f"s{number}") for number in range(3)])
-    assert verdict() == ("ok", "3 of the newest 5 messages have one, such as web1")
+    assert sender_probe() == ("ok", "3 of the newest 5 messages have one, such as web1")
 
 
 @pytest.mark.process
-def test_check_connect_names_a_missing_permission(
+def test_check_connect_names_missing_permissions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     permissions = '{publish: {deny: ["$JS.API.CONSUMER.>", "london.>"]}}'
@@ -771,7 +767,7 @@ def test_check_connect_names_a_missing_permission(
     assert "secret" not in output + errors
 
 
-def test_lag_asks_the_servers_now(connected: tuple[str, Cluster, Cluster], command: Command, tmp_path: Path) -> None:
+def test_lag_queries_servers(connected: tuple[str, Cluster, Cluster], command: Command, tmp_path: Path) -> None:
     stream, source, _ = connected
     (row,) = json.loads(command("lag", "--format", "json")[1])
     assert (row["position"], row["source_last_sequence"], row["lag_messages"]) == (None, 2, 2)
@@ -790,46 +786,46 @@ def test_lag_asks_the_servers_now(connected: tuple[str, Cluster, Cluster], comma
     assert "made again" in row["problem"]
 
 
-def test_pausing_is_shown_by_check_until_it_is_resumed(home: Path, command: Command) -> None:
+def test_check_shows_paused_streams_until_resume(home: Path, command: Command) -> None:
     def paused() -> list[bool]:
         return [row["paused"] for row in json.loads(command("check", "--format", "json")[1])]
 
     assert paused() == [False, False]
-    assert command("pause", "--stream", "REG") == (0, "london/REG: paused; its nodes are still watched\n", "")
+    assert command("pause", "--stream", "REG") == (0, "london/REG: paused; its nodes are still tracked\n", "")
     assert command("pause", "--stream", "paris/PLAIN") == (
         0,
-        "paris/PLAIN: paused; nothing is read meanwhile\n",
+        "paris/PLAIN: paused; no messages are read\n",
         "",
     )
     assert paused() == [True, True]
     assert command("pause", "--stream", "REG")[:2] == (
         0,
-        "london/REG: is paused already; its nodes are still watched\n",
+        "london/REG: already paused; its nodes are still tracked\n",
     )
     assert command("resume", "--stream", "REG")[:2] == (0, "london/REG: resumed; the next run copies\n")
-    assert command("resume", "--stream", "REG")[:2] == (0, "london/REG: is not paused\n")
+    assert command("resume", "--stream", "REG")[:2] == (0, "london/REG: not paused\n")
     assert paused() == [False, True]
 
 
-def test_pausing_one_of_several_streams_of_a_name_wants_its_site(
+def test_pause_requires_site_for_ambiguous_stream(
     home: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write_configuration(tmp_path, configuration(home).replace("PLAIN", "REG"))
     monkeypatch.setenv("SR_ASSETS_CONFIG", str(file))
     code, output, errors = command("pause", "--stream", "REG")
     assert (code, output) == (2, "")
-    assert errors == "error: --stream REG: there are several, name one: london/REG, paris/REG\n"
+    assert errors == "error: --stream REG is ambiguous; choose one of: london/REG, paris/REG\n"
     assert command("pause", "--stream", "paris/REG")[0] == 0
 
 
-def test_lag_shows_what_is_paused(connected: tuple[str, Cluster, Cluster], command: Command) -> None:
+def test_lag_shows_paused_streams(connected: tuple[str, Cluster, Cluster], command: Command) -> None:
     stream, _, _ = connected
     assert command("pause", "--stream", stream)[0] == 0
     (row,) = json.loads(command("lag", "--format", "json")[1])
     assert (row["stream"], row["paused"], row["lag_messages"]) == (stream, True, 2)
 
 
-def test_lag_of_a_server_that_is_away_is_exit_code_1_and_one_line_a_stream(home: Path, command: Command) -> None:
+def test_lag_of_unreachable_server_is_one_line_per_stream(home: Path, command: Command) -> None:
     code, output, errors = command("lag", "--format", "json")
     assert code == 1
     assert [row["lag_messages"] for row in json.loads(output)] == [None, None]
@@ -837,7 +833,7 @@ def test_lag_of_a_server_that_is_away_is_exit_code_1_and_one_line_a_stream(home:
     assert errors.startswith("error: london/REG: cannot connect to NATS: 127.0.0.1:1: ")
 
 
-def test_emulate_publishes_a_fleet(
+def test_emulate_publishes_fleet(
     connected: tuple[str, Cluster, Cluster], command: Command, nats_server: NatsServer
 ) -> None:
     stream, source, _ = connected
@@ -863,7 +859,7 @@ def test_emulate_publishes_a_fleet(
 # ------------------------------------------------------------------------------------------------------------ the rest
 
 
-def test_spark_status_says_that_no_engine_runs(home: Path, command: Command) -> None:
+def test_spark_status_without_engine(home: Path, command: Command) -> None:
     assert command("spark", "status")[:2] == (1, "not running\n")
     assert command("spark", "stop")[:2] == (0, "was not running\n")
 

@@ -1,4 +1,4 @@
-"""Forgetting: what left the configuration goes with its rows and files, what is configured stays."""
+"""`forget`: deletes the rows and files of removed sites and streams, and keeps configured ones."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from sr_assets_tests.published import NOW_NS, STREAM, node_row, publish_message,
 from sr_assets_tests.rig import Command
 from sr_assets_tests.test_cli_global import NOW, SECOND_NS, advisory, publish
 
-#: Entries: the published site's stream, another stream of that site, another site; and a centre.
+#: Entries: the published site's stream, another stream of that site, another site, and a centre.
 _OLD = f"{{name: london, stream: {STREAM}, source_url: a, target_url: b}}"
 _NEW = "{name: london, stream: NEW, source_url: a, target_url: b}"
 _PARIS = "{name: paris, stream: NEW, source_url: a, target_url: b}"
@@ -28,7 +28,7 @@ _CENTRE = "feeds: [{name: centre, stream: ADVISORIES, url: 'nats://127.0.0.1:1'}
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home with a published site of two nodes, one of them with a message in the history; configured: `_PARIS`."""
+    """A home with a published site of two nodes and one message in the history; only `_PARIS` is configured."""
     home = tmp_path / "home"
     monkeypatch.setenv("SR_ASSETS_CONFIG", str(tmp_path / "replication.yaml"))
     monkeypatch.delenv("SR_ASSETS_HOME", raising=False)
@@ -51,7 +51,7 @@ def count(home: Path, table: str, condition: str = "true") -> int:
 # ------------------------------------------------------------------------------------------------------- at a site
 
 
-def test_a_site_that_no_entry_names_goes_with_its_rows_its_folder_and_its_history(home: Path, command: Command) -> None:
+def test_forget_deletes_rows_folder_and_history_of_removed_site(home: Path, command: Command) -> None:
     assert (count(home, "last_seen_nodes"), count(home, "node_snapshots")) == (1, 1)
     code, output, errors = command("forget", "--site", "london")
     assert (code, errors) == (0, "")
@@ -65,7 +65,7 @@ def test_a_site_that_no_entry_names_goes_with_its_rows_its_folder_and_its_histor
     assert "--site london: nothing is known of it; left from an earlier configuration: nothing" in errors
 
 
-def test_a_reader_keeps_the_rows_that_it_opened_while_a_site_is_forgotten(home: Path, command: Command) -> None:
+def test_open_reader_keeps_rows_of_forgotten_site(home: Path, command: Command) -> None:
     rows = "SELECT node, status FROM last_seen_nodes UNION ALL SELECT node, 'retired' FROM retired_nodes ORDER BY node"
     with duckdb.connect(str(home / "fleet.duckdb"), read_only=True) as reader:
         before = reader.execute(rows).fetchall()
@@ -74,7 +74,7 @@ def test_a_reader_keeps_the_rows_that_it_opened_while_a_site_is_forgotten(home: 
     assert count(home, "last_seen_nodes") == 0
 
 
-def test_a_stream_that_left_its_site_goes_and_the_rest_of_the_site_stays(home: Path, command: Command) -> None:
+def test_forget_stream_keeps_rest_of_site(home: Path, command: Command) -> None:
     configure(home, _OLD, _NEW)
     settings = load_settings(home.parent / "replication.yaml", {})
     for stream in settings.streams:
@@ -92,7 +92,7 @@ def test_a_stream_that_left_its_site_goes_and_the_rest_of_the_site_stays(home: P
     assert paused_streams(home / "sites" / "london") == {"NEW"}
 
 
-def test_what_left_the_configuration_stays_in_the_tables_and_is_warned_of(home: Path, command: Command) -> None:
+def test_removed_entry_stays_in_tables_with_warning(home: Path, command: Command) -> None:
     configure(home, _NEW)
     with SiteState(home / "sites" / "london") as state:
         for sites in (["london"], ["paris", "london"]):
@@ -100,19 +100,19 @@ def test_what_left_the_configuration_stays_in_the_tables_and_is_warned_of(home: 
     assert count(home, "last_seen_nodes") == count(home, "node_snapshots") == count(home, "site_summary") == 1
     code, _, errors = command("check")
     assert (code, errors.count("\n")) == (0, 1)
-    assert errors.startswith(f"warning: stream london/{STREAM} has a state here, but no entry names it: ")
+    assert errors.startswith(f"warning: stream london/{STREAM} has a state, but no entry names it; ")
     assert f"`sr-assets forget --site london --stream {STREAM}`" in errors
     configure(home, _PARIS)
     code, _, errors = command("check")
     assert (code, errors.count("\n")) == (0, 1)
-    assert errors.startswith(f"warning: site london has a state here ({STREAM}), but no entry has that name: ")
+    assert errors.startswith(f"warning: site london has a state ({STREAM}), but no entry has that name; ")
     assert command("nodes")[1].count("web") == 2
     command("forget", "--site", "london")
     assert command("check")[2] == ""
 
 
 @pytest.mark.parametrize("arguments", ((), ("--stream", STREAM)))
-def test_what_is_configured_is_not_forgotten(home: Path, command: Command, arguments: tuple[str, ...]) -> None:
+def test_forget_refuses_configured_site(home: Path, command: Command, arguments: tuple[str, ...]) -> None:
     configure(home, _OLD)
     code, output, errors = command("forget", "--site", "london", *arguments)
     assert (code, output) == (2, "")
@@ -122,7 +122,7 @@ def test_what_is_configured_is_not_forgotten(home: Path, command: Command, argum
 
 
 @pytest.mark.parametrize("name", ("", ".", "..", "../..", "lundon"))
-def test_a_name_that_is_no_site_of_this_home_removes_nothing(home: Path, command: Command, name: str) -> None:
+def test_forget_unknown_site_deletes_nothing(home: Path, command: Command, name: str) -> None:
     code, output, errors = command("forget", "--site", name)
     assert (code, output) == (2, "")
     assert errors.count("\n") == 1
@@ -130,7 +130,7 @@ def test_a_name_that_is_no_site_of_this_home_removes_nothing(home: Path, command
     assert (home / "sites" / "london" / "state.duckdb").exists()
 
 
-def test_a_state_that_cannot_be_read_is_forgotten_with_its_site(home: Path, command: Command) -> None:
+def test_forget_deletes_unreadable_state(home: Path, command: Command) -> None:
     (home / "sites" / "london" / "state.duckdb").write_bytes(b"not a database" * 1_000)
     assert command("forget", "--site", "london")[0] == 0
     assert not (home / "sites" / "london").exists()
@@ -141,7 +141,7 @@ def test_a_state_that_cannot_be_read_is_forgotten_with_its_site(home: Path, comm
 
 @pytest.fixture
 def centre(home: Path) -> Path:
-    """A centre that received london, twice by the name of it, paris, and a Stream Replicator without a name."""
+    """A centre with reports of paris, of two replicators' sites named london, and of an unnamed Stream Replicator."""
     configure(home, _PARIS.replace("paris", "oslo"), feeds=_CENTRE)
     publish(
         home,
@@ -156,7 +156,7 @@ def centre(home: Path) -> Path:
     return home
 
 
-def test_a_site_that_feeds_reported_goes_at_once_and_its_name_is_free_again(centre: Path, command: Command) -> None:
+def test_forget_reported_site_frees_its_name(centre: Path, command: Command) -> None:
     code, output, errors = command("forget", "--site", "paris")
     assert (code, errors) == (0, "")
     assert output.startswith("forgot EAST/paris as the feeds of centre reported it: 1 nodes, 1 advisories")
@@ -171,8 +171,8 @@ def test_a_site_that_feeds_reported_goes_at_once_and_its_name_is_free_again(cent
     assert ("EAST", "paris", "NODES") in sites
 
 
-def test_the_replicator_chooses_among_sites_of_one_name_that_feeds_report(centre: Path, command: Command) -> None:
-    # This home's own site of that name is another matter.
+def test_forget_replicator_selects_reported_site(centre: Path, command: Command) -> None:
+    # The local site of that name must stay.
     configure(centre, _OLD, feeds=_CENTRE)
     code, _, errors = command("forget", "--site", "london", "--replicator", "NORTH")
     assert code == 2
@@ -183,22 +183,20 @@ def test_the_replicator_chooses_among_sites_of_one_name_that_feeds_report(centre
     assert (centre / "sites" / "london" / "state.duckdb").exists()
 
 
-def test_several_replicators_with_one_name_have_to_be_named(centre: Path, command: Command) -> None:
+def test_forget_requires_replicator_for_ambiguous_site(centre: Path, command: Command) -> None:
     code, output, errors = command("forget", "--site", "london", "--stream", "NODES")
     assert (code, output) == (2, "")
     assert "choose one with --replicator: EAST, WEST" in errors
 
 
-def test_a_stream_replicator_without_a_name_goes_by_its_own(centre: Path, command: Command) -> None:
+def test_forget_unnamed_stream_replicator_by_replicator_name(centre: Path, command: Command) -> None:
     code, output, _ = command("forget", "--site", "GO")
     assert code == 0
     assert "forgot GO/GO" in output
     assert count(centre, "global_availability", "node = 'db1'") == 0
 
 
-def test_a_centre_under_way_is_named_with_its_owner(
-    centre: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forget_names_owner_of_locked_centre(centre: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sr_assets.stages.forgetting._WAIT_SECONDS", 0.0)
     with SiteLock(centre / "sites" / "centre", "run 7", 0.0):
         code, output, errors = command("forget", "--site", "paris")

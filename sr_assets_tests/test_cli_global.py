@@ -1,4 +1,4 @@
-"""The global view on the command line: over tables that a feed's state published, and following real streams."""
+"""The global view on the command line: a feed's published tables, and following real streams."""
 
 import csv
 import io
@@ -29,7 +29,7 @@ from sr_assets_tests.rig import Command
 SECOND_NS = 1_000_000_000
 #: The feed's clock in all these tables: 2026-01-31T12:00:00Z.
 NOW = 1_769_860_800
-#: Which sites send heartbeats, and how many seconds ago the last was received.
+#: Sites with heartbeats, and the age of the last one in seconds.
 HEARTBEATS = (("london", 500), ("paris", 5))
 
 
@@ -51,7 +51,7 @@ def advisory(node: str, event: str, transition: int, ago: int, name: str = "lond
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A configured home whose feed received three sites' advisories: london, blind by now, paris, and a Stream Replicator."""
+    """A home whose feed received advisories of london (blind), paris and a Stream Replicator."""
     home = tmp_path / "home"
     file = tmp_path / "replication.yaml"
     file.write_text(configuration(home, "ADVISORIES"))
@@ -80,7 +80,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def publish(home: Path, received: list[bytes], heartbeats: Sequence[tuple[str, int]] = HEARTBEATS) -> None:
-    """Fold advisories and heartbeats of a feed, and publish the tables."""
+    """Fold a feed's advisories and heartbeats, and publish the tables."""
     messages = [
         Message(index, (NOW - 3_000 + index) * SECOND_NS, "adv.x", b"", body) for index, body in enumerate(received)
     ]
@@ -113,7 +113,7 @@ def rows(command: Command, *arguments: str) -> list[dict[str, Any]]:
     return parsed
 
 
-def test_nodes_of_all_sites_with_their_age_against_the_feeds_clock(home: Path, command: Command) -> None:
+def test_global_nodes_have_age_by_feed_clock(home: Path, command: Command) -> None:
     nodes = rows(command, "nodes", "--global")
     assert [(row["replicator"], row["name"], row["node"], row["status"], row["blind"]) for row in nodes] == [
         ("EAST", "london", "web1", "timeout", True),
@@ -136,19 +136,17 @@ def test_nodes_of_all_sites_with_their_age_against_the_feeds_clock(home: Path, c
         (("--site", "nowhere"), []),
     ),
 )
-def test_nodes_of_all_sites_can_be_narrowed(
-    home: Path, command: Command, arguments: tuple[str, ...], nodes: list[str]
-) -> None:
+def test_global_nodes_filters(home: Path, command: Command, arguments: tuple[str, ...], nodes: list[str]) -> None:
     assert [row["node"] for row in rows(command, "nodes", "--global", *arguments)] == nodes
 
 
-def test_a_person_is_shown_the_first_of_many_and_a_program_gets_all(home: Path, command: Command) -> None:
+def test_global_nodes_limits_tables_but_not_json(home: Path, command: Command) -> None:
     publish(home, [advisory(f"n{number:04}", "new", 1, 0) for number in range(200)])
     _, output, errors = command("nodes", "--global")
     assert "n0099" in output
     assert "n0100" not in output
     assert "web1" not in output
-    assert errors == "only the first 100 are shown: narrow them, or take all with --format json or csv\n"
+    assert errors == "only the first 100 nodes are shown; add filters, or use --format json or csv for all\n"
     assert len(rows(command, "nodes", "--global")) == 204
 
 
@@ -161,10 +159,10 @@ def test_node_shows_every_site_that_knows_it(home: Path, command: Command) -> No
     assert code == 0
     assert "web1, at all sites" in output
     code, _, errors = command("node", "web3")
-    assert (code, errors) == (1, "error: no node 'web3' is known; did you mean 'web1' or 'web2'?\n")
+    assert (code, errors) == (1, "error: node 'web3' is unknown; did you mean 'web1' or 'web2'?\n")
 
 
-def test_advisories_of_all_sites_come_in_order_of_time_and_once(home: Path, command: Command) -> None:
+def test_global_advisories_are_ordered_and_unique(home: Path, command: Command) -> None:
     advisories = rows(command, "advisories", "--global")
     assert [row["event_id"] for row in advisories] == [
         "london-web1-1",
@@ -181,7 +179,7 @@ def test_advisories_of_all_sites_come_in_order_of_time_and_once(home: Path, comm
     assert [row["node"] for row in csv.DictReader(io.StringIO(output))] == ["web1"]
 
 
-def test_summary_is_one_screen_that_names_blind_sites(home: Path, command: Command) -> None:
+def test_summary_names_blind_sites(home: Path, command: Command) -> None:
     sites = {row["name"]: row for row in rows(command, "summary")}
     assert {name: row["observer"] for name, row in sites.items()} == {
         "london": "blind",
@@ -192,20 +190,20 @@ def test_summary_is_one_screen_that_names_blind_sites(home: Path, command: Comma
     assert (london["up"], london["timeout"], london["retired"], london["new_24h"]) == (0, 1, 0, 1)
     assert (london["advisories_1h"], london["advisories_24h"]) == (2, 2)
     assert (london["observer_age_seconds"], london["last_advisory_age_seconds"]) == (500.0, 2998.0)
-    assert sites[None]["observer_age_seconds"] is None, "a heartbeat that never came has no age"
+    assert sites[None]["observer_age_seconds"] is None, "a missing heartbeat has no age"
     code, output, _ = command("summary")
     assert code == 0
     assert "3 sites (1 blind): 3 up, 1 silent, 0 retired, 4 new in 24 h; as of 2026-01-31 12:00:00" in output
     assert "blind: heartbeat overdue; node states may be stale" in output
-    assert "unwatched: no heartbeat was ever received" in output
+    assert "unwatched: never sent a heartbeat" in output
 
 
-def test_summary_says_that_nothing_was_reported_or_published_yet(home: Path, command: Command) -> None:
+def test_summary_without_reports_or_publication(home: Path, command: Command) -> None:
     shutil.rmtree(home / "sites")
     publish(home, [b"nonsense"], heartbeats=[])
     code, output, errors = command("summary")
     assert (code, errors) == (0, "")
-    assert output.startswith("no site is reported yet: ")
+    assert output.startswith("no site has reported yet; ")
     assert output.count("\n") == 1
     assert rows(command, "summary") == []
     (home / "fleet.duckdb").unlink()
@@ -219,14 +217,14 @@ def test_summary_says_that_nothing_was_reported_or_published_yet(home: Path, com
     "options",
     ("summary", "nodes --global", "advisories --global", "advisories --global --follow", "summary --format json"),
 )
-def test_without_a_feed_there_is_no_global_view(home: Path, command: Command, tmp_path: Path, options: str) -> None:
+def test_global_view_requires_feed(home: Path, command: Command, tmp_path: Path, options: str) -> None:
     stream = "streams: [{stream: A, source_url: a, target_url: b}]"
     (tmp_path / "replication.yaml").write_text(f"name: A\nstate_store: {home}\n{stream}\n")
-    asked = "summary" if "summary" in options else "--global"
-    assert command(*options.split()) == (2, "", f"error: {asked}: no feed is configured; add one to feeds\n")
+    arguments = "summary" if "summary" in options else "--global"
+    assert command(*options.split()) == (2, "", f"error: {arguments}: no feed is configured; add one to feeds\n")
 
 
-def test_a_feed_is_checked_measured_and_has_nothing_to_recover(
+def test_feed_supports_check_and_lag_but_not_recover(
     nats_server: NatsServer, unique: Callable[[str], str], command: Command, home: Path, tmp_path: Path
 ) -> None:
     stream = unique("FEED")
@@ -246,13 +244,13 @@ def test_a_feed_is_checked_measured_and_has_nothing_to_recover(
     assert [(row["stream"], row["lag_messages"]) for row in json.loads(output)] == [(stream, 1), ("NOWHERE", None)]
     code, _, errors = command("recover", "--stream", stream)
     assert code == 2
-    assert "a feed has nothing to recover" in errors
+    assert "a feed has no state to recover" in errors
     code, _, errors = command("pause", "--stream", stream)
     assert code == 2
-    assert "a feed copies nothing" in errors
+    assert "a feed makes no copies" in errors
 
 
-def test_follow_prints_what_the_streams_themselves_store(
+def test_global_follow_reads_feed_streams(
     nats_server: NatsServer, unique: Callable[[str], str], home: Path, tmp_path: Path
 ) -> None:
     feeds = [unique("FEED") for _ in range(2)]

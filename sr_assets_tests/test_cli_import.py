@@ -1,4 +1,4 @@
-"""`import`: an old replicator's file becomes a configuration that runs once its open questions are answered."""
+"""`import`: conversion of an old replicator's file into a configuration with open questions."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from sr_assets.settings import TlsSettings, load_settings
 from sr_assets.settings.names import PLACEHOLDER
 from sr_assets_tests.rig import Command, address
 
-#: What the old replicator's package and documents show.
+#: Keys from the old replicator's package and documents.
 OLD = """
 debug: true
 verbose: true
@@ -50,24 +50,22 @@ topics:
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """The old file."""
+    """An old replicator's file."""
     file = tmp_path / "sr.yaml"
     file.write_text(OLD)
     return file
 
 
-def test_every_key_of_an_old_file_is_mapped_or_named_with_the_reason(
-    old: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_import_maps_or_explains_every_key(old: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     new = old.with_name("replication.yaml")
     code, output, errors = command("import", str(old), "-o", str(new))
     assert (code, output) == (0, "")
     assert new.stat().st_mode & 0o777 == 0o600
     text = new.read_text()
-    asked = [line.removeprefix("open: ") for line in errors.splitlines()]
-    assert [line.partition(":")[0] for line in asked] == ["topics.cmdb.stream", "topics.jobs.stream"]
+    arguments = [line.removeprefix("open: ") for line in errors.splitlines()]
+    assert [line.partition(":")[0] for line in arguments] == ["topics.cmdb.stream", "topics.jobs.stream"]
     comment = "\n".join(line for line in text.splitlines() if line.startswith("#"))
-    assert all(question in comment for question in asked)
+    assert all(question in comment for question in arguments)
     known = "debug verbose logfile state_dir tls topic source_cluster_id target_cluster_id workers queued queue_group"
     for key in (
         *known.split(),
@@ -105,7 +103,7 @@ def test_every_key_of_an_old_file_is_mapped_or_named_with_the_reason(
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     (
         ("topics: {}", "has no topics"),
         ("name: X\nstreams: []\n", "has streams: it is the present Stream Replicator's file"),
@@ -117,27 +115,25 @@ def test_every_key_of_an_old_file_is_mapped_or_named_with_the_reason(
         ("- a", "must be a mapping"),
     ),
 )
-def test_a_file_that_the_old_replicator_would_not_take_is_one_line(
-    old: Path, command: Command, text: str, says: str
-) -> None:
+def test_import_of_invalid_file_is_one_error_line(old: Path, command: Command, text: str, message: str) -> None:
     old.write_text(text)
     code, output, errors = command("import", str(old))
     assert (code, output) == (2, "")
     assert errors.count("\n") == 1
-    assert says in errors
+    assert message in errors
     assert str(old) in errors
 
 
-def test_an_address_that_is_none_is_named_as_it_was_written(tmp_path: Path, command: Command) -> None:
+def test_import_names_invalid_url(tmp_path: Path, command: Command) -> None:
     topics = {"a": {"topic": "a.>", "source_url": "http://127.0.0.1:1", "target_url": "nats://127.0.0.1:1"}}
     (tmp_path / "sr.yaml").write_text(yaml.safe_dump({"topics": topics}))
     code, _, errors = command("import", str(tmp_path / "sr.yaml"), "--connect")
     assert code == 0
-    assert "which stream takes a.>: source_url: the URL must begin with nats://" in errors
+    assert "the stream that takes a.>: source_url: the URL must begin with nats://" in errors
 
 
 @pytest.mark.process
-def test_streams_are_asked_by_the_topics_subjects(
+def test_import_finds_streams_by_topic_subject(
     tmp_path: Path, command: Command, nats_server: NatsServer, unique: Callable[[str], str]
 ) -> None:
     single, several = unique("ONE"), unique("OTHER")
@@ -158,5 +154,5 @@ def test_streams_are_asked_by_the_topics_subjects(
     assert second["stream"] == f"{PLACEHOLDER}{several}.a.>"
     assert "target_stream" not in second
     assert f"several streams of the source take {several}.a.>: {several}_1, {several}_2" in errors
-    assert "other: the target could not be asked" in errors
+    assert "other: the target could not be queried" in errors
     assert f"topics.{single}" not in errors

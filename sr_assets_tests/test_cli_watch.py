@@ -1,4 +1,4 @@
-"""`--watch` on a real terminal, in a pipe, and where it makes no sense; and that every table fits the window."""
+"""`--watch` on a real terminal, in a pipe, and with unsupported options; every table fits the window."""
 
 import contextlib
 import fcntl
@@ -28,7 +28,7 @@ _ALTERNATE = ("\x1b[?1049h", "\x1b[?1049l")
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A configured home in which one node is published."""
+    """A configured home with one published node."""
     home = tmp_path / "home"
     monkeypatch.setenv("SR_ASSETS_CONFIG", str(write_configuration(tmp_path, configuration(home))))
     for name in ("SR_ASSETS_HOME", "COLUMNS", "LINES", "NO_COLOR"):
@@ -38,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Terminal:
-    """A command on a terminal of so many lines and columns."""
+    """A command on a terminal of the given size."""
 
     def __init__(self, lines: int, columns: int, *arguments: str) -> None:
         self._ours, theirs = pty.openpty()
@@ -51,14 +51,14 @@ class Terminal:
         self.shown = ""
 
     def await_text(self, text: str) -> None:
-        """Read on until a text is shown that was not before."""
+        """Read until new output contains a text."""
         seen, deadline = len(self.shown), time.monotonic() + PATIENCE_SECONDS
         while text not in self.shown[seen:]:
             assert select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))[0], self.shown
             self.shown += os.read(self._ours, 65536).decode()
 
     def end(self, number: signal.Signals) -> int:
-        """Send a signal; returns the exit code."""
+        """Send a signal and return the exit code."""
         self._process.send_signal(number)
         with contextlib.suppress(OSError):
             while part := os.read(self._ours, 65536):
@@ -66,7 +66,7 @@ class Terminal:
         return self._process.wait(PATIENCE_SECONDS)
 
     def close(self) -> None:
-        """Be gone, whatever has become of the command."""
+        """Kill the command if it still runs."""
         self._process.kill()
         self._process.wait()
         os.close(self._ours)
@@ -74,7 +74,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal() -> Iterator[Callable[..., Terminal]]:
-    """Return a function that runs a command on a terminal, of lines and columns, until the end of the test."""
+    """Return a function that runs a command on a terminal until the end of the test."""
     with contextlib.ExitStack() as stack:
 
         def start(lines: int, columns: int, *arguments: str) -> Terminal:
@@ -86,25 +86,23 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
 
 
 @pytest.mark.process
-def test_a_watched_table_is_replaced_until_an_interrupt_which_is_no_error(
-    home: Path, terminal: Callable[..., Terminal]
-) -> None:
+def test_watch_replaces_table_until_interrupt(home: Path, terminal: Callable[..., Terminal]) -> None:
     window = terminal(8, 60, "nodes", "--watch", "0.1")
     window.await_text("web1.example.net")
     publish(home, [node_row(f"db{number}.example.net", "timeout", 0) for number in range(20)], [])
     window.await_text("db0.example.net")
-    window.await_text("lines more")
+    window.await_text("more lines")
     assert window.end(signal.SIGINT) == 0
     shown, _, last = window.shown.partition(_ALTERNATE[1])
     assert shown.startswith(_ALTERNATE[0])
     assert "Traceback" not in window.shown
-    # The terminal has its cursor again, and what was shown last, whole.
+    # The terminal shows its cursor and the complete last output.
     assert last.count("db") == 20
     assert last.index("\x1b[?25h") < last.index("db")
 
 
 @pytest.mark.process
-def test_a_watched_table_in_a_pipe_comes_again_and_again_without_colours(home: Path) -> None:
+def test_watch_appends_plain_tables_in_pipe(home: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "sr_assets", "nodes", "--watch", "0.1"], stdout=subprocess.PIPE, text=True
     ) as watching:
@@ -117,12 +115,12 @@ def test_a_watched_table_in_a_pipe_comes_again_and_again_without_colours(home: P
     assert "\x1b" not in "".join((*tables, rest))
 
 
-def test_what_cannot_be_watched_is_refused_in_one_line(home: Path, command: Command) -> None:
+def test_watch_refuses_unsupported_options(home: Path, command: Command) -> None:
     for arguments, reason in (
-        (("nodes", "--watch", "--format", "json"), "--watch shows tables, not json"),
-        (("lag", "--watch", "5s", "--format", "csv"), "--watch shows tables, not csv"),
+        (("nodes", "--watch", "--format", "json"), "--watch prints tables, not json"),
+        (("lag", "--watch", "5s", "--format", "csv"), "--watch prints tables, not csv"),
         (("advisories", "--watch", "--follow"), "--follow"),
-        (("report", "--watch", "0"), "at least 0.1 s"),
+        (("report", "--watch", "0"), "the minimum is 0.1 s"),
         (("summary", "--watch", "soon"), "soon"),
         (("summary", "--watch"), "no feed is configured"),
     ):
@@ -133,7 +131,7 @@ def test_what_cannot_be_watched_is_refused_in_one_line(home: Path, command: Comm
 
 
 @pytest.mark.process
-def test_what_servers_are_asked_fits_the_window_too(
+def test_lag_and_report_fit_the_window(
     nats_server: NatsServer, unique: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = unique("STREAM_WITH_A_RATHER_LONG_NAME")

@@ -1,9 +1,4 @@
-"""The `sr-assets` command: thin, one function per command.
-
-Here: options, which question or stage a command is, exit codes. Add a command to the module of its subject: `advisories`,
-`availability`, `enrolling`, `importing`, `metrics`, `nodes`, `page`, `report`, `streams`, `tables`, `topology`, `work`.
-Not here: how rows are drawn (`render`), the SQL (`adapters.published.queries`), the work itself.
-"""
+"""The `sr-assets` command: one thin function per command, in the module of its subject."""
 
 from sr_assets.cli import (  # noqa: F401  the commands register themselves
     advisories,

@@ -1,8 +1,4 @@
-"""The command `advisories`: transitions from the published tables, or live from the feeds' streams.
-
-Not here: the SQL (`adapters.published.queries`), reading a feed's stream (`stages.feeds.follow`), how rows are drawn
-(`render`).
-"""
+"""The command `advisories`: transitions from the published tables, or live from the feeds' streams."""
 
 import contextlib
 import time
@@ -38,13 +34,13 @@ _FIRST = ("node", "event", "event_time", "name")
 @click.option(
     "--follow",
     is_flag=True,
-    help="Print new transitions as they are published, from now on or --since; JSON is then one object a line.",
+    help="Print transitions as they are published, starting now or at --since; JSON becomes one object per line.",
 )
 @click.option(
     "--global",
     "everywhere",
     is_flag=True,
-    help="The advisories of all sites, as the feeds report them; with --follow straight from their streams.",
+    help="Show the advisories of all sites in the feeds; with --follow, directly from the feeds' streams.",
 )
 @watchable
 def advisories(
@@ -56,7 +52,7 @@ def advisories(
     everywhere: bool,
     form: Format,
 ) -> int:
-    """Show the feed: which nodes appeared, fell silent, came back, retired."""
+    """List transitions: nodes that are new, silent, recovered or retired."""
     from sr_assets.adapters.published import queries
 
     if everywhere:
@@ -65,8 +61,8 @@ def advisories(
         with contextlib.suppress(KeyboardInterrupt):
             (_follow_streams if everywhere else _follow_tables)(settings, since, node, event, form)
         return INTERRUPTED
-    question = queries.global_advisories if everywhere else queries.advisories
-    rows = question(settings.home, since=since, node=node, event=event)
+    read_advisories = queries.global_advisories if everywhere else queries.advisories
+    rows = read_advisories(settings.home, since=since, node=node, event=event)
     show(rows.columns, rows.values, form, first=_FIRST)
     if form in ("table", "wide"):
         note_age(settings)
@@ -76,25 +72,25 @@ def advisories(
 def _follow_tables(
     settings: "Settings", since: float | None, node: str | None, event: str | None, form: Format
 ) -> None:
-    """Print the transitions of the last `since` seconds (None: none), then after each publication the new ones."""
+    """Print the transitions of the last `since` seconds (None: no old ones), then the new ones of each publication."""
     from sr_assets.adapters.published import queries
 
-    asked = partial(queries.advisories, settings.home, node=node, event=event)
+    read_advisories = partial(queries.advisories, settings.home, node=node, event=event)
     lines: Lines | None = None
     printed: set[str] = set()
     for _ in _publications(settings.home / "fleet.duckdb"):
-        rows = asked(since=None)
+        rows = read_advisories(since=None)
         fresh = [row for row in rows.values if row[-1] not in printed]
         printed.update(row[-1] for row in fresh)
         if lines is None:
             lines = Lines(rows.columns, form, _FIRST)
             lines.header()
-            fresh = [] if since is None else asked(since=since).values
+            fresh = [] if since is None else read_advisories(since=since).values
         lines.rows(fresh)
 
 
 def _publications(file: Path) -> Iterator[None]:
-    """Yield whenever there is another published file than before, the first included."""
+    """Yield for the first published file and after each replacement."""
     seen = None
     while True:
         with contextlib.suppress(FileNotFoundError):
@@ -108,7 +104,7 @@ def _publications(file: Path) -> Iterator[None]:
 def _follow_streams(
     settings: "Settings", since: float | None, node: str | None, event: str | None, form: Format
 ) -> None:
-    """Print the advisories of all feeds as their streams store them, until interrupted."""
+    """Print the advisories of all feeds as their streams store them, until an interrupt."""
     from sr_assets.adapters.published.queries import GLOBAL_ADVISORY_COLUMNS
     from sr_assets.stages.feeds.follow import Follower
 
@@ -125,29 +121,29 @@ def _follow_streams(
 
 
 def _rounds(followers: Sequence["Follower"]) -> Iterator[list[tuple["Advisory", int]]]:
-    """Poll all feeds in rounds, without end; yield each round's advisories with their stored times (unix ns).
+    """Poll all feeds in endless rounds; yield each round's advisories with their stored times (unix ns).
 
-    Raises RunError when a feed cannot be read before any could: that may be a mistake. Later it is an outage: a warning is
-    printed and the feed is polled again.
+    Raises RunError if no feed was ever readable, because the configuration may be wrong. A later failure is an outage: it
+    prints a warning and polling continues.
     """
-    answering = [False] * len(followers)
+    readable = [False] * len(followers)
     while True:
         received: list[tuple[Advisory, int]] = []
         for index, follower in enumerate(followers):
             try:
                 received += follower.poll()
-                answering[index] = True
+                readable[index] = True
             except RunError as error:
-                if not any(answering):
+                if not any(readable):
                     raise
-                if answering[index]:
-                    click.echo(f"warning: {follower.feed.label}: {error}; it is asked again", err=True)
-                answering[index] = False
+                if readable[index]:
+                    click.echo(f"warning: {follower.feed.label}: {error}; polling continues", err=True)
+                readable[index] = False
         yield received
 
 
 def _rows(received: Iterable[tuple["Advisory", int]], node: str | None, event: str | None) -> Iterator[tuple[Any, ...]]:
-    """Yield the advisories of a node and an event, each as a row of `GLOBAL_ADVISORY_COLUMNS`."""
+    """Yield the advisories of a node and event as rows of `GLOBAL_ADVISORY_COLUMNS`."""
     from sr_assets.domain.received import LIFE_CYCLE
 
     for advisory, received_ns in received:

@@ -1,7 +1,4 @@
-"""The command `availability`: uptime and outages of nodes, sites or days, from the daily table.
-
-Not here: the SQL (`adapters.published.availability_queries`), computing the days (`stages.availability`).
-"""
+"""The command `availability`: uptime and outages of nodes, sites or days, from the daily table."""
 
 import time
 from typing import TYPE_CHECKING
@@ -15,7 +12,7 @@ if TYPE_CHECKING:
     from sr_assets.adapters.published.availability_queries import By
     from sr_assets.settings import Settings
 
-#: The columns that a narrow window keeps, by what a row is of.
+#: The columns that a narrow window keeps, by kind of row.
 _KEYS: "dict[By, tuple[str, ...]]" = {"node": ("node", "name"), "site": ("name", "stream"), "day": ("date",)}
 _FIGURES = ("availability_percent", "outages", "longest_outage_seconds")
 
@@ -23,18 +20,22 @@ _FIGURES = ("availability_percent", "outages", "longest_outage_seconds")
 @cli.command()
 @click.option("--site", help="Only this site.")
 @click.option("--node", help="Only this node.")
-@click.option("--since", type=SECONDS, default="30d", show_default=True, help="How far back, in whole days.")
+@click.option("--since", type=SECONDS, default="30d", show_default=True, help="Period up to now, in whole days.")
 @click.option(
-    "--by", type=click.Choice(("node", "site", "day")), default="node", show_default=True, help="One row for each."
+    "--by",
+    type=click.Choice(("node", "site", "day")),
+    default="node",
+    show_default=True,
+    help="Print one row for each of these.",
 )
 @form_option
 @configured
 def availability(
     settings: "Settings", site: str | None, node: str | None, since: float, by: "By", form: Format
 ) -> None:
-    """Show how available nodes were: the least available first.
+    """Show the availability of nodes, least available first.
 
-    The share of the watched time in which a node was up; nodes that were retired all the time are left out.
+    Availability is the share of the observed time in which a node was up. Nodes that were retired throughout are omitted.
     """
     from sr_assets.adapters.published import availability_queries as queries
     from sr_assets.domain.days import date_at
@@ -44,7 +45,7 @@ def availability(
     show(rows.columns, rows.values, form, first=(*_KEYS[by], *_FIGURES))
     if not rows.values:
         click.echo(
-            f"no day since {first} is computed yet: `sr-assets up` does it each hour, or materialise"
+            f"no day since {first} has been computed yet; `sr-assets up` computes days every hour, or materialise"
             " fleet/availability_daily in the UI",
             err=True,
         )

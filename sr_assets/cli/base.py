@@ -1,7 +1,6 @@
-"""What every command shares: the group, exit codes, settings, the options for formats and durations.
+"""Code that several commands share: the group, exit codes, settings, options for formats and durations.
 
-Exit codes: 0, 1 (a run, a server or a lookup failed), 2 (configuration or usage), 130 (interrupted). An error is one
-line. Add here what a second command needs. Not here: the commands, how rows are drawn (`render`).
+Exit codes: 0, 1 (a run, a server or a lookup failed), 2 (configuration or usage), 130 (interrupted).
 """
 
 import os
@@ -46,21 +45,21 @@ SECONDS = _Seconds()
 
 
 def form_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for how rows are shown; the command gets one of `Format` as `form`."""
+    """Add the output options; the command receives a `Format` as `form`."""
     return _forms(FORMATS)(command)
 
 
 def table_or_json(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of `form_option` without CSV, for output that is not a single table."""
+    """Add the output options without CSV, for output that is not a single table."""
     return _forms(("table", "json"))(command)
 
 
 def _forms(forms: Sequence[Format]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         @click.option(
-            "--format", "form", type=click.Choice(forms), default="table", show_default=True, help="How rows are shown."
+            "--format", "form", type=click.Choice(forms), default="table", show_default=True, help="Output format."
         )
-        @click.option("--wide", is_flag=True, help="Every column, also where a row then takes several lines.")
+        @click.option("--wide", is_flag=True, help="Show every column, even if a row needs several lines.")
         @wraps(command)
         def with_form(*arguments: Any, form: Format, wide: bool, **options: Any) -> Any:
             return command(*arguments, form="wide" if wide and form == "table" else form, **options)
@@ -88,7 +87,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     except click.Abort:
         return INTERRUPTED
     except BrokenPipeError:
-        # The program that read our output has ended; with stdout on /dev/null, closing it at exit raises nothing.
+        # The reader of our output has ended. With stdout on /dev/null, closing it at exit raises no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -99,13 +98,13 @@ def print_error(message: str) -> None:
 
 
 def fail(message: str, code: int) -> int:
-    """Print an error as one line on stderr; returns the exit code."""
+    """Print an error as one line on stderr and return the exit code."""
     print_error(message)
     return code
 
 
 def configured(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Read the settings when a command is called, and hand them to it."""
+    """Load the settings when the command is called, and pass them to it."""
 
     @wraps(command)
     def with_settings(*arguments: Any, **options: Any) -> Any:
@@ -121,13 +120,13 @@ def _settings() -> "Settings":
 
 
 def stream_named(settings: "Settings", name: str, refusal: str) -> "StreamSettings":
-    """Return the one stream that `--stream NAME` means; `refusal` is the error text for a feed.
+    """Return the stream that `--stream NAME` identifies; `refusal` is the error text for a feed.
 
-    Raises ConfigurationError when there is none, when there are several, or when it is a feed.
+    Raises ConfigurationError for an unknown or ambiguous name, and for a feed.
     """
     labels = [entry.label for entry in settings.find(name)]
     if len(labels) > 1:
-        raise ConfigurationError(f"--stream {name}: there are several, name one: {', '.join(labels)}")
+        raise ConfigurationError(f"--stream {name} is ambiguous; choose one of: {', '.join(labels)}")
     for stream in settings.streams:
         if stream.label in labels:
             return stream
@@ -135,7 +134,7 @@ def stream_named(settings: "Settings", name: str, refusal: str) -> "StreamSettin
 
 
 class _Commands(click.Group):
-    """The group of commands: Ctrl-C ends a command with one line on stderr, where click would print an empty line."""
+    """The group of commands. Ctrl-C ends a command with one line on stderr instead of click's empty line."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -148,7 +147,7 @@ class _Commands(click.Group):
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
-    help="The configuration; default: SR_ASSETS_CONFIG, else conf/replication.yaml.",
+    help="Use this configuration file (default: SR_ASSETS_CONFIG, else conf/replication.yaml).",
 )
 @click.version_option(package_name="sr-assets", prog_name="sr-assets")
 def cli(config: Path | None) -> None:
@@ -158,6 +157,6 @@ def cli(config: Path | None) -> None:
 
 
 def need_feeds(settings: "Settings", caller: str) -> None:
-    """Raise ConfigurationError when no feed is configured: then there is no global view; `caller` names the command."""
+    """Raise ConfigurationError if no feed is configured, because there is no global view; `caller` names the command."""
     if not settings.feeds:
         raise ConfigurationError(f"{caller}: no feed is configured; add one to feeds")

@@ -1,7 +1,4 @@
-"""The command `enroll`: a certificate from a Puppet CA.
-
-Not here: the steps (`adapters.puppet_ca`).
-"""
+"""The command `enroll`: a certificate from a Puppet CA."""
 
 import re
 from pathlib import Path
@@ -41,16 +38,23 @@ def _fingerprint(_context: click.Context, _parameter: click.Parameter, value: st
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
-    help="Puppet's folders are made there: ssl_dir of tls with scheme puppet.",
+    help="Directory for Puppet's SSL files: ssl_dir of tls with scheme puppet.",
 )
-@click.option("--ca", default="puppet:8140", show_default=True, callback=_address, help="Where the CA answers.")
-@click.option("--ca-fingerprint", callback=_fingerprint, help="The SHA-256 fingerprint that the CA must have.")
-@click.option("--timeout", "timeout_seconds", type=SECONDS, default="30m", show_default=True, help="How long to wait.")
+@click.option("--ca", default="puppet:8140", show_default=True, callback=_address, help="Address of the CA.")
+@click.option("--ca-fingerprint", callback=_fingerprint, help="Required SHA-256 fingerprint of the CA.")
+@click.option(
+    "--timeout",
+    "timeout_seconds",
+    type=SECONDS,
+    default="30m",
+    show_default=True,
+    help="Maximum time to wait for the certificate.",
+)
 def enroll(identity: str, folder: Path, ca: str, ca_fingerprint: str | None, timeout_seconds: float) -> None:
-    """Get key and certificate of IDENTITY from a Puppet CA.
+    """Request a certificate for IDENTITY from a Puppet CA and store it with its key.
 
-    An existing key is kept. After an interruption the same command continues. Without --ca-fingerprint the CA is taken
-    from the host that answers: compare the fingerprint that is shown.
+    An existing key is kept. After an interruption the same command continues. Without --ca-fingerprint the responding host
+    is trusted: compare the printed fingerprint.
     """
     from sr_assets.adapters.puppet_ca import Enrolment
 

@@ -1,7 +1,4 @@
-"""The command `import`: an old replicator's file becomes a configuration, with what is still open in it.
-
-Not here: what a key becomes (`settings.legacy`).
-"""
+"""The command `import`: conversion of an old replicator's file."""
 
 import os
 from pathlib import Path
@@ -22,14 +19,13 @@ if TYPE_CHECKING:
     "-o",
     "output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write there, a new file; default: print it.",
+    help="Write to this new file (default: print).",
 )
-@click.option("--connect", is_flag=True, help="Ask the servers which streams take the topics' subjects.")
+@click.option("--connect", is_flag=True, help="Query the servers for the streams that take the topics' subjects.")
 def import_file(file: Path, output: Path | None, connect: bool) -> None:
-    """Make a configuration of the old replicator's file FILE, which has topics.
+    """Convert FILE, an old replicator's configuration with `topics:`.
 
-    Questions that only you can answer go to stderr and into the file; an unknown stream has a placeholder, which
-    `check` refuses.
+    Open questions go to stderr and into the file. An unknown stream becomes a placeholder, which `check` refuses.
     """
     import yaml
 
@@ -43,8 +39,8 @@ def import_file(file: Path, output: Path | None, connect: bool) -> None:
         raise ConfigurationError(text if text.startswith(str(file)) else f"{file}: {text}") from None
     if connect:
         _name_streams(made)
-    lines = [f"Made of {file.name} by `sr-assets import`.", "", "What became of its keys:", *made.notes]
-    lines += ["", "Still open:", *made.questions] if made.questions else []
+    lines = [f"Converted from {file.name} by `sr-assets import`.", "", "Conversion of its keys:", *made.notes]
+    lines += ["", "Open questions:", *made.questions] if made.questions else []
     comment = "".join(f"# {' '.join(line.split())}".rstrip() + "\n" for line in lines)
     text = f"{comment}\n{yaml.safe_dump(made.document, sort_keys=False, allow_unicode=True, width=120)}"
     if output is None:
@@ -56,18 +52,18 @@ def import_file(file: Path, output: Path | None, connect: bool) -> None:
 
 
 def _write_new(file: Path, text: str) -> None:
-    """Write a file that only its owner may read: its URLs may have passwords."""
+    """Write a new file that only its owner can read, because its URLs may contain passwords."""
     try:
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as opened:
             opened.write(text)
     except FileExistsError:
-        raise ConfigurationError(f"{file}: exists already; name a new file with -o") from None
+        raise ConfigurationError(f"{file}: already exists; choose a new file with -o") from None
     except OSError as error:
         raise RunError(f"{file}: cannot be written: {error.strerror}") from None
 
 
 def _name_streams(made: "Imported") -> None:
-    """Put the name of the one stream that takes a topic's subject in place of each placeholder, and of the target's."""
+    """Replace each placeholder, and the target's stream, if exactly one stream takes the topic's subject."""
     for entry in made.document["streams"]:
         subject, name = entry["filter_subject"], entry["name"]
         takers = {}
@@ -75,7 +71,9 @@ def _name_streams(made: "Imported") -> None:
             try:
                 takers[end] = _takers(entry, end, made.document.get("tls") or {}, subject)
             except SrAssetsError as error:
-                made.questions.append(f"{name}: the {end} could not be asked which stream takes {subject}: {error}")
+                made.questions.append(
+                    f"{name}: the {end} could not be queried for the stream that takes {subject}: {error}"
+                )
         if len(source := takers.get("source", [])) == 1:
             made.questions = [question for question in made.questions if repr(entry["stream"]) not in question]
             entry["stream"] = source[0]

@@ -1,8 +1,7 @@
-"""Tables as lines of text: one line a row, and none longer than the window.
+"""Tables as lines of text: one line per row, no wider than the window.
 
-In a window that is too narrow the columns that were asked for first are kept, shortened if need be, and as many of the
-others as fit; what is left out is named below. A pipe gets every column, as wide as it needs. Not here: how a value is
-written (`render`).
+A narrow window keeps the columns in `first`, shortened if necessary, and as many others as fit; a note below lists the
+omitted ones. A pipe receives every column at full width.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 _GAP: Final = 2
-#: A column that is kept is shortened to this before another is left out.
+#: A kept column is shortened to this width before another column is omitted.
 _SHORTEST: Final = 12
 _COLOURS: Final = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
 
 
 def window() -> int | None:
-    """Return how many columns the terminal has; None when stdout is not a terminal, so that nothing limits a line."""
+    """Return the terminal's width in columns, or None if stdout is not a terminal: then lines have no limit."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def coloured(text: str, style: str | None) -> str:
-    """Return text in a style, if stdout shows colours: a terminal does, unless NO_COLOR is set or it is dumb."""
+    """Return text in a style if stdout is a terminal with colours and NO_COLOR is unset."""
     if not style or not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return text
     return f"\x1b[{_COLOURS[style]}m{text}\x1b[0m"
 
 
 class Layout:
-    """Which columns are shown, and how wide; `widths` is what each needs, `first` are those that are kept."""
+    """Visible columns and their widths; `widths` are the needed widths, `first` the columns to keep."""
 
     def __init__(
         self, headers: Sequence[str], widths: Sequence[int], first: Sequence[int], right: frozenset[int] = frozenset()
@@ -49,16 +48,16 @@ class Layout:
         self._shown = dict(enumerate(needed)) if limit is None else _choose(needed, first or (0,), limit)
 
     @property
-    def left_out(self) -> list[str]:
-        """The headers of the columns that are not shown."""
+    def omitted(self) -> list[str]:
+        """Headers of the columns that do not fit."""
         return [header for index, header in enumerate(self._headers) if index not in self._shown]
 
     def header(self) -> str:
-        """Return the line above the rows."""
+        """Return the header line."""
         return self.line([(header, "bold") for header in self._headers])
 
     def line(self, cells: Sequence[tuple[str, str | None]], style: str | None = None) -> str:
-        """Return a row, its cells each with a style, as a line; `style` is the row's."""
+        """Return a row of styled cells as a line; `style` overrides the styles of the cells."""
         parts = []
         for index, width in self._shown.items():
             text, own = cells[index]
@@ -71,7 +70,7 @@ class Layout:
 
 
 def _choose(needed: Sequence[int], first: Sequence[int], limit: int) -> Mapping[int, int]:
-    """Return the columns that fit into `limit`, with their widths, in their own order."""
+    """Return the columns that fit into `limit`, with their widths, in table order."""
     kept = {index: needed[index] for index in first}
     while (excess := _total(kept) - limit) > 0:
         widest = max(kept, key=lambda index: kept[index])
@@ -93,13 +92,13 @@ def _total(widths: Mapping[int, int]) -> int:
 
 
 def note(text: str) -> Iterator[str]:
-    """Yield a remark below a table as lines that fit the window."""
+    """Yield a note below a table as lines that fit the window."""
     for line in textwrap.wrap(text, window() or len(text) + 1):
         yield coloured(line, "dim")
 
 
 def record(headers: Sequence[str], cells: Sequence[tuple[str, str | None]]) -> Iterator[str]:
-    """Yield one row as a line a column, for a row that is wider than the window; long values go on below."""
+    """Yield one row with a line per column, for a row that is wider than the window; long values wrap."""
     label = max(map(cell_len, headers))
     room = max(8, (window() or sys.maxsize) - label - _GAP)
     for header, (text, style) in zip(headers, cells, strict=True):

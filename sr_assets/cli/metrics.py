@@ -1,7 +1,4 @@
-"""The command `metrics`.
-
-Not here: the metrics (`operate.metrics`).
-"""
+"""The command `metrics`."""
 
 from typing import TYPE_CHECKING
 
@@ -14,12 +11,12 @@ if TYPE_CHECKING:
 
 
 @cli.command()
-@click.option("--once", is_flag=True, help="Print them and end.")
+@click.option("--once", is_flag=True, help="Print the metrics and exit.")
 @configured
 def metrics(settings: "Settings", once: bool) -> None:
-    """Serve metrics for Prometheus, as `up` and `run --follow` do beside their work.
+    """Serve metrics for Prometheus, as `up` and `run --follow` do.
 
-    From what is published; no server is asked.
+    The metrics come from the published tables; no server is queried.
     """
     from sr_assets.operate.metrics import Exposition, serve_metrics
 

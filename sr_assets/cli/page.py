@@ -1,7 +1,4 @@
-"""The command `status-page`.
-
-Not here: the page (`operate.page`).
-"""
+"""The command `status-page`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +15,9 @@ if TYPE_CHECKING:
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @configured
 def status_page(settings: "Settings", file: Path) -> None:
-    """Write a page about sites, nodes and replication: one HTML file that needs no network.
+    """Write the status of sites, nodes and replication to one HTML file that needs no network.
 
-    From what is published; no server is asked. An older page is replaced.
+    The page comes from the published tables; no server is queried. An existing file is replaced.
     """
     from sr_assets.operate.page import write_page
 

@@ -1,8 +1,6 @@
-"""How rows are shown: a table for people, JSON and CSV for programs; the same for every command.
+"""Output of rows as a table, JSON or CSV, for every command.
 
-JSON is one array of objects, or one object a line; CSV has a header. Times are ISO 8601 in UTC in both. Add another form
-of output here. Not here: which rows (`adapters.published.queries`), how a table fits the window (`layout`), what consists
-of several tables (`views`).
+JSON is one array of objects, or one object per line; CSV has a header. Both have times in ISO 8601, UTC.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from rich.cells import cell_len
 from sr_assets.cli import layout
 from sr_assets.domain.durations import duration
 
-#: `wide` is a table with every column, also where that takes more than a line a row.
+#: `wide` is a table with every column, even if a row needs several lines.
 Format = Literal["table", "json", "csv", "wide"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)[:3]
 _STYLES: Final = {
@@ -40,13 +38,13 @@ _STYLES: Final = {
     "unwatched": "dim",
     "retired": "dim",
 }
-#: A text that begins so is a formula for a spreadsheet; the second half are the full-width forms.
+#: A spreadsheet takes text with these first characters for a formula; the second half are full-width forms.
 _FORMULA: Final = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-#: Control characters, but for the line breaks, which CSV can quote.
+#: Control characters except line breaks, which CSV can quote.
 _CONTROL: Final = re.compile(r"[\x00-\x09\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-#: A longer table is drawn in blocks of so many rows, each with columns as wide as its own rows need.
+#: Rows per block of a long table; each block has its own column widths.
 _BLOCK_ROWS: Final = 10_000
-#: The width assumed for a column whose rows are not known yet.
+#: Assumed widths of columns whose rows have not arrived yet.
 _WIDTHS: Final = {"event_time": 19, "node": 32, "name": 12, "replicator": 12, "stream": 20, "event": 7} | dict.fromkeys(
     ("detected_at", "seen", "received_at", "published_at"), 19
 )
@@ -61,10 +59,9 @@ def show(
     first: Sequence[str] = (),
     alarmed: Callable[[Sequence[Any]], bool] = lambda _: False,
 ) -> None:
-    """Print rows in the chosen form as they come.
+    """Print rows in the chosen format as they arrive.
 
-    For people only: the title, the columns that are kept `first` where the window is too narrow for all, and the red of rows
-    that are `alarmed`.
+    Only tables use `title`, the columns `first` that a narrow window keeps, and `alarmed`, which selects red rows.
     """
     if form == "json":
         print_json(dict(zip(columns, row, strict=True)) for row in rows)
@@ -79,7 +76,7 @@ def show(
 
 
 def _blocks(rows: Iterable[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
-    """Yield rows in lists of `_BLOCK_ROWS`; without rows one empty list."""
+    """Yield rows in lists of `_BLOCK_ROWS`, or one empty list if there are no rows."""
     left = iter(rows)
     yield list(itertools.islice(left, _BLOCK_ROWS))
     while block := list(itertools.islice(left, _BLOCK_ROWS)):
@@ -87,7 +84,7 @@ def _blocks(rows: Iterable[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
 
 
 def print_json(elements: Iterable[Any]) -> None:
-    """Print a JSON array, one element a line."""
+    """Print a JSON array, one element per line."""
     before = "[\n"
     for element in elements:
         sys.stdout.write(before + json_line(element))
@@ -101,8 +98,8 @@ def json_line(value: Any) -> str:
 
 
 def csv_lines(rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    """Yield rows as lines of CSV: None is empty, lists and objects are JSON, and no text is a formula in a spreadsheet."""
-    # The writer returns what `write` returns, and quotes what is part of its line end: CR and LF.
+    """Yield rows as lines of CSV: None is empty, lists and objects are JSON, and no text can act as a formula."""
+    # The writer returns the result of `write`, and quotes the characters of its line end: CR and LF.
     writer = csv.writer(SimpleNamespace(write=str), lineterminator="\r\n")
     for row in rows:
         line: str = writer.writerow([_csv_cell(value) for value in row])
@@ -124,7 +121,7 @@ def _cell(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Reduce a value to what JSON has: times become ISO text, bytes base64, what is no finite number null."""
+    """Convert a value to JSON types: times become ISO text, bytes base64, infinite numbers and NaN null."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, (float, Decimal)):
@@ -152,7 +149,7 @@ def _table(
     *,
     wide: bool,
 ) -> Iterator[str]:
-    """Yield the lines of a table, and below it which columns the window has no room for."""
+    """Yield the lines of a table, and a note with the columns that do not fit the window."""
     headers = [_header(column) for column in columns]
     numbers = {
         index
@@ -163,15 +160,15 @@ def _table(
     cells = [[_styled(column, value) for column, value in zip(columns, row, strict=True)] for row in rows]
     widths = [max((cell_len(row[index][0]) for row in cells), default=0) for index in range(len(columns))]
     fitted = layout.Layout(headers, widths, first, frozenset(numbers))
-    if wide and fitted.left_out:
+    if wide and fitted.omitted:
         for styled in cells:
             yield from layout.record(headers, styled)
         return
     yield fitted.header()
     for row, styled in zip(rows, cells, strict=True):
         yield fitted.line(styled, "red" if alarmed(row) else None)
-    if fitted.left_out:
-        yield from layout.note(f"not shown: {', '.join(fitted.left_out)} (--wide shows all)")
+    if fitted.omitted:
+        yield from layout.note(f"not shown: {', '.join(fitted.omitted)} (--wide shows all)")
 
 
 def _header(column: str) -> str:
@@ -184,7 +181,7 @@ def _styled(column: str, value: Any) -> tuple[str, str | None]:
 
 
 def text(column: str, value: Any) -> str:
-    """Return a value as people read it: seconds as a duration, times to the second, nothing that could steer a terminal."""
+    """Return a value for display: seconds as a duration, times to the second, terminal control characters escaped."""
     if value is None:
         return "-"
     if column.endswith("_seconds") and isinstance(value, (int, float)):
@@ -195,14 +192,14 @@ def text(column: str, value: Any) -> str:
 
 
 def printable(shown: str) -> str:
-    """Return text with everything escaped that could steer a terminal."""
+    """Return text with terminal control characters escaped."""
     if shown.isprintable():
         return shown
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in shown)
 
 
 class Lines:
-    """Rows that are printed as they come, each at once: JSON objects, CSV, or lines of a table whose widths are guessed."""
+    """Rows that are printed immediately as they arrive: JSON objects, CSV, or table lines with assumed widths."""
 
     def __init__(self, columns: Sequence[str], form: Format, first: Sequence[str]) -> None:
         self._columns = columns
@@ -211,7 +208,7 @@ class Lines:
         self._layout = layout.Layout(headers, widths, [columns.index(column) for column in first])
 
     def header(self) -> None:
-        """Print what stands above the rows, at once: JSON has nothing."""
+        """Print the header; JSON has none."""
         if self._form == "csv":
             self._write(csv_lines([self._columns]))
         elif self._form != "json":
@@ -234,21 +231,21 @@ class Lines:
 
 
 def age_seconds(time: datetime) -> int:
-    """Return how long ago something was by this machine's clock, 0 for what is ahead of it."""
+    """Return the age of a time by this machine's clock, or 0 for a future time."""
     return max(0, int((datetime.now(UTC) - time).total_seconds()))
 
 
 def age_text(as_of: datetime) -> str:
-    """Return when something was so, and how long ago."""
+    """Return a time and its age as text."""
     return f"as of {as_of:%Y-%m-%d %H:%M:%S} UTC, {duration(age_seconds(as_of))} old"
 
 
 def print_note(remark: str) -> None:
-    """Print a remark above or below a table."""
+    """Print a note above or below a table."""
     sys.stdout.writelines(f"{line}\n" for line in layout.note(printable(remark)))
 
 
 def print_document(value: Any) -> None:
-    """Print a JSON document for people, indented; nothing for None."""
+    """Print an indented JSON document, or nothing for None."""
     if value is not None:
         sys.stdout.write(json.dumps(_plain(value), indent=2) + "\n")

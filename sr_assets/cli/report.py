@@ -1,7 +1,4 @@
-"""The command `report`: every stream and every link of replication, asked now, as tables or as a graph.
-
-Not here: asking and measuring (`stages.topology`), the graph (`domain.topology`), how rows are drawn (`render`).
-"""
+"""The command `report`: the current state of every stream and link, as tables or as a graph."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-#: The columns of the tables for people; programs get all.
+#: Columns of the tables; JSON and CSV have all columns.
 _STREAMS: Final = (
     "cluster",
     "domain",
@@ -59,20 +56,22 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @cli.command()
-@click.option("--cluster", metavar="C", help="Only this cluster, by its name in the report.")
-@click.option("--leaders", is_flag=True, help="Also how many streams each server leads.")
-@click.option("--raw", is_flag=True, help="Bytes and seconds as plain numbers.")
-@click.option("--sort", metavar="KEY", help="By a column: numbers from the largest, text from A.")
+@click.option("--cluster", metavar="C", help="Show only this cluster, by its name in the report.")
+@click.option("--leaders", is_flag=True, help="Add the number of streams that each server leads.")
+@click.option("--raw", is_flag=True, help="Print bytes and seconds as plain numbers.")
+@click.option("--sort", metavar="KEY", help="Sort by a column: numbers descending, text ascending.")
 @click.option(
-    "--dot", type=click.Path(path_type=Path, dir_okay=False), help="Also write the links as a graph for graphviz."
+    "--dot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the links to this file as a graph for graphviz.",
 )
 @watchable
 def report(
     settings: Settings, cluster: str | None, leaders: bool, raw: bool, sort: str | None, dot: Path | None, form: Format
 ) -> int:
-    """Show every stream and every link of replication of all clusters, asked now.
+    """Query all clusters for every stream and link: native mirrors and sources, replicas, feeds.
 
-    Native mirrors and sources, our replicas, feeds. Exit code 1 when a cluster could not be asked.
+    Exit code 1 if a cluster is unreachable.
     """
     from sr_assets.stages.topology.report import link_record, make_report, stream_record
     from sr_assets.stages.topology.survey import Survey
@@ -81,7 +80,7 @@ def report(
         made = make_report(settings, survey.take())
         known = list(survey.of)
     if cluster is not None and cluster not in known:
-        raise ConfigurationError(f"--cluster {cluster}: no such cluster; known: {', '.join(known)}")
+        raise ConfigurationError(f"--cluster {cluster} is unknown; choose one of: {', '.join(known)}")
     streams = [stream_record(row) for row in made.streams if cluster in (None, row.cluster)]
     links = [link_record(link) for link in made.links if cluster in (None, link.cluster, link.origin_cluster)]
     if dot is not None:
@@ -119,16 +118,20 @@ def _columns(table: str) -> tuple[str, ...]:
 def _print_tables(
     form: Format, streams: Sequence[Record], links: Sequence[Record], leaders: Sequence[Record] | None, *, raw: bool
 ) -> None:
-    asked = [stream for stream in streams if stream["stream"] is not None]
+    reachable = [stream for stream in streams if stream["stream"] is not None]
     shown = [
-        tuple(stream[column] if raw else _with_unit(column, stream[column]) for column in _STREAMS) for stream in asked
+        tuple(stream[column] if raw else _with_unit(column, stream[column]) for column in _STREAMS)
+        for stream in reachable
     ]
-    shown += [
-        (row["cluster"], row["domain"], "cannot be asked", *[None] * 9) for row in streams if row["stream"] is None
-    ]
+    shown += [(row["cluster"], row["domain"], "unreachable", *[None] * 9) for row in streams if row["stream"] is None]
     columns = ["replicas" if column == "peers" else column for column in _STREAMS]
     show(
-        columns, shown, form, title="Stream Report", first=("cluster", "stream", "messages", "bytes"), alarmed=_unasked
+        columns,
+        shown,
+        form,
+        title="Stream Report",
+        first=("cluster", "stream", "messages", "bytes"),
+        alarmed=_unreachable,
     )
     rows = [tuple(_link_cell(column, link, raw=raw) for column in _LINKS) for link in links]
     if rows:
@@ -144,7 +147,7 @@ def _print_tables(
         show(("server", "cluster", "streams", "distribution"), shares, form, title="RAFT Leader Report")
 
 
-def _unasked(row: Sequence[Any]) -> bool:
+def _unreachable(row: Sequence[Any]) -> bool:
     return row[3] is None
 
 
@@ -158,7 +161,7 @@ def _link_cell(column: str, link: Mapping[str, Any], *, raw: bool) -> Any:
         return "unknown"
     if column == "kind":
         return str(value).capitalize()
-    # As text it is no duration any more.
+    # Text is not formatted as a duration.
     return f"{value:g}" if raw and column.endswith("_seconds") and value is not None else value
 
 
@@ -179,12 +182,12 @@ def _leaders(streams: Sequence[Record]) -> list[Record]:
 
 
 def _sort(key: str | None, *tables: list[Record]) -> None:
-    """Sort the tables that have a column: numbers from the largest, text from A, what is not known last."""
+    """Sort the tables that have a column: numbers descending, text ascending, NULL last."""
     if key is None:
         return
     columns = {*_columns("stream"), *_columns("link")}
     if key not in columns:
-        raise ConfigurationError(f"--sort {key}: no such column; there are {', '.join(sorted(columns))}")
+        raise ConfigurationError(f"--sort {key} is not a column; choose one of: {', '.join(sorted(columns))}")
     for table in tables:
         if table and key in table[0]:
             table.sort(key=lambda record: _sort_key(record[key]))

@@ -1,7 +1,4 @@
-"""Commands about streams: `check`, `lag`, `pause` and `resume`.
-
-Not here: what is asked of the servers (`stages.connectivity`, `stages.source.lag`), how rows are drawn (`render`).
-"""
+"""Commands about streams: `check`, `lag`, `pause` and `resume`."""
 
 from typing import TYPE_CHECKING
 
@@ -16,15 +13,15 @@ from sr_assets.domain.durations import duration
 if TYPE_CHECKING:
     from sr_assets.settings import FeedSettings, Settings, Start, StreamSettings
 
-_NO_COPY = "a feed copies nothing, so there is nothing to pause"
+_NO_COPY = "a feed makes no copies, so it cannot be paused"
 
 
 @cli.command()
-@click.option("--connect", is_flag=True, help="Try every connection and each permission; changes nothing.")
+@click.option("--connect", is_flag=True, help="Test every connection and permission without changing anything.")
 @form_option
 @configured
 def check(settings: "Settings", connect: bool, form: Format) -> int:
-    """Validate the configuration and print what would run."""
+    """Validate the configuration and print the planned work."""
     from sr_assets.operate import check_home
 
     warn(settings)
@@ -43,7 +40,7 @@ def check(settings: "Settings", connect: bool, form: Format) -> int:
 
 
 def _check_connectivity(settings: "Settings", form: Format) -> int:
-    """Try every connection and permission and show each probe; returns the exit code."""
+    """Test every connection and permission, show each probe, and return the exit code."""
     from sr_assets.stages.connectivity import probe_connectivity
 
     probes = probe_connectivity(settings)
@@ -103,9 +100,9 @@ def _start(start: "Start") -> str:
 @cli.command()
 @watchable
 def lag(settings: "Settings", form: Format) -> int:
-    """Show how far every stream is behind, asked of the servers now.
+    """Query the servers for the current lag of every stream.
 
-    Exit code 1 when a source could not be asked.
+    Exit code 1 if a source is unreachable.
     """
     from sr_assets.stages.source.lag import measure_lag
 
@@ -144,25 +141,25 @@ def _paused_labels(settings: "Settings") -> frozenset[str]:
 
 
 @cli.command()
-@click.option("--stream", "name", required=True, metavar="NAME", help="The stream, or name/stream.")
+@click.option("--stream", "name", required=True, metavar="NAME", help="The stream (or name/stream).")
 @configured
 def pause(settings: "Settings", name: str) -> None:
-    """Stop copying a stream until `resume`; a tracked stream is still watched, published and advised on."""
+    """Stop copying a stream until `resume`; tracking, tables and advisories continue."""
     from sr_assets.adapters.state.pausing import set_paused
 
     stream = stream_named(settings, name, _NO_COPY)
     changed = set_paused(settings, stream, paused=True)
-    meanwhile = "its nodes are still watched" if stream.tracked else "nothing is read meanwhile"
-    click.echo(f"{stream.label}: {'paused' if changed else 'is paused already'}; {meanwhile}")
+    effect = "its nodes are still tracked" if stream.tracked else "no messages are read"
+    click.echo(f"{stream.label}: {'paused' if changed else 'already paused'}; {effect}")
 
 
 @cli.command()
-@click.option("--stream", "name", required=True, metavar="NAME", help="The stream, or name/stream.")
+@click.option("--stream", "name", required=True, metavar="NAME", help="The stream (or name/stream).")
 @configured
 def resume(settings: "Settings", name: str) -> None:
-    """Go on copying a stream where `pause` stopped it."""
+    """Resume the copying of a paused stream from its position."""
     from sr_assets.adapters.state.pausing import set_paused
 
     stream = stream_named(settings, name, _NO_COPY)
     changed = set_paused(settings, stream, paused=False)
-    click.echo(f"{stream.label}: {'resumed; the next run copies' if changed else 'is not paused'}")
+    click.echo(f"{stream.label}: {'resumed; the next run copies' if changed else 'not paused'}")

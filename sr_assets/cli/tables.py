@@ -1,7 +1,4 @@
-"""Commands about the published tables as such: `export`, `query`.
-
-Not here: opening them (`adapters.published`), how rows are drawn (`render`).
-"""
+"""Commands on all published tables: `export` and `query`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @configured
 def export(settings: "Settings", file: Path) -> None:
-    """Write a self-contained copy of the published tables, a DuckDB file."""
+    """Write a self-contained copy of the published tables as a DuckDB file."""
     from sr_assets.adapters.published.reading import export_fleet
 
     export_fleet(settings.home, file)
@@ -31,10 +28,10 @@ def export(settings: "Settings", file: Path) -> None:
 @form_option
 @configured
 def query(settings: "Settings", sql: str, timeout: float, form: Format) -> None:
-    """Answer one SELECT on the published tables.
+    """Run one SELECT on the published tables.
 
-    It reads nothing else: no other file, no network, no settings. SHOW TABLES and DESCRIBE list tables and columns. Rows are
-    printed as they come, tables in blocks.
+    The query cannot access other files, the network or settings. SHOW TABLES and DESCRIBE list tables and columns. Rows are
+    printed as they arrive, tables in blocks.
     """
     from sr_assets.adapters.published.user_query import user_query
 

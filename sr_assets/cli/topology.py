@@ -1,7 +1,4 @@
-"""The commands `topology plan`, `apply` and `adopt`: the native mirrors and sources of the configuration.
-
-Not here: what is compared and done (`stages.topology`), the report of what there is (`report`).
-"""
+"""The commands `topology plan`, `apply` and `adopt`: the native mirrors and sources of the configuration."""
 
 from __future__ import annotations
 
@@ -21,14 +18,14 @@ if TYPE_CHECKING:
     from sr_assets.stages.topology.survey import Survey
 
 _PLAN: Final = ("cluster", "stream", "action", "key", "wanted", "found", "remedy", "reason")
-#: How long a command waits for the lock: a tick of the sensor ends sooner, a run or another `apply` may take longer.
-_PATIENCE_SECONDS: Final = 10.0
+#: How long a command waits for the lock. A sensor's tick ends sooner; a run or another `apply` may take longer.
+_LOCK_WAIT_SECONDS: Final = 10.0
 _DONE: Final = ("cluster", "stream", "action", "result", "detail")
 
 
 @cli.group()
 def topology() -> None:
-    """The servers' own mirrors and sources, as `topology` configures them."""
+    """Manage the native mirrors and sources of the block `topology`."""
 
 
 @topology.command("plan")
@@ -36,14 +33,14 @@ def topology() -> None:
     "--recreate",
     multiple=True,
     metavar="STREAM",
-    help="Plan as `apply --recreate` would for this stream; may be repeated.",
+    help="Plan `apply --recreate` of this stream; repeatable.",
 )
 @form_option
 @configured
 def plan_command(settings: Settings, recreate: tuple[str, ...], form: Format) -> int:
-    """Show how the streams differ from the configuration, and what `apply` would do; changes nothing.
+    """List the differences between streams and configuration, and the steps of `apply`, without changing anything.
 
-    Exit code 1 when it is already known that `apply` would refuse.
+    Exit code 1 if `apply` would refuse.
     """
     from sr_assets.stages.topology.planning import make_plan, topology_of
     from sr_assets.stages.topology.survey import Survey
@@ -62,14 +59,14 @@ def plan_command(settings: Settings, recreate: tuple[str, ...], form: Format) ->
     "--recreate",
     multiple=True,
     metavar="STREAM",
-    help="Delete this stream with all its messages and make it again, where nothing else helps; may be repeated.",
+    help="Delete this stream with all its messages and recreate it, if an update cannot help; repeatable.",
 )
 @form_option
 @configured
 def apply_command(settings: Settings, recreate: tuple[str, ...], form: Format) -> int:
-    """Make what is missing and, with `manage: reconcile`, change what differs; nothing is deleted that is not named.
+    """Create missing streams and, with `manage: reconcile`, change different ones; delete only the streams of --recreate.
 
-    Exit code 1 when something could not be done: what was done is shown, and another `apply` goes on.
+    Exit code 1 if a step failed: the completed steps are listed, and the next `apply` continues.
     """
     from sr_assets.domain.errors import ConfigurationError
     from sr_assets.stages.topology.evaluation import topology_lock
@@ -77,9 +74,9 @@ def apply_command(settings: Settings, recreate: tuple[str, ...], form: Format) -
     from sr_assets.stages.topology.survey import Survey
 
     if topology_of(settings).manage == "observe":
-        raise ConfigurationError("topology.manage is observe, so nothing is changed: set create or reconcile")
-    with topology_lock(settings, "topology apply", _PATIENCE_SECONDS), Survey(settings) as survey:
-        return _do(settings, survey, make_plan(settings, survey.take(), recreate), form)
+        raise ConfigurationError("topology.manage is observe, which changes no stream; set create or reconcile")
+    with topology_lock(settings, "topology apply", _LOCK_WAIT_SECONDS), Survey(settings) as survey:
+        return _execute(settings, survey, make_plan(settings, survey.take(), recreate), form)
 
 
 @topology.command("adopt")
@@ -88,23 +85,23 @@ def apply_command(settings: Settings, recreate: tuple[str, ...], form: Format) -
     "names",
     multiple=True,
     metavar="STREAM",
-    help="Only this stream, also when another replicator owns it; may be repeated.",
+    help="Adopt only this stream, even if another replicator owns it; repeatable.",
 )
 @form_option
 @configured
 def adopt_command(settings: Settings, names: tuple[str, ...], form: Format) -> int:
-    """Take over streams that others made: `apply` then changes them too. Nothing but their metadata is changed."""
+    """Mark existing streams as managed, so that `apply` changes them too; change only their metadata."""
     from sr_assets.stages.topology.evaluation import topology_lock
     from sr_assets.stages.topology.planning import make_adoption, topology_of
     from sr_assets.stages.topology.survey import Survey
 
     topology_of(settings)
-    with topology_lock(settings, "topology adopt", _PATIENCE_SECONDS), Survey(settings) as survey:
-        return _do(settings, survey, make_adoption(settings, survey.take(), names), form)
+    with topology_lock(settings, "topology adopt", _LOCK_WAIT_SECONDS), Survey(settings) as survey:
+        return _execute(settings, survey, make_adoption(settings, survey.take(), names), form)
 
 
-def _do(settings: Settings, survey: Survey, plan: Plan, form: Format) -> int:
-    """Take the steps of a plan and show what became of each; nothing is done when it is known that a part would fail."""
+def _execute(settings: Settings, survey: Survey, plan: Plan, form: Format) -> int:
+    """Execute the steps of a plan and print their results; execute none if a failure is predictable."""
     from sr_assets.stages.topology.applying import apply_steps, refused
 
     problems = plan.problems or refused(survey, plan.steps)
@@ -122,7 +119,7 @@ def _do(settings: Settings, survey: Survey, plan: Plan, form: Format) -> int:
     elif not problems:
         print_note("nothing to do: every stream is as configured")
     for problem in problems:
-        print_error(f"{problem}; nothing was changed")
+        print_error(f"{problem}; no stream was changed")
     return int(bool(problems) or any(outcome.result != "done" for outcome in outcomes))
 
 

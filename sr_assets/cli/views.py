@@ -1,7 +1,4 @@
-"""What is shown of one node, and of all sites: several tables, or a table with its sums.
-
-Not here: one table (`render`), the SQL (`adapters.published.queries`).
-"""
+"""Output of several tables: one node, and the summary of all sites with its sums."""
 
 import sys
 from collections.abc import Iterable
@@ -12,7 +9,7 @@ from sr_assets.cli.render import Format, age_text, print_document, print_note, s
 if TYPE_CHECKING:
     from sr_assets.adapters.published.reading import Rows
 
-#: The columns that are kept where the window is narrow; those of the summary that are summed below it.
+#: The columns that a narrow window keeps, and the summed columns of the summary.
 _SUMMARY: Final = ("replicator", "name", "stream", "observer", "up", "timeout", "retired")
 _SUMMED: Final = ("up", "timeout", "retired", "new_24h")
 _NODE: Final = ("name", "status", "age_seconds")
@@ -20,7 +17,7 @@ _HISTORY: Final = ("event", "event_time", "name", "age_seconds")
 
 
 def print_node(tables: Iterable[tuple[str, "Rows"]], messages: "Rows", form: Format) -> None:
-    """Print what is known of one node: its tables under their titles, then its newest message of each stream."""
+    """Print one node's tables under their titles, then its newest message of each stream."""
     for title, rows in tables:
         show(rows.columns, rows.values, form, title=title, first=_NODE if "status" in rows.columns else _HISTORY)
         sys.stdout.write("\n")
@@ -30,7 +27,7 @@ def print_node(tables: Iterable[tuple[str, "Rows"]], messages: "Rows", form: For
 
 
 def print_summary(rows: "Rows", form: Format) -> None:
-    """Print the summary: blind sites in red, below it the sums and what `blind` and `unwatched` mean."""
+    """Print the summary with blind sites in red, its sums, and the meaning of `blind` and `unwatched`."""
     records = [dict(zip(rows.columns, row, strict=True)) for row in rows.values]
     observer = rows.columns.index("observer")
     show(rows.columns, rows.values, form, first=_SUMMARY, alarmed=lambda row: row[observer] == "blind")
@@ -43,4 +40,4 @@ def print_summary(rows: "Rows", form: Format) -> None:
     if blind:
         print_note("blind: heartbeat overdue; node states may be stale")
     if any(record["observer"] == "unwatched" for record in records):
-        print_note("unwatched: no heartbeat was ever received; node states may be stale without notice")
+        print_note("unwatched: never sent a heartbeat; node states may be stale without notice")

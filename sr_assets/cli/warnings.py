@@ -1,8 +1,4 @@
-"""Warnings of `check`, `run` and `up` before they begin, and below the rows of tables: one line each, with the remedy.
-
-Add a warning here that the configuration and the home alone show. Not here: what only a server knows
-(`stages.connectivity`), what a run finds (`operate.report`).
-"""
+"""Warnings from the configuration and the home: at the start of `check`, `run` and `up`, and below tables."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def warn(settings: "Settings") -> None:
-    """Warn of keys without effect, exposed secrets, states that no entry names, and durations that are too short."""
+    """Warn about keys without effect, exposed secrets, unused states, and durations that are too short."""
     for warning in (
         *settings.warnings,
         *_exposed(settings),
@@ -31,21 +27,21 @@ def warn(settings: "Settings") -> None:
 
 
 def hint(settings: "Settings") -> None:
-    """Print which entries the servers could copy themselves: everything, unchanged, between clusters that are linked."""
+    """Print a hint for each entry that a native mirror could replace: a full, unchanged copy between linked clusters."""
     for stream in settings.streams:
         if stream.copies_all_unchanged and settings.linked(stream.source, stream.target):
             click.echo(
-                f"hint: {stream.label}: copies everything unchanged between linked clusters; a native mirror does that faster,"
-                " without headers of ours and without exactly-once checks in the target (docs/choosing.md)",
+                f"hint: {stream.label}: copies all messages unchanged between linked clusters; a native mirror is faster,"
+                " but adds no headers and no exactly-once checks in the target (docs/choosing.md)",
                 err=True,
             )
 
 
 def note_age(settings: "Settings") -> None:
-    """Print below a table how old it is, and warn of each tracked stream whose node states may be stale.
+    """Print a table's age, and warn about each tracked stream whose node states may be stale.
 
-    They may be stale once the watermark, by which silence is judged, is older than `warn_duration`. The watermark is
-    the source's clock; this machine's may differ by some seconds.
+    They may be stale once the watermark is older than `warn_duration`. The watermark is a time of the source's clock, which
+    may differ from this machine's by some seconds.
     """
     from sr_assets.adapters.published.queries import freshness
 
@@ -59,25 +55,27 @@ def note_age(settings: "Settings") -> None:
             continue
         if (age := age_seconds(watermark)) > policy.warning_ns / 1e9:
             click.echo(
-                f"warning: {label}: its watermark stands at {watermark:%Y-%m-%d %H:%M:%S} UTC, {duration(age)} ago, so"
-                " node states may be stale: see that `sr-assets up` or `run` goes on, and ask `sr-assets lag`",
+                f"warning: {label}: its watermark is {watermark:%Y-%m-%d %H:%M:%S} UTC, {duration(age)} old, so node states"
+                " may be stale; check that `sr-assets up` or `run` is running, and query `sr-assets lag`",
                 err=True,
             )
 
 
 def _exposed(settings: "Settings") -> list[str]:
-    """Return a warning for each file with a key that everybody on this machine may read."""
+    """Return a warning for each key file that every user of this machine can read."""
     from sr_assets.adapters.security import exposed_secrets
 
     clusters = dict.fromkeys(cluster for entry in settings.entries for cluster in entry.clusters)
     files = dict.fromkeys(file for cluster in clusters for file in exposed_secrets(cluster))
-    return [f"{file}: everybody on this machine may read this key; chmod 0600, or 0640 for a group" for file in files]
+    return [
+        f"{file}: every user of this machine can read this key; chmod it to 0600, or 0640 for a group" for file in files
+    ]
 
 
 def _states_without_entry(settings: "Settings") -> Iterator[str]:
-    """Yield a warning for each site and stream in this home that no entry of the configuration names any more.
+    """Yield a warning for each site and stream in this home that is no longer configured.
 
-    A misspelt or renamed entry begins anew, which copies everything a second time.
+    A misspelt or renamed entry starts from an empty state and copies all messages a second time.
     """
     from sr_assets.adapters.published.queries import published_streams
     from sr_assets.stages.site import kept_sites
@@ -90,24 +88,24 @@ def _states_without_entry(settings: "Settings") -> Iterator[str]:
         pass
     for site in kept_sites(settings):
         configured = [entry.stream for entry in settings.sites.get(site, ())]
-        remark = "; its rows stay in the tables until then"
+        remark = " (its rows stay in the tables until then)"
         if not configured:
             yield (
-                f"site {site} has a state here ({', '.join(known[site]) or 'no stream'}), but no entry has that name: if it"
-                f" was renamed, name it {site} again, or its streams are copied a second time; if it is no more:"
+                f"site {site} has a state ({', '.join(known[site]) or 'no stream'}), but no entry has that name; if it was"
+                f" renamed, restore the name {site}, or its streams are copied a second time; if it was removed, run"
                 f" `sr-assets forget --site {site}`{remark}"
             )
         for stream in sorted(set(known[site]) - set(configured) if configured else ()):
             yield (
-                f"stream {site}/{stream} has a state here, but no entry names it: if it was misspelt, correct it; if it is"
-                f" no more: `sr-assets forget --site {site} --stream {stream}`{remark}"
+                f"stream {site}/{stream} has a state, but no entry names it; if the entry is misspelt, correct it; if it was"
+                f" removed, run `sr-assets forget --site {site} --stream {stream}`{remark}"
             )
 
 
 def _too_short_durations(settings: "Settings") -> list[str]:
-    """Return a warning for each tracked stream where most nodes come back by themselves.
+    """Return a warning for each tracked stream whose nodes mostly time out and then recover.
 
-    In a tree this happens when the upstream site copies more rarely than the warning duration.
+    In a tree this happens if the upstream site copies less often than the warning duration.
     """
     from sr_assets.adapters.published.queries import recovery_ages
 
@@ -116,8 +114,8 @@ def _too_short_durations(settings: "Settings") -> list[str]:
     except SrAssetsError:
         return []
     return [
-        f"{stream.label}: most nodes time out and recover, after {duration(ages[stream.label])}: warn_duration "
-        f"({duration(stream.policy.warning_ns / 1e9)}) must exceed the time between their messages in the source"
+        f"{stream.label}: most nodes time out and recover after {duration(ages[stream.label])}; set warn_duration "
+        f"({duration(stream.policy.warning_ns / 1e9)}) above the time between their messages in the source"
         for stream in settings.streams
         if stream.policy is not None and stream.label in ages
     ]

@@ -1,7 +1,6 @@
-"""`--watch`: a command's tables again and again, until Ctrl-C.
+"""`--watch`: refreshing a command's tables until Ctrl-C.
 
-On a terminal they replace each other, as large as the window; anything else gets one after the other. Add `watchable` to a
-command that only looks. Not here: the tables (`render`, `layout`).
+On a terminal each table replaces the previous one; a pipe receives them one after the other.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _SHORTEST_SECONDS: Final = 0.1
 
 
 def watchable(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command its settings, the options for how rows are shown, and `--watch`, which shows them again and again."""
+    """Pass the settings to a read-only command, and add the output options and `--watch`."""
 
     @click.option(
         "--watch",
@@ -43,56 +42,57 @@ def watchable(command: Callable[..., Any]) -> Callable[..., Any]:
         is_flag=False,
         flag_value=_DEFAULT,
         metavar="[DURATION]",
-        help=f"Look again and again, with this pause, by default {_DEFAULT}, until Ctrl-C.",
+        help=f"Refresh until Ctrl-C, pausing this long in between (default {_DEFAULT}).",
     )
     @wraps(command)
     def with_watch(settings: Settings, *, form: Format, watch: float | None, **options: Any) -> Any:
-        def look() -> Any:
+        def refresh() -> Any:
             return command(settings, form=form, **options)
 
         if watch is None:
-            return look()
+            return refresh()
         if form in ("json", "csv"):
-            raise ConfigurationError(f"--watch shows tables, not {form}: leave one of the two out")
+            raise ConfigurationError(f"--watch prints tables, not {form}; omit one of the two options")
         if options.get("follow"):
-            raise ConfigurationError(
-                "--watch shows the table again and again, --follow what is new: leave one of the two out"
-            )
+            raise ConfigurationError("--watch and --follow exclude each other; omit one of them")
         if watch < _SHORTEST_SECONDS:
-            raise ConfigurationError(f"--watch {watch:g}: the pause is at least {_SHORTEST_SECONDS:g} s")
-        return _watch(look, watch)
+            raise ConfigurationError(f"--watch {watch:g} is too short; the minimum is {_SHORTEST_SECONDS:g} s")
+        return _watch(refresh, watch)
 
     return form_option(configured(with_watch))
 
 
-def _watch(look: Callable[[], Any], pause_seconds: float) -> int:
-    """Show what a command prints until an interrupt; returns the exit code. An error of the first look is raised."""
+def _watch(refresh: Callable[[], Any], pause_seconds: float) -> int:
+    """Print a command's output repeatedly until an interrupt, and return the exit code.
+
+    The first call raises its errors; later calls print them.
+    """
     from sr_assets.operate.processes import signals_as_interrupt
 
     with contextlib.suppress(KeyboardInterrupt), signals_as_interrupt(signal.SIGTERM):
-        shown = _captured_output(look)
+        shown = _captured_output(refresh)
         with _refreshing_screen() as show:
             while True:
-                heading = f"every {duration(pause_seconds)}, last at {datetime.now(UTC):%H:%M:%S} UTC, until Ctrl-C"
+                heading = f"every {duration(pause_seconds)} until Ctrl-C, last at {datetime.now(UTC):%H:%M:%S} UTC"
                 show("".join(f"{line}\n" for line in note(heading)) + shown)
                 time.sleep(pause_seconds)
                 try:
-                    shown = _captured_output(look)
+                    shown = _captured_output(refresh)
                 except SrAssetsError as error:
                     shown = f"error: {error}\n"
     return 0
 
 
-def _captured_output(look: Callable[[], Any]) -> str:
-    """Return what a command prints, its errors and warnings below its rows."""
+def _captured_output(refresh: Callable[[], Any]) -> str:
+    """Return a command's output, with its errors and warnings below its rows."""
     printed, remarks = _Captured(), _Captured()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(remarks):
-        look()
+        refresh()
     return printed.getvalue() + remarks.getvalue()
 
 
 class _Captured(io.StringIO):
-    """What is printed, as it would be on the real stdout."""
+    """Captured output that reports stdout's terminal status."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,9 +105,9 @@ class _Captured(io.StringIO):
 
 @contextlib.contextmanager
 def _refreshing_screen() -> Iterator[Callable[[str], None]]:
-    """Yield the function that shows the newest output.
+    """Yield a function that prints the newest output.
 
-    On a terminal it replaces the output before, and the last output stays there at the end; elsewhere it goes below it.
+    On a terminal it replaces the previous output, and the last output stays visible at the end.
     """
     console = Console()
     if not console.is_interactive:
@@ -120,7 +120,7 @@ def _refreshing_screen() -> Iterator[Callable[[str], None]]:
         last = shown
         lines = list(Text.from_ansi(shown).wrap(console, console.width))
         if (left := len(lines) - console.height) > 0:
-            lines[console.height - 1 :] = [Text(f"… and {left + 1} lines more", style="dim")]
+            lines[console.height - 1 :] = [Text(f"… and {left + 1} more lines", style="dim")]
         screen.update(Text("\n").join(lines))
 
     try:

@@ -65,7 +65,7 @@ def test_a_run_says_which_mistakes_it_met(
     assert (code, probe["result"]) == (1, "failed")
     assert "holds copies of the same source by US-EAST/london, so every message gets there twice" in errors
     ended = run("--once")
-    assert f"site london has a state here ({stream}), but no entry has that name" in ended.stderr
+    assert f"site london has a state ({stream}), but no entry has that name" in ended.stderr
     assert "`sr-assets forget --site paris`" in ended.stderr
     assert "holds copies of the same source by US-EAST/london, so every message gets there twice" in ended.stderr
     with open_fleet(settings.home) as connection:
