@@ -174,7 +174,7 @@ class StreamWork(EntryWork):
     def _copy_step(self, ends: Ends) -> bool:
         busy = False
         if self.copying.retries:
-            self._replica.look_again()
+            self._replica.compare_again()
         if self._announced_with_copies:
             busy = self._announce(self._context.clusters, self._stream.target, busy=False)
         self.report.paused = self._stream.stream in paused_streams(self._site.folder)

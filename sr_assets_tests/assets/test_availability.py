@@ -189,4 +189,4 @@ def test_the_command_says_when_no_day_is_computed(
     monkeypatch.setenv("SR_ASSETS_HOME", str(settings.home))
     code, _, errors = command("availability", "--since", "7d")
     assert code == 0
-    assert errors.startswith(f"no day since {TODAY - timedelta(days=7)} is computed yet")
+    assert errors.startswith(f"no day since {TODAY - timedelta(days=7)} has been computed yet")

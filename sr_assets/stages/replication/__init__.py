@@ -1,1 +1,3 @@
-"""From the copy queue, or a range of the source, to the target: `replica` plans, `batch` copies, `recover` rebuilds."""
+"""Copying from the queue, or from a range of the source, to the target: `replica` plans, `batch` copies, `recover`
+rebuilds.
+"""

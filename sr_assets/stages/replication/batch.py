@@ -1,8 +1,4 @@
-"""One batch of copies: writers make them, in Spark or in this process, and their receipt is committed.
-
-Here: the work after the intent is committed, and all changes of the commit. Not here: which messages are copied (`replica`),
-the writing and its repair (`adapters.copying`).
-"""
+"""One batch of copies, after its intent: writers make the copies, and one transaction commits their receipt."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Batch:
-    """One batch, from its intent to its commit; repeated after a crash with the same intent."""
+    """One batch, from its intent to its commit. After a crash it is repeated with the same intent."""
 
     def __init__(
         self,
@@ -43,7 +39,7 @@ class Batch:
         intent: Intent,
         target: StreamInfo,
     ) -> None:
-        """Take the intent and the state it was made for; `state` of a tracked stream is only read."""
+        """Store the intent and the state that it was planned for; the `state` of a tracked stream is only read."""
         self._context, self._source, self._target = context, source, target
         self._state, self._copying, self._intent = state, copying, intent
         self._stream, self._store, self._report = context.stream, context.store, context.report
@@ -54,7 +50,7 @@ class Batch:
         self._writers = Writers(context, source, state, intent, target, self._mark)
 
     def run(self) -> None:
-        """Make the copies and commit their receipt. Raises RunError when the target refuses: the intent stays."""
+        """Make the copies and commit their receipt. Raises RunError if the target refuses; the intent then stays open."""
         self._began = time.monotonic()
         self._writers.take_over()
         if self._intent.resend:
@@ -64,10 +60,10 @@ class Batch:
         else:
             self._run_range()
 
-    # ------------------------------------------------------------------------------------------- three kinds of batch
+    # ------------------------------------------------------------------------------------------- kinds of batch
 
     def _run_queued(self) -> None:
-        """Make the copies that are due; messages that the source has lost since the decision are a gap."""
+        """Make the due copies; messages that the source lost since the decision become a gap."""
         queue, intent = self._store.copy_queue(self._stream.stream), self._intent
         due = queue.inside(self._covered, intent.starts)
         receipt = self._writers.write(due) if due.num_rows else Receipt()
@@ -88,7 +84,7 @@ class Batch:
         self._measure(receipt)
 
     def _run_range(self) -> None:
-        """Copy everything in the range: there is no decision, so only the writers read it."""
+        """Copy the whole range. There is no decision, so only the writers read it."""
         stream, state, intent = self._stream, self._state, self._intent
         receipt = Receipt()
         if len(self._present):
@@ -96,7 +92,7 @@ class Batch:
         absent = [SequenceRange(first, after) for first, after in receipt.missing]
         seen = len(self._present) - sum(map(len, absent))
         now_ns = self._context.clock.now_ns()
-        # What the plan stepped over is a hole, unless the source begins after it.
+        # The range that the plan skipped is a hole, unless the source starts after it.
         held = min(max(self._covered.first, self._source.first_sequence), self._present.first)
         absent = merge_ranges([SequenceRange(held, self._present.first), *absent])
         gaps = gap_rows(stream, self._source, self._covered, held, absent, now_ns)
@@ -126,28 +122,30 @@ class Batch:
         self._measure(receipt)
 
     def _run_resend(self) -> None:
-        """Send the copies again that the target has lost; those that the source has lost too are a gap.
+        """Send the copies again that the target lost; copies that the source lost too become a gap.
 
-        No position moves, and no message is counted a second time.
+        No position moves, and no message is counted twice.
         """
         store, name = self._store, self._stream.stream
         log = store.copy_log(name)
         resends = log.resends(until=self._intent.next)
         sequences = [sequence for resend in resends for sequence in range(resend.covered.first, resend.covered.next)]
         receipt = self._writers.write(pa.table({"sequence": sequences}))
-        stood = {
+        was_stored = {
             sequence
             for resend in resends
             if resend.stood
             for sequence in range(resend.covered.first, resend.covered.next)
         }
-        lost = [sequence for first, after in receipt.missing for sequence in range(first, after) if sequence in stood]
+        lost = [
+            sequence for first, after in receipt.missing for sequence in range(first, after) if sequence in was_stored
+        ]
         now_ns = self._context.clock.now_ns()
         merged = merge_ranges(SequenceRange(sequence, sequence + 1) for sequence in lost)
         gaps = [gap_row(name, hole, len(hole), "lost", now_ns) for hole in merged]
-        parked = [message for message in receipt.parked if message.sequence in stood]
+        parked = [message for message in receipt.parked if message.sequence in was_stored]
         self._note_last_copy(receipt)
-        # They were counted as copied when they first were.
+        # They were counted as copied the first time.
         recalled = len(lost) + len(parked)
         self._copying.copied_messages -= recalled
         self._copying.lost_messages += len(lost)
@@ -168,7 +166,7 @@ class Batch:
         self._report.gap_messages += len(lost)
 
     def _measure(self, receipt: Receipt) -> None:
-        """Record how long the heartbeats among the copies took; those that cannot be read are not measured."""
+        """Record the transit times of the copied heartbeats, except unreadable ones."""
         stream = self._stream
         measured: list[Hop] = []
         if not receipt.heartbeats:
@@ -181,7 +179,7 @@ class Batch:
         with self._store.transaction():
             self._store.heartbeats(stream.stream).add(measured)
 
-    # --------------------------------------------------------------------------------------------------- what is committed
+    # ------------------------------------------------------------------------------------------------------- the commit
 
     def _note_copies(self, receipt: Receipt) -> None:
         copying = self._copying
@@ -198,7 +196,7 @@ class Batch:
             self._copying.target_stream = self._stream.target_stream
 
     def _save_receipt(self, receipt: Receipt, gaps: list[dict[str, Any]]) -> None:
-        """Write the receipt's rows and counters; called inside a transaction."""
+        """Write the receipt's rows and counters, inside the caller's transaction."""
         self._store.save_copying(self._copying)
         processing = {Counter.PROCESSING_SECONDS: time.monotonic() - self._began}
         self._store.counters(self._stream.stream).add(processing, COPYING)
@@ -227,7 +225,7 @@ class Batch:
 
 
 def _amounts(receipt: Receipt, seen: int) -> dict[Counter, float]:
-    """Return what a batch that read `seen` messages adds to the counters for metrics."""
+    """Return the metric counters of a batch that read `seen` messages."""
     parked_bytes = sum(message.payload_bytes for message in receipt.parked)
     seen_bytes = receipt.copied_bytes + receipt.too_old_bytes + parked_bytes
     return {Counter.SEEN_BYTES: seen_bytes, Counter.PROCESSED_MESSAGES: seen}

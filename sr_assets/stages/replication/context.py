@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CopyContext:
-    """The stream, its state with a connection of its own, and the connections to clusters and Spark.
+    """A stream, its state with a separate connection, and the connections to clusters and Spark.
 
-    `home` holds the history, `folder` is the site's: writers' locks, staged files.
+    `home` contains the history, `folder` is the site's directory with writer locks and staged files.
     """
 
     stream: StreamSettings
@@ -39,5 +39,5 @@ class CopyContext:
 
 
 def writers_folder(site: Path, stream: StreamSettings) -> Path:
-    """Return the folder of a stream's writers, in its site's: their locks, the batch that may write, its fence, the receipt."""
+    """Return the directory of a stream's writers inside its site's: locks, the active batch, its fence, the receipt."""
     return (site / "writers" / stream.asset_prefix[1]).resolve()

@@ -1,7 +1,6 @@
-"""The copies of a stream in its target, and whether its source still holds what they were made of.
+"""The copies of a stream in its target, and the comparison with their originals in the source.
 
-Here: finding them, and telling a source that was made again or went back by its messages' stored times. Not here: what
-is rebuilt of them (`rebuilding`), the commit (`recover`).
+The stored times of its messages show whether a source was recreated or rolled back.
 """
 
 from __future__ import annotations
@@ -30,9 +29,8 @@ if TYPE_CHECKING:
 class Copies:
     """The copies of an entry in its target.
 
-    `here` are those of the source as it is, in the order of its sequences; `earlier` those of a source of the same name
-    before it; `undone` those of messages that the source held before it went back. The last two in the order of their stored
-    times.
+    `here` are copies of the present source, by sequence. `earlier` are copies of an earlier source with the same name,
+    `undone` copies of messages that the source held before it was rolled back; both by stored time.
     """
 
     here: FoundCopies = field(default_factory=FoundCopies)
@@ -45,17 +43,17 @@ class Copies:
 
     @property
     def last(self) -> int | None:
-        """The highest source sequence that was copied of the source as it is; None when nothing was."""
+        """The highest copied sequence of the present source, or None without a copy."""
         return self.here[-1].sequence if len(self.here) else None
 
     def is_covered(self, sequence: int) -> bool:
-        """Return whether a source sequence still means the message that it did, and is not read again."""
+        """Return whether a source sequence still identifies the same message and is not read again."""
         return self.last is not None and sequence <= self.last
 
     def made(self, sequences: Collection[int], created_ns: int) -> set[tuple[int, int]]:
-        """Return those of some source sequences that were copied, each with its source's created time.
+        """Return the copied ones of some source sequences, each with its source's created time.
 
-        `created_ns` is that of the source of a copy that does not say.
+        `created_ns` applies to copies without a source's created time.
         """
         return {
             (copy.created_ns or created_ns, copy.sequence)
@@ -65,12 +63,12 @@ class Copies:
 
     @property
     def latest_ns(self) -> int:
-        """When the youngest message that was copied had been stored."""
+        """Stored time of the youngest copied message."""
         return max(kind.latest_ns for kind in (self.here, self.earlier, self.undone) if len(kind))
 
     @property
     def source_is_another(self) -> bool:
-        """Whether the source was made again, or went back, since the youngest copy was made."""
+        """Whether the source was recreated or rolled back since the youngest copy was made."""
         return bool(len(self.undone)) or not len(self.here)
 
     def undo_after(self, sequence: int | None) -> None:
@@ -83,7 +81,7 @@ class Copies:
 
 
 def find_copies(site: Site, stream: StreamSettings, source: StreamInfo) -> Copies:
-    """Return every copy of this entry in the target; of several of one message the last."""
+    """Return every copy of this entry in the target; of several copies of one message, only the last."""
     target = site.clusters.connect(stream.target)
     copies = Copies(*(FoundCopies(site.folder) for _ in range(3)))
     if not target.stream_exists(stream.target_stream):
@@ -113,9 +111,11 @@ def find_copies(site: Site, stream: StreamSettings, source: StreamInfo) -> Copie
 def compare_with_original(
     site: Site, stream: StreamSettings, source: StreamInfo, copies: Copies, unknown: list[str], *, force: bool
 ) -> int | None:
-    """Compare the last copied message with its original; returns when that was stored (unix ns), None when it is gone.
+    """Compare the last copied message with its original; return its stored time (unix ns), or None if it no longer
+    exists.
 
-    Another time means another stream: RunError, or with `force` only the copies of what the source holds now count.
+    Another stored time means another stream: raise RunError, or with `force` count only the copies that the source
+    still holds.
     """
     cluster = site.clusters.connect(stream.source)
 
@@ -128,62 +128,64 @@ def compare_with_original(
     problem = _another_source(stream, source, copies, last_ns)
     if problem is None:
         if last_ns is None:
-            unknown.append(f"whether the source is the same stream: its message {last} is gone")
+            unknown.append(f"whether the source is the same stream: its message {last} no longer exists")
         return last_ns
     if not force:
         raise RunError(
-            f"{problem}: its sequences mean other messages now; with --force the stream goes on behind the last copy of"
-            " what the source holds now, and the other copies stay as they are"
+            f"{problem}, so its sequences identify other messages; with --force the stream continues after the last copy of a"
+            " message that the source still holds, and the other copies stay unchanged"
         )
-    unknown.append(f"what the source lost: {problem}")
+    unknown.append(f"the messages that the source lost: {problem}")
     held = range(source.first_sequence, source.last_sequence + 1)
-    standing = last_matching(copies.here, held, stored_ns)
-    copies.undo_after(standing)
-    return None if standing is None else stored_ns(standing)
+    matching = last_matching(copies.here, held, stored_ns)
+    copies.undo_after(matching)
+    return None if matching is None else stored_ns(matching)
 
 
 def _another_source(stream: StreamSettings, source: StreamInfo, copies: Copies, last_ns: int | None) -> str | None:
-    """Return what became of a source that does not hold what was copied; `last_ns` is the stored time of the last one."""
+    """Describe a source that does not hold the copied messages, or return None; `last_ns` is the stored time of the
+    last one.
+    """
     last = copies.last
     if last is None:
-        return f"source stream {stream.stream} was deleted and made again since it was copied"
+        return f"source stream {stream.stream} was recreated since it was copied"
     if last_ns is None:
         if last <= source.last_sequence:
             return None
-        return f"source stream {stream.stream} ends at {source.last_sequence}, before {last}, which was copied"
+        return f"source stream {stream.stream} ends at {source.last_sequence}, before the copied message {last}"
     copied = copies.here[-1]
     if _same_time(last_ns, copied.stored_ns):
         return None
     return (
-        f"source stream {stream.stream} holds another message {last} (stored {format_rfc3339_ns(last_ns)}) than the one"
-        f" that was copied (stored {format_rfc3339_ns(copied.stored_ns)})"
+        f"source stream {stream.stream} has a message {last} (stored {format_rfc3339_ns(last_ns)}) that differs from the"
+        f" copied one (stored {format_rfc3339_ns(copied.stored_ns)})"
     )
 
 
 def last_matching(copies: FoundCopies, held: range, stored_ns: Callable[[int], int | None]) -> int | None:
-    """Return the last copied sequence whose message the source still holds, where it went back; None when there is none.
+    """Return the last copied sequence whose message a rolled-back source still holds, or None.
 
-    `copies` are sorted by sequence, `held` are the source's sequences, `stored_ns` returns when the message it holds was
-    stored, None for one that is gone. A source that went back differs from some sequence on, so halving finds it.
+    `copies` are sorted by sequence, `held` are the source's sequences, and `stored_ns` returns a message's stored time
+    or None. A rolled-back source differs from some sequence on, so a binary search finds it.
     """
-    standing = None
+    matching = None
     low, high = copies.before(held.start), copies.before(held.stop)
     while low < high:
         at = middle = (low + high) // 2
         while at >= low and (found_ns := stored_ns(copies[at].sequence)) is None:
             at -= 1
         if at < low:
-            # None of these is left: what follows shows whether they stand.
+            # None of these messages exists; the later ones decide.
             low = middle + 1
         elif _same_time(found_ns, copies[at].stored_ns):
-            standing, low = copies[at].sequence, middle + 1
+            matching, low = copies[at].sequence, middle + 1
         else:
             high = at
-    return standing
+    return matching
 
 
 def _same_time(stored_ns: int | None, copied_ns: int) -> bool:
-    """Tell whether a source's message was stored when the original of a copy was: copies know the millisecond."""
+    """Return whether the two stored times are equal in milliseconds, the precision of a copy."""
     return stored_ns is not None and stored_ns // 1_000_000 == copied_ns // 1_000_000
 
 
@@ -195,7 +197,7 @@ def read_stream(
     since: int = 1,
     until: int | None = None,
 ) -> Iterator[Message]:
-    """Read a stream, from its first message unless `since` is later, through the leader's own consumer."""
+    """Read a stream through the leader's consumer, from its first message or from `since`."""
     first = max(since, info.first_sequence)
     wanted = SequenceRange(first, max(first, (info.last_sequence if until is None else until) + 1))
     with (

@@ -1,7 +1,7 @@
-"""When a batch's fence is made and taken away: before its writers go to a cluster, after all have ended, or after a crash.
+"""The life of a batch's fence: creation before its writers go to a cluster, deletion after all have ended or after a
+crash.
 
-Here: the file beside the writers' locks by which a run knows the fence of one before it. Not here: what a fence is
-(`adapters.copying.fence`), the batch (`writers`).
+A file next to the writers' locks names the fence for the next run.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ _FILE: Final = "fence.json"
 
 @contextlib.contextmanager
 def fenced(plan: CopyPlan, folder: Path, target: ClusterSettings, writers: int) -> Iterator[CopyPlan]:
-    """Yield the plan with a fence for so many writers; it is taken away once all have ended with success.
+    """Yield the plan with a fence for this many writers, and delete the fence after all of them succeeded.
 
-    After a failure it stays: some may still write, and whoever comes next settles that.
+    After a failure it stays, because some writers may be active; the next run settles it.
     """
     fence = {"stream": plan.stream, "fence": f"sr_assets_{plan.batch}", "writers": writers}
-    # On disk before it is in the target: a run that is killed in between leaves nothing behind that nobody knows.
+    # Write the name to disk before creating the fence: the next run must know the fence of a run that is killed in
+    # between.
     write_private(folder / _FILE, json.dumps(fence))
     with Connection(target, "sr-assets fence") as connection:
         make_fence(connection, plan.stream, str(fence["fence"]), plan.subjects)
@@ -45,9 +46,9 @@ def fenced(plan: CopyPlan, folder: Path, target: ClusterSettings, writers: int) 
 
 
 def settle_fence(folder: Path, target: ClusterSettings) -> None:
-    """Take the last batch's fence away, if there is one, and wait until none of its writers can write any more.
+    """Delete the last batch's fence, if any, and wait until none of its writers can write.
 
-    Raises WireError when the target does not answer: then nothing may be concluded from what it holds.
+    Raises WireError if the target does not respond: then its content proves nothing.
     """
     file = folder / _FILE
     if not file.exists():
@@ -57,12 +58,12 @@ def settle_fence(folder: Path, target: ClusterSettings) -> None:
         may_write = take_away(connection, **fence)
     if may_write:
         logger.warning(
-            "%s: writers on the cluster were cut off: waiting %g s until none of them can write any more",
+            "%s: cluster writers were lost; waiting %g s until none of them can write",
             fence["stream"],
             LAST_WRITE_SECONDS,
         )
         time.sleep(LAST_WRITE_SECONDS)
         with Connection(target, "sr-assets fence") as connection:
             forget_claims(connection, **fence)
-    # Last: a run that is killed while it waits leaves the claims, so that the next one waits too.
+    # Last: a run that is killed during the wait leaves the claims, so that the next run waits too.
     file.unlink()

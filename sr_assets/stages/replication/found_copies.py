@@ -1,7 +1,4 @@
-"""Copies found in a target, in a file without a name: a target may hold more of them than memory.
-
-Not here: finding them (`copies`), what follows from them (`rebuilding`, `recover`, `unsettled`).
-"""
+"""Copies found in a target, in an unnamed temporary file, because a target may hold more copies than memory."""
 
 from __future__ import annotations
 
@@ -25,17 +22,16 @@ if TYPE_CHECKING:
 _NONE: Final = -1
 _COLUMNS: Final = ("target_sequence", "sequence", "stored_ns", "payload_bytes", "sender", "created_ns")
 _ROW: Final = np.dtype([(column, np.int64) for column in _COLUMNS])
-#: So many copies are written, read and held at once.
+#: Number of copies written, read and cached at a time.
 _CHUNK: Final = 8_192
 _CHUNKS_HELD: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy of ours found in the target.
+    """One of our copies in the target: its target sequence, its original's sequence and stored time, and its size.
 
-    Its sequence there, the sequence of its original and the time it was stored, its size, its sender if it says so, and the
-    created time of its source if its id says so.
+    `sender` and `created_ns` (of its source) are None if the copy does not contain them.
     """
 
     target_sequence: int
@@ -47,7 +43,7 @@ class Copy:
 
 
 class _RowFile:
-    """Rows in a file without a name, which the system removes once nobody uses it."""
+    """Rows in an unnamed file, which the system deletes after its last use."""
 
     def __init__(self, folder: Path | None) -> None:
         self.descriptor, name = tempfile.mkstemp(dir=folder)
@@ -61,20 +57,20 @@ class _RowFile:
             left = left[os.write(self.descriptor, left) :]
 
     def chunk(self, number: int) -> Rows:
-        """Return the rows of one part."""
+        """Return the rows of one chunk."""
         size = _CHUNK * _ROW.itemsize
         return np.frombuffer(os.pread(self.descriptor, size, number * size), _ROW)
 
     def everything(self) -> Rows:
-        """Return all rows, which are read as they are used."""
+        """Return all rows, read lazily."""
         return np.frombuffer(mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_READ), _ROW)
 
 
 class FoundCopies:
-    """Copies in the order in which they were added, or last sorted; in memory are a few thousand, and each sender's name."""
+    """Copies in the order of their addition or last sort. Memory holds a few thousand of them, and each sender's name."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Begin with none; the file is in a folder, or where the system has its temporary ones."""
+        """Start empty; the file is in `folder`, or in the system's temporary directory."""
         self._folder = folder
         self._file = _RowFile(folder)
         self._added: list[tuple[int, ...]] = []
@@ -106,34 +102,34 @@ class FoundCopies:
         return self._copy(self._chunk(row // _CHUNK)[row % _CHUNK].item())
 
     def __iter__(self) -> Iterator[Copy]:
-        """Yield each."""
+        """Yield each copy."""
         for rows in self._chunks():
             yield from map(self._copy, rows.tolist())
 
     @property
     def total_bytes(self) -> int:
-        """The bytes of all copies together."""
+        """Total bytes of all copies."""
         return sum(int(rows["payload_bytes"].sum()) for rows in self._chunks())
 
     @property
     def latest_ns(self) -> int:
-        """When the youngest of the originals was stored; there is at least one."""
+        """Latest stored time of an original; there must be at least one copy."""
         return max(int(rows["stored_ns"].max()) for rows in self._chunks())
 
     @property
     def latest(self) -> Copy:
-        """The copy with the highest target sequence; there is at least one."""
+        """The copy with the highest target sequence; there must be at least one."""
         best = [rows[int(rows["target_sequence"].argmax())].item() for rows in self._chunks()]
         return self._copy(max(best))
 
     def before(self, sequence: int) -> int:
-        """Return how many copies are of lower source sequences; the copies are sorted by them."""
+        """Return the number of copies with lower source sequences; the copies must be sorted by sequence."""
         chunk = max(0, int(np.searchsorted(self._firsts_of_chunks(), sequence)) - 1)
         row = chunk * _CHUNK + int(np.searchsorted(self._chunk(chunk)["sequence"], sequence)) if self._after else 0
         return min(max(row, self._first), self._after) - self._first
 
     def __contains__(self, sequence: int) -> bool:
-        """Return whether there is a copy of a source sequence; the copies are sorted by it."""
+        """Return whether a source sequence has a copy; the copies must be sorted by sequence."""
         at = self.before(sequence)
         return at < len(self) and self[at].sequence == sequence
 
@@ -144,7 +140,7 @@ class FoundCopies:
             yield from map(self._copy, rows[np.isin(rows["sequence"], wanted)].tolist())
 
     def sort_by_sequence(self) -> None:
-        """Sort by source sequence; of several copies of one message the last that was added stays."""
+        """Sort by source sequence; of several copies of one message, only the last added stays."""
         if self._ascends("sequence", 1):
             return
         keys = self._column("sequence")
@@ -153,12 +149,12 @@ class FoundCopies:
         self._take(order[np.append(keys[1:] != keys[:-1], True)])
 
     def sort_by_time(self) -> None:
-        """Sort by the times at which the originals were stored."""
+        """Sort by the stored times of the originals."""
         if not self._ascends("stored_ns", 0):
             self._take(np.argsort(self._column("stored_ns"), kind="stable"))
 
     def part(self, first: int, after: int) -> FoundCopies:
-        """Return the copies of a range of indexes, in the same file; nothing may be appended afterwards."""
+        """Return the copies of a range of indexes, in the same file; the caller must not append afterwards."""
         self._write()
         part = FoundCopies(self._folder)
         part._file, part._names, part._indexes = self._file, self._names, self._indexes
@@ -178,7 +174,7 @@ class FoundCopies:
             self._firsts = None
 
     def _chunk(self, number: int) -> Rows:
-        """Return the rows of a part of the file, of which the last few are held."""
+        """Return the rows of a chunk of the file; the last few chunks are cached."""
         self._write()
         rows = self._held.get(number)
         if rows is None:
@@ -193,7 +189,7 @@ class FoundCopies:
             yield self._chunk(number)[max(0, self._first - begin) : self._after - begin]
 
     def _firsts_of_chunks(self) -> Numbers:
-        """Return the first source sequence of each part of the file."""
+        """Return the first source sequence of each chunk of the file."""
         self._write()
         if self._firsts is None:
             chunks = -(-self._after // _CHUNK)
@@ -201,7 +197,7 @@ class FoundCopies:
         return self._firsts
 
     def _ascends(self, column: str, least: int) -> bool:
-        """Return whether each value is greater than the one before by at least so much."""
+        """Return whether each value exceeds the previous one by at least `least`."""
         before: int | None = None
         for rows in self._chunks():
             values = rows[column]
@@ -221,7 +217,7 @@ class FoundCopies:
         return values
 
     def _take(self, order: Numbers) -> None:
-        """Keep the rows of these indexes, in this order, in a new file."""
+        """Keep only the rows with these indexes, in this order, in a new file."""
         self._write()
         rows, ordered = self._file.everything(), _RowFile(self._folder)
         for begin in range(0, len(order), _CHUNK):

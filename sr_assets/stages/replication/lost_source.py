@@ -1,7 +1,6 @@
-"""Copies of a source that no longer exists: those in the target count as copied, the others in the queue are lost.
+"""Copies of a source that no longer exists: existing ones count as copied, the remaining queue is lost.
 
-Queue and intent outlive their source only where `on_source_reset` lets the stream continue. Not here: single messages that the
-source lost before they were copied (`batch`).
+Queue and intent outlive their source only if `on_source_reset` lets the stream continue.
 """
 
 from __future__ import annotations
@@ -28,10 +27,9 @@ _ALL = 1 << 62
 
 
 def settle_lost_source(context: CopyContext, source: StreamInfo, copying: CopyState) -> bool:
-    """Remove the queued copies of an earlier source; returns whether there were any.
+    """Remove the queued copies of an earlier source, and return whether there were any.
 
-    Those that an open batch has made are counted as copied and taken into the history, the others are a gap with reason
-    `lost`.
+    Copies that an open batch has made count as copied and join the history; the others are a gap with reason `lost`.
     """
     stream, store = context.stream, context.store
     queue = store.copy_queue(stream.stream)
@@ -39,20 +37,20 @@ def settle_lost_source(context: CopyContext, source: StreamInfo, copying: CopySt
     state = store.load_stream(stream.stream)
     if front is None or state is None or front.starts >= state.reset_starts:
         return False
-    intent, behind, receipt = store.open_intent(stream.stream), 0, Receipt()
+    intent, batch_end, receipt = store.open_intent(stream.stream), 0, Receipt()
     if intent is not None:
-        # The batch is of the front of the queue.
-        behind = intent.next
+        # The batch covers the front of the queue.
+        batch_end = intent.next
         receipt = _settle(context, source, state, intent, queue.inside(_covered(intent), front.starts))
-    never_begun = queue.inside(SequenceRange(behind, _ALL), front.starts)["sequence"]
+    never_started = queue.inside(SequenceRange(batch_end, _ALL), front.starts)["sequence"]
     holes = [SequenceRange(first, after) for first, after in receipt.missing]
-    lost = sum(map(len, holes)) + len(never_begun)
-    if len(never_begun):
-        holes.append(SequenceRange(never_begun[0].as_py(), never_begun[-1].as_py() + 1))
+    lost = sum(map(len, holes)) + len(never_started)
+    if len(never_started):
+        holes.append(SequenceRange(never_started[0].as_py(), never_started[-1].as_py() + 1))
     copying.copied_messages += receipt.copied
     copying.copied_bytes += receipt.copied_bytes
     copying.lost_messages += lost
-    logger.warning("%s: %d queued copies are lost with their source", stream.label, lost)
+    logger.warning("%s: lost %d queued copies with their source", stream.label, lost)
     with store.transaction():
         if holes:
             hole = SequenceRange(min(part.first for part in holes), max(part.next for part in holes))
@@ -68,9 +66,9 @@ def settle_lost_source(context: CopyContext, source: StreamInfo, copying: CopySt
 
 
 def settle_abandoned_batch(context: CopyContext, source: StreamInfo, state: StreamState, copying: CopyState) -> None:
-    """Count the copies that an open batch, which read its range itself, has made of an earlier source.
+    """Count the copies that an open batch of a plain range has made of an earlier source.
 
-    What it has not made was never read. The caller commits `state` and `copying`, and clears the intent.
+    The remaining messages were never read. The caller commits `state` and `copying`, and clears the intent.
     """
     intent = context.store.open_intent(context.stream.stream)
     if intent is not None and not intent.folded:
@@ -81,7 +79,7 @@ def settle_abandoned_batch(context: CopyContext, source: StreamInfo, state: Stre
 
 
 def stage_open_batch(context: CopyContext, source: StreamInfo) -> None:
-    """Take the copies that an open batch has made into the history: as the stream is recovered nobody makes them again."""
+    """Add the copies of an open batch to the history, because no run repeats that batch after a recovery."""
     stream, store = context.stream, context.store
     state, intent = store.load_stream(stream.stream), store.open_intent(stream.stream)
     if state is None or intent is None or not intent.folded or not stream.tracked:
@@ -94,7 +92,7 @@ def stage_open_batch(context: CopyContext, source: StreamInfo) -> None:
 def _settle(
     context: CopyContext, source: StreamInfo, state: StreamState, intent: Intent, rows: pa.Table | SequenceRange
 ) -> Receipt:
-    """Return what an open batch has left in the target of what the rows name; the rest is missing."""
+    """Return the copies that an open batch has made of `rows`; the others are missing."""
     target_stream = intent.target_stream or context.stream.target_stream
     target = context.clusters.connect(context.stream.target).find_stream(target_stream)
     if target is None or target.created_ns != intent.target_created_ns:
@@ -106,7 +104,7 @@ def _settle(
 
 
 def _mark(intent: Intent) -> str:
-    """Return the `source_mark` of the source that an intent was made for."""
+    """Return the `source_mark` of the intent's source."""
     return source_mark(intent.created_ns, intent.starts)
 
 

@@ -1,7 +1,6 @@
-"""The copies that were decided or under way when a stream is recovered: none of them vanishes.
+"""Accounting for the copies that were pending when a stream is recovered.
 
-Each is in the target, is made later (`due`), is read again after the new position, or is recorded as lost. Here: which is
-which. Not here: the copies in the target (`copies`), the commit (`recover`).
+Each one is in the target, is made later (`due`), is read again after the new position, or is recorded as lost.
 """
 
 from __future__ import annotations
@@ -28,7 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PendingCopies:
-    """What becomes of the copies: those to be made, by sequence with their node; gaps, how many are lost, or too old."""
+    """The fate of pending copies: due ones by sequence with their node, gaps, and the numbers of lost, absent and too
+    old ones.
+    """
 
     due: dict[int, str | None] = field(default_factory=dict)
     gaps: list[dict[str, Any]] = field(default_factory=list)
@@ -38,7 +39,7 @@ class PendingCopies:
 
     @property
     def rows(self) -> pa.Table:
-        """The copies to be made, columns as the copy queue takes them."""
+        """The due copies, in the columns of the copy queue."""
         sequences = sorted(self.due)
         columns = ("sequence", "node", "payload_bytes")
         kinds = (pa.int64(), pa.string(), pa.int64())
@@ -49,33 +50,33 @@ class PendingCopies:
 def classify_pending(
     site: Site, stream: StreamSettings, source: StreamInfo, state: StreamState, copies: Copies
 ) -> PendingCopies:
-    """Return what becomes of the queue, of an open batch, and of what the target had lost; `state` is the recovered one.
+    """Classify the queue, an open batch, and the target's lost copies; `state` is the recovered state.
 
-    What comes after the last copy of the present source is read again. Nothing is written.
+    Messages after the last copy of the present source are read again. This function writes nothing.
     """
-    unsettled = PendingCopies()
-    _classify_queued(site, stream, state, copies, unsettled)
+    pending = PendingCopies()
+    _classify_queued(site, stream, state, copies, pending)
     store, name = site.state, stream.stream
     intent = store.open_intent(name)
     again = [resend.covered for resend in store.copy_log(name).resends()]
     if stream.tracked:
-        # Those that the target had lost are named one by one; a batch's own are in the queue.
+        # Resends name single sequences; a batch's own sequences are in the queue.
         sequences = (sequence for covered in again for sequence in range(covered.first, covered.next))
-        unsettled.due |= {
-            n: None for n in sequences if copies.is_covered(n) and n not in copies.here and n not in unsettled.due
+        pending.due |= {
+            n: None for n in sequences if copies.is_covered(n) and n not in copies.here and n not in pending.due
         }
-        return unsettled
+        return pending
     if intent is not None and not intent.folded and intent.created_ns == source.created_ns:
         again.append(SequenceRange(intent.first, intent.next))
     cutoff_ns = intent.cutoff_ns if intent is not None else None
-    _read_again(site, stream, source, copies, again, cutoff_ns, unsettled)
-    return unsettled
+    _read_again(site, stream, source, copies, again, cutoff_ns, pending)
+    return pending
 
 
 def _classify_queued(
-    site: Site, stream: StreamSettings, state: StreamState, copies: Copies, unsettled: PendingCopies
+    site: Site, stream: StreamSettings, state: StreamState, copies: Copies, pending: PendingCopies
 ) -> None:
-    """Keep what is queued of the source as it is, and record the rest as lost unless it was made."""
+    """Keep queued copies of the present source, and record the other unmade ones as lost."""
     queued = site.state.copy_queue(stream.stream).everything()
     made = copies.made([sequence for _, sequence, _ in queued], state.created_ns)
     lost: list[int] = []
@@ -83,13 +84,13 @@ def _classify_queued(
         if (created_ns, sequence) in made:
             continue
         if created_ns == state.created_ns and copies.is_covered(sequence):
-            unsettled.due[sequence] = node
+            pending.due[sequence] = node
         elif created_ns != state.created_ns or sequence < state.next_sequence or copies.source_is_another:
             lost.append(sequence)
     if lost:
         hole = SequenceRange(min(lost), max(lost) + 1)
-        unsettled.gaps.append(gap_row(stream.stream, hole, len(lost), "lost", site.clock.now_ns()))
-        unsettled.lost = len(lost)
+        pending.gaps.append(gap_row(stream.stream, hole, len(lost), "lost", site.clock.now_ns()))
+        pending.lost = len(lost)
 
 
 def _read_again(
@@ -99,9 +100,9 @@ def _read_again(
     copies: Copies,
     ranges: Iterable[SequenceRange],
     cutoff_ns: int | None,
-    unsettled: PendingCopies,
+    pending: PendingCopies,
 ) -> None:
-    """Find in the source what ranges of a stream that is copied as a whole hold and the target does not."""
+    """Find the messages in ranges of a plain stream that the source holds and the target lacks."""
     end = (copies.last or 0) + 1
     for covered in merge_ranges(SequenceRange(min(part.first, end), min(part.next, end)) for part in ranges):
         available = first_available(source, covered)
@@ -114,14 +115,14 @@ def _read_again(
                 if message.sequence in copies.here:
                     continue
                 if cutoff_ns is not None and message.stored_ns < cutoff_ns:
-                    unsettled.too_old += 1
+                    pending.too_old += 1
                 else:
-                    unsettled.due[message.sequence] = None
+                    pending.due[message.sequence] = None
         first, after = map(copies.here.before, (covered.first, covered.next))
         known = sorted({*held, *(copy.sequence for copy in copies.here.part(first, after))})
         holes = missing(SequenceRange(available, covered.next), known)
         lacking = [hole for hole in missing(SequenceRange(covered.first, available), known) if len(hole)]
         now_ns = site.clock.now_ns()
-        unsettled.gaps += gap_rows(stream, source, SequenceRange(available, covered.next), available, holes, now_ns)
-        unsettled.gaps += [gap_row(stream.stream, hole, len(hole), "overtaken", now_ns) for hole in lacking]
-        unsettled.absent += sum(map(len, (*holes, *lacking)))
+        pending.gaps += gap_rows(stream, source, SequenceRange(available, covered.next), available, holes, now_ns)
+        pending.gaps += [gap_row(stream.stream, hole, len(hole), "overtaken", now_ns) for hole in lacking]
+        pending.absent += sum(map(len, (*holes, *lacking)))

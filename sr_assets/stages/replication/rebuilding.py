@@ -1,6 +1,6 @@
-"""The rules by which a stream's nodes are rebuilt: the fold of what was copied, and of what the source still holds.
+"""The rules that rebuild a stream's nodes from its copies and from the messages that the source still holds.
 
-Nothing is asked and nothing is written here. Not here: finding the copies (`copies`), the commit (`recover`).
+Pure functions: no queries, no writes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Rebuilt:
-    """Nodes as far as they can be known, their transitions, the spans without any knowledge, and what is not known."""
+    """The rebuilt nodes with their transitions, the blind spans, and a list of unknown facts."""
 
     nodes: dict[str, NodeState] = field(default_factory=dict)
     transitions: list[tuple[str, Transition]] = field(default_factory=list)
@@ -42,9 +42,9 @@ def rebuild_nodes(
     messages: Iterable[Message],
     rebuilt: Rebuilt,
 ) -> None:
-    """Fold the copies whose originals are gone, and the source's own messages, from its first sequence on.
+    """Fold the copies without originals, then the source's messages from its first sequence on.
 
-    Whether a message was copied is known from the target; the decision that `sight` returns is ignored.
+    The target shows whether a message was copied; the decision of `sight` is ignored.
     """
     gone = copies.here.part(0, copies.here.before(first_sequence))
     for copy in chain(copies.earlier, gone):
@@ -82,9 +82,9 @@ def _see(policy: Policy, rebuilt: Rebuilt, sender: str, sighting: Sighting, *, c
 
 
 def keep_known_nodes(rebuilt: Rebuilt, known: Mapping[str, NodeState], not_made: Collection[str | None]) -> None:
-    """Keep the nodes of a readable state of which nothing is left to rebuild them from; counters never go back.
+    """Keep the nodes of a readable state that cannot be rebuilt; counters never decrease.
 
-    `not_made` are those with a copy that was decided and will not be made: the next message of such a node is copied.
+    `not_made` are nodes with a decided copy that will not be made: the next message of such a node is copied.
     """
     for node, state in known.items():
         kept = replace(state, copied_ns=None, copied_bytes=None) if node in not_made else state
@@ -93,6 +93,6 @@ def keep_known_nodes(rebuilt: Rebuilt, known: Mapping[str, NodeState], not_made:
 
 
 def continue_counters(rebuilt: Rebuilt, highest: Mapping[str, int]) -> None:
-    """Let each node's transitions go on from the highest that is known of it."""
+    """Continue each node's transitions after its highest known number."""
     for node, state in rebuilt.nodes.items():
         rebuilt.nodes[node] = replace(state, transition=max(state.transition, highest.get(node, 0)))

@@ -1,12 +1,9 @@
-"""Rebuild a stream's lost position and nodes from what is left: the copies in the target and the messages the source
-still holds.
+"""`recover`: rebuilding a stream's lost position and nodes from the target's copies and the source's messages.
 
-Also the way to take over from the Stream Replicator: its copies carry the same `Choria-SR-Source` header. Here: the
-state that follows, and its commit. Not here: the copies (`copies`), the nodes (`rebuilding`), what a run does from there
-on (`replica`).
+It is also the takeover from the Stream Replicator, whose copies have the same `Choria-SR-Source` header.
 
-Nothing is published for what happened before the recovered position: those transitions are recorded as late and stay
-unpublished. Those that follow are numbered on from what the advisory stream still holds.
+Transitions before the recovered position are recorded as late and stay unpublished. Later ones continue the numbers in
+the advisory stream.
 """
 
 from __future__ import annotations
@@ -54,19 +51,20 @@ _PORTION: Final = 50_000
 
 
 def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = False) -> str:
-    """Rebuild a stream's state and return what was done and what could not be known, in lines.
+    """Rebuild a stream's state, and return the results and the unknown facts as lines.
 
-    `force` rebuilds the stream although its state is readable, and although its source was made again or went back; the
-    site's other streams keep theirs. Raises RunError when there is a readable state already, when the target holds
-    nothing of ours, or when the source's message is another than the one that was copied.
+    `force` rebuilds even if the state is readable, or the source was recreated or rolled back; the site's other streams
+    keep their state.
+
+    Raises RunError without `force` if the state is readable, if the target holds none of our copies, or if the source's
+    message differs from the copied one.
     """
     lines = _set_broken_state_aside(settings, stream)
     with Site(settings, stream.name, owner="recover", run_id="recover") as site:
         known = site.state.load_stream(stream.stream)
         if known is not None and known.begun and not force:
             raise RunError(
-                f"{stream.label} has a readable state in {site.folder}: nothing to recover; to rebuild it all the same"
-                " say --force"
+                f"{stream.label} already has a readable state in {site.folder}; to rebuild it nevertheless, use --force"
             )
         source = site.clusters.connect(stream.source).stream_info(stream.stream)
         site.clock.set(source.ts_ns)
@@ -74,7 +72,7 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
         copies, rebuilt = find_copies(site, stream, source), Rebuilt()
         if not len(copies):
             raise RunError(
-                f"target stream {stream.target_stream} holds no copy of {stream.label}: nothing to recover from; a run"
+                f"target stream {stream.target_stream} holds no copies of {stream.label}: nothing to recover from; a run"
                 f" {'goes on from the state there is' if known else 'begins it anew'}"
             )
         mark_ns = compare_with_original(site, stream, source, copies, rebuilt.unknown, force=force)
@@ -82,27 +80,27 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
             _rebuild_nodes(site, stream, stream.policy, source, copies, rebuilt)
         state, copying = _recovered_state(site, stream, source, copies, known)
         state.mark_sequence, state.mark_ns = (None, None) if mark_ns is None else (copies.last, mark_ns)
-        unsettled = _commit(site, stream, source, state, copying, copies, rebuilt)
+        pending = _commit(site, stream, source, state, copying, copies, rebuilt)
         files = _index_history(site, stream, state)
         site.publish()
-    return "\n".join([*lines, *_summary(stream, state, copies, rebuilt, unsettled, files)])
+    return "\n".join([*lines, *_summary(stream, state, copies, rebuilt, pending, files)])
 
 
 def _summary(
-    stream: StreamSettings, state: StreamState, copies: Copies, rebuilt: Rebuilt, unsettled: PendingCopies, files: int
+    stream: StreamSettings, state: StreamState, copies: Copies, rebuilt: Rebuilt, pending: PendingCopies, files: int
 ) -> list[str]:
-    """Return what was rebuilt and what is not known, in lines; `files` is how many of the history were indexed."""
+    """Return the results and the unknown facts as lines; `files` is the number of indexed history files."""
     nodes, transitions = len(rebuilt.nodes), len(rebuilt.transitions)
     last = "none of what the source holds now" if copies.last is None else f"the last one of {copies.last}"
-    position = f"goes on at {state.next_sequence}; {len(copies)} copies found in {stream.target_stream}, {last}"
+    position = f"continues at {state.next_sequence}; {len(copies)} copies found in {stream.target_stream}, {last}"
     return [
         f"{stream.label}: {position}",
         f"{nodes} nodes rebuilt, {transitions} transitions recorded as late and not published, {files} snapshot files kept",
         *(
             f"{count} {fate}"
             for count, fate in (
-                (len(unsettled.due), "copies that were queued or under way are made by the next run"),
-                (unsettled.lost, "queued copies are lost with their source, as `gaps` shows"),
+                (len(pending.due), "copies that were queued or under way are made by the next run"),
+                (pending.lost, "queued copies are lost with their source, as `gaps` shows"),
             )
             if count
         ),
@@ -112,7 +110,7 @@ def _summary(
 
 
 def _set_broken_state_aside(settings: Settings, stream: StreamSettings) -> list[str]:
-    """Move a state that cannot be read out of the way; it is never overwritten."""
+    """Rename an unreadable state; it is never overwritten."""
     folder = settings.home / "sites" / stream.name
     file = folder / "state.duckdb"
     if not file.exists():
@@ -126,7 +124,7 @@ def _set_broken_state_aside(settings: Settings, stream: StreamSettings) -> list[
     file.rename(aside)
     log = file.with_name(f"{file.name}.wal")
     if log.exists():
-        # It belongs to the broken one; a new state would take it for its own.
+        # It belongs to the broken state; a new state would replay it.
         log.rename(aside.with_name(f"{aside.name}.wal"))
     return [f"the unreadable state is kept as {aside}"]
 
@@ -134,10 +132,10 @@ def _set_broken_state_aside(settings: Settings, stream: StreamSettings) -> list[
 def _rebuild_nodes(
     site: Site, stream: StreamSettings, policy: Policy, source: StreamInfo, copies: Copies, rebuilt: Rebuilt
 ) -> None:
-    """Fold what was copied and what the source holds up to the position; a readable state knows more of the past."""
+    """Fold the copies and the source's messages up to the position; a readable state adds older knowledge."""
     nodes = site.state.nodes(stream.stream)
     rebuilt.blind = BlindSpans(tuple(nodes.blind_spans()))
-    assert stream.extractor is not None  # a tracked stream has one: settings see to it
+    assert stream.extractor is not None  # settings require it of a tracked stream
     messages = read_stream(stream.source, source, stream.filter_subject, until=copies.last or 0)
     rebuild_nodes(policy, stream.extractor, copies, source.first_sequence, messages, rebuilt)
     queued = site.state.copy_queue(stream.stream).everything()
@@ -148,7 +146,7 @@ def _rebuild_nodes(
 
 
 def _continue_announced(site: Site, stream: StreamSettings, rebuilt: Rebuilt) -> None:
-    """Let each node's transitions go on from the highest that was announced: a centre goes by the highest it received."""
+    """Continue each node's transitions after the highest announced number, because a centre ranks by it."""
     cluster_settings = stream.advisory_cluster
     if stream.advisory is None or cluster_settings is None:
         return
@@ -175,14 +173,16 @@ def _continue_announced(site: Site, stream: StreamSettings, rebuilt: Rebuilt) ->
 def _recovered_state(
     site: Site, stream: StreamSettings, source: StreamInfo, copies: Copies, known: StreamState | None
 ) -> tuple[StreamState, CopyState]:
-    """Return where the stream goes on; the copies that follow of another source are another beginning, with other ids."""
+    """Return the state at the new position; after a change of source, later copies belong to another restart with other
+    ids.
+    """
     target = site.clusters.connect(stream.target).stream_info(stream.target_stream)
     last, here = copies.last, copies.here
     position = first_sequence(site.clusters.connect(stream.source), stream.start, source) if last is None else last + 1
     starts, reset_starts = (known.starts, known.reset_starts) if known else (0, 0)
     if known is None or not known.begun:
-        # The history's files say what the state no longer does: how often there was another source.
-        starts = reset_starts = _last_beginning(site, stream, source, copies)
+        # Unlike the state, the history's files tell the number of earlier sources.
+        starts = reset_starts = _last_restart(site, stream, source, copies)
     if copies.source_is_another:
         starts = reset_starts = starts + 1
     state = StreamState(
@@ -217,8 +217,8 @@ def _recovered_state(
     return state, copying
 
 
-def _last_beginning(site: Site, stream: StreamSettings, source: StreamInfo, copies: Copies) -> int:
-    """Return the beginning that the history's files are of; that of this source, when an earlier one had the last."""
+def _last_restart(site: Site, stream: StreamSettings, source: StreamInfo, copies: Copies) -> int:
+    """Return the last restart number in the history's files, plus one if it belongs to an earlier source."""
     folder = stream_folder(site.settings.home.resolve(), stream.name, stream.stream)
     marks = {file_mark(file) for file in folder.glob("date=*/[0-9]*.parquet")}
     last = max(map(mark_restart, marks), default=0)
@@ -235,25 +235,25 @@ def _commit(
     copies: Copies,
     rebuilt: Rebuilt,
 ) -> PendingCopies:
-    """Write the rebuilt state in the place of what there was of the stream; its history and its outbox stay.
+    """Replace the stream's state by the rebuilt one, except its history and outbox.
 
-    Returns what becomes of the copies that were queued or under way.
+    Returns the pending copies.
     """
     policy, store, name = stream.policy, site.state, stream.stream
     if stream.tracked:
         _keep_history(site, stream, source)
-    unsettled = classify_pending(site, stream, source, state, copies)
-    state.seen_messages += len(unsettled.due) + unsettled.lost + unsettled.too_old
-    state.too_old_messages, state.gap_messages = unsettled.too_old, unsettled.absent
-    copying.lost_messages = unsettled.lost
+    pending = classify_pending(site, stream, source, state, copies)
+    state.seen_messages += len(pending.due) + pending.lost + pending.too_old
+    state.too_old_messages, state.gap_messages = pending.too_old, pending.absent
+    copying.lost_messages = pending.lost
     with store.transaction():
         store.forget_stream(name)
         store.save_stream(state)
         store.save_copying(copying)
-        store.copy_queue(name).append(unsettled.rows, state.created_ns, state.starts)
-        store.gaps(name).add(unsettled.gaps, apart=stream.batch_messages)
+        store.copy_queue(name).append(pending.rows, state.created_ns, state.starts)
+        store.gaps(name).add(pending.gaps, apart=stream.batch_messages)
         if policy is None or not rebuilt.nodes:
-            return unsettled
+            return pending
         nodes = store.nodes(name)
         nodes.save_blind_spans(rebuilt.blind.spans)
         for known in _portions(rebuilt.nodes.items()):
@@ -261,17 +261,17 @@ def _commit(
         for events in _portions(rebuilt.transitions):
             folded = folded_table([transition_row(sender, transition) for sender, transition in events])
             add_transitions(store, stream, state, folded, StreamReport(stream), history=True)
-    return unsettled
+    return pending
 
 
 def _portions(rows: Iterable[T]) -> Iterator[list[T]]:
-    """Yield rows in lists of a size that makes a small table."""
+    """Yield rows in lists of `_PORTION` rows."""
     left = iter(rows)
     return iter(lambda: list(islice(left, _PORTION)), [])
 
 
 def _keep_history(site: Site, stream: StreamSettings, source: StreamInfo) -> None:
-    """Move the rows of committed batches into the history, and those of the copies that an open one has made."""
+    """Move the rows of committed batches, and of an open batch's copies, into the history."""
     report, home = StreamReport(stream), site.settings.home
     files, clock, folder = site.files, site.clock, site.folder
     context = CopyContext(stream, site.state, site.clusters, site.spark, files, clock, home, folder, report)
@@ -280,15 +280,15 @@ def _keep_history(site: Site, stream: StreamSettings, source: StreamInfo) -> Non
 
 
 def _index_history(site: Site, stream: StreamSettings, state: StreamState) -> int:
-    """Take the Parquet history that is still there into the table of the newest per node, an earlier source's first."""
+    """Index the existing Parquet history for the newest message per node, an earlier source's files first."""
     folder = stream_folder(site.settings.home.resolve(), stream.name, stream.stream)
     here = source_mark(state.created_ns, state.reset_starts)
-    by_beginning: dict[tuple[int, str], list[Path]] = {}
+    by_restart: dict[tuple[int, str], list[Path]] = {}
     for file in sorted(folder.glob("date=*/[0-9]*.parquet"), key=file_range):
         mark = file_mark(file)
         if mark != here or file_range(file)[1] <= state.next_sequence:
-            by_beginning.setdefault((mark_restart(mark), mark), []).append(file)
+            by_restart.setdefault((mark_restart(mark), mark), []).append(file)
     with site.state.transaction():
-        for _, files in sorted(by_beginning.items()):
+        for _, files in sorted(by_restart.items()):
             site.state.snapshot_index(stream.stream).add(0, 0, files)
-    return sum(map(len, by_beginning.values()))
+    return sum(map(len, by_restart.values()))

@@ -1,12 +1,10 @@
-"""Stage `replica`: one batch after the other into the target, each done exactly once.
+"""Stage `replica`: copying to the target in batches, each exactly once.
 
-Of a tracked stream the copies that are due come from the copy queue; any other stream is copied range by range, once the
-queue of the time when it was tracked is empty. Here:
-what comes next, and its intent. Not here: what is done for it (`batch`), the target itself (`target`), what became of
-copies made before (`target_history`), where a stream begins (`source.position`).
+A tracked stream copies the due messages of its copy queue. A plain stream copies range by range, after the queue of an
+earlier tracked period is empty.
 
-An intent is committed on its own before the work begins. After a crash the same batch is repeated: the writers find the
-copies that are in the target already, and only the others are sent.
+An intent is committed before each batch. After a crash the same batch is repeated: the writers find the existing copies
+in the target and send only the missing ones.
 """
 
 from __future__ import annotations
@@ -40,14 +38,14 @@ if TYPE_CHECKING:
     from sr_assets.stages.replication.context import CopyContext
     from sr_assets.stages.source.reading import Ends
 
-#: A window of 32 MiB bounds the memory of a batch's copies; this bounds how much is repeated after a crash.
+#: The 32 MiB window bounds the memory of a batch's copies; this factor bounds the repeated work after a crash.
 _BYTES_FACTOR: Final = 10
-#: So many sequences a batch spans where most of them hold nothing.
+#: Maximum number of sequences in a sparse batch.
 _WIDEST: Final = 500_000
 
 
 class _Due(NamedTuple):
-    """What is copied next; `available` is as in an intent, `queued`: it is decided in the copy queue."""
+    """The next copies; `available` is the intent's, `queued` means that the copy queue names the messages."""
 
     covered: SequenceRange
     available: int
@@ -56,25 +54,24 @@ class _Due(NamedTuple):
 
 
 class ReplicaStage:
-    """The stage of one stream, for one run; used by one thread."""
+    """The copying stage of one stream in one run; used by one thread."""
 
     def __init__(self, context: CopyContext) -> None:
-        """Take what the stage uses."""
         self._context = context
         self._stream, self._store, self._report = context.stream, context.store, context.report
-        self._looked = False
+        self._compared = False
         self._progress = Progress(self._stream.label, "copied")
-        #: Whether a batch is being made, as opposed to looking whether there is one to make.
+        #: Whether a batch is being made, as opposed to a check for work.
         self.under_way = False
-        #: Whether the last step left nothing that it could have copied.
+        #: Whether the last step left nothing to copy.
         self.caught_up = False
 
-    def look_again(self) -> None:
+    def compare_again(self) -> None:
         """Let the next step compare the target with the state again, after an error."""
-        self._looked = False
+        self._compared = False
 
     def copy_next(self, ends: Ends) -> bool:
-        """Make the next copies, or finish those that a crash left open; returns whether there was work.
+        """Make the next copies, or finish the ones of an interrupted batch; return whether there was work.
 
         Raises RunError or ConfigurationError with one line.
         """
@@ -85,11 +82,11 @@ class ReplicaStage:
         source_cluster = self._context.clusters.connect(stream.source)
         source = source_cluster.stream_info(stream.stream)
         self._context.clock.set(source.ts_ns)
-        if not self._looked and not stream.tracked:
+        if not self._compared and not stream.tracked:
             check_source(stream, source)
         if tracked and self._is_another_source(source_cluster, source, tracked):
             return False
-        # A queued batch is of messages that were read; any other batch comes after them.
+        # A queued batch contains messages that were read; any other batch follows them.
         intent = store.open_intent(stream.stream)
         reading = intent if intent is not None and not intent.folded else None
         state = tracked or load_position(store, source_cluster, stream, source, reading)
@@ -98,28 +95,28 @@ class ReplicaStage:
             self._report.state = state
         if settle_lost_source(self._context, source, copying):
             return True
-        return self._go_on(source, state, copying, ends)
+        return self._continue(source, state, copying, ends)
 
     def _is_another_source(self, cluster: Cluster, source: StreamInfo, state: StreamState) -> bool:
-        """Tell whether queued copies would be taken from a source that holds other messages in their places.
+        """Return whether the source holds other messages at the queued sequences, so that reading must follow it first.
 
-        Reading has to follow it first; raises RunError when it must not.
+        Raises RunError if `on_source_reset` is `stop`.
         """
         problem = another_source(cluster, self._stream, source, state)
         if problem and self._stream.on_source_reset == "stop":
             raise source_reset_error(problem)
         return problem is not None
 
-    def _go_on(self, source: StreamInfo, state: StreamState, copying: CopyState, ends: Ends) -> bool:
+    def _continue(self, source: StreamInfo, state: StreamState, copying: CopyState, ends: Ends) -> bool:
         stream, report = self._stream, self._report
         target = prepare_target(stream, source, self._context.clusters.connect(stream.target))
         if target is not None:
             report.target_drift = target_drift(stream, target)
         review = TargetReview(self._context, source, state, copying, target)
         self._follow_restart(review, source, state, copying, target)
-        if target is None or not self._looked or review.changed():
+        if target is None or not self._compared or review.changed():
             target = review.run()
-            self._looked = True
+            self._compared = True
         intent = self._open_intent()
         if intent is None:
             intent = self._plan(source, state, copying, target, ends)
@@ -133,8 +130,8 @@ class ReplicaStage:
         try:
             Batch(self._context, source, state, copying, intent, target).run()
         except TransientError:
-            # Of another source nothing was copied: what became of this one is found by looking again.
-            self._looked = False
+            # No message was copied from another source; the next poll finds out what happened to this one.
+            self._compared = False
             if not changed_since(self._context.clusters.connect(stream.source), source):
                 raise
             return True
@@ -153,10 +150,10 @@ class ReplicaStage:
         return True
 
     def _nothing_due(self) -> bool:
-        """Return whether nothing is due for a target that was checked in this run, so that no server has to be asked."""
+        """Return whether no copy is due for a target that was checked in this run, so that no server need be queried."""
         store, name = self._store, self._stream.stream
         return (
-            self._looked
+            self._compared
             and store.copy_queue(name).size() == 0
             and self._open_intent() is None
             and not store.copy_log(name).resends(1)
@@ -175,7 +172,7 @@ class ReplicaStage:
         copying: CopyState,
         target: StreamInfo | None,
     ) -> None:
-        """Begin the bookkeeping of the target: for the first copies, and for those of another source or beginning."""
+        """Start the target's bookkeeping for the first copies, and for copies of another source or restart."""
         front = self._store.copy_queue(self._stream.stream).front(1, 1)
         created_ns, starts = (front.created_ns, front.starts) if front else (state.created_ns, state.starts)
         same = (copying.created_ns, copying.starts) == (created_ns, starts)
@@ -186,9 +183,9 @@ class ReplicaStage:
             review.refuse_lost_state()
             copying.target_checked = end
         elif not same:
-            # Copies of an abandoned attempt in the target must not be mistaken for another writer's.
+            # Copies of an abandoned attempt in the target must not count as another writer's.
             settle_abandoned_batch(self._context, source, state, copying)
-            review.begin_anew()
+            review.restart()
             copying.target_sequence, copying.target_holds, copying.target_checked = 0, 0, end
         copying.created_ns, copying.starts = created_ns, starts
         copying.target_stream = copying.target_stream or self._stream.target_stream
@@ -198,7 +195,7 @@ class ReplicaStage:
                 self._store.save_stream(state)
 
     def _open_intent(self) -> Intent | None:
-        """Return the intent that a crash left open; a re-send comes first, unless a batch had begun before it."""
+        """Return the open intent; a resend comes first, unless a batch had started before it."""
         resending, batch = (self._store.open_intent(self._stream.stream, resend=resend) for resend in (True, False))
         return resending or (None if batch is not None and batch.waits else batch)
 
@@ -210,7 +207,7 @@ class ReplicaStage:
         target: StreamInfo,
         ends: Ends,
     ) -> Intent | None:
-        """Plan what is copied next, and commit its intent; None when nothing is due."""
+        """Plan the next copies and commit their intent, or return None if no copy is due."""
         stream, store = self._stream, self._store
         due = self._next_due(source, state, ends)
         if due is None:
@@ -243,13 +240,13 @@ class ReplicaStage:
         return intent
 
     def _next_due(self, source: StreamInfo, state: StreamState, ends: Ends) -> _Due | None:
-        """Return what is copied next: what the target lost, then what is queued, then what the source holds."""
+        """Return the next copies: the target's lost ones, then queued ones, then the source's."""
         stream, store = self._stream, self._store
         resends = store.copy_log(stream.stream).resends(stream.batch_messages)
-        # A stream that is not tracked any more has copies that were due before.
+        # A stream that is no longer tracked may still have due copies.
         queued = store.copy_queue(stream.stream).front(stream.batch_messages, _BYTES_FACTOR * stream.batch_bytes)
         if resends:
-            # What is sent again lies in a range, without filling it.
+            # Resends lie within a range without filling it.
             covered: SequenceRange | None = SequenceRange(resends[0].covered.first, resends[-1].covered.next)
         elif queued:
             covered = queued.covered
@@ -267,7 +264,7 @@ class ReplicaStage:
         return next_range(self._stream, state.next_sequence, source, reading_end(ends, state, source), cluster)
 
     def _without_holes(self, covered: SequenceRange, available: int) -> tuple[SequenceRange, int]:
-        """Return a range that spans many sequences, cut, with its first message: a writer gets a row for each sequence."""
+        """Shorten a sparse range, and return it with its first message, because a writer gets a row per sequence."""
         stream = self._stream
         if covered.next - available <= stream.batch_messages:
             return covered, available
@@ -277,7 +274,7 @@ class ReplicaStage:
         return SequenceRange(covered.first, min(covered.next, first + max(_WIDEST, stream.batch_messages))), first
 
     def _note_caught_up(self, state: StreamState, source: StreamInfo) -> None:
-        """Advance the watermark and the lag without a copy; the end of the run commits them."""
+        """Advance watermark and lag without a copy; the end of the run commits them."""
         caught_up = source.last_sequence < state.next_sequence
         advance(state, source, warning_ns=None, caught_up=caught_up, own_clock_ns=self._context.clock.own_ns())
         self._report.state, self._report.lag_messages = state, state.lag_messages

@@ -1,10 +1,14 @@
-"""What happened to our copies in the target since the last batch, and what follows from it.
+"""The state of our copies in the target since the last batch.
 
-The state decides which case it is. Another target name: the target was *replaced*. Another created time: it was
-*recreated*. The same created time, but it ends before an acknowledged copy or holds another message there: it was
-*rolled back* (a power failure, a restored disk). Only the first sequence moved: it was *purged* or messages expired, and
-nothing follows. Copies of ours that no batch made: *another writer* or an old state, and the stream stops. Not here: what a
-crash left open, which the writers find themselves (`adapters.copying`).
+- *replaced*: the target has another name.
+
+- *recreated*: it has another created time.
+
+- *rolled back* (a power failure, a restored disk): it ends before an acknowledged copy, or holds another message there.
+
+- *purged* or expired: only the first sequence moved; nothing follows.
+
+- *another writer*, or an old state: it holds copies that no batch made; the stream stops.
 """
 
 from __future__ import annotations
@@ -33,12 +37,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A server that fell behind, or a new leader, may answer with an old state at first: the info is confirmed for so long.
+#: A server that fell behind, or a new leader, may first return an old state: the info is verified for this long.
 _OLD_ANSWERS_SECONDS: Final = 5.0
 
 
 class TargetReview:
-    """A comparison of the target with the state; `target` is its info, None while it does not exist."""
+    """A comparison of the target with the state; `target` is its info, or None if it does not exist."""
 
     def __init__(
         self,
@@ -48,7 +52,6 @@ class TargetReview:
         copying: CopyState,
         target: StreamInfo | None,
     ) -> None:
-        """Take the target's info and the state."""
         self._context, self._source, self._state, self._copying, self._target = context, source, state, copying, target
         self._stream, self._store = context.stream, context.store
         self._log = self._store.copy_log(self._stream.stream)
@@ -58,7 +61,7 @@ class TargetReview:
         return Identity(self._stream.stream, self._stream.replicator, self._stream.name)
 
     def changed(self) -> bool:
-        """Return whether a target with copies of ours seems deleted, recreated, or to end before our last copy."""
+        """Return whether a target with our copies seems deleted, recreated, or to end before our last copy."""
         copying, target = self._copying, self._target
         if target is None:
             return True
@@ -67,9 +70,9 @@ class TargetReview:
         return target.created_ns != copying.target_created_ns or target.last_sequence < copying.target_sequence
 
     def run(self) -> StreamInfo:
-        """Compare, commit which copies are sent again, and return the target's info; a missing target is created.
+        """Compare, commit the required resends, and return the target's info; a missing target is created.
 
-        Raises RunError when the stream must stop: `on_target_reset: stop`, or another writer's copies.
+        Raises RunError if the stream must stop: `on_target_reset: stop`, or another writer's copies.
         """
         stream, copying = self._stream, self._copying
         self._confirm()
@@ -81,7 +84,7 @@ class TargetReview:
             self._note_rollback(target)
         if target is None:
             target = self._target = create_target(stream, self._source, self._context.clusters.connect(stream.target))
-        # An open batch may belong to a target that was deleted before anything was committed, or that was created since.
+        # An open batch may belong to a target that was deleted before a commit, or created since.
         intents = [self._store.open_intent(stream.stream, resend=resend) for resend in (False, True)]
         if any(intent is not None and intent.target_created_ns != target.created_ns for intent in intents):
             chosen = any(intent and intent.target_stream not in (None, stream.target_stream) for intent in intents)
@@ -92,7 +95,7 @@ class TargetReview:
         return target
 
     def _confirm(self) -> None:
-        """Ask again for some seconds while the answer differs from the state."""
+        """Repeat the query for some seconds while the response differs from the state."""
         cluster = self._context.clusters.connect(self._stream.target)
         deadline = time.monotonic() + _OLD_ANSWERS_SECONDS
         while self._copying.target_created_ns and self.changed() and time.monotonic() < deadline:
@@ -100,10 +103,10 @@ class TargetReview:
             self._target = prepare_target(self._stream, self._source, cluster)
 
     def refuse_other_writer(self) -> None:
-        """Stop when the target has copies of ours after the last one that a batch of this state made.
+        """Stop if the target has copies of ours after the last one that a batch of this state made.
 
-        Other messages there are read only once: `target_checked` moves with the next intent. On a target of many sites those
-        with subjects of others are not read at all, unless the target rewrites subjects.
+        Each other message is read only once: `target_checked` advances with the next intent. On a target of many sites,
+        messages with other sites' subjects are not read at all, unless the target rewrites subjects.
         """
         copying, target = self._copying, self._target
         assert target is not None
@@ -116,19 +119,19 @@ class TargetReview:
             raise RunError(other_writer_text(self._stream.target_stream, self._identity, sequence))
 
     def refuse_lost_state(self) -> None:
-        """Stop when the state has no copy but the target has copies of ours: beginning again would store them twice."""
+        """Stop if the target has copies of ours but the state has none: starting over would store them twice."""
         stream, target = self._stream, self._target
         if stream.ephemeral or target is None:
             return
-        # The whole target, once in a stream's life: on a shared target our copies may be older than many others. A look
-        # that was cut off goes on where it was; what another target held then is no reason to skip anything.
+        # Scan the whole target once in a stream's life: on a shared target, our copies may be older than many others.
+        # An interrupted scan resumes; the scan of another target does not count.
         looked = self._copying.target_looked if self._copying.target_looked_ns == target.created_ns else 0
         after = target.last_sequence + 1
         held = SequenceRange(min(max(1, target.first_sequence, looked + 1), after), after)
         if not len(held):
             return
         foreign: Identity | None = None
-        looking = f"{stream.label}: looking for copies in target stream {stream.target_stream}"
+        looking = f"{stream.label}: scanning target stream {stream.target_stream}"
         with (
             LongWork(looking, len(held)) as progress,
             wire.Connection(stream.target, "sr-assets review") as connection,
@@ -149,13 +152,13 @@ class TargetReview:
             logger.warning("%s: %s", stream.label, doubled_text(stream.target_stream, self._identity, foreign))
 
     def _note_look(self, target_created_ns: int, sequence: int) -> None:
-        """Save how far the look at a target has come."""
+        """Save the progress of a target scan."""
         self._copying.target_looked_ns, self._copying.target_looked = target_created_ns, sequence
         with self._store.transaction():
             self._store.save_copying(self._copying)
 
-    def begin_anew(self) -> None:
-        """Forget the copies so far: the next ones are of another source, or of another beginning."""
+    def restart(self) -> None:
+        """Forget the earlier copies: the next ones belong to another source or restart."""
         with self._store.transaction():
             self._log.clear()
             for resend in (False, True):
@@ -164,7 +167,7 @@ class TargetReview:
                     self._store.clear_intent(self._stream.stream, resend=resend)
 
     def read_copies(self, held: SequenceRange, subjects: str | None = None) -> dict[int, int]:
-        """Return the source sequences of this entry's copies in a part of the target, by their sequences there."""
+        """Return this entry's copies in a range of the target: target sequence → source sequence."""
         copies: dict[int, int] = {}
         with wire.Connection(self._stream.target, "sr-assets review") as connection:
             lists = wire.read_headers(connection, self._stream.target_stream, held, subjects)
@@ -173,24 +176,24 @@ class TargetReview:
                     copies[message.sequence] = copy.sequence
         return copies
 
-    # ------------------------------------------------------------------------------------------ another, or made again
+    # ------------------------------------------------------------------------------------------ replaced or recreated
 
     def _follow_new_target(self, *, renamed: bool) -> None:
-        """Apply `on_target_reset`: no earlier copy is in this target.
+        """Apply `on_target_reset`: the target contains no earlier copy.
 
-        A target with another name may hold older copies of ours, which no open batch made: they are ignored.
+        A target with another name may hold older copies of ours that no open batch made; they are ignored.
         """
         stream, target, copying = self._stream, self._target, self._copying
-        happened = "was replaced by another" if renamed else f"was deleted{' and made again' if target else ''}"
+        happened = "was replaced by another" if renamed else f"was {'recreated' if target else 'deleted'}"
         if stream.on_target_reset == "stop":
             raise RunError(
-                f"target stream {copying.target_stream or stream.target_stream} {happened}: what was copied before is"
-                f" not in {stream.target_stream}; set on_target_reset: continue (go on with what is new) or recopy (also"
-                " copy again what the source still has)"
+                f"target stream {copying.target_stream or stream.target_stream} {happened}; the earlier copies are"
+                f" not in {stream.target_stream}; set on_target_reset: continue (copy only new messages) or recopy (also"
+                " copy the messages that the source still holds)"
             )
         again = self._copied_before() if stream.on_target_reset == "recopy" else []
         logger.warning(
-            "%s: target stream %s %s; %d messages are copied again (on_target_reset: %s)",
+            "%s: target stream %s %s; copying %d messages again (on_target_reset: %s)",
             stream.label,
             copying.target_stream or stream.target_stream,
             happened,
@@ -209,7 +212,7 @@ class TargetReview:
             self._store.save_copying(copying)
 
     def _copied_before(self) -> list[SequenceRange]:
-        """Return the sequences copied so far that the source may still hold; for a sampled stream from its history."""
+        """Return the copied sequences that the source may still hold; for a sampled stream, from its history."""
         source, stream = self._source, self._stream
         whole = SequenceRange(max(1, source.first_sequence), max(1, source.first_sequence, self._state.next_sequence))
         if not stream.tracked:
@@ -220,7 +223,7 @@ class TargetReview:
         return merge_ranges(SequenceRange(sequence, sequence + 1) for sequence in sequences if sequence in whole)
 
     def _move_intents(self, *, created_ns: int, target_sequence: int, waits: bool) -> None:
-        """Let the open intents look for copies after the target's current end; called inside a transaction."""
+        """Let the open intents search for copies after the target's current end, inside the caller's transaction."""
         for resend in (False, True):
             if intent := self._store.open_intent(self._stream.stream, resend=resend):
                 moved = replace(intent, target_stream=self._stream.target_stream)
@@ -229,7 +232,7 @@ class TargetReview:
     # ---------------------------------------------------------------------------------------------------- rolled back
 
     def _rolled_back(self, target: StreamInfo) -> bool:
-        """Return whether the target lost a copy that it had acknowledged: it ends before, or holds another message there."""
+        """Return whether the target lost an acknowledged copy: it ends before, or holds another message there."""
         copying = self._copying
         if target.last_sequence < copying.target_sequence:
             return True
@@ -243,18 +246,18 @@ class TargetReview:
         return copy is None or copy.sequence != copying.target_holds
 
     def _note_rollback(self, target: StreamInfo) -> None:
-        """Find the last copy that is still at its target sequence, and request that all copies after it are sent again.
+        """Find the last copy that is still at its target sequence, and request resends of all later copies.
 
-        Copies older than an hour are not in the copy log: they are recorded as lost.
+        Copies older than an hour are not in the copy log and are recorded as lost.
         """
         stream, copying = self._stream, self._copying
         copies = self._log.copies()
         held = SequenceRange(max(1, target.first_sequence), max(1, target.first_sequence, target.last_sequence + 1))
-        standing = self.read_copies(held)
-        kept = [(at, sequence) for at, sequence in copies if standing.get(at) == sequence]
-        # Without such a copy of the last hour, the last copy of ours that the target holds, of any age.
-        at, sequence = kept[-1] if kept else max(standing.items(), default=(target.first_sequence - 1, 0))
-        remaining = set(standing.values())
+        matching = self.read_copies(held)
+        kept = [(at, sequence) for at, sequence in copies if matching.get(at) == sequence]
+        # Without such a copy of the last hour, use the last copy of any age that the target holds.
+        at, sequence = kept[-1] if kept else max(matching.items(), default=(target.first_sequence - 1, 0))
+        remaining = set(matching.values())
         lost = [copy for position, copy in copies if position > at and position >= held.first and copy not in remaining]
         known_from = next(
             (copy for copy in copies if copy[0] > at), (copying.target_sequence + 1, copying.target_holds + 1)
@@ -263,7 +266,7 @@ class TargetReview:
         intent = self._store.open_intent(stream.stream)
         waits = intent is not None and not any(intent.first <= copy < intent.next for copy in remaining)
         logger.error(
-            "%s: target stream %s was rolled back from %d to %d: %d copies are sent again, %d older ones are lost",
+            "%s: target stream %s was rolled back from %d to %d; sending %d copies again, %d older ones are lost",
             stream.label,
             stream.target_stream,
             copying.target_sequence,

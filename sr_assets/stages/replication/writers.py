@@ -1,8 +1,4 @@
-"""The writers of one batch of copies, in Spark or in this process, and their plans.
-
-Here: the plan of a batch, stopping the writers of an earlier attempt, how rows are spread. Not here: which rows
-(`batch`, `lost`), a writer's work (`adapters.copying`).
-"""
+"""The writers of one batch of copies, in Spark or in this process, and their plans."""
 
 from __future__ import annotations
 
@@ -33,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Writers:
-    """The writers of one attempt at a batch; `mark` is the `source_mark` of the files they stage."""
+    """The writers of one attempt at a batch; `mark` is the `source_mark` of their staged files."""
 
     def __init__(
         self,
@@ -44,14 +40,13 @@ class Writers:
         target: StreamInfo,
         mark: str,
     ) -> None:
-        """Take the intent, and the source and the target as they are."""
         self._context, self._source, self._state = context, source, state
         self._stream, self._intent, self._target, self._mark = context.stream, intent, target, mark
-        # Not the intent's id: a writer that outlived the run which began this batch must not go on beside ours.
+        # Not the intent's id: a writer that outlived the run of this batch must not continue next to ours.
         self._attempt = uuid.uuid4().hex
 
     def take_over(self) -> None:
-        """End the writers of an earlier attempt: tasks that an earlier run left running may no longer write."""
+        """End the writers of an earlier attempt: tasks of an earlier run may no longer write."""
         writers = self._context.writers
         writers.mkdir(parents=True, exist_ok=True)
         batch_file = writers / "batch"
@@ -59,19 +54,19 @@ class Writers:
         draft.write_text(self._attempt)
         draft.replace(batch_file)
         if writers_at_work(writers):
-            # Joining the session interrupts them; a task that cannot be interrupted sees that another batch has begun.
+            # Joining the session interrupts them; an uninterruptible task notices that another batch has started.
             self._context.spark.session()
             await_writers(writers)
         settle_fence(writers, self._stream.target)
 
     def write(self, rows: pa.Table | SequenceRange) -> Receipt:
-        """Copy the messages that the rows name (sequence, of a tracked stream also node): many in Spark, a few here.
+        """Copy the messages in `rows` (sequence, for a tracked stream also node): many in Spark, a few in this process.
 
-        Raises RunError when the target refuses.
+        Raises RunError if the target refuses.
         """
         context, stream, target = self._context, self._stream, self._target
         if target.created_ns != self._intent.target_created_ns:
-            raise TransientError(f"target stream {stream.target_stream} was made again while a batch was under way")
+            raise TransientError(f"target stream {stream.target_stream} was recreated during a batch")
         receipt_file = context.writers / "receipt.json"
         plan = self._plan(str(receipt_file))
         if context.spark.remote:
@@ -90,11 +85,11 @@ class Writers:
         return receipt
 
     def settle(self, rows: pa.Table | SequenceRange) -> Receipt:
-        """Account for the copies that an earlier attempt has made of what the rows name; no other is made."""
+        """Account for the copies of `rows` that an earlier attempt has made; make no others."""
         return write_copies(self._plan(""), _nodes_by_sequence(rows), made=True)
 
     def _spread(self, spark: SparkSession, rows: pa.Table | SequenceRange) -> DataFrame:
-        """Return the rows for Spark's writers, partitioned so that each keeps the configured `order`."""
+        """Return the rows for Spark's writers, partitioned to keep the configured `order`."""
         workers = self._stream.workers
         if isinstance(rows, SequenceRange):
             return spark.range(rows.first, rows.next, 1, workers).withColumnRenamed("id", "sequence")
@@ -104,15 +99,15 @@ class Writers:
         return frame.repartition(workers, "node") if self._stream.order == "sender" else frame.repartition(workers)
 
     def _plan(self, receipt_file: str) -> CopyPlan:
-        """Return the plan of the writers; what an attempt before this one has staged is removed."""
+        """Return the plan of the writers, and delete the staged files of an earlier attempt."""
         context, stream, intent, state = self._context, self._stream, self._intent, self._state
-        # The message that proves the source unchanged: for decided messages the last one read, for a range that
-        # the writers read themselves the source's last one when the batch was planned.
+        # The message that proves the source unchanged: the last one read for decided messages, else the source's last
+        # one when the batch was planned.
         decided = (intent.folded or intent.resend) and state.mark_sequence is not None
         covered = SequenceRange(intent.first, intent.next)
         staging = staging_folder(context.folder, stream, covered, self._mark)
         if staged := stream.tracked and not intent.resend:
-            # It may have had more writers, each with a file of its own.
+            # It may have had more writers, each with its own file.
             shutil.rmtree(staging, ignore_errors=True)
         return CopyPlan(
             connection=context.files.path(stream.target),
@@ -133,7 +128,7 @@ class Writers:
             first=intent.first,
             next=intent.next,
             since=intent.target_sequence,
-            # The fold has decided on a tracked stream's messages: the rows have none that is too old.
+            # The fold has decided on a tracked stream's messages, so none of the rows is too old.
             cutoff_ns=None if intent.folded or intent.resend else intent.cutoff_ns,
             on_poison=stream.on_poison,
             folder=str(context.writers),
@@ -144,7 +139,7 @@ class Writers:
 
 
 def _nodes_by_sequence(rows: pa.Table | SequenceRange) -> dict[int, str | None]:
-    """Return the rows of a write as one writer takes them: source sequence → node."""
+    """Return the rows as one writer needs them: source sequence → node."""
     if isinstance(rows, SequenceRange):
         return dict.fromkeys(range(rows.first, rows.next))
     nodes = rows["node"].to_pylist() if "node" in rows.column_names else [None] * len(rows)

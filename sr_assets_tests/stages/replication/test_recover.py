@@ -77,7 +77,7 @@ def test_one_stream_is_rebuilt_by_force_and_the_other_keeps_everything(
     rig.drain()
     before, announced, begun = state_rows(rig, second), waiting(rig, first), epoch(rig, first)
     assert len(announced) == 3
-    with pytest.raises(RunError, match=r"has a readable state in .* say --force"):
+    with pytest.raises(RunError, match=r"has a readable state in .* use --force"):
         recover(rig, first, force=False)
     file = rig.home / "replication.yaml"
     arguments = [sys.executable, "-m", "sr_assets", "--config", str(file), "recover", "--stream", first, "--force"]
@@ -131,7 +131,7 @@ def test_a_stream_that_stopped_for_a_source_made_again_goes_on_with_what_the_new
     assert "was deleted and made again" in rig.failure()
     begun = epoch(rig, stream)
     shutil.move(rig.home / "sites", rig.home / "sites.aside")
-    with pytest.raises(RunError, match=r"was deleted and made again since it was copied.*--force"):
+    with pytest.raises(RunError, match=r"was recreated since it was copied.*--force"):
         recover(rig, stream, force=False)
     shutil.rmtree(rig.home / "sites")
     shutil.move(rig.home / "sites.aside", rig.home / "sites")

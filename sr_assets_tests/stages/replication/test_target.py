@@ -162,7 +162,7 @@ def test_a_target_is_made_as_it_is_wanted_and_later_differences_are_shown_and_no
     assert report.target_drift == ["num_replicas 1, wanted 3", "max_age 86400s, wanted 172800s"]
     assert rig.info(stream, rig.target).config == made.config
     failed = [probe.learned for probe in probe_connectivity(rig.settings()) if not probe.works]
-    assert failed == [f"target stream {stream} has {'; '.join(report.target_drift)}: change it, or the block target"]
+    assert failed == [f"target stream {stream} has {'; '.join(report.target_drift)}; change it, or the block target"]
 
 
 def test_subjects_that_another_stream_takes_are_named_with_what_to_do(rig: Rig) -> None:

@@ -263,7 +263,7 @@ def test_a_long_look_says_how_far_it_is_and_saves_that(
     rig.add(stream, target_stream=target)
     rig.publish(target, numbered(1, 301), rig.target)
     rig.run()
-    assert f"looking for copies in target stream {target}: 300 of 300, " in caplog.text
+    assert f"scanning target stream {target}: 300 of 300, " in caplog.text
     with rig.open() as site:
         copying = site.state.load_copying(stream)
     assert (copying.target_looked, copying.target_looked_ns) == (300, rig.info(target, rig.target).created_ns)
