@@ -169,9 +169,7 @@ def test_a_driver_executors_and_workers_killed_in_the_middle_cost_nothing_but_ti
         second = start_run(rig, log=log)
     wait_until(lambda: held(rig, target) > before + 2_000, "copies of the second run")
     lose_executors(rig, cluster, target)
-    wait_until(
-        lambda: said.read_text().count("cluster writers were lost") == 2, "the loss to be noticed", 300.0
-    )
+    wait_until(lambda: said.read_text().count("cluster writers were lost") == 2, "the loss to be noticed", 300.0)
     # Those by which Spark has replaced the executors go with their workers.
     for worker in cluster.workers():
         cluster.kill(worker)
