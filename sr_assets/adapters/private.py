@@ -10,7 +10,6 @@ import contextlib
 import errno
 import os
 import pwd
-import re
 import stat
 import tempfile
 from pathlib import Path
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OWNERS_ALONE: Final = 0o077
-_PID: Final = re.compile(r"\(pid ([0-9]+)\)")
 
 
 def own_folder(folder: Path) -> None:
@@ -113,19 +111,6 @@ def write_private(file: Path, text: str) -> None:
     except BaseException:
         Path(draft).unlink(missing_ok=True)
         raise
-
-
-def living_holder(text: str) -> str | None:
-    """Return the text of a lock when the process that it names as `(pid N)` is still there; else None.
-
-    A lock is held by an open file: a process that was killed may have left its name in a file that another one holds now.
-    """
-    named = _PID.search(text)
-    if named is not None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(int(named[1]), 0)
-            return text.strip()
-    return None
 
 
 def make_shared_folder(folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
-from sr_assets.adapters.published import availability_queries
+from sr_assets.adapters.published import availability as availability_queries
 from sr_assets.assets.daily import SHOWN_DAYS, DailyAsset, DailyCheck, shown_table
 from sr_assets.assets.fleet import table_key
 from sr_assets.stages.availability import AVAILABILITY_STAGE

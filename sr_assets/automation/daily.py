@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import dagster as dg
 
-from sr_assets.adapters.published.daily_queries import unfinished_dates
+from sr_assets.adapters.published.queries import unfinished_dates
 from sr_assets.domain.days import date_at, day_of, due_dates
 from sr_assets.domain.errors import RunError, SrAssetsError
 

@@ -9,7 +9,7 @@ from sr_assets.cli.base import SECONDS, cli, configured, form_option
 from sr_assets.cli.render import Format, show
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.published.availability_queries import By
+    from sr_assets.adapters.published.availability import By
     from sr_assets.settings import Settings
 
 #: The columns that a narrow window keeps, by kind of row.
@@ -37,7 +37,7 @@ def availability(
 
     Availability is the share of the observed time in which a node was up. Nodes that were retired throughout are omitted.
     """
-    from sr_assets.adapters.published import availability_queries as queries
+    from sr_assets.adapters.published import availability as queries
     from sr_assets.domain.days import date_at
 
     first = date_at(time.time_ns() - int(since * 1e9), settings.availability.timezone)

@@ -6,7 +6,6 @@ Not here: the processes (`services`, `runs`), its settings (`dagster.yaml`).
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import tempfile
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.connection_file import remove_connections
 from sr_assets.adapters.home import open_home, refuse_foreign_home
+from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import open_private, own_folder, write_private
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
 
@@ -127,8 +127,8 @@ def _remove_old_connections(settings: Settings) -> None:
 
 def prepare_storage(folder: Path) -> None:
     """Create the storage's tables in one process before several use it: created side by side they collide."""
-    with storage_errors(folder), open_private(folder / ".storage.lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with storage_errors(folder), open_private(folder / ".storage.lock") as file:
+        lock(file, None)
         # Where SQLite keeps the runs by default; elsewhere, and the first time, opening the storage creates its tables.
         if (folder / "history" / "runs.db").exists():
             return

@@ -6,7 +6,6 @@ Not here: stopping processes and signals (`processes`), the instance's folder (`
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import socket
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from sr_assets.adapters.extras import require_extra
+from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import open_private, write_private
 from sr_assets.domain.errors import RunError
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
@@ -182,13 +182,11 @@ def serve(settings: Settings, ui: Ui) -> int:
         read_logins(ui.auth_file)
     prepare_instance(settings)
     mark_start()
-    with open_private(settings.home / "up.lock") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with open_private(settings.home / "up.lock") as file:
+        if not lock(file):
             raise RunError(
                 f"another `sr-assets up` works in {settings.home}; stop it, or name another home with SR_ASSETS_HOME"
-            ) from None
+            )
         try:
             with (
                 signals_as_interrupt(),

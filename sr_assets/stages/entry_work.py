@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sr_assets.adapters.state.counters import Counter
-from sr_assets.adapters.state.history import forget_history
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.positions import retention_begins_ns, retention_clock_ns
@@ -153,8 +152,7 @@ class EntryWork(ABC):
         """Drop what happened before the retentions begin, of an entry that is tracked no more too."""
         settings, now_ns = self._site.settings, retention_clock_ns(state.watermark_ns, self._site.clock.own_ns())
         if now_ns is not None:
-            forget_history(
-                self._site.state.connection,
+            self._site.state.forget_history(
                 self._entry.stream,
                 gaps_ns=now_ns - settings.gaps_retention_ns,
                 transitions_ns=retention_begins_ns(now_ns, settings.advisories_retention_ns),

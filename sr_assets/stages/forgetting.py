@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from sr_assets.adapters.published.history import site_history, stream_folder
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.publishing import publish_site
-from sr_assets.adapters.state.errors import BrokenStateError
+from sr_assets.adapters.state.database import BrokenStateError
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import forget_paused
 from sr_assets.adapters.state.store import SiteState

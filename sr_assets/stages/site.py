@@ -13,12 +13,10 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from sr_assets.adapters.home import open_home
-from sr_assets.adapters.published.fleet_lock import LOCK_SECONDS, FleetBusyError
 from sr_assets.adapters.published.index import Run
-from sr_assets.adapters.published.manifest import is_published
-from sr_assets.adapters.published.publishing import publish_site
-from sr_assets.adapters.published.site_files import PublishedStream
-from sr_assets.adapters.published.topology_schema import TOPOLOGY_SITE
+from sr_assets.adapters.published.manifest import LOCK_SECONDS, FleetBusyError, is_published
+from sr_assets.adapters.published.publishing import PublishedStream, publish_site
+from sr_assets.adapters.published.schema import TOPOLOGY_SITE
 from sr_assets.adapters.spark.engine import KEEP_SECONDS
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import paused_streams

@@ -1,12 +1,12 @@
 """Files and folders that are their owner's alone, and what another user may have put in their place."""
 
-import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.private import living_holder, open_private, own_folder, write_private
+from sr_assets.adapters.locking import living_holder, lock
+from sr_assets.adapters.private import open_private, own_folder, write_private
 from sr_assets.adapters.state.lock import SiteLock, lock_owner
 from sr_assets.domain.errors import ConfigurationError
 
@@ -71,6 +71,6 @@ def test_a_process_that_is_no_more_is_not_named_as_the_holder_of_a_lock(tmp_path
     assert (tmp_path / "lock").read_text() == ""
     (tmp_path / "lock").write_text(f"run 1 (pid {dead}) since 2026")
     with (tmp_path / "lock").open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+        assert lock(held)
         assert lock_owner(tmp_path) == "a process that has not said who it is"
     assert lock_owner(tmp_path) is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sr_assets.adapters.checkpoints import Point
-from sr_assets.adapters.published import fleet_lock
+from sr_assets.adapters.published import manifest
 from sr_assets.adapters.published.manifest import is_published
 from sr_assets.domain.errors import RunError
 from sr_assets_tests.faults.holding import hold_at
@@ -61,7 +61,7 @@ def test_a_run_that_stands_still_while_it_publishes_does_not_hold_the_others_for
     assert process.communicate(timeout=60)[0] == "[]\n"
     rig.drain("PARIS")
     assert {row["name"] for row in rig.rows("replication")} == {SITE, "PARIS"}
-    assert fleet_lock.LOCK_SECONDS == 30.0
+    assert manifest.LOCK_SECONDS == 30.0
     assert len(rig.copies(there)) == 1
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import duckdb
 import pytest
 
-from sr_assets.adapters.published.availability_queries import missing_nodes, wrong_sums
+from sr_assets.adapters.published.availability import missing_nodes, wrong_sums
 from sr_assets.adapters.published.daily import AVAILABILITY
-from sr_assets.adapters.published.daily_queries import unfinished_dates
+from sr_assets.adapters.published.queries import unfinished_dates
 from sr_assets.adapters.spark.engine import KEEP_SECONDS, use_engine
 from sr_assets.adapters.spark.session import leave_session, open_session
 from sr_assets.domain.days import dates_between, day_of

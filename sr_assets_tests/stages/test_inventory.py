@@ -11,8 +11,8 @@ import duckdb
 import pytest
 
 from sr_assets.adapters.published.daily import INVENTORY
-from sr_assets.adapters.published.daily_queries import unfinished_dates
-from sr_assets.adapters.published.inventory_queries import missing_nodes, values_of_day, wrong_sums
+from sr_assets.adapters.published.inventory import missing_nodes, values_of_day, wrong_sums
+from sr_assets.adapters.published.queries import unfinished_dates
 from sr_assets.adapters.spark.engine import KEEP_SECONDS, use_engine
 from sr_assets.adapters.spark.session import leave_session, open_session
 from sr_assets.domain.days import Day, dates_between, day_of

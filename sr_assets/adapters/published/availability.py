@@ -6,18 +6,27 @@ asked of the table (`availability_queries`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
 from sr_assets.adapters.published.daily import AVAILABILITY
+from sr_assets.adapters.published.queries import ask, day_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import date
+    from pathlib import Path
 
     import pyarrow as pa
 
     from sr_assets.adapters.published.node_histories import Histories
+    from sr_assets.adapters.published.reading import Rows
     from sr_assets.domain.days import Day
+
+By = Literal["node", "site", "day"]
+
+_KEYS: Final[dict[By, str]] = {"node": "name, stream, node", "site": "name, stream", "day": "date"}
+#: What is missing at most because published times have microseconds.
+_ROUNDED_SECONDS: Final = 2e-6
 
 
 def write_availability(histories: Histories, days: Sequence[Day], measured: pa.Table, mode: int) -> dict[date, int]:
@@ -37,3 +46,64 @@ def write_availability(histories: Histories, days: Sequence[Day], measured: pa.T
     }
     with histories.beside(measured=measured) as connection:
         return AVAILABILITY.write_days(connection, histories.home, queries, mode)
+
+
+def availability(
+    home: Path,
+    *,
+    by: By,
+    site: str | None = None,
+    node: str | None = None,
+    since: date | None = None,
+    most: int | None = None,
+) -> Rows:
+    """Return availability and outages, the least available first; days in order.
+
+    `availability_percent` is the share of the watched time since a node was first seen in which it was up; NULL when nothing
+    was watched. A node that was retired all the time is left out: it was no part of the fleet.
+    """
+    keys = _KEYS[by]
+    sql = f"""
+        WITH chosen AS (
+            SELECT * FROM availability_daily
+            WHERE ($site IS NULL OR name = $site) AND ($node IS NULL OR node = $node) AND ($since IS NULL OR date >= $since)
+            QUALIFY sum(up_seconds + timeout_seconds) OVER (PARTITION BY replicator, name, stream, node) > 0
+        )
+        SELECT {keys},
+            round(100 * sum(up_seconds) / nullif(sum(up_seconds + timeout_seconds + retired_seconds), 0), 4)
+                AS availability_percent,
+            count(DISTINCT (replicator, name, stream, node)) AS nodes, sum(outages)::BIGINT AS outages,
+            max(longest_outage_seconds) AS longest_outage_seconds, sum(timeout_seconds + retired_seconds) AS down_seconds,
+            sum(blind_seconds) AS blind_seconds, min(date) AS first_date, max(date) AS last_date, bool_and(final) AS final
+        FROM chosen GROUP BY {keys}
+        ORDER BY {"date" if by == "day" else f"availability_percent NULLS LAST, down_seconds DESC, {keys}"}
+        LIMIT $most
+        """
+    return ask(home, sql, {"site": site, "node": node, "since": since, "most": most})
+
+
+def wrong_sums(home: Path, day: Day) -> int:
+    """Return how many of a day's rows do not add up to the time since the node was first seen, up to the day's end.
+
+    Rows that are not final are only checked for being no longer than the day, and for their longest outage.
+    """
+    sql = f"""
+        SELECT count(*) FROM availability_daily AS a LEFT JOIN node_availability AS n USING (name, stream, node),
+            LATERAL (SELECT up_seconds + timeout_seconds + retired_seconds + blind_seconds AS seconds,
+                least(1.0, 1.0 - (epoch_us(n.first_seen) - $first_us) / ($next_us - $first_us)::DOUBLE)
+                    * ($next_us - $first_us) / 1e6 AS known_seconds)
+        WHERE date = $date AND (seconds > ($next_us - $first_us) / 1e6 + {_ROUNDED_SECONDS} OR longest_outage_seconds
+            > timeout_seconds + retired_seconds + {_ROUNDED_SECONDS}
+            OR (final AND n.node IS NOT NULL AND abs(seconds - known_seconds) > {_ROUNDED_SECONDS}))
+        """
+    return int(ask(home, sql, day_parameters(day)).values[0][0])
+
+
+def missing_nodes(home: Path, day: Day) -> int:
+    """Return how many nodes were known before a day's end, and before their stream's watermark, and have no row of it."""
+    sql = """
+        SELECT count(*) FROM node_availability AS n JOIN replication AS r USING (name, stream)
+        ANTI JOIN (SELECT name, stream, node FROM availability_daily WHERE date = $date) USING (name, stream, node)
+        WHERE epoch_us(first_seen) < least($next_us, epoch_us(watermark)) AND epoch_us(watermark) > $first_us
+        """
+    return int(ask(home, sql, day_parameters(day)).values[0][0])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import duckdb
 
-    from sr_assets.adapters.published.files import Written
+    from sr_assets.adapters.published.publication import Written
     from sr_assets.adapters.published.table import Table
 
 #: Below this, writing all rows takes no longer than finding out which of them are new.

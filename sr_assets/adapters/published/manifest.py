@@ -10,22 +10,29 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import signal
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from sr_assets.adapters.home import OtherSchemaError
-from sr_assets.adapters.private import make_shared_folder, write_private
-from sr_assets.adapters.published.fleet_lock import FleetBusyError, locked
+from sr_assets.adapters.locking import lock, read_holder, write_holder
+from sr_assets.adapters.private import make_shared_folder, open_private, write_private
 from sr_assets.adapters.published.publication import FOLDER, publication_folder, read_publication
 from sr_assets.adapters.published.schema import SCHEMA_VERSION
+from sr_assets.domain.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: Counted as open in any case: where only locks tell, nobody is seen who has not locked the file yet.
 _GRACE_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 1.0
 _EARLIER: Final = f"{FOLDER}/earlier"
+#: How long a run waits for another site that publishes: one that stands still must not stop all the others.
+LOCK_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,3 +171,24 @@ def _take_lease(handle: BinaryIO) -> None:
 def _take_lock(handle: BinaryIO) -> None:
     """Ask for DuckDB's lock: not that of this process, nor of one that opened the file twice and closed it once."""
     fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+class FleetBusyError(RunError):
+    """Another site publishes, or stands still while it does."""
+
+
+@contextlib.contextmanager
+def locked(home: Path, name: str, wait_seconds: float) -> Iterator[None]:
+    """Hold the lock of a home's published file, whose text says who does.
+
+    Raises FleetBusyError when another one holds it for `wait_seconds` on.
+    """
+    file = home / "fleet.lock"
+    with open_private(file) as opened:
+        if not lock(opened, wait_seconds):
+            raise FleetBusyError(
+                f"{file} has been held by {read_holder(opened)} for {wait_seconds:.0f} s;"
+                " nothing was published, the next run does it; if that process stands still, end it"
+            )
+        write_holder(opened, f"{name} (pid {os.getpid()})\n")
+        yield

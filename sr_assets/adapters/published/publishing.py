@@ -7,23 +7,45 @@ here: the tables (`schema`), each of the steps (`site_files`, `publication`, `in
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa
 
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.private import make_shared_folder
-from sr_assets.adapters.published.fleet_lock import LOCK_SECONDS
+from sr_assets.adapters.published.delta_files import IncrementalTable
 from sr_assets.adapters.published.index import Run, publish_index
-from sr_assets.adapters.published.manifest import read_manifest
-from sr_assets.adapters.published.publication import publication_folder, read_publication, sweep, write_publication
-from sr_assets.adapters.published.site_files import write_site
+from sr_assets.adapters.published.manifest import LOCK_SECONDS, read_manifest
+from sr_assets.adapters.published.publication import (
+    Files,
+    Publication,
+    publication_folder,
+    read_publication,
+    sweep,
+    write_publication,
+)
+from sr_assets.adapters.published.schema import TABLES, TOPOLOGY_SITE, TOPOLOGY_TABLES
+from sr_assets.adapters.published.table import literal
 from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from sr_assets.adapters.published.site_files import PublishedStream
+    from sr_assets.adapters.published.table import Table
     from sr_assets.adapters.state.store import SiteState
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedStream:
+    """The part of a configured stream, or feed, that the published tables need."""
+
+    stream: str
+    target_stream: str | None
+    tracked: bool
+    paused: bool = False
 
 
 def publish_site(
@@ -47,7 +69,7 @@ def publish_site(
     try:
         make_shared_folder(folder)
         before = read_publication(folder)
-        written = write_site(folder, name, state, streams, since=read_manifest(home).number, before=before, mode=mode)
+        written = _write_site(folder, name, state, streams, since=read_manifest(home).number, before=before, mode=mode)
         publication = write_publication(folder, written, before)
         reach(Point.NOTED_TABLES)
         shown = publish_index(
@@ -56,3 +78,132 @@ def publish_site(
         sweep(folder, publication, shown.numbers)
     except OSError as error:
         raise RunError(cannot_write(folder, error)) from None
+
+
+def publish_topology(
+    home: Path,
+    rows: Mapping[str, Sequence[Mapping[str, Any]]],
+    *,
+    sites: Sequence[str],
+    run: Run,
+    mode: int = 0o600,
+    wait_seconds: float = LOCK_SECONDS,
+) -> None:
+    """Replace the rows of the tables, by table; called by one process at a time.
+
+    `sites` are those whose rows are shown besides. Raises RunError when something cannot be written.
+    """
+    folder = publication_folder(home, TOPOLOGY_SITE)
+    try:
+        make_shared_folder(folder)
+        before = read_publication(folder)
+        with duckdb.connect() as connection:
+            with Files(connection, folder, mode) as files:
+                publication = Publication(TOPOLOGY_SITE, files.token, read_manifest(home).number, {}, [])
+                for name, table in TOPOLOGY_TABLES.items():
+                    columns = {column: [row[column] for row in rows[name]] for column in table.kinds}
+                    connection.register(f"rows_of_{name}", pa.table(columns))
+                    written = files.write(name, table, f"SELECT * FROM rows_of_{name}")
+                    if written is not None:
+                        publication.files[name] = {written.name: written.size}
+            publication = write_publication(folder, publication, before)
+            shown = publish_index(
+                connection, home, publication, sites=sites, run=run, mode=mode, wait_seconds=wait_seconds
+            )
+        sweep(folder, publication, shown.numbers)
+    except OSError as error:
+        raise RunError(cannot_write(folder, error)) from None
+
+
+def _write_site(
+    folder: Path,
+    site: str,
+    state: SiteState,
+    streams: Sequence[PublishedStream],
+    *,
+    since: int,
+    before: Publication | None,
+    mode: int,
+) -> Publication:
+    """Write a site's tables into its folder, files of permissions `mode`; returns the publication, not noted yet.
+
+    `before` is the site's last publication, `since` the number of the last `fleet.duckdb`. Of a stream or feed that `streams`
+    does not name but the state knows, the rows stay: a mistake in the configuration empties no table. Raises RunError when
+    they cannot be written.
+    """
+    connection = state.connection
+    connection.execute(
+        "CREATE OR REPLACE TEMP TABLE configured (stream VARCHAR, target_stream VARCHAR, tracked BOOLEAN, paused BOOLEAN)"
+    )
+    rows = [
+        (stream.stream, stream.target_stream, stream.tracked, stream.paused)
+        for stream in [*streams, *_unnamed(state, streams)]
+    ]
+    if rows:
+        connection.executemany("INSERT INTO configured VALUES (?, ?, ?, ?)", rows)
+    # One transaction reads all tables as of one moment: copying commits beside us, and its rows in one table belong to
+    # counters in another.
+    with state.read_snapshot(), Files(connection, folder, mode) as files:
+        publication = Publication(site, files.token, since, {}, _history(connection))
+        filled = _filled(connection)
+        for name in TABLES:
+            table = TABLES[name]
+            if table.state in filled:
+                _write_table(connection, folder, files, publication, before, name, table)
+    return publication
+
+
+def _write_table(
+    connection: duckdb.DuckDBPyConnection,
+    folder: Path,
+    files: Files,
+    publication: Publication,
+    before: Publication | None,
+    name: str,
+    table: Table,
+) -> None:
+    """Write the rows of one table, of a large one that grows the later ones only, and take them into a publication."""
+    query = f"{table.query} AND {table.entry} IN (SELECT stream FROM configured)".replace(
+        "$name", literal(publication.site)
+    )
+    growing = None if table.growth is None else IncrementalTable(connection, publication.site, table)
+    if growing is not None and before is not None and name in before.earlier:
+        kept = growing.keep(before.earlier[name], folder)
+        if kept is not None:
+            publication.earlier[name] = kept
+            publication.files[name] = {kept.file: before.files[name][kept.file]}
+            written = files.write(name, table, f"{query} AND {growing.later(kept.until_ns)}")
+            if written is not None:
+                beside = publication.later if table.replaced else publication.files
+                beside.setdefault(name, {})[written.name] = written.size
+            return
+    written = files.write(name, table, query)
+    if written is not None:
+        publication.files[name] = {written.name: written.size}
+        if growing is not None and (begun := growing.begin(written)) is not None:
+            publication.earlier[name] = begun._replace(since=publication.since)
+
+
+def _filled(connection: duckdb.DuckDBPyConnection) -> set[str]:
+    """Return the tables of the state that have rows: an empty file takes longer than to look."""
+    survey = " UNION ALL ".join(
+        f"(SELECT '{state}' FROM {state} LIMIT 1)" for state in sorted({table.state for table in TABLES.values()})
+    )
+    return {state for (state,) in connection.execute(survey).fetchall()}
+
+
+def _history(connection: duckdb.DuckDBPyConnection) -> list[str]:
+    rows = connection.execute(
+        "SELECT DISTINCT file FROM snapshots WHERE stream IN (SELECT stream FROM configured) ORDER BY file"
+    ).fetchall()
+    return [file for (file,) in rows]
+
+
+def _unnamed(state: SiteState, streams: Sequence[PublishedStream]) -> list[PublishedStream]:
+    """Return what the state knows beyond the streams that are configured."""
+    named = {stream.stream for stream in streams}
+    return [
+        PublishedStream(stream, state.load_copying(stream).target_stream, tracked=state.nodes(stream).any())
+        for stream in state.known_streams()
+        if stream not in named
+    ]

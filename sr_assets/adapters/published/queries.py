@@ -13,10 +13,12 @@ from sr_assets.adapters.published.reading import open_fleet, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from datetime import datetime
+    from datetime import date, datetime
     from pathlib import Path
 
+    from sr_assets.adapters.published.daily import DailyTable
     from sr_assets.adapters.published.reading import Rows
+    from sr_assets.domain.days import Day
 
 #: The watermark of the feed that a row of a global table comes from.
 _FEED_CLOCK: Final = "(SELECT name || '/' || stream AS feed, watermark FROM replication) AS r"
@@ -246,6 +248,25 @@ def summary(home: Path) -> Rows:
         ORDER BY s.replicator, s.name, s.stream
     """
     return ask(home, sql)
+
+
+# ------------------------------------------------------------------------------------------------- the daily tables
+
+
+def unfinished_dates(home: Path, table: DailyTable) -> list[tuple[date, int]]:
+    """Return the dates with rows of a day that was not over, each with until when (unix ns) their streams are known now."""
+    sql = f"""
+        WITH rest AS (SELECT DISTINCT date, name, stream FROM {table.name} WHERE NOT final), clocks AS ({table.clocks})
+        SELECT date, max(epoch_ns(known_until)) FROM rest JOIN clocks
+            ON clocks.name IS NOT DISTINCT FROM rest.name AND clocks.stream IS NOT DISTINCT FROM rest.stream
+        GROUP BY date HAVING max(known_until) IS NOT NULL ORDER BY date
+        """
+    return [(when, until_ns) for when, until_ns in ask(home, sql).values]
+
+
+def day_parameters(day: Day) -> dict[str, object]:
+    """Return a day's parameters of a query: date, first_us, next_us."""
+    return {"date": day.date, "first_us": day.first_ns // 1000, "next_us": day.next_ns // 1000}
 
 
 def _age(now: str, time: str) -> str:

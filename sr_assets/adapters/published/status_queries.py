@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.adapters.published import availability_queries
+from sr_assets.adapters.published.availability import availability
 from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.domain.errors import SrAssetsError
 
@@ -95,7 +95,7 @@ def _worst(home: Path, as_of: datetime) -> list[dict[str, Any]]:
     """Return the nodes that were least available within thirty days, without those that were up all the time."""
     since = (as_of - timedelta(days=_WORST_DAYS)).date()
     try:
-        rows = availability_queries.availability(home, by="node", since=since, most=MOST_WORST)
+        rows = availability(home, by="node", since=since, most=MOST_WORST)
     except SrAssetsError:
         return []
     records = [dict(zip(rows.columns, row, strict=True)) for row in rows.values]

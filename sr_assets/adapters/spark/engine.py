@@ -13,7 +13,6 @@ unused for the time that its last user requested, or when its home was removed.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -28,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import open_private, own_folder, write_private
 from sr_assets.adapters.spark.config import child_environment, engine_config, fingerprint
 from sr_assets.domain.errors import RunError
@@ -81,7 +81,7 @@ class Engine:
 def _locked(folder: Path) -> Iterator[None]:
     own_folder(folder)
     with open_private(folder / "engine.lock") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file, None)
         yield
 
 
@@ -170,11 +170,7 @@ def _await_unused(folder: Path, engine: Engine) -> None:
 
     def unused() -> bool:
         with open_private(folder / "users") as users:
-            try:
-                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-        return True
+            return lock(users)
 
     if not _wait_until(unused, _UNUSED_SECONDS):
         raise RunError(f"the Spark engine (pid {engine.pid}) has other settings or another version and is in use")
@@ -186,7 +182,7 @@ def use_engine(home: Path, keep_seconds: float) -> Iterator[None]:
     folder = home / "spark"
     own_folder(folder)
     with open_private(folder / "users") as users:
-        fcntl.flock(users, fcntl.LOCK_SH)
+        lock(users, None, shared=True)
         try:
             yield
         finally:

@@ -7,9 +7,7 @@ row names a sequence, the task fetches that message from the source and publishe
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ from sr_assets.adapters.copying.copier import Copier
 from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.garbage import gc_paused
+from sr_assets.adapters.locking import lock
 from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:
@@ -99,9 +98,7 @@ def writers_at_work(folder: Path) -> bool:
     """Return whether an earlier writer is at work in a stream's folder."""
     for file in folder.glob("writer-*.lock"):
         with file.open("a") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not lock(handle):
                 return True
     return False
 
@@ -118,13 +115,6 @@ def _writer_lock(file: Path) -> Iterator[None]:
     """Hold a writer's lock, which the kernel frees however its holder ends; raises RunError after a minute."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a+") as handle:
-        deadline = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise RunError(f"an earlier writer still holds {file}; run `sr-assets spark stop`") from None
-                time.sleep(0.05)
+        if not lock(handle, _LOCK_SECONDS):
+            raise RunError(f"an earlier writer still holds {file}; run `sr-assets spark stop`")
         yield

@@ -6,7 +6,6 @@ removed. So no engine stays behind after the last run, or after a run that was k
 only, and little of it, because the process lives as long as the server.
 """
 
-import fcntl
 import json
 import os
 import resource
@@ -15,6 +14,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from sr_assets.adapters.locking import lock
 
 _LOOK_SECONDS = 5.0
 
@@ -41,10 +42,9 @@ def _wanted(folder: Path) -> bool:
         if json.loads((folder / "engine.json").read_text())["pid"] != os.getpid():
             return False
         with (folder / "users").open("a") as users:
-            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not lock(users):
+                return True
         return time.monotonic() <= float((folder / "keep").read_text())
-    except BlockingIOError:
-        return True
     except (OSError, ValueError, KeyError):
         return False
 

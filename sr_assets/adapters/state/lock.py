@@ -5,12 +5,12 @@ Here: taking it, and asking who holds it. Not here: what is done with the site (
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from typing import TYPE_CHECKING, Self
 
-from sr_assets.adapters.private import living_holder, open_private, own_folder
+from sr_assets.adapters.locking import lock, read_holder, write_holder
+from sr_assets.adapters.private import open_private, own_folder
 from sr_assets.domain.errors import RunError
 
 if TYPE_CHECKING:
@@ -37,23 +37,11 @@ class SiteLock:
         """Take the lock."""
         own_folder(self._file.parent)
         self._handle = open_private(self._file)
-        deadline = time.monotonic() + self._wait_seconds
-        while True:
-            try:
-                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    self._handle.close()
-                    raise SiteBusyError(
-                        f"site {self._file.parent.name} is under way: {lock_owner(self._file.parent)}"
-                    ) from None
-                time.sleep(0.1)
+        if not lock(self._handle, self._wait_seconds):
+            self._handle.close()
+            raise SiteBusyError(f"site {self._file.parent.name} is under way: {lock_owner(self._file.parent)}")
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self._handle.seek(0)
-        self._handle.truncate()
-        self._handle.write(f"{self._owner} (pid {os.getpid()}) since {since}\n")
-        self._handle.flush()
+        write_holder(self._handle, f"{self._owner} (pid {os.getpid()}) since {since}\n")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,10 +54,6 @@ def lock_owner(folder: Path) -> str | None:
     """Return who holds a site's lock and since when; None when it is free. A holder whose process is gone is not named."""
     try:
         with (folder / "lock").open() as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return living_holder(handle.read()) or "a process that has not said who it is"
+            return None if lock(handle, shared=True) else read_holder(handle)
     except FileNotFoundError:
         return None
-    return None

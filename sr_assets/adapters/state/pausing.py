@@ -6,12 +6,12 @@ for a paused stream (`stages.replication.replica`), the commands (`cli`).
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import own_folder, write_private
 from sr_assets.domain.errors import RunError, cannot_write
 
@@ -73,7 +73,7 @@ def _locked(folder: Path) -> Iterator[None]:
     """Let one process at a time change the marker, so that concurrent changes of different streams both take effect."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        lock(handle, None)
         yield
     finally:
         os.close(handle)

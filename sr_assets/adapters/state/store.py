@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import duckdb
 
-from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.state.copy_log import CopyLog
 from sr_assets.adapters.state.copy_queue import CopyQueue
 from sr_assets.adapters.state.counters import Counters
-from sr_assets.adapters.state.errors import first_line, opening_error
+from sr_assets.adapters.state.database import first_line, open_database
 from sr_assets.adapters.state.gaps import Gaps
 from sr_assets.adapters.state.global_view import GlobalTables
 from sr_assets.adapters.state.heartbeats import Heartbeats
 from sr_assets.adapters.state.nodes import Nodes
 from sr_assets.adapters.state.outbox import Outbox
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
-from sr_assets.adapters.state.schema import SCHEMA, SCHEMA_VERSION
 from sr_assets.adapters.state.snapshot_index import SnapshotIndex
 from sr_assets.domain.errors import RunError, cannot_write
 
@@ -71,25 +69,7 @@ class SiteState:
         Raises BrokenStateError if it is not a readable state, OtherSchemaError if another version wrote it, and RunError if it
         cannot be opened.
         """
-        file = self._folder / "state.duckdb"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            if not file.exists():
-                _make(file)
-            self._connection = _connect(file)
-        except duckdb.Error as error:
-            raise opening_error(file, error) from None
-        try:
-            # The first unreleased schema was called 1 too; it had no table `copying`.
-            versions = self._connection.execute(
-                "SELECT schema_version, EXISTS (FROM duckdb_tables() WHERE table_name = 'copying') FROM about"
-            ).fetchall()
-        except duckdb.Error as error:
-            self._connection.close()
-            raise opening_error(file, error) from None
-        if versions != [(SCHEMA_VERSION, True)]:
-            self._connection.close()
-            raise OtherSchemaError(file, versions[0][0] if versions else None)
+        self._connection = open_database(self._folder / "state.duckdb")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -212,6 +192,25 @@ class SiteState:
         for table in _OF_A_STREAM:
             self._connection.execute(f"DELETE FROM {table} WHERE stream = ?", [stream])
 
+    def forget_history(self, stream: str, *, gaps_ns: int, transitions_ns: int) -> None:
+        """Drop gaps and parked messages noticed before one time, transitions and blind spans before another (unix ns).
+
+        A transition that is not published yet stays, and so does the last one of each node that is known: it says since when
+        the node is what it is. Called inside a transaction.
+        """
+        self._connection.execute("DELETE FROM gaps WHERE stream = ? AND noticed_ns < ?", [stream, gaps_ns])
+        self._connection.execute("DELETE FROM parked WHERE stream = ? AND parked_ns < ?", [stream, gaps_ns])
+        self._connection.execute("DELETE FROM blind_history WHERE stream = ? AND next_ns < ?", [stream, transitions_ns])
+        self._connection.execute(
+            """
+            DELETE FROM transitions WHERE stream = $stream AND event_ns < $before_ns AND NOT (outbox AND published_ns IS NULL)
+                AND NOT EXISTS (
+                    FROM nodes WHERE nodes.stream = $stream AND nodes.node = transitions.node
+                        AND nodes.transition = transitions.transition)
+            """,
+            {"stream": stream, "before_ns": transitions_ns},
+        )
+
     def known_streams(self) -> list[str]:
         """Return every stream and feed of which there is anything in here."""
         tables = " UNION ".join(f"SELECT stream FROM {table}" for table in (*_OF_A_STREAM, *_HISTORY))
@@ -252,22 +251,3 @@ class SiteState:
         self._connection.execute(f"DELETE FROM {table} WHERE {condition}", values)
         marks = ", ".join("?" * len(row))
         self._connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", list(row.values()))
-
-
-def _make(file: Path) -> None:
-    """Make an empty state, at once or not at all: half a file would have to be recovered from."""
-    draft = file.with_name(f".{file.name}.new")
-    for left in (draft, draft.with_name(f"{draft.name}.wal"), file.with_name(f"{file.name}.wal")):
-        left.unlink(missing_ok=True)
-    with _connect(draft) as connection:
-        connection.execute(SCHEMA)
-        connection.execute("INSERT INTO about VALUES (?)", [SCHEMA_VERSION])
-        connection.execute("CHECKPOINT")  # closing would do it too, but without an error on a full disk
-    draft.replace(file)
-
-
-def _connect(file: Path) -> duckdb.DuckDBPyConnection:
-    connection = duckdb.connect(str(file), config={"threads": 2, "memory_limit": "1GB"})
-    connection.execute("SET TimeZone = 'UTC'")
-    connection.execute("SET enable_progress_bar = false")  # drawn on stdout, whatever that is
-    return connection

@@ -4,7 +4,6 @@ Not here: what is in the folder (`run`).
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 import sys
@@ -12,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import open_private
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.embedded.demo.configuration import FILE_NAME
@@ -36,14 +36,12 @@ def demo_home(chosen: Path | None) -> Iterator[Path]:
         if folder.exists() and any(folder.iterdir()) and not (folder / FILE_NAME).exists():
             raise ConfigurationError(f"--home {chosen} holds something that is no demo; name a new folder")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = open_private(folder / "demo.lock")
+        file = open_private(folder / "demo.lock")
     except OSError as error:
         raise ConfigurationError(f"--home {chosen} cannot be used: {error.strerror}") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"another demo runs in {chosen}; stop it, or name another --home") from None
+    with file:
+        if not lock(file):
+            raise RunError(f"another demo runs in {chosen}; stop it, or name another --home")
         yield folder
 
 

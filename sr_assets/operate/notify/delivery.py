@@ -7,12 +7,12 @@ crash repeats one at most, with the same event ids. Not here: an attempt (`targe
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import threading
 import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import open_private, own_folder
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.operate.notify.events import SentFile, all_sent, pending
@@ -109,13 +109,8 @@ class _Delivery:
     def _alone(self) -> Iterator[bool]:
         """Yield whether no other process delivers to the target."""
         own_folder(self._file.lock.parent)
-        with open_private(self._file.lock) as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            yield True
+        with open_private(self._file.lock) as file:
+            yield lock(file)
 
     def _deliver(self) -> bool:
         """Send what waits; returns whether nothing waits any more."""

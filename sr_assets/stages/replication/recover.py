@@ -14,7 +14,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from sr_assets.adapters.published.history import file_mark, file_range, mark_restart, source_mark, stream_folder
-from sr_assets.adapters.state.errors import BrokenStateError
+from sr_assets.adapters.state.database import BrokenStateError
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.errors import RunError

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sr_assets.adapters.home import open_home
-from sr_assets.adapters.published.fleet_lock import LOCK_SECONDS
 from sr_assets.adapters.published.index import Run
-from sr_assets.adapters.published.topology import publish_topology
-from sr_assets.adapters.published.topology_schema import TOPOLOGY_SITE
+from sr_assets.adapters.published.manifest import LOCK_SECONDS
+from sr_assets.adapters.published.publishing import publish_topology
+from sr_assets.adapters.published.schema import TOPOLOGY_SITE
 from sr_assets.adapters.state.lock import SiteBusyError, SiteLock, lock_owner
 from sr_assets.adapters.state.status_file import write_status
 from sr_assets.stages.clock import Clock

@@ -9,15 +9,14 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from sr_assets.adapters.published import site_files
+from sr_assets.adapters.published import publishing
 from sr_assets.adapters.published.global_schema import GLOBAL_VIEWS
 from sr_assets.adapters.published.history import snapshot_rows
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.manifest import is_published
-from sr_assets.adapters.published.publishing import publish_site
+from sr_assets.adapters.published.publishing import PublishedStream, publish_site
 from sr_assets.adapters.published.reading import count_rows, export_fleet, open_fleet, read_rows
 from sr_assets.adapters.published.schema import INTERNAL, TABLES
-from sr_assets.adapters.published.site_files import PublishedStream
 from sr_assets.adapters.published.table import Table
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.store import SiteState
@@ -118,7 +117,7 @@ def test_all_tables_are_of_one_moment_although_the_copying_commits_meanwhile(
             return super().__getitem__(name)
 
     park_one()
-    monkeypatch.setattr(site_files, "TABLES", Interrupted(TABLES))
+    monkeypatch.setattr(publishing, "TABLES", Interrupted(TABLES))
     publish(tmp_path, state)
     assert copying.parked_messages == 2
     with open_fleet(tmp_path) as fleet:

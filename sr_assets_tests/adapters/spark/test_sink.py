@@ -1,6 +1,5 @@
 """The sink: whatever happens between an intent and its commit, nothing is stored twice and nothing is lost."""
 
-import fcntl
 import json
 import signal
 import threading
@@ -16,6 +15,7 @@ from pyarrow import parquet
 from sr_assets.adapters.connection_file import write_connection
 from sr_assets.adapters.copying import sending
 from sr_assets.adapters.copying.receipt import Receipt
+from sr_assets.adapters.locking import lock
 from sr_assets.adapters.spark import sink
 from sr_assets.adapters.spark.sink import JetStreamWriter
 from sr_assets.domain.errors import RunError
@@ -328,7 +328,7 @@ def test_a_writer_waits_for_the_one_before_it(
     rig: Rig, stream: str, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (tmp_path / "writer-0.lock").open("a") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+        assert lock(held)
         with monkeypatch.context() as patched:
             patched.setattr(sink, "_LOCK_SECONDS", 0.1)
             with pytest.raises(RunError, match="earlier writer"):

@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sr_assets.adapters.state.history import forget_history
 from sr_assets.adapters.state.lock import SiteBusyError, SiteLock, lock_owner
 from sr_assets.adapters.state.records import Intent, StreamState
 from sr_assets.adapters.state.status_file import read_status, write_status
@@ -190,7 +189,7 @@ def test_history_is_forgotten_but_for_what_waits_and_the_last_transition_of_each
         for table, column in (("gaps", "noticed_ns"), ("parked", "parked_ns")):
             for at_ns in (6, 7):
                 state.connection.execute(f"INSERT INTO {table} (stream, {column}) VALUES ('S', ?)", [at_ns])
-        forget_history(state.connection, "S", gaps_ns=7, transitions_ns=5)
+        state.forget_history("S", gaps_ns=7, transitions_ns=5)
         left = state.connection.execute("SELECT event_id FROM transitions ORDER BY 1").fetchall()
         assert [row[0] for row in left] == ["forgotten5", "known2", "other1", "waits1"]
         assert state.connection.execute("SELECT noticed_ns, parked_ns FROM gaps, parked").fetchall() == [(7, 7)]

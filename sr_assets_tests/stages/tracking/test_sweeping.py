@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from sr_assets.adapters import checkpoints
 from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.published.index import Run
-from sr_assets.adapters.published.publishing import publish_site
+from sr_assets.adapters.published.publishing import PublishedStream, publish_site
 from sr_assets.adapters.published.reading import open_fleet, read_rows
-from sr_assets.adapters.published.site_files import PublishedStream
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.blindness import BlindSpans

@@ -1,0 +1,63 @@
+"""File locks, the one way in which processes exclude each other. The kernel frees a lock however its holder ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import time
+from typing import IO, TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    pass
+
+_POLL_SECONDS: Final = 0.02
+_PID: Final = re.compile(r"\(pid ([0-9]+)\)")
+
+
+def lock(file: IO[Any] | int, wait_seconds: float | None = 0.0, *, shared: bool = False) -> bool:
+    """Lock an open file until it is closed, or return False if another process still holds it after `wait_seconds`.
+
+    None waits without a limit. Several processes may hold a `shared` lock.
+    """
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    if wait_seconds is None:
+        fcntl.flock(file, kind)
+        return True
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        else:
+            return True
+
+
+def write_holder(file: IO[str], holder: str) -> None:
+    """Write into a locked file who holds it: `<holder> (pid N)`."""
+    file.seek(0)
+    file.truncate()
+    file.write(holder)
+    file.flush()
+
+
+def read_holder(file: IO[str]) -> str:
+    """Return the holder that a lock file names, if its process is alive."""
+    return living_holder(file.read()) or "a process that has not said who it is"
+
+
+def living_holder(text: str) -> str | None:
+    """Return the text of a lock file if the process that it names as `(pid N)` is alive, else None.
+
+    A killed process may leave its name in a file that another process locks now.
+    """
+    named = _PID.search(text)
+    if named is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(int(named[1]), 0)
+            return text.strip()
+    return None

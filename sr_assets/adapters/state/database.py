@@ -1,0 +1,135 @@
+"""The file `state.duckdb`: its tables, creating and opening it, and the errors of a file that cannot be opened.
+
+Times are unix nanoseconds. Tables have no keys or indexes: scanning a column is fast enough, and DuckDB updates indexed rows
+slowly.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Final
+
+import duckdb
+
+from sr_assets.adapters.home import OtherSchemaError
+from sr_assets.adapters.state import copy_log, copy_queue, counters, global_view, heartbeats, nodes, snapshot_index
+from sr_assets.domain.errors import RunError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCHEMA_VERSION: Final = 1
+
+SCHEMA: Final = f"""
+CREATE TABLE about (schema_version INTEGER);
+CREATE TABLE streams (
+    stream VARCHAR, created_ns BIGINT, next_sequence BIGINT, epoch_ns BIGINT DEFAULT 0, watermark_ns BIGINT,
+    planned_ns BIGINT, last_stored_ns BIGINT, mark_sequence BIGINT, mark_ns BIGINT,
+    hole_open BOOLEAN DEFAULT false, source_last_sequence BIGINT,
+    lag_messages BIGINT, lag_ns BIGINT, progress_ns BIGINT, alive_ns BIGINT, alive_due_ns BIGINT, started VARCHAR,
+    starts BIGINT, reset_starts BIGINT DEFAULT 0, forgotten_transition BIGINT DEFAULT 0,
+    policy VARCHAR, advisories_stored BOOLEAN DEFAULT false, seen_messages BIGINT DEFAULT 0,
+    skipped_messages BIGINT DEFAULT 0, too_old_messages BIGINT DEFAULT 0, no_sender_messages BIGINT DEFAULT 0,
+    gap_messages BIGINT DEFAULT 0, late_sightings BIGINT DEFAULT 0, ahead_clocks BIGINT DEFAULT 0,
+    last_error VARCHAR, last_error_since_ns BIGINT, as_of_ns BIGINT);
+CREATE TABLE copying (
+    stream VARCHAR, created_ns BIGINT, starts BIGINT, target_stream VARCHAR, target_created_ns BIGINT,
+    target_sequence BIGINT, target_holds BIGINT, target_checked BIGINT, copied_messages BIGINT, copied_bytes BIGINT,
+    parked_messages BIGINT, lost_messages BIGINT, error VARCHAR, error_since_ns BIGINT,
+    target_looked BIGINT DEFAULT 0, target_looked_ns BIGINT DEFAULT 0);
+CREATE TABLE intents (
+    stream VARCHAR, first BIGINT, available BIGINT, next BIGINT, planned_ns BIGINT, cutoff_ns BIGINT, created_ns BIGINT,
+    target_created_ns BIGINT, target_sequence BIGINT, resend BOOLEAN, waits BOOLEAN, folded BOOLEAN DEFAULT false,
+    target_stream VARCHAR, starts BIGINT DEFAULT 0, source_sequence BIGINT, source_ns BIGINT);
+CREATE TABLE nodes (
+    stream VARCHAR, node VARCHAR, first_seen_ns BIGINT, seen_ns BIGINT, sequence BIGINT, copied_ns BIGINT,
+    copied_bytes BIGINT, status VARCHAR, status_since_ns BIGINT, retired_at_ns BIGINT, times_retired BIGINT,
+    transition BIGINT, deadline_ns BIGINT);
+{nodes.SCHEMA}
+CREATE TABLE transitions (
+    event_id VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_ns BIGINT, detected_ns BIGINT, seen_ns BIGINT,
+    age_ns BIGINT, sequence BIGINT, previous VARCHAR, transition BIGINT, late BOOLEAN, returned BOOLEAN,
+    outage_ns BIGINT, published_ns BIGINT, outbox BOOLEAN, epoch BIGINT DEFAULT 0);
+CREATE TABLE gaps (
+    stream VARCHAR, first_sequence BIGINT, last_sequence BIGINT, messages BIGINT, reason VARCHAR, noticed_ns BIGINT);
+CREATE TABLE parked (
+    stream VARCHAR, sequence BIGINT, stored_ns BIGINT, subject VARCHAR, payload_bytes BIGINT, reason VARCHAR,
+    parked_ns BIGINT);
+{snapshot_index.SCHEMA}
+{copy_log.SCHEMA}
+{copy_queue.SCHEMA}
+{counters.SCHEMA}
+{heartbeats.SCHEMA}
+{global_view.SCHEMA}
+"""
+#: Parts of DuckDB's errors about a file that may be intact.
+_OUTER_TROUBLE: Final = (
+    "Could not set lock",
+    *map(os.strerror, (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE)),
+)
+
+
+class BrokenStateError(RunError):
+    """A site's state exists but cannot be read any more."""
+
+
+def first_line(error: duckdb.Error) -> str:
+    """Return DuckDB's message without its hints."""
+    return str(error).splitlines()[0]
+
+
+def opening_error(file: Path, error: duckdb.Error) -> RunError:
+    """Return the error about a file: that it is broken, or only that it cannot be opened."""
+    reason = first_line(error)
+    if any(sign in reason for sign in _OUTER_TROUBLE):
+        return RunError(f"the state {file} cannot be opened ({reason}); nothing in it was changed")
+    return BrokenStateError(
+        f"the state {file} cannot be read ({reason}); set it aside and run `sr-assets recover` for each stream of the site"
+    )
+
+
+def open_database(file: Path) -> duckdb.DuckDBPyConnection:
+    """Open a state, or create it if it is missing.
+
+    Raises BrokenStateError if it is not a readable state, OtherSchemaError if another version wrote it, and RunError if it
+    cannot be opened.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if not file.exists():
+            _create(file)
+        connection = _connect(file)
+    except duckdb.Error as error:
+        raise opening_error(file, error) from None
+    try:
+        # The first unreleased schema was called 1 too; it had no table `copying`.
+        versions = connection.execute(
+            "SELECT schema_version, EXISTS (FROM duckdb_tables() WHERE table_name = 'copying') FROM about"
+        ).fetchall()
+    except duckdb.Error as error:
+        connection.close()
+        raise opening_error(file, error) from None
+    if versions != [(SCHEMA_VERSION, True)]:
+        connection.close()
+        raise OtherSchemaError(file, versions[0][0] if versions else None)
+    return connection
+
+
+def _create(file: Path) -> None:
+    """Make an empty state, at once or not at all: half a file would have to be recovered from."""
+    draft = file.with_name(f".{file.name}.new")
+    for left in (draft, draft.with_name(f"{draft.name}.wal"), file.with_name(f"{file.name}.wal")):
+        left.unlink(missing_ok=True)
+    with _connect(draft) as connection:
+        connection.execute(SCHEMA)
+        connection.execute("INSERT INTO about VALUES (?)", [SCHEMA_VERSION])
+        connection.execute("CHECKPOINT")  # closing would do it too, but without an error on a full disk
+    draft.replace(file)
+
+
+def _connect(file: Path) -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect(str(file), config={"threads": 2, "memory_limit": "1GB"})
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET enable_progress_bar = false")  # drawn on stdout, whatever that is
+    return connection
