@@ -1,6 +1,6 @@
 """The public Python API: the published tables as pandas DataFrames.
 
-Add a function for notebooks and scripts here. Not here: writing anything; resources for Dagster assets (`resources`).
+Add a function for notebooks and scripts here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sr_assets.settings import load_settings
 if TYPE_CHECKING:
     import os
 
-#: Whole numbers and flags keep their type where some are missing.
+#: Integers and booleans keep their type if values are missing.
 _NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.int32(): pd.Int32Dtype(), pa.bool_(): pd.BooleanDtype()}
 
 
@@ -30,8 +30,8 @@ def read(
     """Return a published table or view as of the last publication.
 
     `home` is the folder with `fleet.duckdb`; without it the configuration names it: the file `config`, else
-    SR_ASSETS_CONFIG, else `conf/replication.yaml`. Times are UTC, whole numbers and flags nullable, JSON is text. Raises
-    ConfigurationError for a table that does not exist, RunError when nothing was published yet.
+    SR_ASSETS_CONFIG, else `conf/replication.yaml`. Times are UTC, integers and booleans nullable, JSON is text. Raises
+    ConfigurationError for an unknown table, and RunError before the first publication.
     """
     folder = Path(home) if home is not None else load_settings(None if config is None else Path(config)).home
     with open_fleet(folder) as connection:
@@ -52,4 +52,4 @@ def _refuse_unknown(table: str, connection: duckdb.DuckDBPyConnection) -> None:
     if table not in names:
         near = difflib.get_close_matches(table, names, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise ConfigurationError(f"no table {table!r} is published; {hint}there are: {', '.join(names)}")
+        raise ConfigurationError(f"no table {table!r} is published; {hint}the tables are: {', '.join(names)}")

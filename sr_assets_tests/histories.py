@@ -1,7 +1,4 @@
-"""A published home whose nodes have a history, for tests of the daily tables.
-
-Not here: what a run publishes (`stages`), which is tested with real servers.
-"""
+"""A published home whose nodes have a history, for tests of the daily tables."""
 
 import json
 import random
@@ -30,7 +27,7 @@ CODES = ("up", "timeout", "retired")
 
 
 class Change(NamedTuple):
-    """A transition: when, which, and what the node was before."""
+    """A transition: its time, its event, and the node's previous status."""
 
     at_ns: int
     event: str
@@ -41,16 +38,16 @@ Histories = dict[str, list[Change]]
 
 
 class Message(NamedTuple):
-    """A message of a node: when it was stored, and what it says as JSON, inside a registration (`metadata`) or as it is."""
+    """A message of a node: its stored time and its JSON content, as a registration (`metadata`) or plain."""
 
     node: str
     at_ns: int
-    says: object
+    content: object
     registration: bool = True
 
 
 def random_histories(seed: int, nodes: int, until_ns: int) -> Histories:
-    """Return nodes that come, fall silent, retire and return at any nanosecond; some changes at midnight exactly."""
+    """Return random transitions at any nanosecond, some at midnight exactly."""
     chance = random.Random(seed)
     histories = {}
     for number in range(nodes):
@@ -88,7 +85,7 @@ def publish(
     spans: list[tuple[int, int]] | None = None,
     messages: Sequence[Message] = (),
 ) -> None:
-    """Publish a site's nodes with all that happened to them and their messages, as its state and history would have it."""
+    """Publish a site's nodes with their transitions, blind spans and messages."""
     rows = [
         {
             "event_id": f"{node}/{number}",
@@ -136,10 +133,10 @@ def publish(
 
 
 def store(home: Path, messages: Sequence[Message]) -> list[Path]:
-    """Write messages into the Parquet history, a file for each UTC date; returns the files."""
+    """Write messages into the Parquet history, one file per UTC date; return the files."""
     by_date: dict[str, list[dict[str, object]]] = {}
     for sequence, message in enumerate(messages, 1):
-        text = json.dumps(message.says)
+        text = json.dumps(message.content)
         stored_at = datetime.fromtimestamp(message.at_ns // SECOND, UTC).replace(
             microsecond=message.at_ns % SECOND // 1000
         )
@@ -161,7 +158,7 @@ def store(home: Path, messages: Sequence[Message]) -> list[Path]:
 
 
 def publish_centre(home: Path, histories: Histories, watermark_ns: int) -> None:
-    """Publish a centre whose feed has every transition of a site `paris`, which last reported that watermark."""
+    """Publish a centre whose feed has every transition of site `paris`, which last reported the watermark."""
     key = {"feed": "ADVISORIES", "replicator": "EU", "name": "paris", "stream": STREAM}
     codes = {"new": 0, "timeout": 1, "recover": 2, "expire": 3}
     rows = [

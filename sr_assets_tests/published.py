@@ -1,7 +1,4 @@
-"""A published `fleet.duckdb` for tests that only read it: a few nodes, their transitions, one message.
-
-Not here: what a run publishes (`stages`), which is tested with real servers.
-"""
+"""A published `fleet.duckdb` for tests that only read it: a few nodes and one message."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,7 +38,7 @@ def node_row(node: str, status: str, silent_ns: int, *, copied: bool = True) -> 
 
 
 def publish_nodes(home: Path, *nodes: dict[str, object], sequence: int = 8) -> None:
-    """Publish a site whose only stream is tracked, with these nodes beside those that it has already."""
+    """Publish a site with one tracked stream, adding these nodes."""
     with SiteState(home / "sites" / SITE) as state:
         with state.transaction():
             state.save_stream(StreamState(STREAM, 1, sequence, watermark_ns=NOW_NS, as_of_ns=NOW_NS))

@@ -1,4 +1,4 @@
-"""`sr_assets.read`: published tables as DataFrames, with the types they are published with."""
+"""`sr_assets.read`: published tables as DataFrames of the published types."""
 
 import subprocess
 import sys
@@ -15,13 +15,13 @@ from sr_assets_tests.published import node_row, publish_nodes
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home where two nodes are known, one of which was copied."""
+    """A home with two nodes, one of them copied."""
     home = tmp_path / "home"
     publish_nodes(home, node_row("a", "up", 0), node_row("b", "up", 0, copied=False))
     return home
 
 
-def test_a_table_has_utc_times_and_whole_numbers_where_some_are_missing(home: Path) -> None:
+def test_read_keeps_utc_times_and_integers_with_missing_values(home: Path) -> None:
     nodes = sr_assets.read("last_seen_nodes", home=home).set_index("node")
     assert nodes.loc["a", "last_seen"] == pd.Timestamp(datetime(2026, 1, 31, 12, tzinfo=UTC))
     assert str(nodes["last_copied"].dtype) == "datetime64[us, UTC]"
@@ -30,7 +30,7 @@ def test_a_table_has_utc_times_and_whole_numbers_where_some_are_missing(home: Pa
     assert nodes["copied_bytes"].to_list() == [900, pd.NA]
 
 
-def test_a_view_and_an_empty_table_are_read_like_a_table(home: Path) -> None:
+def test_read_returns_views_and_empty_tables(home: Path) -> None:
     assert sr_assets.read("node_availability", home=home)["status"].to_list() == ["up", "up"]
     gaps = sr_assets.read("gaps", home=home)
     assert gaps.empty
@@ -38,7 +38,7 @@ def test_a_view_and_an_empty_table_are_read_like_a_table(home: Path) -> None:
     assert sr_assets.read("node_snapshots", home=home).empty
 
 
-def test_the_home_comes_from_a_configuration_or_from_the_environment(
+def test_read_finds_the_home_by_configuration_or_environment(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SR_ASSETS_HOME", raising=False)
@@ -49,7 +49,7 @@ def test_the_home_comes_from_a_configuration_or_from_the_environment(
     assert len(sr_assets.read("last_seen_nodes")) == 2
 
 
-def test_a_table_that_does_not_exist_is_refused_with_those_that_do(home: Path) -> None:
+def test_read_refuses_an_unknown_table_and_lists_the_tables(home: Path) -> None:
     with pytest.raises(
         ConfigurationError, match=r"no table 'last_seen' is published; did you mean last_seen_nodes\?"
     ) as e:
@@ -60,20 +60,20 @@ def test_a_table_that_does_not_exist_is_refused_with_those_that_do(home: Path) -
         sr_assets.read('gaps" JOIN "last_seen_nodes', home=home)
 
 
-def test_nothing_published_yet_is_one_line(tmp_path: Path) -> None:
+def test_read_before_the_first_publication_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="nothing is published yet"):
         sr_assets.read("last_seen_nodes", home=tmp_path)
 
 
-def test_reading_leaves_no_connection_open(home: Path) -> None:
-    """One that stayed open would show the old file for ever."""
+def test_read_leaves_no_connection_open(home: Path) -> None:
+    """An open connection would keep returning the old file."""
     sr_assets.read("replication", home=home)
     publish_nodes(home, sequence=9)
     assert sr_assets.read("replication", home=home)["next_sequence"].to_list() == [9]
 
 
 @pytest.mark.process
-def test_importing_the_package_loads_nothing_else_and_an_unknown_name_is_an_attribute_error() -> None:
+def test_importing_the_package_imports_no_library() -> None:
     script = (
         "import sys; before = set(sys.modules); import sr_assets;"
         "print([name for name in sys.modules if name not in before and name.partition('.')[0] not in sys.stdlib_module_names])"

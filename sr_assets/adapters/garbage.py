@@ -1,4 +1,4 @@
-"""Python's cyclic garbage collector, paused where it has nothing to find."""
+"""A pause of Python's cyclic garbage collector."""
 
 import contextlib
 import gc
@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
-    """Pause the collector while much is made that stays, or that is part of no cycle: it would scan it again and again.
+    """Pause the collector while the block creates many objects that stay or are part of no cycle, which it would scan
+    repeatedly.
 
     Measured: a copy of 512 B messages takes an eighth less time, the definitions of 1,000 sites a fifth.
     """

@@ -1,7 +1,7 @@
-"""The home: who may enter it, and who may read what is published in it.
+"""The home: permissions of its folders and files, and of the published ones.
 
-Everything in it is its owner's alone, but for `fleet.duckdb` and the Parquet files that it views: who may read these is
-`published_mode` of the configuration. Not here: what the folders hold, how one file is kept private (`private`).
+Only its owner can read the home, except `fleet.duckdb` and the Parquet files of its views, which have the permissions
+of `published_mode`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _PRIVATE_FOLDERS: Final = ("sites", "waiting", "spark", "dagster")
 _PRIVATE_FILES: Final = ("fleet.json", "fleet.lock", "up.lock", ".fleet.duckdb.new")
 #: The folders of the files that `fleet.duckdb` views.
 _VIEWED: Final = ("published", "snapshots", "availability", "inventory")
-#: All folders of a home, the demo's `nats` included: a folder that has any other folder in it is not a home alone.
-_OURS: Final = frozenset({*_PRIVATE_FOLDERS, *_VIEWED, "nats"})
+#: All folders of a home, with the demo's `nats`: a folder with another one in it is not only a home.
+_HOME_FOLDERS: Final = frozenset({*_PRIVATE_FOLDERS, *_VIEWED, "nats"})
 
 
 class OtherSchemaError(RunError):
@@ -36,17 +36,17 @@ class OtherSchemaError(RunError):
 
 
 def open_home(home: Path, published_mode: int) -> None:
-    """Create the home, or bring what an earlier version or another `published_mode` left in it to its permissions.
+    """Create the home, or set the permissions of an existing one for this `published_mode`.
 
-    From then on this process and its children create files for their owner alone. Raises ConfigurationError when the home,
-    or one of its folders and files, belongs to another user or is a symbolic link.
+    From then on this process and its children create files for their owner alone. Raises ConfigurationError if the
+    home, or one of its folders and files, belongs to another user or is a symbolic link.
     """
     os.umask(OWNERS_ALONE)
     refuse_foreign_home(home)
     home.mkdir(parents=True, exist_ok=True)
     home = home.resolve()
     readers = published_mode & 0o044
-    # A reader of the published files has to traverse the home, and need not list it.
+    # A reader of the published files must traverse the home, but need not list it.
     _set_mode(home, 0o700 | readers >> 2 if _holds_nothing_else(home) else stat.S_IMODE(home.stat().st_mode) & ~0o022)
     for name in _PRIVATE_FOLDERS:
         tighten(home / name, 0o700)
@@ -58,7 +58,7 @@ def open_home(home: Path, published_mode: int) -> None:
 
 
 def refuse_foreign_home(home: Path) -> None:
-    """Raise ConfigurationError when the home is another user's, is reached by another user's link, or is for everybody."""
+    """Raise ConfigurationError if the home belongs to another user, is another user's link, or is shared by all users."""
     if not home.exists():
         return
     if home.lstat().st_uid not in (0, os.geteuid()):
@@ -67,18 +67,18 @@ def refuse_foreign_home(home: Path) -> None:
     refuse_foreign(home, status)
     if status.st_mode & stat.S_ISVTX:
         raise ConfigurationError(
-            f"{home} is a folder for everybody's files: name one of its own with SR_ASSETS_HOME or state_store"
+            f"{home} is a directory that all users share; choose another one with SR_ASSETS_HOME or state_store"
         )
 
 
 def _holds_nothing_else(home: Path) -> bool:
-    """Return whether a folder holds nothing but a home; of any other, say a user's home folder, the mode is left."""
+    """Return whether a folder holds only a home; the mode of any other folder, such as a user's home directory, stays."""
     with os.scandir(home) as entries:
-        return _OURS.issuperset(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        return _HOME_FOLDERS.issuperset(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
 
 def _open_viewed(folder: Path, folder_mode: int, file_mode: int) -> None:
-    """Create a folder of files that are viewed; new files in it take their permissions from it, and older ones get them here."""
+    """Create a folder of viewed files; new files inherit their permissions from it, and existing files get them here."""
     folder.mkdir(exist_ok=True)
     refuse_foreign(folder, folder.lstat())
     if stat.S_IMODE(folder.stat().st_mode) & 0o777 == folder_mode:
@@ -86,12 +86,12 @@ def _open_viewed(folder: Path, folder_mode: int, file_mode: int) -> None:
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
             _set_mode(path, folder_mode if path.is_dir() else file_mode)
-    # Last: whoever is interrupted begins again.
+    # Last, so that an interrupted call is repeated.
     _set_mode(folder, folder_mode)
 
 
 def _set_mode(path: Path, mode: int) -> None:
-    """Give a file or folder its permissions, if it is there; the setgid bit of a folder stays."""
+    """Set the permissions of an existing file or folder, keeping a folder's setgid bit."""
     with contextlib.suppress(FileNotFoundError):
         status = path.lstat()
         refuse_foreign(path, status)

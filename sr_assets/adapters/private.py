@@ -1,8 +1,4 @@
-"""Folders and files that are their owner's alone: no other user reads them, locks them, or leads us elsewhere by a link.
-
-Here: creating, opening and tightening them, and refusing what another user or a link has put in their place. Not here:
-which folders and files there are (`home`).
-"""
+"""Private folders and files: no other user can read or lock them, or redirect them by a link."""
 
 from __future__ import annotations
 
@@ -24,10 +20,10 @@ OWNERS_ALONE: Final = 0o077
 
 
 def own_folder(folder: Path) -> None:
-    """Create a folder that only its owner may enter, or make an existing one so, with everything in it.
+    """Create a folder that only its owner may enter, or make an existing one private with everything in it.
 
-    From then on this process and its children create files for their owner alone. Raises ConfigurationError when the folder,
-    or anything in it, belongs to another user or is a symbolic link.
+    From then on this process and its children create files for their owner alone. Raises ConfigurationError if the
+    folder, or any of its content, belongs to another user or is a symbolic link.
     """
     os.umask(OWNERS_ALONE)
     folder.mkdir(parents=True, exist_ok=True)
@@ -37,7 +33,7 @@ def own_folder(folder: Path) -> None:
 
 
 def _entries(folder: Path) -> Iterator[Path]:
-    """Yield everything below a folder; what disappears meanwhile is left out."""
+    """Yield everything below a folder, except content that disappears during the iteration."""
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             yield Path(entry.path)
@@ -46,9 +42,9 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def tighten(path: Path, most: int) -> None:
-    """Take from a file or folder the permissions that are not among `most`.
+    """Remove all permissions outside `most` from an existing file or folder.
 
-    Raises ConfigurationError when it belongs to another user or is a symbolic link; one that is not there is left alone.
+    Raises ConfigurationError if it belongs to another user or is a symbolic link.
     """
     with contextlib.suppress(FileNotFoundError):
         status = path.lstat()
@@ -60,14 +56,14 @@ def tighten(path: Path, most: int) -> None:
 
 
 def refuse_foreign(path: Path, status: os.stat_result) -> None:
-    """Raise ConfigurationError when what lies at `path` belongs to another user or is a symbolic link."""
+    """Raise ConfigurationError if `path` belongs to another user or is a symbolic link."""
     if status.st_uid != os.geteuid():
         raise ConfigurationError(
-            f"{path} belongs to {_user(status.st_uid)} and we run as {_user(os.geteuid())}: run as its owner,"
-            " remove it, or name another home with SR_ASSETS_HOME"
+            f"{path} belongs to {_user(status.st_uid)}, but this process runs as {_user(os.geteuid())}; run as its owner,"
+            " remove it, or choose another home with SR_ASSETS_HOME"
         )
     if stat.S_ISLNK(status.st_mode):
-        raise ConfigurationError(f"{path} is a symbolic link, which may lead anywhere: remove it")
+        raise ConfigurationError(f"{path} is a symbolic link, which may lead anywhere; remove it")
 
 
 def _user(number: int) -> str:
@@ -80,7 +76,7 @@ def _user(number: int) -> str:
 def open_private(file: Path) -> TextIO:
     """Open a file for reading and writing, creating it for its owner alone; a link is never followed.
 
-    Raises ConfigurationError when it belongs to another user, or is a link or anything else than a file.
+    Raises ConfigurationError if it belongs to another user or is not a regular file.
     """
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
@@ -92,7 +88,7 @@ def open_private(file: Path) -> TextIO:
         status = os.fstat(descriptor)
         refuse_foreign(file, status)
         if not stat.S_ISREG(status.st_mode):
-            raise ConfigurationError(f"{file} is no regular file: remove it")
+            raise ConfigurationError(f"{file} is not a regular file; remove it")
         if status.st_mode & OWNERS_ALONE:
             os.fchmod(descriptor, 0o600)
         return os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace")
@@ -102,7 +98,7 @@ def open_private(file: Path) -> TextIO:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Replace a file, atomically, by one of its owner alone; threads and processes may do so at once."""
+    """Replace a file atomically by one of its owner alone; concurrent threads and processes may do so."""
     descriptor, draft = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as output:
@@ -114,7 +110,7 @@ def write_private(file: Path, text: str) -> None:
 
 
 def make_shared_folder(folder: Path) -> None:
-    """Create a folder, and those above it, each with the permissions of the one that it is in."""
+    """Create a folder and its parents, each with the permissions of its parent."""
     if not folder.is_dir():
         make_shared_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -122,5 +118,5 @@ def make_shared_folder(folder: Path) -> None:
 
 
 def share_as_folder(file: Path) -> None:
-    """Let those read a file who may read the folder at `file`'s side; our own files are not executable."""
+    """Give a file the permissions of its folder, without execution."""
     file.chmod(stat.S_IMODE(file.parent.stat().st_mode) & 0o666)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import open_private, write_private
 
 if TYPE_CHECKING:
@@ -64,6 +64,6 @@ def _write(home: Path, failures: dict[str, RunFailure]) -> None:
 @contextmanager
 def _locked(home: Path) -> Iterator[None]:
     """Let one process or thread at a time change the file."""
-    with open_private(home / f".{_FILE}.lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with open_private(home / f".{_FILE}.lock") as file:
+        lock(file, None)
         yield

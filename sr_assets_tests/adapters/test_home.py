@@ -1,4 +1,4 @@
-"""Who may enter a home, and who may read what is published in it."""
+"""Permissions of a home and of its published files."""
 
 import os
 import re
@@ -21,8 +21,8 @@ def modes(home: Path) -> dict[str, int]:
 
 
 @pytest.fixture
-def earlier(tmp_path: Path) -> Path:
-    """A home as the version before made it, under a umask of 002."""
+def wide(tmp_path: Path) -> Path:
+    """A home with the permissions of a umask of 002."""
     home = tmp_path / "home"
     for folder in ("sites/london", "dagster", "spark", _DAY):
         (home / folder).mkdir(parents=True)
@@ -37,21 +37,19 @@ def earlier(tmp_path: Path) -> Path:
     ("published", "entered", "folder"),
     ((0o600, 0o700, 0o700), (0o640, 0o710, 0o750), (0o644, 0o711, 0o755)),
 )
-def test_a_home_is_its_owners_but_for_what_is_published(
-    earlier: Path, published: int, entered: int, folder: int
-) -> None:
-    open_home(earlier, published)
-    permissions = modes(earlier)
+def test_home_is_private_except_for_published_files(wide: Path, published: int, entered: int, folder: int) -> None:
+    open_home(wide, published)
+    permissions = modes(wide)
     assert permissions["."] == entered
     assert {permissions[name] for name in ("fleet.duckdb", f"{_DAY}/1-2.parquet")} == {published}
     assert {mode for name, mode in permissions.items() if name.startswith("snapshots") and "." not in name} == {folder}
     assert {permissions[name] for name in ("sites", "dagster", "spark")} == {0o700}
     assert {permissions[name] for name in ("fleet.json", "fleet.lock", "up.lock")} == {0o600}
-    open_home(earlier, 0o600)
-    assert {mode & 0o077 for name, mode in modes(earlier).items() if name.count("/") == 0} == {0}
+    open_home(wide, 0o600)
+    assert {mode & 0o077 for name, mode in modes(wide).items() if name.count("/") == 0} == {0}
 
 
-def test_all_that_is_published_is_opened_and_who_waits_in_line_is_not(tmp_path: Path) -> None:
+def test_open_home_opens_all_viewed_folders_but_not_the_queue(tmp_path: Path) -> None:
     home = tmp_path / "home"
     publish_nodes(home, node_row("web1", "up", 0))
     publish_message(home, "web1")
@@ -67,19 +65,19 @@ def test_all_that_is_published_is_opened_and_who_waits_in_line_is_not(tmp_path: 
     assert dequeue_site(home, "london")
 
 
-def test_a_new_home_is_its_owners_alone(tmp_path: Path) -> None:
+def test_new_home_is_private(tmp_path: Path) -> None:
     open_home(tmp_path / "new" / "home", 0o600)
     assert set(modes(tmp_path / "new").values()) == {0o700}
 
 
-def test_a_folder_with_more_in_it_than_a_home_keeps_its_mode_and_is_not_written_to_by_others(tmp_path: Path) -> None:
+def test_home_with_other_content_only_loses_write_access_of_others(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     tmp_path.chmod(0o775)
     open_home(tmp_path, 0o600)
     assert tmp_path.stat().st_mode & 0o777 == 0o755
 
 
-def test_the_bit_that_hands_a_folders_group_on_stays(tmp_path: Path) -> None:
+def test_open_home_keeps_the_setgid_bit(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     home.chmod(0o2755)
@@ -89,7 +87,7 @@ def test_the_bit_that_hands_a_folders_group_on_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("planted", ("sites", "snapshots", "fleet.duckdb", "fleet.lock", "up.lock"))
-def test_a_link_in_a_home_is_refused(tmp_path: Path, planted: str) -> None:
+def test_symbolic_link_in_a_home_is_refused(tmp_path: Path, planted: str) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere").chmod(0o755)
     (tmp_path / "home").mkdir()
@@ -99,17 +97,17 @@ def test_a_link_in_a_home_is_refused(tmp_path: Path, planted: str) -> None:
     assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o755
 
 
-def test_a_home_that_is_another_users_or_everybodys_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_of_another_user_or_everybody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o1777)
-    with pytest.raises(ConfigurationError, match="is a folder for everybody's files: name one of its own"):
+    with pytest.raises(ConfigurationError, match="is a directory that all users share; choose another one"):
         open_home(tmp_path, 0o600)
     tmp_path.chmod(0o755)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(ConfigurationError, match=r"belongs to user \S+ and we run as user"):
+    with pytest.raises(ConfigurationError, match=r"belongs to user \S+, but this process runs as user"):
         open_home(tmp_path, 0o600)
 
 
-def test_a_home_may_be_a_link_of_its_owner(tmp_path: Path) -> None:
+def test_home_may_be_a_symbolic_link_of_its_owner(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "home").symlink_to(tmp_path / "disk")
     open_home(tmp_path / "home", 0o600)

@@ -1,4 +1,4 @@
-"""Files and folders that are their owner's alone, and what another user may have put in their place."""
+"""Private files and folders, and objects that another user planted at their path."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-def test_a_folder_of_an_earlier_version_is_tightened_with_all_that_is_in_it(tmp_path: Path) -> None:
+def test_own_folder_tightens_everything_inside(tmp_path: Path) -> None:
     folder = tmp_path / "site"
     (folder / "staging").mkdir(parents=True)
     file, program = folder / "staging" / "0.parquet", folder / "java"
@@ -29,7 +29,7 @@ def test_a_folder_of_an_earlier_version_is_tightened_with_all_that_is_in_it(tmp_
 
 
 @pytest.mark.parametrize("planted", ("lock", "engine.log", ".status.json"))
-def test_a_link_in_a_folder_is_refused_and_what_it_leads_to_is_as_before(tmp_path: Path, planted: str) -> None:
+def test_symbolic_link_is_refused_and_its_target_unchanged(tmp_path: Path, planted: str) -> None:
     precious = tmp_path / "precious"
     precious.write_text("mine")
     precious.chmod(0o644)
@@ -38,7 +38,7 @@ def test_a_link_in_a_folder_is_refused_and_what_it_leads_to_is_as_before(tmp_pat
     link.symlink_to(precious)
     for path, attempt in ((link.parent, own_folder), (link, open_private)):
         with pytest.raises(
-            ConfigurationError, match=rf"{planted} is a symbolic link, which may lead anywhere: remove it"
+            ConfigurationError, match=rf"{planted} is a symbolic link, which may lead anywhere; remove it"
         ):
             attempt(path)
     assert (precious.read_text(), mode(precious)) == ("mine", 0o644)
@@ -46,23 +46,25 @@ def test_a_link_in_a_folder_is_refused_and_what_it_leads_to_is_as_before(tmp_pat
     assert (precious.read_text(), link.is_symlink(), mode(link)) == ("mine", False, 0o600)
 
 
-def test_what_belongs_to_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = tmp_path / "site" / "lock"
     lock.parent.mkdir()
     lock.touch()
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     for path, attempt in ((lock.parent, own_folder), (lock, open_private)):
-        with pytest.raises(ConfigurationError, match=r"belongs to user \S+ and we run as user \S+: run as its owner"):
+        with pytest.raises(
+            ConfigurationError, match=r"belongs to user \S+, but this process runs as user \S+; run as its owner"
+        ):
             attempt(path)
 
 
-def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_pipe_instead_of_a_file_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "lock")
-    with pytest.raises(ConfigurationError, match="lock is no regular file: remove it"):
+    with pytest.raises(ConfigurationError, match="lock is not a regular file; remove it"):
         open_private(tmp_path / "lock")
 
 
-def test_a_process_that_is_no_more_is_not_named_as_the_holder_of_a_lock(tmp_path: Path) -> None:
+def test_dead_process_is_not_named_as_the_holder_of_a_lock(tmp_path: Path) -> None:
     dead = 2**22 + 1  # beyond the largest process id
     assert living_holder(f"run 1 (pid {dead}) since 2026") is None
     assert living_holder(f"run 2 (pid {os.getpid()}) since 2026\n") == f"run 2 (pid {os.getpid()}) since 2026"

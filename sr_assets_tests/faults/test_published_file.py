@@ -1,4 +1,4 @@
-"""The published file in the hands of others: a run that stands still while it holds the lock, a shell that writes."""
+"""The published file under foreign access: a stopped run that holds the lock, and a shell that writes."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ with duckdb.connect(sys.argv[1]) as shell:
 
 
 def two_sites(rig: Rig) -> tuple[str, str]:
-    """Configure two sites with a stream each, the first of them published."""
+    """Configure two sites with one stream each, and publish the first."""
     here, there = rig.make(), rig.make()
     rig.add(here)
     rig.add(there, name="PARIS")
@@ -37,7 +37,7 @@ def two_sites(rig: Rig) -> tuple[str, str]:
     return here, there
 
 
-def test_a_run_that_stands_still_while_it_publishes_does_not_hold_the_others_for_ever(
+def test_stopped_run_in_publication_blocks_others_briefly(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, there = two_sites(rig)
@@ -65,7 +65,7 @@ def test_a_run_that_stands_still_while_it_publishes_does_not_hold_the_others_for
     assert len(rig.copies(there)) == 1
 
 
-def test_a_shell_that_has_the_published_file_open_for_writing_costs_nobody_a_row(rig: Rig) -> None:
+def test_shell_with_the_file_open_for_writing_loses_no_rows(rig: Rig) -> None:
     two_sites(rig)
     file = rig.home / "fleet.duckdb"
     shell = subprocess.Popen(

@@ -112,7 +112,7 @@ def held_on(day: Day, changes: list[Change], messages: list[Message], watermark_
     ):
         return set()
     recent = [message for message in messages if day.first_ns - HELD_NS <= message.at_ns < day.next_ns]
-    return values_of(max(recent, key=lambda message: message.at_ns).says if recent else None)
+    return values_of(max(recent, key=lambda message: message.at_ns).content if recent else None)
 
 
 @pytest.mark.parametrize("seed", (1, 2))

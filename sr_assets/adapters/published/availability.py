@@ -1,8 +1,4 @@
-"""The rows of the table `availability_daily`, of what Spark computed.
-
-Not here: the table (`daily`), what its rows are computed of (`node_histories`), the computation (`spark.availability`), what is
-asked of the table (`availability_queries`).
-"""
+"""The table `availability_daily`: writing the rows that Spark computed, and the queries on it."""
 
 from __future__ import annotations
 
@@ -25,15 +21,15 @@ if TYPE_CHECKING:
 By = Literal["node", "site", "day"]
 
 _KEYS: Final[dict[By, str]] = {"node": "name, stream, node", "site": "name, stream", "day": "date"}
-#: What is missing at most because published times have microseconds.
+#: Tolerance, because published times have microseconds.
 _ROUNDED_SECONDS: Final = 2e-6
 
 
 def write_availability(histories: Histories, days: Sequence[Day], measured: pa.Table, mode: int) -> dict[date, int]:
-    """Replace the rows of some days, in files of permissions `mode`; returns how many rows each has.
+    """Replace the rows of some days, in files of permissions `mode`; return the number of rows by date.
 
-    `measured` has a row for each node and day on which it was known: day (an index into `days`), key, and in ns up_ns,
-    timeout_ns, retired_ns, blind_ns and longest_ns, with transitions and outages. Raises RunError when they cannot be written.
+    `measured` has a row for each node and day: day (an index into `days`), key, and in ns up_ns, timeout_ns,
+    retired_ns, blind_ns and longest_ns, with transitions and outages. Raises RunError if they cannot be written.
     """
     queries = {
         day.date: f"""
@@ -57,10 +53,10 @@ def availability(
     since: date | None = None,
     most: int | None = None,
 ) -> Rows:
-    """Return availability and outages, the least available first; days in order.
+    """Return availability and outages by node or site, least available first, or by day in order.
 
-    `availability_percent` is the share of the watched time since a node was first seen in which it was up; NULL when nothing
-    was watched. A node that was retired all the time is left out: it was no part of the fleet.
+    `availability_percent` is the share of the watched time since the first sighting in which a node was up; NULL if no
+    time was watched. A node that was retired throughout is left out, because it was not part of the fleet.
     """
     keys = _KEYS[by]
     sql = f"""
@@ -83,9 +79,10 @@ def availability(
 
 
 def wrong_sums(home: Path, day: Day) -> int:
-    """Return how many of a day's rows do not add up to the time since the node was first seen, up to the day's end.
+    """Return the number of a day's rows that do not add up to the time between the node's first sighting and the day's
+    end.
 
-    Rows that are not final are only checked for being no longer than the day, and for their longest outage.
+    For rows that are not final, check only that they are not longer than the day, and their longest outage.
     """
     sql = f"""
         SELECT count(*) FROM availability_daily AS a LEFT JOIN node_availability AS n USING (name, stream, node),
@@ -100,7 +97,9 @@ def wrong_sums(home: Path, day: Day) -> int:
 
 
 def missing_nodes(home: Path, day: Day) -> int:
-    """Return how many nodes were known before a day's end, and before their stream's watermark, and have no row of it."""
+    """Return the number of nodes without a row, among those first seen before both the day's end and the stream's
+    watermark.
+    """
     sql = """
         SELECT count(*) FROM node_availability AS n JOIN replication AS r USING (name, stream)
         ANTI JOIN (SELECT name, stream, node FROM availability_daily WHERE date = $date) USING (name, stream, node)

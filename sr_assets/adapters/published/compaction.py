@@ -1,9 +1,8 @@
-"""Compaction of the Parquet history: few files of many, sorted by node, each row rewritten a few times at most.
+"""Compaction of the Parquet history into few files sorted by node; each row is rewritten a few times at most.
 
-A batch leaves a file of level 0. Of the files of a day that is still written to, 40 of one level become one of the next
-level; once the day is over, all become one. Sorted, a node's rows of a file lie side by side in row groups whose statistics
-name it, so a look-up reads little. Here: which files are merged, and merging them in bounded memory. Not here: which files
-there are (`state.snapshot_index`), when it is done (`stages.tracking.node_snapshots`).
+A batch writes a file of level 0. On a day that is still written to, 40 files of one level become one file of the next;
+once the day is over, all files become one. In a sorted file, a node's rows are in few row groups, whose statistics name
+it, so a lookup reads little.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-#: So many files of a level become one of the next.
+#: Number of files of a level that become one file of the next.
 FILES_OF_A_LEVEL: Final = 40
-#: A row group has fewer rows when they are large: one is in memory at a time.
+#: Large rows make smaller row groups, because one group is in memory at a time.
 _GROUP_BYTES: Final = 64 << 20
 _ORDER: Final = [("node", "ascending"), ("sequence", "ascending")]
 _PARTS: Final = "sr_assets.parts"
@@ -37,21 +36,22 @@ _DUPLICATE: Final = -1
 
 
 class Merge(NamedTuple):
-    """Files that become one, and its level."""
+    """Files to merge into one, and the level of the result."""
 
     parts: tuple[Path, ...]
     level: int
 
     @property
     def whole(self) -> Path:
-        """The file that they become: its name has the range over all of them."""
+        """Path of the merged file: its name has the range of all parts."""
         ranges = [file_range(part) for part in self.parts]
         first, after = min(first for first, _ in ranges), max(after for _, after in ranges)
         return self.parts[0].with_name(f"{first}-{after}{file_mark(self.parts[0])}.parquet")
 
 
 def plan_merges(levels: Mapping[Path, int], *, over: bool) -> Iterator[Merge]:
-    """Yield what is to be merged of a day's files, given with their levels; `over`: nothing is written to that day any more.
+    """Yield the merges of a day's files, given with their levels; `over` means that no more files will be written for
+    the day.
 
     Only files of one source are merged with each other.
     """
@@ -72,9 +72,9 @@ def plan_merges(levels: Mapping[Path, int], *, over: bool) -> Iterator[Merge]:
 
 
 def merge(planned: Merge, scratch: Path) -> int:
-    """Write the one file beside its parts, sorted by node and sequence; returns the number of its rows.
+    """Write the merged file next to its parts, sorted by node and sequence; return its number of rows.
 
-    `scratch` is a folder of its own for what does not fit into memory; it is gone afterwards.
+    `scratch` is a folder for rows that do not fit into memory; it is deleted afterwards.
     """
     whole, draft = planned.whole, planned.whole.with_name(f".{planned.whole.name}")
     groups = _groups(planned.parts)
@@ -93,16 +93,15 @@ def merge(planned: Merge, scratch: Path) -> int:
 
 
 def is_abandoned(file: Path, listed: Mapping[Path, int]) -> bool:
-    """Return whether a file that is not listed was made of files that all still are: by a merge that was cut off."""
+    """Return whether an unlisted file comes from an interrupted merge: all of its parts are still listed."""
     parts = parquet.read_metadata(file).metadata or {}
     names = parts.get(_PARTS.encode())
     return names is not None and all(file.with_name(name) in listed for name in json.loads(names))
 
 
 def _groups(parts: Sequence[Path]) -> NDArray[np.int32]:
-    """Return for each row, in the order of the files, the number of the row group that it belongs into.
-
-    A row that is there again, of a message that was copied again, belongs into none.
+    """Return the row group of each row, in the order of the files; a repeated row, of a message that was copied again,
+    has none.
     """
     keys, size_bytes = [], 0
     for part in parts:
@@ -122,7 +121,7 @@ def _groups(parts: Sequence[Path]) -> NDArray[np.int32]:
 
 
 def _spread(parts: Sequence[Path], groups: NDArray[np.int32], scratch: Path) -> Iterator[pa.Table]:
-    """Yield the rows of each group; those of several are put into a file each before."""
+    """Yield the rows of each group; several groups are first written to a scratch file each."""
     if not groups.any():
         yield pa.concat_tables(rows for rows, _ in _read(parts, groups))
         return
@@ -143,7 +142,7 @@ def _spread(parts: Sequence[Path], groups: NDArray[np.int32], scratch: Path) -> 
 
 
 def _read(parts: Sequence[Path], groups: NDArray[np.int32]) -> Iterator[tuple[pa.Table, NDArray[np.int32]]]:
-    """Yield the rows of the files, row group by row group, with the groups that they belong into."""
+    """Yield the rows of the files by row group, with their target groups."""
     at = 0
     for part in parts:
         opened = parquet.ParquetFile(part)

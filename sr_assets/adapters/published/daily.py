@@ -1,7 +1,6 @@
-"""The daily tables: each one's columns, its files, and the view over them; add one here.
+"""The daily tables: their columns, files and views; add a daily table here.
 
-A day is one file, `<folder>/YYYY-MM-DD.parquet`, replaced as a whole. Not here: what the rows of a table are computed of and
-how they are put together (`availability`, `inventory`), the computation (`spark`).
+Each day is one file, `<folder>/YYYY-MM-DD.parquet`, replaced atomically.
 """
 
 from __future__ import annotations
@@ -27,10 +26,11 @@ _EMPTY: Final = "0000-00-00.parquet"
 
 @dataclass(frozen=True, slots=True)
 class DailyTable:
-    """A table of `fleet.duckdb` by days: its name, the folder of its files in a home, its columns as DuckDB declares them.
+    """A daily table of `fleet.duckdb`: its name, the folder of its files in a home, and its columns as DuckDB declares
+    them.
 
-    `clocks` is the query of how far each stream is known: name, stream, known_until (NULL: not at all). `computed` says what it
-    has, as in "availability of 2026-01-31".
+    `clocks` is the query of each stream's progress: name, stream, known_until (NULL: none). `computed` names the
+    content, as in "availability of 2026-01-31".
     """
 
     name: str
@@ -41,36 +41,37 @@ class DailyTable:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """The type of each column, by its name, in their order."""
+        """Type of each column by name, in column order."""
         return dict(column.split(maxsplit=1) for column in self.columns.split(","))
 
     def computed_dates(self, home: Path) -> list[date]:
-        """Return the dates that were computed, in order."""
+        """Return the computed dates in order."""
         stems = (file.stem for file in (home / self.folder).glob("????-??-??.parquet") if file.name != _EMPTY)
         return sorted(date.fromisoformat(text) for text in stems)
 
     def forget_before(self, home: Path, first: date) -> None:
-        """Remove the files of days before a date."""
+        """Delete the files of days before a date."""
         for when in self.computed_dates(home):
             if when < first:
                 (home / self.folder / f"{when}.parquet").unlink(missing_ok=True)
 
     def view(self, connection: duckdb.DuckDBPyConnection, home: Path, mode: int) -> str:
-        """Return the query of the table's view; it shows a day from when its file is there."""
+        """Return the query of the table's view, which shows a day as soon as its file exists."""
         empty = home / self.folder / _EMPTY
         if not empty.exists():
             make_shared_folder(empty.parent)
-            nothing = ", ".join(["NULL"] * len(self.kinds))
-            self._write(connection, empty, f"SELECT {nothing} WHERE false", mode)
+            nulls = ", ".join(["NULL"] * len(self.kinds))
+            self._write(connection, empty, f"SELECT {nulls} WHERE false", mode)
         pattern = literal(f"{glob.escape(str(home))}/{self.folder}/*.parquet")
         return f"SELECT * FROM read_parquet({pattern}, hive_partitioning = false)"
 
     def write_days(
         self, connection: duckdb.DuckDBPyConnection, home: Path, queries: Mapping[date, str], mode: int
     ) -> dict[date, int]:
-        """Replace the rows of some days by those of queries, in files of permissions `mode`; returns how many each has.
+        """Replace the rows of some days by those of queries, in files of permissions `mode`; return the number of rows
+        by date.
 
-        Raises RunError when they cannot be written.
+        Raises RunError if they cannot be written.
         """
         folder = home / self.folder
         try:
@@ -83,7 +84,7 @@ class DailyTable:
             raise RunError(cannot_write(folder, OSError(str(error).splitlines()[0]))) from None
 
     def _write(self, connection: duckdb.DuckDBPyConnection, file: Path, query: str, mode: int) -> int:
-        """Replace a file of the table by the rows of a query, atomically; returns how many rows it has."""
+        """Replace a file by the rows of a query, atomically; return the number of rows."""
         draft = file.with_name(f".{file.name}.new")
         kinds = ", ".join(f"{name}::{kind} AS {name}" for name, kind in self.kinds.items())
         source = f"SELECT {kinds} FROM ({query}) AS made ({', '.join(self.kinds)})"
@@ -109,7 +110,7 @@ AVAILABILITY: Final = DailyTable(
     UNION ALL SELECT name, stream, coalesce(watermark, as_of) FROM global_summary
     """,
 )
-# Copies are made in the order of the source: what waits is later than what was copied.
+# Copies follow source order: queued messages are later than copied ones.
 INVENTORY: Final = DailyTable(
     "inventory_daily",
     "inventory",

@@ -1,10 +1,7 @@
-"""Large tables that grow: their earlier rows stay in a file that was published before, the later ones are beside it.
+"""Incremental publication of large tables: a base file that stays, and a delta file that each publication rewrites.
 
-Here: whether the earlier rows are still what was published, and which row is a later one. Not here: writing either
-(`site_files`), putting them together again (`index`).
-
-The file of earlier rows is written anew when one of them changed without a later row in its place, or went, and when as much
-as it holds has been written beside it: each row is then written about three times, however few come at once.
+The base file is rewritten if one of its rows changed or was deleted without a newer row of the same key, or if the
+deltas have written as many rows as it holds. So each row is written about three times, however few change at once.
 """
 
 from __future__ import annotations
@@ -22,15 +19,14 @@ if TYPE_CHECKING:
     from sr_assets.adapters.published.publication import Written
     from sr_assets.adapters.published.table import Table
 
-#: Below this, writing all rows takes no longer than finding out which of them are new.
+#: Below this number of rows, writing all of them is as fast as finding the new ones.
 LARGE: Final = 10_000
 
 
 class IncrementalTable:
-    """The rows of one growing table in a site's state, those of the streams in the table `configured`."""
+    """The rows of one incremental table in a site's state, for the streams in the table `configured`."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, site: str, table: Table) -> None:
-        """Take the open state, the site's name, and a table that grows."""
         assert table.growth is not None
         self._connection = connection
         self._time = f"coalesce({table.growth.time}, 0)"
@@ -39,32 +35,32 @@ class IncrementalTable:
         self._rows = f"{table.state} WHERE {table.entry} IN (SELECT stream FROM configured)"
 
     def later(self, until_ns: int) -> str:
-        """Return the condition under which a row is a later one."""
+        """Return the condition for rows of the delta file."""
         return f"{self._time} >= {until_ns}"
 
-    def keep(self, known: BaseFile, folder: Path) -> BaseFile | None:
-        """Return a file of earlier rows if these and the later ones are all; None when all rows have to be written."""
+    def keep(self, base: BaseFile, folder: Path) -> BaseFile | None:
+        """Return the base file if it and the delta rows are the whole table, or None if all rows must be written."""
         rows, mark, later = self._row(
             f"""
             SELECT count(*) FILTER (early), coalesce(sum({self._mark}) FILTER (early), 0), count(*) FILTER (NOT early)
-            FROM (SELECT *, {self._time} < {known.until_ns} AS early FROM {self._rows})
+            FROM (SELECT *, {self._time} < {base.until_ns} AS early FROM {self._rows})
             """
         )
-        if (rows, mark) != (known.rows, known.mark) and self._key:
+        if (rows, mark) != (base.rows, base.mark) and self._key:
             replaced, replaced_mark = self._row(
                 f"""
-                SELECT count(*), coalesce(sum(row_mark), 0) FROM read_parquet({literal(str(folder / known.file))})
-                WHERE row_key IN (SELECT {self._key} FROM {self._rows} AND {self.later(known.until_ns)})
+                SELECT count(*), coalesce(sum(row_mark), 0) FROM read_parquet({literal(str(folder / base.file))})
+                WHERE row_key IN (SELECT {self._key} FROM {self._rows} AND {self.later(base.until_ns)})
                 """
             )
             rows, mark = rows + replaced, mark + replaced_mark
-        written = known.written + later
-        if (rows, mark) != (known.rows, known.mark) or written >= known.rows:
+        written = base.written + later
+        if (rows, mark) != (base.rows, base.mark) or written >= base.rows:
             return None
-        return known._replace(written=written)
+        return base._replace(written=written)
 
     def begin(self, written: Written) -> BaseFile | None:
-        """Return a file with all rows as one of earlier rows from now on; None when it is no large one."""
+        """Return a file with all rows as the new base file, or None if the table is small."""
         if written.rows < LARGE:
             return None
         rows, mark, until_ns = self._row(f"SELECT count(*), sum({self._mark}), max({self._time}) + 1 FROM {self._rows}")

@@ -1,7 +1,6 @@
-"""The published tables of a centre: each one's columns and its query over the global view in the site's state.
+"""The published tables of a centre: columns, and queries over the global view in the site's state.
 
-Column `feed` is `name/stream` of the feed; `name` is that of the site an advisory came from. Not here: the tables of the
-sites themselves (`schema`), the view's own tables and what counts as blind (`state.global_view`).
+Column `feed` is `name/stream` of the feed; `name` is the site that an advisory came from.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ GLOBAL_TABLES: Final[dict[str, Table]] = {
 }
 #: View → its query over the published tables, each as `{table}`.
 GLOBAL_VIEWS: Final[dict[str, str]] = {
-    # A node that left a site is retired there.
+    # At a site that a node left, it is retired.
     "v_nodes_at_several_sites": """
         SELECT node, count(DISTINCT (replicator, coalesce(name, replicator))) AS sites,
             list(DISTINCT coalesce(name, replicator) ORDER BY coalesce(name, replicator)) AS names,

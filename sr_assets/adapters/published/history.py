@@ -1,13 +1,9 @@
-"""The Parquet history of copied messages: its rows and its files.
+"""The Parquet history of copied messages: its rows, staging a batch's files, and the retention of days.
 
-Here: the columns of a snapshot, moving staged files into the history, retention of days. Not here: deciding what is staged
-(`copying`), making few files of many (`compaction`), which files there are and where the newest message of each node is
-(`state`), the views over the files (`schema`).
-
-A file lies at `snapshots/name=…/stream=…/date=YYYY-MM-DD/<first>-<next>.parquet`: the UTC date of `stored_at`, and the
-batch's range of source sequences, so a batch that is done again overwrites its own file. Once the source was made again,
-or went back, its sequences mean other messages: the names then end in `-<created ns>-<beginning>`, and files of one
-source only are ever compared or compacted with each other.
+A file's path is `snapshots/name=…/stream=…/date=YYYY-MM-DD/<first>-<next>.parquet`: the UTC date of `stored_at`, and
+the batch's range of source sequences, so a repeated batch overwrites its own file. After a recreation or rollback of
+the source its sequences mean other messages: file names then end in `-<created ns>-<restart>`. Only files of one source
+are compared or compacted with each other.
 """
 
 from __future__ import annotations
@@ -36,7 +32,7 @@ if TYPE_CHECKING:
 
 _CHUNK: Final = 500
 _MOST_CHUNKS: Final = 4
-#: A row group has as many rows, unless their payloads are large.
+#: Rows of a row group, unless their payloads are large.
 GROUP_ROWS: Final = 50_000
 _GROUP_BYTES: Final = 32 << 20
 #: One row per copied message of a tracked sender; name, stream and date are in the path.
@@ -55,10 +51,10 @@ SCHEMA: Final = pa.schema(
 
 
 def snapshot_rows(messages: Sequence[Message], nodes: Mapping[int, str | None]) -> pa.Table:
-    """Return one row per message; `nodes` are the senders by sequence.
+    """Return one row per message; `nodes` maps sequences to senders.
 
-    `payload` is text when it is JSON that every reader accepts, else `payload_raw` has the bytes: one row that DuckDB
-    cannot cast to JSON would make every query fail.
+    `payload` is text if it is JSON that every reader accepts, else `payload_raw` has the bytes: a single row that
+    DuckDB cannot cast to JSON would fail every query.
     """
     decoded = [decode_payload(message.payload) for message in messages]
     columns = [
@@ -76,9 +72,9 @@ def snapshot_rows(messages: Sequence[Message], nodes: Mapping[int, str | None]) 
 
 
 def open_writer(file: Path, about: Mapping[str, str] | None = None) -> parquet.ParquetWriter:
-    """Return a writer of `SCHEMA`: dictionaries only where values repeat, which halves the time to write payloads.
+    """Return a writer of `SCHEMA`, with `about` as the file's metadata.
 
-    `about` is said in the file's metadata.
+    Only columns with repeated values have dictionaries, which halves the time to write payloads.
     """
     schema = SCHEMA.with_metadata(dict(about)) if about else SCHEMA
     return parquet.ParquetWriter(
@@ -87,28 +83,27 @@ def open_writer(file: Path, about: Mapping[str, str] | None = None) -> parquet.P
 
 
 class StagedFiles:
-    """One writer's rows of a batch, one file per UTC date of the stored time; entered with `with`.
+    """One writer's rows of a batch as a context manager: one file per UTC date of the stored time.
 
-    `<folder>/date=YYYY-MM-DD/<partition>.parquet` is complete or absent. One thread unpacks payloads during the copying,
-    which mostly waits for servers; half of that, and the writing, runs outside of the GIL. A second thread gains nothing.
+    `<folder>/date=YYYY-MM-DD/<partition>.parquet` is complete or absent. One thread unpacks payloads while the copying
+    waits for servers; half of that work, and the writing, releases the GIL. A second thread gains nothing.
     """
 
     def __init__(self, folder: Path, partition: int) -> None:
-        """Name the batch's folder and the writer's number."""
         self._folder = folder
         self._name = f"{partition}.parquet"
         self._writers: dict[str, parquet.ParquetWriter] = {}
-        # The next row group of each date.
+        # The open row group of each date.
         self._rows: dict[str, list[pa.Table]] = defaultdict(list)
         self._unpacking: deque[tuple[str, Future[pa.Table]]] = deque()
         self._pool = ThreadPoolExecutor(1, "staging")
 
     def __enter__(self) -> Self:
-        """Return it without any file: a file is opened for its first row."""
+        """Return self; the first row of a date opens its file."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the files, and move them to their final names unless something failed."""
+        """Close the files, and move them to their final names unless the block failed."""
         with self._pool:
             while self._unpacking and kind is None:
                 self._take_next()
@@ -122,7 +117,7 @@ class StagedFiles:
                 (folder / f".{self._name}").replace(folder / self._name)
 
     def add(self, messages: Iterable[Message], nodes: Mapping[int, str | None]) -> None:
-        """Add one row per message; `nodes` are the senders by sequence."""
+        """Add one row per message; `nodes` maps sequences to senders."""
         by_date: dict[str, list[Message]] = defaultdict(list)
         for message in messages:
             by_date[datetime.fromtimestamp(message.stored_ns // 1_000_000_000, UTC).date().isoformat()].append(message)
@@ -159,18 +154,18 @@ def site_history(home: Path, name: str) -> Path:
     return home / "snapshots" / f"name={quote(name, safe='')}"
 
 
-def source_mark(created_ns: int, beginning: int) -> str:
-    """Return what the names of a source's files end in; empty for the first source of a stream (beginning 0)."""
-    return f"-{created_ns}-{beginning}" if beginning else ""
+def source_mark(created_ns: int, restart: int) -> str:
+    """Return the suffix of a source's file names; empty for a stream's first source (restart 0)."""
+    return f"-{created_ns}-{restart}" if restart else ""
 
 
 def mark_restart(mark: str) -> int:
-    """Return the beginning that a `source_mark` names."""
+    """Return the restart number in a `source_mark`."""
     return int(mark.rpartition("-")[2]) if mark else 0
 
 
 def copied_sequences(folder: Path, mark: str, since_ns: int) -> list[int]:
-    """Return the source sequences in a stream's history, ascending, of one source, stored since a time (unix ns)."""
+    """Return the source sequences of one source in a stream's history, ascending, stored since a time (unix ns)."""
     since = pa.scalar(since_ns // 1000, pa.timestamp("us", tz="UTC"))
     sequences: set[int] = set()
     for file in folder.glob("date=*/[0-9]*.parquet"):
@@ -182,7 +177,7 @@ def copied_sequences(folder: Path, mark: str, since_ns: int) -> list[int]:
 
 
 def place_staged(staging: Path, folder: Path, covered: SequenceRange, mark: str = "") -> list[Path]:
-    """Move a batch's staged files to their dates; returns all of its files, also those an earlier attempt moved.
+    """Move a batch's staged files to their dates; return all files of the batch, including those of an earlier attempt.
 
     `mark` is the `source_mark` of the source.
     """
@@ -203,7 +198,7 @@ def place_staged(staging: Path, folder: Path, covered: SequenceRange, mark: str 
 
 
 def _merge(parts: Iterable[Path], file: Path) -> None:
-    """Write the rows of several files into one, part by part, so memory holds one row group at a time."""
+    """Concatenate files by row group, so that memory holds one group at a time."""
     draft = file.with_name(f".{file.name}")
     with open_writer(draft) as writer:
         for part in parts:
@@ -226,7 +221,7 @@ def file_mark(file: Path) -> str:
 
 
 def remove_before(folder: Path, date: str) -> int:
-    """Delete the days before an ISO date; returns how many."""
+    """Delete the days before an ISO date; return their number."""
     old = [day for day in folder.glob("date=*") if day.name.removeprefix("date=") < date]
     for day in old:
         shutil.rmtree(day)

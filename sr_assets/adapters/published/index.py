@@ -1,8 +1,4 @@
-"""`fleet.duckdb`: views over the files of all sites' publications, made anew and moved into place.
-
-Here: making it. Not here: its views (`views`), the publications (`publication`, `site_files`), what is known of the file and
-of its readers (`shown`).
-"""
+"""`fleet.duckdb`: views over the files of all sites' publications, rewritten and moved into place by each publication."""
 
 from __future__ import annotations
 
@@ -55,7 +51,7 @@ _MOVE_SECONDS: Final = 5.0
 
 
 class Run(NamedTuple):
-    """What `snapshot_info` says of a publication: when it was made (unix ns), and by which run."""
+    """Content of `snapshot_info`: the time of a publication (unix ns), and its run."""
 
     as_of_ns: int
     run_id: str
@@ -71,11 +67,11 @@ def publish_index(
     mode: int,
     wait_seconds: float,
 ) -> Manifest:
-    """Let `fleet.duckdb` show the last publication of each of some sites, at least this one of its site.
+    """Make `fleet.duckdb` show the last publication of each of `sites`, including the given one.
 
-    Sites that publish at once do it one after the other (`fleet.lock`); what another one has meanwhile done for this one is
-    not done again. Returns what is then shown. Raises RunError when it cannot be written, FleetBusyError when another site
-    holds the lock for `wait_seconds` on: then the old file stays.
+    Concurrent sites take turns (`fleet.lock`); if another site has already shown this publication, nothing is
+    rewritten. Returns the manifest. Raises RunError if the file cannot be written, and FleetBusyError if another site
+    holds the lock for `wait_seconds`; the old file then stays.
     """
     with locked(home, publication.site, wait_seconds):
         shown = read_manifest(home)
@@ -89,22 +85,22 @@ def publish_index(
 def _publish(
     connection: duckdb.DuckDBPyConnection, home: Path, shown: Manifest, sites: Sequence[str], run: Run, mode: int
 ) -> Manifest:
-    """Put a new file in the place of the one that is shown; called inside the lock."""
+    """Replace the published file; call it inside the lock."""
     file, draft = home / "fleet.duckdb", home / ".fleet.duckdb.new"
     for leftover in (draft, _wal(draft)):
         leftover.unlink(missing_ok=True)
     publications = _read_publications(home, sites)
-    # Also when nothing is known of the file that is shown.
+    # A lost manifest must not lower the number.
     number = max((shown.number, *(publication.since for publication in publications))) + 1
     _write_draft(connection, draft, home.resolve(), publications, run, mode)
     draft.chmod(mode)
     tokens = {publication.site: publication.token for publication in publications}
     made = Manifest(str(home.resolve()), number, identity(draft), tokens, retain_open_files(home, shown, number))
-    # Before the file itself: who reads it while we are killed is known.
+    # Write the manifest first: after a crash the old file's readers are still known.
     write_manifest(home, made)
     reach(Point.PUBLISHING_TABLES)
     draft.replace(file)
-    # Of a reader who wrote into the file before: it belongs to no file any more.
+    # A log of a reader who wrote into the replaced file.
     _wal(file).unlink(missing_ok=True)
     _remove_gone(home, sites, made)
     reach(Point.PUBLISHED_TABLES)
@@ -112,9 +108,9 @@ def _publish(
 
 
 def follow_move(home: Path) -> None:
-    """Let the views of a home that was moved name their files where they are now.
+    """Rewrite the views of a home that was moved, so that they name its files at the new path.
 
-    Raises RunError or OSError when it cannot be done, DuckDB's error when the file is not ours.
+    Raises RunError or OSError if that fails, and DuckDB's error if the file is not a published one.
     """
     if not was_moved(home, read_manifest(home)):
         return
@@ -146,7 +142,7 @@ def _read_publications(home: Path, sites: Iterable[str]) -> list[Publication]:
 
 
 def _remove_gone(home: Path, sites: Sequence[str], shown: Manifest) -> None:
-    """Remove the files of sites that are shown no more, once nobody can read them."""
+    """Delete the files of sites that are no longer shown, once no open file needs them."""
     for site, folder in site_folders(home):
         if site in sites:
             continue
@@ -161,7 +157,7 @@ def _remove_gone(home: Path, sites: Sequence[str], shown: Manifest) -> None:
 
 
 def _wal(file: Path) -> Path:
-    """Return what DuckDB keeps beside a file that is written to."""
+    """Return DuckDB's log next to a file that is open for writing."""
     return file.with_name(f"{file.name}.wal")
 
 
@@ -173,7 +169,7 @@ def _write_draft(
     run: Run,
     mode: int,
 ) -> None:
-    """Write the views on some publications into a file of its own."""
+    """Write the views on some publications into a new file."""
     try:
         connection.execute(f"ATTACH {literal(str(draft.resolve()))} AS fleet (STORAGE_VERSION '{STORAGE_VERSION}')")
         connection.execute("BEGIN TRANSACTION")
@@ -185,7 +181,7 @@ def _write_draft(
         for view, query in _views(connection, home, publications, mode):
             connection.execute(f"CREATE VIEW fleet.{view} AS {query}")
         connection.execute("COMMIT")
-        # Detaching would do it too, but without a reason when it cannot.
+        # Detaching would do so too, but without a reason on failure.
         connection.execute("CHECKPOINT fleet")
         connection.execute("DETACH fleet")
     except BaseException as error:
@@ -200,11 +196,11 @@ def _write_draft(
 def _views(
     connection: duckdb.DuckDBPyConnection, home: Path, publications: Sequence[Publication], mode: int
 ) -> Iterator[tuple[str, str]]:
-    """Yield each view's name and query: the tables over the sites' files, and what is made of them.
+    """Yield each view's name and query: the tables over the sites' files, and the views derived from them.
 
-    A file that a view needs and nobody has written yet is written by `connection`, with permissions `mode`.
+    `connection` writes a missing file that a view needs, with permissions `mode`.
     """
-    # As text: with a thousand sites, paths would take most of the time.
+    # Strings: with a thousand sites, Path objects would take most of the time.
     folders = [(str(publication_folder(home, publication.site)), publication) for publication in publications]
     tables = {}
     for name, table in (TABLES | TOPOLOGY_TABLES).items():
@@ -212,21 +208,21 @@ def _views(
         later = [f"{folder}/{file}" for folder, publication in folders for file in publication.later.get(name, ())]
         tables[name] = _table_query(table.kinds, rows, later)
     yield from ((name, query) for name, query in tables.items() if name not in INTERNAL)
-    named = sorted({f"{home}/{file}" for publication in publications for file in publication.history})
-    # A missing Parquet file costs its own rows, not the whole publication.
-    history = _listed(file for file in named if Path(file).exists())
+    listed = sorted({f"{home}/{file}" for publication in publications for file in publication.history})
+    # A missing Parquet file hides its own rows, not the whole publication.
+    history = _literals(file for file in listed if Path(file).exists())
     latest = tables["latest_snapshots"]
     yield "node_snapshots", snapshots_query(history, literal(f"{home}/"), latest) if history else NO_SNAPSHOTS
-    # A pattern that matches nothing is an error.
-    some = next(home.glob(HISTORY), None)
-    yield "node_snapshot_history", history_query(str(home), tables["history_files"]) if some else NO_HISTORY
+    # DuckDB refuses a pattern without a match.
+    any_file = next(home.glob(HISTORY), None)
+    yield "node_snapshot_history", history_query(str(home), tables["history_files"]) if any_file else NO_HISTORY
     yield from ((table.name, table.view(connection, home, mode)) for table in DAILY_TABLES)
     for name, query in VIEWS.items():
-        yield name, query.format(**{table: f"({shown})" for table, shown in tables.items()})
+        yield name, query.format(**{table: f"({rows})" for table, rows in tables.items()})
 
 
 def _table_query(kinds: dict[str, str], rows: Sequence[str], later: Sequence[str]) -> str:
-    """Return the query over the files of a table; rows in the files `later` hide earlier ones."""
+    """Return the query over the files of a table, where rows in the files `later` replace others of the same key."""
     columns = ", ".join(kinds)
     if not rows:
         return f"SELECT {', '.join(f'NULL::{kind} AS {column}' for column, kind in kinds.items())} WHERE false"
@@ -240,8 +236,8 @@ def _table_query(kinds: dict[str, str], rows: Sequence[str], later: Sequence[str
 
 
 def _parquet(files: Iterable[str]) -> str:
-    return f"read_parquet([{_listed(files)}], hive_partitioning = false)"
+    return f"read_parquet([{_literals(files)}], hive_partitioning = false)"
 
 
-def _listed(files: Iterable[str]) -> str:
+def _literals(files: Iterable[str]) -> str:
     return ", ".join(map(literal, files))

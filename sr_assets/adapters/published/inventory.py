@@ -1,7 +1,6 @@
-"""What is counted of the nodes' messages by day, and the rows of the table `inventory_daily`.
+"""The table `inventory_daily`: the properties of nodes' messages, the rows that Spark counted, and the queries on it.
 
-Here: which properties a message has, each node's newest message of a day, and writing the counts. Add a property here. Not here:
-the table (`daily`), the counting (`spark.inventory`), the Parquet history (`history`).
+Add a property here.
 """
 
 from __future__ import annotations
@@ -28,15 +27,17 @@ if TYPE_CHECKING:
     from sr_assets.adapters.published.reading import Rows
     from sr_assets.domain.days import Day
 
-#: Properties of which a node may have several values.
+#: Properties with several values per node.
 SEVERAL: Final = frozenset({"class", "agent"})
-#: The number that stands for any value, which every node of a day has.
+#: Value number that every node of a day has.
 ANY_VALUE: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Property:
-    """A property: where in a message it may stand, as JSON pointers, and the SQL of its values, a list, from what is there."""
+    """A property: JSON pointers to its possible locations in a message, and the SQL that turns the found element into a
+    list of values.
+    """
 
     places: tuple[str, ...]
     values: str = "[{at} ->> '$']"
@@ -68,7 +69,7 @@ def _escaped(part: str) -> str:
     return part.replace("~", "~0").replace("/", "~1")
 
 
-# Of each node its newest message of each day; of the time before the days the newest one, as of day -1.
+# Each node's newest message of each day; its newest one before the first day counts as day -1.
 _NEWEST: Final = """
     CREATE OR REPLACE TEMP TABLE newest AS
     WITH candidates AS (
@@ -81,7 +82,7 @@ _NEWEST: Final = """
     SELECT key, day, max(row(at_us, sequence)) AS message FROM candidates
     ASOF JOIN calendar ON candidates.at_us >= calendar.first_us GROUP BY key, day
     """
-# DuckDB misestimates the files: messages are the large side of the join and have to be the probe side.
+# DuckDB misestimates the files: messages are the large side of the join and must be its probe side.
 _IN_THIS_ORDER: Final = "SET disabled_optimizers = 'join_order,build_side_probe_side'"
 _FOUND: Final = """
     CREATE OR REPLACE TEMP TABLE found AS
@@ -94,14 +95,14 @@ _FOUND: Final = """
                 AND row(epoch_us(h.stored_at), h.sequence) = newest.message
         WHERE h.date {dates})
     """
-# That nothing is known of a property is a value too.
+# An unknown property is a value too: NULL.
 _VALUES: Final = f"""
     CREATE OR REPLACE TEMP TABLE found_values AS
     SELECT ({ANY_VALUE} + row_number() OVER (ORDER BY property, value))::INTEGER AS value_number, property, value FROM (
         SELECT one.property, one.value FROM (SELECT DISTINCT unnest(found) AS one FROM found)
         UNION SELECT unnest($names::VARCHAR[]), NULL)
     """
-# A message that is in the history twice counts once.
+# A repeated message in the history counts once.
 _OBSERVED: Final = f"""
     CREATE OR REPLACE TEMP TABLE observed AS
     SELECT key, day, (at_us + held_us) * 1000 AS until_ns, list_append(list(DISTINCT value_number), {ANY_VALUE}) AS held
@@ -109,7 +110,7 @@ _OBSERVED: Final = f"""
     JOIN found_values AS v ON v.property = single.one.property AND v.value IS NOT DISTINCT FROM single.one.value
     GROUP BY key, day, at_us, held_us
     """
-_BESIDE: Final = """
+_WITH_OBSERVED: Final = """
     SELECT part.*, coalesce(observed_day, []) AS observed_day, coalesce(holds_until_ns, []) AS holds_until_ns,
         coalesce(held, []) AS held
     FROM part LEFT JOIN (
@@ -128,14 +129,14 @@ def observe(
 ) -> list[int]:
     """Read the values in each node's newest message of each of some consecutive days, into the table `observed`.
 
-    Returns the value numbers of a node of which nothing is known: ANY_VALUE and the NULL of each property. `held_ns` has by
-    name and stream how long a message holds. Raises RunError when the history cannot be read.
+    Returns the value numbers of a node without known values: ANY_VALUE and the NULL of each property. `held_ns` maps
+    name and stream to the validity of a message. Raises RunError if the history cannot be read.
     """
     properties = _properties(facts)
     places = list(dict.fromkeys(place for prop in properties.values() for place in prop.places))
     first_us, next_us = days[0].first_ns // 1000, days[-1].next_ns // 1000
     oldest_ns = days[0].first_ns - max(held_ns.values(), default=0)
-    # The files lie by UTC days.
+    # The files are partitioned by UTC days.
     dates = f"BETWEEN DATE '{date_at(oldest_ns)}' AND DATE '{date_at(days[-1].next_ns - 1)}'"
     calendar = pa.table(
         {
@@ -155,27 +156,29 @@ def observe(
             connection.execute(_OBSERVED)
             unknown = connection.execute("SELECT value_number FROM found_values WHERE value IS NULL").fetchall()
     except duckdb.IOException as error:
-        # Files become others meanwhile.
+        # Compaction may replace files during the query.
         reason = str(error).splitlines()[0]
-        raise RunError(f"inventory: the history cannot be read: {reason}; it is tried again within the hour") from None
+        raise RunError(
+            f"inventory: the history cannot be read: {reason}; the next attempt is within the hour"
+        ) from None
     return [ANY_VALUE, *(number for (number,) in unknown)]
 
 
 def observed(histories: Histories, nodes: pa.Table) -> pa.Table:
-    """Return a history's nodes with what `observe` found, a list item for each day of which they have a message.
+    """Return nodes with the values that `observe` found: a list item for each day with a message of the node.
 
-    In order of days observed_day (an index into the days that were observed; -1: before them), holds_until_ns, and held, the
-    numbers of its values.
+    In day order: observed_day (an index into the observed days; -1: before them), holds_until_ns, and held, the numbers
+    of the values.
     """
     with histories.beside(part=nodes) as connection:
-        return connection.sql(_BESIDE).to_arrow_table()
+        return connection.sql(_WITH_OBSERVED).to_arrow_table()
 
 
 def write_inventory(histories: Histories, days: Sequence[Day], counted: pa.Table, mode: int) -> dict[date, int]:
-    """Replace the rows of some days, in files of permissions `mode`; returns how many rows each has.
+    """Replace the rows of some days, in files of permissions `mode`; return the number of rows by date.
 
-    `counted` has any number of rows, which are added, for each stream, day (an index into `days`) and value_number: nodes, came,
-    went. Raises RunError when they cannot be written.
+    `counted` has any number of rows, which are summed, for each stream, day (an index into `days`) and value_number:
+    nodes, came, went. Raises RunError if they cannot be written.
     """
     queries = {
         day.date: f"""
@@ -205,14 +208,14 @@ def _holding(histories: Histories, held_ns: Mapping[tuple[str, str], int]) -> pa
 
 
 def _values(name: str, prop: _Property, places: Sequence[str]) -> str:
-    """Return the SQL of a property's values in a message, of which `p` has what is at each of the places."""
+    """Return the SQL of a property's values in a message, whose elements at `places` are in the list `p`."""
     elements = ", ".join(f"p[{places.index(place) + 1}]" for place in prop.places)
     values = f"coalesce(nullif(list_distinct({prop.values.format(at=f'coalesce({elements})')}), []), [NULL::VARCHAR])"
     return f"list_transform({values}, lambda value: {{'property': {literal(name)}, 'value': value}})"
 
 
 def values_by_day(home: Path, name: str, since: date, most: int) -> Rows:
-    """Return date, value and nodes of the values of a property that most nodes had since a date; at most so many values."""
+    """Return date, value and nodes for the `most` most frequent values of a property since a date."""
     sql = """
         WITH found AS (
             SELECT date, value, sum(nodes)::BIGINT AS nodes FROM inventory_daily
@@ -226,7 +229,7 @@ def values_by_day(home: Path, name: str, since: date, most: int) -> Rows:
 
 
 def values_of_day(home: Path, when: date, most: int) -> Rows:
-    """Return a day's values with nodes, came and went: of each property the `most` that most nodes had."""
+    """Return a day's values with nodes, came and went: of each property the `most` most frequent."""
     sql = """
         SELECT property, value, sum(nodes)::BIGINT AS nodes, sum(came)::BIGINT AS came, sum(went)::BIGINT AS went
         FROM inventory_daily WHERE date = $date GROUP BY property, value
@@ -237,9 +240,9 @@ def values_of_day(home: Path, when: date, most: int) -> Rows:
 
 
 def wrong_sums(home: Path, day: Day) -> int:
-    """Return how many properties of a day do not add up, at each stream.
+    """Return the number of properties that do not add up on a day, counted per stream.
 
-    A node has one value of a property, if only that nothing is known, or several where a node may have several.
+    A node has one value of a property, possibly unknown, or several where the property allows that.
     """
     sql = """
         SELECT count(*) FROM (
@@ -252,7 +255,7 @@ def wrong_sums(home: Path, day: Day) -> int:
 
 
 def missing_nodes(home: Path, day: Day) -> int:
-    """Return how many nodes with a copied message stored on a day, before the watermark, were not counted."""
+    """Return the number of nodes that were not counted although a message of the day, before the watermark, was copied."""
     sql = """
         WITH stored AS (
             SELECT name, stream, count(DISTINCT node) AS nodes FROM node_snapshot_history JOIN (

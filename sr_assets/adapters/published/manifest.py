@@ -1,8 +1,8 @@
-"""What is known of `fleet.duckdb`, in `fleet.json`: which publications it shows, and which earlier ones are still read.
+"""`fleet.json`, the manifest of `fleet.duckdb`: the publications it shows, and older files that readers still have
+open.
 
-An earlier `fleet.duckdb` that may still be open keeps a hard link in `published/earlier`. By that link the system
-is asked whether a process has the file open: as long as one has, the Parquet files of its views are kept. Not here: making
-`fleet.duckdb` (`index`), removing Parquet files (`publication`).
+A replaced `fleet.duckdb` keeps a hard link in `published/earlier`, by which the system tells whether a process has it
+open. As long as one has, the Parquet files of its views stay. The lock `fleet.lock` protects both files.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from sr_assets.domain.errors import RunError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Counted as open in any case: where only locks tell, nobody is seen who has not locked the file yet.
+#: A replaced file counts as open for this long: without leases, a reader is invisible until it locks the file.
 _GRACE_SECONDS: Final = 10.0
-_LOOK_SECONDS: Final = 1.0
+_CHECK_SECONDS: Final = 1.0
 _EARLIER: Final = f"{FOLDER}/earlier"
-#: How long a run waits for another site that publishes: one that stands still must not stop all the others.
+#: How long a run waits for another publishing site: a hanging one must not stop all others.
 LOCK_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A `fleet.duckdb` that somebody may have open: its number, and when it was replaced, in monotonic seconds."""
+    """A `fleet.duckdb` that may be open: its number, and the time of its replacement in monotonic seconds."""
 
     number: int
     replaced_at: float | None = None
@@ -45,9 +45,11 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of `fleet.json`: which file it is, the home as its views name it, and the publications that they show.
+    """Content of `fleet.json`: the identity of the file, the home as its views name it, and the publications that they
+    show.
 
-    Each `fleet.duckdb` has a number, higher than those before it. `opened` are those that may be open, this one included.
+    Each `fleet.duckdb` has a number, higher than all before. `opened` are the files that may be open, including the
+    current one.
     """
 
     home: str = ""
@@ -58,28 +60,28 @@ class Manifest:
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of those that may be open."""
+        """Numbers of the files that may be open."""
         return [file.number for file in self.opened]
 
 
 def read_manifest(home: Path) -> Manifest:
-    """Return what is known of the published file of a home; nothing when there is none, or it is another version's."""
+    """Return the manifest of a home, or an empty one if it is missing or of another schema version."""
     try:
-        known = json.loads((home / "fleet.json").read_text())
-        if known.pop("schema_version") != SCHEMA_VERSION:
+        content = json.loads((home / "fleet.json").read_text())
+        if content.pop("schema_version") != SCHEMA_VERSION:
             return Manifest()
-        return Manifest(**{**known, "opened": [Opened(**file) for file in known["opened"]]})
+        return Manifest(**{**content, "opened": [Opened(**file) for file in content["opened"]]})
     except (OSError, ValueError, TypeError, KeyError):
         return Manifest()
 
 
 def write_manifest(home: Path, shown: Manifest) -> None:
-    """Replace what is known of the published file."""
+    """Replace the manifest."""
     write_private(home / "fleet.json", json.dumps({"schema_version": SCHEMA_VERSION, **asdict(shown)}))
 
 
 def identity(file: Path) -> list[int]:
-    """Return what a file is known by; nothing when it is missing."""
+    """Return inode, size and modification time of a file, or an empty list if it is missing."""
     try:
         status = file.stat()
     except FileNotFoundError:
@@ -88,7 +90,7 @@ def identity(file: Path) -> list[int]:
 
 
 def shows(home: Path, site: str, token: str, shown: Manifest | None = None) -> bool:
-    """Return whether `fleet.duckdb` is the one we made, in this place, and shows this publication of a site."""
+    """Return whether `fleet.duckdb` is the file of the manifest, at this path, and shows this publication of a site."""
     shown = shown or read_manifest(home)
     return (
         shown.sites.get(site) == token
@@ -99,60 +101,63 @@ def shows(home: Path, site: str, token: str, shown: Manifest | None = None) -> b
 
 
 def was_moved(home: Path, shown: Manifest) -> bool:
-    """Return whether the views name their files in another folder than this home; one of two names of it is the same."""
+    """Return whether the views name files in another folder than this home; a second name of the same folder does not
+    count.
+    """
     return bool(shown.home) and not (Path(shown.home).exists() and Path(shown.home).samefile(home))
 
 
 def is_published(home: Path, site: str) -> bool:
-    """Return whether `fleet.duckdb` shows the last publication of a site, and all of its files are there."""
+    """Return whether `fleet.duckdb` shows the last publication of a site, with all its files."""
 
-    def look() -> bool:
+    def check() -> bool:
         try:
             publication = read_publication(publication_folder(home, site))
         except OtherSchemaError:
             return False
         return publication is not None and shows(home, site, publication.token)
 
-    if look():
+    if check():
         return True
-    # Just now somebody may be about to put another file in its place.
+    # A site may be replacing the file right now.
     try:
-        with locked(home, "a look", _LOOK_SECONDS):
-            return look()
+        with locked(home, "a check", _CHECK_SECONDS):
+            return check()
     except FleetBusyError:
         return True
 
 
 def retain_open_files(home: Path, shown: Manifest, number: int) -> list[Opened]:
-    """Return which files may be open once that of a number has taken the place of `fleet.duckdb`.
+    """Return the files that may be open once the file with `number` replaces `fleet.duckdb`.
 
-    Called before that, inside the lock. `fleet.duckdb` gets its second name; what nobody has open any more is removed.
+    Call it inside the lock, before the replacement. It links the current `fleet.duckdb`, and deletes links that no
+    process has open.
     """
     folder = home / _EARLIER
     make_shared_folder(folder)
-    now, kept = time.monotonic(), [Opened(number)]
+    now, retained = time.monotonic(), [Opened(number)]
     for earlier in shown.opened:
         file, replaced_at = folder / str(earlier.number), earlier.replaced_at
         if replaced_at is None:
             replaced_at = now
-            # It may be missing, or on a disk where no file has two names.
+            # The file may be missing, or its disk may not support hard links.
             with contextlib.suppress(OSError):
                 file.hardlink_to(home / "fleet.duckdb")
         if 0 <= now - replaced_at < _GRACE_SECONDS or (file.exists() and is_open(file)):
-            kept.append(Opened(earlier.number, replaced_at))
-    names = {str(earlier.number) for earlier in kept}
+            retained.append(Opened(earlier.number, replaced_at))
+    names = {str(earlier.number) for earlier in retained}
     for file in folder.iterdir():
         if file.name not in names:
             file.unlink()
-    return kept
+    return retained
 
 
 def is_open(file: Path) -> bool:
-    """Return whether a process, this one included, has a file open."""
+    """Return whether any process, including this one, has a file open."""
     with file.open("r+b") as handle:
-        for ask in (_take_lease, _take_lock):
+        for request in (_take_lease, _take_lock):
             try:
-                ask(handle)
+                request(handle)
             except BlockingIOError:
                 return True
             except (AttributeError, OSError):
@@ -162,33 +167,33 @@ def is_open(file: Path) -> bool:
 
 
 def _take_lease(handle: BinaryIO) -> None:
-    """Ask Linux, which gives a lease for writing on a file that nobody else has open."""
-    # Whoever opens the file meanwhile waits for microseconds, and must not end us by the usual signal.
+    """Request a write lease: Linux grants it only if no other handle has the file open."""
+    # A process that opens the file now waits for microseconds; the usual signal, SIGIO, would end this process.
     fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
     fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)
 
 
 def _take_lock(handle: BinaryIO) -> None:
-    """Ask for DuckDB's lock: not that of this process, nor of one that opened the file twice and closed it once."""
+    """Request DuckDB's lock, which misses this process, and a process that opened the file twice and closed it once."""
     fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 class FleetBusyError(RunError):
-    """Another site publishes, or stands still while it does."""
+    """Another site publishes, or hangs while it does."""
 
 
 @contextlib.contextmanager
 def locked(home: Path, name: str, wait_seconds: float) -> Iterator[None]:
-    """Hold the lock of a home's published file, whose text says who does.
+    """Hold the lock of a home's published file, with `name` as the holder.
 
-    Raises FleetBusyError when another one holds it for `wait_seconds` on.
+    Raises FleetBusyError if another process holds it for `wait_seconds`.
     """
     file = home / "fleet.lock"
     with open_private(file) as opened:
         if not lock(opened, wait_seconds):
             raise FleetBusyError(
                 f"{file} has been held by {read_holder(opened)} for {wait_seconds:.0f} s;"
-                " nothing was published, the next run does it; if that process stands still, end it"
+                " nothing was published, the next run will publish; if that process hangs, end it"
             )
         write_holder(opened, f"{name} (pid {os.getpid()})\n")
         yield

@@ -1,7 +1,4 @@
-"""What daily tables are computed of: nodes, transitions and blind spans of the published tables, as of one moment.
-
-Not here: the tables (`daily`), the messages of the nodes (`inventory`), the computations (`spark`).
-"""
+"""The input of daily tables: a consistent snapshot of the published nodes, transitions and blind spans."""
 
 from __future__ import annotations
 
@@ -20,17 +17,17 @@ if TYPE_CHECKING:
 
     from sr_assets.domain.days import Day
 
-#: Codes of what a node is, as Spark gets them, and of what a transition makes of it.
+#: Status codes for Spark, before and after a transition.
 UP, TIMEOUT, RETIRED = 0, 1, 2
 _STATUS_CODE: Final = "list_position(['up', 'timeout', 'retired'], {}) - 1"
 _AFTER: Final = f"CASE event WHEN 'timeout' THEN {TIMEOUT} WHEN 'expire' THEN {RETIRED} ELSE {UP} END"
-# Advisories of the Stream Replicator do not say it.
+# Advisories of the Stream Replicator have no previous status.
 _BEFORE: Final = f"""
     coalesce({_STATUS_CODE.format("previous")},
         CASE event WHEN 'timeout' THEN {UP} WHEN 'recover' THEN {TIMEOUT} WHEN 'expire' THEN {TIMEOUT} END)
     """
-# What the sites here track themselves comes first; of the others what their advisories say. A node that was forgotten is
-# known by its transitions only, and was retired.
+# Sites of this installation come from their own tables, others from their advisories. A forgotten node appears in
+# transitions only; it was retired.
 _STREAMS: Final = """
     CREATE TEMP TABLE streams AS
     WITH own AS (
@@ -80,7 +77,7 @@ _SINCE: Final = """
         SELECT key, event_ns, before, after FROM changes JOIN known USING (number, node) WHERE event_ns >= $first_ns
         ORDER BY event_ns, coalesce(epoch, 0), coalesce(transition, 0))
     """
-# What a node was before its first change since then; without one what it still is.
+# The status before a node's first change in the period, or its current status without a change.
 _PORTION: Final = """
     SELECT key, number AS stream, first_ns, until_ns,
         (CASE WHEN changed.key IS NULL THEN status ELSE changed.before END)::TINYINT AS status,
@@ -96,11 +93,11 @@ _PORTION: Final = """
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What happened to some nodes on some days; times in unix ns, statuses as codes.
+    """Events of some nodes on some days; times in unix ns, statuses as codes.
 
-    `nodes`: key, stream (a number), first_ns, until_ns (the watermark of its stream), status (when the days begin; NULL: not
-    known yet), and of its changes in their order at_ns and after, lists. `spans`: stream, first_ns, next_ns; ascending and
-    disjoint.
+    `nodes`: key, stream (a number), first_ns, until_ns (its stream's watermark), status (at the start of the days;
+    NULL: unknown), and the lists at_ns and after of its changes in order. `spans`: stream, first_ns, next_ns; ascending
+    and disjoint.
     """
 
     nodes: pa.Table
@@ -108,15 +105,18 @@ class History:
 
 
 class Histories:
-    """The published tables as of one moment, with a number (`key`) for each node, in the temporary tables `streams`, `known`."""
+    """A consistent snapshot of the published tables, with a number (`key`) per node, in the temporary tables `streams`
+    and `known`.
+
+    `replicator` is the one of this installation's sites; `own` leaves out nodes that other sites report.
+    """
 
     def __init__(self, home: Path, replicator: str, *, own: bool = False) -> None:
-        """Name the home, and the replicator that its own sites belong to; `own`: leave out what others report."""
         self.home, self._replicator, self._own = home, replicator, own
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Histories]:
-        """Hold the published tables open; raises RunError when nothing was published yet."""
+        """Hold the published tables open; raises RunError before the first publication."""
         with open_fleet(self.home) as connection:
             connection.execute(_STREAMS, {"replicator": self._replicator})
             if self._own:
@@ -128,7 +128,7 @@ class Histories:
 
     @contextlib.contextmanager
     def beside(self, **tables: pa.Table) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Return the connection, with Arrow tables that it sees by their names until the end of `with`."""
+        """Return the connection, with Arrow tables registered by name until the end of the block."""
         for name, table in tables.items():
             self.connection.register(name, table)
         try:
@@ -138,16 +138,16 @@ class Histories:
                 self.connection.unregister(name)
 
     def node_count(self) -> int:
-        """Return how many nodes were ever known."""
+        """Return the number of nodes ever seen."""
         return int(self.connection.execute("SELECT count(*) FROM known").fetchall()[0][0])
 
     def watermark_ns(self) -> int | None:
-        """Return the latest watermark of any stream; None without a stream."""
+        """Return the latest watermark of any stream, or None without a stream."""
         latest: int | None = self.connection.execute("SELECT max(until_ns) FROM streams").fetchall()[0][0]
         return latest
 
     def histories(self, days: Sequence[Day], most_rows: int) -> Iterator[History]:
-        """Yield what happened on consecutive days, and what was known when they began, in portions of nodes; at least one.
+        """Yield the events of consecutive days in portions of nodes; at least one portion.
 
         A portion's changes, with a row for each node and day, are about `most_rows`.
         """
@@ -163,8 +163,8 @@ class Histories:
             yield History(connection.sql(_PORTION, params=keys).to_arrow_table(), spans)
 
     def _spans(self, since_ns: int) -> pa.Table:
-        """Return the blind spans that end after a time, joined."""
-        # Each span as it was saved: one that grew is there several times.
+        """Return the merged blind spans that end after a time."""
+        # A span that grew was saved several times.
         return self.connection.sql(
             """
             SELECT number AS stream, min(since_ns) AS first_ns, max(until_ns) AS next_ns

@@ -1,8 +1,4 @@
-"""A site's publication: which files hold its rows, in `published/name=…/publication.json`, replaced as a whole.
-
-Here: the record, reading and replacing it, and which files of earlier publications are needed no more. Not here: writing the
-tables' files (`site_files`), what shows them (`index`).
-"""
+"""A site's publication: writing its Parquet files, and `published/name=…/publication.json`, which names them."""
 
 from __future__ import annotations
 
@@ -34,10 +30,10 @@ _NAME: Final = "publication.json"
 
 
 class BaseFile(NamedTuple):
-    """The file with the earlier rows of a table, which further publications keep: those before `until_ns`.
+    """The base file of an incremental table: its rows are those before `until_ns`.
 
-    `mark` is the sum of the marks of its rows. `written` counts the later rows that were written beside it, each time.
-    `since` is that of the publication which wrote it.
+    `mark` is the sum of the marks of its rows. `written` counts the rows that delta files have written. `since` is that
+    of the publication which wrote the file.
     """
 
     file: str
@@ -50,13 +46,15 @@ class BaseFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What a site published last; a file that is in one is never changed.
+    """A site's last publication; its files never change.
 
-    `since` is the number of the last `fleet.duckdb` made before it. `files` has, by table, the size of each file in the
-    site's folder; a table without rows is left out. `history` are the files of the Parquet history, relative to the home,
-    that hold a node's newest message. `earlier` is of a large table the file that is kept, one of `files`; `later` are the files
-    of rows that replace some in `files`. `replaced` are the files of earlier publications that are still there: the numbers of
-    the first and the last `fleet.duckdb` that may show each of them, the last one None while that is not known.
+    `since` is the number of the last `fleet.duckdb` before it. `files` has, by table, the size of each file in the
+    site's folder; a table without rows has none. `history` lists the files of the Parquet history, relative to the
+    home, that hold a node's newest message.
+
+    For an incremental table, `earlier` is its base file, one of `files`; `later` are files whose rows replace others by
+    key. `replaced` are remaining files of earlier publications: the numbers of the first and the last `fleet.duckdb`
+    that may show each of them, with None for a last one that is not known yet.
     """
 
     site: str
@@ -71,12 +69,12 @@ class Publication:
 
     @property
     def names(self) -> set[str]:
-        """The names of its files."""
+        """Names of its files."""
         return set(self.sizes)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The size of each of its files, by name."""
+        """Size of each of its files, by name."""
         return {
             name: size for kind in (self.files, self.later) for files in kind.values() for name, size in files.items()
         }
@@ -94,7 +92,7 @@ def site_folders(home: Path) -> Iterator[tuple[str, Path]]:
 
 
 def file_name(table: str, token: str) -> str:
-    """Return the name of a table's file of a publication."""
+    """Return the file name of a table in a publication."""
     return f"{table}-{token}.parquet"
 
 
@@ -110,7 +108,7 @@ def read_publication(folder: Path) -> Publication | None:
         if version != SCHEMA_VERSION:
             raise OtherSchemaError(file, version)
         publication = Publication(**content)
-        # A machine that lost its power may have kept the list of the files, and not what was in them.
+        # After a power failure, a file may exist without its content.
         at = str(folder)
         if any(os.stat(f"{at}/{name}").st_size != size for name, size in publication.sizes.items()):  # noqa: PTH116  quick
             return None
@@ -121,28 +119,30 @@ def read_publication(folder: Path) -> Publication | None:
 
 
 def write_publication(folder: Path, publication: Publication, earlier: Publication | None) -> Publication:
-    """Replace a site's publication; returns it with what `earlier` leaves to be removed."""
+    """Replace a site's publication; return it with the files of `earlier` that remain to be deleted."""
     replaced: dict[str, tuple[int, int | None]] = {}
     if earlier is not None:
         for name, (first, last) in earlier.replaced.items():
-            # One that is being made meanwhile has the next number.
+            # An index that is written concurrently has the next number.
             replaced[name] = (first, publication.since + 1 if last is None else last)
-        since = {kept.file: kept.since for kept in earlier.earlier.values()}
+        since = {base.file: base.since for base in earlier.earlier.values()}
         replaced |= {name: (since.get(name, earlier.since) + 1, None) for name in earlier.names}
-    kept = {
-        name: shown for name, shown in replaced.items() if name not in publication.names and (folder / name).exists()
+    remaining = {
+        name: numbers
+        for name, numbers in replaced.items()
+        if name not in publication.names and (folder / name).exists()
     }
-    written = Publication(**{**asdict(publication), "replaced": kept})
+    written = Publication(**{**asdict(publication), "replaced": remaining})
     write_private(folder / _NAME, json.dumps(asdict(written)))
     share_as_folder(folder / _NAME)
     return written
 
 
 def sweep(folder: Path, publication: Publication, opened: Iterable[int]) -> None:
-    """Remove a site's files that neither its publication nor anybody who reads an earlier one needs.
+    """Delete a site's files that neither its publication nor an open older file needs.
 
-    `opened` are the numbers of each `fleet.duckdb` that somebody may read. A file that an interrupted publication left is in
-    none of them.
+    `opened` are the numbers of each `fleet.duckdb` that may be open. Files of an interrupted publication are in none of
+    them.
     """
     opened = list(opened)
     for file in folder.iterdir():
@@ -154,7 +154,7 @@ def sweep(folder: Path, publication: Publication, opened: Iterable[int]) -> None
 
 
 class Written(NamedTuple):
-    """A file that was written."""
+    """A written file."""
 
     name: str
     size: int
@@ -162,35 +162,34 @@ class Written(NamedTuple):
 
 
 class Files:
-    """The files of one publication, with permissions `mode`; entered with `with`, and removed again when that fails.
+    """The files of one publication, with permissions `mode`, as a context manager that deletes them on failure.
 
-    Raises RunError when they cannot be written.
+    Raises RunError if they cannot be written.
     """
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, folder: Path, mode: int) -> None:
-        """Name the connection with the rows, and the site's folder."""
         self._connection, self._folder, self._mode = connection, folder, mode
         self.token = uuid.uuid4().hex
-        self._begun: list[Path] = []
+        self._started: list[Path] = []
 
     def __enter__(self) -> Self:
-        """Return it without a file."""
+        """Return self; no file is open yet."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        """Remove the files of a publication that failed."""
+        """Delete the files of a failed publication."""
         if kind is None:
             reach(Point.WRITTEN_TABLES)
             return
-        for file in self._begun:
+        for file in self._started:
             file.unlink(missing_ok=True)
         if isinstance(error, duckdb.OperationalError):
             raise RunError(cannot_write(self._folder, OSError(str(error).splitlines()[0]))) from None
 
     def write(self, name: str, table: Table, query: str) -> Written | None:
-        """Write the rows of a query, with a table's columns in their order, to a file; None when there are none."""
+        """Write the rows of a query, cast to a table's columns, to a file; return None for no rows."""
         file = self._folder / file_name(name, self.token)
-        self._begun.append(file)
+        self._started.append(file)
         kinds = table.kinds | ({"row_key": "UBIGINT", "row_mark": "UBIGINT"} if table.replaced else {})
         cast = ", ".join(f"{column}::{kind} AS {column}" for column, kind in kinds.items())
         source = f"SELECT {cast} FROM ({query}) AS made ({', '.join(kinds)})"

@@ -1,8 +1,7 @@
-"""Publishing a site's tables: files of its own, and a `fleet.duckdb` that shows them beside the other sites'.
+"""Publishing a site's tables: new files for its rows, and a `fleet.duckdb` that shows them with the other sites' files.
 
-A publication costs what its site has: the other sites' files are neither read nor written again. Readers keep what they
-opened; the next open sees the new one. Payloads are not copied: `node_snapshots` is a view over the Parquet history. Not
-here: the tables (`schema`), each of the steps (`site_files`, `publication`, `index`), reading them (`reading`).
+The cost depends on the site alone: other sites' files are neither read nor rewritten. An open reader keeps its version;
+the next open sees the new one. Payloads are not copied: `node_snapshots` is a view over the Parquet history.
 """
 
 from __future__ import annotations
@@ -59,11 +58,11 @@ def publish_site(
     mode: int = 0o600,
     wait_seconds: float = LOCK_SECONDS,
 ) -> None:
-    """Replace a site's rows in the published tables, files of permissions `mode`. Called inside the site's lock.
+    """Replace a site's rows in the published tables, in files of permissions `mode`. Call it inside the site's lock.
 
-    Of a stream or feed that `streams` does not name but the state knows, the rows stay. Sites not among `sites` are shown no
-    more. Raises RunError when something cannot be written, FleetBusyError when another site holds `fleet.lock` for
-    `wait_seconds` on: then the old tables stay.
+    Rows of a stream or feed that is in the state but not in `streams` stay. Sites outside `sites` are no longer shown.
+    Raises RunError if a file cannot be written, and FleetBusyError if another site holds `fleet.lock` for
+    `wait_seconds`; the old tables then stay.
     """
     folder = publication_folder(home, name)
     try:
@@ -89,9 +88,9 @@ def publish_topology(
     mode: int = 0o600,
     wait_seconds: float = LOCK_SECONDS,
 ) -> None:
-    """Replace the rows of the tables, by table; called by one process at a time.
+    """Replace the rows of the topology tables, given by table; only one process may call it at a time.
 
-    `sites` are those whose rows are shown besides. Raises RunError when something cannot be written.
+    `sites` are the sites that are shown too. Raises RunError if a file cannot be written.
     """
     folder = publication_folder(home, TOPOLOGY_SITE)
     try:
@@ -125,11 +124,12 @@ def _write_site(
     before: Publication | None,
     mode: int,
 ) -> Publication:
-    """Write a site's tables into its folder, files of permissions `mode`; returns the publication, not noted yet.
+    """Write a site's tables into its folder, in files of permissions `mode`; return the publication, which is not
+    recorded yet.
 
-    `before` is the site's last publication, `since` the number of the last `fleet.duckdb`. Of a stream or feed that `streams`
-    does not name but the state knows, the rows stay: a mistake in the configuration empties no table. Raises RunError when
-    they cannot be written.
+    `before` is the site's last publication, `since` the number of the last `fleet.duckdb`. Rows of a stream or feed
+    that is in the state but not in `streams` stay: a mistake in the configuration empties no table. Raises RunError if
+    a file cannot be written.
     """
     connection = state.connection
     connection.execute(
@@ -141,8 +141,7 @@ def _write_site(
     ]
     if rows:
         connection.executemany("INSERT INTO configured VALUES (?, ?, ?, ?)", rows)
-    # One transaction reads all tables as of one moment: copying commits beside us, and its rows in one table belong to
-    # counters in another.
+    # One snapshot for all tables: copying commits concurrently, and its rows belong to counters in another table.
     with state.read_snapshot(), Files(connection, folder, mode) as files:
         publication = Publication(site, files.token, since, {}, _history(connection))
         filled = _filled(connection)
@@ -162,30 +161,30 @@ def _write_table(
     name: str,
     table: Table,
 ) -> None:
-    """Write the rows of one table, of a large one that grows the later ones only, and take them into a publication."""
+    """Write the rows of one table, for an incremental table only the delta, and add the files to a publication."""
     query = f"{table.query} AND {table.entry} IN (SELECT stream FROM configured)".replace(
         "$name", literal(publication.site)
     )
-    growing = None if table.growth is None else IncrementalTable(connection, publication.site, table)
-    if growing is not None and before is not None and name in before.earlier:
-        kept = growing.keep(before.earlier[name], folder)
-        if kept is not None:
-            publication.earlier[name] = kept
-            publication.files[name] = {kept.file: before.files[name][kept.file]}
-            written = files.write(name, table, f"{query} AND {growing.later(kept.until_ns)}")
+    incremental = None if table.growth is None else IncrementalTable(connection, publication.site, table)
+    if incremental is not None and before is not None and name in before.earlier:
+        base = incremental.keep(before.earlier[name], folder)
+        if base is not None:
+            publication.earlier[name] = base
+            publication.files[name] = {base.file: before.files[name][base.file]}
+            written = files.write(name, table, f"{query} AND {incremental.later(base.until_ns)}")
             if written is not None:
-                beside = publication.later if table.replaced else publication.files
-                beside.setdefault(name, {})[written.name] = written.size
+                delta = publication.later if table.replaced else publication.files
+                delta.setdefault(name, {})[written.name] = written.size
             return
     written = files.write(name, table, query)
     if written is not None:
         publication.files[name] = {written.name: written.size}
-        if growing is not None and (begun := growing.begin(written)) is not None:
-            publication.earlier[name] = begun._replace(since=publication.since)
+        if incremental is not None and (base := incremental.begin(written)) is not None:
+            publication.earlier[name] = base._replace(since=publication.since)
 
 
 def _filled(connection: duckdb.DuckDBPyConnection) -> set[str]:
-    """Return the tables of the state that have rows: an empty file takes longer than to look."""
+    """Return the tables of the state that have rows: checking is faster than writing an empty file."""
     survey = " UNION ALL ".join(
         f"(SELECT '{state}' FROM {state} LIMIT 1)" for state in sorted({table.state for table in TABLES.values()})
     )
@@ -200,7 +199,7 @@ def _history(connection: duckdb.DuckDBPyConnection) -> list[str]:
 
 
 def _unnamed(state: SiteState, streams: Sequence[PublishedStream]) -> list[PublishedStream]:
-    """Return what the state knows beyond the streams that are configured."""
+    """Return the streams and feeds in the state that are not configured."""
     named = {stream.stream for stream in streams}
     return [
         PublishedStream(stream, state.load_copying(stream).target_stream, tracked=state.nodes(stream).any())

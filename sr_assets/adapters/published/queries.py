@@ -1,8 +1,7 @@
 """Queries on the published tables: one function for each, which returns `Rows`.
 
-Here: the SQL behind the command line's tables. Add a function for a new query of a command. Not here: opening the file and
-running a statement (`reading`), how rows are drawn (`cli.render`). Every query runs confined to the published tables; each
-function raises RunError when nothing is published yet.
+Add a function for a new query of a command. Every query is confined to the published tables, and every function raises
+RunError before the first publication.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 #: The watermark of the feed that a row of a global table comes from.
 _FEED_CLOCK: Final = "(SELECT name || '/' || stream AS feed, watermark FROM replication) AS r"
-#: The columns of `global_advisories` that a person or a program is shown, in this order.
+#: The displayed columns of `global_advisories`, in order.
 GLOBAL_ADVISORY_COLUMNS: Final = (
     "event_time",
     "replicator",
@@ -44,21 +43,21 @@ GLOBAL_ADVISORY_COLUMNS: Final = (
 
 
 def ask(home: Path, sql: str, parameters: Mapping[str, Any] | None = None) -> Rows:
-    """Run one SELECT on the published tables of a home, without access to anything else.
+    """Run one SELECT on the published tables of a home, without access to other data.
 
-    Raises ConfigurationError when it is not one SELECT or is wrong.
+    Raises ConfigurationError if it is not one SELECT or is invalid.
     """
     with open_fleet(home, confined=True) as connection:
         return read_rows(connection, sql, parameters or ())
 
 
-# ------------------------------------------------------------------------------------------ what this installation tracks
+# ------------------------------------------------------------------------------------------ nodes of this installation
 
 
 def nodes(
     home: Path, *, labels: Sequence[str] | None, status: str | None, silent_for: float | None, like: str | None
 ) -> Rows:
-    """Return the nodes of some streams (`name/stream`; None: of all), `silent_for` is in seconds."""
+    """Return the nodes of some streams (`name/stream`; None: all); `silent_for` is in seconds."""
     sql = """
         SELECT a.name, a.stream, a.node, a.status, age_seconds, a.last_seen, a.status_since, a.first_seen,
             l.last_copied, l.copied_bytes, l.last_sequence
@@ -104,7 +103,7 @@ def node_history(home: Path, node: str) -> Rows:
 def node_snapshots(home: Path, node: str) -> Rows:
     """Return a node's newest copied message of each stream.
 
-    Raises ConfigurationError when their Parquet files no longer exist.
+    Raises ConfigurationError if their Parquet files no longer exist.
     """
     sql = """
         SELECT name, stream, stored_at, subject, payload_bytes, payload, metadata
@@ -114,7 +113,7 @@ def node_snapshots(home: Path, node: str) -> Rows:
 
 
 def similar_nodes(home: Path, name: str) -> list[str]:
-    """Return at most three known nodes with similar names, the most similar first."""
+    """Return at most three nodes with similar names, the most similar first."""
     sql = """
         SELECT DISTINCT node, jaro_winkler_similarity(lower(node), lower($node)) AS likeness
         FROM (SELECT node FROM node_availability UNION SELECT node FROM global_availability)
@@ -138,18 +137,20 @@ def advisories(home: Path, *, since: float | None, node: str | None, event: str 
 
 
 def published_streams(home: Path) -> list[tuple[str, str]]:
-    """Return name and stream of every entry, configured or not, that has rows in the tables."""
+    """Return name and stream of every entry with published rows, configured or not."""
     return [(name, stream) for name, stream in ask(home, "SELECT name, stream FROM replication ORDER BY ALL").values]
 
 
 def freshness(home: Path) -> list[tuple[str, datetime, datetime | None]]:
-    """Return of every entry that has rows (`name/stream`) when a run last ended or published, and its watermark."""
+    """Return for every entry with rows (`name/stream`) the time of its last publication or run end, and its watermark."""
     sql = "SELECT name || '/' || stream, as_of, watermark FROM replication WHERE as_of IS NOT NULL ORDER BY ALL"
     return [(label, as_of, watermark) for label, as_of, watermark in ask(home, sql).values]
 
 
 def recovery_ages(home: Path) -> dict[str, float]:
-    """Return by stream (`name/stream`) the median silence in seconds before nodes recovered, where most did within a day."""
+    """Return by stream (`name/stream`) the median silence in seconds before a recovery, where most nodes recovered
+    within a day.
+    """
     sql = """
         SELECT a.name || '/' || a.stream, median(a.age_seconds)
         FROM node_advisories AS a JOIN (SELECT name, stream, watermark FROM replication) AS r USING (name, stream)
@@ -160,7 +161,7 @@ def recovery_ages(home: Path) -> dict[str, float]:
     return dict(ask(home, sql).values)
 
 
-# ------------------------------------------------------------------------------------- what the feeds report of all sites
+# --------------------------------------------------------------------------------- nodes of all sites, from the feeds
 
 
 def global_nodes(
@@ -230,7 +231,7 @@ def global_advisories(home: Path, *, since: float | None, node: str | None, even
 
 
 def summary(home: Path) -> Rows:
-    """Return one row per site and stream that the feeds report, with its counts, rates and the age of its heartbeat."""
+    """Return one row per reported site and stream, with its counts, rates and the age of its heartbeat."""
     sql = f"""
         SELECT s.replicator, s.name, s.stream, s.observer, s.up, s.timeout, s.retired, s.new_24h,
             coalesce(h.last_hour, 0) AS advisories_1h, coalesce(h.last_day, 0) AS advisories_24h,
@@ -254,7 +255,9 @@ def summary(home: Path) -> Rows:
 
 
 def unfinished_dates(home: Path, table: DailyTable) -> list[tuple[date, int]]:
-    """Return the dates with rows of a day that was not over, each with until when (unix ns) their streams are known now."""
+    """Return the dates with rows that are not final, each with the time (unix ns) up to which their streams are known
+    now.
+    """
     sql = f"""
         WITH rest AS (SELECT DISTINCT date, name, stream FROM {table.name} WHERE NOT final), clocks AS ({table.clocks})
         SELECT date, max(epoch_ns(known_until)) FROM rest JOIN clocks
@@ -265,10 +268,10 @@ def unfinished_dates(home: Path, table: DailyTable) -> list[tuple[date, int]]:
 
 
 def day_parameters(day: Day) -> dict[str, object]:
-    """Return a day's parameters of a query: date, first_us, next_us."""
+    """Return a day's query parameters: date, first_us, next_us."""
     return {"date": day.date, "first_us": day.first_ns // 1000, "next_us": day.next_ns // 1000}
 
 
 def _age(now: str, time: str) -> str:
-    """Return SQL for how many seconds ago a time was, 0 for a time ahead of `now`; NULL when one of them is NULL."""
+    """Return SQL for the age of a time in seconds, 0 for a time after `now`; NULL if one of them is NULL."""
     return f"CASE WHEN {now} >= {time} THEN (epoch_us({now}) - epoch_us({time})) / 1e6 WHEN {now} < {time} THEN 0.0 END"

@@ -1,6 +1,5 @@
-"""Reading the published tables at any time: rows, counts, a copy of everything.
-
-Readers and publishers never wait for each other. Not here: the tables (`schema`), the queries (`queries`).
+"""Reading the published tables at any time: rows, counts, and a self-contained copy. Readers and publishers never wait
+for each other.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-#: What a confined connection may use; it writes nothing to disk instead.
+#: Memory limit of a confined connection, which cannot spill to disk.
 MEMORY: Final = "1GiB"
 
 
 class OutOfMemoryError(RunError):
-    """A confined query needs more memory than it may have."""
+    """A confined query needs more memory than its limit."""
 
     def __init__(self) -> None:
         super().__init__(f"the query needs more than {MEMORY} of memory; narrow it, aggregate, or take fewer columns")
@@ -44,22 +43,23 @@ class OutOfMemoryError(RunError):
 
 def _refusal(file: Path, error: duckdb.Error) -> RunError:
     if holder := re.search(r"Conflicting lock is held in (.+? \(PID [0-9]+\))", str(error)):
-        remedy = "end it, let it open the file by `duckdb -readonly`, or wait for the next run, which makes a new one"
+        remedy = "end it, use `duckdb -readonly` instead, or wait for the next run, which writes a new file"
         return RunError(f"{file} cannot be opened: {holder[1]} has it open for writing; {remedy}")
-    return RunError(f"{file} cannot be opened: {_first_line(error)}; delete it and the next run makes it anew")
+    return RunError(f"{file} cannot be opened: {_first_line(error)}; delete it and the next run writes it again")
 
 
 @contextlib.contextmanager
 def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open the published tables for reading, in UTC.
 
-    `confined` is for a user's SQL: no file but ours with published rows, no network, no change of settings, no more memory than
-    `MEMORY`. Raises RunError when nothing was published yet, or when the file cannot be opened.
+    `confined` is for a user's SQL: no file except published ones, no network, no change of settings, and at most
+    `MEMORY`. Raises RunError before the first publication or if the file cannot be opened, OtherSchemaError if another
+    version wrote it.
     """
     file = home / "fleet.duckdb"
     if not file.exists():
         raise RunError(
-            f"nothing is published yet: {file} is made by the first run (`sr-assets run --once`, or `sr-assets up`)"
+            f"nothing is published yet: {file} is written by the first run (`sr-assets run --once`, or `sr-assets up`)"
         )
     with contextlib.suppress(RunError, OSError, duckdb.Error):
         follow_move(home)
@@ -80,7 +80,7 @@ def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBP
 
 
 def _confine(connection: duckdb.DuckDBPyConnection, home: Path) -> None:
-    """Give a connection no more than the published files of a home and `MEMORY`, with no way back."""
+    """Restrict a connection, irrevocably, to the published files of a home and to `MEMORY`."""
     folders = (FOLDER, "snapshots", *(table.folder for table in DAILY_TABLES))
     allowed = ", ".join(literal(f"{home}/{folder}/") for folder in folders)
     for setting in (
@@ -96,14 +96,14 @@ def _confine(connection: duckdb.DuckDBPyConnection, home: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The result of a query: the columns, their names made distinct, and the values, those of JSON columns decoded."""
+    """The result of a query: distinct column names, and the values, with JSON columns decoded."""
 
     columns: tuple[str, ...]
     values: list[tuple[Any, ...]]
 
 
 class Answer:
-    """A query that was started: its columns, and its rows as they are fetched."""
+    """A started query: its columns, and its rows as they are fetched."""
 
     def __init__(self, cursor: duckdb.DuckDBPyConnection) -> None:
         described = cursor.description or []
@@ -112,7 +112,7 @@ class Answer:
         self._json = frozenset(index for index, (_, kind, *_) in enumerate(described) if str(kind) == "JSON")
 
     def fetch(self, most: int | None = None) -> list[tuple[Any, ...]]:
-        """Return the next rows, all of them by default; none at the end. Raises as `read_rows`."""
+        """Return the next rows, by default all of them; empty at the end. Raises the errors of `read_rows`."""
         with _one_line_errors():
             rows = self._cursor.fetchall() if most is None else self._cursor.fetchmany(most)
         return [self._decoded(row) for row in rows] if self._json else rows
@@ -126,11 +126,11 @@ class Answer:
 def start_query(
     connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequence[Any] | Mapping[str, Any] = ()
 ) -> Answer:
-    """Start one SELECT (also SHOW, DESCRIBE, SUMMARIZE).
+    """Start one SELECT (or SHOW, DESCRIBE, SUMMARIZE).
 
-    Anything else is refused, because a confined connection may write where it may read: COPY, also inside EXPLAIN
+    Other statements are refused, because a confined connection may write where it may read: COPY, even inside EXPLAIN
     ANALYZE or around a PIVOT, would write files into the Parquet history. Raises ConfigurationError, one line with
-    DuckDB's message; RunError when it needs too much memory.
+    DuckDB's message, or RunError if the query needs too much memory.
     """
     with _one_line_errors():
         statements = duckdb.extract_statements(query)
@@ -144,14 +144,14 @@ def start_query(
 def read_rows(
     connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequence[Any] | Mapping[str, Any] = ()
 ) -> Rows:
-    """Run one SELECT (also SHOW, DESCRIBE, SUMMARIZE) and return its rows; raises as `start_query`."""
+    """Run one SELECT (or SHOW, DESCRIBE, SUMMARIZE) and return its rows; raises the errors of `start_query`."""
     answer = start_query(connection, query, parameters)
     return Rows(answer.columns, answer.fetch())
 
 
 @contextlib.contextmanager
 def _one_line_errors() -> Iterator[None]:
-    """Raise what DuckDB raises of a user's SQL as an error of ours."""
+    """Translate DuckDB's exceptions into one-line errors of this package."""
     try:
         yield
     except duckdb.OutOfMemoryException:
@@ -161,9 +161,9 @@ def _one_line_errors() -> Iterator[None]:
 
 
 def export_fleet(home: Path, file: Path) -> None:
-    """Write a self-contained copy: every table, the views as tables too.
+    """Write a self-contained copy with every table, and the views as tables.
 
-    Raises RunError when `file` exists or cannot be written; then no part of it is left.
+    Raises RunError if `file` exists or cannot be written; no partial file remains.
     """
     if file.exists():
         raise RunError(f"{file} exists; name a file that does not")
@@ -186,7 +186,7 @@ def export_fleet(home: Path, file: Path) -> None:
 
 
 def describe_tables(home: Path) -> dict[str, tuple[int, dict[str, str]]]:
-    """Return the number of rows of every public table, and the types of its columns by their names."""
+    """Return the number of rows of every public table, and the types of its columns by name."""
     tables = [
         *(table for table in TABLES if table not in INTERNAL),
         "node_availability",
@@ -208,7 +208,7 @@ def count_rows(home: Path) -> dict[str, int]:
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names with repeated ones numbered, so that no column hides another: `name`, `name_1`."""
+    """Return the names with repeated ones numbered (`name`, `name_1`), so that no column hides another."""
     distinct: list[str] = []
     for name in names:
         number, unique = 0, name

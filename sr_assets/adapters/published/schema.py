@@ -1,7 +1,6 @@
-"""The published tables: each one's columns and the query that makes its rows from a site's state.
+"""The published tables of a site: columns, and the queries that select their rows from the site's state.
 
-Add a table here, a table of a centre in `global_schema`. Not here: the state itself (`adapters.state`), writing the file
-(`publishing`).
+Add a table here, or in `global_schema` for a centre.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
 
     import duckdb
 
-#: The version of the tables: what was published by another one is not shown.
+#: Version of the tables; files of another version are refused.
 SCHEMA_VERSION: Final = 1
-#: Any DuckDB 1.x reads this format.
+#: File format that any DuckDB 1.x reads.
 STORAGE_VERSION: Final = "v1.0.0"
 
 TABLES: Final[dict[str, Table]] = {
@@ -164,7 +163,7 @@ TABLES: Final[dict[str, Table]] = {
     ),
     **GLOBAL_TABLES,
 }
-#: Under this name the tables are published; no site can have it.
+#: Publication name of the topology tables; no site can have it.
 TOPOLOGY_SITE: Final = ".topology"
 
 TOPOLOGY_TABLES: Final[dict[str, Table]] = {
@@ -190,7 +189,7 @@ TOPOLOGY_TABLES: Final[dict[str, Table]] = {
         "cluster VARCHAR, stream VARCHAR, key VARCHAR, wanted VARCHAR, found VARCHAR, remedy VARCHAR", "", ""
     ),
 }
-#: Tables that only views are made of.
+#: Tables that only views use.
 INTERNAL: Final = frozenset({"latest_snapshots", "history_files", "heartbeat_hops"})
 #: About the file as a whole; each file has a `generation` of its own.
 SNAPSHOT_INFO: Final = "as_of TIMESTAMPTZ, run_id VARCHAR, schema_version INTEGER, generation VARCHAR"
@@ -249,7 +248,8 @@ def refuse_other_schema(connection: duckdb.DuckDBPyConnection, catalog: str, fil
 def snapshots_query(files: str, home: str, latest: str) -> str:
     """Return the query of `node_snapshots`.
 
-    It is over Parquet files, the elements of an SQL list, in a home, a literal, and the query of `latest_snapshots`.
+    `files` are the elements of an SQL list of Parquet files, `home` is a literal, and `latest` the query of
+    `latest_snapshots`.
     """
     return f"""
         SELECT latest.name, latest.stream, latest.node, stored.sequence, stored.stored_at, stored.subject,
@@ -261,10 +261,10 @@ def snapshots_query(files: str, home: str, latest: str) -> str:
 
 
 def history_query(home: str, files: str) -> str:
-    """Return the query of `node_snapshot_history` over a home's Parquet files that are among `history_files`, a query.
+    """Return the query of `node_snapshot_history` over a home's Parquet files that the query `files` lists.
 
-    A pattern finds them: a list of a year's files of a thousand sites would be written anew with each publication. Files of
-    other dates than a query asks for are not opened.
+    A pattern finds the files: each publication would have to write a list of a year's files of a thousand sites. DuckDB
+    does not open files of other dates than a query needs.
     """
     pattern = literal(f"{glob.escape(home)}/{HISTORY}")
     return f"""

@@ -1,7 +1,6 @@
-"""What the status page asks of the published tables.
+"""The status page's queries on the published tables.
 
-Sites and transitions are those that the feeds report, and those of this installation that no feed reports. Not here: how
-they are shown (`operate.page`).
+Sites and transitions come from the feeds, and from this installation where no feed reports them.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
 
     import duckdb
 
-#: How many of the newest, and of the least available.
+#: Number of displayed transitions, and of the least available nodes.
 MOST_TRANSITIONS: Final = 15
 MOST_WORST: Final = 15
 _WORST_DAYS: Final = 30
-#: The chart covers a day in steps of this length.
+#: Step of the chart, which covers a day.
 STEP: Final = timedelta(minutes=15)
 STEPS: Final = 96
 
@@ -42,7 +41,7 @@ _EVENTS: Final = """
         FROM node_advisories ANTI JOIN global_summary USING (name, stream)
     """
 _TRANSITIONS: Final = f"SELECT * FROM ({_EVENTS}) ORDER BY event_time DESC, node LIMIT $most"
-#: What each event adds to the nodes that are up, and to those that are silent.
+#: Changes of the numbers of up and silent nodes in each step.
 _STEPS: Final = f"""
     SELECT greatest(0, least($steps - 1, floor((epoch_us($until) - epoch_us(event_time)) / $step_us)))::INTEGER AS back,
         sum(CASE event WHEN 'timeout' THEN -1 WHEN 'expire' THEN 0 ELSE 1 END)::BIGINT AS up,
@@ -58,7 +57,7 @@ _REPLICATION: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What is published, as records by column; `chart` has, from the oldest, how many nodes were up and silent."""
+    """The published status as records by column; `chart` has the number of up and silent nodes, oldest step first."""
 
     as_of: datetime
     sites: list[dict[str, Any]]
@@ -69,7 +68,7 @@ class Status:
 
 
 def status(home: Path) -> Status:
-    """Return what the status page shows. Raises RunError when nothing is published yet."""
+    """Return the content of the status page. Raises RunError before the first publication."""
     step_us = STEP // timedelta(microseconds=1)
     with open_fleet(home) as connection:
         as_of = _ask(connection, "SELECT as_of FROM snapshot_info")[0]["as_of"]
@@ -80,7 +79,7 @@ def status(home: Path) -> Status:
 
 
 def _chart(sites: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """Return the nodes that were up and silent as each step ended: from what they are now, undoing what happened."""
+    """Return the number of up and silent nodes at the end of each step, computed backwards from the current numbers."""
     up, silent = sum(site["up"] for site in sites), sum(site["timeout"] for site in sites)
     changes = {step["back"]: (step["up"], step["silent"]) for step in steps}
     counted = []
@@ -92,7 +91,7 @@ def _chart(sites: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[tup
 
 
 def _worst(home: Path, as_of: datetime) -> list[dict[str, Any]]:
-    """Return the nodes that were least available within thirty days, without those that were up all the time."""
+    """Return the least available nodes of thirty days, without nodes that were always up."""
     since = (as_of - timedelta(days=_WORST_DAYS)).date()
     try:
         rows = availability(home, by="node", since=since, most=MOST_WORST)

@@ -1,16 +1,13 @@
-"""The definition of a published table, and how times are published.
-
-Not here: the tables (`schema`, `global_schema`).
-"""
+"""The definition of a published table, and SQL helpers for times and texts."""
 
 from typing import NamedTuple
 
 
 class Growth(NamedTuple):
-    """How a table of the state grows, of which the earlier rows are not published again.
+    """How a table of the state grows; its base file is not written again.
 
-    `time` is the column of a row's time, later in the rows that come later. A row changed when the expression `mark` has
-    another value. `key`, where rows are replaced by later ones, is the expression that has the same value in both.
+    `time` is a row's time column, later in newer rows. A row has changed if the expression `mark` has changed. If newer
+    rows replace older ones, both have the same value of the expression `key`.
     """
 
     time: str
@@ -19,11 +16,11 @@ class Growth(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table's columns as DuckDB declares them, and the query over a site's state that makes its rows.
+    """A table's columns as DuckDB declares them, and the query that selects its rows from a site's state.
 
-    In the query `$name` is the site, and a condition can be added at its end. `state` is the table of the state without
-    whose rows there are none. `entry` is its column that names the configured stream, or feed, that a row is of; `site` is
-    the expression on the published table that gives the site that published a row.
+    In the query `$name` is the site, and a condition can be appended. `state` is the table of the state that the rows
+    depend on. `entry` is its column with the configured stream or feed. `site` is the expression, on the published
+    table, for the site that published a row.
     """
 
     columns: str
@@ -35,20 +32,20 @@ class Table(NamedTuple):
 
     @property
     def kinds(self) -> dict[str, str]:
-        """The type of each column, by its name, in their order."""
+        """Type of each column by name, in column order."""
         return dict(column.split(maxsplit=1) for column in self.columns.split(","))
 
     @property
     def replaced(self) -> bool:
-        """Whether its rows are replaced by later ones: its files have the columns `row_key` and `row_mark` too."""
+        """Whether newer rows replace older ones: the files then have the columns `row_key` and `row_mark` too."""
         return self.growth is not None and self.growth.key is not None
 
 
 def at(column: str) -> str:
-    """Return the SQL that publishes a column of unix nanoseconds as TIMESTAMPTZ."""
+    """Return the SQL that converts a column of unix nanoseconds to TIMESTAMPTZ."""
     return f"make_timestamptz({column} // 1000)"
 
 
 def literal(text: str) -> str:
-    """Return a text as a literal of SQL."""
+    """Return a text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"

@@ -1,7 +1,4 @@
-"""A user's own SQL on the published tables: confined to them, within a time and a memory, its rows as they come.
-
-Not here: our own queries (`queries`), which are known to be small.
-"""
+"""A user's own SQL on the published tables, with limits of time and memory."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: DuckDB limits its buffers, but not the strings and lists it makes. Above this the process gets no more memory.
+#: Memory limit of the process: DuckDB limits its buffers, but not its strings and lists.
 _PROCESS_BYTES: Final = 4 << 30
 _FETCH_ROWS: Final = 2048
 _AGAIN_SECONDS: Final = 0.05
@@ -31,9 +28,9 @@ _AGAIN_SECONDS: Final = 0.05
 
 @contextlib.contextmanager
 def user_query(home: Path, sql: str, *, seconds: float) -> Iterator[tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]]:
-    """Run one SELECT; yields its columns and an iterator of its rows, which are fetched as they are taken.
+    """Run one SELECT; yield its columns and an iterator that fetches its rows in portions.
 
-    Raises ConfigurationError as `read_rows` does, RunError when it takes longer than `seconds` or more memory than
+    Raises ConfigurationError as `read_rows` does, and RunError if it takes longer than `seconds` or more memory than
     `MEMORY`. An interrupt (Ctrl-C) ends the query too.
     """
     with open_fleet(home, confined=True) as connection, ThreadPoolExecutor(1) as pool, _limited_memory():
@@ -43,12 +40,12 @@ def user_query(home: Path, sql: str, *, seconds: float) -> Iterator[tuple[tuple[
         try:
             yield answer.columns, itertools.chain.from_iterable(batches)
         finally:
-            # DuckDB goes on beyond the rows that were fetched, and closing would wait for it.
+            # DuckDB computes beyond the fetched rows, and closing would wait for it.
             connection.interrupt()
 
 
 class _Deadline:
-    """Runs what belongs to one query in a thread, so that this one can end it: DuckDB itself sees no signal."""
+    """Runs the steps of one query in a thread, so that this thread can end it: DuckDB ignores signals."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, pool: ThreadPoolExecutor, seconds: float) -> None:
         self._connection = connection
@@ -67,7 +64,7 @@ class _Deadline:
         except MemoryError:
             raise OutOfMemoryError from None
         finally:
-            # An interrupt that comes before DuckDB has begun has no effect.
+            # DuckDB ignores an interrupt before the query starts, so repeat it.
             while not future.done():
                 self._connection.interrupt()
                 wait([future], _AGAIN_SECONDS)
@@ -75,7 +72,7 @@ class _Deadline:
 
 @contextlib.contextmanager
 def _limited_memory() -> Iterator[None]:
-    """Let the process have `_PROCESS_BYTES` of data at most, meanwhile."""
+    """Limit the data of the process to `_PROCESS_BYTES` inside the block."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     lowest = min((limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY), default=_PROCESS_BYTES)
     resource.setrlimit(resource.RLIMIT_DATA, (min(lowest, _PROCESS_BYTES), hard))

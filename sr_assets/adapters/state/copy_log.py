@@ -1,10 +1,7 @@
-"""A stream's copy log in `state.duckdb`: the target sequence of each recent copy, and the copies to be sent again.
+"""A stream's copy log in `state.duckdb`: the target sequence of each recent copy, and the copies to send again.
 
-Here: the two tables and every statement on them. Not here: comparing the log with the target
-(`stages.replication.target_history`), the transaction of a batch (`stages.replication.batch`).
-
-Rows are kept for an hour: a server acknowledges before it has written to disk (within two minutes by default), so the copies
-that a power failure can undo are younger. One row per batch holds runs: `length` copies of the source sequences from
+Rows live for an hour. A server acknowledges before it writes to disk (within two minutes by default), so a power
+failure can only undo younger copies. Each batch is one row of runs: `length` copies of the source sequences from
 `sequence` on have the target sequences from `target_sequence` on.
 """
 
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
 
     import duckdb
 
-KEPT_NS: Final = 3_600 * 1_000_000_000
+RETENTION_NS: Final = 3_600 * 1_000_000_000
 SCHEMA: Final = """
 CREATE TABLE copies (
     stream VARCHAR, committed_ns BIGINT, target_sequences BIGINT[], sequences BIGINT[], lengths BIGINT[]);
@@ -32,24 +29,26 @@ Run = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """Source sequences to be copied again. `stood`: each had a copy in the target, so one missing in the source is lost."""
+    """Source sequences to copy again.
+
+    With `was_copied` each of them had a copy in the target, so a message that the source no longer holds is lost.
+    """
 
     covered: SequenceRange
-    stood: bool
+    was_copied: bool
 
 
 class CopyLog:
-    """One stream's part of the copy log. Methods that change it are called inside a transaction."""
+    """One stream's part of the copy log. Call the methods that change it inside a transaction."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        """Take the connection and the stream's name."""
         self._connection = connection
         self._stream = stream
 
     def add(self, runs: Sequence[Run], now_ns: int) -> None:
         """Record the target sequences of a batch's copies, and drop rows older than an hour."""
         self._connection.execute(
-            "DELETE FROM copies WHERE stream = ? AND committed_ns < ?", [self._stream, now_ns - KEPT_NS]
+            "DELETE FROM copies WHERE stream = ? AND committed_ns < ?", [self._stream, now_ns - RETENTION_NS]
         )
         if runs:
             columns = [list(column) for column in zip(*runs, strict=True)]
@@ -64,53 +63,53 @@ class CopyLog:
         return sorted((at + step, sequence + step) for at, sequence, length in runs for step in range(length))
 
     def keep_until(self, target_sequence: int) -> None:
-        """Forget the copies after a target sequence: the target no longer holds them."""
+        """Drop the copies after a target sequence: the target no longer holds them."""
         rows = self._connection.execute(
             "SELECT committed_ns, target_sequences, sequences, lengths FROM copies WHERE stream = ?", [self._stream]
         ).fetchall()
         self._connection.execute("DELETE FROM copies WHERE stream = ?", [self._stream])
-        for committed_ns, *columns in rows:
+        for committed_ns, *lists in rows:
             runs = [
                 (at, sequence, min(length, target_sequence - at + 1))
-                for at, sequence, length in zip(*columns, strict=True)
+                for at, sequence, length in zip(*lists, strict=True)
                 if at <= target_sequence
             ]
             if runs:
-                kept = [list(column) for column in zip(*runs, strict=True)]
+                columns = [list(column) for column in zip(*runs, strict=True)]
                 self._connection.execute(
-                    "INSERT INTO copies VALUES (?, ?, ?, ?, ?)", [self._stream, committed_ns, *kept]
+                    "INSERT INTO copies VALUES (?, ?, ?, ?, ?)", [self._stream, committed_ns, *columns]
                 )
 
-    def add_resends(self, ranges: Iterable[SequenceRange], *, stood: bool) -> None:
+    def add_resends(self, ranges: Iterable[SequenceRange], *, was_copied: bool) -> None:
         """Request that source sequences are copied again."""
-        rows = [[self._stream, sequences.first, sequences.next, stood] for sequences in ranges if len(sequences)]
+        rows = [[self._stream, sequences.first, sequences.next, was_copied] for sequences in ranges if len(sequences)]
         if rows:
             self._connection.executemany("INSERT INTO resends VALUES (?, ?, ?, ?)", rows)
 
     def resends(self, limit: int | None = None, until: int | None = None) -> list[Resend]:
-        """Return the sequences to be sent again, in order: at most `limit`, none from `until` on."""
+        """Return the sequences to send again, in order: at most `limit`, and only those before `until`."""
         rows = self._connection.execute(
             "SELECT first, next, stood FROM resends WHERE stream = ? ORDER BY first", [self._stream]
         ).fetchall()
         resends: list[Resend] = []
         left = limit
-        for first, after, stood in rows:
+        for first, after, was_copied in rows:
             end = after if until is None else min(after, until)
             end = end if left is None else min(end, first + left)
             if end <= first:
                 break
-            resends.append(Resend(SequenceRange(first, end), stood))
+            resends.append(Resend(SequenceRange(first, end), was_copied))
             left = None if left is None else left - (end - first)
         return resends
 
     def settle_resends(self, until: int) -> None:
-        """Remove the requests before a source sequence: those were sent again, or are known to be lost."""
+        """Remove the requests before a source sequence: they were sent again or are lost."""
         self._connection.execute("DELETE FROM resends WHERE stream = ? AND next <= ?", [self._stream, until])
         self._connection.execute(
             "UPDATE resends SET first = ? WHERE stream = ? AND first < ?", [until, self._stream, until]
         )
 
     def clear(self) -> None:
-        """Forget everything, for another source or another target."""
+        """Delete all rows, for another source or another target."""
         self._connection.execute("DELETE FROM copies WHERE stream = ?", [self._stream])
         self._connection.execute("DELETE FROM resends WHERE stream = ?", [self._stream])

@@ -1,8 +1,8 @@
-"""A stream's copy queue in `state.duckdb`: the copies that are decided and not made yet.
+"""A stream's copy queue in `state.duckdb`: copies that are decided and not made yet.
 
-The fold appends the due copies in the transaction that commits its decisions; copying takes them from the front, in the
-order of the source, and removes them in the transaction that commits a receipt. The queue may hold a day's copies, so no
-reader takes more than one batch. Not here: filling it (`stages.tracking`), draining it (`stages.replication`).
+The fold appends due copies in the transaction that commits its decisions. Copying takes them from the front, in source
+order, and removes them in the transaction that commits a receipt. The queue may hold a day's copies, so no reader takes
+more than one batch.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ CREATE TABLE copy_queue (
 
 @dataclass(frozen=True, slots=True)
 class QueuedCopies:
-    """Copies at the front of the queue: of one source (`created_ns`) and one beginning of it (`starts`).
+    """Copies at the front of the queue, all from one source (`created_ns`) and one restart of it (`starts`).
 
-    `rows` has the columns sequence and node (null when the sender is not tracked), in the order of the source.
+    `rows` has the columns sequence and node (null if the sender is not tracked), in source order.
     """
 
     created_ns: int
@@ -36,21 +36,20 @@ class QueuedCopies:
 
     @property
     def covered(self) -> SequenceRange:
-        """The range from the first to the last of them; never empty."""
+        """Range from the first to the last copy; never empty."""
         sequences = self.rows["sequence"]
         return SequenceRange(sequences[0].as_py(), sequences[-1].as_py() + 1)
 
 
 class CopyQueue:
-    """One stream's part of the queue. Methods that change it are called inside a transaction."""
+    """One stream's part of the queue. Call the methods that change it inside a transaction."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        """Take the connection and the stream's name."""
         self._connection = connection
         self._stream = stream
 
     def append(self, due: pa.Table, created_ns: int, starts: int) -> None:
-        """Add copies that are due: columns sequence, node (null: not tracked), payload_bytes."""
+        """Add due copies: columns sequence, node (null: not tracked), payload_bytes."""
         self._connection.register("due", due)
         try:
             self._connection.execute(
@@ -64,7 +63,10 @@ class CopyQueue:
             self._connection.unregister("due")
 
     def front(self, most: int, most_bytes: int) -> QueuedCopies | None:
-        """Return the next copies, at most so many messages and, but for the first, bytes; None when there is none."""
+        """Return the next copies, or None if the queue is empty.
+
+        There are at most `most` messages of at most `most_bytes`, but always at least one message.
+        """
         queued: pa.Table = self._connection.sql(
             """
             WITH front AS (
@@ -80,7 +82,7 @@ class CopyQueue:
         return self._queued(queued) if queued.num_rows else None
 
     def inside(self, covered: SequenceRange, starts: int) -> pa.Table:
-        """Return the copies of a range of source sequences, columns sequence and node, in the order of the source."""
+        """Return the copies of a range of source sequences in source order, columns sequence and node."""
         return self._connection.sql(
             """
             SELECT sequence, node FROM copy_queue
@@ -90,21 +92,21 @@ class CopyQueue:
         ).to_arrow_table()
 
     def everything(self) -> list[tuple[int, int, str | None]]:
-        """Return all that is due, of every source there was: the source's created time, sequence, node."""
+        """Return all due copies of every source: the source's created time, sequence, node."""
         return self._connection.execute(
             "SELECT created_ns, sequence, node FROM copy_queue WHERE stream = ? ORDER BY starts, sequence",
             [self._stream],
         ).fetchall()
 
     def strike(self, covered: SequenceRange, starts: int) -> None:
-        """Remove the copies of a range: they are made, parked or known to be lost."""
+        """Remove the copies of a range: they are made, parked or lost."""
         self._connection.execute(
             "DELETE FROM copy_queue WHERE stream = ? AND starts = ? AND sequence >= ? AND sequence < ?",
             [self._stream, starts, covered.first, covered.next],
         )
 
     def size(self) -> int:
-        """Return how many copies are due."""
+        """Return the number of due copies."""
         row = self._connection.execute("SELECT count(*) FROM copy_queue WHERE stream = ?", [self._stream]).fetchall()
         return int(row[0][0])
 

@@ -1,8 +1,7 @@
-"""Counters of a stream in `state.duckdb` that only metrics show: what a row of `streams` or `copying` does not count already.
+"""Counters of a stream in `state.duckdb` that only metrics use; `streams` and `copying` hold the others.
 
-They are added to in the transaction of what they count, so they survive every crash and never decrease. Each row has one
-writer, the lane that reads or the lane that copies, because both commit at the same time. Not here: what is made of them
-(`operate.metrics`).
+The transaction that commits the counted work also adds to the counter, so counters survive every crash and never
+decrease. Reading and copying commit concurrently, therefore each row has one writer.
 """
 
 from __future__ import annotations
@@ -19,17 +18,15 @@ if TYPE_CHECKING:
 SCHEMA: Final = """
 CREATE TABLE counters (stream VARCHAR, counter VARCHAR, label VARCHAR, total DOUBLE);
 """
-
-
-#: The label of what the copying counts beside the reading.
+#: Label of the seconds and errors of copying; those of reading have none.
 COPYING: Final = "copying"
 
 
 class Counter(StrEnum):
-    """What is counted. The labels: an advisory's is its event, `COPYING` marks seconds and errors of copying.
+    """Names of the counters. An advisory's label is its event; `COPYING` labels seconds and errors of copying.
 
-    `RECALLED_MESSAGES` were counted as copied and are lost in the target: `copied_messages` went back by them.
-    `PROCESSED_MESSAGES` took `PROCESSING_SECONDS`.
+    `RECALLED_MESSAGES` counts messages that were copied and then lost in the target: `copied_messages` decreased by
+    them. `PROCESSED_MESSAGES` took `PROCESSING_SECONDS`.
     """
 
     SEEN_BYTES = "seen_bytes"
@@ -44,15 +41,14 @@ class Counter(StrEnum):
 
 
 class Counters:
-    """One stream's counters. `add` is called inside a transaction."""
+    """One stream's counters. Call `add` inside a transaction."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        """Take the connection and the stream's name."""
         self._connection = connection
         self._stream = stream
 
     def add(self, amounts: Mapping[Counter, float], label: str = "") -> None:
-        """Add to some counters with a label; what is not positive is left out."""
+        """Add positive amounts to counters with a label; ignore the others."""
         rows = [(counter.value, float(amount)) for counter, amount in amounts.items() if amount > 0]
         if not rows:
             return
@@ -68,7 +64,7 @@ class Counters:
         )
 
     def totals(self) -> dict[str, dict[str, float]]:
-        """Return every counter by name and label; what was never counted is left out."""
+        """Return every counter by name and label, without counters that were never incremented."""
         totals: dict[str, dict[str, float]] = defaultdict(dict)
         rows = self._connection.execute(
             "SELECT counter, label, total FROM counters WHERE stream = ?", [self._stream]

@@ -63,15 +63,15 @@ CREATE TABLE parked (
 {heartbeats.SCHEMA}
 {global_view.SCHEMA}
 """
-#: Parts of DuckDB's errors about a file that may be intact.
-_OUTER_TROUBLE: Final = (
+#: Parts of DuckDB's messages about a file that may be intact.
+_INTACT_FILE_ERRORS: Final = (
     "Could not set lock",
     *map(os.strerror, (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE)),
 )
 
 
 class BrokenStateError(RunError):
-    """A site's state exists but cannot be read any more."""
+    """A site's state exists but is unreadable."""
 
 
 def first_line(error: duckdb.Error) -> str:
@@ -80,9 +80,9 @@ def first_line(error: duckdb.Error) -> str:
 
 
 def opening_error(file: Path, error: duckdb.Error) -> RunError:
-    """Return the error about a file: that it is broken, or only that it cannot be opened."""
+    """Return BrokenStateError for a damaged file, or RunError for an intact file that cannot be opened."""
     reason = first_line(error)
-    if any(sign in reason for sign in _OUTER_TROUBLE):
+    if any(part in reason for part in _INTACT_FILE_ERRORS):
         return RunError(f"the state {file} cannot be opened ({reason}); nothing in it was changed")
     return BrokenStateError(
         f"the state {file} cannot be read ({reason}); set it aside and run `sr-assets recover` for each stream of the site"
@@ -117,19 +117,19 @@ def open_database(file: Path) -> duckdb.DuckDBPyConnection:
 
 
 def _create(file: Path) -> None:
-    """Make an empty state, at once or not at all: half a file would have to be recovered from."""
+    """Create an empty state atomically: half a file would need a recovery."""
     draft = file.with_name(f".{file.name}.new")
-    for left in (draft, draft.with_name(f"{draft.name}.wal"), file.with_name(f"{file.name}.wal")):
-        left.unlink(missing_ok=True)
+    for leftover in (draft, draft.with_name(f"{draft.name}.wal"), file.with_name(f"{file.name}.wal")):
+        leftover.unlink(missing_ok=True)
     with _connect(draft) as connection:
         connection.execute(SCHEMA)
         connection.execute("INSERT INTO about VALUES (?)", [SCHEMA_VERSION])
-        connection.execute("CHECKPOINT")  # closing would do it too, but without an error on a full disk
+        connection.execute("CHECKPOINT")  # Closing would do so too, but without an error on a full disk.
     draft.replace(file)
 
 
 def _connect(file: Path) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(str(file), config={"threads": 2, "memory_limit": "1GB"})
     connection.execute("SET TimeZone = 'UTC'")
-    connection.execute("SET enable_progress_bar = false")  # drawn on stdout, whatever that is
+    connection.execute("SET enable_progress_bar = false")  # DuckDB draws the bar on stdout.
     return connection

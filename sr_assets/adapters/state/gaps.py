@@ -1,7 +1,4 @@
-"""A stream's gaps in `state.duckdb`: the holes in its source, neighbours as one row.
-
-Not here: what is a hole, and for which reason (`stages.source.reading`), their retention (`history`).
-"""
+"""A stream's gaps in `state.duckdb`: holes in its source, adjacent ones merged into one row."""
 
 from __future__ import annotations
 
@@ -18,10 +15,10 @@ if TYPE_CHECKING:
 
     from sr_assets.domain.positions import SequenceRange
 
-#: The most rows that a stream gets in one run; what else is missing then is counted in the last one of its reason.
+#: Limit of new rows of a stream in one run; the last row of the reason counts further gaps.
 MOST_ROWS: Final = 1_000
 
-#: Reasons for which the source lacks single messages among those that it holds.
+#: Reasons that remove single messages between existing ones.
 _SPARSE: Final = frozenset({"filtered", "per_subject_limit"})
 
 #: A row: `stream`, `first_sequence`, `last_sequence`, `messages`, `reason` and `noticed_ns`.
@@ -29,7 +26,7 @@ Gap = dict[str, Any]
 
 
 def gap_row(stream: str, hole: SequenceRange, messages: int, reason: str, noticed_ns: int) -> Gap:
-    """Return a row of table `gaps`: `messages` are missing in a range of source sequences, noticed at a time in ns."""
+    """Return a row of table `gaps`: `messages` are missing in a range of source sequences."""
     row = {"stream": stream, "first_sequence": hole.first, "last_sequence": hole.next - 1}
     return {**row, "messages": messages, "reason": reason, "noticed_ns": noticed_ns}
 
@@ -38,33 +35,33 @@ class Gaps:
     """One stream's gaps."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        """Take the connection and the stream's name."""
         self._connection = connection
         self._stream = stream
 
     def add(self, gaps: Iterable[Gap], *, apart: int = 0, most: int = MOST_ROWS) -> int:
-        """Add gaps, in the order of the source, as at most so many rows; returns how many. Called inside a transaction.
+        """Add gaps, in source order, as at most `most` rows; return the number of new rows. Call it inside a
+        transaction.
 
-        One that was noticed on the same UTC day as the last one of its reason, and that follows it, extends that row. Of
-        a reason for which many single messages are missing, `apart` others may lie between the two.
+        A gap extends the last row of its reason if it follows that row and both were noticed on the same UTC day. For a
+        reason that removes many single messages, up to `apart` existing messages may separate the two.
         """
         rows: dict[str, list[Gap]] = {}
-        known: dict[str, Gap | None] = {}
+        stored: dict[str, Gap | None] = {}
         added = 0
         for gap in gaps:
             reason = gap["reason"]
             if reason not in rows:
-                known[reason] = self._last(reason)
-                rows[reason] = [last] if (last := known[reason]) is not None else []
+                stored[reason] = self._last(reason)
+                rows[reason] = [last] if (last := stored[reason]) is not None else []
             of_reason = rows[reason]
             allowed = apart if reason in _SPARSE else 0
             if of_reason and (added >= most or _follows(of_reason[-1], gap, allowed)):
-                of_reason[-1] = _together(of_reason[-1], gap)
+                of_reason[-1] = _merged(of_reason[-1], gap)
             else:
                 of_reason.append(gap)
                 added += 1
         for reason, of_reason in rows.items():
-            self._replace(known[reason], of_reason)
+            self._replace(stored[reason], of_reason)
         return added
 
     def _last(self, reason: str) -> Gap | None:
@@ -79,7 +76,7 @@ class Gaps:
         return dict(zip(names, rows[0], strict=True)) if rows else None
 
     def _replace(self, last: Gap | None, rows: list[Gap]) -> None:
-        """Write rows, the first of them in the place of the one that was the last before."""
+        """Write rows; the first one replaces the previous last row."""
         if last is not None:
             self._connection.execute(
                 "DELETE FROM gaps WHERE stream = ? AND reason = ? AND noticed_ns = ? AND last_sequence = ?",
@@ -97,7 +94,7 @@ def _follows(last: Gap, gap: Gap, apart: int) -> bool:
     return 0 <= between <= apart and last["noticed_ns"] // DAY_NS == gap["noticed_ns"] // DAY_NS
 
 
-def _together(last: Gap, gap: Gap) -> Gap:
+def _merged(last: Gap, gap: Gap) -> Gap:
     return {
         **gap,
         "first_sequence": min(last["first_sequence"], gap["first_sequence"]),

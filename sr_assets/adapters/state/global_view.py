@@ -1,11 +1,8 @@
-"""The global view in a site's state: what its feeds report of all sites' nodes.
+"""The global view in a site's state: the nodes of all sites as the site's feeds report them.
 
-Here: the tables, the fold of a batch as one statement a table, retention. Not here: the rules, which are
-`domain.received`'s; positions and gaps, which a feed has like every stream (`state.store`); what is published of the
-view (`published.global_schema`).
-
-A batch is an Arrow table with the columns of `spark.source.ADVISORY_SCHEMA`. All its changes belong into the transaction
-that moves the feed's position. Names and streams that an advisory does not give are "" here and NULL in what is published.
+A batch is an Arrow table with the columns of `spark.source.ADVISORY_SCHEMA`, folded by one statement per table. Apply
+all its changes in the transaction that moves the feed's position. A name or stream that an advisory omits is "" here
+and NULL in the published tables.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ if TYPE_CHECKING:
 
     from sr_assets.domain.received import Observation
 
-#: How many rejected messages all feeds of a configuration keep together; the others are only counted.
+#: Limit of stored rejected messages, for all feeds of a configuration together; more are only counted.
 MAX_REJECTS: Final = 10_000
 
 SCHEMA: Final = """
@@ -41,65 +38,65 @@ CREATE TABLE global_rejects (
     field VARCHAR, excerpt VARCHAR);
 """
 _KEY: Final = ("replicator", "name", "stream", "node")
-#: The latest time for the next heartbeat of a site that sent one.
+#: Deadline of the next heartbeat of a site that sent one.
 _DUE: Final = " + ".join(BLIND_AFTER)
 
 
 def blind(now: str) -> str:
-    """Return the condition on `global_sites` under which a site is blind at the time that the expression `now` gives.
+    """Return the condition on `global_sites` for a site that is blind at the time of the expression `now`.
 
-    Its heartbeat is overdue. A site that never sent one, or that promised no other, is never blind.
+    Its heartbeat is overdue. A site that never sent one, or announced no next one, is never blind.
     """
     return f"coalesce({_DUE} < {now}, false)"
 
 
 def same_key(left: str, right: str, columns: Iterable[str] = _KEY) -> str:
-    """Return the condition under which two tables' rows are of the same node, or of what else the columns identify."""
+    """Return the condition that rows of two tables have the same key, by default the same node."""
     return " AND ".join(f"{left}.{column} = {right}.{column}" for column in columns)
 
 
 def _rank(table: str) -> list[str]:
-    """Return what a table's rows are compared by, each expression higher for the row that wins."""
+    """Return the expressions that rank a table's rows, each higher for the winning row."""
     special = {"seen_ns": f"coalesce({table}.seen_ns, -1)", "received_ns": f"-{table}.received_ns"}
     return [special.get(column, f"{table}.{column}") for column in RANK]
 
 
 _FOLD_NODES: Final = f"""
-MERGE INTO global_nodes AS known USING (
+MERGE INTO global_nodes AS stored USING (
     SELECT {", ".join((*_KEY, *RANK))}
     FROM (SELECT *, stored_ns AS received_ns FROM advisories WHERE kind = 'advisory') AS candidate
     QUALIFY 1 = row_number() OVER (
         PARTITION BY {", ".join(_KEY)} ORDER BY {", ".join(f"{value} DESC" for value in _rank("candidate"))})
-) AS fresh ON {same_key("known", "fresh")}
-WHEN MATCHED AND ({", ".join(_rank("fresh"))}) > ({", ".join(_rank("known"))}) THEN UPDATE SET
+) AS fresh ON {same_key("stored", "fresh")}
+WHEN MATCHED AND ({", ".join(_rank("fresh"))}) > ({", ".join(_rank("stored"))}) THEN UPDATE SET
     feed = $feed, {", ".join(f"{column} = fresh.{column}" for column in RANK)}
 WHEN NOT MATCHED THEN INSERT (feed, {", ".join((*_KEY, *RANK))})
     VALUES ($feed, {", ".join(f"fresh.{column}" for column in (*_KEY, *RANK))})
 """
-# Repetitions are looked for among the history's rows of the same time, so that of a long one little is read.
+# Only rows of the same time can repeat an advisory, so this reads little of a long history.
 _ADD_HISTORY: Final = f"""
 INSERT INTO global_history BY NAME
 SELECT $feed AS feed, event_id, {", ".join(_KEY)}, event_code, event_ns, stored_ns AS received_ns, seen_ns, age_seconds,
     previous, epoch_ns, transition, late, returned, outage_seconds, origin
 FROM advisories WHERE kind = 'advisory' AND NOT EXISTS (
-    SELECT 1 FROM global_history AS known
-    WHERE known.event_ns BETWEEN $first_ns AND $last_ns
-        AND {same_key("known", "advisories", ("event_ns", "event_id", *_KEY))})
+    SELECT 1 FROM global_history AS stored
+    WHERE stored.event_ns BETWEEN $first_ns AND $last_ns
+        AND {same_key("stored", "advisories", ("event_ns", "event_id", *_KEY))})
 QUALIFY 1 = row_number() OVER (PARTITION BY event_ns, event_id, {", ".join(_KEY)} ORDER BY stored_ns, sequence)
 """
 _NOTE_SITES: Final = f"""
-MERGE INTO global_sites AS known USING (
+MERGE INTO global_sites AS stored USING (
     SELECT replicator, name, stream, max(stored_ns) AS advised_ns FROM advisories WHERE kind = 'advisory' GROUP BY ALL
-) AS fresh ON {same_key("known", "fresh", _KEY[:3])}
-WHEN MATCHED THEN UPDATE SET feed = $feed, advised_ns = greatest(known.advised_ns, fresh.advised_ns)
+) AS fresh ON {same_key("stored", "fresh", _KEY[:3])}
+WHEN MATCHED THEN UPDATE SET feed = $feed, advised_ns = greatest(stored.advised_ns, fresh.advised_ns)
 WHEN NOT MATCHED THEN INSERT (feed, replicator, name, stream, advised_ns)
     VALUES ($feed, fresh.replicator, fresh.name, fresh.stream, fresh.advised_ns)
 """
 _NOTE_OBSERVATION: Final = f"""
-MERGE INTO global_sites AS known USING (
+MERGE INTO global_sites AS stored USING (
     SELECT unnest([$replicator]) AS replicator, $name AS name, $stream AS stream, $received_ns::BIGINT AS observed_ns
-) AS fresh ON {same_key("known", "fresh", _KEY[:3])}
-WHEN MATCHED AND fresh.observed_ns >= coalesce(known.observed_ns, 0) THEN UPDATE SET
+) AS fresh ON {same_key("stored", "fresh", _KEY[:3])}
+WHEN MATCHED AND fresh.observed_ns >= coalesce(stored.observed_ns, 0) THEN UPDATE SET
     feed = $feed, observed_ns = fresh.observed_ns, next_within_ns = $next_within_ns, watermark_ns = $watermark_ns,
     position = $position, lag_messages = $lag_messages, nodes = $nodes
 WHEN NOT MATCHED THEN INSERT
@@ -123,7 +120,7 @@ FROM global_sites WHERE feed = $feed AND {blind("$now_ns")} ORDER BY ALL
 """
 
 
-#: What a site is called: one of a Stream Replicator has no name of its own.
+#: Display name of a site; a Stream Replicator's site has no name.
 _SITE_NAME: Final = "coalesce(nullif(name, ''), replicator)"
 _OF_A_SITE: Final = f"""
     {_SITE_NAME} = $site AND ($stream IS NULL OR stream = $stream) AND ($replicator IS NULL OR replicator = $replicator)
@@ -131,7 +128,7 @@ _OF_A_SITE: Final = f"""
 
 
 class ReportedSite(NamedTuple):
-    """A site that some feed reports: its replicator, its name, a stream of it ("" when the advisories do not say)."""
+    """A site that a feed reports: its replicator, name and one of its streams ("" if the advisories omit it)."""
 
     replicator: str
     name: str
@@ -139,14 +136,13 @@ class ReportedSite(NamedTuple):
 
 
 class GlobalTables:
-    """The tables of the global view; what changes them is to be called inside a transaction of the site's state."""
+    """The tables of the global view. Call the methods that change them inside a transaction of the site's state."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
-        """Work on an open state."""
         self._connection = connection
 
     def fold(self, feed: str, advisories: pa.Table) -> None:
-        """Fold a batch: nodes, history, when each site last sent an advisory; and the rejected messages."""
+        """Fold a batch into the nodes, the history, each site's last advisory, and the rejected messages."""
         self._connection.register("advisories", advisories)
         try:
             span = self._connection.execute(
@@ -165,16 +161,16 @@ class GlobalTables:
         self._connection.execute(_NOTE_OBSERVATION, {"feed": feed, "received_ns": received_ns, **observation._asdict()})
 
     def limit_rejects(self, feed: str, most: int) -> None:
-        """Keep the newest of a feed's rejected messages."""
+        """Keep only a feed's newest rejected messages."""
         self._connection.execute(_LIMIT_REJECTS, {"feed": feed, "last": most - 1})
 
     def forget_before(self, feed: str, time_ns: int) -> None:
-        """Drop a feed's history, and its rejected messages, received before a time."""
+        """Delete a feed's history and rejected messages received before a time."""
         for table in ("global_history", "global_rejects"):
             self._connection.execute(f"DELETE FROM {table} WHERE feed = ? AND received_ns < ?", [feed, time_ns])
 
     def forget_retired(self, feed: str, before_ns: int) -> None:
-        """Drop a feed's nodes that retired before a time."""
+        """Delete a feed's nodes that retired before a time."""
         self._connection.execute(
             "DELETE FROM global_nodes WHERE feed = ? AND event_code = 3 AND event_ns < ?", [feed, before_ns]
         )
@@ -187,37 +183,37 @@ class GlobalTables:
         return [ReportedSite(*row) for row in rows]
 
     def forget_site(self, site: str, stream: str | None, replicator: str | None) -> dict[str, int]:
-        """Drop what every feed reported of a site, or of one stream of it; returns the number of rows by what they are."""
+        """Delete every feed's rows of a site, or of one of its streams; return the number of rows by kind."""
         values = {"site": site, "stream": stream, "replicator": replicator}
         tables = {"nodes": "global_nodes", "advisories": "global_history", "summaries": "global_sites"}
         return {noun: self._count(f"DELETE FROM {table} WHERE {_OF_A_SITE}", values) for noun, table in tables.items()}
 
     def forget_feed(self, feed: str) -> int:
-        """Drop everything that a feed reported; returns how many rows that were."""
+        """Delete all rows of a feed; return their number."""
         tables = ("global_nodes", "global_history", "global_sites", "global_rejects")
         return sum(self._count(f"DELETE FROM {table} WHERE feed = $feed", {"feed": feed}) for table in tables)
 
     def _count(self, statement: str, values: dict[str, str | None] | dict[str, str]) -> int:
-        """Execute a DELETE and return how many rows it took."""
+        """Execute a DELETE and return the number of deleted rows."""
         return int(self._connection.execute(statement, values).fetchall()[0][0])
 
     def count_nodes(self, feed: str) -> int:
-        """Return how many nodes a feed reported; one that several sites report counts once for each."""
+        """Return the number of nodes of a feed; a node of several sites counts once for each."""
         rows = self._connection.execute("SELECT count(*) FROM global_nodes WHERE feed = ?", [feed]).fetchall()
         return int(rows[0][0])
 
     def rejects_since(self, feed: str, time_ns: int) -> int:
-        """Return how many of a feed's messages, of those kept, were rejected since a time."""
+        """Return the number of a feed's stored messages that were rejected since a time."""
         row = self._connection.execute(
             "SELECT count(*) FROM global_rejects WHERE feed = ? AND received_ns > ?", [feed, time_ns]
         ).fetchone()
         return int(row[0]) if row else 0
 
     def next_silence(self, feed: str, after_ns: int | None) -> int | None:
-        """Return when the next heartbeat will be overdue, of the sites whose heartbeat is not yet."""
+        """Return the time when the next heartbeat becomes overdue, among sites whose heartbeat is not overdue."""
         row = self._connection.execute(_NEXT_SILENCE, [feed, after_ns or 0]).fetchone()
         return None if row is None else row[0]
 
     def blind_sites(self, feed: str, now_ns: int | None) -> list[tuple[str, int]]:
-        """Return which sites are blind, by name and stream, and when each one's last heartbeat was received."""
+        """Return the blind sites, by name and stream, and the time of each one's last heartbeat."""
         return self._connection.execute(_BLIND_SITES, {"feed": feed, "now_ns": now_ns}).fetchall()

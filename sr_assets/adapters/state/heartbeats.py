@@ -1,7 +1,4 @@
-"""The heartbeats of the last hour that a stream's copies had, in `state.duckdb`: how long each hop took.
-
-Not here: reading a heartbeat (`domain.heartbeats`), the published table (`adapters.published.schema`).
-"""
+"""Heartbeats among a stream's copies of the last hour, in `state.duckdb`: the transit time of each hop."""
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ CREATE TABLE heartbeats (
     stream VARCHAR, hop_name VARCHAR, hop_stream VARCHAR, subject VARCHAR, originator VARCHAR, sent_ns BIGINT,
     stored_ns BIGINT, arrived_ns BIGINT);
 """
-_KEPT_NS: Final = 3600 * SECOND_NS
+_RETENTION_NS: Final = 3600 * SECOND_NS
 _OVERDUE: Final = 3
-#: A run may begin so late.
+#: Tolerated delay of a run.
 _GRACE_NS: Final = 60 * SECOND_NS
 _INSERT: Final = "INSERT INTO heartbeats VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
@@ -32,15 +29,14 @@ class Heartbeats:
     """One stream's heartbeats."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        """Take the connection and the stream's name."""
         self._connection = connection
         self._stream = stream
 
     def silent(self, name: str, now_ns: int) -> dict[str, int]:
-        """Return how long the heartbeats of each subject have been missing, in ns; only those that are overdue.
+        """Return the age in ns of each subject's last heartbeat, for overdue subjects only.
 
-        Judged by the hop at the stream's own source, that of entry `name`: a heartbeat is overdue after three times
-        the mean time between those of the last hour, and never within a minute.
+        The hop at the stream's own source, of entry `name`, decides. A heartbeat is overdue after three mean intervals
+        of the last hour, and never within a minute.
         """
         rows = self._connection.execute(
             """
@@ -52,11 +48,11 @@ class Heartbeats:
         return {subject: age for subject, age, spacing in rows if age > max(_OVERDUE * spacing, _GRACE_NS)}
 
     def add(self, hops: Sequence[Hop]) -> None:
-        """Add hops; those of an hour before the last arrival go. Called inside a transaction."""
+        """Add hops, and delete hops that arrived over an hour before the last one. Call it inside a transaction."""
         if not hops:
             return
         self._connection.executemany(_INSERT, [(self._stream, *hop) for hop in hops])
         self._connection.execute(
             "DELETE FROM heartbeats WHERE stream = ? AND arrived_ns < ?",
-            [self._stream, max(hop.arrived_ns for hop in hops) - _KEPT_NS],
+            [self._stream, max(hop.arrived_ns for hop in hops) - _RETENTION_NS],
         )

@@ -1,7 +1,4 @@
-"""The right to work on a site: a file lock that the kernel frees however its holder ends.
-
-Here: taking it, and asking who holds it. Not here: what is done with the site (`store`).
-"""
+"""The site lock: a process must hold it to work on a site."""
 
 from __future__ import annotations
 
@@ -18,23 +15,22 @@ if TYPE_CHECKING:
 
 
 class SiteBusyError(RunError):
-    """Another run holds the site."""
+    """Another run holds the site's lock."""
 
 
 class SiteLock:
-    """The right to work on a site, held from `with` to its end; the kernel frees it however the holder ends.
+    """The lock of a site, as a context manager.
 
-    Its file names the holder and since when. Raises SiteBusyError when another run still holds it after `wait_seconds`.
+    Its file names the holder and the time. Raises SiteBusyError if another run still holds it after `wait_seconds`.
     """
 
     def __init__(self, folder: Path, owner: str, wait_seconds: float) -> None:
-        """Name the site's folder and who asks."""
         self._file = folder / "lock"
         self._owner = owner
         self._wait_seconds = wait_seconds
 
     def __enter__(self) -> Self:
-        """Take the lock."""
+        """Acquire the lock."""
         own_folder(self._file.parent)
         self._handle = open_private(self._file)
         if not lock(self._handle, self._wait_seconds):
@@ -45,13 +41,13 @@ class SiteLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Free the lock, and take our name off it."""
+        """Clear the holder's name and release the lock."""
         os.ftruncate(self._handle.fileno(), 0)
         self._handle.close()
 
 
 def lock_owner(folder: Path) -> str | None:
-    """Return who holds a site's lock and since when; None when it is free. A holder whose process is gone is not named."""
+    """Return the holder of a site's lock and the time of locking, or None if it is free."""
     try:
         with (folder / "lock").open() as handle:
             return None if lock(handle, shared=True) else read_holder(handle)

@@ -1,7 +1,4 @@
-"""The nodes of a stream in `state.duckdb`, and the stream's blind spans.
-
-Not here: the rules that make the rows (`domain.tracking`).
-"""
+"""The nodes of a stream in `state.duckdb`, and the stream's blind spans."""
 
 from __future__ import annotations
 
@@ -23,19 +20,18 @@ _COLUMNS: Final = ", ".join(NODE_COLUMNS)
 
 
 class Nodes:
-    """One stream's nodes. Methods that change them are called inside a transaction."""
+    """One stream's nodes. Call the methods that change them inside a transaction."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        """Take the connection and the stream's name."""
         self._connection = connection
         self._stream = stream
 
     def fold_input(self, sightings: pa.Table) -> pa.Table:
-        """Return what the fold needs: one row per sighting with a sender, and one, with 0 as its sighting, per known
-        node among them.
+        """Return the input of the fold: a row for each sighting with a sender, and a row for each stored node among the
+        senders.
 
-        Columns: sender, sighting (its sequence), stored_ns, payload_bytes, forced, then `NODE_COLUMNS` (null for
-        sightings).
+        Columns: sender, sighting (its sequence; 0 for a node), stored_ns, payload_bytes, forced, then `NODE_COLUMNS`
+        (null for sightings).
         """
         self._connection.register("sightings", sightings)
         try:
@@ -53,7 +49,7 @@ class Nodes:
             self._connection.unregister("sightings")
 
     def due(self, watermark_ns: int, most: int) -> pa.Table:
-        """Return the first nodes, by deadline, of those whose deadline lies before the watermark: node, `NODE_COLUMNS`."""
+        """Return at most `most` nodes whose deadline is before the watermark, by deadline: node, `NODE_COLUMNS`."""
         return self._connection.sql(
             f"""
             SELECT node, {_COLUMNS} FROM nodes WHERE stream = ? AND deadline_ns < ? ORDER BY deadline_ns, node LIMIT ?
@@ -62,7 +58,7 @@ class Nodes:
         ).to_arrow_table()
 
     def count_due(self, watermark_ns: int) -> int:
-        """Return how many nodes' deadlines lie before the watermark."""
+        """Return the number of nodes whose deadline is before the watermark."""
         rows = self._connection.execute(
             "SELECT count(*) FROM nodes WHERE stream = ? AND deadline_ns < ?", [self._stream, watermark_ns]
         ).fetchall()
@@ -76,7 +72,7 @@ class Nodes:
         ).to_arrow_table()
 
     def all_states(self) -> list[tuple[Any, ...]]:
-        """Return every node, retired ones too: node, then `NODE_COLUMNS`."""
+        """Return every node, including retired ones: node, then `NODE_COLUMNS`."""
         return self._connection.execute(
             f"SELECT node, {_COLUMNS} FROM nodes WHERE stream = ?", [self._stream]
         ).fetchall()
@@ -86,7 +82,7 @@ class Nodes:
         columns = f"node, {_COLUMNS}, deadline_ns"
         self._connection.register("merged", nodes)
         try:
-            # Deleted and inserted: DuckDB's MERGE and UPDATE of 100,000 known nodes take four seconds, this takes 0.1 s.
+            # DuckDB's MERGE or UPDATE of 100,000 nodes takes 4 s; DELETE and INSERT take 0.1 s.
             self._connection.execute(
                 "DELETE FROM nodes WHERE stream = ? AND node IN (SELECT node FROM merged)", [self._stream]
             )
@@ -97,7 +93,7 @@ class Nodes:
             self._connection.unregister("merged")
 
     def forget_retired(self, before_ns: int) -> int:
-        """Forget the nodes that retired before a time; returns the highest transition counter among them, 0 for none."""
+        """Delete the nodes that retired before a time; return the highest transition counter among them, or 0."""
         condition = "stream = ? AND status = 'retired' AND retired_at_ns < ?"
         highest = self._connection.execute(
             f"SELECT coalesce(max(transition), 0) FROM nodes WHERE {condition}", [self._stream, before_ns]
@@ -107,9 +103,8 @@ class Nodes:
         return int(highest)
 
     def forget_all(self) -> int:
-        """Forget every node and what was blind: the stream is not tracked any more; returns the highest transition counter.
-
-        It is 0 when there was no node.
+        """Delete all nodes and blind spans of a stream that is no longer tracked; return the highest transition
+        counter, or 0.
         """
         highest = self._connection.execute(
             "SELECT coalesce(max(transition), 0) FROM nodes WHERE stream = ?", [self._stream]
@@ -119,7 +114,7 @@ class Nodes:
         return int(highest)
 
     def next_deadline(self) -> int | None:
-        """Return the earliest deadline in unix ns; None when no node waits for one."""
+        """Return the earliest deadline in unix ns, or None if no node has one."""
         rows = self._connection.execute(
             "SELECT min(deadline_ns) FROM nodes WHERE stream = ?", [self._stream]
         ).fetchall()
@@ -127,25 +122,25 @@ class Nodes:
         return deadline_ns
 
     def any(self) -> bool:
-        """Return whether a node is known, retired or not."""
+        """Return whether any node exists, retired or not."""
         return bool(self._connection.execute("SELECT 1 FROM nodes WHERE stream = ? LIMIT 1", [self._stream]).fetchall())
 
     def counts(self) -> dict[str, int]:
-        """Return how many nodes have each status; one that no node has is left out."""
+        """Return the number of nodes by status, without statuses that no node has."""
         rows = self._connection.execute(
             "SELECT status, count(*) FROM nodes WHERE stream = ? GROUP BY status", [self._stream]
         ).fetchall()
         return dict(rows)
 
     def count(self) -> int:
-        """Return how many nodes are not retired."""
+        """Return the number of nodes that are not retired."""
         rows = self._connection.execute(
             "SELECT count(*) FROM nodes WHERE stream = ? AND status <> 'retired'", [self._stream]
         ).fetchall()
         return int(rows[0][0])
 
     def oldest_seen(self) -> int | None:
-        """Return when the node that has been silent longest, of those that are not retired, was seen last."""
+        """Return the last sighting, in unix ns, of the longest silent node that is not retired."""
         rows = self._connection.execute(
             "SELECT min(seen_ns) FROM nodes WHERE stream = ? AND status <> 'retired'", [self._stream]
         ).fetchall()
@@ -159,7 +154,7 @@ class Nodes:
         ).fetchall()
 
     def save_blind_spans(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Replace the blind spans. The history keeps each as it was, also when it is forgotten or joined to others."""
+        """Replace the blind spans. The history keeps each span, even one that is later dropped or merged."""
         self._connection.execute("DELETE FROM blind_spans WHERE stream = ?", [self._stream])
         rows = [[self._stream, *span] for span in spans]
         if rows:
@@ -168,8 +163,8 @@ class Nodes:
                 """
                 INSERT INTO blind_history SELECT stream, first_ns, next_ns FROM blind_spans AS span
                 WHERE stream = $stream AND NOT EXISTS (
-                    FROM blind_history AS known WHERE known.stream = $stream
-                        AND known.first_ns = span.first_ns AND known.next_ns = span.next_ns)
+                    FROM blind_history AS past WHERE past.stream = $stream
+                        AND past.first_ns = span.first_ns AND past.next_ns = span.next_ns)
                 """,
                 {"stream": self._stream},
             )

@@ -1,7 +1,6 @@
-"""The paused streams of a site: the marker `sites/<name>/paused.json`.
+"""The paused streams of a site: the marker file `sites/<name>/paused.json`.
 
-Here: writing and reading the marker, without the site's lock, so that neither waits for a run. Not here: what a run skips
-for a paused stream (`stages.replication.replica`), the commands (`cli`).
+The site's lock does not cover the marker, so `pause` and `resume` wait for no run.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ _MARKER: Final = "paused.json"
 
 
 def set_paused(settings: Settings, stream: StreamSettings, paused: bool) -> bool:
-    """Pause or resume a stream's copying; returns whether that changes anything.
+    """Pause or resume a stream's copying; return whether that changed anything.
 
-    Raises RunError when the marker cannot be read or written; it is then as before.
+    Raises RunError, without a change, if the marker cannot be read or written.
     """
     return _mark(settings.home / "sites" / stream.name, stream.stream, paused=paused)
 
 
 def forget_paused(folder: Path, stream: str) -> None:
-    """Take a stream that is no more out of the marker of its site's folder. Raises RunError as `set_paused`."""
+    """Remove a deleted stream from the marker of its site. Raises RunError as `set_paused`."""
     if stream in paused_streams(folder):
         _mark(folder, stream, paused=False)
 
@@ -52,9 +51,9 @@ def _mark(folder: Path, stream: str, *, paused: bool) -> bool:
 
 
 def paused_streams(folder: Path) -> frozenset[str]:
-    """Return the source streams of a site's folder that are paused.
+    """Return the paused source streams of a site's folder.
 
-    Raises RunError when the marker exists but cannot be read: an error is better than copying a paused stream.
+    Raises RunError for an unreadable marker: an error is better than copying a paused stream.
     """
     file = folder / _MARKER
     try:
@@ -64,13 +63,13 @@ def paused_streams(folder: Path) -> frozenset[str]:
         return frozenset()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(
-            f"{file} cannot be read ({error}); delete it and pause again the streams that are to stay paused"
+            f"{file} cannot be read ({error}); delete it and pause the streams again that must stay paused"
         ) from None
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time change the marker, so that concurrent changes of different streams both take effect."""
+    """Lock the folder, so that concurrent changes of different streams both take effect."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         lock(handle, None)

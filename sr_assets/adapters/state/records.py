@@ -1,6 +1,5 @@
-"""The records of a site's state: where a stream stands, where its copying stands, and what a batch is about to do.
-
-Here: rows as dataclasses, their fields in the order of the columns. Not here: the statements (`store`), the rules.
+"""The records of a site's state, with fields in the order of the columns: intents and the progress of reading and
+copying.
 """
 
 from __future__ import annotations
@@ -11,15 +10,18 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What a batch of copies is about to do, committed before it does anything and done again with the same numbers.
+    """Plan of a batch of copies: committed before the batch starts, and repeated with the same numbers after a crash.
 
-    `first` and `next` bound the source sequences; `available` is the first that the source still held, or of a range
-    that spans many holes its first message. `created_ns` and `starts` identify the source and its beginning,
-    `target_stream`, `target_created_ns` and `target_sequence` where the target ended. `resend`: what the target lost is
-    sent again, nothing is read anew; `waits`: the intent was open when that was noticed, and comes after. `folded`: the
-    decisions are in the copy queue; an intent without it was written before the stream was tracked.
-    `source_sequence` and `source_ns` are the source's last message when the batch was planned, and when that was
-    stored: another stored time there means another source.
+    `first` and `next` bound the source sequences. `available` is the first sequence that the source still held, or the
+    first message of a range with many holes. `created_ns` and `starts` identify the source and its restart;
+    `target_stream`, `target_created_ns` and `target_sequence` identify the end of the target.
+
+    With `resend` the batch sends messages again that the target lost, and reads nothing new. With `waits` the intent
+    was already open when the loss was noticed, and runs afterwards. With `folded` the decisions are in the copy queue;
+    an intent without it was written before the stream was tracked.
+
+    `source_sequence` and `source_ns` are the source's last message at planning and its stored time: another time at
+    that sequence means another source.
     """
 
     stream: str
@@ -42,16 +44,19 @@ class Intent:
 
 @dataclass(slots=True)
 class StreamState:
-    """Where the reading of a stream stands: one row of `streams`.
+    """Reading progress of a stream: one row of `streams`.
 
-    `epoch_ns` is the watermark at which this state began. `mark_sequence` and `mark_ns` are the last message read and
-    when it was stored: another stored time there means another stream. `hole_open`: the last batch ended in a hole, which
-    is blind until the next message. `progress_ns` is when the position last moved or
-    was caught up, `alive_ns` when the last heartbeat was sent, `alive_due_ns` when the next run is due according to it.
-    `starts` counts how often the stream was begun again to be copied anew, `reset_starts` is its value since the source
-    was last made again or went back. `policy` is what the stored deadlines were
-    computed with; `advisories_stored`: a stream was seen to take the advisories. `forgotten_transition` is the highest
-    transition counter of a sender that was forgotten, `ahead_clocks` how many stream infos were not believed.
+    `epoch_ns` is the watermark at the start of this state. `mark_sequence` and `mark_ns` are the last message read and
+    its stored time: another time at that sequence means another stream. `hole_open` means that the last batch ended in
+    a hole, which is blind until the next message.
+
+    `progress_ns` is the time when the position last moved or was caught up, `alive_ns` the time of the last heartbeat,
+    `alive_due_ns` the time of the next run that it announced. `starts` counts how often copying was restarted;
+    `reset_starts` is its value at the last recreation or rollback of the source.
+
+    `policy` is the policy of the stored deadlines. `advisories_stored` means that a stream for the advisories was seen.
+    `forgotten_transition` is the highest transition counter of a forgotten sender, `ahead_clocks` the number of stream
+    infos that were ignored because of a clock ahead.
     """
 
     stream: str
@@ -89,7 +94,7 @@ class StreamState:
 
     @classmethod
     def not_begun(cls, stream: str) -> Self:
-        """Return the row of a stream that could not begin: it has no source yet, only an error."""
+        """Return the row of a stream that could not start: it has an error and no source yet."""
         return cls(stream, 0, 0)
 
     @property
@@ -99,19 +104,21 @@ class StreamState:
 
     @property
     def has_read(self) -> bool:
-        """Whether the source once had the position: one set by `start_sequence` may be ahead of the source."""
+        """Whether the source ever held the position; one from `start_sequence` may be ahead of the source."""
         return bool(self.seen_messages or self.gap_messages)
 
 
 @dataclass(slots=True)
 class CopyState:
-    """The progress of a stream's copying: one row of `copying`, which only the copying writes.
+    """Copying progress of a stream: one row of `copying`, written by the copying alone.
 
-    `created_ns` and `starts` identify the source of the copies and its beginning. `target_sequence` is that of our last
-    acknowledged copy in the target, `target_holds` its source sequence, `target_checked` up to where the target was checked
-    for another writer's copies, `target_looked` how far the first look at the target created at `target_looked_ns` came.
-    `lost_messages` were due but deleted from the source before they were copied. Of a feed
-    `copied_messages` counts folded advisories, `parked_messages` rejected messages.
+    `created_ns` and `starts` identify the source of the copies and its restart. `target_sequence` is the target
+    sequence of our last acknowledged copy, `target_holds` its source sequence. `target_checked` is the end of the
+    target range that was checked for another writer's copies. `target_looked` is how far the first scan came of the
+    target created at `target_looked_ns`.
+
+    `lost_messages` were due, but the source deleted them before they were copied. For a feed, `copied_messages` counts
+    folded advisories and `parked_messages` rejected messages.
     """
 
     stream: str

@@ -1,8 +1,8 @@
-"""Which files a stream's history has, and which of them holds each node's newest copied message, in `state.duckdb`.
+"""The index of a stream's Parquet history in `state.duckdb`: its files, and the file of each node's newest copied
+message.
 
-Files are recorded relative to the home (`snapshots/name=…`), so that a home can be moved. Files that became one are
-`replaced`: no row of them counts, and they stay until nobody reads them. Not here: the files (`adapters.published.history`),
-when they are indexed and merged (`stages.tracking.node_snapshots`).
+Paths are relative to the home (`snapshots/name=…`), so that a home can be moved. A file that compaction merged is
+`replaced`: its rows no longer count, and the file stays until no reader has it open.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import duckdb
 
-#: A file's path relative to the home it is in, as an expression of SQL over its whole path.
+#: SQL expression for a file's path relative to its home, given its whole path.
 _RELATIVE: Final = r"regexp_replace({}, '^.*/(snapshots/name=)', '\1')"
 SCHEMA: Final = """
 CREATE TABLE snapshots (stream VARCHAR, node VARCHAR, sequence BIGINT, file VARCHAR);
@@ -25,28 +25,27 @@ CREATE TABLE history (stream VARCHAR, file VARCHAR, level TINYINT, replaced BOOL
 
 
 class SnapshotIndex:
-    """One stream's index of its history. Methods that change it are called inside a transaction."""
+    """One stream's index of its history. Call the methods that change it inside a transaction."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        """Take the connection and the stream's name."""
         self._connection = connection
         self._stream = stream
 
     def stage(self, first: int, next_sequence: int, mark: str = "") -> None:
-        """Note that a batch left staged files; `mark` tells its source from those before."""
+        """Record that a batch left staged files; `mark` identifies their source."""
         self._connection.execute(
             "INSERT INTO staged (stream, first, next, mark) VALUES (?, ?, ?, ?)",
             [self._stream, first, next_sequence, mark],
         )
 
     def staged(self) -> list[tuple[int, int, str]]:
-        """Return the committed batches whose staged files are not indexed yet, in the order in which they were made."""
+        """Return the committed batches whose staged files are not indexed yet, in commit order."""
         return self._connection.execute(
             "SELECT first, next, mark FROM staged WHERE stream = ? ORDER BY rowid", [self._stream]
         ).fetchall()
 
     def add(self, first: int, next_sequence: int, files: Sequence[Path], mark: str = "") -> None:
-        """Take a batch's files into the index, and note that they are no longer staged."""
+        """Index a batch's files, and remove the batch from the staged ones."""
         if files:
             self._connection.execute(
                 f"""
@@ -71,7 +70,7 @@ class SnapshotIndex:
         )
 
     def list_files(self, files: Sequence[Path], level: int) -> None:
-        """Note files of the history, of a level of compaction; one that is written again is noted once."""
+        """Add files of the history at a compaction level, each once."""
         names = list(map(relative_name, files))
         self._unlist(names)
         self._connection.execute(
@@ -79,7 +78,7 @@ class SnapshotIndex:
         )
 
     def move(self, files: Sequence[Path], file: Path, level: int) -> None:
-        """Let the one file that files became, of a level of compaction, take their place."""
+        """Replace files by the file that compaction merged them into, at its level."""
         parts = [self._stream, list(map(relative_name, files))]
         self._connection.execute(
             """
@@ -88,7 +87,7 @@ class SnapshotIndex:
             """,
             parts,
         )
-        # Updating so many rows takes ten times as long.
+        # An UPDATE of this many rows takes ten times as long.
         self._connection.execute("DELETE FROM snapshots WHERE stream = ? AND list_contains(?::VARCHAR[], file)", parts)
         self._connection.execute("INSERT INTO snapshots SELECT *, ? FROM moved", [relative_name(file)])
         self._connection.execute("DROP TABLE moved")
@@ -98,24 +97,24 @@ class SnapshotIndex:
         self.list_files([file], level)
 
     def count(self) -> int:
-        """Return of how many nodes the newest copied message is known."""
+        """Return the number of nodes whose newest copied message is indexed."""
         rows = self._connection.execute("SELECT count(*) FROM snapshots WHERE stream = ?", [self._stream]).fetchall()
         return int(rows[0][0])
 
     def levels(self) -> dict[str, int]:
-        """Return the files of the history, relative to the home, with their levels; without those that became others."""
+        """Return the level of each file of the history, without replaced files; paths are relative to the home."""
         rows = self._connection.execute(
             "SELECT file, level FROM history WHERE stream = ? AND NOT replaced", [self._stream]
         ).fetchall()
         return dict(rows)
 
     def replaced(self) -> list[str]:
-        """Return the files, relative to the home, that became others."""
+        """Return the replaced files, relative to the home."""
         rows = self._connection.execute("SELECT file FROM history WHERE stream = ? AND replaced", [self._stream])
         return [file for (file,) in rows.fetchall()]
 
     def forget(self, files: Sequence[str]) -> None:
-        """Forget files, relative to the home, that exist no more, and the nodes whose newest message was there."""
+        """Remove deleted files, relative to the home, and the nodes whose newest message was there."""
         self._connection.execute(
             "DELETE FROM snapshots WHERE stream = ? AND list_contains(?::VARCHAR[], file)", [self._stream, list(files)]
         )
@@ -128,5 +127,5 @@ class SnapshotIndex:
 
 
 def relative_name(file: Path) -> str:
-    """Return a file's path relative to the home it is in: `snapshots/name=…/stream=…/date=…/<file>`."""
+    """Return a file's path relative to its home: `snapshots/name=…/stream=…/date=…/<file>`."""
     return "/".join(file.parts[-5:])

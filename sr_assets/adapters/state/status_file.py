@@ -1,8 +1,4 @@
-"""`status.json`: what the sensor and the command line know of a site without its lock.
-
-Here: replacing and reading the file, its age by the monotonic clock, and the time of the last look at an idle site. Not
-here: its content (`stages.site`).
-"""
+"""`status.json`: a site's status for readers without its lock, and the time of the last idle poll."""
 
 from __future__ import annotations
 
@@ -21,51 +17,51 @@ if TYPE_CHECKING:
     from sr_assets.settings import Entry
 
 STATUS_FILE: Final = "status.json"
-_LOOK: Final = "looked"
+_IDLE_POLL: Final = "looked"
 
 
 def write_status(folder: Path, status: dict[str, Any]) -> None:
-    """Replace `status.json`, which the sensor and the command line read, atomically.
+    """Replace `status.json` atomically for the sensor and the command line.
 
-    `written_at` is added to it: seconds of the monotonic clock, and the start of the machine from which that counts.
+    The field `written_at` holds the monotonic time in seconds and the id of the machine's boot.
     """
-    written_at = [time.monotonic(), _machine_start()]
+    written_at = [time.monotonic(), _boot_id()]
     write_private(folder / STATUS_FILE, json.dumps({**status, "written_at": written_at}, indent=1))
 
 
 def status_age_seconds(status: dict[str, Any]) -> float | None:
-    """Return how long ago a status was written, independent of changes of the time of day.
+    """Return the age of a status, independent of changes of the time of day.
 
-    None when it was on another machine or before this one's last start.
+    None if another machine or an earlier boot wrote it.
     """
-    seconds, start = status.get("written_at", (math.inf, ""))
+    seconds, boot = status.get("written_at", (math.inf, ""))
     age_seconds = time.monotonic() - seconds
-    return age_seconds if start == _machine_start() and age_seconds >= 0 else None
+    return age_seconds if boot == _boot_id() and age_seconds >= 0 else None
 
 
 def record_idle_poll(folder: Path) -> None:
-    """Note that a site was looked at just now and nothing was left to do: no run says so of a site that is idle."""
+    """Record that a poll of a site found no work: no run records this for an idle site."""
     with contextlib.suppress(OSError):
-        (folder / _LOOK).touch(mode=0o600)
+        (folder / _IDLE_POLL).touch(mode=0o600)
 
 
-def last_look(folder: Path) -> float:
-    """Return when nothing was left to do for a site, in unix seconds; 0 when that was never seen."""
+def last_idle_poll(folder: Path) -> float:
+    """Return the time of the last idle poll in unix seconds, or 0."""
     try:
-        return (folder / _LOOK).stat().st_mtime
+        return (folder / _IDLE_POLL).stat().st_mtime
     except OSError:
         return 0.0
 
 
-def _machine_start() -> str:
-    """Return the id of this start of the machine; empty where the system has none."""
+def _boot_id() -> str:
+    """Return the machine's boot id, or an empty text if the system has none."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """Return the content of `status.json`; empty before the first run."""
+    """Return the content of `status.json`, or an empty dict before the first run."""
     try:
         status = json.loads((folder / STATUS_FILE).read_text())
     except (OSError, ValueError):

@@ -1,10 +1,7 @@
-"""A site's private state: `state.duckdb`, with one transaction per batch.
+"""A site's private state, `state.duckdb`: transactions, and the rows of streams, their copying and their intents.
 
-Here: opening the file, transactions, and the rows of streams, their copying and their intents. Each other
-table has a module of its own. Not here: the rules that make the rows (`domain`), what is published (`published`).
-
-The file is opened only by the process that holds the site's lock. Reading and copying work side by side in it, each
-with a connection of its own (`beside`), and never write the same rows.
+The other tables have modules of their own. Only the process that holds the site's lock opens the file. Reading and
+copying run concurrently in that process, each with its own connection (`beside`), and never write the same rows.
 """
 
 from __future__ import annotations
@@ -35,8 +32,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-#: The tables with what is known of a stream, as opposed to what happened.
-_OF_A_STREAM: Final = (
+#: Tables that hold the current state of a stream.
+_CURRENT: Final = (
     "streams",
     "copying",
     "intents",
@@ -51,24 +48,22 @@ _OF_A_STREAM: Final = (
     "counters",
 )
 
-#: The tables with what happened to a stream.
+#: Tables that hold the history of a stream.
 _HISTORY: Final = ("transitions", "gaps", "parked", "blind_history", "heartbeats")
 
 
 class SiteState:
-    """The open `state.duckdb` of one site. Used inside the site's lock, by `with`; closed also on an exception."""
+    """The open `state.duckdb` of one site, as a context manager. Use it inside the site's lock.
+
+    `on_commit` is called after each transaction.
+    """
 
     def __init__(self, folder: Path, on_commit: Callable[[], None] = lambda: None) -> None:
-        """Name the site's folder; `on_commit` is called after each transaction."""
         self._folder = folder
         self._on_commit = on_commit
 
     def __enter__(self) -> Self:
-        """Open the file, or create it if it is missing.
-
-        Raises BrokenStateError if it is not a readable state, OtherSchemaError if another version wrote it, and RunError if it
-        cannot be opened.
-        """
+        """Open or create the file; raises the errors of `open_database`."""
         self._connection = open_database(self._folder / "state.duckdb")
         return self
 
@@ -78,7 +73,7 @@ class SiteState:
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[SiteState]:
-        """Yield the same state with a connection of its own, for another thread of the process that holds the lock."""
+        """Yield the same state with another connection, for another thread of this process."""
         other = SiteState(self._folder, self._on_commit)
         other._connection = self._connection.cursor()
         try:
@@ -88,12 +83,12 @@ class SiteState:
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """The connection, for publishing what is in here."""
+        """The connection, for publishing."""
         return self._connection
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit everything done inside, or nothing; raises RunError when it cannot be written."""
+        """Run the block in one transaction; raises RunError if the commit cannot be written."""
         self._connection.execute("BEGIN TRANSACTION")
         try:
             yield
@@ -109,7 +104,7 @@ class SiteState:
 
     @contextlib.contextmanager
     def read_snapshot(self) -> Iterator[None]:
-        """Read everything inside as of one moment, whatever other connections commit meanwhile."""
+        """Run the block in one read transaction: a consistent snapshot."""
         self._connection.execute("BEGIN TRANSACTION")
         with contextlib.ExitStack() as stack:
             stack.callback(self._connection.execute, "ROLLBACK")
@@ -123,19 +118,19 @@ class SiteState:
         return GlobalTables(self._connection)
 
     def copy_log(self, stream: str) -> CopyLog:
-        """Return a stream's copy log: which copy stands where in the target."""
+        """Return a stream's copy log: the target sequence of each recent copy."""
         return CopyLog(self._connection, stream)
 
     def copy_queue(self, stream: str) -> CopyQueue:
-        """Return a stream's copy queue: the copies that are due."""
+        """Return a stream's copy queue: the due copies."""
         return CopyQueue(self._connection, stream)
 
     def counters(self, stream: str) -> Counters:
-        """Return a stream's counters that only metrics show."""
+        """Return a stream's counters that only metrics use."""
         return Counters(self._connection, stream)
 
     def heartbeats(self, stream: str) -> Heartbeats:
-        """Return the heartbeats that a stream's copies had."""
+        """Return the heartbeats among a stream's copies."""
         return Heartbeats(self._connection, stream)
 
     def gaps(self, stream: str) -> Gaps:
@@ -157,46 +152,47 @@ class SiteState:
     # ---------------------------------------------------------------------------------- streams, copying, intents
 
     def load_stream(self, stream: str) -> StreamState | None:
-        """Return where the reading of a stream stands; None before its first run."""
+        """Return the reading progress of a stream, or None before its first run."""
         row = self._row("streams", StreamState, "stream = ?", [stream])
         return StreamState(*row) if row else None
 
     def save_stream(self, state: StreamState) -> None:
-        """Write where the reading of a stream stands; called inside a transaction."""
+        """Write the reading progress of a stream; call it inside a transaction."""
         self._replace("streams", state, "stream = ?", [state.stream])
 
     def load_copying(self, stream: str) -> CopyState:
-        """Return where the copying of a stream stands; before the first copy a row of nothing."""
+        """Return the copying progress of a stream; before the first copy, an empty record."""
         row = self._row("copying", CopyState, "stream = ?", [stream])
         return CopyState(*row) if row else CopyState(stream)
 
     def save_copying(self, copying: CopyState) -> None:
-        """Write where the copying of a stream stands; called inside a transaction."""
+        """Write the copying progress of a stream; call it inside a transaction."""
         self._replace("copying", copying, "stream = ?", [copying.stream])
 
     def open_intent(self, stream: str, *, resend: bool = False) -> Intent | None:
-        """Return the intent, of a batch or of sending again, that was not committed; None when there is none."""
+        """Return the uncommitted intent of a batch, or of a resend, or None."""
         row = self._row("intents", Intent, "stream = ? AND resend = ?", [stream, resend])
         return Intent(*row) if row else None
 
     def save_intent(self, intent: Intent) -> None:
-        """Replace the stream's intent of the same kind; called inside a transaction."""
+        """Replace the stream's intent of the same kind; call it inside a transaction."""
         self._replace("intents", intent, "stream = ? AND resend = ?", [intent.stream, intent.resend])
 
     def clear_intent(self, stream: str, *, resend: bool = False) -> None:
-        """Drop an intent of a stream; called in the transaction that commits its batch."""
+        """Delete an intent of a stream; call it in the transaction that commits its batch."""
         self._connection.execute("DELETE FROM intents WHERE stream = ? AND resend = ?", [stream, resend])
 
     def forget_stream(self, stream: str) -> None:
-        """Drop what is known of a stream but its history: transitions, gaps, parked messages; called inside a transaction."""
-        for table in _OF_A_STREAM:
+        """Delete a stream's rows except its history (transitions, gaps, parked messages); call it inside a transaction."""
+        for table in _CURRENT:
             self._connection.execute(f"DELETE FROM {table} WHERE stream = ?", [stream])
 
     def forget_history(self, stream: str, *, gaps_ns: int, transitions_ns: int) -> None:
-        """Drop gaps and parked messages noticed before one time, transitions and blind spans before another (unix ns).
+        """Delete gaps and parked messages noticed before one time, and transitions and blind spans before another (unix
+        ns).
 
-        A transition that is not published yet stays, and so does the last one of each node that is known: it says since when
-        the node is what it is. Called inside a transaction.
+        An unpublished transition stays, and so does the last transition of each stored node: it dates the node's
+        status. Call it inside a transaction.
         """
         self._connection.execute("DELETE FROM gaps WHERE stream = ? AND noticed_ns < ?", [stream, gaps_ns])
         self._connection.execute("DELETE FROM parked WHERE stream = ? AND parked_ns < ?", [stream, gaps_ns])
@@ -212,14 +208,14 @@ class SiteState:
         )
 
     def known_streams(self) -> list[str]:
-        """Return every stream and feed of which there is anything in here."""
-        tables = " UNION ".join(f"SELECT stream FROM {table}" for table in (*_OF_A_STREAM, *_HISTORY))
+        """Return every stream and feed that has rows in any table."""
+        tables = " UNION ".join(f"SELECT stream FROM {table}" for table in (*_CURRENT, *_HISTORY))
         return [row[0] for row in self._connection.execute(f"{tables} ORDER BY stream").fetchall()]
 
     def erase_stream(self, stream: str) -> dict[str, int]:
-        """Drop everything of a stream or feed, its history too; returns the number of rows by what they are.
+        """Delete all rows of a stream or feed, including its history; return the number of rows by kind.
 
-        Called inside a transaction.
+        Call it inside a transaction.
         """
         counts = {
             noun: self._connection.execute(f"SELECT count(*) FROM {table} WHERE stream = ?", [stream]).fetchall()[0][0]
@@ -231,7 +227,7 @@ class SiteState:
         return {**counts, "rows of the global view": self.global_tables.forget_feed(stream)}
 
     def add_rows(self, table: str, rows: pa.Table) -> None:
-        """Append rows to `transitions` or `parked` by column name; called inside a transaction."""
+        """Append rows to `transitions` or `parked` by column name; call it inside a transaction."""
         self._connection.register("added", rows)
         try:
             self._connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM added")
@@ -242,7 +238,7 @@ class SiteState:
         self, table: str, record: type[StreamState | CopyState | Intent], condition: str, values: list[Any]
     ) -> tuple[Any, ...] | None:
         names = ", ".join(column.name for column in fields(record))
-        # Fetched to the end: DuckDB 2 lets nothing be registered while a result is unfinished.
+        # Fetch all rows: DuckDB 2 refuses to register a table while a result is unfinished.
         rows = self._connection.execute(f"SELECT {names} FROM {table} WHERE {condition}", values).fetchall()
         return rows[0] if rows else None
 

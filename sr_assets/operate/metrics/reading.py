@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 
 from sr_assets.adapters.published.reading import open_fleet
-from sr_assets.adapters.state.status_file import STATUS_FILE, last_look, read_status
+from sr_assets.adapters.state.status_file import STATUS_FILE, last_idle_poll, read_status
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.exposition import expose
 from sr_assets.operate.metrics.replicator import LEGACY, REPLICATOR
@@ -61,7 +61,7 @@ class Exposition:
     def _streams(self) -> Iterator[StreamNumbers]:
         for site in self._settings.sites:
             folder = self._settings.home / "sites" / site
-            looked_at = last_look(folder)
+            looked_at = last_idle_poll(folder)
             for stream in self._read(site, folder):
                 stream.looked_at = looked_at
                 yield stream

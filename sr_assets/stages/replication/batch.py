@@ -134,7 +134,7 @@ class Batch:
         was_stored = {
             sequence
             for resend in resends
-            if resend.stood
+            if resend.was_copied
             for sequence in range(resend.covered.first, resend.covered.next)
         }
         lost = [

@@ -207,7 +207,7 @@ class TargetReview:
         copying.target_checked = end
         with self._store.transaction():
             self._log.clear()
-            self._log.add_resends(again, stood=False)
+            self._log.add_resends(again, was_copied=False)
             self._move_intents(created_ns=copying.target_created_ns, target_sequence=end, waits=bool(again))
             self._store.save_copying(copying)
 
@@ -286,7 +286,7 @@ class TargetReview:
                 gap = gap_row(stream.stream, hole, unknown, "lost", self._context.clock.now_ns())
                 save_gaps(self._store, stream, [gap], self._context.report)
             self._log.keep_until(at)
-            self._log.add_resends(merge_ranges(SequenceRange(copy, copy + 1) for copy in lost), stood=True)
+            self._log.add_resends(merge_ranges(SequenceRange(copy, copy + 1) for copy in lost), was_copied=True)
             since = target.last_sequence if waits else min(at, target.last_sequence)
             self._move_intents(created_ns=target.created_ns, target_sequence=since, waits=waits)
             self._store.save_copying(copying)

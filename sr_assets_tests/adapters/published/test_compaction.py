@@ -1,4 +1,4 @@
-"""Few files of many: which become one, how often a row is rewritten, and what a reader finds in the end."""
+"""Compaction: the planned merges, the number of rewrites of a row, and the merged file."""
 
 import random
 from collections import Counter
@@ -29,7 +29,7 @@ def row(sequence: int, node: str) -> dict[str, object]:
 
 
 def write(folder: Path, first: int, nodes: list[str], mark: str = "", *, after: int | None = None) -> Path:
-    """Write a batch's file: a message of each of these nodes from a sequence on."""
+    """Write a batch's file with one message of each node, from a sequence on."""
     file = folder / DAY / f"{first}-{after or first + len(nodes)}{mark}.parquet"
     file.parent.mkdir(parents=True, exist_ok=True)
     with open_writer(file) as writer:
@@ -43,12 +43,12 @@ def rows(file: Path) -> list[tuple[str, int]]:
     return list(zip(read["node"].to_pylist(), read["sequence"].to_pylist(), strict=True))
 
 
-def test_a_row_of_a_day_of_thousands_of_batches_is_rewritten_three_times_at_most() -> None:
+def test_row_is_rewritten_three_times_at_most() -> None:
     levels: dict[Path, int] = {}
     rewritten: Counter[int] = Counter()
     covered: dict[Path, list[int]] = {}
 
-    def go(*, over: bool) -> None:
+    def merge_planned(*, over: bool) -> None:
         for planned in plan_merges(levels, over=over):
             covered[planned.whole] = [batch for part in planned.parts for batch in covered.pop(part)]
             rewritten.update(covered[planned.whole])
@@ -59,24 +59,24 @@ def test_a_row_of_a_day_of_thousands_of_batches_is_rewritten_three_times_at_most
     for batch in range(3_000):
         file = Path(DAY) / f"{batch}-{batch + 1}.parquet"
         levels[file], covered[file] = 0, [batch]
-        go(over=False)
+        merge_planned(over=False)
         assert len(levels) < 3 * FILES_OF_A_LEVEL
-    go(over=True)
-    go(over=True)
+    merge_planned(over=True)
+    merge_planned(over=True)
     assert list(levels) == [Path(DAY) / "0-3000.parquet"]
     assert sorted(covered[Path(DAY) / "0-3000.parquet"]) == list(range(3_000))
     assert max(rewritten.values()) == 3
 
 
 @pytest.mark.parametrize("group_rows", (50_000, 100), ids=("in memory", "spread"))
-def test_one_file_has_all_rows_once_sorted_by_node_in_groups_of_a_size(
+def test_merged_file_has_every_row_once_sorted_by_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_rows: int
 ) -> None:
     monkeypatch.setattr(compaction, "GROUP_ROWS", group_rows)
     chosen = random.Random(1)
     nodes = [f"n{chosen.randrange(40):02}" for _ in range(1_000)]
     parts = [write(tmp_path, first, nodes[first : first + 50]) for first in range(0, 1_000, 50)]
-    # A stream that is copied again has the same rows again.
+    # A stream that is copied again repeats rows.
     parts.append(write(tmp_path, 20, nodes[20:30], after=31))
     planned = Merge(tuple(parts), 1)
     assert planned.whole == tmp_path / DAY / "0-1000.parquet"
@@ -91,7 +91,7 @@ def test_one_file_has_all_rows_once_sorted_by_node_in_groups_of_a_size(
     assert not (tmp_path / "scratch").exists()
 
 
-def test_files_that_a_merge_that_was_cut_off_left_are_recognised(tmp_path: Path) -> None:
+def test_file_of_an_interrupted_merge_is_abandoned(tmp_path: Path) -> None:
     parts = [write(tmp_path, first, ["a"]) for first in (1, 2)]
     planned = Merge(tuple(parts), 1)
     merge(planned, tmp_path / "scratch")
@@ -101,7 +101,7 @@ def test_files_that_a_merge_that_was_cut_off_left_are_recognised(tmp_path: Path)
     assert not is_abandoned(parts[0], listed)
 
 
-def test_files_of_another_source_are_merged_among_themselves(tmp_path: Path) -> None:
+def test_files_of_different_sources_are_not_merged(tmp_path: Path) -> None:
     marks = ("", source_mark(7, 1), source_mark(7, 2))
     files = [write(tmp_path, first, ["a", "b"], mark) for mark in marks for first in (1, 3)]
     merges = list(plan_merges(dict.fromkeys(files, 0), over=True))

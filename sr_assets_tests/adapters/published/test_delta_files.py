@@ -1,4 +1,4 @@
-"""Large tables that grow: what is shown is what the state has, however much of it was published before."""
+"""Incremental tables: base file and delta files together hold the rows of the state."""
 
 import random
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from sr_assets_tests.published import NOW_NS
 
 SITE = "centre"
 STREAMS = [PublishedStream("FEED", None, tracked=False), PublishedStream("S", "T", tracked=True)]
-#: Table → its rows, from what is shown and from the state.
+#: Table → queries of its rows, published and in the state.
 _ROWS = {
     "global_availability": (
         "SELECT node, epoch_us(received_at) * 1000 FROM global_availability",
@@ -41,14 +41,14 @@ def state(tmp_path: Path) -> Iterator[SiteState]:
         yield opened
 
 
-class Growing:
-    """A centre that hears of nodes, and has transitions of its own; a second is a thousand nanoseconds."""
+class Centre:
+    """A centre whose feed receives advisories, with its own transitions too; a step is a microsecond."""
 
     def __init__(self, home: Path, state: SiteState) -> None:
         self.home, self.state, self.now_ns, self.events = home, state, NOW_NS, 0
 
-    def hear(self, first: int, after: int, *, late: bool = False) -> None:
-        """Hear of nodes by number, of each once, new or known; late is with a time at which others were heard."""
+    def receive(self, first: int, after: int, *, late: bool = False) -> None:
+        """Receive an advisory of each numbered node; a `late` one has the time of earlier ones."""
         self.now_ns += 0 if late else 1000
         execute = self.state.connection.execute
         execute("DELETE FROM global_nodes WHERE node[2:]::INTEGER BETWEEN ? AND ? - 1", [first, after])
@@ -73,43 +73,43 @@ class Growing:
         self.state.connection.execute(statement.replace("$now_ns", str(self.now_ns)))
 
     def publish(self) -> dict[str, str]:
-        """Publish, see that what is shown is what there is, and return the file of each table's earlier rows."""
+        """Publish, compare every table with the state, and return the base file of each table."""
         publish_site(self.home, SITE, self.state, STREAMS, sites=[SITE], run=Run(NOW_NS, "run"))
         with open_fleet(self.home) as fleet:
-            for table, (published, known) in _ROWS.items():
+            for table, (published, stored) in _ROWS.items():
                 assert sorted(fleet.execute(published).fetchall(), key=str) == sorted(
-                    self.state.connection.execute(known).fetchall(), key=str
+                    self.state.connection.execute(stored).fetchall(), key=str
                 ), table
         publication = read_publication(publication_folder(self.home, SITE))
         assert publication is not None
-        return {table: earlier.file for table, earlier in publication.earlier.items()}
+        return {table: base.file for table, base in publication.earlier.items()}
 
 
 @pytest.fixture
-def centre(tmp_path: Path, state: SiteState, monkeypatch: pytest.MonkeyPatch) -> Growing:
+def centre(tmp_path: Path, state: SiteState, monkeypatch: pytest.MonkeyPatch) -> Centre:
     monkeypatch.setattr(delta_files, "LARGE", 100)
-    return Growing(tmp_path, state)
+    return Centre(tmp_path, state)
 
 
-def test_ten_changes_do_not_write_the_earlier_rows_again(centre: Growing) -> None:
-    centre.hear(0, 99)
+def test_few_changes_keep_the_base_file(centre: Centre) -> None:
+    centre.receive(0, 99)
     assert centre.publish() == {}
-    centre.hear(99, 200)
+    centre.receive(99, 200)
     earlier = centre.publish()
     assert earlier.keys() == _ROWS.keys()
     for first in (0, 50, 195):
-        centre.hear(first, first + 10)
+        centre.receive(first, first + 10)
         assert centre.publish() == earlier
     assert centre.publish() == earlier
 
 
-def test_rows_are_put_together_anew_when_as_much_was_written_beside_them(centre: Growing) -> None:
-    centre.hear(0, 200)
+def test_base_file_is_rewritten_when_deltas_reach_its_size(centre: Centre) -> None:
+    centre.receive(0, 200)
     files = [centre.publish()["global_availability"]]
     for number in range(12):
-        centre.hear(10 * number, 10 * number + 10)
+        centre.receive(10 * number, 10 * number + 10)
         files.append(centre.publish()["global_availability"])
-    # 10 + 20 + 30 + 40 + 50 rows beside, and then 60 more would be as many as the 200.
+    # The deltas wrote 10 + 20 + 30 + 40 + 50 rows; another 60 would reach the 200 of the base file.
     assert [files.count(file) for file in dict.fromkeys(files)] == [6, 6, 1]
 
 
@@ -125,10 +125,10 @@ def test_rows_are_put_together_anew_when_as_much_was_written_beside_them(centre:
         "UPDATE transitions SET published_ns = $now_ns",
     ),
 )
-def test_earlier_rows_that_change_or_go_are_written_anew(centre: Growing, change: str) -> None:
-    centre.hear(0, 200)
+def test_changed_or_deleted_base_row_rewrites_the_base_file(centre: Centre, change: str) -> None:
+    centre.receive(0, 200)
     before = centre.publish()
-    centre.hear(7, 9)
+    centre.receive(7, 9)
     assert centre.publish() == before
     centre.change(change)
     after = centre.publish()
@@ -142,9 +142,9 @@ def test_earlier_rows_that_change_or_go_are_written_anew(centre: Growing, change
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_happens_what_is_shown_is_what_there_is(centre: Growing, seed: int) -> None:
+def test_published_rows_equal_the_state_after_random_changes(centre: Centre, seed: int) -> None:
     chance = random.Random(seed)
-    centre.hear(0, 150)
+    centre.receive(0, 150)
     for _ in range(25):
         for _ in range(chance.randrange(3)):
             first = chance.randrange(300)
@@ -158,27 +158,25 @@ def test_whatever_happens_what_is_shown_is_what_there_is(centre: Growing, seed: 
                 case 2:
                     centre.change(f"UPDATE transitions SET published_ns = $now_ns WHERE event_id = 'e{first}'")
                 case kind:
-                    centre.hear(first, first + chance.randrange(1, 30), late=kind == 5)
+                    centre.receive(first, first + chance.randrange(1, 30), late=kind == 5)
         centre.publish()
 
 
-def test_a_damaged_file_of_earlier_rows_is_written_anew(centre: Growing) -> None:
-    centre.hear(0, 200)
+def test_damaged_base_file_is_rewritten(centre: Centre) -> None:
+    centre.receive(0, 200)
     earlier = centre.publish()
     (publication_folder(centre.home, SITE) / earlier["global_availability"]).write_bytes(b"")
     assert centre.publish().items().isdisjoint(earlier.items())
 
 
-def test_a_reader_keeps_the_file_of_earlier_rows_after_many_publications(
-    centre: Growing, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reader_keeps_its_base_file_over_many_publications(centre: Centre, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest, "_GRACE_SECONDS", 0.0)
-    centre.hear(0, 200)
+    centre.receive(0, 200)
     earlier = centre.publish()
     with duckdb.connect() as reader:
         reader.execute(f"ATTACH '{centre.home / 'fleet.duckdb'}' AS fleet (READ_ONLY)")
         for number in range(4):
-            centre.hear(number, number + 1)
+            centre.receive(number, number + 1)
             assert centre.publish() == earlier
         centre.change("DELETE FROM global_nodes WHERE node = 'n99'")
         for _ in range(4):

@@ -1,4 +1,4 @@
-"""The Parquet history as files: batches in their days, days made one file, and nothing lost on the way."""
+"""The Parquet history: staging a batch, moving its files to their days, and retention."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def sequences(file: Path) -> list[int]:
     return [int(sequence) for sequence in parquet.read_table(file, partitioning=None)["sequence"].to_pylist()]
 
 
-def test_a_row_has_json_as_text_and_anything_else_as_bytes() -> None:
+def test_row_has_json_as_text_and_other_payloads_as_bytes() -> None:
     rows = snapshot_rows(
         [message(1), Message(2, 1_999, "s.\udcff", b"", b"\xff"), Message(3, 0, "s", b"", b'"\\ud800"')],
         {1: "a", 2: "b", 3: "c"},
@@ -43,7 +43,7 @@ def test_a_row_has_json_as_text_and_anything_else_as_bytes() -> None:
     assert rows[1]["stored_at"].microsecond == 1
 
 
-def test_staged_files_go_to_their_days_under_the_batchs_range(tmp_path: Path) -> None:
+def test_place_staged_moves_files_to_their_days(tmp_path: Path) -> None:
     staging, folder = tmp_path / "staging", stream_folder(tmp_path, "LON/DON", "S")
     stage(staging, 0, message(1), message(3), message(5, day=1))
     stage(staging, 1, message(2), message(4, day=1))
@@ -53,11 +53,11 @@ def test_staged_files_go_to_their_days_under_the_batchs_range(tmp_path: Path) ->
     ]
     assert [sorted(sequences(file)) for file in files] == [[1, 2, 3], [4, 5]]
     assert not staging.exists()
-    # Placing again, after a crash before that was remembered, finds the same files.
+    # After a crash before the commit, the second call finds the same files.
     assert place_staged(staging, folder, SequenceRange(1, 9)) == files
 
 
-def test_a_task_that_failed_leaves_no_file_that_counts(tmp_path: Path) -> None:
+def test_failed_task_leaves_no_staged_file(tmp_path: Path) -> None:
     def fail() -> None:
         with StagedFiles(tmp_path / "staging", 0) as staged:
             staged.add([message(1)], {1: "a"})
@@ -68,14 +68,14 @@ def test_a_task_that_failed_leaves_no_file_that_counts(tmp_path: Path) -> None:
     assert place_staged(tmp_path / "staging", tmp_path / "s", SequenceRange(1, 2)) == []
 
 
-def test_a_batch_that_is_done_again_replaces_its_own_file(tmp_path: Path) -> None:
+def test_repeated_batch_replaces_its_own_file(tmp_path: Path) -> None:
     for numbers in ((1, 2), (1, 2, 3)):
         stage(tmp_path / "staging", 0, *map(message, numbers))
         (file,) = place_staged(tmp_path / "staging", tmp_path / "s", SequenceRange(1, 4))
     assert sequences(file) == [1, 2, 3]
 
 
-def test_days_before_a_date_are_removed(tmp_path: Path) -> None:
+def test_remove_before_deletes_older_days(tmp_path: Path) -> None:
     for day in (0, 1, 2):
         stage(tmp_path / "staging", 0, message(day + 1, day=day))
         place_staged(tmp_path / "staging", tmp_path / "s", SequenceRange(day + 1, day + 2))

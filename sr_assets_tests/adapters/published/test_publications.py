@@ -1,4 +1,4 @@
-"""Publications beside each other: each writes its own site's files, readers keep theirs, an interruption leaves nothing."""
+"""Publications of several sites: own files only, files of open readers kept, no leftovers of an interruption."""
 
 import json
 import resource
@@ -30,13 +30,13 @@ from sr_assets_tests.published import SITE as LONDON
 
 PARIS = "it's Paris/1"
 SITES = (LONDON, PARIS)
-#: Of how many publications a site keeps the files: the last, and those that a file which is being made may still show.
+#: Number of publications whose files a site keeps: the last one, and those that a concurrent index may still show.
 _PUBLICATIONS = 3
-#: A reader in a process of its own: it opens the file, takes the first rows of a result, the others when asked to.
+#: A reader in another process: it opens the file, fetches the first rows of a result, and the rest on request.
 _READER = """
 import sys, duckdb
 with duckdb.connect(sys.argv[1], read_only=True) as reader:
-    # Closing the file where it is open twice frees the locks of both.
+    # Closing one of two open handles releases the locks of both.
     with duckdb.connect() as another:
         another.execute(f"ATTACH '{sys.argv[1]}' AS other (READ_ONLY)")
     reader.execute("SET threads = 1")
@@ -58,7 +58,7 @@ def opened_state(home: Path, site: str) -> Iterator[SiteState]:
 
 
 def publish(home: Path, site: str, next_sequence: int, sites: tuple[str, ...] = SITES) -> None:
-    """Publish a site that has one stream and no node, read up to a sequence."""
+    """Publish a site that has one stream without nodes, read up to a sequence."""
     with opened_state(home, site) as state:
         with state.transaction():
             state.save_stream(StreamState(STREAM, 1, next_sequence, watermark_ns=NOW_NS, as_of_ns=NOW_NS))
@@ -81,11 +81,11 @@ def files(home: Path, site: str) -> dict[str, int]:
 
 @pytest.fixture
 def without_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Believe at once that nobody reads what nobody has open."""
+    """Treat a file that no process has open as unread immediately."""
     monkeypatch.setattr(manifest, "_GRACE_SECONDS", 0.0)
 
 
-def test_a_site_writes_its_own_files_and_no_other_sites(tmp_path: Path, without_grace: None) -> None:
+def test_site_writes_only_its_own_files(tmp_path: Path, without_grace: None) -> None:
     publish(tmp_path, PARIS, 1)
     before = files(tmp_path, PARIS)
     assert before
@@ -98,7 +98,7 @@ def test_a_site_writes_its_own_files_and_no_other_sites(tmp_path: Path, without_
 
 
 @pytest.mark.process
-def test_a_long_query_ends_as_it_began_while_others_publish(tmp_path: Path, without_grace: None) -> None:
+def test_long_query_reads_one_publication_to_its_end(tmp_path: Path, without_grace: None) -> None:
     publish(tmp_path, PARIS, 1)
     publish(tmp_path, LONDON, 1)
     reader = subprocess.Popen(
@@ -119,7 +119,7 @@ def test_a_long_query_ends_as_it_began_while_others_publish(tmp_path: Path, with
     assert not opened.items() & files(tmp_path, LONDON).items()
 
 
-def test_a_reader_in_the_process_that_publishes_keeps_its_files_too(tmp_path: Path, without_grace: None) -> None:
+def test_reader_in_the_publishing_process_keeps_its_files(tmp_path: Path, without_grace: None) -> None:
     publish(tmp_path, LONDON, 1)
     with duckdb.connect(str(tmp_path / "fleet.duckdb"), read_only=True) as reader:
         for number in range(2, 6):
@@ -128,7 +128,7 @@ def test_a_reader_in_the_process_that_publishes_keeps_its_files_too(tmp_path: Pa
     assert positions(tmp_path) == {LONDON: 5}
 
 
-def test_sites_that_publish_at_once_lose_nobodys_rows(tmp_path: Path) -> None:
+def test_concurrent_publications_lose_no_rows(tmp_path: Path) -> None:
     sites = tuple(f"site{number}" for number in range(4))
     failures = []
 
@@ -137,7 +137,7 @@ def test_sites_that_publish_at_once_lose_nobodys_rows(tmp_path: Path) -> None:
             for number in range(1, 11):
                 publish(tmp_path, site, number, sites)
                 assert is_published(tmp_path, site)
-        except Exception as error:  # noqa: BLE001  seen by the test
+        except Exception as error:  # noqa: BLE001  the test asserts on it
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=[site]) for site in sites]
@@ -157,7 +157,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     "point", (Point.WRITTEN_TABLES, Point.NOTED_TABLES, Point.PUBLISHING_TABLES, Point.PUBLISHED_TABLES)
 )
-def test_a_publication_that_was_cut_off_is_noticed_and_leaves_nothing_behind(
+def test_interrupted_publication_is_noticed_and_cleaned_up(
     tmp_path: Path, without_grace: None, monkeypatch: pytest.MonkeyPatch, point: Point
 ) -> None:
     publish(tmp_path, PARIS, 1)
@@ -173,7 +173,7 @@ def test_a_publication_that_was_cut_off_is_noticed_and_leaves_nothing_behind(
             publish(tmp_path, LONDON, 2)
     seen = 2 if point == Point.PUBLISHED_TABLES else 1
     assert positions(tmp_path) == {LONDON: seen, PARIS: 1}
-    # Before anything was noted what is shown is what was published last.
+    # Until `publication.json` is replaced, the last publication is shown.
     assert is_published(tmp_path, LONDON) == (point in (Point.WRITTEN_TABLES, Point.PUBLISHED_TABLES))
     assert is_published(tmp_path, PARIS) == (point != Point.PUBLISHING_TABLES)
     for number in range(3, 6):
@@ -182,32 +182,32 @@ def test_a_publication_that_was_cut_off_is_noticed_and_leaves_nothing_behind(
     assert len(files(tmp_path, LONDON)) <= _PUBLICATIONS * len(files(tmp_path, PARIS))
 
 
-def test_what_another_site_has_already_shown_is_not_shown_again(
+def test_publication_that_another_site_indexed_is_not_indexed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(tmp_path, LONDON, 1)
 
-    def publish_beside(reached: Point) -> None:
+    def publish_meanwhile(reached: Point) -> None:
         if reached == Point.NOTED_TABLES:
             checkpoints.hook = None
             publish(tmp_path, PARIS, 1)
 
-    monkeypatch.setattr(checkpoints, "hook", publish_beside)
+    monkeypatch.setattr(checkpoints, "hook", publish_meanwhile)
     publish(tmp_path, LONDON, 2)
     assert positions(tmp_path) == {LONDON: 2, PARIS: 1}
     assert len(list((tmp_path / "published/earlier").iterdir())) == 1
 
 
-@pytest.mark.parametrize("damage", ("cut short", "gone", "not readable"))
-def test_a_site_whose_files_are_damaged_is_left_out_until_it_publishes(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", ("truncated", "missing", "unreadable"))
+def test_site_with_damaged_files_is_hidden_until_it_publishes(tmp_path: Path, damage: str) -> None:
     publish(tmp_path, PARIS, 1)
     publish(tmp_path, LONDON, 1)
     file = next(publication_folder(tmp_path, PARIS).glob("replication-*.parquet"))
     about = file.with_name("publication.json")
     match damage:
-        case "cut short":
+        case "truncated":
             file.write_bytes(b"")
-        case "gone":
+        case "missing":
             file.unlink()
         case _:
             about.write_text("{")
@@ -218,7 +218,7 @@ def test_a_site_whose_files_are_damaged_is_left_out_until_it_publishes(tmp_path:
     assert positions(tmp_path) == {LONDON: 2, PARIS: 2}
 
 
-def test_the_files_of_a_site_that_is_no_more_go_when_nobody_reads_them(tmp_path: Path, without_grace: None) -> None:
+def test_files_of_a_removed_site_are_deleted_without_readers(tmp_path: Path, without_grace: None) -> None:
     publish(tmp_path, PARIS, 1)
     publish(tmp_path, LONDON, 1)
     with duckdb.connect(str(tmp_path / "fleet.duckdb"), read_only=True) as reader:
@@ -231,8 +231,8 @@ def test_the_files_of_a_site_that_is_no_more_go_when_nobody_reads_them(tmp_path:
     assert not publication_folder(tmp_path, PARIS).exists()
 
 
-def test_a_mark_that_a_power_failure_emptied_is_written_again(tmp_path: Path, without_grace: None) -> None:
-    """It says since when a site is shown no more."""
+def test_empty_removal_marker_is_rewritten(tmp_path: Path, without_grace: None) -> None:
+    """A power failure may leave the marker empty; it dates the removal of a site."""
     publish(tmp_path, PARIS, 1)
     publish(tmp_path, LONDON, 1, (LONDON,))
     mark = publication_folder(tmp_path, PARIS) / "gone"
@@ -245,7 +245,7 @@ def test_a_mark_that_a_power_failure_emptied_is_written_again(tmp_path: Path, wi
 
 
 @pytest.mark.parametrize("name", ("ü" * 40, "京" * 26, "a" * 200))
-def test_the_longest_names_of_sites_are_folders_and_wait_in_line(name: str, tmp_path: Path) -> None:
+def test_longest_site_names_work_as_folders_and_in_the_queue(name: str, tmp_path: Path) -> None:
     assert read_site_name(name) == name
     with SiteState(tmp_path / "sites" / name) as state:
         with state.transaction():
@@ -255,14 +255,14 @@ def test_the_longest_names_of_sites_are_folders_and_wait_in_line(name: str, tmp_
     enqueue_site(tmp_path, name, 10.0)
     assert queued_sites(tmp_path, 10.0) == [name]
     assert dequeue_site(tmp_path, name)
-    # As the name of a file it would be too long.
+    # It would be too long as a file name.
     with pytest.raises(ValueError, match="cannot be a name"):
         read_site_name(f"{name}京")
 
 
 @pytest.mark.parametrize("file_bytes", (1_000, 20_000, 100_000))
-def test_a_publication_without_room_is_one_line_and_leaves_what_was_there(tmp_path: Path, file_bytes: int) -> None:
-    """There is less room than a table needs, than the list of the history's files, than the published file."""
+def test_publication_on_a_full_disk_keeps_the_previous_one(tmp_path: Path, file_bytes: int) -> None:
+    """The disk is full at a table, at the list of history files, or at the published file."""
     publish(tmp_path, LONDON, 1)
     with opened_state(tmp_path, LONDON) as state:
         with state.transaction():
@@ -285,7 +285,7 @@ def test_a_publication_without_room_is_one_line_and_leaves_what_was_there(tmp_pa
     assert not list(publication_folder(tmp_path, LONDON).glob(".*"))
 
 
-def test_a_site_of_nothing_has_every_table_and_no_row(tmp_path: Path) -> None:
+def test_empty_site_publishes_every_table_without_rows(tmp_path: Path) -> None:
     with opened_state(tmp_path, LONDON) as state:
         publish_site(tmp_path, LONDON, state, [], sites=SITES, run=Run(NOW_NS, "run"))
     counts = count_rows(tmp_path)

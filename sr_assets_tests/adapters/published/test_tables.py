@@ -1,4 +1,4 @@
-"""The published tables: whole, never seen half written, and nobody's SQL gets out of them."""
+"""The published tables: complete, atomically replaced, and confined for a user's SQL."""
 
 import threading
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from sr_assets_tests.published import SITE, publish_message, publish_nodes
 
 SITES = ("LONDON", "PARIS")
 STREAMS = (PublishedStream("S", "T", tracked=True), PublishedStream("PLAIN", "PLAIN", tracked=False))
-#: The tables and columns that others rely on.
+#: The public tables and columns.
 CONTRACT = {
     "topology_streams": "cluster domain stream storage replicas placement consumers messages bytes lost deleted leader as_of",
     "topology_links": "cluster stream kind origin_cluster origin_stream filter transforms active_seconds lag_messages"
@@ -70,21 +70,21 @@ def state(tmp_path: Path) -> Iterator[SiteState]:
         yield opened
 
 
-def test_a_history_file_that_was_taken_away_costs_its_rows_only(tmp_path: Path, state: SiteState) -> None:
-    here = Message(3, 86_400_000_000_000, "s", b"", b"{}")
-    rows = snapshot_rows([here], {3: "web1"})
+def test_missing_history_file_hides_only_its_rows(tmp_path: Path, state: SiteState) -> None:
+    message = Message(3, 86_400_000_000_000, "s", b"", b"{}")
+    rows = snapshot_rows([message], {3: "web1"})
     (tmp_path / "snapshots").mkdir()
-    file, gone = tmp_path / "snapshots" / "3-4.parquet", tmp_path / "snapshots" / "4-5.parquet"
+    file, missing = tmp_path / "snapshots" / "3-4.parquet", tmp_path / "snapshots" / "4-5.parquet"
     parquet.write_table(rows, file)
-    for node, sequence, place in (("web1", 3, file), ("web2", 4, gone)):
-        place_in_home = str(place.relative_to(tmp_path))
-        state.connection.execute("INSERT INTO snapshots VALUES ('S', ?, ?, ?)", [node, sequence, place_in_home])
+    for node, sequence, path in (("web1", 3, file), ("web2", 4, missing)):
+        relative = str(path.relative_to(tmp_path))
+        state.connection.execute("INSERT INTO snapshots VALUES ('S', ?, ?, ?)", [node, sequence, relative])
     publish(tmp_path, state)
     with open_fleet(tmp_path) as fleet:
         assert fleet.execute("SELECT node, sequence FROM node_snapshots").fetchall() == [("web1", 3)]
 
 
-def test_a_home_that_was_moved_shows_its_tables_where_it_is_now(tmp_path: Path) -> None:
+def test_moved_home_shows_its_tables_at_the_new_path(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "it's new"
     publish_nodes(old)
     publish_message(old, "web1")
@@ -97,7 +97,7 @@ def test_a_home_that_was_moved_shows_its_tables_where_it_is_now(tmp_path: Path) 
     assert is_published(new, SITE)
 
 
-def test_all_tables_are_of_one_moment_although_the_copying_commits_meanwhile(
+def test_publication_is_consistent_while_copying_commits(
     tmp_path: Path, state: SiteState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copying = CopyState("S", 7)
@@ -109,7 +109,7 @@ def test_all_tables_are_of_one_moment_although_the_copying_commits_meanwhile(
             other.add_rows("parked", pa.table({"stream": ["S"]}))
 
     class Interrupted(dict[str, Table]):
-        """The tables; a batch parks a message between the counter's table and its row's."""
+        """The tables; a batch parks a message between the publication of its counter and of its row."""
 
         def __getitem__(self, name: str) -> Table:
             if name == "parked_messages":
@@ -129,9 +129,7 @@ def publish(home: Path, state: SiteState, name: str = "LONDON", sites: tuple[str
     publish_site(home, name, state, STREAMS, sites=sites, run=Run(1_500_000_000, "r"))
 
 
-def test_every_table_of_the_contract_is_there_with_its_columns_and_times_in_utc(
-    tmp_path: Path, state: SiteState
-) -> None:
+def test_published_tables_have_the_columns_of_the_contract(tmp_path: Path, state: SiteState) -> None:
     publish(tmp_path, state)
     with open_fleet(tmp_path) as fleet:
         for table, columns in CONTRACT.items():
@@ -155,7 +153,7 @@ def test_every_table_of_the_contract_is_there_with_its_columns_and_times_in_utc(
     assert count_rows(tmp_path).keys() == CONTRACT.keys()
 
 
-def test_a_site_replaces_its_own_rows_and_keeps_the_others(tmp_path: Path, state: SiteState) -> None:
+def test_site_replaces_its_own_rows_and_keeps_the_others(tmp_path: Path, state: SiteState) -> None:
     publish(tmp_path, state)
     publish(tmp_path, state, "PARIS")
     with state.transaction():
@@ -172,9 +170,7 @@ def test_a_site_replaces_its_own_rows_and_keeps_the_others(tmp_path: Path, state
 
 
 @pytest.mark.parametrize("damage", ("missing", "garbage", "empty", "another database"))
-def test_a_published_file_that_is_not_ours_is_noticed_and_made_anew_with_all_sites(
-    tmp_path: Path, state: SiteState, damage: str
-) -> None:
+def test_foreign_fleet_file_is_replaced_with_all_sites(tmp_path: Path, state: SiteState, damage: str) -> None:
     publish(tmp_path, state, "PARIS")
     publish(tmp_path, state)
     assert is_published(tmp_path, "PARIS")
@@ -195,14 +191,14 @@ def test_a_published_file_that_is_not_ours_is_noticed_and_made_anew_with_all_sit
     assert count_rows(tmp_path)["replication"] == 4
 
 
-def test_what_an_interrupted_publishing_left_behind_is_swept_away(tmp_path: Path, state: SiteState) -> None:
+def test_drafts_of_an_interrupted_publication_are_deleted(tmp_path: Path, state: SiteState) -> None:
     (tmp_path / ".fleet.duckdb.new").write_bytes(b"half")
     (tmp_path / ".fleet.duckdb.new.wal").write_bytes(b"half")
     publish(tmp_path, state)
     assert not list(tmp_path.glob(".fleet*"))
 
 
-def test_a_reader_never_sees_half_a_file(tmp_path: Path, state: SiteState) -> None:
+def test_reader_never_sees_half_a_file(tmp_path: Path, state: SiteState) -> None:
     publish(tmp_path, state)
     ended = threading.Event()
     counts = set()
@@ -221,7 +217,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path, state: SiteState) -> No
     assert counts == {(2,)}
 
 
-def test_sql_of_a_stranger_can_only_read_the_tables(tmp_path: Path, state: SiteState) -> None:
+def test_confined_sql_can_only_read_the_tables(tmp_path: Path, state: SiteState) -> None:
     publish(tmp_path, state)
     secret = tmp_path / "secret.csv"
     secret.write_text("a\n1\n")
@@ -246,7 +242,7 @@ def test_sql_of_a_stranger_can_only_read_the_tables(tmp_path: Path, state: SiteS
     assert not (tmp_path / "out.csv").exists()
 
 
-def test_before_the_first_run_there_is_nothing_to_open_and_the_error_says_so(tmp_path: Path) -> None:
+def test_open_fleet_names_the_remedy_when_nothing_is_readable(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="nothing is published yet"), open_fleet(tmp_path):
         pass
     (tmp_path / "fleet.duckdb").write_bytes(b"x" * 5000)
@@ -254,7 +250,7 @@ def test_before_the_first_run_there_is_nothing_to_open_and_the_error_says_so(tmp
         pass
 
 
-def test_an_export_is_one_file_that_needs_no_other(tmp_path: Path, state: SiteState) -> None:
+def test_export_is_one_self_contained_file(tmp_path: Path, state: SiteState) -> None:
     publish(tmp_path, state)
     export_fleet(tmp_path, tmp_path / "copy.duckdb")
     with duckdb.connect(str(tmp_path / "copy.duckdb"), read_only=True) as copy:

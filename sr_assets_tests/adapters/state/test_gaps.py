@@ -1,4 +1,4 @@
-"""Holes in a source: neighbours are one row, in whatever batches they were noticed."""
+"""Gaps: adjacent holes of a source are one row, whatever the batch boundaries."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,41 +39,41 @@ holes = st.lists(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(holes, st.data())
-def test_rows_do_not_depend_on_the_batches(
+def test_gap_rows_do_not_depend_on_batch_boundaries(
     gaps: Gaps, distances: list[tuple[int, int, str]], data: st.DataObject
 ) -> None:
     all_gaps, at = [], 1
     for distance, length, reason in distances:
         all_gaps.append(gap(at + distance, at + distance + length - 1, reason))
         at += distance + length
-    together = []
+    merged = []
     for cut in (0, data.draw(st.integers(0, len(all_gaps)))):
         gaps._connection.execute("DELETE FROM gaps")
         added = sum(gaps.add(part, apart=APART) for part in (all_gaps[:cut], all_gaps[cut:]))
-        together.append(rows(gaps))
-        assert added == len(together[-1])
-    assert together[0] == together[1]
-    assert sum(row[2] for row in together[0]) == sum(length for _, length, _ in distances)
+        merged.append(rows(gaps))
+        assert added == len(merged[-1])
+    assert merged[0] == merged[1]
+    assert sum(row[2] for row in merged[0]) == sum(length for _, length, _ in distances)
 
 
-def test_a_hole_extends_the_last_row_of_its_reason_that_it_follows(gaps: Gaps) -> None:
+def test_gap_extends_the_last_row_of_its_reason(gaps: Gaps) -> None:
     gaps.add([gap(1, 4), gap(7, 7, "filtered")], apart=APART)
     gaps.add([gap(5, 6), gap(9, 9), gap(18, 18, "filtered")], apart=APART)
     gaps.add([gap(30, 30, "filtered")], apart=APART)
     assert rows(gaps) == [(1, 6, 6, "deleted"), (7, 18, 2, "filtered"), (9, 9, 1, "deleted"), (30, 30, 1, "filtered")]
-    # A source that was made again begins anew.
+    # A recreated source restarts at low sequences.
     gaps.add([gap(2, 2, "filtered")], apart=APART)
     assert (2, 2, 1, "filtered") in rows(gaps)
 
 
-def test_each_day_has_rows_of_its_own(gaps: Gaps) -> None:
+def test_gap_starts_a_new_row_each_day(gaps: Gaps) -> None:
     gaps.add([gap(1, 4, noticed_ns=DAY_NS - 1)])
     gaps.add([gap(5, 6, noticed_ns=DAY_NS)])
     gaps.add([gap(7, 8, noticed_ns=2 * DAY_NS - 1)])
     assert rows(gaps) == [(1, 4, 4, "deleted"), (5, 8, 4, "deleted")]
 
 
-def test_beyond_the_most_rows_everything_is_counted_in_the_last_one_of_its_reason(gaps: Gaps) -> None:
+def test_gap_beyond_the_row_limit_counts_in_the_last_row(gaps: Gaps) -> None:
     assert gaps.add([gap(at, at) for at in range(1, 20, 2)], most=3) == 3
     assert gaps.add([gap(at, at) for at in range(21, 30, 2)], most=0) == 0
     # There is no row of this reason yet.

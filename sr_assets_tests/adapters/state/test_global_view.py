@@ -1,4 +1,4 @@
-"""The fold as statements gives what the rules' own fold gives, however the history is cut and ordered."""
+"""The SQL fold agrees with the rules' own fold, whatever the batch boundaries and the order."""
 
 import json
 from collections.abc import Iterator
@@ -46,39 +46,39 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SiteState]:
         yield opened
 
 
-def message(place: int, document: dict[str, Any], first: bool, stored: int) -> Message:
+def message(sequence: int, document: dict[str, Any], first: bool, stored: int) -> Message:
     body = (V1 if first else {"protocol": PROTOCOL}) | document
-    return Message(place, (BASE + stored) * 1_000_000_000, "adv.x", b"", json.dumps(body).encode())
+    return Message(sequence, (BASE + stored) * 1_000_000_000, "adv.x", b"", json.dumps(body).encode())
 
 
 @settings(max_examples=25)
 @given(histories, st.data())
-def test_the_statements_fold_like_the_rules(
+def test_sql_fold_agrees_with_the_rules(
     state: SiteState, history: list[tuple[dict[str, Any], bool, int]], data: st.DataObject
 ) -> None:
     for table in ("global_nodes", "global_history", "global_sites", "global_rejects"):
         state.connection.execute(f"DELETE FROM {table}")
-    messages = [message(place, *fields) for place, fields in enumerate(history, 1)]
+    messages = [message(sequence, *fields) for sequence, fields in enumerate(history, 1)]
     read = [(read_message(sent.payload, sent.stored_ns), sent.stored_ns) for sent in messages]
     advisories = [(advisory, at) for advisory, at in read if isinstance(advisory, Advisory)]
     tables: GlobalTables = state.global_tables
-    rest = messages
-    while rest:
-        cut = data.draw(st.integers(1, len(rest)))
+    remaining = messages
+    while remaining:
+        cut = data.draw(st.integers(1, len(remaining)))
         with state.transaction():
-            tables.fold("FEED", read_advisories(rest[:cut]))
-        rest = rest[cut:]
+            tables.fold("FEED", read_advisories(remaining[:cut]))
+        remaining = remaining[cut:]
     columns = "replicator, name, stream, node, epoch_ns, transition, event_ns, event_code, seen_ns, origin, received_ns"
     folded = {
         tuple(row[:4]): row[4:] for row in state.connection.execute(f"SELECT {columns} FROM global_nodes").fetchall()
     }
-    assert folded == {key: tuple(standing) for key, standing in fold({}, advisories).items()}
-    # The history has each advisory once, at the time it was received first in the stream's order of storing.
+    assert folded == {key: tuple(state) for key, state in fold({}, advisories).items()}
+    # The history has each advisory once, as first received in stream order.
     expected: dict[tuple[Any, ...], int] = {}
     for announced, _ in advisories:
         expected.setdefault((announced.event_id, announced.event_ns, *announced[:4]), announced.event_code)
-    kept = state.connection.execute("SELECT event_id, event_ns, replicator, name, stream, node FROM global_history")
-    assert sorted(kept.fetchall()) == sorted(expected)
+    stored = state.connection.execute("SELECT event_id, event_ns, replicator, name, stream, node FROM global_history")
+    assert sorted(stored.fetchall()) == sorted(expected)
     rejects = state.connection.execute("SELECT count(*) FROM global_rejects").fetchall()
     assert rejects == [(len(messages) - len(advisories),)]
     heard = state.connection.execute("SELECT replicator, name, advised_ns FROM global_sites").fetchall()
@@ -89,11 +89,9 @@ def test_the_statements_fold_like_the_rules(
 
 
 def advisories(*documents: dict[str, Any], epochs: tuple[int, ...]) -> pa.Table:
-    """What a feed reads of advisories of one node, each of an epoch."""
+    """Return the batch that a feed reads for one node's advisories, each with its epoch."""
     common = {"replicator": "EAST", "value": "web1", "name": "x", "stream": "S", "timestamp": BASE}
-    messages = [
-        message(place, {**common, **document}, first=False, stored=place) for place, document in enumerate(documents, 1)
-    ]
+    messages = [message(n, {**common, **document}, first=False, stored=n) for n, document in enumerate(documents, 1)]
     table = pa.Table.from_batches([read_advisories(messages)])
     return table.set_column(table.schema.get_field_index("epoch_ns"), "epoch_ns", pa.array(epochs, pa.int64()))
 
@@ -103,9 +101,9 @@ def status(state: SiteState) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("cut", (1, 2))
-@pytest.mark.parametrize("turned", (False, True), ids=("in order", "the older state's later"))
-def test_a_state_begun_anew_is_believed_whatever_its_counter(tmp_path: Path, turned: bool, cut: int) -> None:
-    """A forgotten node starts at transition 1 again; its epoch is later than that of the retired one."""
+@pytest.mark.parametrize("turned", (False, True), ids=("in order", "older epoch last"))
+def test_later_epoch_wins_whatever_its_transition_counter(tmp_path: Path, turned: bool, cut: int) -> None:
+    """A forgotten node restarts at transition 1 with a later epoch than the retired node had."""
     expired = {"event": "expire", "transition": 9, "event_id": "old"}
     again = {"event": "new", "transition": 1, "event_id": "fresh"}
     rows = advisories(again, expired, epochs=(7, 3)) if turned else advisories(expired, again, epochs=(3, 7))
@@ -120,9 +118,9 @@ def test_a_state_begun_anew_is_believed_whatever_its_counter(tmp_path: Path, tur
 @pytest.mark.parametrize(
     ("next_within_seconds", "now_seconds", "blind"),
     ((30, 40, []), (30, 41, [("x/S", 10 * SECOND_NS)]), (None, 9_999, [])),
-    ids=("just in time", "overdue", "promised no other"),
+    ids=("just in time", "overdue", "no next heartbeat announced"),
 )
-def test_a_site_is_blind_when_its_next_heartbeat_is_overdue(
+def test_site_is_blind_when_its_next_heartbeat_is_overdue(
     tmp_path: Path, next_within_seconds: int | None, now_seconds: int, blind: list[tuple[str, int]]
 ) -> None:
     within_ns = None if next_within_seconds is None else next_within_seconds * SECOND_NS
@@ -133,7 +131,7 @@ def test_a_site_is_blind_when_its_next_heartbeat_is_overdue(
         assert state.global_tables.next_silence("FEED", 0) == (None if within_ns is None else 40 * SECOND_NS)
 
 
-def test_a_node_that_retired_long_ago_is_dropped_and_no_other(tmp_path: Path) -> None:
+def test_forget_retired_deletes_only_nodes_retired_before(tmp_path: Path) -> None:
     expired = [{"event": "expire", "value": node, "timestamp": BASE + at} for node, at in (("old", 0), ("young", 9))]
     rows = advisories(*expired, {"event": "timeout", "value": "silent"}, epochs=(1, 1, 1))
     with SiteState(tmp_path) as state:
@@ -144,7 +142,7 @@ def test_a_node_that_retired_long_ago_is_dropped_and_no_other(tmp_path: Path) ->
         assert [row[0] for row in sorted(status(state))] == ["silent", "young"]
 
 
-def test_a_forgotten_feed_leaves_what_the_others_reported(tmp_path: Path) -> None:
+def test_forget_feed_keeps_rows_of_other_feeds(tmp_path: Path) -> None:
     with SiteState(tmp_path) as state:
         for feed, node in (("FEED", "a"), ("OTHER", "b")):
             state.global_tables.fold(feed, advisories({"event": "new", "value": node}, epochs=(1,)))

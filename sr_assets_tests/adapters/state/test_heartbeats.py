@@ -1,4 +1,4 @@
-"""Heartbeats in the state: an hour of them, and which subjects are silent."""
+"""Heartbeats in the state: their retention, and silent subjects."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ HOUR = 3600 * S
 
 
 def hop(subject: str, stored_ns: int, name: str = "london") -> Hop:
-    """One heartbeat's hop."""
+    """Return one heartbeat's hop."""
     return Hop(name, "BEATS", subject, "sr1", None, stored_ns, stored_ns + S)
 
 
-def test_a_subject_is_silent_after_three_times_the_time_between_its_heartbeats(tmp_path: Path) -> None:
+def test_subject_is_silent_after_three_heartbeat_intervals(tmp_path: Path) -> None:
     with SiteState(tmp_path / "site") as state:
         beats = state.heartbeats("BEATS")
         with state.transaction():
@@ -27,11 +27,11 @@ def test_a_subject_is_silent_after_three_times_the_time_between_its_heartbeats(t
         assert beats.silent("london", 2_000 * S) == {"fast": 1_730 * S, "slow": 1_750 * S}
 
 
-def test_an_hour_is_kept(tmp_path: Path) -> None:
+def test_heartbeats_are_kept_for_an_hour(tmp_path: Path) -> None:
     with SiteState(tmp_path / "site") as state:
         beats = state.heartbeats("BEATS")
         with state.transaction():
             beats.add([hop("a", 0), hop("a", S)])
             beats.add([hop("a", HOUR), hop("a", HOUR + S)])
-        kept = state.connection.execute("SELECT stored_ns FROM heartbeats ORDER BY stored_ns").fetchall()
-        assert kept == [(S,), (HOUR,), (HOUR + S,)]
+        stored = state.connection.execute("SELECT stored_ns FROM heartbeats ORDER BY stored_ns").fetchall()
+        assert stored == [(S,), (HOUR,), (HOUR + S,)]

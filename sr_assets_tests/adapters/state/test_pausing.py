@@ -1,4 +1,4 @@
-"""The marker of paused streams: who is in it, what survives another writer, what a broken one says."""
+"""The marker of paused streams: its content, concurrent writers, and a damaged marker."""
 
 import json
 import multiprocessing
@@ -29,12 +29,12 @@ def folder_of(settings: Settings) -> Path:
     return settings.home / "sites" / "LONDON"
 
 
-def test_nothing_is_paused_at_first_and_asking_makes_no_folder(settings: Settings) -> None:
+def test_paused_streams_is_empty_without_a_folder(settings: Settings) -> None:
     assert paused_streams(folder_of(settings)) == frozenset()
     assert not folder_of(settings).exists()
 
 
-def test_pausing_and_resuming_say_whether_they_changed_anything(settings: Settings) -> None:
+def test_set_paused_returns_whether_it_changed_anything(settings: Settings) -> None:
     first, second = settings.streams[:2]
     assert set_paused(settings, first, paused=True)
     assert not set_paused(settings, first, paused=True)
@@ -51,7 +51,7 @@ def pause(home: Path, index: int) -> None:
 
 
 @pytest.mark.process
-def test_processes_that_pause_different_streams_at_once_all_count(settings: Settings) -> None:
+def test_concurrent_processes_can_pause_different_streams(settings: Settings) -> None:
     home = settings.home
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         pool.starmap(pause, [(home, index) for index in range(len(STREAMS))], chunksize=1)
@@ -59,7 +59,7 @@ def test_processes_that_pause_different_streams_at_once_all_count(settings: Sett
 
 
 @pytest.mark.parametrize("text", ("", "[]", '{"streams": 1}', "{"))
-def test_a_broken_marker_is_an_error_that_names_the_file(settings: Settings, text: str) -> None:
+def test_damaged_marker_is_an_error_that_names_the_file(settings: Settings, text: str) -> None:
     folder = folder_of(settings)
     folder.mkdir(parents=True)
     (folder / "paused.json").write_text(text)
@@ -69,12 +69,12 @@ def test_a_broken_marker_is_an_error_that_names_the_file(settings: Settings, tex
         set_paused(settings, settings.streams[0], paused=True)
 
 
-def test_a_folder_that_takes_no_file_is_one_line(settings: Settings) -> None:
-    (settings.home / "sites").write_text("a file where the folder belongs")
+def test_unwritable_folder_is_an_error_that_names_the_marker(settings: Settings) -> None:
+    (settings.home / "sites").write_text("a file instead of the folder")
     with pytest.raises(RunError, match=r"paused\.json"):
         set_paused(settings, settings.streams[0], paused=True)
 
 
-def test_the_marker_is_readable_json(settings: Settings) -> None:
+def test_marker_is_json(settings: Settings) -> None:
     set_paused(settings, settings.streams[0], paused=True)
     assert json.loads((folder_of(settings) / "paused.json").read_text()) == {"streams": ["S0"]}

@@ -1,4 +1,4 @@
-"""A site's private state: all of a batch or nothing, and readable errors when the file is not ours."""
+"""A site's private state: atomic batches, and clear errors for a foreign file."""
 
 import json
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def nodes(*rows: dict[str, object]) -> pa.Table:
     return pa.Table.from_pylist(list(rows), schema=pa.schema(fields))
 
 
-def test_what_is_committed_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
+def test_state_keeps_committed_rows_when_reopened(tmp_path: Path) -> None:
     with SiteState(tmp_path) as state, state.transaction():
         assert state.load_stream("S") is None
         state.save_stream(StreamState("S", 7, 11, watermark_ns=3, seen_messages=10))
@@ -44,7 +44,7 @@ def test_what_is_committed_is_there_when_it_is_opened_again(tmp_path: Path) -> N
         assert state.load_stream("T") is None
 
 
-def test_an_erased_stream_is_left_in_no_table(state: SiteState) -> None:
+def test_erase_stream_leaves_no_row_in_any_table(state: SiteState) -> None:
     tables = state.connection.execute(
         "SELECT table_name FROM information_schema.columns WHERE column_name = 'stream' AND table_name NOT LIKE 'global_%'"
     ).fetchall()
@@ -58,13 +58,13 @@ def test_an_erased_stream_is_left_in_no_table(state: SiteState) -> None:
     assert state.known_streams() == ["T"]
 
 
-def test_duckdb_draws_nothing_on_stdout(state: SiteState) -> None:
+def test_state_disables_the_progress_bar(state: SiteState) -> None:
     with state.beside() as other:
         for each in (state, other):
             assert each.connection.execute("SELECT current_setting('enable_progress_bar')").fetchall() == [(False,)]
 
 
-def test_a_transaction_that_fails_changes_nothing(state: SiteState) -> None:
+def test_failed_transaction_changes_nothing(state: SiteState) -> None:
     def fail() -> None:
         with state.transaction():
             state.save_stream(StreamState("S", 7, 11))
@@ -80,7 +80,7 @@ def test_a_transaction_that_fails_changes_nothing(state: SiteState) -> None:
     assert state.open_intent("S") == INTENT
 
 
-def test_an_intent_takes_the_place_of_the_one_before_of_its_kind(tmp_path: Path) -> None:
+def test_intent_replaces_the_previous_one_of_its_kind(tmp_path: Path) -> None:
     batch = Intent("S", 1, 2, 11, 5, 6, 7, 8, 9, waits=True)
     resend = Intent("S", 1, 1, 3, 5, None, 7, 8, 9, resend=True)
     with SiteState(tmp_path) as state:
@@ -95,10 +95,10 @@ def test_an_intent_takes_the_place_of_the_one_before_of_its_kind(tmp_path: Path)
         assert state.open_intent("S", resend=True) is None
 
 
-def test_the_fold_gets_the_sightings_with_a_sender_and_the_nodes_among_them(state: SiteState) -> None:
+def test_fold_input_has_sightings_with_a_sender_and_their_nodes(state: SiteState) -> None:
     state.nodes("S").merge(nodes(node("a", deadline_ns=5), node("b", deadline_ns=5)))
     state.nodes("T").merge(nodes(node("a", deadline_ns=5)))
-    # Whatever was asked before, and not read to the end, is in nobody's way.
+    # An earlier query that was not read to its end does not block the next one.
     assert state.open_intent("S") is None
     state.save_intent(INTENT)
     assert state.open_intent("S") == INTENT
@@ -119,7 +119,7 @@ def test_the_fold_gets_the_sightings_with_a_sender_and_the_nodes_among_them(stat
     ]
 
 
-def test_nodes_are_due_strictly_before_the_watermark_earliest_first(state: SiteState) -> None:
+def test_due_returns_nodes_before_the_watermark_by_deadline(state: SiteState) -> None:
     state.nodes("S").merge(
         nodes(
             node("late", deadline_ns=9), node("b", deadline_ns=5), node("a", deadline_ns=5), node("r", deadline_ns=None)
@@ -134,7 +134,7 @@ def test_nodes_are_due_strictly_before_the_watermark_earliest_first(state: SiteS
     assert state.nodes("S").due(100, 9).num_rows == 3
 
 
-def test_retired_nodes_are_dropped_by_their_time_and_no_others(state: SiteState) -> None:
+def test_forget_retired_deletes_only_nodes_retired_before(state: SiteState) -> None:
     state.nodes("S").merge(nodes(node("up", deadline_ns=5), node("gone", deadline_ns=None, status="retired")))
     state.nodes("S").forget_retired(1)
     assert len(state.connection.execute("SELECT * FROM nodes").fetchall()) == 2
@@ -142,7 +142,7 @@ def test_retired_nodes_are_dropped_by_their_time_and_no_others(state: SiteState)
     assert state.connection.execute("SELECT node FROM nodes").fetchall() == [("up",)]
 
 
-def test_the_outbox_is_in_order_of_time_and_each_nodes_in_order_of_its_transitions(state: SiteState) -> None:
+def test_outbox_orders_by_time_then_node_then_transition(state: SiteState) -> None:
     rows = [("e3", "b", 9, 1), ("e2", "a", 5, 2), ("e1", "a", 5, 1), ("e4", "c", 1, 1)]
     for event_id, name, event_ns, transition in rows:
         state.connection.execute(
@@ -156,7 +156,7 @@ def test_the_outbox_is_in_order_of_time_and_each_nodes_in_order_of_its_transitio
     assert state.outbox("S").size() == 1
 
 
-def test_a_file_that_is_no_state_is_named_with_what_to_do(tmp_path: Path) -> None:
+def test_damaged_state_is_an_error_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "state.duckdb").write_bytes(b"x" * 10_000)
     with pytest.raises(RunError, match="sr-assets recover") as raised, SiteState(tmp_path):
         pass
@@ -164,7 +164,7 @@ def test_a_file_that_is_no_state_is_named_with_what_to_do(tmp_path: Path) -> Non
     assert "\n" not in str(raised.value)
 
 
-def test_history_is_forgotten_but_for_what_waits_and_the_last_transition_of_each_node(tmp_path: Path) -> None:
+def test_forget_history_keeps_unpublished_and_last_transitions(tmp_path: Path) -> None:
     rows = [
         {
             "stream": stream,
@@ -190,8 +190,8 @@ def test_history_is_forgotten_but_for_what_waits_and_the_last_transition_of_each
             for at_ns in (6, 7):
                 state.connection.execute(f"INSERT INTO {table} (stream, {column}) VALUES ('S', ?)", [at_ns])
         state.forget_history("S", gaps_ns=7, transitions_ns=5)
-        left = state.connection.execute("SELECT event_id FROM transitions ORDER BY 1").fetchall()
-        assert [row[0] for row in left] == ["forgotten5", "known2", "other1", "waits1"]
+        stored = state.connection.execute("SELECT event_id FROM transitions ORDER BY 1").fetchall()
+        assert [row[0] for row in stored] == ["forgotten5", "known2", "other1", "waits1"]
         assert state.connection.execute("SELECT noticed_ns, parked_ns FROM gaps, parked").fetchall() == [(7, 7)]
 
 
@@ -216,7 +216,7 @@ def test_state_of_other_schema_is_refused_and_kept(tmp_path: Path, version: int,
     assert file.read_bytes() == before
 
 
-def test_a_lock_is_one_owners_and_free_when_it_ends(tmp_path: Path) -> None:
+def test_site_lock_has_one_owner_until_it_ends(tmp_path: Path) -> None:
     assert lock_owner(tmp_path) is None
     with SiteLock(tmp_path, "first", 0):
         assert (lock_owner(tmp_path) or "").startswith("first (pid ")
@@ -229,7 +229,7 @@ def test_a_lock_is_one_owners_and_free_when_it_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ("", "{", "[]", "null"))
-def test_a_status_that_cannot_be_read_counts_as_none(tmp_path: Path, text: str) -> None:
+def test_unreadable_status_is_empty(tmp_path: Path, text: str) -> None:
     assert read_status(tmp_path) == {}
     (tmp_path / "status.json").write_text(text)
     assert read_status(tmp_path) == {}
