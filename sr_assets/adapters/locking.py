@@ -19,7 +19,7 @@ _PID: Final = re.compile(r"\(pid ([0-9]+)\)")
 def lock(file: IO[Any] | int, wait_seconds: float | None = 0.0, *, shared: bool = False) -> bool:
     """Lock an open file until it is closed, or return False if another process still holds it after `wait_seconds`.
 
-    None waits without a limit. Several processes may hold a `shared` lock.
+    With `wait_seconds=None` the wait has no limit. Several processes may hold a `shared` lock.
     """
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     if wait_seconds is None:

@@ -28,8 +28,8 @@ _ROUNDED_SECONDS: Final = 2e-6
 def write_availability(histories: Histories, days: Sequence[Day], measured: pa.Table, mode: int) -> dict[date, int]:
     """Replace the rows of some days, in files of permissions `mode`; return the number of rows by date.
 
-    `measured` has a row for each node and day: day (an index into `days`), key, and in ns up_ns, timeout_ns,
-    retired_ns, blind_ns and longest_ns, with transitions and outages. Raises RunError if they cannot be written.
+    `measured` has a row for each node and day. Its columns: day (an index into `days`), key, transitions, outages, and
+    in ns up_ns, timeout_ns, retired_ns, blind_ns and longest_ns. Raises RunError if they cannot be written.
     """
     queries = {
         day.date: f"""
@@ -79,8 +79,7 @@ def availability(
 
 
 def wrong_sums(home: Path, day: Day) -> int:
-    """Return the number of a day's rows that do not add up to the time between the node's first sighting and the day's
-    end.
+    """Return the number of a day's rows that do not add up to the node's time since its first sighting.
 
     For rows that are not final, check only that they are not longer than the day, and their longest outage.
     """
@@ -97,9 +96,7 @@ def wrong_sums(home: Path, day: Day) -> int:
 
 
 def missing_nodes(home: Path, day: Day) -> int:
-    """Return the number of nodes without a row, among those first seen before both the day's end and the stream's
-    watermark.
-    """
+    """Return the number of nodes without a row that were seen before the day's end and the stream's watermark."""
     sql = """
         SELECT count(*) FROM node_availability AS n JOIN replication AS r USING (name, stream)
         ANTI JOIN (SELECT name, stream, node FROM availability_daily WHERE date = $date) USING (name, stream, node)

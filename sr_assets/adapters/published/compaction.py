@@ -50,10 +50,9 @@ class Merge(NamedTuple):
 
 
 def plan_merges(levels: Mapping[Path, int], *, over: bool) -> Iterator[Merge]:
-    """Yield the merges of a day's files, given with their levels; `over` means that no more files will be written for
-    the day.
+    """Yield the merges of a day's files, given with their levels.
 
-    Only files of one source are merged with each other.
+    `over` means that no more files will be written for the day. Only files of one source are merged with each other.
     """
     by_source: dict[str, list[Path]] = defaultdict(list)
     for file in sorted(levels, key=file_range):
@@ -100,9 +99,7 @@ def is_abandoned(file: Path, listed: Mapping[Path, int]) -> bool:
 
 
 def _groups(parts: Sequence[Path]) -> NDArray[np.int32]:
-    """Return the row group of each row, in the order of the files; a repeated row, of a message that was copied again,
-    has none.
-    """
+    """Return the row group of each row, in file order; a repeated row has none."""
     keys, size_bytes = [], 0
     for part in parts:
         opened = parquet.ParquetFile(part)

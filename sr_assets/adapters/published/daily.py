@@ -26,8 +26,7 @@ _EMPTY: Final = "0000-00-00.parquet"
 
 @dataclass(frozen=True, slots=True)
 class DailyTable:
-    """A daily table of `fleet.duckdb`: its name, the folder of its files in a home, and its columns as DuckDB declares
-    them.
+    """A daily table of `fleet.duckdb`: name, folder in a home, and columns as DuckDB declares them.
 
     `clocks` is the query of each stream's progress: name, stream, known_until (NULL: none). `computed` names the
     content, as in "availability of 2026-01-31".
@@ -68,10 +67,9 @@ class DailyTable:
     def write_days(
         self, connection: duckdb.DuckDBPyConnection, home: Path, queries: Mapping[date, str], mode: int
     ) -> dict[date, int]:
-        """Replace the rows of some days by those of queries, in files of permissions `mode`; return the number of rows
-        by date.
+        """Replace the rows of some days by those of queries; return the number of rows by date.
 
-        Raises RunError if they cannot be written.
+        The files have permissions `mode`. Raises RunError if they cannot be written.
         """
         folder = home / self.folder
         try:

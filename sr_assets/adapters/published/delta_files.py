@@ -1,7 +1,7 @@
 """Incremental publication of large tables: a base file that stays, and a delta file that each publication rewrites.
 
-The base file is rewritten if one of its rows changed or was deleted without a newer row of the same key, or if the
-deltas have written as many rows as it holds. So each row is written about three times, however few change at once.
+All rows are written again if a base row changed or was deleted without a newer row of its key, or if the deltas have
+written as many rows as the base file holds. So each row is written about three times.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`fleet.duckdb`: views over the files of all sites' publications, rewritten and moved into place by each publication."""
+"""`fleet.duckdb`: views over the files of all sites' publications. Each publication replaces it atomically."""
 
 from __future__ import annotations
 

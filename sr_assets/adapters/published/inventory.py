@@ -35,9 +35,7 @@ ANY_VALUE: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class _Property:
-    """A property: JSON pointers to its possible locations in a message, and the SQL that turns the found element into a
-    list of values.
-    """
+    """A property: JSON pointers to its locations in a message, and the SQL for the list of its values."""
 
     places: tuple[str, ...]
     values: str = "[{at} ->> '$']"

@@ -1,5 +1,4 @@
-"""`fleet.json`, the manifest of `fleet.duckdb`: the publications it shows, and older files that readers still have
-open.
+"""`fleet.json`, the manifest of `fleet.duckdb`: the shown publications, and older files that readers have open.
 
 A replaced `fleet.duckdb` keeps a hard link in `published/earlier`, by which the system tells whether a process has it
 open. As long as one has, the Parquet files of its views stay. The lock `fleet.lock` protects both files.
@@ -45,8 +44,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Content of `fleet.json`: the identity of the file, the home as its views name it, and the publications that they
-    show.
+    """Content of `fleet.json`: the file's identity, the home in its views, and the publications that they show.
 
     Each `fleet.duckdb` has a number, higher than all before. `opened` are the files that may be open, including the
     current one.
@@ -101,9 +99,7 @@ def shows(home: Path, site: str, token: str, shown: Manifest | None = None) -> b
 
 
 def was_moved(home: Path, shown: Manifest) -> bool:
-    """Return whether the views name files in another folder than this home; a second name of the same folder does not
-    count.
-    """
+    """Return whether the views name files in another folder than this home, by whatever name."""
     return bool(shown.home) and not (Path(shown.home).exists() and Path(shown.home).samefile(home))
 
 

@@ -105,10 +105,10 @@ class History:
 
 
 class Histories:
-    """A consistent snapshot of the published tables, with a number (`key`) per node, in the temporary tables `streams`
-    and `known`.
+    """A consistent snapshot of the published tables, with a number (`key`) per node.
 
-    `replicator` is the one of this installation's sites; `own` leaves out nodes that other sites report.
+    The temporary tables are `streams` and `known`. `replicator` is the one of this installation's sites; `own` leaves
+    out nodes that other sites report.
     """
 
     def __init__(self, home: Path, replicator: str, *, own: bool = False) -> None:

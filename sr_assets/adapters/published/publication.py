@@ -30,10 +30,10 @@ _NAME: Final = "publication.json"
 
 
 class BaseFile(NamedTuple):
-    """The base file of an incremental table: its rows are those before `until_ns`.
+    """The base file of an incremental table: its rows before `until_ns`.
 
-    `mark` is the sum of the marks of its rows. `written` counts the rows that delta files have written. `since` is that
-    of the publication which wrote the file.
+    `mark` is the sum of the marks of its rows. `written` counts the rows of all delta files so far. `since` comes from
+    the publication that wrote the file.
     """
 
     file: str
@@ -53,8 +53,8 @@ class Publication:
     home, that hold a node's newest message.
 
     For an incremental table, `earlier` is its base file, one of `files`; `later` are files whose rows replace others by
-    key. `replaced` are remaining files of earlier publications: the numbers of the first and the last `fleet.duckdb`
-    that may show each of them, with None for a last one that is not known yet.
+    key. `replaced` are remaining files of earlier publications. Each has the numbers of the first and the last
+    `fleet.duckdb` that may show it; the last one is None as long as it is open-ended.
     """
 
     site: str
@@ -141,8 +141,8 @@ def write_publication(folder: Path, publication: Publication, earlier: Publicati
 def sweep(folder: Path, publication: Publication, opened: Iterable[int]) -> None:
     """Delete a site's files that neither its publication nor an open older file needs.
 
-    `opened` are the numbers of each `fleet.duckdb` that may be open. Files of an interrupted publication are in none of
-    them.
+    `opened` are the numbers of each `fleet.duckdb` that may be open. Files of an interrupted publication belong to no
+    number.
     """
     opened = list(opened)
     for file in folder.iterdir():

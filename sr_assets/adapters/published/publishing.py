@@ -124,12 +124,11 @@ def _write_site(
     before: Publication | None,
     mode: int,
 ) -> Publication:
-    """Write a site's tables into its folder, in files of permissions `mode`; return the publication, which is not
-    recorded yet.
+    """Write a site's tables into its folder; return the publication, which is not recorded yet.
 
-    `before` is the site's last publication, `since` the number of the last `fleet.duckdb`. Rows of a stream or feed
-    that is in the state but not in `streams` stay: a mistake in the configuration empties no table. Raises RunError if
-    a file cannot be written.
+    The files have permissions `mode`. `before` is the site's last publication, `since` the number of the last
+    `fleet.duckdb`. Rows of a stream or feed that is in the state but not in `streams` stay: a mistake in the
+    configuration empties no table. Raises RunError if a file cannot be written.
     """
     connection = state.connection
     connection.execute(

@@ -148,8 +148,9 @@ def freshness(home: Path) -> list[tuple[str, datetime, datetime | None]]:
 
 
 def recovery_ages(home: Path) -> dict[str, float]:
-    """Return by stream (`name/stream`) the median silence in seconds before a recovery, where most nodes recovered
-    within a day.
+    """Return by stream (`name/stream`) the median silence in seconds before a recovery.
+
+    Only streams where most nodes recovered within a day are included.
     """
     sql = """
         SELECT a.name || '/' || a.stream, median(a.age_seconds)
@@ -255,9 +256,7 @@ def summary(home: Path) -> Rows:
 
 
 def unfinished_dates(home: Path, table: DailyTable) -> list[tuple[date, int]]:
-    """Return the dates with rows that are not final, each with the time (unix ns) up to which their streams are known
-    now.
-    """
+    """Return the dates with rows that are not final, and the time (unix ns) until which their streams are known."""
     sql = f"""
         WITH rest AS (SELECT DISTINCT date, name, stream FROM {table.name} WHERE NOT final), clocks AS ({table.clocks})
         SELECT date, max(epoch_ns(known_until)) FROM rest JOIN clocks

@@ -1,5 +1,6 @@
-"""Reading the published tables at any time: rows, counts, and a self-contained copy. Readers and publishers never wait
-for each other.
+"""Reading the published tables at any time: rows, counts, and a self-contained copy.
+
+Readers and publishers never wait for each other.
 """
 
 from __future__ import annotations

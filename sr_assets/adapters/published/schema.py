@@ -191,7 +191,7 @@ TOPOLOGY_TABLES: Final[dict[str, Table]] = {
 }
 #: Tables that only views use.
 INTERNAL: Final = frozenset({"latest_snapshots", "history_files", "heartbeat_hops"})
-#: About the file as a whole; each file has a `generation` of its own.
+#: Columns that describe the file; each file has a new `generation`.
 SNAPSHOT_INFO: Final = "as_of TIMESTAMPTZ, run_id VARCHAR, schema_version INTEGER, generation VARCHAR"
 #: View → its query over the published tables, each as `{table}`: by name a DuckDB before 2.0 finds none in an attached file.
 VIEWS: Final[dict[str, str]] = {

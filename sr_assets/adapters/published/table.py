@@ -6,8 +6,8 @@ from typing import NamedTuple
 class Growth(NamedTuple):
     """How a table of the state grows; its base file is not written again.
 
-    `time` is a row's time column, later in newer rows. A row has changed if the expression `mark` has changed. If newer
-    rows replace older ones, both have the same value of the expression `key`.
+    `time` is a row's time column, later in newer rows. A row has changed if the expression `mark` has changed. The
+    expression `key`, if any, is equal in a row and the newer row that replaces it.
     """
 
     time: str

@@ -39,11 +39,11 @@ class Gaps:
         self._stream = stream
 
     def add(self, gaps: Iterable[Gap], *, apart: int = 0, most: int = MOST_ROWS) -> int:
-        """Add gaps, in source order, as at most `most` rows; return the number of new rows. Call it inside a
-        transaction.
+        """Add gaps in source order as at most `most` rows; return the number of new rows.
 
-        A gap extends the last row of its reason if it follows that row and both were noticed on the same UTC day. For a
-        reason that removes many single messages, up to `apart` existing messages may separate the two.
+        Call it inside a transaction. A gap extends the last row of its reason if it follows that row and was noticed on
+        the same UTC day. For a reason that removes many single messages, up to `apart` existing messages may separate
+        the two.
         """
         rows: dict[str, list[Gap]] = {}
         stored: dict[str, Gap | None] = {}

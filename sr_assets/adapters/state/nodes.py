@@ -27,8 +27,7 @@ class Nodes:
         self._stream = stream
 
     def fold_input(self, sightings: pa.Table) -> pa.Table:
-        """Return the input of the fold: a row for each sighting with a sender, and a row for each stored node among the
-        senders.
+        """Return the input of the fold: the sightings with a sender, and the stored nodes among the senders.
 
         Columns: sender, sighting (its sequence; 0 for a node), stored_ns, payload_bytes, forced, then `NODE_COLUMNS`
         (null for sightings).
@@ -103,8 +102,9 @@ class Nodes:
         return int(highest)
 
     def forget_all(self) -> int:
-        """Delete all nodes and blind spans of a stream that is no longer tracked; return the highest transition
-        counter, or 0.
+        """Delete the nodes and blind spans of a stream that is no longer tracked.
+
+        Return the highest transition counter, or 0.
         """
         highest = self._connection.execute(
             "SELECT coalesce(max(transition), 0) FROM nodes WHERE stream = ?", [self._stream]

@@ -1,6 +1,4 @@
-"""The records of a site's state, with fields in the order of the columns: intents and the progress of reading and
-copying.
-"""
+"""Records of a site's state, their fields in the order of the columns: intents, and reading and copying progress."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The queue of sites that wait for a run: one file per site in `<home>/waiting`, with the times of queueing and of the
-last renewal.
+"""The queue of sites that wait for a run: one file per site in `<home>/waiting`.
 
-Times come from the system's monotonic clock, which all processes share and nobody sets.
+A file has the times of queueing and of the last renewal. They come from the system's monotonic clock, which all
+processes share and nobody sets.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def queue_ttl_seconds(settings: Settings) -> float:
 
 
 def enqueue_site(home: Path, site: str, queue_ttl_seconds: float) -> None:
-    """Queue a site, or renew its entry if it was last renewed within `queue_ttl_seconds`. A site that was just dequeued
-    is not queued.
+    """Queue a site, or renew its entry if it was last renewed within `queue_ttl_seconds`.
+
+    A site that was just dequeued is not queued again.
     """
     folder, now = home / _FOLDER, time.monotonic()
     _, dequeued = _read(folder / _dequeued_name(site))

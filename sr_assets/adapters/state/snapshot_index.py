@@ -1,5 +1,4 @@
-"""The index of a stream's Parquet history in `state.duckdb`: its files, and the file of each node's newest copied
-message.
+"""The index of a stream's Parquet history in `state.duckdb`: files, and the file of each node's newest message.
 
 Paths are relative to the home (`snapshots/name=…`), so that a home can be moved. A file that compaction merged is
 `replaced`: its rows no longer count, and the file stays until no reader has it open.

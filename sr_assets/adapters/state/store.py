@@ -188,8 +188,7 @@ class SiteState:
             self._connection.execute(f"DELETE FROM {table} WHERE stream = ?", [stream])
 
     def forget_history(self, stream: str, *, gaps_ns: int, transitions_ns: int) -> None:
-        """Delete gaps and parked messages noticed before one time, and transitions and blind spans before another (unix
-        ns).
+        """Delete gaps and parked messages before `gaps_ns`, transitions and blind spans before `transitions_ns`.
 
         An unpublished transition stays, and so does the last transition of each stored node: it dates the node's
         status. Call it inside a transaction.
