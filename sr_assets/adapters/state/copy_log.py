@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters.state.stream_table import StreamTable
 from sr_assets.domain.positions import SequenceRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    import duckdb
 
 RETENTION_NS: Final = 3_600 * 1_000_000_000
 SCHEMA: Final = """
@@ -38,12 +38,8 @@ class Resend:
     was_copied: bool
 
 
-class CopyLog:
+class CopyLog(StreamTable):
     """One stream's part of the copy log. Call the methods that change it inside a transaction."""
-
-    def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        self._connection = connection
-        self._stream = stream
 
     def add(self, runs: Sequence[Run], now_ns: int) -> None:
         """Record the target sequences of a batch's copies, and drop rows older than an hour."""

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from sr_assets.adapters.state.stream_table import StreamTable
 from sr_assets.domain.positions import SequenceRange
 
 if TYPE_CHECKING:
-    import duckdb
+    pass
 
 SCHEMA: Final = """
 CREATE TABLE copy_queue (
@@ -41,12 +42,8 @@ class QueuedCopies:
         return SequenceRange(sequences[0].as_py(), sequences[-1].as_py() + 1)
 
 
-class CopyQueue:
+class CopyQueue(StreamTable):
     """One stream's part of the queue. Call the methods that change it inside a transaction."""
-
-    def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        self._connection = connection
-        self._stream = stream
 
     def append(self, due: pa.Table, created_ns: int, starts: int) -> None:
         """Add due copies: columns sequence, node (null: not tracked), payload_bytes."""
@@ -107,8 +104,7 @@ class CopyQueue:
 
     def size(self) -> int:
         """Return the number of due copies."""
-        row = self._connection.execute("SELECT count(*) FROM copy_queue WHERE stream = ?", [self._stream]).fetchall()
-        return int(row[0][0])
+        return int(self._value("SELECT count(*) FROM copy_queue WHERE stream = ?"))
 
     @staticmethod
     def _queued(table: pa.Table) -> QueuedCopies:

@@ -10,10 +10,11 @@ from collections import defaultdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters.state.stream_table import StreamTable
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import duckdb
 
 SCHEMA: Final = """
 CREATE TABLE counters (stream VARCHAR, counter VARCHAR, label VARCHAR, total DOUBLE);
@@ -40,12 +41,8 @@ class Counter(StrEnum):
     ADVISORY_ERRORS = "advisory_errors"
 
 
-class Counters:
+class Counters(StreamTable):
     """One stream's counters. Call `add` inside a transaction."""
-
-    def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        self._connection = connection
-        self._stream = stream
 
     def add(self, amounts: Mapping[Counter, float], label: str = "") -> None:
         """Add positive amounts to counters with a label; ignore the others."""

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from sr_assets.adapters.state.stream_table import StreamTable
 from sr_assets.domain.positions import DAY_NS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    import duckdb
 
     from sr_assets.domain.positions import SequenceRange
 
@@ -31,12 +30,8 @@ def gap_row(stream: str, hole: SequenceRange, messages: int, reason: str, notice
     return {**row, "messages": messages, "reason": reason, "noticed_ns": noticed_ns}
 
 
-class Gaps:
+class Gaps(StreamTable):
     """One stream's gaps."""
-
-    def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        self._connection = connection
-        self._stream = stream
 
     def add(self, gaps: Iterable[Gap], *, apart: int = 0, most: int = MOST_ROWS) -> int:
         """Add gaps in source order as at most `most` rows; return the number of new rows.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters.state.stream_table import StreamTable
 from sr_assets.domain.positions import SECOND_NS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import duckdb
 
     from sr_assets.domain.heartbeats import Hop
 
@@ -25,12 +24,8 @@ _GRACE_NS: Final = 60 * SECOND_NS
 _INSERT: Final = "INSERT INTO heartbeats VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
-class Heartbeats:
+class Heartbeats(StreamTable):
     """One stream's heartbeats."""
-
-    def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        self._connection = connection
-        self._stream = stream
 
     def silent(self, name: str, now_ns: int) -> dict[str, int]:
         """Return the age in ns of each subject's last heartbeat, for overdue subjects only.

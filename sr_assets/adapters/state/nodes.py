@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from sr_assets.adapters.state.stream_table import StreamTable
 from sr_assets.domain.tracking import NODE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import duckdb
     import pyarrow as pa
 
 SCHEMA: Final = """
@@ -19,12 +19,8 @@ CREATE TABLE blind_history (stream VARCHAR, first_ns BIGINT, next_ns BIGINT);
 _COLUMNS: Final = ", ".join(NODE_COLUMNS)
 
 
-class Nodes:
+class Nodes(StreamTable):
     """One stream's nodes. Call the methods that change them inside a transaction."""
-
-    def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        self._connection = connection
-        self._stream = stream
 
     def fold_input(self, sightings: pa.Table) -> pa.Table:
         """Return the input of the fold: the sightings with a sender, and the stored nodes among the senders.
@@ -58,10 +54,7 @@ class Nodes:
 
     def count_due(self, watermark_ns: int) -> int:
         """Return the number of nodes whose deadline is before the watermark."""
-        rows = self._connection.execute(
-            "SELECT count(*) FROM nodes WHERE stream = ? AND deadline_ns < ?", [self._stream, watermark_ns]
-        ).fetchall()
-        return int(rows[0][0])
+        return int(self._value("SELECT count(*) FROM nodes WHERE stream = ? AND deadline_ns < ?", watermark_ns))
 
     def waiting(self) -> pa.Table:
         """Return the nodes that are not retired: node, `NODE_COLUMNS`, deadline_ns."""
@@ -94,9 +87,7 @@ class Nodes:
     def forget_retired(self, before_ns: int) -> int:
         """Delete the nodes that retired before a time; return the highest transition counter among them, or 0."""
         condition = "stream = ? AND status = 'retired' AND retired_at_ns < ?"
-        highest = self._connection.execute(
-            f"SELECT coalesce(max(transition), 0) FROM nodes WHERE {condition}", [self._stream, before_ns]
-        ).fetchall()[0][0]
+        highest = self._value(f"SELECT coalesce(max(transition), 0) FROM nodes WHERE {condition}", before_ns)
         if highest:
             self._connection.execute(f"DELETE FROM nodes WHERE {condition}", [self._stream, before_ns])
         return int(highest)
@@ -106,19 +97,14 @@ class Nodes:
 
         Return the highest transition counter, or 0.
         """
-        highest = self._connection.execute(
-            "SELECT coalesce(max(transition), 0) FROM nodes WHERE stream = ?", [self._stream]
-        ).fetchall()[0][0]
+        highest = self._value("SELECT coalesce(max(transition), 0) FROM nodes WHERE stream = ?")
         for table in ("nodes", "blind_spans"):
             self._connection.execute(f"DELETE FROM {table} WHERE stream = ?", [self._stream])
         return int(highest)
 
     def next_deadline(self) -> int | None:
         """Return the earliest deadline in unix ns, or None if no node has one."""
-        rows = self._connection.execute(
-            "SELECT min(deadline_ns) FROM nodes WHERE stream = ?", [self._stream]
-        ).fetchall()
-        deadline_ns: int | None = rows[0][0]
+        deadline_ns: int | None = self._value("SELECT min(deadline_ns) FROM nodes WHERE stream = ?")
         return deadline_ns
 
     def any(self) -> bool:
@@ -134,17 +120,11 @@ class Nodes:
 
     def count(self) -> int:
         """Return the number of nodes that are not retired."""
-        rows = self._connection.execute(
-            "SELECT count(*) FROM nodes WHERE stream = ? AND status <> 'retired'", [self._stream]
-        ).fetchall()
-        return int(rows[0][0])
+        return int(self._value("SELECT count(*) FROM nodes WHERE stream = ? AND status <> 'retired'"))
 
     def oldest_seen(self) -> int | None:
         """Return the last sighting, in unix ns, of the longest silent node that is not retired."""
-        rows = self._connection.execute(
-            "SELECT min(seen_ns) FROM nodes WHERE stream = ? AND status <> 'retired'", [self._stream]
-        ).fetchall()
-        seen_ns: int | None = rows[0][0]
+        seen_ns: int | None = self._value("SELECT min(seen_ns) FROM nodes WHERE stream = ? AND status <> 'retired'")
         return seen_ns
 
     def blind_spans(self) -> list[tuple[int, int]]:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sr_assets.adapters.state.stream_table import StreamTable
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    import duckdb
     import pyarrow as pa
 
 
-class Outbox:
+class Outbox(StreamTable):
     """One stream's transitions, published and unpublished."""
-
-    def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        self._connection = connection
-        self._stream = stream
 
     def waiting(self, limit: int, *, without: Iterable[str] = ()) -> list[dict[str, Any]]:
         """Return the next transitions to publish in order of time, without those of some nodes.
@@ -36,15 +33,11 @@ class Outbox:
 
     def count(self) -> int:
         """Return the number of stored transitions."""
-        rows = self._connection.execute("SELECT count(*) FROM transitions WHERE stream = ?", [self._stream]).fetchall()
-        return int(rows[0][0])
+        return int(self._value("SELECT count(*) FROM transitions WHERE stream = ?"))
 
     def size(self) -> int:
         """Return the number of unpublished transitions."""
-        rows = self._connection.execute(
-            "SELECT count(*) FROM transitions WHERE stream = ? AND outbox AND published_ns IS NULL", [self._stream]
-        ).fetchall()
-        return int(rows[0][0])
+        return int(self._value("SELECT count(*) FROM transitions WHERE stream = ? AND outbox AND published_ns IS NULL"))
 
     def recorded(self, transitions: pa.Table) -> pa.Table:
         """Return the event_id of each given transition that is already stored; `transitions` has event_id and event_ns."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters.state.stream_table import StreamTable
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    import duckdb
 
 #: SQL expression for a file's path relative to its home, given its whole path.
 _RELATIVE: Final = r"regexp_replace({}, '^.*/(snapshots/name=)', '\1')"
@@ -23,12 +24,8 @@ CREATE TABLE history (stream VARCHAR, file VARCHAR, level TINYINT, replaced BOOL
 """
 
 
-class SnapshotIndex:
+class SnapshotIndex(StreamTable):
     """One stream's index of its history. Call the methods that change it inside a transaction."""
-
-    def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
-        self._connection = connection
-        self._stream = stream
 
     def stage(self, first: int, next_sequence: int, mark: str = "") -> None:
         """Record that a batch left staged files; `mark` identifies their source."""
@@ -97,8 +94,7 @@ class SnapshotIndex:
 
     def count(self) -> int:
         """Return the number of nodes whose newest copied message is indexed."""
-        rows = self._connection.execute("SELECT count(*) FROM snapshots WHERE stream = ?", [self._stream]).fetchall()
-        return int(rows[0][0])
+        return int(self._value("SELECT count(*) FROM snapshots WHERE stream = ?"))
 
     def levels(self) -> dict[str, int]:
         """Return the level of each file of the history, without replaced files; paths are relative to the home."""
