@@ -52,7 +52,7 @@ class StreamWork(EntryWork):
         # The copying runs in another thread, so it has connections of its own.
         self._context = CopyContext(
             stream,
-            self._stack.enter_context(site.state.beside()),
+            self._stack.enter_context(site.state.second_connection()),
             Clusters(site.name),
             site.spark,
             site.files,

@@ -40,7 +40,7 @@ def write_availability(histories: Histories, days: Sequence[Day], measured: pa.T
             """
         for number, day in enumerate(days)
     }
-    with histories.beside(measured=measured) as connection:
+    with histories.with_tables(measured=measured) as connection:
         return AVAILABILITY.write_days(connection, histories.home, queries, mode)
 
 

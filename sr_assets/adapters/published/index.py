@@ -74,16 +74,16 @@ def publish_index(
     holds the lock for `wait_seconds`; the old file then stays.
     """
     with locked(home, publication.site, wait_seconds):
-        shown = read_manifest(home)
-        if shows(home, publication.site, publication.token, shown):
-            return shown
-        if shown.file != identity(home / "fleet.duckdb"):
+        manifest = read_manifest(home)
+        if shows(home, publication.site, publication.token, manifest):
+            return manifest
+        if manifest.file != identity(home / "fleet.duckdb"):
             _refuse_other_schema(connection, home / "fleet.duckdb")
-        return _publish(connection, home, shown, sites, run, mode)
+        return _publish(connection, home, manifest, sites, run, mode)
 
 
 def _publish(
-    connection: duckdb.DuckDBPyConnection, home: Path, shown: Manifest, sites: Sequence[str], run: Run, mode: int
+    connection: duckdb.DuckDBPyConnection, home: Path, manifest: Manifest, sites: Sequence[str], run: Run, mode: int
 ) -> Manifest:
     """Replace the published file; call it inside the lock."""
     file, draft = home / "fleet.duckdb", home / ".fleet.duckdb.new"
@@ -91,11 +91,11 @@ def _publish(
         leftover.unlink(missing_ok=True)
     publications = _read_publications(home, sites)
     # A lost manifest must not lower the number.
-    number = max((shown.number, *(publication.since for publication in publications))) + 1
+    number = max((manifest.number, *(publication.since for publication in publications))) + 1
     _write_draft(connection, draft, home.resolve(), publications, run, mode)
     draft.chmod(mode)
     tokens = {publication.site: publication.token for publication in publications}
-    made = Manifest(str(home.resolve()), number, identity(draft), tokens, retain_open_files(home, shown, number))
+    made = Manifest(str(home.resolve()), number, identity(draft), tokens, retain_open_files(home, manifest, number))
     # Write the manifest first: after a crash the old file's readers are still known.
     write_manifest(home, made)
     reach(Point.PUBLISHING_TABLES)
@@ -115,12 +115,14 @@ def follow_move(home: Path) -> None:
     if not was_moved(home, read_manifest(home)):
         return
     with locked(home, "a reader", _MOVE_SECONDS), duckdb.connect() as connection:
-        shown, file = read_manifest(home), home / "fleet.duckdb"
-        if was_moved(home, shown):
+        manifest, file = read_manifest(home), home / "fleet.duckdb"
+        if was_moved(home, manifest):
             connection.execute(f"ATTACH {literal(str(file.resolve()))} AS moved (READ_ONLY)")
             about = connection.execute("SELECT epoch_ns(as_of), run_id FROM moved.snapshot_info").fetchall()
             connection.execute("DETACH moved")
-            _publish(connection, home, shown, list(shown.sites), Run(*about[0]), stat.S_IMODE(file.stat().st_mode))
+            _publish(
+                connection, home, manifest, list(manifest.sites), Run(*about[0]), stat.S_IMODE(file.stat().st_mode)
+            )
 
 
 def _refuse_other_schema(connection: duckdb.DuckDBPyConnection, file: Path) -> None:
@@ -141,7 +143,7 @@ def _read_publications(home: Path, sites: Iterable[str]) -> list[Publication]:
     return [publication for publication in publications if publication is not None]
 
 
-def _remove_gone(home: Path, sites: Sequence[str], shown: Manifest) -> None:
+def _remove_gone(home: Path, sites: Sequence[str], manifest: Manifest) -> None:
     """Delete the files of sites that are no longer shown, once no open file needs them."""
     for site, folder in site_folders(home):
         if site in sites:
@@ -150,9 +152,9 @@ def _remove_gone(home: Path, sites: Sequence[str], shown: Manifest) -> None:
         try:
             since = int(gone.read_text())
         except (FileNotFoundError, ValueError):
-            write_private(gone, str(shown.number))
+            write_private(gone, str(manifest.number))
             continue
-        if all(number >= since for number in shown.numbers):
+        if all(number >= since for number in manifest.numbers):
             shutil.rmtree(folder, ignore_errors=True)
 
 

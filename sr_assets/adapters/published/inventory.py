@@ -145,7 +145,7 @@ def observe(
     values = ", ".join(_values(name, prop, places) for name, prop in properties.items())
     listed = ", ".join(literal(place) for place in places)
     try:
-        with histories.beside(calendar=calendar, holding=_holding(histories, held_ns)) as connection:
+        with histories.with_tables(calendar=calendar, holding=_holding(histories, held_ns)) as connection:
             connection.execute(_NEWEST.format(dates=dates, first_us=first_us, next_us=next_us))
             connection.execute(_IN_THIS_ORDER)
             connection.execute(_FOUND.format(dates=dates, values=f"flatten([{values}])", places=listed))
@@ -168,7 +168,7 @@ def observed(histories: Histories, nodes: pa.Table) -> pa.Table:
     In day order: observed_day (an index into the observed days; -1: before them), holds_until_ns, and held, the numbers
     of the values.
     """
-    with histories.beside(part=nodes) as connection:
+    with histories.with_tables(part=nodes) as connection:
         return connection.sql(_WITH_OBSERVED).to_arrow_table()
 
 
@@ -191,7 +191,7 @@ def write_inventory(histories: Histories, days: Sequence[Day], counted: pa.Table
             """
         for number, day in enumerate(days)
     }
-    with histories.beside(counted=counted) as connection:
+    with histories.with_tables(counted=counted) as connection:
         return INVENTORY.write_days(connection, histories.home, queries, mode)
 
 

@@ -73,9 +73,9 @@ def read_manifest(home: Path) -> Manifest:
         return Manifest()
 
 
-def write_manifest(home: Path, shown: Manifest) -> None:
+def write_manifest(home: Path, manifest: Manifest) -> None:
     """Replace the manifest."""
-    write_private(home / "fleet.json", json.dumps({"schema_version": SCHEMA_VERSION, **asdict(shown)}))
+    write_private(home / "fleet.json", json.dumps({"schema_version": SCHEMA_VERSION, **asdict(manifest)}))
 
 
 def identity(file: Path) -> list[int]:
@@ -87,20 +87,20 @@ def identity(file: Path) -> list[int]:
     return [status.st_ino, status.st_size, status.st_mtime_ns]
 
 
-def shows(home: Path, site: str, token: str, shown: Manifest | None = None) -> bool:
+def shows(home: Path, site: str, token: str, manifest: Manifest | None = None) -> bool:
     """Return whether `fleet.duckdb` is the file of the manifest, at this path, and shows this publication of a site."""
-    shown = shown or read_manifest(home)
+    manifest = manifest or read_manifest(home)
     return (
-        shown.sites.get(site) == token
-        and shown.home == str(home.resolve())
-        and bool(shown.file)
-        and shown.file == identity(home / "fleet.duckdb")
+        manifest.sites.get(site) == token
+        and manifest.home == str(home.resolve())
+        and bool(manifest.file)
+        and manifest.file == identity(home / "fleet.duckdb")
     )
 
 
-def was_moved(home: Path, shown: Manifest) -> bool:
+def was_moved(home: Path, manifest: Manifest) -> bool:
     """Return whether the views name files in another folder than this home, by whatever name."""
-    return bool(shown.home) and not (Path(shown.home).exists() and Path(shown.home).samefile(home))
+    return bool(manifest.home) and not (Path(manifest.home).exists() and Path(manifest.home).samefile(home))
 
 
 def is_published(home: Path, site: str) -> bool:
@@ -123,7 +123,7 @@ def is_published(home: Path, site: str) -> bool:
         return True
 
 
-def retain_open_files(home: Path, shown: Manifest, number: int) -> list[Opened]:
+def retain_open_files(home: Path, manifest: Manifest, number: int) -> list[Opened]:
     """Return the files that may be open once the file with `number` replaces `fleet.duckdb`.
 
     Call it inside the lock, before the replacement. It links the current `fleet.duckdb`, and deletes links that no
@@ -132,7 +132,7 @@ def retain_open_files(home: Path, shown: Manifest, number: int) -> list[Opened]:
     folder = home / _EARLIER
     make_shared_folder(folder)
     now, retained = time.monotonic(), [Opened(number)]
-    for earlier in shown.opened:
+    for earlier in manifest.opened:
         file, replaced_at = folder / str(earlier.number), earlier.replaced_at
         if replaced_at is None:
             replaced_at = now

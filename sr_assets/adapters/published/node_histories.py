@@ -127,7 +127,7 @@ class Histories:
             yield self
 
     @contextlib.contextmanager
-    def beside(self, **tables: pa.Table) -> Iterator[duckdb.DuckDBPyConnection]:
+    def with_tables(self, **tables: pa.Table) -> Iterator[duckdb.DuckDBPyConnection]:
         """Return the connection, with Arrow tables registered by name until the end of the block."""
         for name, table in tables.items():
             self.connection.register(name, table)

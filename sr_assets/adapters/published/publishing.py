@@ -71,10 +71,10 @@ def publish_site(
         written = _write_site(folder, name, state, streams, since=read_manifest(home).number, before=before, mode=mode)
         publication = write_publication(folder, written, before)
         reach(Point.NOTED_TABLES)
-        shown = publish_index(
+        manifest = publish_index(
             state.connection, home, publication, sites=sites, run=run, mode=mode, wait_seconds=wait_seconds
         )
-        sweep(folder, publication, shown.numbers)
+        sweep(folder, publication, manifest.numbers)
     except OSError as error:
         raise RunError(cannot_write(folder, error)) from None
 
@@ -106,10 +106,10 @@ def publish_topology(
                     if written is not None:
                         publication.files[name] = {written.name: written.size}
             publication = write_publication(folder, publication, before)
-            shown = publish_index(
+            manifest = publish_index(
                 connection, home, publication, sites=sites, run=run, mode=mode, wait_seconds=wait_seconds
             )
-        sweep(folder, publication, shown.numbers)
+        sweep(folder, publication, manifest.numbers)
     except OSError as error:
         raise RunError(cannot_write(folder, error)) from None
 

@@ -78,7 +78,7 @@ class CopyQueue(StreamTable):
         ).to_arrow_table()
         return self._queued(queued) if queued.num_rows else None
 
-    def inside(self, covered: SequenceRange, starts: int) -> pa.Table:
+    def in_range(self, covered: SequenceRange, starts: int) -> pa.Table:
         """Return the copies of a range of source sequences in source order, columns sequence and node."""
         return self._connection.sql(
             """
@@ -88,14 +88,14 @@ class CopyQueue(StreamTable):
             params=[self._stream, starts, covered.first, covered.next],
         ).to_arrow_table()
 
-    def everything(self) -> list[tuple[int, int, str | None]]:
+    def all_copies(self) -> list[tuple[int, int, str | None]]:
         """Return all due copies of every source: the source's created time, sequence, node."""
         return self._connection.execute(
             "SELECT created_ns, sequence, node FROM copy_queue WHERE stream = ? ORDER BY starts, sequence",
             [self._stream],
         ).fetchall()
 
-    def strike(self, covered: SequenceRange, starts: int) -> None:
+    def remove(self, covered: SequenceRange, starts: int) -> None:
         """Remove the copies of a range: they are made, parked or lost."""
         self._connection.execute(
             "DELETE FROM copy_queue WHERE stream = ? AND starts = ? AND sequence >= ? AND sequence < ?",

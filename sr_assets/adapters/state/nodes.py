@@ -56,7 +56,7 @@ class Nodes(StreamTable):
         """Return the number of nodes whose deadline is before the watermark."""
         return int(self._value("SELECT count(*) FROM nodes WHERE stream = ? AND deadline_ns < ?", watermark_ns))
 
-    def waiting(self) -> pa.Table:
+    def not_retired(self) -> pa.Table:
         """Return the nodes that are not retired: node, `NODE_COLUMNS`, deadline_ns."""
         return self._connection.sql(
             f"SELECT node, {_COLUMNS}, deadline_ns FROM nodes WHERE stream = ? AND status <> 'retired'",

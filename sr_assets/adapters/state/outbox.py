@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Outbox(StreamTable):
     """One stream's transitions, published and unpublished."""
 
-    def waiting(self, limit: int, *, without: Iterable[str] = ()) -> list[dict[str, Any]]:
+    def unpublished(self, limit: int, *, without: Iterable[str] = ()) -> list[dict[str, Any]]:
         """Return the next transitions to publish in order of time, without those of some nodes.
 
         The transitions of one node are in the order of `transition`.

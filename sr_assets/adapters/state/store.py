@@ -1,7 +1,7 @@
 """A site's private state, `state.duckdb`: transactions, and the rows of streams, their copying and their intents.
 
 The other tables have modules of their own. Only the process that holds the site's lock opens the file. Reading and
-copying run concurrently in that process, each with its own connection (`beside`), and never write the same rows.
+copying run concurrently in that process, each with its own connection (`second_connection`), and never write the same rows.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SiteState:
         self._connection.close()
 
     @contextlib.contextmanager
-    def beside(self) -> Iterator[SiteState]:
+    def second_connection(self) -> Iterator[SiteState]:
         """Yield the same state with another connection, for another thread of this process."""
         other = SiteState(self._folder, self._on_commit)
         other._connection = self._connection.cursor()

@@ -65,7 +65,7 @@ class Batch:
     def _run_queued(self) -> None:
         """Make the due copies; messages that the source lost since the decision become a gap."""
         queue, intent = self._store.copy_queue(self._stream.stream), self._intent
-        due = queue.inside(self._covered, intent.starts)
+        due = queue.in_range(self._covered, intent.starts)
         receipt = self._writers.write(due) if due.num_rows else Receipt()
         lost = [SequenceRange(first, after) for first, after in receipt.missing]
         now_ns = self._context.clock.now_ns()
@@ -74,7 +74,7 @@ class Batch:
         self._note_copies(receipt)
         with self._store.transaction():
             self._save_receipt(receipt, gaps)
-            queue.strike(self._covered, intent.starts)
+            queue.remove(self._covered, intent.starts)
             if self._stream.tracked:
                 self._store.snapshot_index(self._stream.stream).stage(intent.first, intent.next, self._mark)
             self._store.clear_intent(self._stream.stream)

@@ -41,8 +41,8 @@ def settle_lost_source(context: CopyContext, source: StreamInfo, copying: CopySt
     if intent is not None:
         # The batch covers the front of the queue.
         batch_end = intent.next
-        receipt = _settle(context, source, state, intent, queue.inside(_covered(intent), front.starts))
-    never_started = queue.inside(SequenceRange(batch_end, _ALL), front.starts)["sequence"]
+        receipt = _settle(context, source, state, intent, queue.in_range(_covered(intent), front.starts))
+    never_started = queue.in_range(SequenceRange(batch_end, _ALL), front.starts)["sequence"]
     holes = [SequenceRange(first, after) for first, after in receipt.missing]
     lost = sum(map(len, holes)) + len(never_started)
     if len(never_started):
@@ -56,7 +56,7 @@ def settle_lost_source(context: CopyContext, source: StreamInfo, copying: CopySt
             hole = SequenceRange(min(part.first for part in holes), max(part.next for part in holes))
             gap = gap_row(stream.stream, hole, lost, "lost", context.clock.now_ns())
             save_gaps(store, stream, [gap], context.report)
-        queue.strike(SequenceRange(0, _ALL), front.starts)
+        queue.remove(SequenceRange(0, _ALL), front.starts)
         if intent is not None and stream.tracked:
             store.snapshot_index(stream.stream).stage(intent.first, intent.next, _mark(intent))
         store.clear_intent(stream.stream)
@@ -84,7 +84,7 @@ def stage_open_batch(context: CopyContext, source: StreamInfo) -> None:
     state, intent = store.load_stream(stream.stream), store.open_intent(stream.stream)
     if state is None or intent is None or not intent.folded or not stream.tracked:
         return
-    _settle(context, source, state, intent, store.copy_queue(stream.stream).inside(_covered(intent), intent.starts))
+    _settle(context, source, state, intent, store.copy_queue(stream.stream).in_range(_covered(intent), intent.starts))
     with store.transaction():
         store.snapshot_index(stream.stream).stage(intent.first, intent.next, _mark(intent))
 

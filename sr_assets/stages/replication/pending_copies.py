@@ -77,7 +77,7 @@ def _classify_queued(
     site: Site, stream: StreamSettings, state: StreamState, copies: Copies, pending: PendingCopies
 ) -> None:
     """Keep queued copies of the present source, and record the other unmade ones as lost."""
-    queued = site.state.copy_queue(stream.stream).everything()
+    queued = site.state.copy_queue(stream.stream).all_copies()
     made = copies.made([sequence for _, sequence, _ in queued], state.created_ns)
     lost: list[int] = []
     for created_ns, sequence, node in queued:

@@ -138,7 +138,7 @@ def _rebuild_nodes(
     assert stream.extractor is not None  # settings require it of a tracked stream
     messages = read_stream(stream.source, source, stream.filter_subject, until=copies.last or 0)
     rebuild_nodes(policy, stream.extractor, copies, source.first_sequence, messages, rebuilt)
-    queued = site.state.copy_queue(stream.stream).everything()
+    queued = site.state.copy_queue(stream.stream).all_copies()
     here = source.created_ns
     not_made = {node for created_ns, sequence, node in queued if created_ns != here or sequence > (copies.last or 0)}
     keep_known_nodes(rebuilt, {node: state_of(values) for node, *values in nodes.all_states()}, not_made)

@@ -86,7 +86,7 @@ class AdvisoryStage:
 
     def _publish_core(self, cluster: Cluster) -> bool:
         sent = 0
-        while rows := self._known(self._outbox.waiting(_CHUNK)):
+        while rows := self._known(self._outbox.unpublished(_CHUNK)):
             cluster.publish_core([(self._subject(row), _body(self._stream, row)) for row in rows])
             self._mark(rows)
             sent += len(rows)
@@ -95,7 +95,7 @@ class AdvisoryStage:
 
     def _publish_reliably(self, cluster: Cluster) -> bool:
         sent = 0
-        while rows := self._known(self._outbox.waiting(_CHUNK, without=self._held_back)):
+        while rows := self._known(self._outbox.unpublished(_CHUNK, without=self._held_back)):
             items = [(self._subject(row), _body(self._stream, row), row["event_id"]) for row in rows]
             deliveries = cluster.publish_many(items, [row["node"] for row in rows])
             acknowledged = [row for row, delivery in zip(rows, deliveries, strict=True) if delivery.acknowledged]
@@ -126,7 +126,7 @@ class AdvisoryStage:
                 self._outbox.mark_published(unknown, self._clock.now_ns())
             if len(unknown) < len(rows):
                 break
-            rows = self._outbox.waiting(_CHUNK, without=self._held_back)
+            rows = self._outbox.unpublished(_CHUNK, without=self._held_back)
         return [row for row in rows if row["event"] != Event.NEW]
 
     def _hold_back(self, cluster: Cluster, refusals: dict[str, str]) -> None:

@@ -37,7 +37,7 @@ def follow_policy(store: SiteState, stream: StreamSettings, policy: Policy, stat
         return
     nodes = store.nodes(stream.stream)
     blind = BlindSpans(tuple(nodes.blind_spans()))
-    waiting = nodes.waiting() if state.policy else NODE_SCHEMA.empty_table()
+    waiting = nodes.not_retired() if state.policy else NODE_SCHEMA.empty_table()
     deadline = deadlines(policy, blind, waiting["status"], waiting["seen_ns"].to_numpy())
     state.policy = text
     with store.transaction():

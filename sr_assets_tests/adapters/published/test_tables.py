@@ -104,7 +104,7 @@ def test_publication_is_consistent_while_copying_commits(
 
     def park_one() -> None:
         copying.parked_messages += 1
-        with state.beside() as other, other.transaction():
+        with state.second_connection() as other, other.transaction():
             other.save_copying(copying)
             other.add_rows("parked", pa.table({"stream": ["S"]}))
 

@@ -59,7 +59,7 @@ def test_erase_stream_leaves_no_row_in_any_table(state: SiteState) -> None:
 
 
 def test_state_disables_the_progress_bar(state: SiteState) -> None:
-    with state.beside() as other:
+    with state.second_connection() as other:
         for each in (state, other):
             assert each.connection.execute("SELECT current_setting('enable_progress_bar')").fetchall() == [(False,)]
 
@@ -149,10 +149,10 @@ def test_outbox_orders_by_time_then_node_then_transition(state: SiteState) -> No
             "INSERT INTO transitions (event_id, stream, node, event_ns, transition, outbox) VALUES (?, 'S', ?, ?, ?, ?)",
             [event_id, name, event_ns, transition, event_id != "e4"],
         )
-    assert [row["event_id"] for row in state.outbox("S").waiting(10)] == ["e1", "e2", "e3"]
-    assert [row["event_id"] for row in state.outbox("S").waiting(1)] == ["e1"]
+    assert [row["event_id"] for row in state.outbox("S").unpublished(10)] == ["e1", "e2", "e3"]
+    assert [row["event_id"] for row in state.outbox("S").unpublished(1)] == ["e1"]
     state.outbox("S").mark_published(["e1", "e3"], 77)
-    assert [row["event_id"] for row in state.outbox("S").waiting(10)] == ["e2"]
+    assert [row["event_id"] for row in state.outbox("S").unpublished(10)] == ["e2"]
     assert state.outbox("S").size() == 1
 
 

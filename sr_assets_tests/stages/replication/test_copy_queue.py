@@ -292,7 +292,7 @@ def test_a_front_is_no_more_than_a_batch_however_long_the_queue(rig: Rig) -> Non
             assert front.covered.first == seen + 1
             assert front.rows.num_rows == 50_000
             with site.state.transaction():
-                queue.strike(front.covered, front.starts)
+                queue.remove(front.covered, front.starts)
             seen += front.rows.num_rows
         assert (seen, queue.size()) == (200_000, 0)
         with site.state.transaction():

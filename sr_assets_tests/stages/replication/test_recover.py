@@ -47,7 +47,7 @@ def state_rows(rig: Rig, stream: str) -> dict[str, list[Any]]:
 def waiting(rig: Rig, stream: str) -> list[str]:
     """Return the ids of a stream's unpublished advisories, in the order in which they will be published."""
     with SiteState(rig.home / "sites" / SITE) as state:
-        return [row["event_id"] for row in state.outbox(stream).waiting(1_000)]
+        return [row["event_id"] for row in state.outbox(stream).unpublished(1_000)]
 
 
 def epoch(rig: Rig, stream: str) -> int:
