@@ -90,7 +90,7 @@ class EntryWork(ABC):
     def _note_error(self, error: str | None) -> None:
         """Publish the entry's error, and since when it lasts, while the run tries again."""
         store, name = self._site.state, self._entry.stream
-        state = store.load_stream(name) or StreamState.not_begun(name)
+        state = store.load_stream(name) or StreamState.without_position(name)
         if error == state.last_error:
             return
         self._set_error(state, error)
@@ -112,7 +112,7 @@ class EntryWork(ABC):
             events=report.events.copy(),
             failures=[*report.failures],
             failed={*report.failed},
-            state=state if state is not None and state.begun else None,
+            state=state if state is not None and state.has_position else None,
             copying=store.load_copying(name),
             waiting=store.outbox(name).size(),
             queued=store.copy_queue(name).size(),
@@ -121,7 +121,7 @@ class EntryWork(ABC):
     def note_end(self) -> None:
         """Save how the run ended; an entry that never began gets a row with its error alone."""
         site, report, name = self._site, self.report, self._entry.stream
-        state = site.state.load_stream(name) or StreamState.not_begun(name)
+        state = site.state.load_stream(name) or StreamState.without_position(name)
         self._set_error(state, self.watching.failure)
         if report.alive_ns is not None:
             state.alive_ns, state.alive_due_ns = report.alive_ns, report.alive_due_ns
@@ -132,7 +132,7 @@ class EntryWork(ABC):
             state.source_last_sequence = report.state.source_last_sequence
             state.lag_messages = report.state.lag_messages
         state.advisories_stored |= report.advisories_stored
-        if state.begun:
+        if state.has_position:
             self._note_lag(state)
         state.as_of_ns = site.clock.now_ns()
         with site.state.transaction():
@@ -140,7 +140,7 @@ class EntryWork(ABC):
             self._forget_history(state)
             site.state.save_stream(state)
             site.state.counters(name).add({Counter.ERRORS: self.watching.take_errors()})
-        if state.begun:
+        if state.has_position:
             report.state = state
         report.copying = site.state.load_copying(name)
         report.waiting, report.queued = site.state.outbox(name).size(), site.state.copy_queue(name).size()

@@ -35,7 +35,7 @@ def write_availability(histories: Histories, days: Sequence[Day], measured: pa.T
         day.date: f"""
             SELECT DATE '{day.date}', replicator, name, stream, node, up_ns / 1e9, timeout_ns / 1e9, retired_ns / 1e9,
                 blind_ns / 1e9, transitions, outages, longest_ns / 1e9, until_ns >= {day.next_ns}
-            FROM measured JOIN known USING (key) JOIN streams USING (number) WHERE day = {number}
+            FROM measured JOIN node_keys USING (key) JOIN streams USING (number) WHERE day = {number}
             ORDER BY key
             """
         for number, day in enumerate(days)

@@ -37,7 +37,7 @@ ANY_VALUE: Final = 0
 class _Property:
     """A property: JSON pointers to its locations in a message, and the SQL for the list of its values."""
 
-    places: tuple[str, ...]
+    pointers: tuple[str, ...]
     values: str = "[{at} ->> '$']"
 
 
@@ -73,7 +73,7 @@ _NEWEST: Final = """
     WITH candidates AS (
         SELECT key, epoch_us(stored_at) AS at_us, sequence FROM node_snapshot_history AS h
         JOIN streams AS s ON s.name = h.name AND s.stream = h.stream
-        JOIN known AS k ON k.number = s.number AND k.node = h.node
+        JOIN node_keys AS k ON k.number = s.number AND k.node = h.node
         JOIN holding ON holding.number = k.number
         WHERE h.date {dates} AND at_us < {next_us} AND at_us >= {first_us} - held_us
     )
@@ -86,9 +86,9 @@ _FOUND: Final = """
     CREATE OR REPLACE TEMP TABLE found AS
     SELECT key, day, at_us, held_us, {values} AS found FROM (
         SELECT key, day, epoch_us(stored_at) AS at_us, held_us, list_transform(
-            json_extract(coalesce(h.metadata, h.payload), [{places}]), lambda one: nullif(one, 'null')) AS p
+            json_extract(coalesce(h.metadata, h.payload), [{pointers}]), lambda one: nullif(one, 'null')) AS p
         FROM node_snapshot_history AS h JOIN (
-            SELECT * FROM newest JOIN known USING (key) JOIN streams USING (number) JOIN holding USING (number)) AS newest
+            SELECT * FROM newest JOIN node_keys USING (key) JOIN streams USING (number) JOIN holding USING (number)) AS newest
             ON h.name = newest.name AND h.stream = newest.stream AND h.node = newest.node
                 AND row(epoch_us(h.stored_at), h.sequence) = newest.message
         WHERE h.date {dates})
@@ -131,7 +131,7 @@ def observe(
     name and stream to the validity of a message. Raises RunError if the history cannot be read.
     """
     properties = _properties(facts)
-    places = list(dict.fromkeys(place for prop in properties.values() for place in prop.places))
+    pointers = list(dict.fromkeys(pointer for prop in properties.values() for pointer in prop.pointers))
     first_us, next_us = days[0].first_ns // 1000, days[-1].next_ns // 1000
     oldest_ns = days[0].first_ns - max(held_ns.values(), default=0)
     # The files are partitioned by UTC days.
@@ -142,13 +142,13 @@ def observe(
             "first_us": pa.array([oldest_ns // 1000 - 1, *(day.first_ns // 1000 for day in days)], pa.int64()),
         }
     )
-    values = ", ".join(_values(name, prop, places) for name, prop in properties.items())
-    listed = ", ".join(literal(place) for place in places)
+    values = ", ".join(_values(name, prop, pointers) for name, prop in properties.items())
+    listed = ", ".join(literal(pointer) for pointer in pointers)
     try:
         with histories.with_tables(calendar=calendar, holding=_holding(histories, held_ns)) as connection:
             connection.execute(_NEWEST.format(dates=dates, first_us=first_us, next_us=next_us))
             connection.execute(_IN_THIS_ORDER)
-            connection.execute(_FOUND.format(dates=dates, values=f"flatten([{values}])", places=listed))
+            connection.execute(_FOUND.format(dates=dates, values=f"flatten([{values}])", pointers=listed))
             connection.execute("RESET disabled_optimizers")
             connection.execute(_VALUES, {"names": list(properties)})
             connection.execute(_OBSERVED)
@@ -205,9 +205,9 @@ def _holding(histories: Histories, held_ns: Mapping[tuple[str, str], int]) -> pa
     )
 
 
-def _values(name: str, prop: _Property, places: Sequence[str]) -> str:
-    """Return the SQL of a property's values in a message, whose elements at `places` are in the list `p`."""
-    elements = ", ".join(f"p[{places.index(place) + 1}]" for place in prop.places)
+def _values(name: str, prop: _Property, pointers: Sequence[str]) -> str:
+    """Return the SQL of a property's values in a message, whose elements at `pointers` are in the list `p`."""
+    elements = ", ".join(f"p[{pointers.index(pointer) + 1}]" for pointer in prop.pointers)
     values = f"coalesce(nullif(list_distinct({prop.values.format(at=f'coalesce({elements})')}), []), [NULL::VARCHAR])"
     return f"list_transform({values}, lambda value: {{'property': {literal(name)}, 'value': value}})"
 

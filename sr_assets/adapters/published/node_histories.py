@@ -53,7 +53,7 @@ _TRANSITIONS: Final = f"""
         AND s.stream IS NOT DISTINCT FROM a.stream
     """
 _NODES: Final = f"""
-    CREATE TEMP TABLE known AS
+    CREATE TEMP TABLE node_keys AS
     WITH found AS (
         SELECT number, node, epoch_ns(first_seen) AS first_ns, {_STATUS_CODE.format("status")} AS status
         FROM node_availability AS a JOIN streams AS s ON s.own AND s.name = a.name AND s.stream = a.stream
@@ -74,7 +74,7 @@ _SINCE: Final = """
     CREATE OR REPLACE TEMP TABLE since AS
     SELECT key, row_number() OVER ()::INTEGER AS ordinal, event_ns AS at_ns, before::TINYINT AS before, after::TINYINT AS after
     FROM (
-        SELECT key, event_ns, before, after FROM changes JOIN known USING (number, node) WHERE event_ns >= $first_ns
+        SELECT key, event_ns, before, after FROM changes JOIN node_keys USING (number, node) WHERE event_ns >= $first_ns
         ORDER BY event_ns, coalesce(epoch, 0), coalesce(transition, 0))
     """
 # The status before a node's first change in the period, or its current status without a change.
@@ -82,7 +82,7 @@ _PORTION: Final = """
     SELECT key, number AS stream, first_ns, until_ns,
         (CASE WHEN changed.key IS NULL THEN status ELSE changed.before END)::TINYINT AS status,
         coalesce(changed.at_ns, []) AS at_ns, coalesce(changed.after, []) AS after
-    FROM known JOIN streams USING (number) LEFT JOIN (
+    FROM node_keys JOIN streams USING (number) LEFT JOIN (
         SELECT key, arg_min_null(before, ordinal) AS before,
             list(at_ns ORDER BY ordinal) FILTER (at_ns < $next_ns) AS at_ns,
             list(after ORDER BY ordinal) FILTER (at_ns < $next_ns) AS after
@@ -107,7 +107,7 @@ class History:
 class Histories:
     """A consistent snapshot of the published tables, with a number (`key`) per node.
 
-    The temporary tables are `streams` and `known`. `replicator` is the one of this installation's sites; `own` leaves
+    The temporary tables are `streams` and `node_keys`. `replicator` is the one of this installation's sites; `own` leaves
     out nodes that other sites report.
     """
 
@@ -139,7 +139,7 @@ class Histories:
 
     def node_count(self) -> int:
         """Return the number of nodes ever seen."""
-        return int(self.connection.execute("SELECT count(*) FROM known").fetchall()[0][0])
+        return int(self.connection.execute("SELECT count(*) FROM node_keys").fetchall()[0][0])
 
     def watermark_ns(self) -> int | None:
         """Return the latest watermark of any stream, or None without a stream."""
@@ -154,7 +154,7 @@ class Histories:
         connection = self.connection
         connection.execute(_SINCE, {"first_ns": days[0].first_ns})
         ((changes, nodes),) = connection.execute(
-            "SELECT (SELECT count(*) FROM since), (SELECT count(*) FROM known)"
+            "SELECT (SELECT count(*) FROM since), (SELECT count(*) FROM node_keys)"
         ).fetchall()
         spans = self._spans(days[0].first_ns)
         step = max(1, nodes * most_rows // max(1, changes + nodes * len(days)))

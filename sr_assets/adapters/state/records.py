@@ -91,12 +91,12 @@ class StreamState:
     as_of_ns: int | None = None
 
     @classmethod
-    def not_begun(cls, stream: str) -> Self:
+    def without_position(cls, stream: str) -> Self:
         """Return the row of a stream that could not start: it has an error and no source yet."""
         return cls(stream, 0, 0)
 
     @property
-    def begun(self) -> bool:
+    def has_position(self) -> bool:
         """Whether there is a position."""
         return self.created_ns != 0
 

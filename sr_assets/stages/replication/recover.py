@@ -62,7 +62,7 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
     lines = _set_broken_state_aside(settings, stream)
     with Site(settings, stream.name, owner="recover", run_id="recover") as site:
         known = site.state.load_stream(stream.stream)
-        if known is not None and known.begun and not force:
+        if known is not None and known.has_position and not force:
             raise RunError(
                 f"{stream.label} already has a readable state in {site.folder}; to rebuild it nevertheless, use --force"
             )
@@ -180,7 +180,7 @@ def _recovered_state(
     last, here = copies.last, copies.here
     position = first_sequence(site.clusters.connect(stream.source), stream.start, source) if last is None else last + 1
     starts, reset_starts = (known.starts, known.reset_starts) if known else (0, 0)
-    if known is None or not known.begun:
+    if known is None or not known.has_position:
         # Unlike the state, the history's files tell the number of earlier sources.
         starts = reset_starts = _last_restart(site, stream, source, copies)
     if copies.source_is_another:

@@ -77,7 +77,9 @@ class ReplicaStage:
         """
         stream, store = self._stream, self._store
         tracked = store.load_stream(stream.stream) if stream.tracked else None
-        if stream.tracked and (tracked is None or not tracked.begun or self._waits_for_fold() or self._nothing_due()):
+        if stream.tracked and (
+            tracked is None or not tracked.has_position or self._waits_for_fold() or self._nothing_due()
+        ):
             return False
         source_cluster = self._context.clusters.connect(stream.source)
         source = source_cluster.stream_info(stream.stream)

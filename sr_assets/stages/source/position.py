@@ -43,7 +43,7 @@ def load_position(
     `intent` is a batch that reads the source itself and was left open. Raises RunError when the stream must stop.
     """
     state = store.load_stream(entry.stream)
-    if state is None or not state.begun:
+    if state is None or not state.has_position:
         state = StreamState(entry.stream, source.created_ns, first_sequence(cluster, entry.start, source))
         state.started = os.environ.get(START_VARIABLE)
         state.progress_ns = source.ts_ns
