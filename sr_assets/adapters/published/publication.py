@@ -118,15 +118,15 @@ def read_publication(folder: Path) -> Publication | None:
     return publication
 
 
-def write_publication(folder: Path, publication: Publication, earlier: Publication | None) -> Publication:
-    """Replace a site's publication; return it with the files of `earlier` that remain to be deleted."""
+def write_publication(folder: Path, publication: Publication, before: Publication | None) -> Publication:
+    """Replace a site's publication; return it with the files of `before` that remain to be deleted."""
     replaced: dict[str, tuple[int, int | None]] = {}
-    if earlier is not None:
-        for name, (first, last) in earlier.replaced.items():
+    if before is not None:
+        for name, (first, last) in before.replaced.items():
             # An index that is written concurrently has the next number.
             replaced[name] = (first, publication.since + 1 if last is None else last)
-        since = {base.file: base.since for base in earlier.earlier.values()}
-        replaced |= {name: (since.get(name, earlier.since) + 1, None) for name in earlier.names}
+        since = {base.file: base.since for base in before.earlier.values()}
+        replaced |= {name: (since.get(name, before.since) + 1, None) for name in before.names}
     remaining = {
         name: numbers
         for name, numbers in replaced.items()

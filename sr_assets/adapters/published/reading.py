@@ -167,7 +167,7 @@ def export_fleet(home: Path, file: Path) -> None:
     Raises RunError if `file` exists or cannot be written; no partial file remains.
     """
     if file.exists():
-        raise RunError(f"{file} exists; name a file that does not")
+        raise RunError(f"{file} already exists; choose another file")
     draft = file.with_name(f".{file.name}.new")
     draft.unlink(missing_ok=True)
     try:

@@ -59,7 +59,7 @@ class _Deadline:
             return future.result(max(0.0, self._end - time.monotonic()))
         except TimeoutError:
             raise RunError(
-                f"the query was not answered within {self._seconds:g} s; narrow it, or allow more with --timeout"
+                f"the query took longer than {self._seconds:g} s; narrow it, or allow more with --timeout"
             ) from None
         except MemoryError:
             raise OutOfMemoryError from None

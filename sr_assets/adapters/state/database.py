@@ -83,7 +83,7 @@ def opening_error(file: Path, error: duckdb.Error) -> RunError:
     """Return BrokenStateError for a damaged file, or RunError for an intact file that cannot be opened."""
     reason = first_line(error)
     if any(part in reason for part in _INTACT_FILE_ERRORS):
-        return RunError(f"the state {file} cannot be opened ({reason}); nothing in it was changed")
+        return RunError(f"the state {file} cannot be opened ({reason}); it was not changed")
     return BrokenStateError(
         f"the state {file} cannot be read ({reason}); set it aside and run `sr-assets recover` for each stream of the site"
     )
