@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from sr_assets.adapters.garbage import gc_paused
-from sr_assets.assets.availability import AVAILABILITY_ASSET
-from sr_assets.assets.daily import build_daily_asset
+from sr_assets.assets.daily import AVAILABILITY_ASSET, INVENTORY_ASSET, build_daily_asset
 from sr_assets.assets.entries import entry_assets
 from sr_assets.assets.fleet import build_fleet_assets
-from sr_assets.assets.inventory import INVENTORY_ASSET
 from sr_assets.assets.sites import build_site_assets
 from sr_assets.assets.topology import build_topology_assets
 from sr_assets.automation import (

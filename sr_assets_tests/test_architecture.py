@@ -141,7 +141,7 @@ LIBRARIES = {
     "stages.replication.found_copies": {"numpy"},
     "stages.tracking": {"numpy", "pyarrow", "pyspark"},
     "assets": {"dagster"},
-    "assets.pictures": {"PIL", "matplotlib"},
+    "assets.daily": {"PIL", "dagster", "matplotlib", "pyspark"},
     "automation": {"dagster"},
     "definitions": {"dagster"},
     "operate.bars": {"rich"},

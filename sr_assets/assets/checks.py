@@ -1,7 +1,4 @@
-"""Asset checks of a stream: nothing is missing, out of order, lost, unpublished or without a sender.
-
-Here: their specs and verdicts, from a run's report. Not here: the counting (`stages`), the checks of a feed (`feeds`).
-"""
+"""The asset checks of a stream: their specs, and their results from a run's report."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import dagster as dg
 
 from sr_assets.adapters.state.records import CopyState
-from sr_assets.assets.streams import stream_key
+from sr_assets.assets.specs import stream_key
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import format_rfc3339_ns
 from sr_assets.domain.provenance import Identity, find_copy
@@ -22,31 +19,30 @@ if TYPE_CHECKING:
     from sr_assets.stages.report import StreamReport
     from sr_assets.stages.site import Site
 
-#: Sensor intervals without progress, while the source is ahead, after which the check warns, and after which it fails.
-_STALLED_INTERVALS: Final = 2
-_LOST_INTERVALS: Final = 10
+#: The check warns, or fails, after this many sensor intervals without progress while the source is ahead.
+_WARN_INTERVALS: Final = 2
+_FAIL_INTERVALS: Final = 10
 _REPLICA_CHECKS: Final = {
-    "no_gap": "The source held every sequence between where this run began and ended.",
-    "in_order": "Copies stand in the target in the source's order, where `order` is `stream`.",
+    "no_gap": "No message was missing from the source in this run.",
+    "in_order": "The target holds the copies in the source's order, if `order` is `stream`.",
     "no_loss": (
-        "Seen = copied + queued + skipped + too old + parked + deleted before they were copied, and the target"
-        " holds the last acknowledged copy."
+        "Seen messages = copied + queued + skipped + too old + parked + deleted before copying, and the target holds"
+        " the last acknowledged copy."
     ),
-    "path_alive": "Heartbeats come as often as they did, where there are any.",
-    "progressing": "The position moves as long as the source is ahead of it.",
+    "path_alive": "Heartbeats arrive at their usual interval, if there are any.",
+    "progressing": "The position advances while the source is ahead of it.",
 }
 
 
 def replica_check_specs(stream: StreamSettings) -> list[dg.AssetCheckSpec]:
-    """Describe the checks of a replica; of a tracked stream also whether every message has a sender."""
-    senders = {"senders_found": "Every message names its sender."} if stream.tracked else {}
+    """Describe the checks of a replica."""
+    checks = dict(_REPLICA_CHECKS)
+    if stream.tracked:
+        checks["senders_found"] = "Every message names its sender."
     if stream.target_options:
-        senders["no_drift"] = "The target is as the block `target` wants it."
+        checks["no_drift"] = "The target matches the `target` block."
     key = stream_key(stream, "replica")
-    return [
-        dg.AssetCheckSpec(name, asset=key, description=description)
-        for name, description in (_REPLICA_CHECKS | senders).items()
-    ]
+    return [dg.AssetCheckSpec(name, asset=key, description=description) for name, description in checks.items()]
 
 
 def advisories_check_spec(stream: StreamSettings) -> dg.AssetCheckSpec:
@@ -54,14 +50,14 @@ def advisories_check_spec(stream: StreamSettings) -> dg.AssetCheckSpec:
     return dg.AssetCheckSpec(
         "advisories_published",
         asset=stream_key(stream, "node_advisories"),
-        description="No advisory waits to be published.",
+        description="No advisory is waiting to be published.",
     )
 
 
 def warning(
     key: dg.AssetKey, name: str, passed: bool, metadata: Mapping[str, Any], description: str | None = None
 ) -> dg.AssetCheckResult:
-    """Return a verdict that only warns when it is bad."""
+    """Return a check result that warns if it did not pass."""
     return dg.AssetCheckResult(
         asset_key=key,
         check_name=name,
@@ -73,14 +69,14 @@ def warning(
 
 
 def check_replica(
-    site: Site, stream: StreamSettings, report: StreamReport, *, ask: bool
+    site: Site, stream: StreamSettings, report: StreamReport, *, query_target: bool
 ) -> Iterator[dg.AssetCheckResult]:
-    """Yield the verdicts on a replica; the last copy is looked up in the target if `ask`."""
+    """Yield the check results of a replica; `query_target` looks up the last copy in the target."""
     key = stream_key(stream, "replica")
     yield warning(key, "no_gap", report.gap_messages == 0, {"messages": report.gap_messages})
     in_order = report.disordered == 0 or stream.order != "stream"
     yield warning(key, "in_order", in_order, {"messages": report.disordered, "order": stream.order})
-    yield _check_loss(site, stream, report, ask=ask)
+    yield _check_loss(site, stream, report, query_target=query_target)
     yield check_progress(site, stream, report)
     silent = site.state.heartbeats(stream.stream).silent(stream.name, site.clock.now_ns())
     missing = ", ".join(f"no heartbeat on {subject} for {age_ns / 1e9:.0f} s" for subject, age_ns in silent.items())
@@ -88,24 +84,21 @@ def check_replica(
     if stream.target_options:
         drift = report.target_drift
         remedy = (
-            f"{stream.target_stream}: {'; '.join(drift)}: change the stream, or the block target" if drift else None
+            f"{stream.target_stream}: {'; '.join(drift)}; change the stream, or the block `target`" if drift else None
         )
         yield warning(key, "no_drift", not drift, {"differences": len(drift)}, remedy)
     if stream.extractor is not None:
         without_sender = report.reasons.get("no_sender", 0)
-        most = (
+        mostly = (
             f"{without_sender} of {report.messages} messages have no sender ({stream.extractor.key}:"
-            f" {stream.extractor.text}): they are copied and nobody is tracked by them"
+            f" {stream.extractor.text}); they are copied but track no node"
         )
-        description = most if without_sender * 2 > report.messages else None
+        description = mostly if without_sender * 2 > report.messages else None
         yield warning(key, "senders_found", without_sender == 0, {"messages": without_sender}, description)
 
 
 def check_progress(site: Site, stream: StreamSettings, report: StreamReport) -> dg.AssetCheckResult:
-    """Return whether a stream that is behind moves on; a warning after 2 sensor intervals without, an error after 10.
-
-    Also for a stream that failed: with its error, and since when.
-    """
+    """Return whether the position of a stream that is behind advances; a failed stream's error is the description."""
     state = report.state
     behind = state is not None and state.progress_ns is not None and state.lag_messages > 0
     stalled_ns = site.clock.now_ns() - state.progress_ns if state and state.progress_ns and behind else 0
@@ -115,8 +108,8 @@ def check_progress(site: Site, stream: StreamSettings, report: StreamReport) -> 
     return dg.AssetCheckResult(
         asset_key=stream_key(stream, "replica"),
         check_name="progressing",
-        passed=intervals <= _STALLED_INTERVALS,
-        severity=dg.AssetCheckSeverity.ERROR if intervals > _LOST_INTERVALS else dg.AssetCheckSeverity.WARN,
+        passed=intervals <= _WARN_INTERVALS,
+        severity=dg.AssetCheckSeverity.ERROR if intervals > _FAIL_INTERVALS else dg.AssetCheckSeverity.WARN,
         description=error,
         metadata={
             "stalled_seconds": round(stalled_ns / 1e9, 3),
@@ -125,22 +118,20 @@ def check_progress(site: Site, stream: StreamSettings, report: StreamReport) -> 
     )
 
 
-def _check_loss(site: Site, stream: StreamSettings, report: StreamReport, *, ask: bool) -> dg.AssetCheckResult:
+def _check_loss(site: Site, stream: StreamSettings, report: StreamReport, *, query_target: bool) -> dg.AssetCheckResult:
     key, state = stream_key(stream, "replica"), report.state
     if state is None:
         return dg.AssetCheckResult(
-            asset_key=key, check_name="no_loss", passed=True, description="Nothing was read yet."
+            asset_key=key, check_name="no_loss", passed=True, description="no message has been read yet"
         )
     copying = report.copying or CopyState(stream.stream)
     accounted = state.skipped_messages + state.too_old_messages + copying.copied_messages + copying.parked_messages
     accounted += report.queued + copying.lost_messages
-    problem = (
-        f"{state.seen_messages} seen, {accounted} accounted for"
-        if accounted != state.seen_messages
-        else _last_copy_problem(site, stream, report)
-        if ask
-        else ""
-    )
+    problem = ""
+    if accounted != state.seen_messages:
+        problem = f"{state.seen_messages} seen, {accounted} accounted for"
+    elif query_target:
+        problem = _last_copy_problem(site, stream, report)
     return dg.AssetCheckResult(
         asset_key=key,
         check_name="no_loss",
@@ -151,9 +142,9 @@ def _check_loss(site: Site, stream: StreamSettings, report: StreamReport, *, ask
 
 
 def _last_copy_problem(site: Site, stream: StreamSettings, report: StreamReport) -> str:
-    """Return what is wrong with our last copy in the target; empty when nothing is.
+    """Return why the last copy in the target is wrong, or an empty text.
 
-    It may have been purged or expired since, but not be another.
+    A copy that was purged or has expired is not a problem, another message at its sequence is.
     """
     copying = report.copying
     if copying is None or copying.target_sequence == 0:
@@ -164,18 +155,18 @@ def _last_copy_problem(site: Site, stream: StreamSettings, report: StreamReport)
         if info.created_ns != copying.target_created_ns or info.first_sequence > copying.target_sequence:
             return ""
         if info.last_sequence < copying.target_sequence:
-            return f"the target ends at {info.last_sequence}, before our copy at {copying.target_sequence}"
+            return f"the target ends at {info.last_sequence}, before the last copy at {copying.target_sequence}"
         stored = target.message(stream.target_stream, copying.target_sequence)
     except RunError as error:
-        return f"the target cannot be asked: {error}"
+        return f"the target cannot be queried: {error}"
     identity = Identity(stream.stream, stream.replicator, stream.name)
     copy = find_copy(stored.headers, identity, copying.created_ns) if stored else None
     if stored is not None and (copy is None or copy.sequence != copying.target_holds):
-        return f"the target's {copying.target_sequence} is not our copy of {copying.target_holds}"
+        return f"the target's {copying.target_sequence} is not the copy of {copying.target_holds}"
     return ""
 
 
 def check_advisories(stream: StreamSettings, report: StreamReport) -> dg.AssetCheckResult:
-    """Return the verdict on the outbox after a run."""
+    """Return the check result of the outbox after a run."""
     key = stream_key(stream, "node_advisories")
     return warning(key, "advisories_published", report.waiting == 0, {"waiting": report.waiting}, report.undeliverable)

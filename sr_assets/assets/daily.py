@@ -1,47 +1,66 @@
-"""The daily tables as assets: a partition for each day, computed by Spark, any number of consecutive days in a run.
+"""The daily tables as assets: a partition for each day, computed by Spark, any number of consecutive days in one run.
 
-Here: what they have in common. Not here: what each one records and checks (`availability`, `inventory`), the computation
-(`stages.daily`), when it runs (`automation.daily`). No `from __future__ import annotations` here: Dagster reads the annotations
-of an asset's function.
+Add a daily table here. No `from __future__ import annotations`: Dagster reads the annotations of an asset's function.
 """
 
+import base64
+import io
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, timedelta
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import dagster as dg
 
+from sr_assets.adapters.extras import missing_extra
+from sr_assets.adapters.published import availability as availability_queries
+from sr_assets.adapters.published import inventory as inventory_queries
 from sr_assets.adapters.published.reading import Rows
-from sr_assets.assets.described import documented, table_metadata
-from sr_assets.assets.fleet import table_key
-from sr_assets.assets.streams import OWNERS
+from sr_assets.assets.specs import OWNERS, ROW_COUNT, column_metadata, documented, table_key
 from sr_assets.domain.days import Day, day_of
 from sr_assets.domain.errors import SrAssetsError
+from sr_assets.resources import Platform
 from sr_assets.settings import Settings
+from sr_assets.stages.availability import AVAILABILITY_STAGE
 from sr_assets.stages.daily import DailyStage
+from sr_assets.stages.inventory import INVENTORY_STAGE
 
-#: As many days are in an asset's picture.
-SHOWN_DAYS = 30
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_CHART_DAYS: Final = 30
+_WORST_NODES: Final = 10
+_VERSIONS: Final = 6
+_VALUES_PER_PROPERTY: Final = 5
+Points = Sequence[tuple[str, float]]
+
+
+class SparkResource(Protocol):
+    """The part of `PySparkResource` that a daily table needs: importing that class would load Spark with the definitions."""
+
+    @property
+    def spark_session(self) -> "SparkSession":
+        """The session, started at its first use."""
 
 
 @dataclass(frozen=True)
 class DailyCheck:
-    """A check of a table's days: what it says, and how many rows of a day are wrong."""
+    """A check of a table's days: its description, and a function that counts the wrong rows of a day."""
 
     description: str
-    wrong: Callable[[Path, Day], int]
+    count_wrong: Callable[[Path, Day], int]
 
 
 @dataclass(frozen=True)
 class DailyAsset:
     """The asset of a daily table.
 
-    `row` says what one row is of, `sources` which assets it is computed of; `metadata` returns what is recorded of a run that
-    computed days, of which the last is given.
+    `row` is the subject of one row; `sources` returns the assets that the table is computed from; `metadata` returns the
+    chart and the table of a run whose last day is given.
     """
 
     stage: DailyStage
@@ -57,7 +76,7 @@ class DailyAsset:
 
 
 def daily_partitions(settings: Settings, stage: DailyStage) -> dg.DailyPartitionsDefinition:
-    """Return the days of a table, today's included; the first is the earliest that is there or can be computed."""
+    """Return the days of a table, from the earliest that exists or can be computed until today."""
     first = stage.first_date(settings, time.time_ns())
     return dg.DailyPartitionsDefinition(
         start_date=first.isoformat(), timezone=stage.settings(settings).timezone, end_offset=1
@@ -65,28 +84,26 @@ def daily_partitions(settings: Settings, stage: DailyStage) -> dg.DailyPartition
 
 
 def build_daily_asset(settings: Settings, daily: DailyAsset) -> dg.AssetsDefinition:
-    """Return a table's asset; needs the resources `platform` and `spark`. A run takes any number of consecutive days."""
+    """Return a table's asset; one run computes any number of consecutive days."""
     stage = daily.stage
 
-    def compute(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
-        configured: Settings = context.resources.platform.settings
+    def compute(
+        context: dg.AssetExecutionContext, platform: Platform, spark: dg.ResourceParam[SparkResource]
+    ) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
+        configured = platform.settings
         dates = sorted(date.fromisoformat(key) for key in context.partition_keys)
         try:
-            rows = stage.compute_days(configured, dates, lambda: context.resources.spark.spark_session)
-            metadata = {
-                **table_metadata(stage.table.kinds, sum(rows.values())),
-                "days": len(rows),
-                **daily.metadata(configured, dates[-1]),
-            }
-            days = [day_of(when, stage.settings(configured).timezone) for when in dates]
-            verdicts = list(_verdicts(daily, configured.home, days))
+            rows = stage.compute_days(configured, dates, lambda: spark.spark_session)
+            metadata = {ROW_COUNT: sum(rows.values()), "days": len(rows), **daily.metadata(configured, dates[-1])}
+            days = [day_of(day, stage.settings(configured).timezone) for day in dates]
+            check_results = list(_check_results(daily, configured.home, days))
         except SrAssetsError as error:
             raise dg.Failure(str(error), allow_retries=False) from None
         yield dg.MaterializeResult(daily.key, metadata=metadata)
-        yield from verdicts
+        yield from check_results
 
     with warnings.catch_warnings():
-        # Dagster warns that backfill policies may still change; they are the way to compute many days at once.
+        # Dagster warns that backfill policies may change; only they compute many days in one run.
         warnings.simplefilter("ignore", dg.BetaWarning)
         return dg.asset(
             key=daily.key,
@@ -101,29 +118,113 @@ def build_daily_asset(settings: Settings, daily: DailyAsset) -> dg.AssetsDefinit
                 f"Table {stage.table.name} of fleet.duckdb: one row per {daily.row}.",
                 f"rules.md#{stage.table.computed}-by-day",
             ),
+            metadata=column_metadata(stage.table.name),
             group_name="fleet",
             kinds={"duckdb", "spark"},
             owners=OWNERS,
-            required_resource_keys={"platform", "spark"},
         )(compute)
 
 
-def shown_table(rows: Rows) -> dg.TableMetadataValue:
-    """Return rows as a table on an asset's page."""
-    return dg.MetadataValue.table(
-        [
-            dg.TableRecord({name: _cell(value) for name, value in zip(rows.columns, row, strict=True)})
-            for row in rows.values
-        ],
-        schema=dg.TableSchema([dg.TableColumn(name) for name in rows.columns]),
-    )
+def _check_results(daily: DailyAsset, home: Path, days: list[Day]) -> Iterator[dg.AssetCheckResult]:
+    for name, check in daily.checks.items():
+        wrong = sum(check.count_wrong(home, day) for day in days)
+        yield dg.AssetCheckResult(asset_key=daily.key, check_name=name, passed=wrong == 0, metadata={"wrong": wrong})
+
+
+def _availability_sources(settings: Settings) -> list[dg.AssetKey]:
+    tables = ["node_availability", "node_advisories", *(["global_advisories"] if settings.feeds else [])]
+    return [table_key(table) for table in tables]
+
+
+def _availability_metadata(settings: Settings, last: date) -> dict[str, Any]:
+    """Return a chart of the last days and a table of the nodes with the worst availability."""
+    since = last - timedelta(days=_CHART_DAYS - 1)
+    days = availability_queries.availability(settings.home, by="day", since=since)
+    worst = availability_queries.availability(settings.home, by="node", since=since, most=_WORST_NODES)
+    day, percent = days.columns.index("date"), days.columns.index("availability_percent")
+    points = [(str(row[day]), row[percent]) for row in days.values if row[percent] is not None]
+    return {
+        "availability": line_chart("availability by day", "availability, %", {"": points}),
+        "worst_nodes": _table(worst),
+    }
+
+
+def _inventory_metadata(settings: Settings, last: date) -> dict[str, Any]:
+    """Return a chart of the agent versions of the last days, and a table of the most frequent values of the last day."""
+    since = last - timedelta(days=_CHART_DAYS - 1)
+    lines: dict[str, list[tuple[str, float]]] = {}
+    counts = inventory_queries.values_by_day(settings.home, "agent_version", since, _VERSIONS)
+    for day, version, nodes in counts.values:
+        lines.setdefault(version, []).append((str(day), nodes))
+    return {
+        "versions": line_chart("nodes by agent version", "nodes", lines),
+        "values": _table(inventory_queries.values_of_day(settings.home, last, _VALUES_PER_PROPERTY)),
+    }
+
+
+def line_chart(title: str, unit: str, lines: Mapping[str, Points]) -> dg.MarkdownMetadataValue:
+    """Return a chart of lines by label, as a PNG image within Markdown."""
+    if find_spec("matplotlib") is None:
+        return dg.MetadataValue.md(missing_extra("this chart", "charts"))
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+    from PIL import Image
+
+    figure = Figure(figsize=(8, 2.5), layout="constrained")
+    axes = figure.add_subplot()
+    for label, points in lines.items():
+        # The trailing space keeps matplotlib from leaving out a label that begins with an underscore.
+        axes.plot([at for at, _ in points], [y for _, y in points], marker=".", linewidth=1.5, label=f"{label} ")
+    axes.set_ylabel(unit)
+    axes.xaxis.set_major_locator(MaxNLocator(8))
+    axes.grid(visible=True, alpha=0.3)
+    if any(lines):
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    drawn, image = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=80)
+    # A palette makes the image a quarter as large; every run stores one.
+    Image.open(drawn).convert("RGB").quantize(64).save(image, "png", optimize=True)
+    return dg.MetadataValue.md(f"![{title}](data:image/png;base64,{base64.b64encode(image.getvalue()).decode()})")
+
+
+def _table(rows: Rows) -> dg.TableMetadataValue:
+    records = [
+        dg.TableRecord({name: _cell(value) for name, value in zip(rows.columns, row, strict=True)})
+        for row in rows.values
+    ]
+    return dg.MetadataValue.table(records, schema=dg.TableSchema([dg.TableColumn(name) for name in rows.columns]))
 
 
 def _cell(value: Any) -> str | float | int | bool | None:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
-def _verdicts(daily: DailyAsset, home: Path, days: list[Day]) -> Iterator[dg.AssetCheckResult]:
-    for name, check in daily.checks.items():
-        count = sum(check.wrong(home, day) for day in days)
-        yield dg.AssetCheckResult(asset_key=daily.key, check_name=name, passed=count == 0, metadata={"wrong": count})
+AVAILABILITY_ASSET: Final = DailyAsset(
+    AVAILABILITY_STAGE,
+    "node and day on which it was known",
+    _availability_sources,
+    {
+        "seconds_add_up": DailyCheck(
+            "Up, silent, retired and blind seconds add up to the time of the day since the node was first seen.",
+            availability_queries.wrong_sums,
+        ),
+        "no_node_missing": DailyCheck(
+            "Every node that was known on the day has a row.", availability_queries.missing_nodes
+        ),
+    },
+    _availability_metadata,
+)
+INVENTORY_ASSET: Final = DailyAsset(
+    INVENTORY_STAGE,
+    "day, stream, property and value",
+    lambda _: [table_key(table) for table in ("node_snapshots", "node_availability", "node_advisories")],
+    {
+        "values_add_up": DailyCheck(
+            "The nodes of a property's values add up to the nodes of the day.", inventory_queries.wrong_sums
+        ),
+        "no_node_missing": DailyCheck(
+            "Every node with a message that was copied on the day is counted.", inventory_queries.missing_nodes
+        ),
+    },
+    _inventory_metadata,
+)

@@ -1,22 +1,18 @@
-"""The asset `advisory_feed`: the advisories of other sites, folded into the global view.
-
-Here: its spec, its checks and what is recorded of it. Not here: the fold (`stages.feeds.advisory_feed`), the global
-tables as assets (`fleet`).
-"""
+"""The assets of a feed: their specs, checks, and the metadata that a run records."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
 from sr_assets.assets.checks import warning
-from sr_assets.assets.nodes import event_counts
-from sr_assets.assets.streams import external_spec, made_spec, stream_key
+from sr_assets.assets.specs import documented, entry_spec, source_spec, stream_key
+from sr_assets.assets.streams import event_counts
 from sr_assets.domain.positions import DAY_NS, format_rfc3339_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from sr_assets.settings import FeedSettings, Settings, StreamSettings
     from sr_assets.stages.report import StreamReport
@@ -24,8 +20,8 @@ if TYPE_CHECKING:
 
 _MOST_NAMED: Final = 10
 _CHECKS: Final = {
-    "no_gap": "The stream held every sequence between where this run began and ended.",
-    "advisories_understood": "Nothing was rejected (table global_rejects) for a day.",
+    "no_gap": "No message was missing from the stream in this run.",
+    "advisories_understood": "No message was rejected (table `global_rejects`) within the last day.",
     "sites_watched": "No site is blind: no heartbeat is overdue.",
 }
 
@@ -33,24 +29,24 @@ _CHECKS: Final = {
 def feed_source_specs(
     settings: Settings, feed: FeedSettings, filled_by: Sequence[StreamSettings]
 ) -> list[dg.AssetSpec]:
-    """Describe the stream that a feed reads, unless it is filled by replicas of ours."""
+    """Describe the stream that a feed reads, unless replicas of this platform fill it."""
     if filled_by:
         return []
     description = f"JetStream stream {feed.stream} on {feed.source.label}: advisories, written by the sites."
-    return [external_spec(settings, feed, description)]
+    return [source_spec(settings, feed, description)]
 
 
 def feed_spec(feed: FeedSettings, filled_by: Sequence[StreamSettings]) -> dg.AssetSpec:
     """Describe the fold of a feed."""
-    return made_spec(
+    return entry_spec(
         feed,
         "advisory_feed",
-        [stream_key(stream, "replica") for stream in filled_by] or [stream_key(feed, "source")],
-        (
-            f"Who is up, silent or gone at every site, by the advisories in {feed.stream} on {feed.source.label} alone.",
+        [stream_key(stream, "replica") for stream in filled_by] or ["source"],
+        documented(
+            f"Status of every node at every site, folded from the advisories in {feed.stream} on {feed.source.label}.",
             "rules.md#at-the-centre",
         ),
-        {"nats", "spark", "duckdb"},
+        kinds={"nats", "spark", "duckdb"},
     )
 
 
@@ -60,35 +56,35 @@ def feed_check_specs(feed: FeedSettings) -> list[dg.AssetCheckSpec]:
     return [dg.AssetCheckSpec(name, asset=key, description=description) for name, description in _CHECKS.items()]
 
 
-def feed_metadata(report: StreamReport) -> Mapping[str, dg.MetadataValue]:
-    """Return what a run folded, as numbers that plot."""
+def feed_metadata(report: StreamReport) -> dict[str, Any]:
+    """Return the counts of a run."""
     return {
-        "advisories": dg.MetadataValue.int(report.copied),
-        "rejected": dg.MetadataValue.int(report.parked),
-        "batches": dg.MetadataValue.int(report.batches),
-        "lag_messages": dg.MetadataValue.int(report.lag_messages),
+        "advisories": report.copied,
+        "rejected": report.parked,
+        "batches": report.batches,
+        "lag_messages": report.lag_messages,
         **event_counts(report),
     }
 
 
 def check_feed(site: Site, report: StreamReport) -> Iterator[dg.AssetCheckResult]:
-    """Yield the verdicts on a feed after a run."""
+    """Yield the check results of a feed after a run."""
     key, state, stream = stream_key(report.stream, "advisory_feed"), report.state, report.stream.stream
     yield warning(key, "no_gap", report.gap_messages == 0, {"messages": report.gap_messages})
     since_ns = (state.watermark_ns if state else None) or site.clock.now_ns()
     rejected = site.state.global_tables.rejects_since(stream, since_ns - DAY_NS)
-    counted = {
+    counts = {
         "last_day": rejected,
         "this_run": report.parked,
         "ever": report.copying.parked_messages if report.copying else 0,
     }
-    yield warning(key, "advisories_understood", rejected == 0, counted)
+    yield warning(key, "advisories_understood", rejected == 0, counts)
     blind = site.state.global_tables.blind_sites(stream, state.watermark_ns if state else None)
-    yield warning(key, "sites_watched", not blind, {"blind": len(blind)}, _named(blind))
+    yield warning(key, "sites_watched", not blind, {"blind": len(blind)}, _blind_sites(blind))
 
 
-def _named(blind: Sequence[tuple[str, int]]) -> str | None:
-    """Return which sites are blind, the first of many: (site and stream, time of the last heartbeat in unix ns)."""
+def _blind_sites(blind: Sequence[tuple[str, int]]) -> str | None:
+    """Return the first blind sites as text, from pairs of site and stream, and last heartbeat in unix ns."""
     if not blind:
         return None
     named = [f"{label} (last heartbeat {format_rfc3339_ns(alive_ns)[:19]}Z)" for label, alive_ns in blind[:_MOST_NAMED]]

@@ -1,21 +1,35 @@
-"""The shared tables of `fleet.duckdb` as assets: what is published, recorded with its row counts.
+"""The shared tables of `fleet.duckdb` as assets: "Materialize" publishes them again, and every run of a site records them.
 
-Here: their specs, and how they are recorded: by every run of a site, or materialised by hand. Not here: the publishing,
-which every run of a site does itself as it ends (`stages.site`), so that a failed stream does not hold back the others' rows.
+Every run of a site publishes its rows itself, so that a failed stream does not hold back the rows of the others.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import dagster as dg
 
-from sr_assets.adapters.published.reading import describe_tables
-from sr_assets.assets.described import documented, table_metadata
-from sr_assets.assets.streams import OWNERS, native_keys, stream_key
+from sr_assets.adapters.home import open_home
+from sr_assets.adapters.published.index import Run, republish
+from sr_assets.adapters.published.reading import TableSummary, summarize_tables
+from sr_assets.assets.columns import COLUMN_TYPES
+from sr_assets.assets.specs import (
+    OWNERS,
+    ROW_COUNT,
+    column_metadata,
+    documented,
+    native_keys,
+    stream_key,
+    table_key,
+)
+from sr_assets.assets.streams import markdown_table
 from sr_assets.domain.errors import SrAssetsError
-from sr_assets.settings import Settings, StreamSettings
+from sr_assets.resources import Platform
+from sr_assets.settings import Settings
+from sr_assets.stages.clock import Clock
+from sr_assets.stages.site import published_sites
 
-#: table → (the stage that makes its rows, what one row is of)
-_TABLE_ROWS = {
+#: table → (the stage that produces its rows, the subject of one row)
+_TABLE_ROWS: Final = {
     "last_seen_nodes": ("node_state", "tracked node that is not retired"),
     "retired_nodes": ("node_state", "retired node"),
     "node_availability": ("node_state", "node ever tracked"),
@@ -28,31 +42,32 @@ _TABLE_ROWS = {
     "site_summary": ("node_state", "site and stream"),
     "snapshot_info": ("replica", "publication: only the last"),
 }
-#: table of native streams and of all links → what one row is of; these are assets only with native streams.
-_TOPOLOGY_ROWS = {
-    "topology_streams": "stream of a cluster that the configuration names",
+#: Tables about native streams and all links, assets only if native streams are configured → the subject of one row
+_TOPOLOGY_ROWS: Final = {
+    "topology_streams": "stream of a configured cluster",
     "topology_links": "mirror, source, replica or feed",
-    "topology_drift": "difference between a native stream that is wanted and the one that is there",
+    "topology_drift": "difference between a native stream and its configuration",
 }
-#: global table → what one row is of; these are assets only where there is a feed.
-_GLOBAL_ROWS = {
+#: Global tables, assets only if a feed is configured → the subject of one row
+_GLOBAL_ROWS: Final = {
     "global_availability": "node ever reported, at each site",
     "global_advisories": "advisory of any site",
     "global_summary": "site and stream, with the state of its heartbeat",
-    "global_rejects": "message of a feed that is no advisory",
+    "global_rejects": "rejected message of a feed",
 }
-
-
-def table_key(table: str) -> dg.AssetKey:
-    """Return the key `["fleet", table]`."""
-    return dg.AssetKey(["fleet", table])
+_FIRST_ROWS: Final = 5
+_LONGEST_CELL: Final = 40
+#: Payloads stay out of Dagster's storage, whose readers `published_mode` does not restrict.
+_NOT_SHOWN: Final = ("JSON", "BLOB")
 
 
 def build_fleet_assets(settings: Settings) -> dg.AssetsDefinition:
-    """Return the shared tables; needs the resource `platform`."""
+    """Return the shared tables, which one run publishes together."""
     specs = {
         table: _table_spec(
-            table, row, [stream_key(stream, stage) for stream in settings.streams if _has(stream, stage)]
+            table,
+            row,
+            [stream_key(stream, stage) for stream in settings.streams if stage == "replica" or stream.tracked],
         )
         for table, (stage, row) in _TABLE_ROWS.items()
     }
@@ -62,40 +77,47 @@ def build_fleet_assets(settings: Settings) -> dg.AssetsDefinition:
     if native := native_keys(settings):
         specs |= {table: _table_spec(table, row, native) for table, row in _TOPOLOGY_ROWS.items()}
 
-    @dg.multi_asset(
-        name="fleet_tables",
-        specs=list(specs.values()),
-        can_subset=True,
-        required_resource_keys={"platform"},
-    )
-    def fleet_tables(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
+    @dg.multi_asset(name="fleet_tables", specs=list(specs.values()), can_subset=True)
+    def fleet_tables(context: dg.AssetExecutionContext, platform: Platform) -> Iterator[dg.MaterializeResult[None]]:
+        configured = platform.settings
         try:
-            tables = describe_tables(context.resources.platform.settings.home)
+            open_home(configured.home, configured.published_mode)
+            run = Run(Clock.own_ns(), context.run.run_id)
+            republish(configured.home, published_sites(configured), run, configured.published_mode)
+            tables = summarize_tables(configured.home, _FIRST_ROWS)
         except SrAssetsError as error:
             raise dg.Failure(str(error), allow_retries=False) from None
         for table in specs:
             if table_key(table) in context.selected_asset_keys:
-                rows, columns = tables.get(table, (0, {}))
-                yield dg.MaterializeResult(table_key(table), metadata=table_metadata(columns, rows))
+                yield dg.MaterializeResult(table_key(table), metadata=_metadata(table, tables[table]))
 
     return fleet_tables
 
 
 def published_tables(settings: Settings) -> Iterator[dg.AssetMaterialization]:
-    """Yield the shared tables as events of a site's run, which publishes them; none while nothing is published."""
+    """Yield the shared tables as events of a site's run; none before the first publication."""
     try:
-        tables = describe_tables(settings.home)
+        tables = summarize_tables(settings.home, _FIRST_ROWS)
     except SrAssetsError:
-        # Nothing is published yet: the end of this run publishes the tables, or fails and says why.
+        # Nothing is published yet: the end of this run publishes the tables, or fails with the reason.
         return
     for table in (*_TABLE_ROWS, *(_GLOBAL_ROWS if settings.feeds else ())):
-        rows, columns = tables[table]
-        yield dg.AssetMaterialization(table_key(table), metadata=table_metadata(columns, rows))
+        yield dg.AssetMaterialization(table_key(table), metadata=_metadata(table, tables[table]))
 
 
-def _has(stream: StreamSettings, stage: str) -> bool:
-    """Return whether a stream has the asset of a stage: without senders it has its replica alone."""
-    return stage == "replica" or stream.tracked
+def _metadata(table: str, summary: TableSummary) -> dict[str, dg.MetadataValue]:
+    types = COLUMN_TYPES[table]
+    shown = [number for number, name in enumerate(summary.columns) if types[name] not in _NOT_SHOWN]
+    rows = [[_text(row[number]) for number in shown] for row in summary.first_rows]
+    return {
+        ROW_COUNT: dg.MetadataValue.int(summary.row_count),
+        "first_rows": markdown_table([summary.columns[number] for number in shown], rows),
+    }
+
+
+def _text(value: object) -> str:
+    text = "" if value is None else str(value)
+    return text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 1]}…"
 
 
 def _table_spec(table: str, row: str, deps: Sequence[dg.AssetKey]) -> dg.AssetSpec:
@@ -105,6 +127,7 @@ def _table_spec(table: str, row: str, deps: Sequence[dg.AssetKey]) -> dg.AssetSp
         description=documented(
             f"Table {table} of fleet.duckdb: one row per {row}.", "contract.md#tables-in-fleetduckdb"
         ),
+        metadata=column_metadata(table),
         group_name="fleet",
         kinds={"duckdb"},
         owners=OWNERS,

@@ -27,7 +27,7 @@ from sr_assets.adapters.run_failures import (
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.site_queue import dequeue_site, queue_ttl_seconds, queued_sites
 from sr_assets.adapters.state.status_file import streams_without_error
-from sr_assets.assets.streams import site_job_name
+from sr_assets.assets.specs import site_job_name
 from sr_assets.resources import NOTED
 
 if TYPE_CHECKING:

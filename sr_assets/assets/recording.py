@@ -1,7 +1,7 @@
-"""The results of a site's run in Dagster: once its entries have caught up, when a verdict changes, and as it ends.
+"""The results of a site's run in Dagster: recorded when its entries have caught up, when a check result changes, and at the end.
 
-A run lingers for minutes after it has caught up. Its assets are materialised and its checks evaluated before that, so that
-Dagster shows them as they are, not in progress. Not here: what is recorded of an asset (`entries`), the run (`sites`).
+A run lingers for minutes after it has caught up. It records its results before that, so that Dagster does not show its
+assets as in progress.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
-from sr_assets.assets.described import hours_recorded
-from sr_assets.assets.streams import stream_key
+from sr_assets.assets.specs import ROW_COUNT, column_metadata, stream_key
 from sr_assets.resources import HOST_KEY
 from sr_assets.stages.report import Stage
 
@@ -22,16 +21,23 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from sr_assets.assets.entries import EntryAssets
-    from sr_assets.domain.hours import Hours
     from sr_assets.stages.report import StreamReport
     from sr_assets.stages.site import Site
 
 Event = dg.AssetMaterialization | dg.AssetCheckEvaluation
 Result = dg.MaterializeResult[None] | dg.AssetCheckResult | Event
 
-#: A run that has not caught up by then is recorded too.
+#: The table whose columns each stage's asset has.
+_TABLES: Final = {
+    Stage.NODE_STATE: "node_availability",
+    Stage.NODE_SNAPSHOTS: "node_snapshots",
+    Stage.NODE_ADVISORIES: "node_advisories",
+    Stage.REPLICA: "messages",
+    Stage.ADVISORY_FEED: "global_availability",
+}
+#: A run that has not caught up after this time is recorded all the same.
 _FIRST_SECONDS: Final = 30.0
-#: How often a lingering run looks whether a verdict has changed.
+#: Interval at which a lingering run records changed check results.
 _CHANGES_SECONDS: Final = 15.0
 
 
@@ -61,13 +67,11 @@ class Recorder:
         # Computed once: the digest covers the settings of all sites.
         self._digest = dg.MetadataValue.text(site.settings.digest[:12])
         self._next_check_at = time.monotonic() + _FIRST_SECONDS
-        self._recorded: dict[dg.AssetKey, Mapping[str, dg.MetadataValue]] = {}
-        # As they were before this run, which may record an asset twice.
-        self._hours: dict[dg.AssetKey, Hours] = {}
+        self._recorded: dict[dg.AssetKey, Mapping[str, Any]] = {}
         self._evaluated: dict[dg.AssetCheckKey, bool] = {}
 
     def due(self, *, caught_up: bool) -> bool:
-        """Return whether the run so far is to be recorded."""
+        """Return whether to record the run so far."""
         return time.monotonic() >= self._next_check_at or (caught_up and not self.began)
 
     @property
@@ -76,78 +80,63 @@ class Recorder:
         return bool(self._recorded or self._evaluated)
 
     def record(self, reports: Mapping[str, StreamReport], *, ended: bool) -> Iterator[Result]:
-        """Yield what is new in the reports by stream: of a run that goes on, assets once and verdicts when they change."""
+        """Yield the results of the reports by stream; before the run has ended, only new assets and changed checks."""
         self._next_check_at = time.monotonic() + _CHANGES_SECONDS
         for stream, report in reports.items():
             assets = self._entries[stream]
             yield from self._materialise(assets, report, ended=ended)
-            for verdict in assets.verdicts(self._site, report, ask=ended):
-                yield from self._evaluate(verdict, ended=ended)
+            for check_result in assets.check_results(self._site, report, query_target=ended):
+                yield from self._evaluate(check_result, ended=ended)
 
-    def numbers(self, reports: Mapping[str, StreamReport]) -> dict[str, dict[str, Any]]:
-        """Return, by label, what is recorded of the copying or folding of each entry that failed after it had begun."""
+    def counts_of_failed(self, reports: Mapping[str, StreamReport]) -> dict[str, dict[str, int]]:
+        """Return, by label, the counts of the entries that failed after they had begun."""
         failed = (report for report in reports.values() if report.failure and report.state is not None)
         return {report.stream.label: self._counts(report) for report in failed}
 
-    def _counts(self, report: StreamReport) -> dict[str, Any]:
-        counted = (Stage.REPLICA, Stage.ADVISORY_FEED)
-        recorded = self._entries[report.stream.stream].recorded(self._site, report)
-        return {
-            name: value.value
-            for stage, metadata in recorded
-            if stage in counted
-            for name, value in metadata.items()
-            if isinstance(value, dg.IntMetadataValue)
-        }
+    def _counts(self, report: StreamReport) -> dict[str, int]:
+        assets = self._entries[report.stream.stream]
+        counted = Stage.REPLICA if Stage.REPLICA in assets.stages else Stage.ADVISORY_FEED
+        metadata = assets.metadata(counted, self._site, report)
+        return {name: value for name, value in metadata.items() if isinstance(value, int)}
 
     def _materialise(self, assets: EntryAssets, report: StreamReport, *, ended: bool) -> Iterator[Result]:
-        """Yield the assets of an entry. A stage that failed is not materialised; one that never began only at the end."""
+        """Yield an entry's assets without those of failed stages; an entry without a state yet waits for the end."""
         if not ended and report.state is None:
             return
-        for stage, described in assets.recorded(self._site, report):
+        for stage in assets.stages:
             key = stream_key(assets.entry, stage.value)
-            metadata = {**described, "settings_digest": self._digest}
-            known = self._recorded.get(key)
-            if (
-                key not in self._run.asset_keys
-                or stage in report.failed
-                or (known is not None and not ended)
-                or known == metadata
-            ):
+            earlier = self._recorded.get(key)
+            if key not in self._run.asset_keys or stage in report.failed or (earlier is not None and not ended):
+                continue
+            metadata = {**assets.metadata(stage, self._site, report), "settings_digest": self._digest}
+            if earlier == metadata:
                 continue
             self._recorded[key] = metadata
-            whole = {**metadata, **self._page(assets, stage, report)}
+            rows = assets.row_count(stage, self._site, report)
+            whole = {**metadata, **column_metadata(_TABLES[stage]), ROW_COUNT: rows}
             if self._run.hosted:
-                yield dg.AssetMaterialization(
-                    key, metadata={**whole, HOST_KEY: dg.MetadataValue.dagster_run(self._run.run_id)}
-                )
-            elif known is None:
+                whole[HOST_KEY] = dg.MetadataValue.dagster_run(self._run.run_id)
+            if earlier is None and not self._run.hosted:
                 yield dg.MaterializeResult[None](key, metadata=whole)
             else:
                 yield dg.AssetMaterialization(key, metadata=whole)
 
-    def _page(self, assets: EntryAssets, stage: Stage, report: StreamReport) -> Mapping[str, Any]:
-        key = stream_key(assets.entry, stage.value)
-        if key not in self._hours:
-            self._hours[key] = hours_recorded(self._run.instance, key)
-        return assets.page(stage, self._site, report).metadata(self._hours[key], self._site.clock.now_ns())
-
-    def _evaluate(self, verdict: dg.AssetCheckResult, *, ended: bool) -> Iterator[Result]:
-        assert verdict.asset_key is not None
-        assert verdict.check_name is not None
-        key = dg.AssetCheckKey(verdict.asset_key, verdict.check_name)
-        known = self._evaluated.get(key)
-        if key not in self._run.check_keys or (known == verdict.passed and not ended):
+    def _evaluate(self, check_result: dg.AssetCheckResult, *, ended: bool) -> Iterator[Result]:
+        assert check_result.asset_key is not None
+        assert check_result.check_name is not None
+        key = dg.AssetCheckKey(check_result.asset_key, check_result.check_name)
+        earlier = self._evaluated.get(key)
+        if key not in self._run.check_keys or (earlier == check_result.passed and not ended):
             return
-        self._evaluated[key] = verdict.passed
-        if known is None and not self._run.hosted:
-            yield verdict
+        self._evaluated[key] = check_result.passed
+        if earlier is None and not self._run.hosted:
+            yield check_result
             return
         yield dg.AssetCheckEvaluation(
             asset_key=key.asset_key,
             check_name=key.name,
-            passed=verdict.passed,
-            metadata=verdict.metadata,
-            severity=verdict.severity,
-            description=verdict.description,
+            passed=check_result.passed,
+            metadata=check_result.metadata,
+            severity=check_result.severity,
+            description=check_result.description,
         )

@@ -80,7 +80,7 @@ def _run_site(platform: Platform, name: str, record: RunRecord, process: HostRun
                 if lingers and recorder.due(caught_up=caught_up):
                     yield from _so_far(run, recorder, settings)
                 yield from process.results()
-        results, numbers = list(recorder.record(run.reports, ended=True)), recorder.numbers(run.reports)
+        results, numbers = list(recorder.record(run.reports, ended=True)), recorder.counts_of_failed(run.reports)
     yield from (*results, *process.results(), *published_tables(settings))
     _raise_failures(run.reports, numbers)
 

@@ -10,14 +10,13 @@ from typing import Any, Final
 
 import dagster as dg
 
-from sr_assets.assets.described import MESSAGE_COLUMNS, documented, table_metadata
-from sr_assets.assets.streams import OWNERS, stream_key, topology_key
+from sr_assets.assets.specs import OWNERS, ROW_COUNT, column_metadata, documented, stream_key, topology_key
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.topology.graph import Graph, Node, around, graph_of
 from sr_assets.domain.topology.plan import Action
 from sr_assets.domain.topology.svg import svg
 from sr_assets.domain.topology.wanted import WantedStream
-from sr_assets.resources import configure_logging
+from sr_assets.resources import Platform, configure_logging
 from sr_assets.settings import Settings, TopologySettings
 from sr_assets.stages.topology.applying import apply_steps, look_at_result, refused
 from sr_assets.stages.topology.evaluation import (
@@ -54,10 +53,9 @@ def build_topology_assets(settings: Settings) -> list[dg.AssetsDefinition | dg.A
             for name, description in _checks(wanted).items()
         ],
         can_subset=True,
-        required_resource_keys={"platform"},
     )
-    def native_streams(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
-        configured: Settings = context.resources.platform.settings
+    def native_streams(context: dg.AssetExecutionContext, platform: Platform) -> Iterator[dg.MaterializeResult[None]]:
+        configured = platform.settings
         configure_logging(configured)
         try:
             seen, problems = _run(configured, context.run.run_id)
@@ -92,8 +90,13 @@ def metadata(seen: Evaluation, wanted: WantedStream) -> Mapping[str, dg.Metadata
     links = [link for link in report.links if (link.cluster, link.stream) == (wanted.cluster, wanted.stream)]
     recorded: dict[str, dg.MetadataValue] = {}
     if row is not None:
-        recorded |= table_metadata(MESSAGE_COLUMNS, row.messages or 0)
-        recorded |= {"messages": dg.MetadataValue.int(row.messages or 0), "bytes": dg.MetadataValue.int(row.bytes or 0)}
+        messages = dg.MetadataValue.int(row.messages or 0)
+        recorded |= {
+            **column_metadata("messages"),
+            ROW_COUNT: messages,
+            "messages": messages,
+            "bytes": dg.MetadataValue.int(row.bytes or 0),
+        }
     known = [link.lag_messages for link in links if link.lag_messages is not None]
     if known and len(known) == len(links):
         recorded["lag_messages"] = dg.MetadataValue.int(sum(known))

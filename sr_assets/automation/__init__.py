@@ -6,7 +6,7 @@ share the host among many sites. `sensors` and `jobs` are what Dagster sees, `ow
 runs; `old_runs` removes runs, with their `leftovers`. Add here what starts a run. Not here: what a run does (`stages`).
 """
 
-from sr_assets.assets.streams import site_job_name
+from sr_assets.assets.specs import site_job_name
 from sr_assets.automation.daily import build_daily_job, build_daily_schedule
 from sr_assets.automation.decisions import Decision
 from sr_assets.automation.failures import build_failure_sensor

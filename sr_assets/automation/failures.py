@@ -14,7 +14,7 @@ import dagster as dg
 
 from sr_assets.adapters.run_failures import RunFailure, note_run_failure, read_run_failures
 from sr_assets.adapters.state.status_file import streams_without_error
-from sr_assets.assets.streams import site_job_name
+from sr_assets.assets.specs import site_job_name
 from sr_assets.resources import NOTED
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import dagster as dg
 
-from sr_assets.assets.streams import site_job_name
+from sr_assets.assets.specs import site_job_name
 from sr_assets.settings import Settings
 
 #: The event log has all that happens; the console is for our own lines: Dagster would add a trace to every failure.

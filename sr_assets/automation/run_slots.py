@@ -14,7 +14,7 @@ import dagster as dg
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.site_queue import dequeue_site, enqueue_site, queue_ttl_seconds, queued_sites
 from sr_assets.assets.host_run import run_limit
-from sr_assets.assets.streams import site_job_name
+from sr_assets.assets.specs import site_job_name
 from sr_assets.resources import LINGER, MODE_TAG
 
 if TYPE_CHECKING:

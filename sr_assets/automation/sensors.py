@@ -11,7 +11,7 @@ import dagster as dg
 
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.assets.host_run import run_limit
-from sr_assets.assets.streams import site_job_name
+from sr_assets.assets.specs import site_job_name
 from sr_assets.automation.observing import find_work
 from sr_assets.automation.run_slots import UNDER_WAY, WITHOUT_LOCK_SECONDS, RunSlots
 from sr_assets.automation.stream_info_cache import StreamInfoCache

@@ -14,7 +14,7 @@ import dagster as dg
 
 from sr_assets.adapters.state.lock import SiteBusyError
 from sr_assets.adapters.state.status_file import read_status, status_age_seconds
-from sr_assets.assets.streams import topology_key
+from sr_assets.assets.specs import topology_key
 from sr_assets.assets.topology import evaluations, metadata
 from sr_assets.automation.jobs import resolve_job
 from sr_assets.automation.run_slots import UNDER_WAY

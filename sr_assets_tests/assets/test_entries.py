@@ -1,4 +1,4 @@
-"""The assets of an entry, stream or feed: specs, stages and checks of one kind fit together."""
+"""The assets of an entry: the specs, stages and checks of a stream, tracked or not, and of a feed."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 from sr_assets.assets.entries import entry_assets
-from sr_assets.assets.streams import stream_key
+from sr_assets.assets.specs import stream_key
 from sr_assets.settings import Settings, load_settings
 from sr_assets.stages.report import Stage
 
@@ -33,7 +33,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.mark.parametrize("stream", EXPECTED)
-def test_each_stage_of_an_entry_makes_one_asset_and_recording_follows_the_flow(settings: Settings, stream: str) -> None:
+def test_specs_follow_the_stages_in_the_order_of_the_flow(settings: Settings, stream: str) -> None:
     (entry,) = settings.find(stream)
     assets = entry_assets(entry)
     specs = assets.specs(settings)
@@ -41,15 +41,15 @@ def test_each_stage_of_an_entry_makes_one_asset_and_recording_follows_the_flow(s
     assert [stage.value for stage in assets.stages] == EXPECTED[stream]
     recorded: set[dg.AssetKey] = set()
     for spec in specs:
-        # Dagster refuses an asset that is recorded before one it depends on.
-        ours = {dep.asset_key for dep in spec.deps} & {other.key for other in specs}
-        assert ours <= recorded, spec.key
+        # Dagster refuses a materialisation that precedes one it depends on.
+        upstream = {dep.asset_key for dep in spec.deps} & {other.key for other in specs}
+        assert upstream <= recorded, spec.key
         recorded.add(spec.key)
         assert spec.skippable
 
 
 @pytest.mark.parametrize("stream", EXPECTED)
-def test_every_check_is_of_an_asset_that_the_entry_makes(settings: Settings, stream: str) -> None:
+def test_every_check_belongs_to_an_asset_of_the_entry(settings: Settings, stream: str) -> None:
     (entry,) = settings.find(stream)
     assets = entry_assets(entry)
     checks = assets.check_specs()
@@ -57,7 +57,7 @@ def test_every_check_is_of_an_asset_that_the_entry_makes(settings: Settings, str
     assert {check.asset_key for check in checks} <= {spec.key for spec in assets.specs(settings)}
 
 
-def test_only_the_stages_of_the_selected_assets_run(settings: Settings) -> None:
+def test_selected_stages_are_those_of_the_selected_assets(settings: Settings) -> None:
     (tracked,), (feed,) = settings.find("TRACKED"), settings.find("FEED")
     keys = {stream_key(tracked, "replica"), stream_key(tracked, "node_advisories"), stream_key(feed, "advisory_feed")}
     assert entry_assets(tracked).selected_stages(keys) == {Stage.REPLICA, Stage.NODE_ADVISORIES}

@@ -8,7 +8,6 @@ import dagster as dg
 import pytest
 
 from sr_assets.adapters.state.lock import lock_owner
-from sr_assets.assets.described import hours_recorded
 from sr_assets.automation import site_job_name
 from sr_assets.definitions import build
 from sr_assets.resources import LINGER, MODE_TAG
@@ -63,14 +62,13 @@ def test_assets_and_checks_of_a_lingering_run_are_not_in_progress(rig: Rig, inst
     assert seen[0] is not None, "the run had ended before it was recorded"
     replica = materialised(instance, assets[1])
     assert [event.metadata["messages"].value for event in replica] == [3, 2]
-    hours = hours_recorded(instance, assets[1])
-    assert sum(hour.get("copied", 0) for hour in hours.values()) == 3
     for key, rows in zip((*assets, *tables), (2, 3, 2, 2, 2, 1), strict=True):
         metadata = materialised(instance, key)[0].metadata
         assert metadata["dagster/row_count"].value == rows, key
-        schema = metadata["dagster/column_schema"]
-        assert isinstance(schema, dg.TableSchemaMetadataValue)
-        assert {"name", "subject"} & {column.name for column in schema.schema.columns}, key
+        if key in assets:
+            schema = metadata["dagster/column_schema"]
+            assert isinstance(schema, dg.TableSchemaMetadataValue)
+            assert all(column.description for column in schema.schema.columns), key
     senders = dg.AssetCheckKey(assets[1], "senders_found")
     executions = instance.event_log_storage.get_asset_check_execution_history(senders, limit=10)
     assert [execution.evaluation.passed for execution in executions if execution.evaluation] == [False]

@@ -16,6 +16,7 @@ from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.private import write_private
 from sr_assets.adapters.published.daily import DAILY_TABLES
 from sr_assets.adapters.published.manifest import (
+    LOCK_SECONDS,
     Manifest,
     identity,
     locked,
@@ -105,6 +106,20 @@ def _publish(
     _remove_gone(home, sites, made)
     reach(Point.PUBLISHED_TABLES)
     return made
+
+
+def republish(home: Path, sites: Sequence[str], run: Run, mode: int) -> None:
+    """Make `fleet.duckdb` again from the last publication of each site.
+
+    Raises RunError if no site has published or the file cannot be written, FleetBusyError if another process holds the lock.
+    """
+    try:
+        with locked(home, f"run {run.run_id}", LOCK_SECONDS), duckdb.connect() as connection:
+            if not _read_publications(home, sites):
+                raise RunError(f"nothing is published yet: run a site first (`sr-assets run --once`); home {home}")
+            _publish(connection, home, read_manifest(home), sites, run, mode)
+    except OSError as error:
+        raise RunError(cannot_write(home / "fleet.duckdb", error)) from None
 
 
 def follow_move(home: Path) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import duckdb
 
@@ -186,8 +186,16 @@ def export_fleet(home: Path, file: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
-def describe_tables(home: Path) -> dict[str, tuple[int, dict[str, str]]]:
-    """Return the number of rows of every public table, and the types of its columns by name."""
+class TableSummary(NamedTuple):
+    """The number of rows of a table, its columns and its first rows."""
+
+    row_count: int
+    columns: tuple[str, ...]
+    first_rows: list[tuple[Any, ...]]
+
+
+def summarize_tables(home: Path, first_rows: int = 0) -> dict[str, TableSummary]:
+    """Return the number of rows of every public table, and a few of them."""
     tables = [
         *(table for table in TABLES if table not in INTERNAL),
         "node_availability",
@@ -197,15 +205,19 @@ def describe_tables(home: Path) -> dict[str, tuple[int, dict[str, str]]]:
         *names(),
         *TOPOLOGY_TABLES,
     ]
+    summaries = {}
     with open_fleet(home) as connection:
-        columns = {table: connection.execute(f"DESCRIBE {table}").fetchall() for table in tables}
-        counts = {table: connection.execute(f"SELECT count(*) FROM {table}").fetchall()[0][0] for table in tables}
-    return {table: (counts[table], {name: kind for name, kind, *_ in columns[table]}) for table in tables}
+        for table in tables:
+            ((row_count,),) = connection.execute(f"SELECT count(*) FROM {table}").fetchall()
+            cursor = connection.execute(f"SELECT * FROM {table} LIMIT {first_rows}")
+            columns = tuple(str(column[0]) for column in cursor.description or ())
+            summaries[table] = TableSummary(row_count, columns, cursor.fetchall())
+    return summaries
 
 
 def count_rows(home: Path) -> dict[str, int]:
     """Return the number of rows of every public table."""
-    return {table: rows for table, (rows, _) in describe_tables(home).items()}
+    return {table: summary.row_count for table, summary in summarize_tables(home).items()}
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
