@@ -148,6 +148,7 @@ LIBRARIES = {
     "embedded": {"nats", "rich"},
     "embedded.demo": {"dagster", "nats", "rich"},
     "operate": {"dagster"},
+    "operate.documents": {"markdown_it"},
     "operate.metrics": {"duckdb"},
     "operate.notify": {"duckdb"},
     "operate.page": {"jinja2"},

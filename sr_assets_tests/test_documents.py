@@ -23,6 +23,7 @@ import yaml
 
 from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.cli.base import cli
+from sr_assets.operate.documents import anchor
 from sr_assets.settings import load_settings
 from sr_assets.settings.mapping import Raw
 from sr_assets_tests.published import MINUTE_NS, node_row, publish_message, publish_nodes
@@ -160,9 +161,9 @@ def test_links_lead_to_a_file_and_a_heading(document: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"[a-z]+://", target):
             continue
-        path, _, anchor = target.partition("#")
+        path, _, heading = target.partition("#")
         file = (document.parent / path).resolve() if path else document
-        if not file.exists() or (anchor and anchor not in anchors(file)):
+        if not file.exists() or (heading and heading not in anchors(file)):
             wrong.append(target)
     assert not wrong
 
@@ -170,7 +171,7 @@ def test_links_lead_to_a_file_and_a_heading(document: Path) -> None:
 def anchors(document: Path) -> set[str]:
     """Return the anchors of a document's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", _BLOCK.sub("", document.read_text()), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {anchor(heading) for heading in headings}
 
 
 def section(title: str) -> str:
@@ -238,7 +239,7 @@ def test_the_reference_has_every_check_and_operations_say_what_to_do(tmp_path: P
     assert not [name for name in checks if not re.search(rf"^\| `{name}`", operations, re.MULTILINE)]
 
 
-def test_every_assets_description_names_the_place_in_the_documents(tmp_path: Path) -> None:
+def test_every_asset_links_to_a_section_of_the_documents(tmp_path: Path) -> None:
     from sr_assets.definitions import build
 
     file = tmp_path / "replication.yaml"
@@ -249,7 +250,9 @@ def test_every_assets_description_names_the_place_in_the_documents(tmp_path: Pat
     file.write_text(yaml.safe_dump({"name": "X", "streams": [entry], "feeds": [feed], "topology": topology}))
     graph = build(load_settings(file, {"SR_ASSETS_HOME": str(tmp_path)})).resolve_asset_graph()
     for key in graph.get_all_asset_keys():
-        match = re.search(r"See `docs/([a-z]+\.md)#([a-z0-9-]+)`\.$", graph.get(key).description or "")
+        match = re.search(
+            r"See \[docs/[a-z]+\.md\]\(/docs/([a-z]+\.md)#([a-z0-9-]+)\)\.$", graph.get(key).description or ""
+        )
         assert match, key
         assert match[2] in anchors(ROOT / "docs" / match[1]), key
 

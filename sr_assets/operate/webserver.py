@@ -12,6 +12,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sr_assets.operate.documents import DocumentsMiddleware
 from sr_assets.operate.ui_access import AccessMiddleware, read_logins
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def _main() -> None:
     logins = read_logins(arguments.auth_file) if arguments.auth_file else None
     with _dagster_ui(arguments.workspace, read_only=arguments.read_only) as application:
         uvicorn.run(
-            AccessMiddleware(application, logins),
+            AccessMiddleware(DocumentsMiddleware(application), logins),
             host="127.0.0.1",
             port=arguments.port,
             log_level="warning",
