@@ -95,6 +95,13 @@ class WorkLoop:
             self._report.misconfigured |= isinstance(error, ConfigurationError)
             self._fail(_line(label, error))
             return False
+        except MemoryError:
+            raise
+        except Exception as error:
+            # A defect that one stream's data reveals must not fail the other streams of the site.
+            logger.exception("%s: unexpected error", label)
+            self._fail(f"{label}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            return False
         if self.retries:
             logger.info("%s: goes on after %d attempts", label, self.retries)
         if self.retries or not self.reached:
