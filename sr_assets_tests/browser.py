@@ -1,4 +1,4 @@
-"""The machine's Chromium, headless, for the browser test and the picture in `docs`."""
+"""Headless Chromium for the browser test and the screenshot in `docs`."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from playwright.sync_api import HttpCredentials, Page, sync_playwright
 
-# Root has no sandbox; nothing is fetched, updated or reported behind our back; containers have a small /dev/shm.
+# Root has no sandbox, tests use no network, and containers have a small /dev/shm.
 _FLAGS = (
     "--no-sandbox",
     "--disable-background-networking",
@@ -19,7 +19,7 @@ _STEP_SECONDS = 120
 
 
 def find_chromium() -> str | None:
-    """Return where Chromium is, if it is anywhere."""
+    """Return the path of Chromium, or None if it is not installed."""
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -31,7 +31,7 @@ def open_page(
     flags: Sequence[str] = (),
     login: HttpCredentials | None = None,
 ) -> Iterator[Page]:
-    """Open an empty page whose every step may take two minutes: the machine is busy with the demo."""
+    """Open an empty page; each step may take two minutes, because the demo keeps the machine busy."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=[*_FLAGS, *flags])
         try:

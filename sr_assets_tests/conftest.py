@@ -1,7 +1,7 @@
-"""What every test may ask for: real servers, one warm Spark engine, and names nobody else uses. No fakes.
+"""Shared fixtures: real servers, one warm Spark engine, unique names.
 
-Here too: which tests are fast. A test that starts a server, Spark or any other process has the marker `process`, by its
-fixtures or by hand; one without it cannot start any.
+A test that starts a server, Spark or another process has the marker `process`, set by its fixtures or explicitly. A test
+without the marker is fast: an audit hook keeps it from starting a process.
 """
 
 import itertools
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
-import dagster  # noqa: F401  its first import asks the system for the platform by a process, which no fast test may start
+import dagster  # noqa: F401  its first import starts a process, which no fast test may do
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -24,25 +24,24 @@ _numbers = itertools.count(1)
 #: The fixtures that start servers and Spark.
 _PROCESS_FIXTURES = {"nats_pair", "engine_home"}
 _PROCESS_EVENTS = {"subprocess.Popen", "os.exec", "os.fork", "os.posix_spawn", "os.system"}
-#: The fast test that is being set up or run, if there is one.
+#: The id of the fast test that is being set up or run.
 _fast: list[str] = []
 
 
 def _refuse_processes(event: str, _arguments: tuple[object, ...]) -> None:
-    """Refuse, as an audit hook, what a fast test must not do."""
+    """Keep a fast test from starting a process; an audit hook."""
     if event in _PROCESS_EVENTS and _fast:
         raise AssertionError(f"{_fast[0]} starts a process: mark it with pytest.mark.process")
 
 
 sys.addaudithook(_refuse_processes)
 
-# A shell's `&` and `nohup` have these ignored, which what tests start would inherit. A handler of ours ends with exec.
+# `&` and `nohup` ignore these signals, and child processes would inherit that. A handler does not survive exec.
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number is signal.SIGINT else signal.SIG_DFL)
 
-# The gate tries the same examples each time, without limits of time, which a busy machine would break. `make properties`
-# searches for others.
+# By default the examples are the same each time and have no time limit. `make properties` searches for others.
 settings.register_profile("gate", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
     "search", settings.get_profile("gate"), derandomize=False, max_examples=2_000, print_blob=True
@@ -51,7 +50,7 @@ settings.load_profile("gate")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts servers or Spark by its fixtures, and all faults."""
+    """Set the marker `process` on tests of faults and on tests whose fixtures start servers or Spark."""
     for item in items:
         if "faults" in item.path.parts or _PROCESS_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("process")
@@ -59,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
-    """Hold a test without the marker to it, from its fixtures on."""
+    """Keep a test without the marker, and its fixtures, from starting processes."""
     if item.get_closest_marker("process") is None:
         _fast.append(item.nodeid)
     return (yield)
@@ -67,14 +66,14 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown() -> Generator[None]:
-    """Let the session's servers and Spark be stopped by whichever test is the last."""
+    """Allow processes again: the teardown of the last test stops the session's servers and Spark."""
     _fast.clear()
     return (yield)
 
 
 @pytest.fixture(autouse=True)
 def _own_dagster_home() -> Iterator[None]:
-    """Take back the Dagster home that a test has set for the processes it starts: the next test has another."""
+    """Restore DAGSTER_HOME after a test that set it for its processes."""
     before = os.environ.get("DAGSTER_HOME")
     yield
     os.environ.pop("DAGSTER_HOME", None)
@@ -84,7 +83,7 @@ def _own_dagster_home() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def nats_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NatsServer, NatsServer]]:
-    """Two servers with JetStream: source, target. Shared by all tests: use `unique` names."""
+    """Two JetStream servers, source and target, shared by all tests: use `unique` names."""
     home = tmp_path_factory.mktemp("nats")
     with NatsServer(home / "source", "source") as source, NatsServer(home / "target", "target") as target:
         yield source, target
@@ -92,13 +91,13 @@ def nats_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NatsSe
 
 @pytest.fixture(scope="session")
 def nats_server(nats_pair: tuple[NatsServer, NatsServer]) -> NatsServer:
-    """One server with JetStream: the source of `nats_pair`. Shared by all tests: use `unique` names."""
+    """The source of `nats_pair`, shared by all tests: use `unique` names."""
     return nats_pair[0]
 
 
 @pytest.fixture
 def unique() -> Callable[[str], str]:
-    """A function that makes a name no other test has, for streams and subjects: `unique("ORDERS")` → `ORDERS_17`."""
+    """A function that returns a unique name for a stream or subject: `unique("ORDERS")` → `ORDERS_17`."""
 
     def name(stem: str = "S") -> str:
         return f"{stem}_{next(_numbers)}"
@@ -108,7 +107,7 @@ def unique() -> Callable[[str], str]:
 
 @pytest.fixture(scope="session")
 def engine_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A home whose Spark engine starts with the first run in it and is stopped with the last test."""
+    """A home whose Spark engine starts with its first run and stops after the last test."""
     home = tmp_path_factory.mktemp("home").resolve()
     yield home
     stop_engine(home)
@@ -116,13 +115,13 @@ def engine_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def rig(engine_home: Path, nats_pair: tuple[NatsServer, NatsServer], unique: Callable[[str], str]) -> Rig:
-    """A fresh site between two servers: `rig.make` a stream, `rig.add` it to the configuration, `rig.run`."""
+    """A new site between two servers: `rig.make` a stream, `rig.add` it to the configuration, `rig.run`."""
     return Rig(engine_home, *nats_pair, unique)
 
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run the command in this process: exit code, stdout, stderr."""
+    """A function that runs `sr-assets` in this process and returns exit code, stdout and stderr."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         code = run_command(arguments)

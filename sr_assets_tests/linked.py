@@ -1,7 +1,4 @@
-"""Two servers with a JetStream domain each, linked by a leafnode that can be cut: `hub` and `city`.
-
-Not here: streams and what is done to them (the tests), a cluster of servers (`nats_cluster`).
-"""
+"""Two servers, `hub` and `city`, with a JetStream domain each and a leafnode link that tests can cut."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +12,7 @@ from sr_assets_tests.rig import wait_until
 
 
 class Linked:
-    """The two servers; a user of the hub asks the city's JetStream at `$JS.city.API`, as long as the link stands."""
+    """The two servers; a client of the hub reaches the city's JetStream at `$JS.city.API` over the link."""
 
     def __init__(self, home: Path) -> None:
         port = free_port()
@@ -26,17 +23,17 @@ class Linked:
 
     @property
     def clusters(self) -> dict[str, dict[str, str]]:
-        """Both as `topology.clusters` has them."""
+        """Both servers in the form of `topology.clusters`."""
         return {"hub": {"url": self.hub.url, "domain": "hub"}, "city": {"url": self.city.url, "domain": "city"}}
 
     def cut(self) -> None:
-        """Start the city again without its link; its streams are as they were."""
+        """Restart the city without the link; its streams stay."""
         port = self.city.port
         self.city.stop()
         self.city = self._server("city", "", port).start()
 
     def await_link(self) -> None:
-        """Wait until the hub can ask the city's JetStream."""
+        """Wait until the hub reaches the city's JetStream."""
         wait_until(lambda: ask(self.hub, "$JS.city.API.INFO").get("error") is None, "the leafnode to be linked")
 
     def _server(self, domain: str, link: str, port: int = 0) -> NatsServer:
@@ -45,7 +42,7 @@ class Linked:
 
 @contextmanager
 def linked(home: Path) -> Iterator[Linked]:
-    """Start both servers, linked, and stop them at the end of `with`."""
+    """Run both servers, linked, within the block."""
     both = Linked(home)
     try:
         both.await_link()
@@ -56,7 +53,7 @@ def linked(home: Path) -> Iterator[Linked]:
 
 
 def ask(server: NatsServer, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Ask a server; returns the answer, errors included."""
+    """Send a request to a server and return its response, errors included."""
     try:
         with Connection(ClusterSettings((server.address,)), "test") as opened:
             return opened.request(subject, body or {}, 1.0)
@@ -65,13 +62,13 @@ def ask(server: NatsServer, subject: str, body: dict[str, Any] | None = None) ->
 
 
 def make(server: NatsServer, name: str, **config: Any) -> None:
-    """Create a stream by hand."""
+    """Create a stream."""
     answer = ask(server, f"$JS.API.STREAM.CREATE.{name}", {"name": name, **config})
     assert "error" not in answer, answer
 
 
 def publish(server: NatsServer, subject: str, count: int) -> None:
-    """Publish messages, and see each stored."""
+    """Publish messages and assert that each is stored."""
     with Connection(ClusterSettings((server.address,)), "test") as opened:
         for number in range(count):
             assert "seq" in opened.request(subject, {"n": number})

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own, from Debian's package where that is installed."""
+"""A PostgreSQL server for tests, if Debian's package is installed."""
 
 import os
 import pwd
@@ -20,14 +20,14 @@ _PACKAGE = Path("/usr/lib/postgresql")
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """Start a server with an empty database in a folder of its own; yields its URL. Skips the test where there is none."""
+    """Start a server with an empty database and yield its URL; skip the test if PostgreSQL is not installed."""
     programs = sorted(_PACKAGE.glob("*/bin/initdb"))
     if not programs:
         pytest.skip("no PostgreSQL: apt-get install postgresql")
     programs_folder, user = programs[-1].parent, {}
     with tempfile.TemporaryDirectory(prefix="sr-assets-postgres-") as folder:
         if os.geteuid() == 0:
-            # It refuses to run as root.
+            # PostgreSQL refuses to run as root.
             owner = pwd.getpwnam("postgres")
             user = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
             shutil.chown(folder, owner.pw_uid, owner.pw_gid)

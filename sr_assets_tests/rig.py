@@ -1,8 +1,4 @@
-"""A site between two real servers, for tests: streams are made, messages published, runs done in this process.
-
-Here: what several tests need to set up a history and to look at what came of it. Not here: what is expected of it
-(the tests), the second implementation of the rules (`reference`).
-"""
+"""A site between two real servers: tests create streams, publish messages, run the site and read its results."""
 
 from __future__ import annotations
 
@@ -38,13 +34,13 @@ if TYPE_CHECKING:
     from sr_assets.embedded.nats_server import NatsServer
 
 SITE = "LONDON"
-#: The block `spark` by which no batch is too small for Spark.
+#: The block `spark` that sends every batch to Spark.
 ALL_ON_SPARK = {"from_messages": 0}
-#: How long a condition may take on a machine that is busy with something else.
+#: Long enough for a busy machine.
 PATIENCE_SECONDS = 120.0
 #: Runs `sr-assets` in this process: exit code, stdout, stderr.
 Command = Callable[..., tuple[int, str, str]]
-#: What stays in the home from test to test: the warm engine.
+#: The warm engine stays in the home.
 _KEPT = {"spark"}
 _OWN_FILES = ("fleet.duckdb", "fleet.json", "fleet.lock", ".fleet.duckdb.new")
 _RUN = f"""
@@ -63,7 +59,7 @@ print(json.dumps([report.failure for report in reports.values() if report.failur
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message to publish: subject (the stream's name is put in front), header block, payload."""
+    """A message to publish; the stream's name is prepended to the subject."""
 
     payload: bytes = b""
     subject: str = "m"
@@ -72,9 +68,9 @@ class Sent:
 
 @dataclass(slots=True)
 class Rig:
-    """A home and two servers. All tests of a session have one home, emptied for each: its Spark session stays warm.
+    """A home and two servers. The tests of a session share the home, emptied for each, and its warm Spark engine.
 
-    `tls` and `spark` are those blocks of the configuration.
+    `tls` and `spark` are blocks of the configuration.
     """
 
     home: Path
@@ -87,7 +83,7 @@ class Rig:
     feeds: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Empty the home."""
+        """Empty the home, except for the engine."""
         for path in self.home.iterdir():
             if path.is_dir() and path.name not in _KEPT:
                 shutil.rmtree(path, ignore_errors=True)
@@ -97,38 +93,38 @@ class Rig:
     # ------------------------------------------------------------------------------------------------ the servers
 
     def make(self, stem: str = "S", server: NatsServer | None = None, **config: Any) -> str:
-        """Create a stream with a name of its own that takes `<name>.>`; returns the name."""
+        """Create a stream with a unique name and the subjects `<name>.>`; return the name."""
         name = self.unique(stem)
         self.create(name, server, **config)
         return name
 
     def create(self, name: str, server: NatsServer | None = None, **config: Any) -> None:
-        """Create a stream on the source, or on another server."""
+        """Create a stream, by default on the source."""
         with Cluster(self._reach(server), "test") as opened:
             opened.create_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True, **config})
 
     def api(self, request: str, body: dict[str, Any] | None = None, server: NatsServer | None = None) -> dict[str, Any]:
-        """Ask JetStream, `STREAM.DELETE.X` say; returns its answer, errors included."""
+        """Send a request such as `STREAM.DELETE.X` to JetStream; return the response, errors included."""
         with Connection(self._reach(server), "test") as opened:
             return opened.request(f"$JS.API.{request}", body or {})
 
     def info(self, stream: str, server: NatsServer | None = None) -> StreamInfo:
-        """Return what a server, the source by default, says about a stream."""
+        """Return the info of a stream, by default on the source."""
         with Cluster(self._reach(server), "test") as opened:
             return opened.stream_info(stream)
 
     def clock_ns(self, stream: str, server: NatsServer | None = None) -> int:
-        """Return what time it is for the leader of a stream, of the source by default."""
+        """Return the time of a stream's leader, by default on the source."""
         now_ns = self.info(stream, server).ts_ns
         assert now_ns is not None, "a server before 2.10"
         return now_ns
 
     def await_clock(self, stream: str, at_ns: int, server: NatsServer | None = None) -> None:
-        """Wait until it is later than this for the leader of a stream, of the source by default."""
+        """Wait until the clock of a stream's leader passes `at_ns`."""
         wait_until(lambda: self.clock_ns(stream, server) > at_ns, f"the server's clock to pass {at_ns}")
 
     def publish(self, stream: str, messages: Iterable[Sent], server: NatsServer | None = None) -> None:
-        """Publish messages in order, and see each stored."""
+        """Publish messages in order and assert that each is stored."""
         items = [
             Outgoing(n, f"{stream}.{message.subject}", message.headers, message.payload)
             for n, message in enumerate(messages, 1)
@@ -141,7 +137,7 @@ class Rig:
 
     @contextmanager
     def beating(self, stream: str, message: Sent, server: NatsServer | None = None) -> Iterator[None]:
-        """Publish a message every tenth of a second, from a thread, until the end of `with`."""
+        """Publish a message every 0.1 s within the block, from a thread."""
         ended = threading.Event()
 
         def beat() -> None:
@@ -157,35 +153,35 @@ class Rig:
             publishing.join()
 
     def stored(self, stream: str, server: NatsServer | None = None) -> list[Message]:
-        """Return everything a stream holds, in order: of the source by default."""
+        """Return all messages of a stream in order, by default on the source."""
         last = self.info(stream, server).last_sequence
         with Connection(self._reach(server), "test") as opened:
             return list(chain.from_iterable(read_confirmed(opened, stream, SequenceRange(1, last + 1), direct=False)))
 
     def copies(self, stream: str) -> list[Message]:
-        """Return everything a target stream holds, in order."""
+        """Return all messages of a stream on the target in order."""
         return self.stored(stream, self.target)
 
     def _reach(self, server: NatsServer | None) -> ClusterSettings:
-        """Return how to reach a server, the source by default, as the configuration says it."""
+        """Return the settings of a server, by default the source, with the `tls` block."""
         return replace(address(server or self.source), tls=TlsSettings(**self.tls) if self.tls else None)
 
     # --------------------------------------------------------------------------------------------------- the runs
 
     def add(self, stream: str, **entry: Any) -> dict[str, Any]:
-        """Configure a stream, with nothing but source and target unless said; returns the entry, which may be changed."""
+        """Add a stream to the configuration; return its entry, which may be changed."""
         entry = {"stream": stream, "source_url": self.source.url, "target_url": self.target.url, **entry}
         self.entries.append(entry)
         return entry
 
     def add_feed(self, stream: str, **entry: Any) -> dict[str, Any]:
-        """Configure a feed that reads a stream of the target; returns its entry, which may be changed."""
+        """Add a feed that reads a stream of the target; return its entry, which may be changed."""
         entry = {"stream": stream, "url": self.target.url, **entry}
         self.feeds.append(entry)
         return entry
 
     def settings(self, **top: Any) -> Settings:
-        """Read the configuration made of the entries and feeds."""
+        """Load a configuration of the entries and feeds."""
         file = self.home / "replication.yaml"
         document = {
             "name": SITE,
@@ -199,33 +195,33 @@ class Rig:
 
     @contextmanager
     def open(self, site: str = SITE, **top: Any) -> Iterator[Site]:
-        """Hold a site as a run does."""
+        """Open a site as a run does."""
         with Site(self.settings(**top), site, owner="test", run_id="test", wait_seconds=0) as opened:
             yield opened
 
     def run(
         self, site: str = SITE, stages: Iterable[Stage] = tuple(Stage), *, drain_only: bool = True, **top: Any
     ) -> dict[str, StreamReport]:
-        """Run a site as Dagster's job does; returns the reports by stream, failures included."""
+        """Run a site as Dagster's job does; return the reports by stream, failures included."""
         with self.open(site, **top) as opened:
             selection = {entry.stream: frozenset(stages) for entry in opened.entries}
             return run_site(opened, selection, drain_only=drain_only)
 
     def start(self, **top: Any) -> subprocess.Popen[str]:
-        """Start a run of the site in a process of its own, which may be killed; it prints the failures as JSON."""
+        """Start a run of the site in a process that may be killed; it prints the failures as JSON."""
         self.settings(**top)
         command = [sys.executable, "-c", _RUN, str(self.home / "replication.yaml")]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def drain(self, site: str = SITE, stages: Iterable[Stage] = tuple(Stage), **top: Any) -> dict[str, StreamReport]:
-        """Run a site and see that no stream failed."""
+        """Run a site and assert that no stream failed."""
         reports = self.run(site, stages, **top)
         failures = [report.failure for report in reports.values() if report.failure]
         assert not failures, failures
         return reports
 
     def failure(self, site: str = SITE, **top: Any) -> str:
-        """Run a site whose only stream fails; returns why, which is one line without secrets or traces."""
+        """Run a site whose only stream fails; return the error, which must be one line without a traceback."""
         (report,) = self.run(site, **top).values()
         assert report.failure is not None, report
         assert "\n" not in report.failure, report.failure
@@ -235,20 +231,20 @@ class Rig:
     # ------------------------------------------------------------------------------------------- what was published
 
     def rows(self, query: str) -> list[dict[str, Any]]:
-        """Ask the published tables; `query` is SQL, or just a table's name."""
+        """Return rows of the published tables; `query` is SQL or a table's name."""
         with open_fleet(self.home) as opened:
             result = opened.execute(query if " " in query else f"SELECT * FROM {query}")
             names = [column[0] for column in result.description or ()]
             return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 
     def row(self, query: str) -> dict[str, Any]:
-        """Ask for the one row there is."""
+        """Return the only row of a query."""
         (row,) = self.rows(query)
         return row
 
 
 def wait_until(condition: Callable[[], bool], awaited: str, seconds: float = PATIENCE_SECONDS) -> None:
-    """Poll until a condition holds; raises AssertionError, which names what was `awaited`, at the deadline."""
+    """Poll until a condition holds; at the deadline, raise AssertionError with the text `awaited`."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {awaited}"
@@ -256,22 +252,22 @@ def wait_until(condition: Callable[[], bool], awaited: str, seconds: float = PAT
 
 
 def stop_process(pid: int) -> None:
-    """Stop a process where it is: on a busy machine some of its threads go on for a while after the signal."""
+    """Suspend a process and wait for all its threads: on a busy machine some run on for a while."""
     process = psutil.Process(pid)
     process.suspend()
-    wait_until(lambda: process.status() == psutil.STATUS_STOPPED, f"process {pid} to stand still")
+    wait_until(lambda: process.status() == psutil.STATUS_STOPPED, f"process {pid} to stop")
 
 
 def address(server: NatsServer) -> ClusterSettings:
-    """Return how to reach a server, as the configuration would say it."""
+    """Return the settings of a server."""
     return ClusterSettings((server.address,))
 
 
 def cluster(server: NatsServer) -> Cluster:
-    """Return a server's JetStream, to be entered with `with`."""
+    """Return a client of a server's JetStream, a context manager."""
     return Cluster(address(server), "test")
 
 
 def connection(server: NatsServer) -> Connection:
-    """Return a bulk connection, to be entered with `with`."""
+    """Return a bulk connection, a context manager."""
     return Connection(address(server), "test")

@@ -1,4 +1,4 @@
-"""Makes `docs/asset-graph.png` from the running demo: `python -m sr_assets_tests.screenshot [file]`."""
+"""`python -m sr_assets_tests.screenshot [file]`: makes `docs/asset-graph.png` from a running demo."""
 
 import sys
 import tempfile
@@ -11,14 +11,13 @@ from sr_assets_tests.demo_process import DemoProcess
 
 _FILE = Path(__file__).parent.parent / "docs" / "asset-graph.png"
 _PORT = 3791
-_SWITCHES = (
-    8  # the sites' sensors, that of the native streams, that of failed runs, the hourly tables, the nightly retention
-)
+#: Three lag sensors, `topology_watch`, `run_failures`, two hourly schedules and `nightly_retention`.
+_SWITCHES = 8
 _SHOWN = "['checks', 'latest-event', 'status', 'kind-tag']"
 
 
 def main(file: Path) -> None:
-    """Start a demo, wait until every asset was made, take the picture, stop the demo."""
+    """Start a demo, wait until every asset is materialised, and take the screenshot."""
     chromium = find_chromium()
     if chromium is None:
         sys.exit("chromium is not installed (Debian: apt-get install chromium)")
@@ -28,7 +27,7 @@ def main(file: Path) -> None:
         open_page(chromium, 2200, 2200) as page,
     ):
         expect.set_options(timeout=120_000)
-        # What the cities' first runs announce is what the centre's first run is asked for.
+        # The centre runs after the cities have published their first advisories.
         demo.await_output("centre: ", 300)
         _take(page, f"http://127.0.0.1:{_PORT}", file)
 
@@ -40,7 +39,7 @@ def _take(page: Page, url: str, file: Path) -> None:
     page.get_by_text("Hide navigation").click()
     page.get_by_text("node_advisories", exact=True).first.wait_for()
     page.get_by_label("panel_show_right").last.click()
-    # Of each city the replica of its nodes and the one of its advisories; and what the centre makes of them.
+    # Each city has two replicas, of its nodes and of its advisories; the centre has a feed.
     for passed, count in (("6 / 6 Passed", 2), ("5 / 5 Passed", 2), ("3 / 3 Passed", 1)):
         expect(page.get_by_text(passed)).to_have_count(count)
     expect(page.get_by_text("Materializing")).to_have_count(0)
@@ -48,7 +47,7 @@ def _take(page: Page, url: str, file: Path) -> None:
 
 
 def _let_runs_end(page: Page, url: str) -> None:
-    """Switch the sensors off, as anyone may: the picture shows what was made, not what is being made."""
+    """Switch the sensors off, so that no asset is in progress in the screenshot."""
     page.goto(f"{url}/automation")
     page.get_by_text("paris_lag").first.wait_for()
     switched_on = page.locator("input[type=checkbox]:checked")

@@ -1,6 +1,4 @@
-"""What someone sees and does who opens the demo's page: the graph, an asset with its numbers, its checks, the sensors at work, a
-backfill.
-"""
+"""The demo's UI in a browser: asset graph, asset page, checks, sensors and a backfill."""
 
 import re
 import socket
@@ -22,13 +20,13 @@ _PATIENCE_MS = 180_000
 
 @pytest.fixture(scope="module")
 def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the demo makes its home in."""
+    """The folder of the demo's home."""
     return tmp_path_factory.mktemp("demo")
 
 
 @pytest.fixture(scope="module")
 def demo_url(demo_folder: Path) -> Iterator[str]:
-    """The page of a demo that has published its first tables."""
+    """The UI of a demo that has published its first tables."""
     if find_chromium() is None:
         pytest.skip("NO BROWSER TEST: chromium is not installed (Debian: apt-get install chromium)")
     with socket.socket() as probe:
@@ -41,14 +39,14 @@ def demo_url(demo_folder: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def page(demo_url: str) -> Iterator[Page]:
-    """A page of Chromium."""
+    """A page in Chromium."""
     chromium = find_chromium()
     assert chromium is not None
     with open_page(chromium) as page:
         yield page
 
 
-def test_the_graph_shows_the_sites_and_an_asset_opens_with_its_metadata(demo_url: str, page: Page) -> None:
+def test_graph_leads_to_an_asset_with_its_metadata(demo_url: str, page: Page) -> None:
     page.goto(f"{demo_url}/asset-groups")
     for group in ("london", "paris", "centre", "topology", "fleet"):
         expect(page.get_by_text(group, exact=True).first).to_be_visible(timeout=_PATIENCE_MS)
@@ -58,18 +56,17 @@ def test_the_graph_shows_the_sites_and_an_asset_opens_with_its_metadata(demo_url
     page.get_by_text("replica", exact=True).first.click()
     page.get_by_role("link", name="View in Asset Catalog").click()
     expect(page).to_have_url(re.compile("/assets/london/CHORIA_[A-Z]+/replica"), timeout=_PATIENCE_MS)
-    # A run records what it did when it ends.
     for key in ("copied_messages", "lag_messages", "next_sequence", "settings_digest"):
         expect(page.get_by_text(key, exact=True).first).to_be_visible(timeout=_PATIENCE_MS)
 
 
-def test_an_asset_shows_its_checks(demo_url: str, page: Page) -> None:
+def test_asset_page_shows_checks(demo_url: str, page: Page) -> None:
     page.goto(f"{demo_url}/assets/london/CHORIA_REGISTRATION/replica?view=checks")
     for check in ("no_gap", "in_order", "no_loss", "senders_found"):
         expect(page.get_by_text(check, exact=True).first).to_be_visible(timeout=_PATIENCE_MS)
 
 
-def test_the_sensors_are_on(demo_url: str, page: Page) -> None:
+def test_all_sensors_and_schedules_are_on(demo_url: str, page: Page) -> None:
     page.goto(f"{demo_url}/automation")
     automations = (
         "london_lag",
@@ -83,24 +80,24 @@ def test_the_sensors_are_on(demo_url: str, page: Page) -> None:
     )
     for automation in automations:
         expect(page.get_by_text(automation, exact=True).first).to_be_visible(timeout=_PATIENCE_MS)
-    # Each has a box to select it and a switch.
+    # The switches are check boxes.
     expect(page.locator("input[type=checkbox]:checked")).to_have_count(len(automations), timeout=_PATIENCE_MS)
 
 
-def test_days_of_availability_are_backfilled_from_the_dialog(demo_url: str, demo_folder: Path, page: Page) -> None:
-    """Three days: the schedule, which may run meanwhile, computes the last two."""
+def test_dialog_backfills_three_days_of_availability(demo_url: str, demo_folder: Path, page: Page) -> None:
+    # The schedule computes only the last two days.
     today = datetime.now(UTC).date()
     asset = f"{demo_url}/assets/fleet/availability_daily?view=partitions"
     page.goto(asset)
     page.get_by_role("button", name="Materialize").first.click()
     dialog = page.get_by_role("dialog").filter(has_text="Partition selection")
-    # Nothing is chosen yet.
+    # No partition is selected yet.
     days = dialog.get_by_placeholder("No matching partitions")
     days.fill(f"[{today - timedelta(days=2)}...{today}]")
     days.press("Enter")
     expect(dialog.get_by_text("3 partitions", exact=True)).to_be_visible(timeout=_PATIENCE_MS)
     dialog.get_by_role("button", name="Launch backfill").click()
-    # It closes when the backfill is stored.
+    # The dialog closes when the backfill is stored.
     expect(dialog).to_be_hidden(timeout=_PATIENCE_MS)
     deadline = time.monotonic() + _PATIENCE_MS / 1000
     materialized = page.get_by_text(re.compile(r"^Materialized \(\d+\)$"))

@@ -1,4 +1,4 @@
-"""What users of the Stream Replicator met, row by row of the table, and that it does not happen here."""
+"""Problems that users of the Stream Replicator reported do not occur here."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from sr_assets.stages.replication.batch import Batch
 from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
 
 SAMPLED = {"inspect_field": "sender", "inspect_duration": "10m"}
-#: Short enough to be seen in a test.
+#: Intervals that elapse within a test.
 SHORT = {"inspect_field": "sender", "inspect_duration": "4s", "warn_duration": "2s"}
 
 
@@ -56,9 +56,7 @@ def test_header_or_subject_token_sampling_is_active(rig: Rig, how: dict[str, Any
         ({"filter_subject": "a.b", "target_subject_remove": "a"}, "target_subject_remove"),
     ),
 )
-def test_settings_that_were_accepted_in_silence_are_errors_that_name_the_key(
-    rig: Rig, entry: dict[str, Any], key: str
-) -> None:
+def test_settings_that_had_no_effect_are_errors_that_name_the_key(rig: Rig, entry: dict[str, Any], key: str) -> None:
     rig.add("ANY", **entry)
     with pytest.raises(ConfigurationError, match=key) as raised:
         rig.settings()
@@ -66,7 +64,7 @@ def test_settings_that_were_accepted_in_silence_are_errors_that_name_the_key(
     assert "\n" not in str(raised.value)
 
 
-def test_a_force_field_that_is_present_but_not_true_does_not_copy(rig: Rig) -> None:
+def test_force_field_copies_only_if_it_is_true(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, [from_sender("a", force=force) for force in (None, False, "true", 1, True, 0, "", [True])])
     rig.add(stream, inspect_force_field="force", **SAMPLED)
@@ -74,7 +72,7 @@ def test_a_force_field_that_is_present_but_not_true_does_not_copy(rig: Rig) -> N
     assert [json.loads(payload)["force"] for payload in payloads(rig, stream)] == [None, True]
 
 
-def test_a_payload_that_grows_slowly_triggers_by_its_distance_to_the_last_copy(rig: Rig) -> None:
+def test_size_trigger_compares_with_the_last_copied_message(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, size_trigger=100, **SAMPLED)
     for fill in range(0, 301, 50):
@@ -85,7 +83,7 @@ def test_a_payload_that_grows_slowly_triggers_by_its_distance_to_the_last_copy(r
     assert [len(json.loads(payload)["fill"]) for payload in payloads(rig, stream)] == [0, 100, 200, 300]
 
 
-def test_a_size_triggered_copy_whose_target_was_down_is_made_after_healing(rig: Rig, tmp_path: Path) -> None:
+def test_size_triggered_copy_is_made_after_a_target_outage(rig: Rig, tmp_path: Path) -> None:
     stream = rig.make()
     with NatsServer(tmp_path, "mortal") as mortal:
         rig.add(stream, size_trigger=100, target_url=mortal.url, **SAMPLED)
@@ -95,23 +93,20 @@ def test_a_size_triggered_copy_whose_target_was_down_is_made_after_healing(rig: 
         mortal.stop()
         assert mortal.address in rig.failure()
         behind = rig.row("replication")
-        # The source is read all the same; of the two messages the first is due.
+        # The source is still read; the first of the two messages is due.
         assert (behind["lag_messages"], behind["queued_messages"], behind["source_last_sequence"]) == (0, 1, 3)
         mortal.start()
         rig.drain()
         assert [len(json.loads(copy.payload)["fill"]) for copy in rig.stored(stream, mortal)] == [0, 500]
 
 
-def test_our_own_downtime_makes_no_sender_silent_and_a_sender_that_died_meanwhile_is_announced_with_its_times(
-    rig: Rig,
-) -> None:
-    """The rows 'replicator down longer than warn_duration', 'sender dies while it is down', 'timeouts noticed'."""
+def test_downtime_silences_no_sender_and_dates_a_death_correctly(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, **SHORT)
     rig.publish(stream, [from_sender("dies")])
     with rig.beating(stream, from_sender("alive")):
         rig.drain()
-        # Our downtime is longer than the interval.
+        # The downtime is longer than the interval.
         rig.await_clock(stream, rig.clock_ns(stream) + 5 * 10**9)
         rig.drain()
     assert events(rig, "alive") == ["new"]
@@ -121,13 +116,13 @@ def test_our_own_downtime_makes_no_sender_silent_and_a_sender_that_died_meanwhil
     )
     seen_ns = rig.stored(stream)[0].stored_ns
     assert [row["at"] for row in recorded] == [(seen_ns + after * 10**9) // 1000 for after in (0, 2, 4)]
-    # The next deadline is known to the nanosecond, so a sensor can wake for it: no grid.
+    # A sensor can start a run exactly at the next deadline.
     rig.drain()
     deadline_ns = read_status(rig.home / "sites" / SITE)["streams"][stream]["next_deadline_ns"]
     assert deadline_ns - rig.stored(stream)[-1].stored_ns in (2 * 10**9, 4 * 10**9)
 
 
-def test_a_target_that_is_down_for_a_while_times_nobody_out_and_copies_nothing_twice(rig: Rig, tmp_path: Path) -> None:
+def test_target_outage_causes_no_timeouts_or_duplicates(rig: Rig, tmp_path: Path) -> None:
     stream = rig.make()
     with NatsServer(tmp_path, "mortal") as mortal:
         rig.add(stream, target_url=mortal.url, **SHORT)
@@ -136,7 +131,7 @@ def test_a_target_that_is_down_for_a_while_times_nobody_out_and_copies_nothing_t
             mortal.stop()
             began_ns = rig.clock_ns(stream)
             while rig.clock_ns(stream) < began_ns + 3 * 10**9:
-                # Nothing to copy is no failure.
+                # A run with nothing to copy does not fail.
                 rig.run()
             mortal.start()
             rig.drain()
@@ -145,7 +140,7 @@ def test_a_target_that_is_down_for_a_while_times_nobody_out_and_copies_nothing_t
     assert len({copy.headers for copy in stored}) == len(stored) == rig.row("replication")["copied_messages"]
 
 
-def test_advisories_of_thousands_of_new_senders_are_kept_until_their_stream_is_there(rig: Rig) -> None:
+def test_thousands_of_advisories_wait_until_their_stream_exists(rig: Rig) -> None:
     stream, advisories = rig.make(), rig.unique("ADV")
     rig.publish(stream, [from_sender(f"n{n}") for n in range(3000)])
     rig.add(stream, advisory={"subject": f"{advisories}.%s.%v", "reliable": True}, **SAMPLED)
@@ -160,7 +155,7 @@ def test_advisories_of_thousands_of_new_senders_are_kept_until_their_stream_is_t
     assert rig.row("SELECT count(published_at) AS sent FROM node_advisories")["sent"] == 3000
 
 
-def test_a_senders_name_can_neither_break_nor_inject_protocol(rig: Rig) -> None:
+def test_sender_names_cannot_inject_protocol(rig: Rig) -> None:
     stream, advisories = rig.make(), rig.make("ADV")
     names = ("a b", "*", ">", "x\r\nPUB evil 2\r\nhi\r\n", "..", "\t", "ü.de", "%41", "x" * 250, "\x00")
     rig.publish(stream, [from_sender(name) for name in names])
@@ -174,7 +169,7 @@ def test_a_senders_name_can_neither_break_nor_inject_protocol(rig: Rig) -> None:
     assert len(rig.copies(stream)) == len(names)
 
 
-def test_a_message_the_target_refuses_is_parked_and_visible(rig: Rig) -> None:
+def test_message_that_the_target_refuses_is_parked(rig: Rig) -> None:
     stream = rig.make()
     rig.create(stream, rig.target, max_msg_size=600)
     rig.publish(stream, [from_sender("a"), from_sender("b", fill_bytes=1000), from_sender("c")])
@@ -184,7 +179,7 @@ def test_a_message_the_target_refuses_is_parked_and_visible(rig: Rig) -> None:
     assert [row["sequence"] for row in rig.rows("parked_messages")] == [2]
 
 
-def test_headers_that_steer_a_server_are_not_carried_over(rig: Rig) -> None:
+def test_headers_that_control_a_server_are_not_copied(rig: Rig) -> None:
     powers: dict[str, Any] = {"allow_rollup_hdrs": True, "allow_msg_ttl": True, "deny_purge": False}
     stream = rig.make(**powers)
     rig.create(stream, rig.target, **powers)
@@ -211,12 +206,12 @@ def test_headers_that_steer_a_server_are_not_carried_over(rig: Rig) -> None:
             b"Choria-SR-Source",
             b"Nats-Msg-Id",
         ]
-    # A purge of everything would have left the last message alone; a time to live would take the second.
+    # A rollup would have left only the last message, and a time to live would delete the second.
     rig.await_clock(stream, copies[-1].stored_ns + 1_500_000_000, rig.target)
     assert len(rig.copies(stream)) == 7
 
 
-def test_a_target_with_no_ack_is_refused_at_the_start(rig: Rig) -> None:
+def test_target_with_no_ack_is_refused(rig: Rig) -> None:
     stream = rig.make()
     rig.create(stream, rig.target, no_ack=True)
     rig.publish(stream, [from_sender("a")])
@@ -225,9 +220,7 @@ def test_a_target_with_no_ack_is_refused_at_the_start(rig: Rig) -> None:
     assert not rig.copies(stream)
 
 
-def test_a_stop_under_load_is_gone_on_from_at_once_and_without_duplicates(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_resumes_without_duplicates_after_a_stop_under_load(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = rig.make()
     rig.publish(stream, [Sent(b"%d" % n) for n in range(2000)])
     rig.add(stream)
@@ -243,7 +236,7 @@ def test_a_stop_under_load_is_gone_on_from_at_once_and_without_duplicates(
     assert payloads(rig, stream) == [b"%d" % n for n in range(2000)]
 
 
-def test_a_source_that_was_made_again_is_never_skipped_in_silence(rig: Rig) -> None:
+def test_recreated_source_is_never_skipped_silently(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream)
     rig.publish(stream, [from_sender("a"), from_sender("b")])
@@ -257,7 +250,7 @@ def test_a_source_that_was_made_again_is_never_skipped_in_silence(rig: Rig) -> N
     assert [json.loads(payload)["sender"] for payload in payloads(rig, stream)] == ["a", "b", "c"]
 
 
-def test_two_sites_with_the_same_stream_name_share_a_target_without_a_loss(rig: Rig) -> None:
+def test_two_sites_share_a_target_without_loss(rig: Rig) -> None:
     stream = rig.make()
     rig.create(stream, rig.target)
     rig.publish(stream, [Sent(b"%d" % n) for n in range(3)])
@@ -272,8 +265,7 @@ def test_two_sites_with_the_same_stream_name_share_a_target_without_a_loss(rig: 
     assert {row["name"]: row["copied_messages"] for row in rig.rows("replication")} == {SITE: 5, "PARIS": 5}
 
 
-def test_a_foreign_last_message_in_the_target_stops_nothing(rig: Rig) -> None:
-    """Nor do copies under another name, of another replicator or of another stream."""
+def test_foreign_messages_and_copies_in_the_target_stop_nothing(rig: Rig) -> None:
     stream = rig.make()
     rig.create(stream, rig.target)
     origins = (f"{stream} 1 {SITE} PARIS 7", f"{stream} 1 PARIS {SITE} 7", f"OTHER 1 {SITE} {SITE} 7", "nonsense")
@@ -289,7 +281,7 @@ def test_a_foreign_last_message_in_the_target_stops_nothing(rig: Rig) -> None:
     assert [payload for payload in payloads(rig, stream) if payload != b"foreign"] == [b"0", b"1", b"2"]
 
 
-def test_a_target_that_is_made_has_what_the_contract_lists_and_not_the_sources_wiring(rig: Rig) -> None:
+def test_created_target_does_not_inherit_the_sources_wiring(rig: Rig) -> None:
     origin, stream = rig.make("ORIGIN"), rig.make(no_ack=True, republish={"src": "nothing.>", "dest": "else.>"})
     rig.api(f"STREAM.UPDATE.{stream}", {**rig.info(stream).config, "sources": [{"name": origin}]})
     rig.publish(origin, [Sent(b"x")])
@@ -299,11 +291,11 @@ def test_a_target_that_is_made_has_what_the_contract_lists_and_not_the_sources_w
     config = rig.info(stream, rig.target).config
     assert not config.get("no_ack")
     assert not {"sources", "mirror", "placement", "republish"} & {key for key, value in config.items() if value}
-    # What a stream got from its own sources has their subjects, which the target does not take: parked, not blocked.
+    # Messages from the stream's own sources keep their subjects, which the target does not take: they are parked.
     assert rig.row("replication")["next_sequence"] == 2
 
 
-def test_the_lag_is_known_in_messages_and_in_seconds(rig: Rig) -> None:
+def test_lag_is_published_in_messages_and_seconds(rig: Rig) -> None:
     stream = rig.make()
     rig.create(stream, rig.target, max_msg_size=1000)
     rig.publish(stream, [Sent(b"1"), Sent(b"2" * 2000), Sent(b"3")])
@@ -318,7 +310,7 @@ def test_the_lag_is_known_in_messages_and_in_seconds(rig: Rig) -> None:
     assert (caught_up["lag_messages"], caught_up["lag_seconds"], caught_up["source_last_sequence"]) == (0, 0, 3)
 
 
-def test_the_exit_code_says_that_a_stream_failed_and_the_others_still_ran(rig: Rig) -> None:
+def test_run_exits_1_if_a_stream_fails_and_runs_the_others(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, [Sent(b"x")])
     rig.add("MISSING")

@@ -1,8 +1,4 @@
-"""Native mirrors and sources as assets `["topology", cluster, stream]`, joined to the entries' sources and replicas.
-
-Here: their specs, what is recorded of them, and their checks. Not here: looking and verdicts (`stages.topology.watching`),
-doing what is configured (`stages.topology.applying`), when (`automation.topology`).
-"""
+"""Native streams as assets `["topology", cluster, stream]`, linked to the sources and replicas of the entries."""
 
 import base64
 from collections.abc import Iterator, Mapping
@@ -33,13 +29,13 @@ from sr_assets.stages.topology.planning import make_plan, topology_of
 from sr_assets.stages.topology.survey import Survey
 
 GROUP: Final = "topology"
-#: A picture of more streams would be unreadable, and large.
+#: A graph with more edges would be unreadable and large.
 _MOST_DRAWN: Final = 60
 _DOCUMENT: Final = "contract.md#native-mirrors-and-sources"
 
 
 def build_topology_assets(settings: Settings) -> list[dg.AssetsDefinition | dg.AssetSpec]:
-    """Return the native streams with their checks, and the origins that nothing else describes; needs `platform`."""
+    """Return the native streams with their checks, and the origins that no other asset describes."""
     topology = topology_of(settings)
     origins = _origins(settings, topology)
     external = {key: spec for specs in origins.values() for key, spec in specs.items() if spec is not None}
@@ -81,7 +77,7 @@ def evaluations(seen: Evaluation, wanted: WantedStream) -> Iterator[dg.AssetChec
 
 
 def metadata(seen: Evaluation, wanted: WantedStream) -> Mapping[str, dg.MetadataValue]:
-    """Return what is recorded of a stream: its size, each link's lag, what differs, and the picture around it."""
+    """Return the metadata of a stream: its size, lag, differences from the configuration, and a graph of its links."""
     report = seen.report
     row = next(
         (stream for stream in report.streams if (stream.cluster, stream.stream) == (wanted.cluster, wanted.stream)),
@@ -107,7 +103,7 @@ def metadata(seen: Evaluation, wanted: WantedStream) -> Mapping[str, dg.Metadata
 
 
 def _run(settings: Settings, run_id: str) -> tuple[Evaluation, list[str]]:
-    """Do what is configured, look at what came of it and publish that; returns also what could not be done."""
+    """Apply the configuration, evaluate and publish the result; also return the problems that remain."""
     with topology_lock(settings, f"run {run_id}", 60.0) as folder, Survey(settings) as survey:
         plan = make_plan(settings, survey.take())
         problems = list(plan.problems)
@@ -126,12 +122,12 @@ def _run(settings: Settings, run_id: str) -> tuple[Evaluation, list[str]]:
 
 
 def _origins(settings: Settings, topology: TopologySettings) -> dict[str, dict[dg.AssetKey, dg.AssetSpec | None]]:
-    """Return by stream the assets that it copies from; with a spec those that nothing else describes."""
+    """Return, by stream, the assets that it copies from, with a spec for those that no other asset describes."""
     wanted = {(stream.cluster, stream.stream) for stream in topology.streams}
     made, read = _of_entries(settings, topology)
     origins: dict[str, dict[dg.AssetKey, dg.AssetSpec | None]] = {}
     for stream in topology.streams:
-        # A target of ours may be configured here too.
+        # The target of a replica may be a native stream too.
         keys: dict[dg.AssetKey, dg.AssetSpec | None] = dict.fromkeys(made.get((stream.cluster, stream.stream), ()))
         for upstream in stream.upstreams:
             origin = upstream.cluster, upstream.stream
@@ -142,7 +138,8 @@ def _origins(settings: Settings, topology: TopologySettings) -> dict[str, dict[d
                 keys[topology_key(*origin)] = dg.AssetSpec(
                     topology_key(*origin),
                     description=documented(
-                        f"JetStream stream {upstream.stream} of {upstream.cluster}, made by others.", _DOCUMENT
+                        f"JetStream stream {upstream.stream} of {upstream.cluster}, outside this configuration.",
+                        _DOCUMENT,
                     ),
                     group_name=GROUP,
                     kinds={"nats"},
@@ -153,7 +150,7 @@ def _origins(settings: Settings, topology: TopologySettings) -> dict[str, dict[d
 
 
 def _of_entries(settings: Settings, topology: TopologySettings) -> tuple[Any, Any]:
-    """Return, by cluster and stream, the replicas that fill a stream, and the source that describes it."""
+    """Return the replicas that fill a stream, and the source assets that describe it, by cluster and stream."""
     made: dict[tuple[str, str], list[dg.AssetKey]] = {}
     read: dict[tuple[str, str], list[dg.AssetKey]] = {}
     for entry in settings.entries:
@@ -174,7 +171,7 @@ def _spec(wanted: WantedStream, deps: list[dg.AssetKey]) -> dg.AssetSpec:
         topology_key(wanted.cluster, wanted.stream),
         deps=deps,
         description=documented(
-            f"Stream {wanted.stream} of {wanted.cluster}: {kind}{' of ' * bool(of)}{of}, kept by the servers.",
+            f"Stream {wanted.stream} of {wanted.cluster}: {kind}{' of ' * bool(of)}{of}, maintained by the servers.",
             _DOCUMENT,
         ),
         group_name=GROUP,
@@ -206,7 +203,7 @@ def _severity(verdict: Verdict) -> dg.AssetCheckSeverity:
 
 
 def _picture(seen: Evaluation, wanted: WantedStream) -> str:
-    """Return the streams that are connected with one as a picture in Markdown."""
+    """Return the graph of the streams connected with one, as an image within Markdown."""
     domains = {row.cluster: row.domain for row in seen.report.streams if row.domain}
     node = Node(domains.get(wanted.cluster) or wanted.cluster, wanted.stream)
     graph = around(graph_of([(wanted.cluster, domains.get(wanted.cluster), wanted.stream)], seen.report.links), node)

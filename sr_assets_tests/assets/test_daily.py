@@ -1,4 +1,4 @@
-"""The daily tables in Dagster: their partitions, one run over several of them, their schedules, the commands."""
+"""The daily tables in Dagster: partitions, schedules, runs over several days, and the commands that read them."""
 
 import json
 import os
@@ -30,7 +30,7 @@ TODAY_NS = int(datetime(TODAY.year, TODAY.month, TODAY.day, tzinfo=UTC).timestam
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """A site of two nodes, one of which was silent yesterday from 18:00 to 21:00; the watermark stands at 01:00."""
+    """A site with two nodes, one silent yesterday from 18:00 to 21:00; the watermark is 01:00 today."""
     settings = configured(tmp_path)
     began_ns = TODAY_NS - 30 * HOUR_NS
     histories: Histories = {
@@ -60,7 +60,7 @@ def tick(settings: Settings, hour: int) -> dg.RunRequest | dg.SkipReason:
     return data.run_requests[0] if data.run_requests else dg.SkipReason(data.skip_message)
 
 
-def test_its_partitions_are_the_days_that_can_be_computed_today_included(settings: Settings) -> None:
+def test_partitions_are_the_computable_days_including_today(settings: Settings) -> None:
     asset = build(settings).resolve_assets_def(KEY)
     assert asset.partitions_def is not None
     keys = asset.partitions_def.get_partition_keys()
@@ -68,19 +68,19 @@ def test_its_partitions_are_the_days_that_can_be_computed_today_included(setting
     assert keys[0] == (TODAY - timedelta(days=89)).isoformat()
 
 
-def test_the_schedule_asks_for_yesterday_too_until_it_is_computed(settings: Settings) -> None:
+def test_schedule_requests_yesterday_until_it_is_computed(settings: Settings) -> None:
     request = tick(settings, 2)
     assert isinstance(request, dg.RunRequest)
     assert (request.tags[FIRST_TAG], request.tags[LAST_TAG]) == (YESTERDAY.isoformat(), TODAY.isoformat())
 
 
-def test_before_anything_is_published_the_schedule_says_why_it_does_nothing(tmp_path: Path) -> None:
+def test_schedule_skips_with_a_reason_before_the_first_publication(tmp_path: Path) -> None:
     skipped = tick(configured(tmp_path), 2)
     assert isinstance(skipped, dg.SkipReason)
     assert "nothing is published yet" in (skipped.skip_message or "")
 
 
-def test_one_run_computes_several_days_checks_them_and_draws_them(
+def test_one_availability_run_computes_and_checks_several_days(
     settings: Settings, engine_home: Path, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     elsewhere = configured(tmp_path)
@@ -119,7 +119,7 @@ def test_one_run_computes_several_days_checks_them_and_draws_them(
     assert "shaky" not in output
 
 
-def test_a_run_of_the_inventory_counts_several_days_checks_them_and_draws_them(
+def test_one_inventory_run_counts_and_checks_several_days(
     settings: Settings, engine_home: Path, tmp_path: Path
 ) -> None:
     elsewhere = configured(tmp_path)
@@ -142,7 +142,7 @@ def test_a_run_of_the_inventory_counts_several_days_checks_them_and_draws_them(
 
 
 @pytest.mark.process
-def test_dagsters_command_computes_a_range_of_days_and_one_of_them_again(settings: Settings, tmp_path: Path) -> None:
+def test_dagster_command_computes_a_range_and_recomputes_one_day(settings: Settings, tmp_path: Path) -> None:
     folder = settings.home / "dagster"
     folder.mkdir()
     folder.joinpath("dagster.yaml").write_text("telemetry: {enabled: false}")
@@ -162,7 +162,7 @@ def test_dagsters_command_computes_a_range_of_days_and_one_of_them_again(setting
             assert done.returncode == 0, done.stderr
     finally:
         stop_engine(settings.home)
-    # The range made both files; the single day replaced its own and left the other one alone.
+    # The range wrote both files; the single day replaced only its own.
     assert {when: days[when].stat().st_ino == before for when, before in made.items()} == {
         YESTERDAY: True,
         TODAY: False,
@@ -174,14 +174,14 @@ def test_dagsters_command_computes_a_range_of_days_and_one_of_them_again(setting
         assert instance.get_materialized_partitions(KEY) == {YESTERDAY.isoformat(), TODAY.isoformat()}
 
 
-def test_what_is_kept_for_too_short_a_time_is_said_by_the_schedule(tmp_path: Path) -> None:
+def test_schedule_reports_a_retention_that_is_too_short(tmp_path: Path) -> None:
     settings = configured(tmp_path, snapshots="{retention: 1d}")
     publish(settings.home, {}, TODAY_NS + HOUR_NS)
     with pytest.raises(RunError, match=r"snapshots.retention is too short .*set it to 3d or more"):
         due_days(settings, INVENTORY_ASSET.stage, TODAY_NS + 2 * HOUR_NS)
 
 
-def test_the_command_says_when_no_day_is_computed(
+def test_command_reports_that_no_day_is_computed(
     settings: Settings, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SR_ASSETS_CONFIG", str(tmp_path / "replication.yaml"))

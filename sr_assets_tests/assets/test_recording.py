@@ -1,4 +1,4 @@
-"""A lingering run is recorded in Dagster before it ends: once when it has caught up, and what changed when it ends."""
+"""The results of a lingering run in Dagster: recorded when it has caught up, and changes at its end."""
 
 import threading
 from collections.abc import Iterator
@@ -23,18 +23,18 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
 
 
 def materialised(instance: dg.DagsterInstance, key: dg.AssetKey) -> list[dg.AssetMaterialization]:
-    """Return what was recorded of an asset, newest first."""
+    """Return the materialisations of an asset, newest first."""
     records = instance.fetch_materializations(key, limit=10).records
     return [record.asset_materialization for record in records if record.asset_materialization]
 
 
 def is_evaluated(instance: dg.DagsterInstance, key: dg.AssetCheckKey) -> bool:
-    """Return whether a check's newest execution has a verdict, as the UI shows it."""
+    """Return whether the newest execution of a check has a result, as the UI shows it."""
     latest = instance.event_log_storage.get_latest_asset_check_execution_by_key([key]).get(key)
     return latest is not None and latest.evaluation is not None
 
 
-def test_assets_and_checks_of_a_lingering_run_are_not_in_progress(rig: Rig, instance: dg.DagsterInstance) -> None:
+def test_lingering_run_records_assets_and_checks_before_it_ends(rig: Rig, instance: dg.DagsterInstance) -> None:
     stream = rig.make()
     rig.add(stream, target_subject_prefix="c", **TRACKED)
     rig.publish(stream, [Sent(b'{"sender": "web1"}'), Sent(b'{"sender": "web2"}')])
@@ -51,7 +51,7 @@ def test_assets_and_checks_of_a_lingering_run_are_not_in_progress(rig: Rig, inst
             "the first results",
         )
         seen.append(lock_owner(settings.home / "sites" / SITE))
-        # Without a sender: this changes a verdict of the run that goes on.
+        # A message without a sender changes a check result while the run lingers.
         rig.publish(stream, [Sent(b"nobody")])
 
     watching = threading.Thread(target=watch)
@@ -59,7 +59,7 @@ def test_assets_and_checks_of_a_lingering_run_are_not_in_progress(rig: Rig, inst
     result = job.execute_in_process(instance=instance, tags={MODE_TAG: LINGER})
     watching.join()
     assert result.success
-    assert seen[0] is not None, "the run had ended before it was recorded"
+    assert seen[0] is not None, "the run ended before its results were recorded"
     replica = materialised(instance, assets[1])
     assert [event.metadata["messages"].value for event in replica] == [3, 2]
     for key, rows in zip((*assets, *tables), (2, 3, 2, 2, 2, 1), strict=True):
