@@ -228,7 +228,7 @@ class Rig:
         assert "Traceback" not in report.failure, report.failure
         return report.failure
 
-    # ------------------------------------------------------------------------------------------- what was published
+    # ----------------------------------------------------------------------------------------- the published tables
 
     def rows(self, query: str) -> list[dict[str, Any]]:
         """Return rows of the published tables; `query` is SQL or a table's name."""

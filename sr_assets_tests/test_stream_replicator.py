@@ -83,7 +83,7 @@ def test_size_trigger_compares_with_the_last_copied_message(rig: Rig) -> None:
     assert [len(json.loads(payload)["fill"]) for payload in payloads(rig, stream)] == [0, 100, 200, 300]
 
 
-def test_size_triggered_copy_is_made_after_a_target_outage(rig: Rig, tmp_path: Path) -> None:
+def test_size_triggered_copy_follows_after_a_target_outage(rig: Rig, tmp_path: Path) -> None:
     stream = rig.make()
     with NatsServer(tmp_path, "mortal") as mortal:
         rig.add(stream, size_trigger=100, target_url=mortal.url, **SAMPLED)

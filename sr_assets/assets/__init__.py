@@ -1,1 +1,1 @@
-"""What exists, as Dagster assets: thin over the stages."""
+"""The Dagster assets of the platform; their work is in `stages`."""

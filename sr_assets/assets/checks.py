@@ -30,7 +30,7 @@ _REPLICA_CHECKS: Final = {
         " the last acknowledged copy."
     ),
     "path_alive": "Heartbeats arrive at their usual interval, if there are any.",
-    "progressing": "The position advances while the source is ahead of it.",
+    "progressing": "The position advances while the source is ahead.",
 }
 
 
@@ -71,7 +71,7 @@ def warning(
 def check_replica(
     site: Site, stream: StreamSettings, report: StreamReport, *, query_target: bool
 ) -> Iterator[dg.AssetCheckResult]:
-    """Yield the check results of a replica; `query_target` looks up the last copy in the target."""
+    """Yield the check results of a replica; `query_target` checks the last copy in the target too."""
     key = stream_key(stream, "replica")
     yield warning(key, "no_gap", report.gap_messages == 0, {"messages": report.gap_messages})
     in_order = report.disordered == 0 or stream.order != "stream"

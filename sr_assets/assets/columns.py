@@ -35,9 +35,9 @@ _TYPES: Final[Mapping[str, Mapping[str, str]]] = {
         "payload": "BLOB",
     },
 }
-#: Table → column → type. `messages` are those of a replica or a native stream.
+#: Table → column → type. `messages` is a replica or a native stream.
 COLUMN_TYPES: Final = {table: {name: kind.strip() for name, kind in types.items()} for table, types in _TYPES.items()}
-#: Columns that mean the same in every table without a description of its own below.
+#: Column → description, unless `_OWN` has another one for the table.
 _SHARED: Final = {
     "age_seconds": "Silence of the node at the event.",
     "as_of": "Source's time at which the row was current.",
@@ -126,7 +126,7 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
     "gaps": {
         "messages": "Sequences that the source does not hold.",
         "reason": "`deleted`, `overtaken`, `per_subject_limit`, `filtered` or `lost` (before it was copied).",
-        "noticed_at": "Time at which the hole was found.",
+        "noticed_at": "Time at which the run noticed the hole.",
     },
     "blind_spans": {
         "since": "Start of the span, in stored time.",

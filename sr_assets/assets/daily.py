@@ -59,8 +59,8 @@ class DailyCheck:
 class DailyAsset:
     """The asset of a daily table.
 
-    `row` is the subject of one row; `sources` returns the assets that the table is computed from; `metadata` returns the
-    chart and the table of a run whose last day is given.
+    `row` is the subject of one row. `sources` returns the assets that the table is computed from. `metadata` returns a chart
+    and a table for a run, from its last day.
     """
 
     stage: DailyStage

@@ -1,6 +1,6 @@
 """The assets of one entry, stream or feed: definitions before a run, materialisations and check results after it.
 
-Add a kind of entry here, and its assets in a module of their own.
+Add a kind of entry here, and its specs and metadata in a new module.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class EntryAssets(ABC):
     def check_results(
         self, site: Site, report: StreamReport, *, query_target: bool = True
     ) -> Iterator[dg.AssetCheckResult]:
-        """Yield the check results after a run; after a failure, those that are still meaningful.
+        """Yield the check results after a run; after a failure, only checks that are still meaningful.
 
         A lingering run sets `query_target` to false, so that it does not wait for a server.
         """
@@ -121,7 +121,7 @@ class StreamAssets(EntryAssets):
         return replica_metadata(report)
 
     def row_count(self, stage: Stage, site: Site, report: StreamReport) -> int:
-        """Return the number of nodes, snapshots or transitions; of a replica, the messages copied so far."""
+        """Return the number of nodes, snapshots or transitions; of a replica, the messages copied since the state began."""
         stream = self._stream.stream
         match stage:
             case Stage.NODE_STATE:

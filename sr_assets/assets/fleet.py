@@ -99,19 +99,18 @@ def published_tables(settings: Settings) -> Iterator[dg.AssetMaterialization]:
     try:
         tables = summarize_tables(settings.home, _FIRST_ROWS)
     except SrAssetsError:
-        # Nothing is published yet: the end of this run publishes the tables, or fails with the reason.
+        # Before the first publication: the end of this run publishes the tables, or fails with the reason.
         return
     for table in (*_TABLE_ROWS, *(_GLOBAL_ROWS if settings.feeds else ())):
         yield dg.AssetMaterialization(table_key(table), metadata=_metadata(table, tables[table]))
 
 
 def _metadata(table: str, summary: TableSummary) -> dict[str, dg.MetadataValue]:
-    types = COLUMN_TYPES[table]
-    shown = [number for number, name in enumerate(summary.columns) if types[name] not in _NOT_SHOWN]
-    rows = [[_text(row[number]) for number in shown] for row in summary.first_rows]
+    shown = [name for name, kind in COLUMN_TYPES[table].items() if kind not in _NOT_SHOWN]
+    rows = [[_text(row[name]) for name in shown] for row in summary.first_rows]
     return {
         ROW_COUNT: dg.MetadataValue.int(summary.row_count),
-        "first_rows": markdown_table([summary.columns[number] for number in shown], rows),
+        "first_rows": markdown_table(shown, rows),
     }
 
 

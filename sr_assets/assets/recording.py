@@ -35,7 +35,7 @@ _TABLES: Final = {
     Stage.REPLICA: "messages",
     Stage.ADVISORY_FEED: "global_availability",
 }
-#: A run that has not caught up after this time is recorded all the same.
+#: A run is recorded after this time even if it has not caught up.
 _FIRST_SECONDS: Final = 30.0
 #: Interval at which a lingering run records changed check results.
 _CHANGES_SECONDS: Final = 15.0
@@ -71,7 +71,7 @@ class Recorder:
         self._evaluated: dict[dg.AssetCheckKey, bool] = {}
 
     def due(self, *, caught_up: bool) -> bool:
-        """Return whether to record the run so far."""
+        """Return whether to record the current state of the run."""
         return time.monotonic() >= self._next_check_at or (caught_up and not self.began)
 
     @property
@@ -89,7 +89,7 @@ class Recorder:
                 yield from self._evaluate(check_result, ended=ended)
 
     def counts_of_failed(self, reports: Mapping[str, StreamReport]) -> dict[str, dict[str, int]]:
-        """Return, by label, the counts of the entries that failed after they had begun."""
+        """Return, by label, the counts of the entries that failed after their first commit."""
         failed = (report for report in reports.values() if report.failure and report.state is not None)
         return {report.stream.label: self._counts(report) for report in failed}
 
@@ -100,7 +100,7 @@ class Recorder:
         return {name: value for name, value in metadata.items() if isinstance(value, int)}
 
     def _materialise(self, assets: EntryAssets, report: StreamReport, *, ended: bool) -> Iterator[Result]:
-        """Yield an entry's assets without those of failed stages; an entry without a state yet waits for the end."""
+        """Yield an entry's assets, except for failed stages; before the end, only once the entry has a state."""
         if not ended and report.state is None:
             return
         for stage in assets.stages:

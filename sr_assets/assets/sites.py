@@ -94,7 +94,7 @@ def _so_far(run: "SiteRun", recorder: Recorder, settings: Settings) -> Iterator[
 
 @contextmanager
 def _one_line_failures(home: Path) -> Iterator[None]:
-    """Turn what stops a whole run into a failure of one line."""
+    """Turn an error that stops the whole run into a failure of one line."""
     try:
         yield
     except SrAssetsError as error:
@@ -113,7 +113,7 @@ def _raise_failures(reports: Mapping[str, StreamReport], numbers: Mapping[str, M
 def _failure(
     lines: Sequence[str], numbers: Mapping[str, Mapping[str, Any]], *, misconfigured: bool, noted: bool = False
 ) -> dg.Failure:
-    """Return how a run fails: a line for each stream, what was done all the same, and whether to change the configuration."""
+    """Return the failure of a run: a line and counts for each failed stream, and whether the configuration is wrong."""
     done = {label: dg.MetadataValue.json(values) for label, values in numbers.items()}
     return dg.Failure(
         "\n".join(lines), metadata={MISCONFIGURED: misconfigured, NOTED: noted, **done}, allow_retries=False

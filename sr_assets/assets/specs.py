@@ -39,7 +39,7 @@ def table_key(table: str) -> dg.AssetKey:
 
 
 def native_keys(settings: Settings, entry: Entry | None = None) -> list[dg.AssetKey]:
-    """Return the keys of all native streams, or of the one that an entry reads."""
+    """Return the keys of all native streams, or of the native stream that an entry reads."""
     if settings.topology is None:
         return []
     source = settings.topology.cluster_of(entry.source) if entry is not None else None

@@ -91,7 +91,7 @@ def node_advisories_spec(stream: StreamSettings) -> dg.AssetSpec:
 
 
 def node_state_metadata(report: StreamReport, nodes: Mapping[str, int]) -> dict[str, Any]:
-    """Return the transitions that a run found, the nodes by status, and how much remains to be read."""
+    """Return the transitions that a run found, the nodes by status, and the remaining messages and seconds."""
     return {
         **{f"{status}_nodes": nodes.get(status, 0) for status in ("up", "timeout", "retired")},
         "swept_nodes": report.swept,

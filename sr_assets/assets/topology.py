@@ -122,7 +122,7 @@ def _run(settings: Settings, run_id: str) -> tuple[Evaluation, list[str]]:
 
 
 def _origins(settings: Settings, topology: TopologySettings) -> dict[str, dict[dg.AssetKey, dg.AssetSpec | None]]:
-    """Return, by stream, the assets that it copies from, with a spec for those that no other asset describes."""
+    """Return, by stream, the assets that it copies from, with a spec if no other asset describes the origin."""
     wanted = {(stream.cluster, stream.stream) for stream in topology.streams}
     made, read = _of_entries(settings, topology)
     origins: dict[str, dict[dg.AssetKey, dg.AssetSpec | None]] = {}

@@ -37,7 +37,7 @@ def test_every_description_belongs_to_a_column() -> None:
     assert _SHARED.keys() <= {name for types in COLUMN_TYPES.values() for name in types}
 
 
-def test_columns_are_those_of_the_published_tables(tmp_path: Path) -> None:
+def test_columns_match_the_published_tables(tmp_path: Path) -> None:
     publish_nodes(tmp_path)
     with open_fleet(tmp_path) as fleet:
         for table in COLUMN_TYPES.keys() - {"messages"}:

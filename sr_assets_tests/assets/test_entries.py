@@ -57,7 +57,7 @@ def test_every_check_belongs_to_an_asset_of_the_entry(settings: Settings, stream
     assert {check.asset_key for check in checks} <= {spec.key for spec in assets.specs(settings)}
 
 
-def test_selected_stages_are_those_of_the_selected_assets(settings: Settings) -> None:
+def test_selected_stages_match_the_selected_assets(settings: Settings) -> None:
     (tracked,), (feed,) = settings.find("TRACKED"), settings.find("FEED")
     keys = {stream_key(tracked, "replica"), stream_key(tracked, "node_advisories"), stream_key(feed, "advisory_feed")}
     assert entry_assets(tracked).selected_stages(keys) == {Stage.REPLICA, Stage.NODE_ADVISORIES}

@@ -187,11 +187,10 @@ def export_fleet(home: Path, file: Path) -> None:
 
 
 class TableSummary(NamedTuple):
-    """The number of rows of a table, its columns and its first rows."""
+    """The number of rows of a table, and its first rows by column."""
 
     row_count: int
-    columns: tuple[str, ...]
-    first_rows: list[tuple[Any, ...]]
+    first_rows: list[dict[str, Any]]
 
 
 def summarize_tables(home: Path, first_rows: int = 0) -> dict[str, TableSummary]:
@@ -209,9 +208,12 @@ def summarize_tables(home: Path, first_rows: int = 0) -> dict[str, TableSummary]
     with open_fleet(home) as connection:
         for table in tables:
             ((row_count,),) = connection.execute(f"SELECT count(*) FROM {table}").fetchall()
-            cursor = connection.execute(f"SELECT * FROM {table} LIMIT {first_rows}")
-            columns = tuple(str(column[0]) for column in cursor.description or ())
-            summaries[table] = TableSummary(row_count, columns, cursor.fetchall())
+            first: list[dict[str, Any]] = []
+            if row_count and first_rows:
+                cursor = connection.execute(f"SELECT * FROM {table} LIMIT {first_rows}")
+                columns = [str(column[0]) for column in cursor.description or ()]
+                first = [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
+            summaries[table] = TableSummary(row_count, first)
     return summaries
 
 
