@@ -32,20 +32,21 @@ def test_command_and_definitions_load_without_the_extras(without: str) -> None:
 
 
 @pytest.mark.process
-def test_wheel_contains_conf_and_no_tests_or_benchmarks(tmp_path: Path) -> None:
+def test_wheel_contains_conf_and_docs_but_no_tests(tmp_path: Path) -> None:
     build = "from setuptools.build_meta import build_wheel; import sys; build_wheel(sys.argv[1])"
     clone = tmp_path / "clone"
     shutil.copytree(
         ROOT,
         clone,
         symlinks=True,
-        ignore=shutil.ignore_patterns(".*", "sr_assets_tests", "docs", "build", "*.egg-info"),
+        ignore=shutil.ignore_patterns(".*", "sr_assets_tests", "build", "*.egg-info"),
     )
     subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=clone, check=True, capture_output=True)
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         names = wheel.namelist()
         assert wheel.read("sr_assets/dagster.yaml") == (ROOT / "dagster.yaml").read_bytes()
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"sr_assets"}
+    assert "sr_assets/docs/contract.md" in names
     for file in ("prometheus/alerts.yaml", "grafana/sr-assets.json", "dagster/postgres.yaml", "demo.yaml"):
         assert f"sr_assets/conf/{file}" in names
 
