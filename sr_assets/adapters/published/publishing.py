@@ -7,7 +7,7 @@ the next open sees the new one. Payloads are not copied: `node_snapshots` is a v
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import duckdb
 import pyarrow as pa
@@ -81,7 +81,7 @@ def publish_site(
 
 def publish_topology(
     home: Path,
-    rows: Mapping[str, Sequence[Mapping[str, Any]]],
+    rows: Mapping[str, Sequence[Mapping[str, object]]],
     *,
     sites: Sequence[str],
     run: Run,

@@ -6,7 +6,7 @@ RunError before the first publication.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.published.reading import open_fleet, read_rows
 
@@ -42,7 +42,7 @@ GLOBAL_ADVISORY_COLUMNS: Final = (
 )
 
 
-def ask(home: Path, sql: str, parameters: Mapping[str, Any] | None = None) -> Rows:
+def ask(home: Path, sql: str, parameters: Mapping[str, object] | None = None) -> Rows:
     """Run one SELECT on the published tables of a home, without access to other data.
 
     Raises ConfigurationError if it is not one SELECT or is invalid.

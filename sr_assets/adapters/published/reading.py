@@ -125,7 +125,7 @@ class Answer:
 
 
 def start_query(
-    connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequence[Any] | Mapping[str, Any] = ()
+    connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequence[object] | Mapping[str, object] = ()
 ) -> Answer:
     """Start one SELECT (or SHOW, DESCRIBE, SUMMARIZE).
 
@@ -143,7 +143,7 @@ def start_query(
 
 
 def read_rows(
-    connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequence[Any] | Mapping[str, Any] = ()
+    connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequence[object] | Mapping[str, object] = ()
 ) -> Rows:
     """Run one SELECT (or SHOW, DESCRIBE, SUMMARIZE) and return its rows; raises the errors of `start_query`."""
     answer = start_query(connection, query, parameters)

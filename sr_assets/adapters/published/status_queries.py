@@ -101,6 +101,6 @@ def _worst(home: Path, as_of: datetime) -> list[dict[str, Any]]:
     return [record for record in records if (record["availability_percent"] or 100) < 100 or record["down_seconds"]]
 
 
-def _ask(connection: duckdb.DuckDBPyConnection, sql: str, **parameters: Any) -> list[dict[str, Any]]:
+def _ask(connection: duckdb.DuckDBPyConnection, sql: str, **parameters: object) -> list[dict[str, Any]]:
     rows = read_rows(connection, sql, parameters)
     return [dict(zip(rows.columns, row, strict=True)) for row in rows.values]

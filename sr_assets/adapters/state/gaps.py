@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypedDict
 
 import pyarrow as pa
 
 from sr_assets.adapters.state.stream_table import StreamTable
-from sr_assets.domain.positions import DAY_NS
+from sr_assets.domain.positions import DAY_NS, SequenceRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sr_assets.domain.positions import SequenceRange
 
 #: Limit of new rows of a stream in one run; the last row of the reason counts further gaps.
 MOST_ROWS: Final = 1_000
@@ -20,14 +19,28 @@ MOST_ROWS: Final = 1_000
 #: Reasons that remove single messages between existing ones.
 _SPARSE: Final = frozenset({"filtered", "per_subject_limit"})
 
-#: A row: `stream`, `first_sequence`, `last_sequence`, `messages`, `reason` and `noticed_ns`.
-Gap = dict[str, Any]
+
+class Gap(TypedDict):
+    """A row of table `gaps`."""
+
+    stream: str
+    first_sequence: int
+    last_sequence: int
+    messages: int
+    reason: str
+    noticed_ns: int
 
 
 def gap_row(stream: str, hole: SequenceRange, messages: int, reason: str, noticed_ns: int) -> Gap:
     """Return a row of table `gaps`: `messages` are missing in a range of source sequences."""
-    row = {"stream": stream, "first_sequence": hole.first, "last_sequence": hole.next - 1}
-    return {**row, "messages": messages, "reason": reason, "noticed_ns": noticed_ns}
+    return Gap(
+        stream=stream,
+        first_sequence=hole.first,
+        last_sequence=hole.next - 1,
+        messages=messages,
+        reason=reason,
+        noticed_ns=noticed_ns,
+    )
 
 
 class Gaps(StreamTable):
@@ -60,24 +73,26 @@ class Gaps(StreamTable):
         return added
 
     def _last(self, reason: str) -> Gap | None:
-        names = ("stream", "first_sequence", "last_sequence", "messages", "reason", "noticed_ns")
         rows = self._connection.execute(
-            f"""
-            SELECT {", ".join(names)} FROM gaps WHERE stream = ? AND reason = ?
+            """
+            SELECT first_sequence, last_sequence, messages, noticed_ns FROM gaps WHERE stream = ? AND reason = ?
             ORDER BY noticed_ns DESC, last_sequence DESC LIMIT 1
             """,
             [self._stream, reason],
         ).fetchall()
-        return dict(zip(names, rows[0], strict=True)) if rows else None
+        if not rows:
+            return None
+        first, last, messages, noticed_ns = rows[0]
+        return gap_row(self._stream, SequenceRange(first, last + 1), messages, reason, noticed_ns)
 
     def _replace(self, last: Gap | None, rows: list[Gap]) -> None:
         """Write rows; the first one replaces the previous last row."""
         if last is not None:
             self._connection.execute(
                 "DELETE FROM gaps WHERE stream = ? AND reason = ? AND noticed_ns = ? AND last_sequence = ?",
-                [last[name] for name in ("stream", "reason", "noticed_ns", "last_sequence")],
+                [last["stream"], last["reason"], last["noticed_ns"], last["last_sequence"]],
             )
-        self._connection.register("added", pa.Table.from_pylist(rows))
+        self._connection.register("added", pa.Table.from_pylist([dict(row) for row in rows]))
         try:
             self._connection.execute("INSERT INTO gaps BY NAME SELECT * FROM added")
         finally:
@@ -85,7 +100,7 @@ class Gaps(StreamTable):
 
 
 def _follows(last: Gap, gap: Gap, apart: int) -> bool:
-    between: int = gap["first_sequence"] - last["last_sequence"] - 1
+    between = gap["first_sequence"] - last["last_sequence"] - 1
     return 0 <= between <= apart and last["noticed_ns"] // DAY_NS == gap["noticed_ns"] // DAY_NS
 
 

@@ -234,14 +234,16 @@ class SiteState:
             self._connection.unregister("added")
 
     def _row(
-        self, table: str, record: type[StreamState | CopyState | Intent], condition: str, values: list[Any]
+        self, table: str, record: type[StreamState | CopyState | Intent], condition: str, values: list[object]
     ) -> tuple[Any, ...] | None:
         names = ", ".join(column.name for column in fields(record))
         # Fetch all rows: DuckDB 2 refuses to register a table while a result is unfinished.
         rows = self._connection.execute(f"SELECT {names} FROM {table} WHERE {condition}", values).fetchall()
         return rows[0] if rows else None
 
-    def _replace(self, table: str, record: StreamState | CopyState | Intent, condition: str, values: list[Any]) -> None:
+    def _replace(
+        self, table: str, record: StreamState | CopyState | Intent, condition: str, values: list[object]
+    ) -> None:
         row = asdict(record)
         self._connection.execute(f"DELETE FROM {table} WHERE {condition}", values)
         marks = ", ".join("?" * len(row))

@@ -15,6 +15,6 @@ class StreamTable:
         self._connection = connection
         self._stream = stream
 
-    def _value(self, query: str, *values: Any) -> Any:
+    def _value(self, query: str, *values: object) -> Any:
         """Return the single value of a query whose first parameter is the stream."""
         return self._connection.execute(query, [self._stream, *values]).fetchall()[0][0]

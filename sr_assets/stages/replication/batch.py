@@ -23,6 +23,7 @@ from sr_assets.stages.source.reading import gap_rows, save_gaps
 
 if TYPE_CHECKING:
     from sr_assets.adapters.nats.stream_info import StreamInfo
+    from sr_assets.adapters.state.gaps import Gap
     from sr_assets.adapters.state.records import CopyState, Intent, StreamState
     from sr_assets.stages.replication.context import CopyContext
 
@@ -195,7 +196,7 @@ class Batch:
             self._copying.target_created_ns = self._intent.target_created_ns
             self._copying.target_stream = self._stream.target_stream
 
-    def _save_receipt(self, receipt: Receipt, gaps: list[dict[str, Any]]) -> None:
+    def _save_receipt(self, receipt: Receipt, gaps: list[Gap]) -> None:
         """Write the receipt's rows and counters, inside the caller's transaction."""
         self._store.save_copying(self._copying)
         processing = {Counter.PROCESSING_SECONDS: time.monotonic() - self._began}
@@ -213,7 +214,7 @@ class Batch:
         row = {column: getattr(parked, column) for column in columns}
         return {"stream": self._stream.stream, **row, "parked_ns": self._context.clock.now_ns()}
 
-    def _count(self, receipt: Receipt, gaps: list[dict[str, Any]]) -> None:
+    def _count(self, receipt: Receipt, gaps: list[Gap]) -> None:
         report = self._report
         report.copying = self._copying
         report.copied += receipt.copied

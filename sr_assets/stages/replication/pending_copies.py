@@ -6,7 +6,7 @@ Each one is in the target, is made later (`due`), is read again after the new po
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sr_assets.adapters.nats.stream_info import StreamInfo
+    from sr_assets.adapters.state.gaps import Gap
     from sr_assets.adapters.state.records import StreamState
     from sr_assets.settings import StreamSettings
     from sr_assets.stages.replication.copies import Copies
@@ -32,7 +33,7 @@ class PendingCopies:
     """
 
     due: dict[int, str | None] = field(default_factory=dict)
-    gaps: list[dict[str, Any]] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
     lost: int = 0
     absent: int = 0
     too_old: int = 0

@@ -5,7 +5,7 @@ Not here: the rules that decide (`domain.tracking`), the fold (`fold`), the copy
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +14,7 @@ from sr_assets.adapters.state.counters import Counter
 from sr_assets.domain.tracking import HEARTBEAT, NO_SENDER, SAMPLED, TOO_OLD, Reason, untracked
 
 if TYPE_CHECKING:
+    from sr_assets.adapters.state.gaps import Gap
     from sr_assets.adapters.state.records import StreamState
 
 _NOT_COPIED: Final = pa.array([decision.reason.value for decision in (SAMPLED, TOO_OLD)])
@@ -49,9 +50,7 @@ def reasons_of(decisions: pa.Table) -> dict[str, int]:
     return {row["values"]: row["counts"] for row in pc.value_counts(decisions["reason"]).to_pylist()}
 
 
-def count_decisions(
-    state: StreamState, reasons: dict[str, int], gaps: list[dict[str, Any]], sightings: pa.Table
-) -> None:
+def count_decisions(state: StreamState, reasons: dict[str, int], gaps: list[Gap], sightings: pa.Table) -> None:
     """Add a batch to the counters of a stream: its decisions by reason, its gaps, its late sightings."""
     if state.watermark_ns is not None and sightings.num_rows:
         state.late_sightings += pc.sum(pc.less(sightings["stored_ns"], state.watermark_ns)).as_py() or 0
