@@ -1,4 +1,4 @@
-"""File locks, the one way in which processes exclude each other. The kernel frees a lock however its holder ends."""
+"""File locks, by which processes exclude each other. The kernel frees a lock however its holder ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lock(file: IO[Any] | int, wait_seconds: float | None = 0.0, *, shared: bool 
 
 
 def write_holder(file: IO[str], holder: str) -> None:
-    """Write into a locked file who holds it: `<holder> (pid N)`."""
+    """Replace the content of a locked file by the name of its holder, with `(pid N)`."""
     file.seek(0)
     file.truncate()
     file.write(holder)
@@ -46,7 +46,7 @@ def write_holder(file: IO[str], holder: str) -> None:
 
 
 def read_holder(file: IO[str]) -> str:
-    """Return the holder that a lock file names, if its process is alive."""
+    """Return the holder that a lock file names, or a phrase for an unknown one."""
     return living_holder(file.read()) or "a process that has not said who it is"
 
 

@@ -99,7 +99,7 @@ def shows(home: Path, site: str, token: str, manifest: Manifest | None = None) -
 
 
 def was_moved(home: Path, manifest: Manifest) -> bool:
-    """Return whether the views name files in another folder than this home, by whatever name."""
+    """Return whether the views name files in another folder than this home; an alias of the home is the same folder."""
     return bool(manifest.home) and not (Path(manifest.home).exists() and Path(manifest.home).samefile(home))
 
 

@@ -147,7 +147,7 @@ class Histories:
         return latest
 
     def histories(self, days: Sequence[Day], most_rows: int) -> Iterator[History]:
-        """Yield the events of consecutive days in portions of nodes; at least one portion.
+        """Yield the events of consecutive days in portions of nodes, at least one.
 
         A portion's changes, with a row for each node and day, are about `most_rows`.
         """

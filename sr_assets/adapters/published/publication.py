@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from sr_assets.adapters.published.table import Table
 
-#: The folder of the home in which every site has one with its files.
+#: Folder of the home with a folder of files for each site.
 FOLDER: Final = "published"
 _NAME: Final = "publication.json"
 
