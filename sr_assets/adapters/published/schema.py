@@ -233,15 +233,10 @@ NO_HISTORY: Final = f"SELECT *, NULL::DATE AS date FROM ({NO_SNAPSHOTS})"
 
 def refuse_other_schema(connection: duckdb.DuckDBPyConnection, catalog: str, file: Path) -> None:
     """Raise OtherSchemaError if another version wrote `file`, which is attached as `catalog`."""
+    versions = connection.execute(f"SELECT schema_version FROM {catalog}.snapshot_info").fetchall()
+    columns = {row[0] for row in connection.execute(f"DESCRIBE {catalog}.snapshot_info").fetchall()}
     # The first unreleased schema was called 1 too; it had no column `generation`.
-    versions = connection.execute(
-        f"""
-        SELECT schema_version, EXISTS (FROM duckdb_columns() WHERE database_name = '{catalog}'
-            AND table_name = 'snapshot_info' AND column_name = 'generation')
-        FROM {catalog}.snapshot_info
-        """
-    ).fetchall()
-    if versions != [(SCHEMA_VERSION, True)]:
+    if versions != [(SCHEMA_VERSION,)] or "generation" not in columns:
         raise OtherSchemaError(file, versions[0][0] if versions else None)
 
 
