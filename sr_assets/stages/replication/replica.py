@@ -162,7 +162,7 @@ class ReplicaStage:
         )
 
     def _waits_for_fold(self) -> bool:
-        """Return whether an earlier version left a batch open whose decisions are not in the copy queue yet."""
+        """Return whether a batch from before the stream was tracked is open and must be folded first."""
         intent = self._store.open_intent(self._stream.stream)
         return intent is not None and not intent.folded
 

@@ -130,7 +130,7 @@ class NodeStage:
         return next_range(stream, state.next_sequence, source, end, cluster, payloads=self._payloads, cores=cores)
 
     def _left_open(self) -> Intent | None:
-        """Return the intent of an earlier version, which folded and copied at once: its range is folded first."""
+        """Return the open intent of a batch from before the stream was tracked: its range is folded first."""
         intent = self._store.open_intent(self._stream.stream)
         return intent if intent is not None and not intent.folded else None
 
