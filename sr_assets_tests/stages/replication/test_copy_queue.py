@@ -237,6 +237,7 @@ def test_a_stream_that_is_not_tracked_any_more_still_gets_what_was_due(rig: Rig)
         *((entry, change) for entry in ({}, TRACKED) for change in CHANGES),
         (TRACKED, {"inspect_field": "n"}),
         (TRACKED, {"inspect_duration": "1s"}),
+        ({}, TRACKED),
     ),
     ids=str,
 )
