@@ -12,6 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.errors import (
     ConfigurationError,
     EngineLostError,
@@ -119,8 +120,10 @@ class WorkLoop:
             return
         self._errors += 1
         self.error = line
-        pause_seconds = min(_FIRST_PAUSE_SECONDS * 2.0**self.retries, _LONGEST_PAUSE_SECONDS)
         self.retries += 1
+        pause_seconds = backoff_seconds(
+            self.retries, first_seconds=_FIRST_PAUSE_SECONDS, longest_seconds=_LONGEST_PAUSE_SECONDS
+        )
         self.due_at = time.monotonic() + pause_seconds * random.uniform(0.5, 1.0)  # noqa: S311  jitter, not a secret
         logger.warning("%s; attempt %d in %.1f s", line, self.retries + 1, self.due_at - time.monotonic())
         if self.retries == 1:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from sr_assets.adapters import wire
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.copying.receipt import MOST_HEARTBEATS, Parked
+from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.heartbeats import is_heartbeat
 from sr_assets.domain.messages import header_writer
@@ -40,7 +41,8 @@ _ABOUT_THE_TARGET: Final = frozenset({10077, 10023, 10028, 10047})
 _REFUSAL_SECONDS: Final = 30.0
 _ACK_SECONDS: Final = 30.0
 _PROBE_SECONDS: Final = 5.0
-_MAX_PAUSE_SECONDS: Final = 5.0
+_FIRST_PAUSE_SECONDS: Final = 0.1
+_LONGEST_PAUSE_SECONDS: Final = 5.0
 #: More parked messages of one batch than this mean that something is wrong with the target; full subjects may be many.
 _MAX_PARKED: Final = 1000
 _IMPOSSIBLE: Final = b"NATS/1.0\r\nNats-Expected-Last-Sequence: %d\r\n\r\n" % IMPOSSIBLE_SEQUENCE
@@ -103,7 +105,7 @@ class Sender:
         answer anything; also what `items` raises.
         """
         items = self._watch(items)
-        pause_seconds = 0.1
+        waits = 0
         again: list[wire.Outgoing] = []
         while True:
             self._plan.check_batch()
@@ -123,7 +125,10 @@ class Sender:
             waiting = self._judge(refused)
             again = [self._outgoing(self._window[sequence]) for sequence in sorted(self._window)]
             if waiting:
-                pause_seconds = 0.1 if self._settled_at > began else min(2 * pause_seconds, _MAX_PAUSE_SECONDS)
+                waits = 1 if self._settled_at > began else waits + 1
+                pause_seconds = backoff_seconds(
+                    waits, first_seconds=_FIRST_PAUSE_SECONDS, longest_seconds=_LONGEST_PAUSE_SECONDS
+                )
                 time.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311  jitter, not a secret
 
     def _watch(self, items: Iterator[wire.Outgoing]) -> Iterator[wire.Outgoing]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import open_private, own_folder
+from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.operate.notify.events import SentFile, all_sent, pending
 from sr_assets.operate.notify.messages import messages
@@ -165,4 +166,4 @@ class _Delivery:
 
 
 def _pause_seconds(failures: int) -> float:
-    return min(_FIRST_PAUSE_SECONDS * 2.0 ** max(0, failures - 1), _LONGEST_PAUSE_SECONDS)
+    return backoff_seconds(max(1, failures), first_seconds=_FIRST_PAUSE_SECONDS, longest_seconds=_LONGEST_PAUSE_SECONDS)
