@@ -1,11 +1,10 @@
-"""Bulk traffic with a NATS server over our own socket: read ranges and single messages, publish with acknowledgements.
+"""Bulk traffic with a NATS server over one synchronous connection: reading, and publishing with acknowledgements.
 
-Synchronous, one connection for one task, headers and payloads as bytes from end to end. `frames` has the protocol's
-bytes, `link` the socket, `connection` login and requests, `reading` (by `direct`, `consumer`, `single`) and `publishing`
-what is asked of a stream. What is read, sent again or given up is decided by the callers; administration is in `nats`.
+Headers and payloads stay bytes from end to end. Administration is in `nats`.
 """
 
 from sr_assets.adapters.wire.connection import Connection
+from sr_assets.adapters.wire.gets import next_message, stored_message
 from sr_assets.adapters.wire.link import DeniedError, WireError
 from sr_assets.adapters.wire.publishing import (
     HEADERS_TOO_LARGE,
@@ -25,7 +24,6 @@ from sr_assets.adapters.wire.reading import (
     read_range,
     read_sequences,
 )
-from sr_assets.adapters.wire.single import next_message, stored_message
 
 __all__ = [
     "BATCH_BYTES",

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from sr_assets.adapters.wire import frames as f
-from sr_assets.adapters.wire.answers import refused, succeeded
 from sr_assets.adapters.wire.connection import Connection, SilenceError
 from sr_assets.adapters.wire.frames import Frame
+from sr_assets.adapters.wire.gets import refused, stored_message, succeeded
 from sr_assets.adapters.wire.link import WireError
-from sr_assets.adapters.wire.single import stored_message
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
 

@@ -9,12 +9,10 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from sr_assets.adapters.wire.answers import succeeded
 from sr_assets.adapters.wire.connection import Connection, SilenceError
 from sr_assets.adapters.wire.consumer import NoConsumerError, read_consumer
-from sr_assets.adapters.wire.direct import read_direct
+from sr_assets.adapters.wire.gets import next_message, next_sequences, read_direct, read_singles, succeeded
 from sr_assets.adapters.wire.link import WireError
-from sr_assets.adapters.wire.single import next_message, next_sequences, read_singles
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 

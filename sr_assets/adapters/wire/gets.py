@@ -1,6 +1,6 @@
-"""Messages read one by one, by their sequence: from the stream's leader, or by direct gets that the leader confirms.
+"""Messages read by sequence with get requests: one by one from the leader or by direct get, or in batches by direct get.
 
-Not here: ranges (`direct`, `consumer`), which way is taken (`reading`).
+Any replica, and any mirror, may answer a direct get (batches: 2.11+, `allow_direct`); `reading` confirms what is missing.
 """
 
 from bisect import bisect_left
@@ -9,16 +9,33 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sr_assets.adapters.wire import frames as f
-from sr_assets.adapters.wire.answers import refused, succeeded
 from sr_assets.adapters.wire.connection import Connection, SilenceError
-from sr_assets.adapters.wire.frames import Frame
+from sr_assets.adapters.wire.frames import NO_RESPONDERS, Frame
 from sr_assets.adapters.wire.link import WireError
 from sr_assets.domain.messages import Message
+from sr_assets.domain.positions import SequenceRange
 
 _NO_MESSAGE: Final = 10037
 _NOT_FOUND: Final = 404
 _FIRST_WINDOW: Final = 32
 _LAST_WINDOW: Final = 256
+
+
+def succeeded(connection: Connection, stream: str, answer: dict[str, Any]) -> dict[str, Any]:
+    """Return the API's answer when it is no error; raises WireError with the server's description."""
+    error = answer.get("error")
+    if error:
+        reason = f"{error.get('description')} ({error.get('err_code', error.get('code'))})"
+        raise WireError(f"{connection.address}: stream {stream}: {reason}")
+    return answer
+
+
+def refused(connection: Connection, stream: str, frame: Frame) -> WireError:
+    """The error for a frame that came where a message was expected."""
+    if frame.status == NO_RESPONDERS:
+        return WireError(f"{connection.address}: no stream {stream} with direct get (allow_direct) answers")
+    answer = frame.status_text if frame.status is not None else repr(frame.payload[:80])
+    return WireError(f"{connection.address}: stream {stream} answered {answer}")
 
 
 def stored_message(connection: Connection, stream: str, sequence: int) -> Message | None:
@@ -171,3 +188,63 @@ def _stored(connection: Connection, stream: str, answer: dict[str, Any]) -> Mess
         return f.stored_message(stored)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise WireError(f"{connection.address}: stream {stream} sent an answer that is no message") from None
+
+
+def read_direct(
+    connection: Connection,
+    stream: str,
+    wanted: SequenceRange,
+    filter_subject: str | None,
+    batch_messages: int,
+    max_bytes: int,
+    timeout_seconds: float | None = None,
+) -> Iterator[list[Message]]:
+    """Ask for batch after batch until the range is passed or nothing follows; messages after it may come too.
+
+    Ends early when another stream answers, a mirror: what it sends is discarded. Raises SilenceError when no answer comes
+    in time, `request_seconds` unless given.
+    """
+    cursor = max(wanted.first, 1)
+    while cursor < wanted.next:
+        count = min(batch_messages, wanted.next - cursor)
+        request: dict[str, Any] = {"seq": cursor, "batch": count, "max_bytes": max_bytes}
+        if filter_subject:
+            request["next_by_subj"] = filter_subject
+        messages, pending = _direct_batch(connection, stream, request, timeout_seconds)
+        if messages:
+            yield messages
+        if not pending:
+            return
+        cursor = messages[-1].sequence + 1
+
+
+def _direct_batch(
+    connection: Connection, stream: str, request: dict[str, Any], timeout_seconds: float | None
+) -> tuple[list[Message], int]:
+    """One batched direct get: its messages and how many follow (404: none, and no end marker comes)."""
+    inbox, asked = connection.new_inbox(), stream.encode()
+    connection.send(f.encode_pub(connection.api(f"DIRECT.GET.{stream}"), inbox, b"", f.encode_json(request)))
+    messages: list[Message] = []
+    damaged: list[int] = []
+    pending: int | None = 0
+    for frame in connection.answers(f"a direct get from {stream}", timeout_seconds):
+        if frame.subject != inbox:
+            continue
+        answer = f.direct_get_message(frame)
+        if answer is None:
+            if frame.status not in (204, 404):
+                raise refused(connection, stream, frame)
+            break
+        message, pending, answering = answer
+        if answering != asked:
+            return [], 0
+        if not f.has_whole_headers(message):
+            damaged.append(len(messages))
+        messages.append(message)
+        if pending is None:
+            # A server before 2.11 knows no batches: it answers with one message and no end marker.
+            pending = 1
+            break
+    for at in damaged:
+        messages[at] = stored_message(connection, stream, messages[at].sequence) or messages[at]
+    return messages, pending or 0
