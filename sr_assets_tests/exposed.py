@@ -1,7 +1,4 @@
-"""A home from which every metric is exposed: two sites, a centre, links and heartbeats, without a server.
-
-Not here: what is expected of the metrics (the tests).
-"""
+"""A home with data for every metric: two sites, a centre, links and heartbeats, without a server."""
 
 import time
 from pathlib import Path
@@ -35,21 +32,21 @@ def configured(home: Path, *sites: str, **top: Any) -> Settings:
 
 
 def expose_tables(home: Path) -> None:
-    """Publish what a centre, a topology and heartbeats give: a blind site, two links, one of them unknown, one subject."""
+    """Publish the tables of a centre, a topology and heartbeats: a blind site, two links (one unknown), one subject."""
     with duckdb.connect(str(home / "fleet.duckdb")) as fleet:
         fleet.execute(_TABLES)
 
 
 def expose_everything(home: Path, **top: Any) -> Settings:
-    """Publish all there is and return the configuration: each site has a sampled stream with advisories."""
+    """Publish data for every metric and return the configuration: each site has a sampled stream with advisories."""
     expose_tables(home)
-    move_on(home, 1)
+    advance_counters(home, 1)
     sampled = {"inspect_field": "sender", "inspect_duration": "1h", "advisory": {"subject": "adv.%s.%v"}}
     return _load(home, [{**_entry(site), **sampled} for site in SITES], top)
 
 
-def move_on(home: Path, step: int) -> None:
-    """Let every counter of the streams have the value of a later step."""
+def advance_counters(home: Path, step: int) -> None:
+    """Advance every counter of the streams to a step."""
     now_ns, count = time.time_ns(), 100 * step
     status = {
         **dict.fromkeys(("seen_messages", "copied_messages", "copied_bytes", "skipped_messages"), count),

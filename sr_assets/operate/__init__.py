@@ -1,8 +1,4 @@
-"""What starts Dagster and keeps it going: its instance, the services of `sr-assets up`, the runs of `sr-assets run`.
-
-Here: folders, child processes, signals, exit codes. Not here: what a run does (`assets`, `stages`), when the sensor
-requests one (`automation`).
-"""
+"""Processes around Dagster: its instance, the services of `sr-assets up`, the runs of `sr-assets run`."""
 
 from sr_assets.operate.instance import check_home, prepare_instance
 from sr_assets.operate.processes import signals_as_interrupt, stop_groups

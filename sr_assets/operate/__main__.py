@@ -1,7 +1,4 @@
-"""`python -m sr_assets.operate SITE`: run one site, as the child process of `run_sites`.
-
-Not here: what is run (`site`), the parent (`runs`).
-"""
+"""`python -m sr_assets.operate SITE`: run one site, as the child process of `run_sites`."""
 
 import argparse
 import logging
@@ -15,7 +12,7 @@ from sr_assets.operate.site import execute_site
 
 
 def _main() -> int:
-    """Run one site and return the exit code; options as `runs` gives them."""
+    """Run one site and return the exit code."""
     from sr_assets.resources import configure_logging
     from sr_assets.settings import load_settings
 
@@ -41,14 +38,14 @@ def _main() -> int:
 
 
 def _bars() -> AbstractContextManager[None]:
-    """Return the bars; what draws them is imported for a run that has some."""
+    """Return progress bars; rich is imported only by runs that draw them."""
     from sr_assets.operate.bars import progress_bars
 
     return progress_bars()
 
 
 def _leave_errors_to_the_report() -> None:
-    """Keep errors off the log on stderr: a stream's failure is printed there once, as a line of its own, at the end."""
+    """Keep errors out of the log on stderr: the report at the end prints each stream's failure once."""
     for handler in logging.getLogger("sr_assets").handlers:
         if not isinstance(handler, logging.FileHandler):
             handler.addFilter(lambda record: record.levelno < logging.ERROR)

@@ -1,7 +1,4 @@
-"""Long work as bars on a terminal: how much is done, how fast, and how long it still takes.
-
-Not here: what takes long (`stages`), its lines in a log (`stages.progress`).
-"""
+"""Progress bars on a terminal for long work: amount done, rate and remaining time."""
 
 from __future__ import annotations
 
@@ -22,8 +19,8 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def progress_bars() -> Iterator[None]:
-    """Show long work of this process as bars on stderr inside the block, if that is a terminal which can draw them."""
-    # Dagster redirects what is written to stderr into a run's log, so the terminal gets a descriptor of its own.
+    """Show this process's long work as bars on stderr inside the block, if stderr is an interactive terminal."""
+    # Dagster redirects stderr into a run's log, so write to a duplicate of the descriptor.
     with contextlib.ExitStack() as stack:
         if sys.stderr.isatty():
             terminal = stack.enter_context(os.fdopen(os.dup(sys.stderr.fileno()), "w"))
@@ -38,17 +35,16 @@ class _Rate(TextColumn):
         super().__init__("")
 
     def render(self, task: Task) -> Text:
-        """Return how much was done a second."""
+        """Return the rate per second."""
         return Text(f"{task.speed or 0.0:,.0f}/s")
 
 
 class Bars(contextlib.AbstractContextManager["Bars"]):
-    """A bar for each work under way."""
+    """A bar for each piece of work in progress."""
 
     def __init__(self, console: Console) -> None:
-        """Draw on a console."""
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), _Rate())
-        # What a command prints on stdout stays there.
+        # Without redirection, the output of commands stays on stdout.
         self._progress = Progress(
             *columns,
             TimeRemainingColumn(),
@@ -60,18 +56,18 @@ class Bars(contextlib.AbstractContextManager["Bars"]):
         self._tasks: dict[str, TaskID] = {}
 
     def __exit__(self, *_: object) -> None:
-        """Clear what was drawn."""
+        """Remove the bars."""
         self._progress.stop()
 
     def show(self, work: str, done: int, total: int) -> None:
-        """Draw how much of a work is done."""
+        """Draw the progress of a piece of work."""
         if work not in self._tasks:
             self._progress.start()
             self._tasks[work] = self._progress.add_task(work, total=total)
         self._progress.update(self._tasks[work], completed=done, total=total)
 
     def end(self, work: str) -> None:
-        """Remove the bar of a work."""
+        """Remove a bar."""
         task = self._tasks.pop(work, None)
         if task is not None:
             self._progress.refresh()

@@ -1,7 +1,4 @@
-"""The Dagster instance: its folder, the disk under it, and its storage, prepared before several processes use it.
-
-Not here: the processes (`services`, `runs`), its settings (`dagster.yaml`).
-"""
+"""The Dagster instance's folder and storage, prepared before several processes use them."""
 
 from __future__ import annotations
 
@@ -51,36 +48,36 @@ _REMOTE_DISKS: Final = frozenset(
 
 
 def check_home(home: Path) -> None:
-    """Refuse a home that is another user's, cannot be written, or lies on a network disk.
+    """Raise ConfigurationError for a home of another user, a read-only home or one on a network disk.
 
-    Nothing is created: for a home that does not exist its nearest existing parent is checked. Raises ConfigurationError.
+    Creates nothing: for a missing home, the nearest existing parent is checked.
     """
     refuse_foreign_home(home)
     _check_disk(home)
 
 
 def _check_disk(home: Path) -> None:
-    """Refuse a folder that cannot be written or lies on a network disk, whose locks and memory maps cannot be trusted."""
+    """Raise ConfigurationError for a read-only folder, or a network disk with its unreliable locks and memory maps."""
     folder = next(folder for folder in (home, *home.parents) if folder.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigurationError(
-            f"{home}: {folder} cannot be written; name another folder with SR_ASSETS_HOME or state_store"
+            f"{home}: {folder} cannot be written; choose another folder with SR_ASSETS_HOME or state_store"
         )
     kind = _disk_kind(folder.resolve())
     if kind in _REMOTE_DISKS:
         raise ConfigurationError(
-            f"{home} lies on a network disk ({kind}), where locks cannot be trusted; "
-            "name a local one with SR_ASSETS_HOME or state_store"
+            f"{home}: is on a network disk ({kind}), where locks are unreliable; "
+            "choose a local disk with SR_ASSETS_HOME or state_store"
         )
 
 
 def _disk_kind(folder: Path) -> str:
-    """Return the type of the file system of a folder; empty when the system does not name it."""
+    """Return the file system type of a folder, or "" if the system does not list it."""
     try:
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:
         return ""
-    # Blanks in a mount point are written \040; the innermost mount counts, of two on one point the later.
+    # A mount point's blanks are escaped as \040. The innermost mount counts, or the later of two on one point.
     points = [(mount[1].replace("\\040", " "), mount[2]) for mount in mounts]
     around = [(len(point), index, kind) for index, (point, kind) in enumerate(points) if folder.is_relative_to(point)]
     return max(around)[2] if around else ""
@@ -108,7 +105,7 @@ def prepare_instance(settings: Settings) -> Path:
                 pass
         except OSError as error:
             raise ConfigurationError(
-                f"{needed} cannot be written: {error.strerror}; name another with SR_ASSETS_HOME or state_store"
+                f"{needed}: cannot be written: {error.strerror}; choose another folder with SR_ASSETS_HOME or state_store"
             ) from None
     _remove_old_connections(settings)
     os.environ["DAGSTER_HOME"] = str(folder)
@@ -119,17 +116,17 @@ def prepare_instance(settings: Settings) -> Path:
 
 
 def _remove_old_connections(settings: Settings) -> None:
-    """Remove the connection files, passwords included, that a killed run left at a site which is configured no more."""
+    """Delete connection files, which contain passwords, that a killed run left at a site no longer configured."""
     for site in (settings.home / "sites").glob("*"):
         if site.name not in settings.sites:
             remove_connections(site)
 
 
 def prepare_storage(folder: Path) -> None:
-    """Create the storage's tables in one process before several use it: created side by side they collide."""
+    """Create the storage's tables in one process: concurrent creation by several fails."""
     with storage_errors(folder), open_private(folder / ".storage.lock") as file:
         lock(file, None)
-        # Where SQLite keeps the runs by default; elsewhere, and the first time, opening the storage creates its tables.
+        # SQLite's default file. In another storage, or if it is missing, opening the storage creates the tables.
         if (folder / "history" / "runs.db").exists():
             return
         with open_instance() as instance:
@@ -140,26 +137,26 @@ def prepare_storage(folder: Path) -> None:
 
 @contextlib.contextmanager
 def storage_errors(folder: Path) -> Iterator[None]:
-    """Turn what Dagster's storage raises, for example on a full disk, into a RunError of one line; `debug` logs the trace."""
+    """Translate exceptions of Dagster's storage, such as a full disk, into a one-line RunError; log the trace at debug."""
     try:
         yield
     except SrAssetsError:
         raise
-    except Exception as error:  # Dagster passes on every exception of its database
+    except Exception as error:  # Dagster translates no exception of its database
         logger.debug("Dagster's storage", exc_info=True)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RunError(f"Dagster's storage in {folder} cannot be used: {reason}") from None
+        raise RunError(f"Dagster's storage in {folder} is unusable: {reason}") from None
 
 
 def open_instance() -> DagsterInstance:
-    """The instance in DAGSTER_HOME; a context manager."""
+    """Return the instance in DAGSTER_HOME; a context manager."""
     from dagster import DagsterInstance
 
     return DagsterInstance.get()
 
 
 def mark_start() -> None:
-    """Give the child processes a new start id: ephemeral streams are copied again once for each start."""
+    """Give child processes a new start id: each start copies ephemeral streams again."""
     from sr_assets.stages.source.position import START_VARIABLE
 
     os.environ[START_VARIABLE] = uuid.uuid4().hex

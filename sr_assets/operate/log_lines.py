@@ -1,8 +1,7 @@
-"""The log of our processes with `log_format: json`: every line is one JSON object, also Dagster's, Spark's and Java's.
+"""Child processes' output as JSON lines for `log_format: json`, including lines of Dagster, Spark and Java.
 
-What a child writes goes through a pipe: JSON passes, anything else becomes an event with time, level, logger and message; lines
-that follow at once, a trace say, are its end. Not here: our own lines (`adapters.logs`), which processes there are
-(`services`, `runs`).
+Children write into a pipe. JSON lines pass unchanged; other text becomes an event with time, level, logger and message.
+Immediately following lines, such as a traceback, are appended to the event.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
 
     from sr_assets.settings import Settings
 
-#: An event ends when nothing follows for so long, or after so many lines.
+#: An event ends after this pause, or after this number of lines.
 _FOLLOWS_SECONDS: Final = 0.2
 _LONGEST_EVENT: Final = 1_000
 _JOIN_SECONDS: Final = 5.0
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
-#: How lines begin: Dagster's, Spark's, those of Python's own logging, ours of the command line.
+#: Formats of first lines: Dagster, Spark, Python's default logging, the command line of this package.
 _LEVEL: Final = "(?P<level>DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)"
-_BEGINNINGS: Final = tuple(
+_FIRST_LINES: Final = tuple(
     re.compile(pattern, re.DOTALL)
     for pattern in (
         rf"(?P<time>\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{{4}}) - (?P<logger>\S+) - {_LEVEL} - (?P<message>.*)",
@@ -44,15 +43,14 @@ _BEGINNINGS: Final = tuple(
 )
 _LEVELS: Final = {"WARN": logging.WARNING, "FATAL": logging.CRITICAL} | logging.getLevelNamesMapping()
 _RUN: Final = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}\b")
-#: The loggers of this package, which write into the file themselves.
-_OURS: Final = "sr_assets"
+#: This package's loggers, which write into the file directly.
+_OWN_LOGGERS: Final = "sr_assets"
 
 
 class ChildLogs:
-    """Where children write, from `with` to its end; in text that is where it always was."""
+    """The output of child processes: JSON lines, or unchanged text; `to_file` sends it to a configured `logfile`."""
 
     def __init__(self, settings: Settings, *, to_file: bool) -> None:
-        """Take the configuration; `to_file`: everything goes to `logfile`, if there is one, else to stderr."""
         self._json = settings.log_format == "json"
         self._file = settings.logfile if to_file else None
         self._handler = (
@@ -64,13 +62,13 @@ class ChildLogs:
 
     @contextlib.contextmanager
     def output(self, source: str) -> Iterator[int | None]:
-        """Yield a descriptor for what a child writes, to be given to it inside `with`; None: it has stderr as it is."""
+        """Yield a descriptor to start the child with inside the block, or None if it inherits stderr."""
         if not self._json:
             with self._file.open("ab") if self._file else contextlib.nullcontext() as file:
                 yield None if file is None else file.fileno()
             return
         reader, writer = os.pipe()
-        pipe = _Pipe(reader, source, self._handler, drop_ours=self._file is not None)
+        pipe = _Pipe(reader, source, self._handler, drop_own=self._file is not None)
         pipe.start()
         self._pipes.append(pipe)
         try:
@@ -79,18 +77,18 @@ class ChildLogs:
             os.close(writer)
 
     def close(self) -> None:
-        """Wait until what the children wrote is written, once they have ended."""
+        """Wait until the output of the ended children is written."""
         for pipe in self._pipes:
             pipe.join(_JOIN_SECONDS)
         self._handler.close()
 
 
 class _Pipe(threading.Thread):
-    """One child's output, line by line, until its last writer has gone."""
+    """One child's output, line by line, until its last writer closes the pipe."""
 
-    def __init__(self, reader: int, source: str, handler: logging.Handler, *, drop_ours: bool) -> None:
+    def __init__(self, reader: int, source: str, handler: logging.Handler, *, drop_own: bool) -> None:
         super().__init__(name=f"log of {source}", daemon=True)
-        self._reader, self._source, self._handler, self._drop_ours = reader, source, handler, drop_ours
+        self._reader, self._source, self._handler, self._drop_own = reader, source, handler, drop_own
         self._event: list[str] = []
 
     def run(self) -> None:
@@ -113,12 +111,12 @@ class _Pipe(threading.Thread):
         line = _COLOURS.sub("", raw).rstrip()
         if not line:
             return
-        if (known := _as_json(line)) is not None:
+        if (record := _as_json(line)) is not None:
             self._end_event()
-            if not (self._drop_ours and str(known.get("logger", "")).partition(".")[0] == _OURS):
+            if not (self._drop_own and str(record.get("logger", "")).partition(".")[0] == _OWN_LOGGERS):
                 self._write(line)
             return
-        if len(self._event) >= _LONGEST_EVENT or any(beginning.match(line) for beginning in _BEGINNINGS):
+        if len(self._event) >= _LONGEST_EVENT or any(pattern.match(line) for pattern in _FIRST_LINES):
             self._end_event()
         self._event.append(line)
 
@@ -142,17 +140,17 @@ def _as_json(line: str) -> dict[str, Any] | None:
 
 
 def as_event(text: str, source: str) -> str:
-    """Return a text as one line of JSON, with what its beginning says of time, level and logger; else it is `source`'s."""
-    match = next(filter(None, (beginning.match(text) for beginning in _BEGINNINGS)), None)
-    said = match.groupdict() if match else {}
-    level = _LEVELS.get((said.get("level") or "INFO").upper(), logging.INFO)
+    """Return a text as one JSON line with the time, level and logger of its first line; the default logger is `source`."""
+    match = next(filter(None, (pattern.match(text) for pattern in _FIRST_LINES)), None)
+    fields = match.groupdict() if match else {}
+    level = _LEVELS.get((fields.get("level") or "INFO").upper(), logging.INFO)
     record = {
-        "name": said.get("logger") or source,
+        "name": fields.get("logger") or source,
         "levelno": level,
         "levelname": logging.getLevelName(level),
-        "msg": said.get("message", text),
+        "msg": fields.get("message", text),
     }
-    if time := said.get("time"):
+    if time := fields.get("time"):
         record["created"] = datetime.strptime(time, "%Y-%m-%d %H:%M:%S %z").timestamp()
     if run := _RUN.search(text):
         record["run"] = run[0]

@@ -1,7 +1,4 @@
-"""Signals and child processes: what Ctrl-C and SIGTERM do to us, and how our children end, also when we are killed.
-
-Not here: which processes there are (`services`, `runs`).
-"""
+"""Signals and child processes: handling of Ctrl-C and SIGTERM, and children that never outlive their parent."""
 
 from __future__ import annotations
 
@@ -19,34 +16,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
-# The exit code after a signal, as shells have it for Ctrl-C.
+# The exit code of shells after Ctrl-C.
 INTERRUPTED: Final = 130
 _STOP_SECONDS: Final = 60.0
-# How long after an interrupt that had no effect it is raised again.
+# The pause before an interrupt without effect is raised again.
 _AGAIN_SECONDS: Final = 0.05
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment of our children and of theirs: nothing is imported from the current folder.
+    """Return an environment in which children import nothing from the current folder.
 
-    `python -m` and multiprocessing look there first, and anybody may have left a module in it.
+    By default `python -m` and multiprocessing search it first, and it may contain another user's modules.
     """
     return {**os.environ, "PYTHONSAFEPATH": "1"}
 
 
 def start_child(command: Sequence[str], errors: int | None = None) -> subprocess.Popen[bytes]:
-    """Start a child that leads a process group and, if it calls `end_with_parent`, never outlives us.
+    """Start a child that leads a process group; if it calls `end_with_parent`, it never outlives this process.
 
-    `errors` is the descriptor that it has as stderr; None: ours.
+    `errors` is the descriptor of its stderr; None: inherited.
     """
     environ = child_environment()
     return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors, start_new_session=True, env=environ)
 
 
 def end_with_parent() -> None:
-    """Kill this process and its group when its parent has ended: after SIGKILL nothing else stops the children.
+    """Kill this process and its group after the parent has ended, even by SIGKILL.
 
-    The parent holds the other end of our stdin and writes nothing; the kernel closes it however the parent ends.
+    The parent holds the other end of stdin and writes nothing; the kernel closes it at the parent's end.
     """
 
     def watch() -> None:
@@ -57,10 +54,10 @@ def end_with_parent() -> None:
 
 
 def stop_groups(children: Sequence[subprocess.Popen[bytes]], *, again_seconds: float = _STOP_SECONDS) -> None:
-    """Ask children that lead process groups to end, with all that they started, and wait; kill them after a minute.
+    """Terminate process groups by their leaders, wait, and kill them after a minute.
 
-    One that has not ended is asked again every `again_seconds`: a process that still imports its libraries may lose the
-    exception by which a signal ends it.
+    SIGTERM is repeated every `again_seconds`: a process that is still importing libraries may lose the exception that a
+    signal raises.
     """
     for child in children:
         _signal_group(child, signal.SIGTERM)
@@ -71,7 +68,7 @@ def stop_groups(children: Sequence[subprocess.Popen[bytes]], *, again_seconds: f
                 child.wait(min(left, again_seconds))
                 break
             child.terminate()
-        # The leader has ended or hangs; the rest of its group ends now.
+        # The leader has ended or hangs: kill the rest of its group.
         _signal_group(child, signal.SIGKILL)
         child.wait()
 
@@ -85,10 +82,9 @@ def _signal_group(child: subprocess.Popen[bytes], number: signal.Signals) -> Non
 def signals_as_interrupt(*signals: signal.Signals) -> Iterator[Callable[[], None]]:
     """Raise KeyboardInterrupt inside the block for these signals, by default SIGTERM and SIGINT.
 
-    Yields a function that has them ignored from then on. SIGINT gets a handler too: a shell's `&` has it ignored, our
-    children would inherit that, and Dagster uses SIGINT's handler for SIGTERM as well. A signal that arrives where Python
-    loses the exception (a weak reference's callback) or keeps it (a library's import: the process would end with
-    SIGINT's code in any case) is raised a moment later.
+    Yields a function that makes the process ignore them. SIGINT needs a handler too: with a shell's `&` it is ignored,
+    children would inherit that, and Dagster uses SIGINT's handler for SIGTERM. If Python would lose the exception (in a
+    weak reference's callback) or hold it (in an import), it is raised a moment later.
     """
     handled = signals or (signal.SIGTERM, signal.SIGINT)
 
@@ -108,7 +104,7 @@ def signals_as_interrupt(*signals: signal.Signals) -> Iterator[Callable[[], None
         for number in before:
             signal.signal(number, signal.SIG_IGN)
 
-    # Dagster's storage, interrupted while it closes a connection, would log a trace before it passes the interrupt on.
+    # SQLAlchemy logs a trace if it is interrupted while it closes a connection.
     logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
     hook, sys.unraisablehook = sys.unraisablehook, raise_again
     before = {number: signal.signal(number, interrupt) for number in (*handled, signal.SIGALRM)}
@@ -122,7 +118,7 @@ def signals_as_interrupt(*signals: signal.Signals) -> Iterator[Callable[[], None
 
 
 def _importing(frame: FrameType | None) -> bool:
-    """Return whether a frame is within an import."""
+    """Return whether a frame is inside an import."""
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True
@@ -134,7 +130,7 @@ def _importing(frame: FrameType | None) -> bool:
 def recorded_signals() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether SIGTERM or SIGINT arrived inside the block.
 
-    While Dagster executes it has handlers of its own, which end the run and not the process.
+    Dagster's own handlers, active during execution, end the run but not the process.
     """
     reader, writer = os.pipe()
     for end in (reader, writer):

@@ -1,7 +1,4 @@
-"""What a run prints: a line for each stream, why it failed, and the exit code that follows.
-
-Not here: what the run did (`stages`), its record in Dagster (`assets`).
-"""
+"""The printed result of a run: a line for each stream, the reasons of failures, and the exit code."""
 
 from __future__ import annotations
 
@@ -16,15 +13,13 @@ if TYPE_CHECKING:
 
     from sr_assets.settings import Entry, Kind
 
-
-#: What is printed of an entry, by its kind: the asset that is recorded of it, and by verb what is recorded there.
+#: By kind of entry: the asset whose metadata is printed, and the metadata key of each printed verb.
 _COUNTERS: Final[Mapping[Kind, tuple[str, Mapping[str, str]]]] = {
     "stream": ("replica", {"copied": "copied_messages", "skipped": "skipped_messages"}),
     "feed": ("advisory_feed", {"folded": "advisories", "rejected": "rejected"}),
 }
 
-
-#: The checks whose verdict `run` prints: what only an operator can mend, and what the counters do not show.
+#: The checks that `run` prints if they fail: problems that only an operator can solve and no counter shows.
 _PRINTED: Final = ("senders_found", "advisories_published")
 
 
@@ -44,9 +39,9 @@ def print_warning(line: str) -> None:
 
 
 def report_run(entries: Sequence[Entry], result: ExecuteInProcessResult) -> int:
-    """Print what a run did for each entry, also before it failed; returns the exit code.
+    """Print the work done for each entry, including failed ones, and return the exit code.
 
-    An entry that has not begun has no line.
+    An entry without recorded work has no line.
     """
     for entry in entries:
         noun, counters = _COUNTERS[entry.kind]
@@ -58,7 +53,7 @@ def report_run(entries: Sequence[Entry], result: ExecuteInProcessResult) -> int:
         print_warning(line)
     if result.success:
         return 0
-    # Imported here: it imports Dagster, which a caller that only prints does not need.
+    # Imported late: it imports Dagster, which callers that only print do not need.
     from sr_assets.automation.failures import failures
 
     for line in failures(result.all_events):
@@ -67,17 +62,17 @@ def report_run(entries: Sequence[Entry], result: ExecuteInProcessResult) -> int:
 
 
 def _warnings(entries: Sequence[Entry], result: ExecuteInProcessResult) -> list[str]:
-    """Return a line for each check that did not pass and says something an operator has to do."""
+    """Return a line for each failed check that an operator must act on."""
     labels = {tuple(entry.asset_prefix): entry.label for entry in entries}
     return [
-        f"{labels[tuple(verdict.asset_key.path[:2])]}: {verdict.description}"
-        for verdict in result.get_asset_check_evaluations()
-        if verdict.check_name in _PRINTED and not verdict.passed and verdict.description
+        f"{labels[tuple(check.asset_key.path[:2])]}: {check.description}"
+        for check in result.get_asset_check_evaluations()
+        if check.check_name in _PRINTED and not check.passed and check.description
     ]
 
 
 def _recorded(entry: Entry, noun: str, events: Sequence[DagsterEvent]) -> Mapping[str, Any]:
-    """Return the numbers that a run recorded of an entry's asset, or of its failure; empty when it did neither."""
+    """Return the numbers recorded in an entry's materialization or failure, or an empty mapping."""
     key = (*entry.asset_prefix, noun)
     numbers: Mapping[str, Any] = {}
     for event in events:
@@ -90,13 +85,13 @@ def _recorded(entry: Entry, noun: str, events: Sequence[DagsterEvent]) -> Mappin
 
 
 def _user_failures(events: Sequence[DagsterEvent]) -> list[Any]:
-    """Return the failures that steps raised themselves."""
+    """Return the `dagster.Failure`s that steps raised."""
     raised = (getattr(event.event_specific_data, "user_failure_data", None) for event in events)
     return [failure for failure in raised if failure is not None]
 
 
 def _misconfigured(events: Sequence[DagsterEvent]) -> bool:
-    """Return whether a step failed because the configuration is wrong."""
+    """Return whether a step failed because of the configuration."""
     from sr_assets.resources import MISCONFIGURED
 
     marks = (failure.metadata.get(MISCONFIGURED) for failure in _user_failures(events))

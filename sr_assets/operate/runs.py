@@ -1,7 +1,4 @@
-"""The runs of `sr-assets run`: every site in a child process of its own, side by side.
-
-A child is `python -m sr_assets.operate SITE`. Not here: what it does (`site`).
-"""
+"""The runs of `sr-assets run`: one child process per site, `python -m sr_assets.operate SITE`, in parallel."""
 
 from __future__ import annotations
 
@@ -29,11 +26,11 @@ if TYPE_CHECKING:
 
 
 def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> int:
-    """Run each site that has one of the streams, in processes side by side; returns the exit code.
+    """Run each site that has one of the streams, in parallel processes; returns the exit code.
 
-    With `once` as many at a time as `concurrency` says, without it all of them, and heartbeats are published. 0; 1 when a
-    stream failed, the others ran all the same; 2 when a site found its configuration wrong. Ctrl-C and
-    SIGTERM end the sites in order: the next run repeats their open batches.
+    With `once`, at most `concurrency` sites run at a time; otherwise all of them run, and heartbeats are published. The
+    exit code is 0, 1 if a stream failed (the others still run) or 2 if a site's configuration is wrong. After Ctrl-C or
+    SIGTERM the next run repeats open batches.
     """
     folder = prepare_instance(settings)
     mark_start()
@@ -58,7 +55,7 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
         try:
             codes = [future.result() for future in working]
             while not (once or chosen):
-                # Nothing but heartbeats.
+                # Only heartbeats are configured.
                 time.sleep(1.0)
         except KeyboardInterrupt:
             children.stop()
@@ -74,19 +71,19 @@ def _worst(codes: Sequence[int]) -> int:
 
 
 class _Children:
-    """The child processes of a `run`, one for each site, until they are stopped."""
+    """The child processes of a `run`, one per site."""
 
     def __init__(self, settings: Settings, *, alone: bool) -> None:
-        # A site writes into `logfile` itself.
+        # A site writes into `logfile` directly.
         self._logs = ChildLogs(settings, to_file=False)
-        # Several that draw on one terminal would draw over each other.
+        # Several children would overwrite each other's progress bars.
         self._alone = alone
         self._guard = threading.Lock()
         self._children: list[subprocess.Popen[bytes]] = []
         self._stopped = False
 
     def run(self, site: str, labels: Sequence[str], once: bool) -> int:
-        """Run a site in a child and return its exit code; after `stop` none is started."""
+        """Run a site in a child and return its exit code; after `stop`, start none and return 0."""
         command = [
             sys.executable,
             "-W",
@@ -111,11 +108,11 @@ class _Children:
             return child.wait()
 
     def close(self) -> None:
-        """Wait until what they wrote is written."""
+        """Wait until the children's output is written."""
         self._logs.close()
 
     def stop(self) -> None:
-        """Stop all children and start no other."""
+        """Stop all children and start no more."""
         with self._guard:
             self._stopped = True
         stop_groups(self._children)

@@ -1,7 +1,4 @@
-"""The services of `sr-assets up`: Dagster's code server, daemon and webserver as child processes.
-
-Not here: stopping processes and signals (`processes`), the instance's folder (`instance`), whom the UI answers (`gate`).
-"""
+"""The services of `sr-assets up`: Dagster's code server, daemon and webserver as child processes."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ _LOG_LEVELS: Final = {"debug": "debug", "info": "info", "warn": "warning", "erro
 
 @dataclass(frozen=True, slots=True)
 class Ui:
-    """How the UI is served: where, whether it may change anything, and the file of the logins of which it wants one."""
+    """Options of the UI: its port, whether it is read-only, and the file with the accepted logins."""
 
     port: int = 3000
     read_only: bool = False
@@ -52,12 +49,11 @@ class Ui:
 
 
 class Services:
-    """The code server, the daemon and the webserver as child processes, from `with` to its end; `ui` None: no webserver.
+    """The code server, daemon and webserver as child processes, as a context manager; no webserver if `ui` is None.
 
-    The code server, which does whatever it is asked, listens on a socket that only our user can reach; when it ends by
-    itself it is started again. Each leads a process group of its own, so Ctrl-C in a terminal reaches their owner only,
-    who stops them in order: the daemon, which starts runs; the code server with the runs; the webserver. Raises RunError
-    when one does not come up.
+    The code server executes any request, so it listens on a socket that only this user can open; it is restarted if it
+    ends. Each process leads its own group, so Ctrl-C reaches only their parent. It stops the daemon first, which starts
+    runs, then the code server with the runs, then the webserver. Raises RunError if a process does not start.
     """
 
     def __init__(self, settings: Settings, ui: Ui | None) -> None:
@@ -70,11 +66,11 @@ class Services:
 
     @property
     def url(self) -> str | None:
-        """Where the UI is."""
+        """The UI's URL."""
         return f"http://{_LOOPBACK}:{self._ui.port}" if self._ui else None
 
     def __enter__(self) -> Self:
-        """Start the processes and wait until the UI answers."""
+        """Start the processes and wait until the UI responds."""
         if self._ui:
             require_extra("the Dagster UI", "ui", "dagster_webserver")
         folder = prepare_instance(self._settings)
@@ -98,7 +94,7 @@ class Services:
         )
         self._socket = Path(sockets) / "code"
         self._folder = folder
-        # The location has the name that a workspace of the module gives it: sensors and schedules keep their state under it.
+        # Keep the module's name as the location: sensors and schedules store their state under it.
         workspace = folder / "workspace.yaml"
         server = f"{{socket: {json.dumps(str(self._socket))}, location_name: {_MODULE}}}"
         write_private(workspace, f"load_from:\n  - grpc_server: {server}\n")
@@ -117,7 +113,7 @@ class Services:
         self._code_answered = False
         self._socket.unlink(missing_ok=True)
         level = _LOG_LEVELS[self._settings.loglevel]
-        # Dagster looks for modules in the working directory first, which is the current folder if it is not given.
+        # Without -d Dagster imports modules from the current folder first.
         served = ("-m", _MODULE, "-d", str(self._folder), "-s", str(self._socket), "--log-level", level)
         self._launch(_CODE_SERVER, _dagsters("dagster"), "code-server", "start", *served)
 
@@ -129,8 +125,8 @@ class Services:
                 stdout=sys.stderr.fileno() if output is None else output,
                 stderr=output,
                 start_new_session=True,
-                # Dagster takes variables, its own home too, from a file .env in the current folder. Only the code server
-                # reads our configuration, whose paths may be relative, and it reads no such file.
+                # Dagster reads variables, even DAGSTER_HOME, from .env in the current folder; the code server does not,
+                # and it must resolve relative paths of the configuration.
                 cwd=None if name == _CODE_SERVER else self._folder,
                 env={**child_environment(), "PYTHONUNBUFFERED": "1"},
             )
@@ -142,24 +138,24 @@ class Services:
             if condition():
                 return
             time.sleep(0.1)
-        raise RunError(f"the Dagster {name} did not answer within {_START_SECONDS:.0f} s")
+        raise RunError(f"the Dagster {name} did not respond within {_START_SECONDS:.0f} s")
 
     def check(self) -> None:
-        """Start the code server again when it has ended; raise RunError when another process has, or it cannot start."""
+        """Restart the code server if it ended; raise RunError if another process ended or the restart failed."""
         for name, child in list(self._children.items()):
             if child.poll() is None:
                 continue
             ended = f"the Dagster {name} ended with exit code {child.returncode}"
             if name != _CODE_SERVER or not self._code_answered:
                 raise RunError(f"{ended}; see its last lines")
-            print_error(f"{ended}; it is started again")
-            # What it started, runs too, must not go on beside its successor's.
+            print_error(f"{ended}; restarting it")
+            # Its children, including runs, must not continue next to those of its successor.
             stop_groups([child])
             self._start_code_server()
         self._code_answered = self._code_answered or _listens(socket.AF_UNIX, str(self._socket))
 
     def stop(self, *names: str) -> None:
-        """Stop the named processes, by default all, the daemon first; one that does not end within a minute is killed."""
+        """Stop the named processes, by default all, the daemon first; kill a process that takes over a minute."""
         for name in names or ("daemon", _CODE_SERVER, "webserver"):
             child = self._children.pop(name, None)
             if child is not None:
@@ -170,10 +166,10 @@ class Services:
 
 
 def serve(settings: Settings, ui: Ui) -> int:
-    """Run webserver and daemon until Ctrl-C or SIGTERM, then stop them and our Spark engine; returns the exit code.
+    """Run Dagster's services until Ctrl-C or SIGTERM, then stop them and the Spark engine; returns the exit code.
 
-    Raises ConfigurationError when the file of logins cannot be used, RunError when the port is in use, another `up` has this
-    home, or a process ends by itself.
+    Raises ConfigurationError if the file of logins is unusable. Raises RunError if the port is in use, another `up` uses
+    this home, or a process ends by itself.
     """
     from sr_assets.adapters.spark.engine import stop_engine
     from sr_assets.stages.heartbeat_publisher import HeartbeatPublisher
@@ -185,7 +181,7 @@ def serve(settings: Settings, ui: Ui) -> int:
     with open_private(settings.home / "up.lock") as file:
         if not lock(file):
             raise RunError(
-                f"another `sr-assets up` works in {settings.home}; stop it, or name another home with SR_ASSETS_HOME"
+                f"another `sr-assets up` uses {settings.home}; stop it, or choose another home with SR_ASSETS_HOME"
             )
         try:
             with (
@@ -208,7 +204,7 @@ def serve(settings: Settings, ui: Ui) -> int:
 
 
 def _dagsters(name: str) -> tuple[str]:
-    """Return one of the commands that Dagster's packages install; raises RunError when it is not there.
+    """Return the path of a command that Dagster installs; raises RunError if it is missing.
 
     The commands are public, their modules are not. The first folder is pip's, the second a virtual environment's.
     """
@@ -232,5 +228,5 @@ def _refuse_used_port(port: int) -> None:
             probe.bind((_LOOPBACK, port))
         except OSError as error:
             raise RunError(
-                f"port {port} on {_LOOPBACK} cannot be used ({error.strerror}); choose another with --port"
+                f"port {port} on {_LOOPBACK}: cannot listen ({error.strerror}); choose another with --port"
             ) from None

@@ -1,7 +1,4 @@
-"""One site's job, executed in this process and recorded in the Dagster instance that `up` uses too.
-
-Not here: the job's definition (`automation`, `assets`), what is printed of its result (`report`).
-"""
+"""Execution of one site's job in this process, recorded in the Dagster instance that `up` uses too."""
 
 from __future__ import annotations
 
@@ -26,8 +23,7 @@ if TYPE_CHECKING:
 def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: bool) -> int:
     """Execute a site's job in this process, print its result, and return the exit code.
 
-    One line for each stream on stdout, one for each that failed on stderr. Without `once` the job is repeated until an
-    interrupt, whenever the site's sensor would request a run.
+    Without `once`, repeat the job until an interrupt, whenever the site's sensor would request a run.
     """
     from sr_assets.automation import site_job_name
     from sr_assets.definitions import build_sites

@@ -1,8 +1,7 @@
-"""Which requests the webserver answers: those of its owner's own browser and programs, nobody else's.
+"""UI access control: the webserver serves only its owner's browsers and programs.
 
-It listens on loopback, where every page in a browser and every user of the machine reaches it, and whoever reaches it may
-launch and end what it likes. Here: the decision, and an ASGI application in front of another. Not here: Dagster's UI
-(`webserver`).
+Every web page in a browser and every user of the machine can connect to loopback, and every client of Dagster's UI may
+launch and terminate runs.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-#: A page of another name that points at us (DNS rebinding) sends its own name.
-_OUR_HOSTS: Final = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
+#: A page with another name that resolves to loopback (DNS rebinding) sends its own name.
+_ACCEPTED_HOSTS: Final = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 _CONNECTIONS: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _ESTABLISHED: Final = "01"
 _POLICY_VIOLATION: Final = 1008
 _ALLOW: Final = ((b"allow", b"POST"),)
-#: No user: the other end of a connection has gone.
+#: No user: the client's end of the connection is closed.
 NOBODY: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not answered: HTTP's status, one line, and what the client may do about it."""
+    """The response to a refused request: HTTP status, one line of text, extra headers."""
 
     status: int
     line: str
@@ -48,20 +47,19 @@ class Refusal:
 
 
 class AccessMiddleware:
-    """An application that passes on to another what is not refused. `logins` None: our own user needs no login."""
+    """ASGI middleware that refuses foreign requests; without `logins`, it accepts this user's connections."""
 
     def __init__(self, application: Application, logins: tuple[bytes, ...] | None) -> None:
-        """Take the application behind the gate, and the lines of which one has to be sent."""
         self._application = application
         self._logins = logins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, of HTTP or a web socket."""
+        """Pass on or refuse an HTTP request or web socket."""
         refusal = self._refuse(scope) if scope["type"] in ("http", "websocket") else None
         if refusal is None:
             await self._application(scope, receive, send)
         elif scope["type"] == "websocket":
-            # Before it is accepted: the client gets status 403.
+            # Closing before accepting gives the client status 403.
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": refusal.line})
         else:
             headers = [(b"content-type", b"text/plain; charset=utf-8"), *refusal.headers]
@@ -75,23 +73,23 @@ class AccessMiddleware:
 
 
 def refuse_foreign_page(scope: Scope) -> Refusal | None:
-    """Refuse what a page of another site makes a browser send; None when it may be answered."""
+    """Refuse requests that a page of another site makes a browser send; None: accepted."""
     host, origin, fetched = (_header(scope, name) for name in (b"host", b"origin", b"sec-fetch-site"))
-    if host is None or not _OUR_HOSTS.fullmatch(host):
-        return Refusal(403, "this name is not one of ours: open http://127.0.0.1 with our port")
+    if host is None or not _ACCEPTED_HOSTS.fullmatch(host):
+        return Refusal(403, "this host name is refused; open http://127.0.0.1 with this port")
     if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
-        return Refusal(403, "a page of another site may not ask us")
+        return Refusal(403, "cross-site requests are refused")
     if fetched in ("cross-site", "same-site") and not _is_followed_link(scope):
-        return Refusal(403, "a page of another site may not ask us")
+        return Refusal(403, "cross-site requests are refused")
     if scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
-        asked = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        if scope["path"].rstrip("/").endswith("/graphql") and "query" in asked:
-            return Refusal(405, "ask GraphQL with POST: a GET is refused, because any page can cause one", _ALLOW)
+        parameters = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        if scope["path"].rstrip("/").endswith("/graphql") and "query" in parameters:
+            return Refusal(405, "GraphQL by GET is refused because any web page can send it; use POST", _ALLOW)
     return None
 
 
 def _is_followed_link(scope: Scope) -> bool:
-    """Return whether somebody opened us by a link on another page: that shows the UI, and asks for nothing else."""
+    """Return whether the user followed a link on another page: that only opens the UI."""
     return (
         scope["type"] == "http"
         and scope["method"] == "GET"
@@ -101,16 +99,13 @@ def _is_followed_link(scope: Scope) -> bool:
 
 
 def _header(scope: Scope, name: bytes) -> str | None:
-    """Return the value of a header; one that is repeated has none that could be trusted, and gives all of them."""
+    """Return a header's value; values of a repeated header are joined, and thus match no accepted value."""
     values = [value.decode("latin-1") for key, value in scope["headers"] if key == name]
     return ", ".join(values) if values else None
 
 
-# ---------------------------------------------------------------------------------------------------------- who asks
-
-
 def refuse_unknown(scope: Scope, logins: tuple[bytes, ...]) -> Refusal | None:
-    """Refuse whoever sends none of the logins: by HTTP basic a line `user:password`, as bearer a token."""
+    """Refuse requests without one of the logins: `user:password` as HTTP basic, or a bearer token."""
     scheme, _, sent = (_header(scope, b"authorization") or "").partition(" ")
     secret = sent.strip().encode("latin-1")
     if scheme.lower() == "basic":
@@ -120,19 +115,19 @@ def refuse_unknown(scope: Scope, logins: tuple[bytes, ...]) -> Refusal | None:
             secret = b""
     elif scheme.lower() != "bearer":
         secret = b""
-    # Each is compared, in constant time: how long it takes says nothing.
+    # Compare with every login, in constant time, so that timing reveals nothing.
     same = [hmac.compare_digest(secret, login) for login in logins]
     if any(same):
         return None
     challenge = b"Basic" if any(b":" in login for login in logins) else b"Bearer"
     challenge += b' realm="sr-assets"'
-    return Refusal(401, "a login of the file given with --auth-file is needed", ((b"www-authenticate", challenge),))
+    return Refusal(401, "a login from the --auth-file is required", ((b"www-authenticate", challenge),))
 
 
 def read_logins(file: Path) -> tuple[bytes, ...]:
-    """Return the logins of a file, one a line: `user:password`, or a token.
+    """Return the logins in a file, one per line: `user:password` or a token.
 
-    Raises ConfigurationError when others may read or write the file, when it is another user's, or has no login.
+    Raises ConfigurationError if other users can read or write the file or own it, or if it has no login.
     """
     try:
         with file.open("rb") as opened:
@@ -140,30 +135,29 @@ def read_logins(file: Path) -> tuple[bytes, ...]:
     except OSError as error:
         raise ConfigurationError(f"--auth-file {file}: cannot be read: {error.strerror}") from None
     if status.st_uid not in (0, os.geteuid()) or stat.S_IMODE(status.st_mode) & 0o077:
-        raise ConfigurationError(f"--auth-file {file}: other users can use it: chmod 600, and make it your own")
+        raise ConfigurationError(f"--auth-file {file}: other users can access it; own it and set its mode to 600")
     logins = tuple(line.strip() for line in content.splitlines() if line.strip())
     if not logins:
-        raise ConfigurationError(f"--auth-file {file}: is empty; write user:password, or a token, one a line")
+        raise ConfigurationError(f"--auth-file {file}: is empty; write one user:password or token per line")
     return logins
 
 
 def refuse_other_user(scope: Scope) -> Refusal | None:
-    """Refuse the other users of this machine, where the system tells whose a connection on loopback is."""
+    """Refuse other users of this machine, if the system reveals the owner of a loopback connection."""
     if peer_user(scope.get("client"), scope.get("server")) in (None, 0, os.geteuid()):
         return None
-    return Refusal(403, "this UI belongs to another user, who can let others in with --auth-file")
+    return Refusal(403, "this UI belongs to another user, who can admit others with --auth-file")
 
 
 def peer_user(client: tuple[str, int] | None, server: tuple[str, int] | None) -> int | None:
-    """Return the user whose the client's end of a connection on this machine is.
+    """Return the user who owns the client's end of a connection on this machine.
 
-    None where the system does not tell; NOBODY when that end was closed already: whoever sent a request and left could
-    not be distinguished from root.
+    None if the system does not reveal it. NOBODY if that end is closed: the kernel lists it under root.
     """
     if client is None or server is None:
         return NOBODY
     tables = [table for table in _CONNECTIONS if table.exists()]
-    # In the table of IPv6 the addresses of IPv4 have 24 digits more in front. They are the client's point of view.
+    # Search the client's row (local address first). IPv4 addresses in the IPv6 table have 24 more leading digits.
     row = re.compile(rf"{_kernels_text(*client)} [0-9A-F]{{0,24}}{_kernels_text(*server)} (?P<rest>.*)")
     for table in tables:
         if match := row.search(table.read_text()):
@@ -173,7 +167,7 @@ def peer_user(client: tuple[str, int] | None, server: tuple[str, int] | None) ->
 
 
 def _kernels_text(host: str, port: int) -> str:
-    """Return an address as the kernel's tables have it: each four bytes as one number of this machine."""
+    """Return an address in the format of the kernel's tables: every four bytes as a number in native byte order."""
     packed = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
     numbers = struct.unpack(f"={len(packed) // 4}I", packed)
     return f"{''.join(f'{number:08X}' for number in numbers)}:{port:04X}"

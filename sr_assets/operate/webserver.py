@@ -1,8 +1,4 @@
-"""`python -m sr_assets.operate.webserver`: Dagster's UI behind our gate, as the child process of `services`.
-
-Here: Dagster's UI as an ASGI application, and serving it on loopback. Not here: which requests are refused (`gate`),
-starting and stopping the process (`services`).
-"""
+"""`python -m sr_assets.operate.webserver`: Dagster's UI with access control on loopback, a child process of `services`."""
 
 from __future__ import annotations
 
@@ -18,13 +14,13 @@ from sr_assets.operate.ui_access import AccessMiddleware, read_logins
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Those of Dagster's own command: milliseconds for a statement, seconds for a connection, connections beyond the pool.
+#: The defaults of `dagster-webserver`: statement timeout in ms, connection recycling in s, pool overflow.
 _DATABASE = (15_000, 3_600, 20)
 _POLL_MS = 2_000
 
 
 def _main() -> None:
-    """Serve the UI until SIGTERM; options as `services` gives them."""
+    """Serve the UI until SIGTERM."""
     import uvicorn
 
     parser = argparse.ArgumentParser(prog="sr_assets.operate.webserver")
@@ -42,7 +38,7 @@ def _main() -> None:
             host="127.0.0.1",
             port=arguments.port,
             log_level="warning",
-            # A client that says for whom it asks is not believed: the gate looks at the connection.
+            # Access control needs the connection's own addresses, not those in a client's headers.
             proxy_headers=False,
         )
 
@@ -51,8 +47,8 @@ def _main() -> None:
 def _dagster_ui(workspace: Path, *, read_only: bool) -> Iterator[Any]:
     """Yield Dagster's UI as an ASGI application.
 
-    The command `dagster-webserver` lets nothing be put in front of it, so this does what it does, by modules of Dagster
-    that are not public. The version of Dagster is pinned, and the tests of `up` run this.
+    The command `dagster-webserver` accepts no middleware, so this repeats its start with private modules of Dagster. The
+    tests of `up` run it.
     """
     from dagster import DagsterInstance
     from dagster._core.workspace.context import WorkspaceProcessContext

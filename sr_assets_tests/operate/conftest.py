@@ -1,4 +1,4 @@
-"""Two real sites for what runs them."""
+"""Fixtures: two real sites, and a folder of decoy modules."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import Settings, parse_cluster
 from sr_assets_tests.operate.rig import configure
 
-#: What our processes, Dagster's and Spark's workers import, from third parties and from the standard library.
+#: Modules that this package's processes, Dagster's and Spark's workers import.
 _IMPORTED = (
     "click",
     "dagster",
@@ -32,7 +32,7 @@ def platform(
     nats_pair: tuple[NatsServer, NatsServer],
     unique: Callable[[str], str],
 ) -> Settings:
-    """Two sites with one empty source stream each, so that no run needs Spark."""
+    """Configure two sites with one empty source stream each, so that no run needs Spark."""
     source, target = nats_pair
     streams = [unique("EMPTY"), unique("EMPTY")]
     with Cluster(parse_cluster(source.url)) as cluster:
@@ -47,7 +47,7 @@ def platform(
 
 @pytest.fixture
 def planted(tmp_path: Path) -> Path:
-    """A folder whose modules leave a trace when they are imported, and whose variables stop who takes them."""
+    """Fill a folder with modules that record their import, and a .env with harmful variables."""
     folder = tmp_path / "planted"
     folder.mkdir()
     (folder / ".env").write_text("DAGSTER_HOME=/nowhere\n")

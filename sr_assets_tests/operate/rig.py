@@ -1,4 +1,4 @@
-"""Helpers: a configuration in a folder, `sr-assets run` and `sr-assets up` in a process, planted modules."""
+"""Helpers: a configuration in a folder, `sr-assets run` and `sr-assets up` as processes, decoy modules."""
 
 import http.client
 import json
@@ -30,7 +30,7 @@ def configure(folder: Path, monkeypatch: pytest.MonkeyPatch, entries: list[dict[
 
 
 def log_in_json(**top: Any) -> None:
-    """Let the configuration of `configure` ask for a log in JSON, and for more keys."""
+    """Add `log_format: json` and other keys to the configuration of `configure`."""
     file = Path(os.environ["SR_ASSETS_CONFIG"])
     file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "log_format": "json", **top}))
 
@@ -42,12 +42,12 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def imported_from(folder: Path) -> list[str]:
-    """Return which of the modules in a folder that `planted` made were imported."""
+    """Return the imported modules of a folder made by `planted`."""
     return [trace.name for trace in folder.glob("*.imported")]
 
 
 class Up:
-    """`sr-assets up` with these options, from `with`, when its UI answers, to its end."""
+    """`sr-assets up` as a process; a context manager that waits until the UI responds."""
 
     def __init__(self, *options: str, folder: Path | None = None, errors: Path | None = None) -> None:
         with socket.socket() as probe:
@@ -77,12 +77,12 @@ class Up:
             self.process.communicate()
 
     def processes(self) -> list[psutil.Process]:
-        """Return it and all that came of it."""
+        """Return the process and all its descendants."""
         parent = psutil.Process(self.process.pid)
         return [parent, *parent.children(recursive=True)]
 
     def send(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, str]:
-        """Send a request; returns the status and the text of the answer."""
+        """Send a request; returns the response's status and text."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
@@ -92,14 +92,14 @@ class Up:
             connection.close()
 
     def ask(self, query: str, **headers: str) -> Any:
-        """Ask GraphQL, as the UI does; returns the data of the answer."""
+        """Send a GraphQL query like the UI and return the response's data."""
         body = json.dumps({"query": query}).encode()
         status, text = self.send("POST", "/graphql", body, content_type="application/json", **headers)
         assert status == 200, text
         return json.loads(text)["data"]
 
     def sensors(self, **headers: str) -> set[str] | None:
-        """Return the sensors that the UI shows; None when it cannot ask the code server."""
+        """Return the sensors in the UI, or None if it cannot reach the code server."""
         query = f"{{ sensorsOrError(repositorySelector: {REPOSITORY}) {{ ... on Sensors {{ results {{ name }} }} }} }}"
         results = self.ask(query, **headers)["sensorsOrError"].get("results")
         return None if results is None else {sensor["name"] for sensor in results}

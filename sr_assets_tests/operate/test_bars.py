@@ -1,4 +1,4 @@
-"""Long work on a terminal: a real one, of which the other end is read."""
+"""Progress bars on a real pseudo-terminal."""
 
 import contextlib
 import io
@@ -16,7 +16,7 @@ from sr_assets.stages.progress import LongWork
 
 @contextmanager
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Let stderr be a terminal; the list has what it was sent, once the block has ended."""
+    """Make stderr a terminal; the list receives its output at the end of the block."""
     ours, theirs = pty.openpty()
     sent: list[str] = []
     with (
@@ -29,7 +29,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             patch.setenv(variable, value)
         patch.delenv("NO_COLOR", raising=False)
         yield sent
-        # The kernel passes on what was written when it has time, and says that there is no more once nobody can write.
+        # The kernel forwards output asynchronously and reports the end after all writers closed.
         stderr.close()
         sent.append(b"".join(_all_of(reading)).decode())
 
@@ -40,20 +40,20 @@ def _all_of(reading: io.FileIO) -> Iterator[bytes]:
             yield some
 
 
-def test_a_terminal_shows_a_bar_until_the_work_ends_and_stdout_is_as_ever(
+def test_terminal_shows_a_bar_until_the_work_ends(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with terminal(monkeypatch) as sent, progress_bars(), LongWork("reading stream [S]", 1_000) as work:
         work.reached(100)
         work.reached(250)
-        print("a result")  # noqa: T201  what a command prints meanwhile
+        print("a result")  # noqa: T201  a command's output during the work
     assert "reading stream [S]" in sent[0]
     assert "250/1000" in sent[0]
     assert "/s" in sent[0]
     assert capsys.readouterr().out == "a result\n"
 
 
-def test_what_is_no_terminal_gets_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_gets_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)
     with progress_bars(), LongWork("reading", 1_000) as work:

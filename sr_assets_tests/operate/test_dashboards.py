@@ -1,7 +1,6 @@
 """Dashboards and alert rules against a real Prometheus that scrapes a real endpoint.
 
-Every query of every panel and template parses, answers something, and that is finite; every metric used is exposed, every
-exposed one is used or listed with its reason. What needs Prometheus or promtool is skipped where neither is installed.
+Tests that need Prometheus or promtool are skipped if it is not installed.
 """
 
 import json
@@ -20,14 +19,14 @@ import yaml
 
 from sr_assets.operate.metrics import Exposition
 from sr_assets.operate.metrics.serving import MetricsServer
-from sr_assets_tests.exposed import expose_everything, move_on
+from sr_assets_tests.exposed import advance_counters, expose_everything
 from sr_assets_tests.operate.test_metrics import free_port
 from sr_assets_tests.rig import wait_until
 
 CONF = Path(__file__).parent.parent.parent / "conf"
 RULES = CONF / "prometheus" / "alerts.yaml"
 DASHBOARDS = sorted((CONF / "grafana").glob("*.json"))
-#: Exposed, and on no dashboard of ours.
+#: Exposed metrics that no dashboard uses, with the reason.
 UNUSED = {
     "choria_stream_replicator_replicator_meta_parse_failed_count": "always 0",
     "choria_stream_replicator_replicator_ack_failed_count": "always 0",
@@ -36,7 +35,7 @@ _METRIC = re.compile(r"\b(?:sr_assets|choria_stream_replicator)_[a-z_]+")
 _SUFFIX = re.compile(r"(processing_time_seconds)_(sum|count)$")
 _P = "choria_stream_replicator_"
 _OF = '{stream=~".*",replicator=~".*"}'
-#: What the panels of the Stream Replicator's own dashboard ask, without its lag, which it does not expose itself any more.
+#: Queries of the Stream Replicator's own dashboards, without its lag, which it no longer exposes.
 REPLICATORS_QUERIES = (
     *(f"sum(increase({_P}replicator_{name}_messages{_OF}[5m]))" for name in ("total", "copied", "too_old")),
     f"sum(increase({_P}replicator_total_bytes{_OF}[5m]))",
@@ -53,7 +52,7 @@ REPLICATORS_QUERIES = (
     f"sum(increase({_P}replicator_meta_parse_failed_count[5m]))",
     f"sum(increase({_P}replicator_consumer_recreated[5m]))",
     f"sum(increase({_P}advisor_publish_errors[5m]))",
-    # Of its first generation's.
+    # First generation:
     *(
         f"sum(rate(stream_replicator_{verb}_{noun}[1m]))"
         for verb in ("received", "copied")
@@ -66,13 +65,13 @@ REPLICATORS_QUERIES = (
 
 
 class Prometheus:
-    """A running Prometheus, by its API."""
+    """Client of a running Prometheus."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def ask(self, path: str, **arguments: str) -> Any:
-        """Return the data of an answer; an error of Prometheus fails the test with its text."""
+    def request(self, path: str, **arguments: str) -> Any:
+        """Return the data of a response; an error of Prometheus fails the test with its text."""
         request = f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(arguments)}"
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
@@ -81,17 +80,17 @@ class Prometheus:
             pytest.fail(f"{arguments}: {error.read().decode()}")
 
     def values(self, query: str) -> list[float]:
-        """Return the values that a query has now."""
-        return [float(series["value"][1]) for series in self.ask("query", query=query)["result"]]
+        """Return the current values of a query."""
+        return [float(series["value"][1]) for series in self.request("query", query=query)["result"]]
 
 
 def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the panels of a dashboard that ask something."""
+    """Return the panels of a dashboard that have queries."""
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
 def queries() -> list[tuple[str, str]]:
-    """Return every query of every panel, with the dashboard's and the panel's title."""
+    """Return every panel's queries, each with the titles of dashboard and panel."""
     return [
         (f"{file.stem}: {panel['title']}", target["expr"])
         for file in DASHBOARDS
@@ -101,7 +100,7 @@ def queries() -> list[tuple[str, str]]:
 
 
 def templates() -> list[tuple[str, str]]:
-    """Return every query of a template, without those that name a data source."""
+    """Return the queries of all template variables, except data sources."""
     return [
         (f"{file.stem}: {variable['name']}", variable["definition"])
         for file in DASHBOARDS
@@ -117,12 +116,12 @@ def rules() -> list[tuple[str, str]]:
 
 
 def metrics_in(*texts: str) -> set[str]:
-    """Return the metrics that some queries use."""
+    """Return the metrics in these queries."""
     return {_SUFFIX.sub(r"\1", name) for text in texts for name in _METRIC.findall(text)}
 
 
 def chosen(query: str) -> str:
-    """Return a query with everything chosen in its dashboard's templates, of one site the first."""
+    """Return a query with all template values selected; for a single site, the first one."""
     return (
         query.replace('="$name"', '="london"')
         .replace("$__range", "1h")
@@ -134,7 +133,7 @@ def chosen(query: str) -> str:
 
 @pytest.fixture(scope="module")
 def exposed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Exposition]:
-    """A home with everything, and its exposition with the legacy names."""
+    """Return a home in which every metric has samples, and its exposition with legacy names."""
     home = tmp_path_factory.mktemp("exposed")
     exposition = Exposition(expose_everything(home, metrics={"legacy": True}))
     exposition.renew()
@@ -143,7 +142,7 @@ def exposed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Exposition]
 
 @pytest.fixture(scope="module")
 def prometheus(exposed: tuple[Path, Exposition], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus that has scraped the home twice, with other numbers each time."""
+    """Run a Prometheus that has scraped the home three times with different numbers."""
     if not shutil.which("prometheus"):
         pytest.skip("prometheus is not installed (Debian package prometheus)")
     home, exposition = exposed
@@ -169,7 +168,7 @@ def prometheus(exposed: tuple[Path, Exposition], tmp_path_factory: pytest.TempPa
         try:
             running = Prometheus(f"http://127.0.0.1:{port}")
             for step in (1, 2, 3):
-                move_on(home, step)
+                advance_counters(home, step)
                 _await_scrape(running, port, 100.0 * step)
             yield running
         finally:
@@ -190,38 +189,34 @@ def _answers(port: int) -> bool:
         return False
 
 
-def test_every_metric_that_is_used_is_exposed_and_every_exposed_one_is_used(exposed: tuple[Path, Exposition]) -> None:
+def test_dashboards_and_alerts_use_exactly_the_exposed_metrics(exposed: tuple[Path, Exposition]) -> None:
     names = {line.split()[2] for line in exposed[1].text().splitlines() if line.startswith("# TYPE")}
-    ours = {name for name in names if not name.startswith("stream_replicator_")}
-    shown = metrics_in(*(expr for _, expr in (*queries(), *templates())))
-    assert shown | metrics_in(*(expr for _, expr in rules())) <= ours
-    assert ours - shown == set(UNUSED)
-    assert ours >= metrics_in(*REPLICATORS_QUERIES)
+    current = {name for name in names if not name.startswith("stream_replicator_")}
+    used = metrics_in(*(expr for _, expr in (*queries(), *templates())))
+    assert used | metrics_in(*(expr for _, expr in rules())) <= current
+    assert current - used == set(UNUSED)
+    assert current >= metrics_in(*REPLICATORS_QUERIES)
 
 
-def test_each_dashboard_has_its_own_name_and_panels_that_do_not_overlap() -> None:
+def test_dashboards_have_unique_ids_and_no_overlapping_panels() -> None:
     boards = [json.loads(file.read_text()) for file in DASHBOARDS]
-    assert [file.name for file in DASHBOARDS] == [
-        "sr-assets-replication.json",
-        "sr-assets-site.json",
-        "sr-assets.json",
-    ]
+
     assert len({board["uid"] for board in boards}) == len({board["title"] for board in boards}) == 3
     for board in boards:
-        places = [
-            (place["x"] + right, place["y"] + down)
+        cells = [
+            (grid["x"] + right, grid["y"] + down)
             for panel in board["panels"]
-            for place in [panel["gridPos"]]
-            for right in range(place["w"])
-            for down in range(place["h"])
+            for grid in [panel["gridPos"]]
+            for right in range(grid["w"])
+            for down in range(grid["h"])
         ]
-        assert len(places) == len(set(places))
-        assert max(x for x, _ in places) < 24
+        assert len(cells) == len(set(cells))
+        assert max(x for x, _ in cells) < 24
         assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
 
 
 @pytest.mark.process
-def test_every_query_of_the_dashboards_has_a_finite_answer(prometheus: Prometheus) -> None:
+def test_dashboard_queries_return_finite_values(prometheus: Prometheus) -> None:
     for place, query in queries():
         values = prometheus.values(chosen(query))
         assert values, f"{place}: nothing for {query}"
@@ -229,23 +224,23 @@ def test_every_query_of_the_dashboards_has_a_finite_answer(prometheus: Prometheu
     for place, definition in templates():
         match = re.fullmatch(r"label_values\((.*), (\w+)\)", definition)
         assert match, f"{place}: {definition}"
-        assert prometheus.ask(f"label/{match[2]}/values", **{"match[]": chosen(match[1])}), place
+        assert prometheus.request(f"label/{match[2]}/values", **{"match[]": chosen(match[1])}), place
 
 
 @pytest.mark.process
-def test_the_stream_replicators_own_dashboards_have_finite_answers(prometheus: Prometheus) -> None:
+def test_stream_replicator_dashboard_queries_return_finite_values(prometheus: Prometheus) -> None:
     for query in REPLICATORS_QUERIES:
         values = prometheus.values(query)
         assert values, f"nothing for {query}"
         assert all(math.isfinite(value) for value in values), f"{values} for {query}"
     for label in ("replicator", "stream"):
-        assert prometheus.ask(f"label/{label}/values", **{"match[]": f"{_P}replicator_total_messages"})
+        assert prometheus.request(f"label/{label}/values", **{"match[]": f"{_P}replicator_total_messages"})
 
 
 @pytest.mark.process
-def test_every_alert_rule_is_evaluated(prometheus: Prometheus) -> None:
+def test_prometheus_evaluates_every_alert_rule(prometheus: Prometheus) -> None:
     def evaluated() -> bool:
-        groups = prometheus.ask("rules")["groups"]
+        groups = prometheus.request("rules")["groups"]
         loaded = [rule for group in groups for rule in group["rules"]]
         assert not [rule["lastError"] for rule in loaded if rule.get("lastError")]
         return [rule["name"] for rule in loaded if rule["health"] == "ok"] == [name for name, _ in rules()]
@@ -254,7 +249,7 @@ def test_every_alert_rule_is_evaluated(prometheus: Prometheus) -> None:
 
 
 @pytest.mark.process
-def test_each_alert_fires_for_what_is_bad_and_not_for_what_is_good() -> None:
+def test_promtool_unit_tests_of_the_alerts_pass() -> None:
     if not shutil.which("promtool"):
         pytest.skip("promtool is not installed (Debian package prometheus)")
     tests = RULES.with_name("alerts-test.yaml")

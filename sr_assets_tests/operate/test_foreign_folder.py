@@ -1,4 +1,4 @@
-"""A run in a folder where somebody has left modules by the names of those that a run imports."""
+"""A run in a folder that contains modules with the names of imported libraries."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from sr_assets.settings import Settings
 from sr_assets_tests.operate.rig import imported_from
 
 
-def test_a_run_with_spark_imports_nothing_from_the_current_folder(platform: Settings, planted: Path) -> None:
+def test_spark_run_imports_nothing_from_the_current_folder(platform: Settings, planted: Path) -> None:
     stream = platform.streams[0]
     with Connection(stream.source, "test") as opened:
         acks = list(Publisher(opened).publish_all([Outgoing(1, f"{stream.stream}.m", b"", b"x")]))

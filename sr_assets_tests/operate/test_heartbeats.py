@@ -1,4 +1,4 @@
-"""Heartbeats as the Stream Replicator publishes them, by `run --follow`, also where there is nothing else to do."""
+"""The Stream Replicator's heartbeats, published by `run --follow` even without streams."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ from sr_assets_tests.rig import Command, address, wait_until
 pytestmark = pytest.mark.process
 
 
-def test_heartbeats_are_published_while_follow_goes_on_and_checked_without_storing_any(
+def test_follow_publishes_heartbeats_that_check_does_not_store(
     nats_server: NatsServer,
     tmp_path: Path,
     unique: Callable[[str], str],
@@ -66,7 +66,7 @@ def test_heartbeats_are_published_while_follow_goes_on_and_checked_without_stori
         assert len({opened.next_message(stream, 1, f"{stream}.b"), opened.last_message(stream, f"{stream}.b")}) == 1
 
 
-def test_a_heartbeat_that_no_stream_stores_is_an_error_until_one_does(
+def test_heartbeat_fails_until_a_stream_stores_its_subject(
     nats_server: NatsServer, tmp_path: Path, unique: Callable[[str], str]
 ) -> None:
     stream = unique("BEATS")

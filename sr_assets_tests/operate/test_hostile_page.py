@@ -1,4 +1,4 @@
-"""A page of another site in the browser of the one who runs `up`, and that one's own page beside it."""
+"""A hostile page in the same browser as the UI of `up`."""
 
 import json
 import threading
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(600)
 
 _PATIENCE_MS = 180_000
 _SHUTDOWN = 'mutation { shutdownRepositoryLocation(repositoryLocationName: "sr_assets.definitions") { __typename } }'
-#: Everything by which a page can make a browser send something elsewhere; `open` is the sockets that were opened.
+#: All ways in which a page can make a browser send requests elsewhere; `open` holds the opened sockets.
 _HOSTILE = """<html><body><script>
 const target = TARGET, mutation = MUTATION, asked = `http://${target}/graphql?query=${encodeURIComponent(mutation)}`;
 const json = {method: "POST", body: JSON.stringify({query: mutation})};
@@ -64,7 +64,7 @@ def served(html: str) -> Iterator[int]:
             self.wfile.write(html.encode())
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -81,14 +81,14 @@ def chromium() -> str:
 
 
 def attack(page: Page, hosts: tuple[str, ...], port: int) -> list[tuple[int, str, str]]:
-    """Open a hostile page at each of these names; returns status, method and address of what `up` answered."""
+    """Open the hostile page under each host name; returns status, method and URL of each response of `up`."""
     answers: list[tuple[int, str, str]] = []
 
     def note(response: Response) -> None:
         if f":{port}/" in response.url:
             answers.append((response.status, response.request.method, response.url))
 
-    # What our own page asked for as it was left is none of the hostile one's.
+    # Ignore requests that the UI's own page sent while the browser left it.
     page.goto("about:blank")
     page.on("response", note)
     for name in hosts:
@@ -102,10 +102,8 @@ def attack(page: Page, hosts: tuple[str, ...], port: int) -> list[tuple[int, str
     return answers
 
 
-def test_a_hostile_page_beside_up_changes_nothing_and_ours_works(
-    platform: Settings, chromium: str, tmp_path: Path
-) -> None:
-    # With a login, which the browser adds to whatever a page asks of us.
+def test_hostile_page_changes_nothing_while_the_ui_works(platform: Settings, chromium: str, tmp_path: Path) -> None:
+    # With a login, which the browser adds to every request to the UI.
     file, login = tmp_path / "logins", HttpCredentials(username="me", password="secret")
     file.write_text("me:secret")
     file.chmod(0o600)
@@ -114,7 +112,7 @@ def test_a_hostile_page_beside_up_changes_nothing_and_ours_works(
         Up("--auth-file", str(file), errors=tmp_path / "errors") as up,
         open_page(chromium, flags=[rebinding], login=login) as page,
     ):
-        heard: list[str | bytes] = []  # by our page's own web socket
+        heard: list[str | bytes] = []  # frames of the UI's own web socket
 
         def listen(opened: WebSocket) -> None:
             opened.on("framereceived", lambda frame: heard.append(frame))  # noqa: PLW0108  Playwright marks its handlers

@@ -1,4 +1,4 @@
-"""The log in JSON: every line of a child, whoever writes it, and of a run."""
+"""JSON logs: every line of a child process and of a run."""
 
 import json
 import os
@@ -33,7 +33,7 @@ without an end"""
 
 
 def written(settings: Settings, file: Path | None, errors: Any) -> list[dict[str, Any]]:
-    """Return the lines that a child's output becomes."""
+    """Return the JSON lines made from a child's output."""
     logs = ChildLogs(settings, to_file=file is not None)
     with logs.output("daemon") as output:
         assert output is not None
@@ -43,7 +43,7 @@ def written(settings: Settings, file: Path | None, errors: Any) -> list[dict[str
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_whatever_a_child_writes_is_an_event_with_its_time_level_and_logger(
+def test_child_output_becomes_events_with_time_level_and_logger(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     launched, failed, ours, foreign, spark, python, error = written(
@@ -65,29 +65,27 @@ def test_whatever_a_child_writes_is_an_event_with_its_time_level_and_logger(
     assert error["message"] == "london/REG: no answer\n{ no JSON\nwithout an end\ufffd"
 
 
-def test_the_file_has_each_line_once(tmp_path: Path) -> None:
+def test_log_file_contains_each_line_once(tmp_path: Path) -> None:
     file = tmp_path / "sr.log"
     lines = written(configured(tmp_path, log_format="json", logfile=str(file)), file, None)
-    # Ours are written by who logs them.
+    # This package's loggers write into the file directly.
     assert json.loads(STREAM_METRICS) not in lines
     assert len(lines) == 6
 
 
-def test_a_text_without_a_beginning_is_of_its_source() -> None:
+def test_text_of_unknown_format_gets_its_source_as_logger() -> None:
     event = json.loads(as_event("Picked up JAVA_TOOL_OPTIONS", "london"))
     assert (event["level"], event["logger"], event["message"]) == ("info", "london", "Picked up JAVA_TOOL_OPTIONS")
 
 
 @pytest.mark.process
-def test_every_line_of_a_runs_log_is_json_also_of_one_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_run_logs_only_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "sr.log"
     configured(tmp_path, log_format="json", logfile=str(file), profiling=True)
     monkeypatch.setenv("SR_ASSETS_CONFIG", str(tmp_path / "replication.yaml"))
     for name in ("SR_ASSETS_HOME", "DAGSTER_HOME"):
         monkeypatch.delenv(name, raising=False)
-    # Nobody answers at its source.
+    # No server listens at the source's address.
     done = run("--once")
     assert done.returncode == 1, done.stderr
     warned, failed = (json.loads(line) for line in done.stderr.splitlines())

@@ -1,7 +1,4 @@
-"""Metrics as Prometheus gets them: names, types and labels, true numbers, counters that no kill sets back, bad input.
-
-The endpoint is a real one. Not here: dashboards and alert rules (`test_dashboards`), each number's own rule (the stages).
-"""
+"""The metrics endpoint: names, types, labels and values, counters after a killed run, invalid configuration."""
 
 import itertools
 import json
@@ -26,7 +23,7 @@ from sr_assets_tests.exposed import SITES, STREAM, configured, expose_tables, wr
 from sr_assets_tests.faults.rig import await_marker, kill_run, start_run
 from sr_assets_tests.rig import SITE, Command, Rig, Sent, wait_until
 
-# The Stream Replicator's, as its users know them: type, then labels.
+# The Stream Replicator's metrics: type, then labels.
 _WORKER = {"stream", "replicator", "worker"}
 _LIMITER = {"limiter", "stream", "replicator"}
 _ADVISOR = {"advisory", "stream", "replicator"}
@@ -68,7 +65,7 @@ STREAM_METRICS = {
     **dict.fromkeys(("gap_messages_total", "parked_messages_total"), ("counter", _STREAM)),
     "nodes": ("gauge", {*_STREAM, "status"}),
 }
-#: By what was published of a centre, a topology and heartbeats.
+#: Metrics from the published tables of a centre, a topology and heartbeats.
 TABLES = {
     "site_observer_age_seconds": ("gauge", {*_STREAM, "replicator"}),
     "site_blind": ("gauge", {*_STREAM, "replicator"}),
@@ -86,7 +83,7 @@ BIRTH = 1_769_860_800.0
 
 
 def scrape(url: str) -> str:
-    """Return what an endpoint answers."""
+    """Return the text of an endpoint."""
     with urllib.request.urlopen(url, timeout=60) as answer:
         assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
         text: str = answer.read().decode()
@@ -105,7 +102,7 @@ def shapes(text: str) -> dict[str, tuple[str, set[str]]]:
 
 
 def value(text: str, name: str, /, **labels: str) -> float:
-    """Return a sample's value, of all samples with these labels together."""
+    """Return the sum of all samples of a metric with these labels."""
     lines = [line for line in text.splitlines() if line.partition("{")[0] == name]
     wanted = [
         line for line in lines if all(f'{label}="{label_value}"' in line for label, label_value in labels.items())
@@ -115,7 +112,7 @@ def value(text: str, name: str, /, **labels: str) -> float:
 
 
 def counters(text: str) -> dict[str, float]:
-    """Return every sample of a counter or a sum, by its name and labels."""
+    """Return every sample of a counter or summary, by name and labels."""
     types = dict(line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE"))
     samples = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
     return {
@@ -126,7 +123,7 @@ def counters(text: str) -> dict[str, float]:
 
 
 def free_port() -> int:
-    """Return a port that nobody uses now."""
+    """Return an unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -134,11 +131,11 @@ def free_port() -> int:
 
 
 def from_senders(count: int, size: int = 100) -> list[Sent]:
-    """Return a message of each of some senders."""
+    """Return one message per sender."""
     return [Sent(json.dumps({"sender": f"n{n}", "fill": "x" * size}).encode()) for n in range(count)]
 
 
-def test_names_types_labels_and_numbers_are_those_that_are_promised(rig: Rig) -> None:
+def test_metrics_have_the_documented_names_types_labels_and_values(rig: Rig) -> None:
     stream, feed = rig.make(), rig.make("FEED")
     messages = [*from_senders(10), *from_senders(10), Sent(b'{"sender": "n1", "now": true}'), Sent(b"nobody")]
     rig.publish(stream, messages)
@@ -182,7 +179,7 @@ def test_names_types_labels_and_numbers_are_those_that_are_promised(rig: Rig) ->
     assert shapes(Exposition(rig.settings()).text()) == STREAMS
 
 
-def test_counters_go_on_through_a_run_that_is_killed_and_a_scrape_meanwhile(rig: Rig, tmp_path: Path) -> None:
+def test_counters_never_decrease_after_a_killed_run(rig: Rig, tmp_path: Path) -> None:
     stream, port = rig.make(), free_port()
     rig.publish(stream, from_senders(60))
     rig.add(stream, batch_messages=20)
@@ -191,7 +188,7 @@ def test_counters_go_on_through_a_run_that_is_killed_and_a_scrape_meanwhile(rig:
     process = start_run(rig, (Point.COMMITTED, marker), mode="--follow")
     try:
         await_marker(process, marker)
-        # A rotation of the log is nothing to it. The run stands still amid its work, with the state open.
+        # Log rotation does not affect it. The run is suspended in the middle of its work, with the state open.
         process.send_signal(signal.SIGHUP)
         scrape(url)
         marker.write_text("go on")
@@ -215,14 +212,14 @@ def test_counters_go_on_through_a_run_that_is_killed_and_a_scrape_meanwhile(rig:
     for before, after in itertools.pairwise(seen):
         assert set(before) == set(after)
         assert all(after[name] >= number for name, number in before.items())
-    # What a batch did is counted with it, once, whoever did it.
+    # Each batch is counted once, by whichever run committed it.
     payload = sum(len(message.payload) for message in from_senders(60))
     assert value(text, "choria_stream_replicator_replicator_total_bytes") == 2 * payload
     assert value(text, "choria_stream_replicator_replicator_copied_bytes") == 2 * payload
     assert value(text, "choria_stream_replicator_replicator_processing_time_seconds_count") == 120
 
 
-def test_what_fails_is_counted_and_a_success_is_not_claimed(rig: Rig) -> None:
+def test_failure_is_counted_and_keeps_the_last_success(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, [Sent(b"x")])
     rig.add(stream)
@@ -240,7 +237,7 @@ def test_what_fails_is_counted_and_a_success_is_not_claimed(rig: Rig) -> None:
     assert value(before, success) == value(after, success) > 0
 
 
-def test_an_idle_site_that_was_looked_at_counts_as_a_success(tmp_path: Path) -> None:
+def test_idle_poll_counts_as_a_success(tmp_path: Path) -> None:
     settings = configured(tmp_path)
     folder = write_stream(tmp_path, SITES[0], {"created_ns": 1, "last_success_ns": int(BIRTH * 1e9)})
     success, exposition = "sr_assets_last_success_timestamp_seconds", Exposition(settings)
@@ -249,7 +246,7 @@ def test_an_idle_site_that_was_looked_at_counts_as_a_success(tmp_path: Path) -> 
     assert value(exposition.text(), success) == pytest.approx(time.time(), abs=600)
 
 
-def test_sites_links_and_heartbeats_come_from_the_published_tables(tmp_path: Path) -> None:
+def test_sites_links_and_heartbeats_come_from_published_tables(tmp_path: Path) -> None:
     exposition = Exposition(configured(tmp_path))
     with MetricsServer(exposition, "127.0.0.1", 0) as url:
         assert scrape(url) == ""
@@ -272,7 +269,7 @@ def test_sites_links_and_heartbeats_come_from_the_published_tables(tmp_path: Pat
     assert family.samples[0].labels["subject"] == 'hb."a"'
 
 
-def test_a_home_without_anything_published_and_another_path_are_answered(
+def test_empty_home_exposes_nothing_and_other_paths_are_404(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = configured(tmp_path)
@@ -285,42 +282,40 @@ def test_a_home_without_anything_published_and_another_path_are_answered(
 
 
 @pytest.mark.parametrize("host", ("edge..example.net", "a" * 64))
-def test_a_host_that_cannot_be_is_one_line_and_the_work_goes_on(
-    host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_metrics_host_is_one_warning(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with metrics_beside(configured(tmp_path, metrics={"port": 1, "host": host})) as url:
         assert url is None
-    said = capsys.readouterr().err
-    assert said.startswith(f"warning: metrics cannot be served on {host}:1 (")
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"warning: metrics: cannot listen on {host}:1 (")
+    assert printed.count("\n") == 1
 
 
-def test_a_port_in_use_is_one_line_and_the_work_goes_on(
+def test_busy_metrics_port_is_one_warning(
     tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         settings = configured(tmp_path, monitor_port=other.getsockname()[1])
         with metrics_beside(settings) as url:
             assert url is None
-        said = capsys.readouterr().err
-        assert said.startswith(f"warning: metrics cannot be served on 127.0.0.1:{settings.metrics.port} (")
-        assert said.count("\n") == 1
+        printed = capsys.readouterr().err
+        assert printed.startswith(f"warning: metrics: cannot listen on 127.0.0.1:{settings.metrics.port} (")
+        assert printed.count("\n") == 1
         monkeypatch.setenv("SR_ASSETS_CONFIG", str(tmp_path / "replication.yaml"))
-        code, _, said = command("metrics")
-        assert (code, said.count("\n")) == (1, 1)
-        assert said.startswith("error: metrics cannot be served")
+        code, _, printed = command("metrics")
+        assert (code, printed.count("\n")) == (1, 1)
+        assert printed.startswith("error: metrics: cannot listen")
 
 
-def test_the_textfile_is_replaced_for_everybody_and_a_folder_that_is_gone_is_one_line(
+def test_textfile_is_world_readable_and_a_missing_folder_one_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "textfiles"
     settings = configured(tmp_path, metrics={"textfile": str(folder / "sr_assets.prom")})
     write_stream(tmp_path, SITES[0], {"created_ns": 1, "lag_messages": 5})
     write_textfile_once(settings)
-    said = capsys.readouterr().err
-    assert "sr_assets.prom: cannot be written (No such file or directory)" in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert "sr_assets.prom: cannot be written (No such file or directory)" in printed
+    assert printed.count("\n") == 1
     folder.mkdir()
     with metrics_beside(settings) as url:
         wait_until((folder / "sr_assets.prom").exists, "the file")
@@ -330,7 +325,7 @@ def test_the_textfile_is_replaced_for_everybody_and_a_folder_that_is_gone_is_one
     assert value((folder / "sr_assets.prom").read_text(), "sr_assets_lag_messages", name=SITES[0], stream=STREAM) == 5
 
 
-def test_many_scrapes_at_once_are_all_answered(tmp_path: Path) -> None:
+def test_concurrent_scrapes_all_succeed(tmp_path: Path) -> None:
     write_stream(tmp_path, SITES[0], {"created_ns": 1, "lag_messages": 5})
     answers: list[str] = []
     with MetricsServer(Exposition(configured(tmp_path)), "127.0.0.1", 0) as url:
@@ -351,6 +346,6 @@ def test_many_scrapes_at_once_are_all_answered(tmp_path: Path) -> None:
         ({"monitor_port": 9100, "metrics": {"port": 9200}}, "take one out"),
     ),
 )
-def test_a_port_that_is_none_is_refused(tmp_path: Path, top: dict[str, object], problem: str) -> None:
+def test_invalid_metrics_port_is_refused(tmp_path: Path, top: dict[str, object], problem: str) -> None:
     with pytest.raises(ConfigurationError, match=problem):
         configured(tmp_path, **top)

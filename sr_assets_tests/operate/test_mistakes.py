@@ -1,4 +1,4 @@
-"""What `sr-assets run` says of mistakes that it cannot refuse: it does its work, and names what an operator has to do."""
+"""Warnings of `sr-assets run` about mistakes that do not stop it."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from sr_assets_tests.rig import Command
 def entry(
     tmp_path: Path, nats_pair: tuple[NatsServer, NatsServer], unique: Callable[[str], str]
 ) -> Iterator[dict[str, Any]]:
-    """An entry whose source has a registration, and whose advisories no stream takes; the engine ends with the test."""
+    """Add an entry whose source has a registration and whose advisories no stream stores; stop the engine afterwards."""
     source, target = nats_pair
     stream = unique("REG")
     with Cluster(parse_cluster(source.url)) as cluster:
@@ -44,7 +44,7 @@ def warnings(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("warning: ")]
 
 
-def test_a_run_says_which_mistakes_it_met(
+def test_run_warns_about_configuration_mistakes(
     entry: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     stream = entry["stream"]
@@ -58,7 +58,7 @@ def test_a_run_says_which_mistakes_it_met(
     assert waiting.endswith(f"takes nobody.{stream}.*.>: 1 advisories wait for one")
     assert without.startswith(f"warning: paris/{stream}: 3 of 3 messages have no sender (inspect_field: sendr)")
 
-    # A renamed entry begins anew beside the copies that it has made already.
+    # A renamed entry starts over, next to the copies that it made under its old name.
     configure(tmp_path, monkeypatch, [{**entry, "name": "londn"}])
     code, output, errors = command("check", "--connect", "--format", "json")
     (probe,) = (probe for probe in json.loads(output) if probe["tried"] == "no other copies of the source")

@@ -1,4 +1,4 @@
-"""Notifications against real receivers: a web server, a mail server, a command; away, hanging, refusing; rules; digests."""
+"""Notifications to real receivers: a web server, a mail server, a command; their failures; rules; digests."""
 
 import contextlib
 import email
@@ -33,7 +33,7 @@ from sr_assets_tests.stages.tracking.test_node_advisories import from_sender
 
 @pytest.fixture(autouse=True)
 def _end_of_threads() -> Iterator[None]:
-    """Let what still waits for a receiver end with its test: it says something at its end."""
+    """Wait for delivery threads to end, because they may print a warning."""
     yield
     wait_until(
         lambda: not any(thread.name.startswith("notify ") for thread in threading.enumerate()), "the deliveries' end"
@@ -41,7 +41,7 @@ def _end_of_threads() -> Iterator[None]:
 
 
 class Receiver(ThreadingHTTPServer):
-    """A web server that keeps what is posted to it, and answers with `code`, or with `line`; `hangs`: not at all."""
+    """A web server that stores posted bodies and responds with `code` or `line`, or never if it `hangs`."""
 
     daemon_threads = True
     block_on_close = False
@@ -49,20 +49,20 @@ class Receiver(ThreadingHTTPServer):
     def __init__(self, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Post)
         self.bodies: list[dict[str, Any]] = []
-        self.asked, self.code, self.line = 0, 200, b""
+        self.requests, self.code, self.line = 0, 200, b""
         self.hangs, self.ended = False, threading.Event()
 
     def handle_error(self, *_: Any) -> None:
-        """Say nothing about a client that went away."""
+        """Ignore clients that disconnect."""
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL of the webhook."""
         return f"http://127.0.0.1:{self.server_address[1]}/services/s3cret"
 
     @property
     def ids(self) -> list[str]:
-        """The ids of all events that it has taken, in their order."""
+        """The ids of all received events, in order."""
         return [event_id for body in self.bodies for event_id in body.get("event_ids") or [body["event_id"]]]
 
 
@@ -70,9 +70,9 @@ class _Post(BaseHTTPRequestHandler):
     server: Receiver
 
     def do_POST(self) -> None:
-        """Take a notification."""
+        """Receive a notification."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked += 1
+        self.server.requests += 1
         if self.server.hangs:
             self.server.ended.wait(60)
             return
@@ -87,17 +87,17 @@ class _Post(BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_GET(self) -> None:
-        """Show a page, as where a redirection leads."""
+        """Serve the target of the redirects."""
         self.send_response(200)
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextlib.contextmanager
 def receiving(port: int = 0) -> Iterator[Receiver]:
-    """Run a receiver until the end of `with`."""
+    """Run a receiver inside the block."""
     receiver = Receiver(port)
     threading.Thread(target=receiver.serve_forever, daemon=True).start()
     try:
@@ -110,19 +110,19 @@ def receiving(port: int = 0) -> Iterator[Receiver]:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """A web server that takes what comes."""
+    """Run a receiver that accepts everything."""
     with receiving() as opened:
         yield opened
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let attempts follow each other at once."""
+    """Retry without a pause."""
     monkeypatch.setattr("sr_assets.operate.notify.delivery._FIRST_PAUSE_SECONDS", 0.0)
 
 
 def publish(home: Path, *nodes: str, event: str = "timeout", batch: int = 1) -> list[str]:
-    """Publish a transition of each of some nodes, found together; returns their ids."""
+    """Publish one transition per node, detected at the same time; returns their ids."""
     began = home / "began"
     if not began.exists():
         began.write_text(str(time.time_ns()))
@@ -152,13 +152,13 @@ def publish(home: Path, *nodes: str, event: str = "timeout", batch: int = 1) -> 
 
 
 def notifying(home: Path, *targets: dict[str, Any]) -> Settings:
-    """Return a configuration with these notifications, which begin now."""
+    """Return a configuration with these targets, which start now."""
     settings = configured(home, notify=list(targets))
     begin_notifying(settings)
     return settings
 
 
-def test_each_event_is_a_message_that_slack_shows_and_is_sent_once(tmp_path: Path, receiver: Receiver) -> None:
+def test_each_event_is_sent_once_with_a_text_for_slack(tmp_path: Path, receiver: Receiver) -> None:
     publish(tmp_path, "old")
     settings = notifying(tmp_path, {"webhook": receiver.url})
     ids = publish(tmp_path, "web1", "web2", batch=2)
@@ -169,51 +169,52 @@ def test_each_event_is_a_message_that_slack_shows_and_is_sent_once(tmp_path: Pat
     first = receiver.bodies[0]
     assert first["text"].startswith("web1 is silent after 90 s (london/REG, 20")
     assert (first["event_id"], first["event"], first["node"]) == (ids[0], "timeout", "web1")
-    # The same time, another batch: what was found with the last one is not mistaken for it.
+    # A later batch with the same detection time is not mistaken for the earlier one.
     later = publish(tmp_path, "web4", batch=3)
     notify_once(settings)
     assert receiver.ids == [*ids, *later]
 
 
-def test_what_happens_while_the_receiver_is_away_or_refuses_is_sent_when_it_is_back(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with receiving() as gone:
-        port = gone.server_address[1]
+def test_events_are_resent_after_the_receiver_recovers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with receiving() as closed:
+        port = closed.server_address[1]
     settings = notifying(tmp_path, {"name": "ops", "webhook": f"http://127.0.0.1:{port}/services/s3cret"})
     ids = publish(tmp_path, "web1")
     notify_once(settings)
-    said = capsys.readouterr().err
-    assert said == "warning: notify ops (webhook 127.0.0.1): Connection refused; 1 events wait and are sent again\n"
+    printed = capsys.readouterr().err
+    assert (
+        printed
+        == "warning: notify ops (webhook 127.0.0.1): Connection refused; 1 events are pending and will be retried\n"
+    )
     with receiving(port) as back:
         back.code = 500
         ids += publish(tmp_path, "web2", batch=2)
         with notify_beside(settings):
-            wait_until(lambda: back.asked >= 2, "two attempts")
+            wait_until(lambda: back.requests >= 2, "two attempts")
             assert back.bodies == []
             back.code = 200
-            wait_until(lambda: back.ids == ids, "what was refused")
-        said = capsys.readouterr().err
-        assert said == (
+            wait_until(lambda: back.ids == ids, "the refused events")
+        printed = capsys.readouterr().err
+        assert printed == (
             "warning: notify ops (webhook 127.0.0.1): answered 500 Internal Server Error;"
-            " 2 events wait and are sent again\n"
+            " 2 events are pending and will be retried\n"
         )
         notify_once(settings)
         assert back.ids == ids
 
 
-def test_a_receiver_that_hangs_delays_nobody(tmp_path: Path, receiver: Receiver) -> None:
+def test_hanging_receiver_delays_no_other(tmp_path: Path, receiver: Receiver) -> None:
     with receiving() as hanging:
         hanging.hangs = True
         settings = notifying(tmp_path, {"webhook": hanging.url}, {"webhook": receiver.url})
         ids = publish(tmp_path, "web1")
         with notify_beside(settings):
-            wait_until(lambda: hanging.asked == 1 and receiver.ids == ids, "both were asked")
+            wait_until(lambda: hanging.requests == 1 and receiver.ids == ids, "a request to both")
             began = time.monotonic()
-        assert time.monotonic() - began < 5, "the end waits for the one that hangs"
+        assert time.monotonic() - began < 5, "the end waits for the hanging receiver"
 
 
-def test_hundreds_at_once_are_one_message_with_every_id(tmp_path: Path, receiver: Receiver) -> None:
+def test_hundreds_of_events_become_one_digest_with_every_id(tmp_path: Path, receiver: Receiver) -> None:
     settings = notifying(tmp_path, {"webhook": receiver.url})
     ids = publish(tmp_path, *(f"n{n:03}" for n in range(300)))
     notify_once(settings)
@@ -226,38 +227,38 @@ def test_hundreds_at_once_are_one_message_with_every_id(tmp_path: Path, receiver
 
 
 @pytest.mark.parametrize("code", (301, 302, 303, 307, 308))
-def test_a_redirection_is_no_delivery(
+def test_redirect_does_not_count_as_delivery(
     code: int, tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str], quick: None
 ) -> None:
     settings = notifying(tmp_path, {"webhook": receiver.url})
     numbers = publish(tmp_path, "web1")
     receiver.code = code
     notify_once(settings)
-    said = capsys.readouterr().err
-    assert f"answered {code}" in said
-    assert "s3cret" not in said
+    printed = capsys.readouterr().err
+    assert f"answered {code}" in printed
+    assert "s3cret" not in printed
     receiver.code = 200
     notify_once(settings)
     assert receiver.ids == numbers
 
 
 @pytest.mark.parametrize("line", (b"hello\r\n\r\n", b"HTTP/1.1 200 " + b"x" * 70_000 + b"\r\n\r\n", b"HTTP/1.1 5\r\n"))
-def test_an_answer_that_is_no_http_is_a_failure_like_any_other(
+def test_response_that_is_not_http_is_retried(
     line: bytes, tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str], quick: None
 ) -> None:
     settings = notifying(tmp_path, {"webhook": receiver.url})
     numbers = publish(tmp_path, "web1")
     receiver.line = line
     notify_once(settings)
-    said = capsys.readouterr().err
-    assert said.startswith("warning: notify 1 (webhook 127.0.0.1): ")
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("warning: notify 1 (webhook 127.0.0.1): ")
+    assert printed.count("\n") == 1
     receiver.line = b""
     notify_once(settings)
     assert receiver.ids == numbers
 
 
-def test_rules_choose_events_nodes_sites_and_how_many_are_worth_it(tmp_path: Path) -> None:
+def test_rules_select_events_by_kind_node_site_and_number(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         by = {name: stack.enter_context(receiving()) for name in ("events", "match", "sites", "many")}
         settings = configured(
@@ -277,14 +278,14 @@ def test_rules_choose_events_nodes_sites_and_how_many_are_worth_it(tmp_path: Pat
         assert by["events"].ids == fresh
         assert by["match"].ids == [silent[1]]
         assert by["sites"].ids == by["many"].ids == []
-        # A third silent node soon after: now it is worth it.
+        # A third silent node within the window reaches min_nodes.
         silent += publish(tmp_path, "web3", batch=3)
         notify_once(settings)
         assert sorted(by["many"].ids) == sorted(silent)
         assert len(by["many"].bodies) == 1
 
 
-def test_a_stream_that_fails_is_reported_once_with_its_reason(tmp_path: Path, receiver: Receiver) -> None:
+def test_failing_stream_is_reported_once_with_its_reason(tmp_path: Path, receiver: Receiver) -> None:
     settings = notifying(tmp_path, {"webhook": receiver.url})
     failure = {
         "created_ns": 1,
@@ -302,7 +303,7 @@ def test_a_stream_that_fails_is_reported_once_with_its_reason(tmp_path: Path, re
 
 
 class _Smtp(socketserver.StreamRequestHandler):
-    """A mail server that takes every mail."""
+    """A mail server that accepts every mail."""
 
     def handle(self) -> None:
         """Speak just enough SMTP."""
@@ -317,7 +318,7 @@ class _Smtp(socketserver.StreamRequestHandler):
                 return
 
 
-def test_a_mail_has_the_text_and_the_ids(tmp_path: Path) -> None:
+def test_mail_contains_text_and_ids(tmp_path: Path) -> None:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Smtp) as server:
         server.daemon_threads = True
         mails: list[str] = []
@@ -339,7 +340,7 @@ def test_a_mail_has_the_text_and_the_ids(tmp_path: Path) -> None:
     assert number in mail.get_content()
 
 
-def test_a_mail_server_with_a_certificate_that_nobody_knows_gets_no_password(
+def test_mail_server_with_untrusted_certificate_gets_no_mail(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], quick: None
 ) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -356,14 +357,12 @@ def test_a_mail_server_with_a_certificate_that_nobody_knows_gets_no_password(
         publish(tmp_path, "web1")
         notify_once(settings)
         server.shutdown()
-    assert "its certificate is not trusted (" in capsys.readouterr().err
+    assert "the certificate is not trusted (" in capsys.readouterr().err
     assert mails == []
 
 
 @pytest.mark.process
-def test_a_command_gets_the_json_and_is_run_again_when_it_fails(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failing_command_is_retried_with_the_same_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script, taken = tmp_path / "tell", tmp_path / "taken"
     script.write_text(f"#!/bin/sh\ntest -e {taken} || {{ touch {taken}; echo not yet >&2; exit 3; }}\ncat > {taken}\n")
     script.chmod(stat.S_IRWXU)
@@ -371,10 +370,10 @@ def test_a_command_gets_the_json_and_is_run_again_when_it_fails(
     (number,) = publish(tmp_path, "web1")
     notify_once(settings)
     assert json.loads(taken.read_text())["event_id"] == number
-    assert "ended with exit code 3: not yet; 1 events wait" in capsys.readouterr().err
+    assert "ended with exit code 3: not yet; 1 events are pending" in capsys.readouterr().err
 
 
-def test_a_run_of_the_command_line_notifies_of_what_it_found(rig: Rig, receiver: Receiver) -> None:
+def test_command_line_run_sends_notifications(rig: Rig, receiver: Receiver) -> None:
     stream = rig.make()
     rig.publish(stream, from_sender("a", "b"))
     rig.add(stream, inspect_field="sender", inspect_duration="10m")
@@ -399,13 +398,13 @@ def test_a_run_of_the_command_line_notifies_of_what_it_found(rig: Rig, receiver:
         ({"webhook": "https://me:s3cret@example.net/"}, "has a login"),
     ),
 )
-def test_a_notification_that_cannot_be_sent_is_refused(tmp_path: Path, target: dict[str, Any], problem: str) -> None:
+def test_invalid_notification_target_is_refused(tmp_path: Path, target: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigurationError, match=problem) as refused:
         configured(tmp_path, notify=[target])
     assert "s3cret" not in str(refused.value)
 
 
-def test_a_certificate_that_nobody_knows_is_one_line(
+def test_webhook_with_untrusted_certificate_is_one_warning(
     tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -414,8 +413,8 @@ def test_a_certificate_that_nobody_knows_is_one_line(
     settings = notifying(tmp_path, {"webhook": receiver.url.replace("http:", "https:")})
     publish(tmp_path, "web1")
     notify_once(settings)
-    said = capsys.readouterr().err
-    assert said.startswith("warning: notify 1 (webhook 127.0.0.1): its certificate is not trusted (")
-    assert said.count("\n") == 1
-    assert "s3cret" not in said
+    printed = capsys.readouterr().err
+    assert printed.startswith("warning: notify 1 (webhook 127.0.0.1): the certificate is not trusted (")
+    assert printed.count("\n") == 1
+    assert "s3cret" not in printed
     assert receiver.bodies == []

@@ -1,4 +1,4 @@
-"""The status page: true numbers, harmless with hostile names, whom it is shown to, and how a browser shows it."""
+"""The status page: correct numbers, escaped names, access control, rendering in a browser."""
 
 import urllib.error
 import urllib.request
@@ -39,14 +39,14 @@ class Tags(HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note a tag."""
+        """Record a tag."""
         self.tags.add(tag)
         self.attributes |= {name for name, _ in attrs}
 
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """The configuration of a home with nothing in it."""
+    """Return the configuration of an empty home."""
     file = test_cli.write_configuration(tmp_path, test_cli.configuration(tmp_path / "home"))
     monkeypatch.setenv("SR_ASSETS_CONFIG", str(file))
     monkeypatch.delenv("SR_ASSETS_HOME", raising=False)
@@ -54,7 +54,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 
 def publish(settings: Settings) -> None:
-    """Publish two nodes that are up, one that is silent and one that is retired, with hostile names among them."""
+    """Publish two nodes that are up, a silent one and a retired one, some with hostile names."""
     statuses = ("up", "timeout", "retired", "up", "up", "up")
     nodes = [node_row(name, status, 0) for name, status in zip(HOSTILE, statuses, strict=True)]
     transitions = [
@@ -67,7 +67,7 @@ def publish(settings: Settings) -> None:
     test_cli.publish(settings.home, nodes, transitions)
 
 
-def test_the_chart_counts_back_from_what_is_known_now(settings: Settings) -> None:
+def test_chart_counts_back_from_the_current_states(settings: Settings) -> None:
     publish(settings)
     chart = status(settings.home).chart
     assert len(chart) == STEPS
@@ -78,7 +78,7 @@ def test_the_chart_counts_back_from_what_is_known_now(settings: Settings) -> Non
     assert chart[-15] == chart[0] == (4, 1)
 
 
-def test_the_page_has_neither_script_nor_address_whatever_a_node_is_called(settings: Settings, tmp_path: Path) -> None:
+def test_page_contains_no_script_or_address_from_node_names(settings: Settings, tmp_path: Path) -> None:
     publish(settings)
     file = tmp_path / "status.html"
     file.write_text("an older one")
@@ -96,7 +96,7 @@ def test_the_page_has_neither_script_nor_address_whatever_a_node_is_called(setti
     assert f"{HOSTILE[5][:160]}…" in page
 
 
-def test_a_centre_shows_the_blind_site_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_of_a_centre_lists_the_blind_site_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, file = tmp_path / "home", tmp_path / "replication.yaml"
     file.write_text(test_cli_global.configuration(home, "ADVISORIES"))
     test_cli_global.publish(
@@ -110,7 +110,7 @@ def test_a_centre_shows_the_blind_site_first(tmp_path: Path, monkeypatch: pytest
     assert page.index("db1") < page.index("web1")
 
 
-def test_what_cannot_be_written_is_one_line(settings: Settings, tmp_path: Path, command: Command) -> None:
+def test_unwritable_page_is_reported_in_one_line(settings: Settings, tmp_path: Path, command: Command) -> None:
     code, _, error = command("status-page", str(tmp_path / "status.html"))
     assert (code, error.count("\n")) == (1, 1)
     assert "nothing is published yet" in error
@@ -121,7 +121,7 @@ def test_what_cannot_be_written_is_one_line(settings: Settings, tmp_path: Path, 
     assert command("status-page", str(tmp_path / "status.html"))[0] == 0
 
 
-def test_beside_the_metrics_it_is_shown_to_whoever_may_read_the_tables(settings: Settings) -> None:
+def test_page_is_served_only_to_readers_of_the_tables(settings: Settings) -> None:
     assert "nothing is published yet" in PagePublisher(settings).page()
     publish(settings)
     with MetricsServer(Exposition(settings), "127.0.0.1", 0, PagePublisher(settings)) as metrics:
@@ -129,18 +129,15 @@ def test_beside_the_metrics_it_is_shown_to_whoever_may_read_the_tables(settings:
             with urllib.request.urlopen(metrics.replace("/metrics", path), timeout=60) as answer:
                 assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
                 assert "US-EAST" in answer.read().decode()
-        # A page of another name that points at us.
+        # DNS rebinding: another host name that resolves to this server.
         foreign = urllib.request.Request(page_url(metrics), headers={"Host": "rebound.example.net"})
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(foreign, timeout=60)
 
 
-# --------------------------------------------------------------------------------------------------------- a browser
-
-
 @pytest.fixture(scope="module")
 def browser_page() -> Iterator[Page]:
-    """A page of Chromium as wide as a phone."""
+    """Open a page in Chromium as wide as a phone."""
     chromium = find_chromium()
     if chromium is None:
         pytest.skip("NO BROWSER TEST: chromium is not installed (Debian: apt-get install chromium)")
@@ -150,9 +147,7 @@ def browser_page() -> Iterator[Page]:
 
 @pytest.mark.browser
 @pytest.mark.process
-def test_a_phone_shows_all_of_it_in_both_modes_without_scripts_or_requests(
-    settings: Settings, tmp_path: Path, browser_page: Page
-) -> None:
+def test_page_fits_a_phone_in_light_and_dark_mode(settings: Settings, tmp_path: Path, browser_page: Page) -> None:
     publish(settings)
     write_page(settings, tmp_path / "status.html")
     asked: list[str] = []

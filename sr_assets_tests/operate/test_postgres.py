@@ -1,4 +1,4 @@
-"""Dagster's storage in PostgreSQL, as `conf/dagster/postgres.yaml` says it."""
+"""Dagster's storage in PostgreSQL with `conf/dagster/postgres.yaml`."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from sr_assets_tests.postgres import postgres
 EXAMPLE = Path(__file__).parent.parent.parent / "conf" / "dagster" / "postgres.yaml"
 
 
-def test_runs_and_the_ui_use_the_database_and_no_file(platform: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_and_ui_store_everything_in_postgres(platform: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     with postgres() as url:
         monkeypatch.setenv("DAGSTER_POSTGRES_URL", url)
         folder = prepare_instance(platform)

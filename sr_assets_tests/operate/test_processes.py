@@ -1,4 +1,4 @@
-"""A signal interrupts what runs, wherever it arrives."""
+"""Signals interrupt a process wherever they arrive."""
 
 import os
 import signal
@@ -20,12 +20,12 @@ class Interrupted(sqlite3.Connection):
     """A connection whose `close` is interrupted."""
 
     def close(self) -> None:
-        """Close, and raise what a signal at this moment would raise."""
+        """Close, and raise the exception of a signal at this moment."""
         super().close()
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_inside_dagsters_storage_logs_no_trace(caplog: pytest.LogCaptureFixture) -> None:
+def test_interrupt_inside_dagsters_storage_logs_no_trace(caplog: pytest.LogCaptureFixture) -> None:
     engine = create_engine("sqlite://", poolclass=NullPool, connect_args={"factory": Interrupted})
     with signals_as_interrupt(), pytest.raises(KeyboardInterrupt):
         engine.connect().close()
@@ -33,9 +33,7 @@ def test_an_interrupt_inside_dagsters_storage_logs_no_trace(caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGINT))
-def test_an_interrupt_that_python_loses_is_raised_again(
-    capfd: pytest.CaptureFixture[str], number: signal.Signals
-) -> None:
+def test_interrupt_that_python_loses_is_raised_again(capfd: pytest.CaptureFixture[str], number: signal.Signals) -> None:
     def interrupted_here(_reference: object) -> None:
         os.kill(os.getpid(), number)
 
@@ -50,7 +48,7 @@ def test_an_interrupt_that_python_loses_is_raised_again(
 
 
 @pytest.mark.process
-def test_a_child_that_loses_a_signal_is_asked_again(tmp_path: Path) -> None:
+def test_child_that_loses_a_signal_gets_another(tmp_path: Path) -> None:
     program = """
 import pathlib, signal, sys
 asked = []
@@ -71,7 +69,7 @@ while True:
 
 
 @pytest.mark.process
-def test_an_interrupt_inside_an_import_waits_for_its_end_and_does_not_change_the_exit_code(tmp_path: Path) -> None:
+def test_interrupt_inside_an_import_waits_for_its_end(tmp_path: Path) -> None:
     (tmp_path / "library.py").write_text(
         "exec('import os, signal; os.kill(os.getpid(), signal.SIGTERM)')\nwhole = True\n"
     )

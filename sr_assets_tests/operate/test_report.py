@@ -1,4 +1,4 @@
-"""What a run prints when it fails."""
+"""The printed result of a failing run."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from sr_assets.stages.site import Site
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 
-def test_the_messages_of_a_busy_site_and_of_a_failure_reach_the_user(tmp_path: Path) -> None:
+def test_report_includes_a_busy_site_and_a_failure(tmp_path: Path) -> None:
     @dg.op
     def busy() -> None:
         with SiteLock(tmp_path, "run 1", 0), SiteLock(tmp_path, "run 2", 0):
@@ -40,10 +40,10 @@ def test_the_messages_of_a_busy_site_and_of_a_failure_reach_the_user(tmp_path: P
     )
 
 
-def test_a_run_prints_its_own_work_also_when_it_fails(
+def test_failing_run_prints_its_own_work(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What an earlier run committed and did not live to publish is not this one's."""
+    """Work that an earlier run committed but did not publish is not counted for this one."""
     good, bad = rig.make(), rig.make()
     rig.create(bad, rig.target, subjects=[f"t.{bad}.>"], max_msgs=3, discard="new")
     rig.add(good, target_subject_prefix="t")

@@ -16,7 +16,7 @@ from sr_assets_tests.operate.rig import configure, run
 from sr_assets_tests.rig import wait_until
 
 
-def test_run_once_runs_every_site_and_records_it_in_dagster(platform: Settings) -> None:
+def test_run_once_records_every_site_in_dagster(platform: Settings) -> None:
     ended = run("--once")
     assert (ended.returncode, "Traceback" in ended.stderr) == (0, False)
     assert sorted(ended.stdout.splitlines()) == [
@@ -31,12 +31,12 @@ def test_run_once_runs_every_site_and_records_it_in_dagster(platform: Settings) 
     }
 
 
-def test_run_runs_only_the_streams_it_is_given(platform: Settings) -> None:
+def test_run_processes_only_the_selected_streams(platform: Settings) -> None:
     ended = run("--once", "--stream", platform.streams[1].stream)
     assert (ended.returncode, ended.stdout) == (0, f"{platform.streams[1].label}: copied 0, skipped 0, lag 0\n")
 
 
-def test_a_stream_that_fails_is_one_line_and_exit_code_1_and_the_others_run(
+def test_failing_stream_exits_1_while_other_streams_run(
     platform: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = yaml.safe_load((tmp_path / "replication.yaml").read_text())["streams"][0]
@@ -52,7 +52,7 @@ def test_a_stream_that_fails_is_one_line_and_exit_code_1_and_the_others_run(
     assert "secret" not in ended.stderr
 
 
-def test_follow_goes_on_until_it_is_interrupted(platform: Settings) -> None:
+def test_follow_runs_until_interrupted(platform: Settings) -> None:
     following = subprocess.Popen(
         [sys.executable, "-m", "sr_assets", "run", "--follow", "--stream", "london/" + platform.streams[0].stream],
         stdout=subprocess.PIPE,

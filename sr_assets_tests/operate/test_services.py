@@ -41,15 +41,13 @@ def test_up_serves_the_platform_and_leaves_no_process(platform: Settings, plante
         assert len(children) >= 3
     wait_until(lambda: not any(child.is_running() for child in children), "the end of all children", 60)
     assert not imported_from(planted)
-    # Dagster's lines are as ours.
+    # Dagster's lines have the same format as this package's.
     events = [json.loads(line) for line in errors.read_text().splitlines()]
     assert all({"time", "level", "logger", "message"} <= event.keys() for event in events)
     assert any(event["logger"].startswith("dagster.") for event in events)
 
 
-def test_no_page_of_another_site_changes_anything_and_the_code_server_is_started_again(
-    platform: Settings, tmp_path: Path
-) -> None:
+def test_up_refuses_cross_site_requests_and_restarts_the_code_server(platform: Settings, tmp_path: Path) -> None:
     with Up(errors=tmp_path / "errors") as up:
         assert up.send("GET", f"/graphql?query={quote(SHUTDOWN)}")[0] == 405
         foreign: tuple[dict[str, str], ...] = (
@@ -60,13 +58,13 @@ def test_no_page_of_another_site_changes_anything_and_the_code_server_is_started
         for headers in foreign:
             assert up.send("POST", f"/graphql?query={quote(SHUTDOWN)}", b"", **headers)[0] == 403
         assert "started again" not in (tmp_path / "errors").read_text()
-        # What the UI itself may ask, and what a crash of the server would be.
+        # A request that the UI itself may send; it ends the code server, like a crash.
         up.ask(SHUTDOWN)
-        wait_until(lambda: "it is started again" in (tmp_path / "errors").read_text(), "the end of the code server")
+        wait_until(lambda: "restarting it" in (tmp_path / "errors").read_text(), "the end of the code server")
         wait_until(lambda: up.sensors() == SENSORS, "the sensors of the code server that was started again")
 
 
-def test_a_ui_that_wants_a_login_and_changes_nothing(platform: Settings, tmp_path: Path) -> None:
+def test_read_only_ui_with_login_refuses_changes(platform: Settings, tmp_path: Path) -> None:
     file = tmp_path / "logins"
     file.write_text("me:secret\n0123456789abcdef\n")
     file.chmod(0o600)
@@ -85,17 +83,17 @@ def test_a_ui_that_wants_a_login_and_changes_nothing(platform: Settings, tmp_pat
         assert "secret" not in command_lines
 
 
-def test_a_file_of_logins_that_others_can_read_is_one_line(platform: Settings, tmp_path: Path) -> None:
+def test_auth_file_readable_by_others_is_refused_in_one_line(platform: Settings, tmp_path: Path) -> None:
     file = tmp_path / "logins"
     file.write_text("me:secret")
     file.chmod(0o644)
     command = [sys.executable, "-m", "sr_assets", "up", "--auth-file", str(file)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert ended.stderr == f"error: --auth-file {file}: other users can use it: chmod 600, and make it your own\n"
+    assert ended.stderr == f"error: --auth-file {file}: other users can access it; own it and set its mode to 600\n"
 
 
-def test_a_port_in_use_is_one_line(platform: Settings) -> None:
+def test_busy_port_is_reported_in_one_line(platform: Settings) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -106,5 +104,5 @@ def test_a_port_in_use_is_one_line(platform: Settings) -> None:
     assert ended.returncode == 1
     assert (
         ended.stderr
-        == f"error: port {port} on 127.0.0.1 cannot be used (Address already in use); choose another with --port\n"
+        == f"error: port {port} on 127.0.0.1: cannot listen (Address already in use); choose another with --port\n"
     )

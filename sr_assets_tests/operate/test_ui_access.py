@@ -1,4 +1,4 @@
-"""Whom the webserver answers."""
+"""Access control of the webserver."""
 
 import asyncio
 import base64
@@ -26,19 +26,19 @@ STREAM_METRICS = {"host": "127.0.0.1:3000"}
 def scope(
     method: str = "POST", path: str = "/graphql", query: str = "", kind: str = "http", **headers: str
 ) -> dict[str, Any]:
-    """Return a request as a server hands it to an application."""
+    """Return a request as an ASGI scope."""
     named = {name.replace("_", "-"): value for name, value in {**STREAM_METRICS, **headers}.items()}
     listed = [(name.encode(), value.encode()) for name, value in named.items()]
     return {"type": kind, "method": method, "path": path, "query_string": query.encode(), "headers": listed}
 
 
-def status(asked: dict[str, Any]) -> int:
-    refusal = refuse_foreign_page(asked)
+def status(request: dict[str, Any]) -> int:
+    refusal = refuse_foreign_page(request)
     return refusal.status if refusal else 200
 
 
 @pytest.mark.parametrize("host", ("127.0.0.1:3000", "localhost:3000", "LOCALHOST", "[::1]:3000"))
-def test_our_own_page_is_answered_by_any_of_our_names(host: str) -> None:
+def test_own_page_is_served_under_every_loopback_name(host: str) -> None:
     assert status(scope(host=host)) == 200
     for scheme in ("http", "https"):
         assert status(scope(host=host, origin=f"{scheme}://{host}", sec_fetch_site="same-origin")) == 200
@@ -63,18 +63,18 @@ def test_our_own_page_is_answered_by_any_of_our_names(host: str) -> None:
     ),
 )
 @pytest.mark.parametrize("kind", ("http", "websocket"))
-def test_a_page_of_another_site_is_refused(headers: dict[str, str], kind: str) -> None:
+def test_cross_site_request_is_refused(headers: dict[str, str], kind: str) -> None:
     for method in ("GET", "POST"):
         assert status(scope(method, "/server_info", kind=kind, **headers)) == 403
 
 
-def test_a_request_without_a_name_or_with_two_is_refused() -> None:
-    asked = scope()
-    assert status({**asked, "headers": []}) == 403
-    assert status({**asked, "headers": [*asked["headers"], (b"host", b"evil.example")]}) == 403
+def test_request_without_exactly_one_host_is_refused() -> None:
+    request = scope()
+    assert status({**request, "headers": []}) == 403
+    assert status({**request, "headers": [*request["headers"], (b"host", b"evil.example")]}) == 403
 
 
-def test_a_link_on_another_page_opens_the_ui_and_sends_nothing() -> None:
+def test_link_on_another_page_opens_the_ui() -> None:
     link = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
     assert status(scope("GET", "/runs", **link)) == 200
     assert status(scope("POST", "/graphql", **link)) == 403
@@ -82,7 +82,7 @@ def test_a_link_on_another_page_opens_the_ui_and_sends_nothing() -> None:
 
 @pytest.mark.parametrize("path", ("/graphql", "/graphql/", "/x/graphql"))
 @pytest.mark.parametrize("method", ("GET", "HEAD"))
-def test_graphql_is_not_asked_with_get(method: str, path: str) -> None:
+def test_graphql_by_get_is_refused(method: str, path: str) -> None:
     assert status(scope(method, path, "query=mutation%7Bx%7D")) == 405
     assert status(scope(method, path, "a=b&query=")) == 405
     assert status(scope(method, path)) == 200
@@ -111,29 +111,29 @@ def logins(tmp_path: Path) -> tuple[bytes, ...]:
         ("", 401),
     ),
 )
-def test_a_login_of_the_file_is_needed(logins: tuple[bytes, ...], sent: str, status: int | None) -> None:
+def test_request_needs_a_login_from_the_file(logins: tuple[bytes, ...], sent: str, status: int | None) -> None:
     refusal = refuse_unknown(scope(authorization=sent), logins)
     assert (refusal.status if refusal else None) == status
     assert refusal is None or refusal.headers == ((b"www-authenticate", b'Basic realm="sr-assets"'),)
 
 
-def test_a_file_of_logins_that_others_can_use_or_that_has_none_is_refused(tmp_path: Path) -> None:
+def test_unsafe_or_empty_auth_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "logins"
     with pytest.raises(ConfigurationError, match=f"--auth-file {file}: cannot be read: No such file"):
         read_logins(file)
     file.write_text("me:secret")
     file.chmod(0o640)
-    with pytest.raises(ConfigurationError, match="other users can use it: chmod 600"):
+    with pytest.raises(ConfigurationError, match="other users can access it; own it and set its mode to 600"):
         read_logins(file)
     file.chmod(0o600)
     file.write_text(" \n")
-    with pytest.raises(ConfigurationError, match="is empty; write user:password, or a token"):
+    with pytest.raises(ConfigurationError, match="is empty; write one user:password or token per line"):
         read_logins(file)
 
 
 @pytest.fixture
 def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Both ends of a connection on loopback: client, server."""
+    """Yield both ends of a loopback connection: client, server."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -141,7 +141,7 @@ def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
             yield client, server
 
 
-def test_the_owner_of_a_connection_is_known_until_it_is_closed(connected: tuple[socket.socket, socket.socket]) -> None:
+def test_peer_user_is_nobody_after_the_connection_is_closed(connected: tuple[socket.socket, socket.socket]) -> None:
     client, server = connected
     ends = (client.getsockname(), server.getsockname())
     assert peer_user(*ends) == os.geteuid()
@@ -150,21 +150,21 @@ def test_the_owner_of_a_connection_is_known_until_it_is_closed(connected: tuple[
     assert peer_user(None, ends[1]) == NOBODY
 
 
-def test_another_user_of_the_machine_is_refused_unless_there_are_logins(
+def test_other_user_is_refused_without_logins(
     connected: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, server = connected
-    asked = {**scope(), "client": client.getsockname(), "server": server.getsockname()}
-    assert answer(asked, None) == [200]
-    # Of root nobody is protected: a user who is not root has to be somebody else.
+    request = {**scope(), "client": client.getsockname(), "server": server.getsockname()}
+    assert answer(request, None) == [200]
+    # Root is always accepted, so the other user must not be root.
     monkeypatch.setattr("sr_assets.operate.ui_access.peer_user", lambda *_: os.geteuid() + 1)
-    assert answer(asked, None) == [403]
-    assert answer(asked, (b"0123456789abcdef",)) == [401]
-    assert answer({**asked, "type": "websocket"}, None) == [1008]
+    assert answer(request, None) == [403]
+    assert answer(request, (b"0123456789abcdef",)) == [401]
+    assert answer({**request, "type": "websocket"}, None) == [1008]
 
 
-def answer(asked: dict[str, Any], logins: tuple[bytes, ...] | None) -> list[int]:
-    """Ask an application behind the gate; returns the status or the code with which it is answered."""
+def answer(request: dict[str, Any], logins: tuple[bytes, ...] | None) -> list[int]:
+    """Send a request through the middleware; returns the statuses or close codes of the response."""
     said: list[int] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:
@@ -176,5 +176,5 @@ def answer(asked: dict[str, Any], logins: tuple[bytes, ...] | None) -> list[int]
     async def application(_scope: object, _receive: object, _send: object) -> None:
         await send({"type": "http.response.start", "status": 200})
 
-    asyncio.run(AccessMiddleware(application, logins)(asked, receive, send))
+    asyncio.run(AccessMiddleware(application, logins)(request, receive, send))
     return said

@@ -1,8 +1,7 @@
-"""Metrics for Prometheus: what is published and what each site's status file says, as text, as a page, as a file.
+"""Metrics for Prometheus, computed from the published tables and each site's status file.
 
-`stream` is what is known of a stream; `ours` and `replicator` are the names, each with how its samples are made of that;
-`centre` are those made of published tables; `reading` gathers it all, `serving` shows it. A new metric belongs into
-`ours`, with its name in the reference. Not here: the text format (`domain.exposition`), counting (`stages`).
+Add a metric to `stream_metrics` or `table_metrics`, and its name to the reference. `replicator` has the Stream Replicator's
+names. `reading` collects the samples, `serving` exposes them.
 """
 
 from sr_assets.operate.metrics.reading import Exposition

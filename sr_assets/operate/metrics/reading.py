@@ -1,7 +1,6 @@
-"""What is exposed at a moment: each site's status file and the published tables, read again when they have changed.
+"""The text of `/metrics`, from each site's status file and the published tables.
 
-No state of a running site is opened and no server is asked. Not here: the metrics (`ours`, `replicator`, `centre`), who gets
-the text (`serving`).
+Files are read again only after they were replaced. No state of a running site is opened and no server is queried.
 """
 
 from __future__ import annotations
@@ -34,10 +33,9 @@ Rows = dict[str, list[tuple[Any, ...]]]
 
 
 class Exposition:
-    """The metrics of a home as text; several threads may ask, and one may `renew` it."""
+    """The metrics of a home as text; safe for several readers and one thread that calls `renew`."""
 
     def __init__(self, settings: Settings) -> None:
-        """Take the configuration, which names the sites; the tables are read by the first `renew`."""
         self._settings = settings
         self._guard = threading.Lock()
         self._status: dict[str, tuple[Mark | None, list[StreamNumbers]]] = {}
@@ -45,7 +43,7 @@ class Exposition:
         self._rows: Rows = {}
 
     def text(self) -> str:
-        """Return everything in Prometheus' text format; of the tables what they had at the last `renew`."""
+        """Return all metrics in Prometheus' text format; values from tables date from the last `renew`."""
         with self._guard:
             return "".join(f"{line}\n" for line in self._lines())
 
@@ -61,18 +59,18 @@ class Exposition:
     def _streams(self) -> Iterator[StreamNumbers]:
         for site in self._settings.sites:
             folder = self._settings.home / "sites" / site
-            looked_at = last_idle_poll(folder)
+            idle_at = last_idle_poll(folder)
             for stream in self._read(site, folder):
-                stream.looked_at = looked_at
+                stream.idle_at = idle_at
                 yield stream
 
     def _read(self, site: str, folder: Path) -> list[StreamNumbers]:
-        """Return the streams of a site's status, which is read when it was replaced."""
+        """Return the streams in a site's status file, which is read again if it was replaced."""
         mark = _mark(folder / STATUS_FILE)
-        known = self._status.get(site)
-        if known is None or known[0] != mark:
+        cached = self._status.get(site)
+        if cached is None or cached[0] != mark:
             streams = read_status(folder).get("streams", {})
-            known = self._status[site] = (
+            cached = self._status[site] = (
                 mark,
                 [
                     StreamNumbers(entry, streams[entry.stream], self._settings.replicator, index)
@@ -80,24 +78,24 @@ class Exposition:
                     if streams.get(entry.stream)
                 ],
             )
-        return known[1]
+        return cached[1]
 
     def renew(self) -> None:
-        """Ask the published tables again if they have changed: with a thousand sites that takes longer than all else."""
+        """Query the published tables again if they changed: the slowest step for a thousand sites."""
         mark = _mark(self._settings.home / "fleet.duckdb")
         if mark is None or mark == self._tables_mark:
             return
         rows: Rows = {}
         with contextlib.suppress(SrAssetsError), open_fleet(self._settings.home) as connection:
             for metric in TABLE_METRICS:
-                # Not every version publishes every table.
+                # A table is missing until its first publication.
                 with contextlib.suppress(duckdb.Error):
                     rows[metric.name] = connection.execute(metric.query).fetchall()
             self._tables_mark, self._rows = mark, rows
 
 
 def _mark(file: Path) -> Mark | None:
-    """Return what changes when a file is replaced; None when there is none."""
+    """Return an identity that changes when the file is replaced, or None if there is no file."""
     with contextlib.suppress(OSError):
         status = file.stat()
         return status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,7 +1,6 @@
-"""The Stream Replicator's metrics: its names, labels and types, so that its dashboards and alert rules go on working.
+"""The Stream Replicator's metric names, labels and types, so that its dashboards and alert rules keep working.
 
-Those of its second generation, and with `legacy` those of its first, as far as they mean something here; the reference says
-which are left out and why. Not here: our own (`ours`).
+Covers its second generation and, with `legacy`, its first. The reference lists the omitted metrics and the reasons.
 """
 
 from __future__ import annotations
@@ -26,17 +25,13 @@ _LEGACY_PREFIX: Final = "stream_replicator_"
 
 
 def _total_nodes(stream: StreamNumbers) -> float:
-    """Return how many senders are tracked: a retired one is forgotten there."""
+    """Return the number of tracked senders without retired ones, which the Stream Replicator forgets."""
     counts = stream.status.get("nodes", {})
     return float(counts.get("up", 0) + counts.get("timeout", 0))
 
 
-def _reading_begun(stream: StreamNumbers) -> float:
-    return 1 + stream.number("starts")
-
-
 def _is_copied(stream: StreamNumbers) -> bool:
-    return stream.begun and stream.copied
+    return stream.started and stream.copied
 
 
 def _is_sampled(stream: StreamNumbers) -> bool:
@@ -44,12 +39,12 @@ def _is_sampled(stream: StreamNumbers) -> bool:
 
 
 def _worker(
-    name: str, kind: MetricKind, text: str, value: Value, wanted: Callable[[StreamNumbers], bool] = _is_copied
+    name: str, kind: MetricKind, text: str, value: Value, applies: Callable[[StreamNumbers], bool] = _is_copied
 ) -> Metric:
     """Return a metric with the labels `stream`, `replicator`, `worker`."""
 
     def samples(streams: Sequence[StreamNumbers], _: float) -> Iterator[Sample]:
-        return (Sample(stream.replicator_labels, value(stream)) for stream in streams if wanted(stream))
+        return (Sample(stream.replicator_labels, value(stream)) for stream in streams if applies(stream))
 
     return Metric(_PREFIX + name, kind, text, samples)
 
@@ -79,7 +74,7 @@ def _advisor(name: str, text: str, counter: str) -> Metric:
 def _summed(
     samples: Callable[[Sequence[StreamNumbers], float], Iterator[Sample]],
 ) -> Callable[[Sequence[StreamNumbers], float], Iterator[Sample]]:
-    """Add up samples of the same labels: those of streams of the same name at several sites."""
+    """Sum samples with the same labels: streams of the same name at several sites."""
 
     def summed(streams: Sequence[StreamNumbers], now: float) -> Iterator[Sample]:
         totals: dict[str, float] = defaultdict(float)
@@ -100,31 +95,31 @@ REPLICATOR: Final = (
     _worker(
         "replicator_total_messages",
         "counter",
-        "Messages that were read, those that are not copied among them.",
+        "Messages that were read, copied or not.",
         lambda stream: stream.number("seen_messages"),
     ),
     _worker(
         "replicator_total_bytes",
         "counter",
-        "Bytes of the payloads that were read.",
+        "Payload bytes that were read.",
         lambda stream: stream.counted("seen_bytes"),
     ),
     _worker(
         "replicator_handler_error_count",
         "counter",
-        "Attempts to read or to copy that failed.",
+        "Failed attempts to read or copy.",
         lambda stream: stream.counted("errors"),
     ),
     Metric(
         f"{_PREFIX}replicator_processing_time_seconds",
         "summary",
-        "Time for reading, deciding and copying, by message.",
+        "Time per message for reading, deciding and copying.",
         lambda streams, _: _summary(streams, lambda stream: stream.replicator_labels),
     ),
     _worker(
         "replicator_stream_sequence",
         "gauge",
-        "The last sequence of the source that was read.",
+        "Last source sequence that was read.",
         lambda stream: max(0.0, stream.number("next_sequence") - 1),
     ),
     _worker(
@@ -133,13 +128,11 @@ REPLICATOR: Final = (
         "Messages not copied because of max_age.",
         lambda stream: stream.number("too_old_messages"),
     ),
-    _worker(
-        "replicator_copied_messages", "counter", "Messages that were copied.", lambda stream: stream.copied_messages
-    ),
+    _worker("replicator_copied_messages", "counter", "Copied messages.", lambda stream: stream.copied_messages),
     _worker(
         "replicator_copied_bytes",
         "counter",
-        "Bytes of the payloads that were copied.",
+        "Copied payload bytes.",
         lambda stream: stream.number("copied_bytes"),
     ),
     _worker(
@@ -151,26 +144,26 @@ REPLICATOR: Final = (
     _worker(
         "replicator_skipped_bytes",
         "counter",
-        "Bytes of the payloads not copied because of sampling.",
+        "Payload bytes not copied because of sampling.",
         lambda stream: stream.counted("skipped_bytes"),
     ),
     _worker(
         "replicator_meta_parse_failed_count",
         "counter",
-        "Always 0: sequence and time of a message are part of the answer that has it.",
+        "Always 0: a message arrives with its sequence and time.",
         lambda _: 0.0,
     ),
     _worker(
         "replicator_ack_failed_count",
         "counter",
-        "Always 0: the source is asked for messages by their sequence, and no message of it is acknowledged.",
+        "Always 0: messages are read by sequence and never acknowledged.",
         lambda _: 0.0,
     ),
     _worker(
         "replicator_consumer_recreated",
         "counter",
-        "How often reading began: the first time, and after each change of the source.",
-        _reading_begun,
+        "Starts of reading: the first one, and a restart after each change of the source.",
+        lambda stream: 1 + stream.number("starts"),
     ),
     _limiter(
         "limiter_messages_without_limit_field_count",
@@ -179,12 +172,12 @@ REPLICATOR: Final = (
     ),
     _limiter(
         "limiter_messages_copy_forced_count",
-        "Messages copied because their force field says so.",
+        "Messages copied because of their force field.",
         lambda stream: stream.counted("forced_messages"),
     ),
-    _worker("tracker_total_items", "gauge", "Senders that are tracked.", _total_nodes, _is_sampled),
-    _advisor("advisor_total_messages", "Attempts to send an advisory, failed ones included.", "advisories"),
-    _advisor("advisor_publish_errors", "Advisories that were refused or not acknowledged.", "advisory_errors"),
+    _worker("tracker_total_items", "gauge", "Tracked senders.", _total_nodes, _is_sampled),
+    _advisor("advisor_total_messages", "Attempts to send an advisory, including failed ones.", "advisories"),
+    _advisor("advisor_publish_errors", "Advisories that a server refused or did not acknowledge.", "advisory_errors"),
 )
 
 
@@ -228,34 +221,37 @@ def _legacy_advisor(name: str, text: str, counter: str, events: Sequence[Event])
 
 
 LEGACY: Final = (
-    _legacy("received_msgs", "counter", "Messages that were read.", lambda stream: stream.number("seen_messages")),
+    _legacy(
+        "received_msgs",
+        "counter",
+        "Messages that were read, copied or not.",
+        lambda stream: stream.number("seen_messages"),
+    ),
     _legacy("received_bytes", "counter", "Bytes that were read.", lambda stream: stream.counted("seen_bytes")),
-    _legacy("copied_msgs", "counter", "Messages that were copied.", lambda stream: stream.copied_messages),
-    _legacy("copied_bytes", "counter", "Bytes that were copied.", lambda stream: stream.number("copied_bytes")),
-    _legacy("failed_msgs", "counter", "Attempts that failed.", lambda stream: stream.counted("errors")),
-    _legacy("acks_failed", "counter", "Always 0: no message of the source is acknowledged.", lambda _: 0.0),
+    _legacy("copied_msgs", "counter", "Copied messages.", lambda stream: stream.copied_messages),
+    _legacy("copied_bytes", "counter", "Copied bytes.", lambda stream: stream.number("copied_bytes")),
+    _legacy("failed_msgs", "counter", "Failed attempts.", lambda stream: stream.counted("errors")),
+    _legacy("acks_failed", "counter", "Always 0: source messages are never acknowledged.", lambda _: 0.0),
     Metric(
         f"{_LEGACY_PREFIX}processing_time",
         "summary",
-        "Time for reading, deciding and copying, by message.",
+        "Time per message for reading, deciding and copying.",
         lambda streams, _: _summary(streams, _legacy_labels),
     ),
     _legacy(
         "current_sequence",
         "gauge",
-        "The last sequence of the source that was read.",
+        "Last source sequence that was read.",
         lambda stream: max(0.0, stream.number("next_sequence") - 1),
     ),
-    _legacy_limiter("limiter_memory_seen", "gauge", "Senders that are tracked.", _total_nodes),
+    _legacy_limiter("limiter_memory_seen", "gauge", "Tracked senders.", _total_nodes),
     _legacy_limiter(
         "limiter_memory_skipped",
         "counter",
         "Messages not copied because of sampling.",
         lambda stream: stream.number("skipped_messages"),
     ),
-    _legacy_limiter(
-        "limiter_memory_passed", "counter", "Messages that were copied.", lambda stream: stream.copied_messages
-    ),
+    _legacy_limiter("limiter_memory_passed", "counter", "Copied messages.", lambda stream: stream.copied_messages),
     _legacy_limiter(
         "limiter_memory_errors",
         "counter",
@@ -265,5 +261,7 @@ LEGACY: Final = (
     _legacy_advisor("timeout", "Advisories about silence.", "advisories", (Event.TIMEOUT,)),
     _legacy_advisor("recover", "Advisories about a return.", "advisories", (Event.RECOVER,)),
     _legacy_advisor("expire", "Advisories about a retirement.", "advisories", (Event.EXPIRE,)),
-    _legacy_advisor("errors", "Advisories that were refused or not acknowledged.", "advisory_errors", tuple(Event)),
+    _legacy_advisor(
+        "errors", "Advisories that a server refused or did not acknowledge.", "advisory_errors", tuple(Event)
+    ),
 )

@@ -1,6 +1,6 @@
-"""Who gets the metrics: Prometheus by HTTP, with the status page beside it, the node exporter by a file.
+"""The HTTP server of metrics and status page, and the text file for the node exporter.
 
-Neither ever stops the pipeline: a port that is taken or a folder that is gone is one line. Not here: the text (`reading`).
+A problem with either never stops replication: a busy port or a missing folder logs one line.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from sr_assets.settings import MetricsSettings, Settings
 
 PATH: Final = "/metrics"
-#: What `sr-assets metrics` serves when no port is configured: that of the Stream Replicator's shipped configuration.
+#: The default port of `sr-assets metrics`, as in the Stream Replicator's shipped configuration.
 DEFAULT_PORT: Final = 9100
 _TEXTFILE_SECONDS: Final = 15.0
-#: How often it is seen whether the published tables have changed; asking them takes at most this share of a core.
+#: The interval of checks for new published tables, and the share of a core that querying them may take.
 _RENEW_SECONDS: Final = 1.0
 _RENEW_SHARE: Final = 0.02
 _CLIENT_SECONDS: Final = 10.0
@@ -38,27 +38,27 @@ _PLAIN: Final = "text/plain; charset=utf-8"
 
 
 class MetricsServer:
-    """An HTTP server for `/metrics` in threads of this process, from `with` to its end. Raises RunError."""
+    """An HTTP server for `/metrics` in threads of this process, as a context manager."""
 
     def __init__(self, exposition: Exposition, host: str, port: int, page: PagePublisher | None = None) -> None:
-        """Listen; `port` 0 takes a free one. The status page, if there is one, is served too."""
+        """Listen on `port` (0: a free one); raises RunError if that is impossible. `page` is served too."""
         try:
             family, *_, address = getaddrinfo(host, port)[0]
             kind = type("Server", (_Server,), {"address_family": family, "exposition": exposition, "page": page})
             self._server: _Server = kind((address[0], port), _Handler)
         except (OSError, UnicodeError) as error:
-            # A label of a host that is empty or too long is no text that can be asked for.
+            # UnicodeError: the host has an empty label or one that is too long.
             problem = getattr(error, "strerror", None) or error
             raise RunError(
-                f"metrics cannot be served on {host}:{port} ({problem}); set metrics.port to a free one, metrics.host "
-                "to an address of this machine"
+                f"metrics: cannot listen on {host}:{port} ({problem}); set metrics.port to a free port and "
+                "metrics.host to an address of this machine"
             ) from None
         self._exposition, self._ended = exposition, threading.Event()
         shown = f"[{host}]" if family == AF_INET6 else host
         self.url = f"http://{shown}:{self._server.server_address[1]}{PATH}"
 
     def __enter__(self) -> str:
-        """Serve; returns the URL."""
+        """Start serving and return the URL."""
         self._exposition.renew()
         threading.Thread(target=self._keep_new, name="metrics tables", daemon=True).start()
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
@@ -84,7 +84,7 @@ class _Server(ThreadingHTTPServer):
     page: PagePublisher | None
 
     def handle_error(self, *_: Any) -> None:
-        """Say nothing about a client that went away."""
+        """Ignore clients that disconnect."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -92,13 +92,13 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _CLIENT_SECONDS
 
     def do_GET(self) -> None:
-        """Answer with the metrics or the status page, and everything else with where they are."""
+        """Serve the metrics or the status page; other paths get a 404 that names both."""
         path, page = self.path.partition("?")[0], self.server.page
         if path == PATH:
             self._answer(200, CONTENT_TYPE, self.server.exposition.text())
         elif page is None or path not in PAGE_PATHS:
-            known = f"metrics are at {PATH}" + ("" if page is None else f", the status page is at {PAGE_PATHS[-1]}")
-            self._answer(404, _PLAIN, f"{known}\n")
+            hint = f"metrics are at {PATH}" + ("" if page is None else f", the status page is at {PAGE_PATHS[-1]}")
+            self._answer(404, _PLAIN, f"{hint}\n")
         elif refusal := page.refusal(self.headers.items(), self.client_address, self.connection.getsockname()):
             self._answer(403, _PLAIN, f"{refusal}\n")
         else:
@@ -118,17 +118,17 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing: a scrape is nothing worth a line."""
+        """Log no requests."""
 
 
 def page_url(url: str) -> str:
-    """Return where the status page is, beside the metrics."""
+    """Return the status page's URL for a metrics URL."""
     return url.removesuffix(PATH) + PAGE_PATHS[-1]
 
 
 @contextlib.contextmanager
 def metrics_beside(settings: Settings) -> Iterator[str | None]:
-    """Serve metrics and write their file beside other work, as configured; yields the URL, None without one."""
+    """Serve metrics and write their file in the background, as configured; yields the URL, or None without a server."""
     configured, exposition = settings.metrics, Exposition(settings)
     with contextlib.ExitStack() as stack:
         url = None
@@ -143,7 +143,7 @@ def metrics_beside(settings: Settings) -> Iterator[str | None]:
 
 
 def serve_metrics(settings: Settings) -> None:
-    """Serve metrics, and write their file, until an interrupt. Raises RunError when the port cannot be used."""
+    """Serve metrics and write their file until an interrupt. Raises RunError if the port is unusable."""
     configured, exposition = settings.metrics, Exposition(settings)
     port = DEFAULT_PORT if configured.port is None else configured.port
     server = MetricsServer(exposition, configured.host, port, PagePublisher(settings))
@@ -154,26 +154,26 @@ def serve_metrics(settings: Settings) -> None:
 
 
 def write_textfile_once(settings: Settings) -> None:
-    """Write the file for the node exporter, if one is configured; a failure is one line."""
+    """Write the file for the node exporter, if configured; a failure prints one warning."""
     if settings.metrics.textfile is not None and (problem := _write(Exposition(settings), settings.metrics.textfile)):
         print_warning(problem)
 
 
 @contextlib.contextmanager
 def _textfile_beside(exposition: Exposition, configured: MetricsSettings) -> Iterator[None]:
-    """Write the file for the node exporter every 15 seconds, in a thread; a problem is printed once, until it is solved."""
+    """Write the file for the node exporter every 15 seconds in a thread; print a new problem once."""
     file, ended = configured.textfile, threading.Event()
     if file is None:
         yield
         return
 
     def keep_writing() -> None:
-        said = None
+        printed = None
         while True:
             problem = _write(exposition, file)
-            if problem is not None and problem != said:
+            if problem is not None and problem != printed:
                 print_warning(problem)
-            said = problem
+            printed = problem
             if ended.wait(_TEXTFILE_SECONDS):
                 return
 
@@ -187,10 +187,10 @@ def _textfile_beside(exposition: Exposition, configured: MetricsSettings) -> Ite
 
 
 def _write(exposition: Exposition, file: Path) -> str | None:
-    """Replace the file, atomically, by one that everybody may read; returns what went wrong."""
+    """Replace the file atomically, readable by all users; returns a warning on failure."""
     draft = None
     try:
-        # The node exporter reads what ends in .prom: a draft does not.
+        # The node exporter reads files that end in .prom; the draft does not.
         with NamedTemporaryFile(
             "w", dir=file.parent, prefix=f".{file.name}.", delete=False, encoding="utf-8"
         ) as output:
@@ -202,5 +202,5 @@ def _write(exposition: Exposition, file: Path) -> str | None:
     except OSError as error:
         if draft is not None:
             draft.unlink(missing_ok=True)
-        return f"metrics.textfile {file}: cannot be written ({error.strerror}); the next attempt is made as usual"
+        return f"metrics.textfile {file}: cannot be written ({error.strerror}); retrying at the next interval"
     return None

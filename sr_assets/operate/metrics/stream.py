@@ -1,7 +1,4 @@
-"""What metrics know of one stream or feed: its part of the site's `status.json`, and its labels.
-
-Not here: the metrics made of it (`ours`, `replicator`).
-"""
+"""The numbers of one stream or feed in its site's `status.json`, with its labels: the input of stream metrics."""
 
 from __future__ import annotations
 
@@ -18,16 +15,15 @@ _NONE: Final[dict[str, float]] = {}
 
 
 class StreamNumbers:
-    """The numbers of one stream or feed as its site's last publication left them.
+    """The numbers of one stream or feed since its site's last publication.
 
-    `labels` are those of our metrics, `replicator_labels` those of the Stream Replicator's, `worker` is what its first
-    generation called the stream. `looked_at` is when nothing was left to do for the whole site (unix seconds).
+    `labels` belong to this package's metrics, `replicator_labels` to the Stream Replicator's; `worker` is the stream's
+    name in its first generation. `idle_at` is the last poll that found no work for the site (unix seconds).
     """
 
     def __init__(self, entry: Entry, status: Mapping[str, Any], replicator: str, index: int) -> None:
-        """Take the entry, which is the site's `index`th, and its part of the status."""
         self.entry, self.status = entry, status
-        self.looked_at = 0.0
+        self.idle_at = 0.0
         self.replicator, self.worker = replicator, f"{entry.name}_{index}"
         self.copied = isinstance(entry, StreamSettings)
         self.feed = isinstance(entry, FeedSettings)
@@ -36,11 +32,11 @@ class StreamNumbers:
         self._counters: Mapping[str, Mapping[str, float]] = status.get("counters", {})
 
     def number(self, key: str) -> float:
-        """Return a number of the status; 0 when it has none."""
+        """Return a number from the status, or 0 if it is missing."""
         return float(self.status.get(key) or 0)
 
     def counted(self, counter: str) -> float:
-        """Return a counter, of all its labels together."""
+        """Return a counter, summed over its labels."""
         return sum(self._counters.get(counter, _NONE).values())
 
     def counted_by(self, counter: str) -> Mapping[str, float]:
@@ -48,24 +44,24 @@ class StreamNumbers:
         return self._counters.get(counter, _NONE)
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether the stream has a position."""
         return bool(self.status.get("created_ns"))
 
     @property
     def copied_messages(self) -> float:
-        """How many copies were ever made: those that a target lost later, and a row counts no more, are among them."""
+        """All copies ever made, including copies that the target lost later and the table no longer counts."""
         return self.number("copied_messages") + self.counted("recalled_messages")
 
     @property
     def succeeded_at(self) -> float:
-        """When all was done that there was to do, in unix seconds; 0: never."""
+        """The last time no work was left, in unix seconds; 0: never."""
         succeeded_at = self.number("last_success_ns") / 1e9
-        return succeeded_at if self.status.get("last_error") else max(succeeded_at, self.looked_at)
+        return succeeded_at if self.status.get("last_error") else max(succeeded_at, self.idle_at)
 
 
 class Metric(NamedTuple):
-    """A metric: its name, type and meaning, and how its samples follow from all streams at a time (unix seconds)."""
+    """A metric: its name, type and help text, and a function from all streams and the time (unix seconds) to samples."""
 
     name: str
     kind: MetricKind

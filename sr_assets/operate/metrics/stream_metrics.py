@@ -1,8 +1,4 @@
-"""Our own metrics of every stream and feed, with the labels `name` and `stream`.
-
-Add a metric of a stream here, and its name to the reference. Not here: those of the Stream Replicator (`replicator`), those
-that published tables give (`centre`).
-"""
+"""Metrics of every stream and feed, with the labels `name` and `stream`; list a new one in the reference too."""
 
 from __future__ import annotations
 
@@ -23,19 +19,19 @@ def _each(
     kind: MetricKind,
     text: str,
     value: Callable[[StreamNumbers, float], float],
-    wanted: Callable[[StreamNumbers], bool] = lambda stream: stream.begun,
+    applies: Callable[[StreamNumbers], bool] = lambda stream: stream.started,
 ) -> Metric:
-    """Return a metric with one sample for each wanted stream."""
+    """Return a metric with one sample for each stream that it applies to."""
 
     def samples(streams: Sequence[StreamNumbers], now: float) -> Iterator[Sample]:
-        return (Sample(stream.labels, value(stream, now)) for stream in streams if wanted(stream))
+        return (Sample(stream.labels, value(stream, now)) for stream in streams if applies(stream))
 
     return Metric(name, kind, text, samples)
 
 
 def _nodes(streams: Sequence[StreamNumbers], _: float) -> Iterator[Sample]:
     for stream in streams:
-        if stream.begun and stream.entry.tracked:
+        if stream.started and stream.entry.tracked:
             counts = stream.status.get("nodes", {})
             for status in Status:
                 yield Sample(f'{stream.labels},status="{status.value}"', float(counts.get(status.value, 0)))
@@ -45,61 +41,61 @@ STREAM_METRICS: Final = (
     _each(
         "sr_assets_lag_messages",
         "gauge",
-        "Messages of the source that are not read yet, at the last look.",
+        "Unread messages in the source at the last poll.",
         lambda stream, _: stream.number("lag_messages"),
     ),
     _each(
         "sr_assets_lag_seconds",
         "gauge",
-        "How long the first unread message has been stored, at the last look.",
+        "Age of the first unread message at the last poll.",
         lambda stream, _: stream.number("lag_ns") / 1e9,
     ),
     Metric("sr_assets_nodes", "gauge", "Tracked nodes by status.", _nodes),
     _each(
         "sr_assets_watermark_age_seconds",
         "gauge",
-        "Age of the watermark: the source's time up to which everything is known, and by which silence is judged.",
+        "Age of the watermark: the source's time up to which all messages were read, and which decides about silence.",
         lambda stream, now: max(0.0, now - stream.number("watermark_ns") / 1e9),
         lambda stream: bool(stream.status.get("watermark_ns")),
     ),
     _each(
         "sr_assets_gap_messages_total",
         "counter",
-        "Messages that were gone before they were read or copied.",
+        "Messages that the source lost before they were read or copied.",
         lambda stream, _: stream.number("gap_messages") + stream.number("lost_messages"),
     ),
     _each(
         "sr_assets_parked_messages_total",
         "counter",
-        "Messages that the target cannot take, of a feed those that cannot be read.",
+        "Messages that the target cannot store; for a feed: messages that cannot be decoded.",
         lambda stream, _: stream.number("parked_messages"),
     ),
     _each(
         "sr_assets_outbox_messages",
         "gauge",
-        "Advisories that are not acknowledged yet.",
+        "Advisories that no server has acknowledged yet.",
         lambda stream, _: stream.number("unpublished"),
-        lambda stream: stream.begun and stream.entry.advisory is not None,
+        lambda stream: stream.started and stream.entry.advisory is not None,
     ),
     _each(
         "sr_assets_copy_queue_messages",
         "gauge",
-        "Copies that are decided and not made yet.",
+        "Copies that are due but not made yet.",
         lambda stream, _: stream.number("queued"),
-        lambda stream: stream.begun and stream.copied,
+        lambda stream: stream.started and stream.copied,
     ),
     _each(
         "sr_assets_last_success_timestamp_seconds",
         "gauge",
-        "When all work that there was had last been done without an error, or nothing was left to do.",
+        "Last time no work was left: after a run without errors, or a poll of an idle site.",
         lambda stream, _: stream.succeeded_at,
         lambda stream: stream.succeeded_at > 0,
     ),
     _each(
         "sr_assets_paused",
         "gauge",
-        "1: copying is paused.",
+        "1 while copying is paused.",
         lambda stream, _: float(bool(stream.status.get("paused"))),
-        lambda stream: stream.begun and stream.copied,
+        lambda stream: stream.started and stream.copied,
     ),
 )

@@ -1,7 +1,6 @@
-"""Metrics made of published tables: sites at a centre, links of a topology, heartbeats.
+"""Metrics from published tables: sites at a centre, links of a topology, heartbeats.
 
-Each has a query over `fleet.duckdb`, whose first columns are the labels; a table that is not there has no samples. Not here:
-when they are asked (`reading`), the metrics of streams (`ours`).
+Each has a query over `fleet.duckdb`: label columns first, the value last. A missing table yields no samples.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class TableMetric(NamedTuple):
-    """A metric: its name, type and meaning, its labels, and the query of its rows: labels, then the value.
+    """A metric: its name, type, help text and labels, and the query of its samples.
 
-    With `age` the value is a time, in unix seconds, and the sample is how long ago that was.
+    With `age`, the query's value is a time (unix seconds) and the sample is its age.
     """
 
     name: str
@@ -28,7 +27,7 @@ class TableMetric(NamedTuple):
     age: bool = False
 
     def samples(self, rows: Sequence[tuple[Any, ...]], now: float) -> Iterator[Sample]:
-        """Yield the samples of the query's rows at a time (unix seconds); a row without a value has none."""
+        """Yield a sample for each row that has a value; `now` is in unix seconds."""
         for *values, value in rows:
             if value is not None:
                 named = labels(
@@ -47,7 +46,7 @@ TABLE_METRICS: Final = (
     TableMetric(
         "sr_assets_site_observer_age_seconds",
         "gauge",
-        "At a centre: how long ago a site's last heartbeat was.",
+        "At a centre: time since a site's last heartbeat.",
         _SITE,
         f"SELECT {_SITE_COLUMNS}, epoch(max(observer_alive_at)) FROM global_summary GROUP BY ALL",
         age=True,
@@ -55,14 +54,14 @@ TABLE_METRICS: Final = (
     TableMetric(
         "sr_assets_site_blind",
         "gauge",
-        "At a centre: 1 when a site's heartbeat is overdue, so that its node states may be stale.",
+        "At a centre: 1 while a site's heartbeat is overdue and its node states may be stale.",
         _SITE,
         f"SELECT {_SITE_COLUMNS}, max(blind::INTEGER) FROM global_summary GROUP BY ALL",
     ),
     TableMetric(
         "sr_assets_site_nodes",
         "gauge",
-        "At a centre: a site's nodes by status.",
+        "At a centre: nodes of a site by status.",
         (*_SITE, "status"),
         f"""
         SELECT {_SITE_COLUMNS}, status, sum(nodes)
@@ -81,14 +80,14 @@ TABLE_METRICS: Final = (
     TableMetric(
         "sr_assets_link_active_seconds",
         "gauge",
-        "How long ago a link last heard from its origin.",
+        "Time since a link last heard from its origin.",
         _LINK,
         f"SELECT {_LINK_COLUMNS}, min(active_seconds) FROM topology_links GROUP BY ALL",
     ),
     TableMetric(
         "sr_assets_heartbeat_latency_seconds",
         "summary",
-        "How long heartbeats took to a stream, within the last hour; quantile 1 is the slowest.",
+        "Transit time of heartbeats to a stream within the last hour; quantile 1 is the slowest.",
         (*_HEARTBEAT, "quantile"),
         """
         SELECT name, stream, subject, quantile, max(seconds) FROM (
@@ -100,7 +99,7 @@ TABLE_METRICS: Final = (
     TableMetric(
         "sr_assets_heartbeat_age_seconds",
         "gauge",
-        "How long ago the last heartbeat arrived at a stream.",
+        "Time since the last heartbeat arrived at a stream.",
         _HEARTBEAT,
         "SELECT name, stream, subject, epoch(max(arrived_at)) FROM heartbeats GROUP BY ALL",
         age=True,

@@ -1,8 +1,7 @@
-"""Notifications without Prometheus: what happened to nodes and streams goes to a webhook, a command or by mail.
+"""Notifications about nodes and streams by webhook, command or mail, independent of runs and of Prometheus.
 
-`events` is what is published and not sent yet, `messages` what is said of it, `targets` one attempt to send it, `delivery`
-what follows from an attempt. A run neither waits for any of this nor knows of it. Not here: advisories, which are published
-to NATS (`stages.tracking`).
+`events` finds published events that are not sent yet, `messages` formats them, `targets` makes one attempt to send,
+`delivery` schedules attempts.
 """
 
 from sr_assets.operate.notify.delivery import begin_notifying, notify_beside, notify_once

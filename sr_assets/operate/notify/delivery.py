@@ -1,7 +1,7 @@
-"""Delivering notifications beside everything else: at least once, again after a failure, and given up after a day.
+"""Background delivery of notifications: at least once, with retries for a day.
 
-Each target has a thread of its own, so that one that hangs delays nobody. What was sent is written down after each message: a
-crash repeats one at most, with the same event ids. Not here: an attempt (`targets`), what is to be sent (`events`).
+Each target has its own thread, so that a hanging target delays no other. Progress is saved after each message: a crash
+repeats at most one, with the same event ids.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from sr_assets.operate.notify.targets import NotSentError, send
 from sr_assets.operate.report import print_warning
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from sr_assets.operate.notify.events import Sent
     from sr_assets.operate.notify.messages import Event
     from sr_assets.settings import NotifySettings, Settings
 
-_LOOK_SECONDS: Final = 2.0
-#: Looking takes at most this share of a core.
-_LOOK_SHARE: Final = 0.02
+_POLL_SECONDS: Final = 2.0
+#: Polling takes at most this share of a core.
+_POLL_SHARE: Final = 0.02
 _FIRST_PAUSE_SECONDS: Final = 0.5
 _LONGEST_PAUSE_SECONDS: Final = 300.0
-#: After so long without a success what waits is given up.
+#: Pending events are discarded after this time without a success.
 _GIVE_UP_SECONDS: Final = 86_400.0
-#: Events that come within this are counted together for `min_nodes`.
+#: The window in which `min_nodes` counts distinct nodes.
 _TOGETHER: Final = timedelta(minutes=5)
-#: How often a single run tries, and how long its end waits for all targets.
+#: Attempts of a single run, and how long its end waits for all targets.
 _ATTEMPTS_ONCE: Final = 3
 _ONCE_SECONDS: Final = 30.0
 
 
 def begin_notifying(settings: Settings) -> None:
-    """Let each new target begin now: it gets nothing of what was published before."""
+    """Start each new target at this moment: events published earlier are not sent."""
     for target in settings.notify:
         file = SentFile(settings.home, target)
         if file.load() is None:
@@ -52,11 +52,11 @@ def begin_notifying(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def notify_beside(settings: Settings) -> Iterator[None]:
-    """Deliver what is published, as it is, until the end of `with`, which does not wait for a target that hangs."""
+    """Deliver new events in the background inside the block; its end does not wait for a hanging target."""
     begin_notifying(settings)
     ended = threading.Event()
     for target in settings.notify:
-        _start(_Delivery(settings, target).go_on, target, ended)
+        _start(_Delivery(settings, target).run_until, target, ended)
     try:
         yield
     finally:
@@ -64,74 +64,73 @@ def notify_beside(settings: Settings) -> Iterator[None]:
 
 
 def notify_once(settings: Settings) -> None:
-    """Deliver what is published by now; what cannot be sent in a few attempts is left to the next run."""
+    """Deliver all published events; the next run retries those that fail after a few attempts."""
     deadline = time.monotonic() + _ONCE_SECONDS
-    threads = [_start(_Delivery(settings, target).try_now, target, threading.Event()) for target in settings.notify]
+    threads = [_start(_Delivery(settings, target).run_once, target, threading.Event()) for target in settings.notify]
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _start(work: object, target: NotifySettings, ended: threading.Event) -> threading.Thread:
-    assert callable(work)
+def _start(work: Callable[[threading.Event], None], target: NotifySettings, ended: threading.Event) -> threading.Thread:
     thread = threading.Thread(target=work, args=(ended,), name=target.label, daemon=True)
     thread.start()
     return thread
 
 
 class _Delivery:
-    """The deliveries to one target by this process, unless another one makes them."""
+    """Deliveries to one target by this process, unless another process holds the target's lock."""
 
     def __init__(self, settings: Settings, target: NotifySettings) -> None:
         self._settings, self._target = settings, target
         self._file = SentFile(settings.home, target)
         self._failures = 0
 
-    def go_on(self, ended: threading.Event) -> None:
-        """Deliver until the end."""
+    def run_until(self, ended: threading.Event) -> None:
+        """Deliver until `ended` is set."""
         pause_seconds = 0.0
         while not ended.wait(pause_seconds):
-            # Another process, a single run say, may be about to end.
-            with self._alone() as alone:
+            # Lock for each attempt: another process, such as a single run, may release it at any time.
+            with self._locked() as locked:
                 started = time.monotonic()
-                well = not alone or self._deliver()
-            if well:
-                pause_seconds = max(_LOOK_SECONDS, (time.monotonic() - started) / _LOOK_SHARE)
+                succeeded = not locked or self._deliver()
+            if succeeded:
+                pause_seconds = max(_POLL_SECONDS, (time.monotonic() - started) / _POLL_SHARE)
             else:
                 pause_seconds = _pause_seconds(self._failures)
 
-    def try_now(self, ended: threading.Event) -> None:
-        """Deliver what there is, in a few attempts."""
-        with self._alone() as alone:
-            for attempt in range(_ATTEMPTS_ONCE if alone else 0):
+    def run_once(self, ended: threading.Event) -> None:
+        """Deliver all pending events in a few attempts."""
+        with self._locked() as locked:
+            for attempt in range(_ATTEMPTS_ONCE if locked else 0):
                 if ended.wait(_pause_seconds(self._failures) if attempt else 0.0) or self._deliver():
                     return
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[bool]:
-        """Yield whether no other process delivers to the target."""
+    def _locked(self) -> Iterator[bool]:
+        """Yield True while holding the target's lock, or False if another process delivers to it."""
         own_folder(self._file.lock.parent)
         with open_private(self._file.lock) as file:
             yield lock(file)
 
     def _deliver(self) -> bool:
-        """Send what waits; returns whether nothing waits any more."""
+        """Send all pending events; returns False if an attempt failed."""
         sent = self._file.load()
         try:
             if sent is None:
                 self._file.save(sent := all_sent(self._settings))
             before = repr(sent)
-            waiting = self._enough(sent, pending(self._settings, self._target, sent))
-            well = self._send(sent, waiting)
+            waiting = self._apply_min_nodes(sent, pending(self._settings, self._target, sent))
+            succeeded = self._send(sent, waiting)
             if repr(sent) != before:
                 self._file.save(sent)
         except (OSError, SrAssetsError) as error:
             print_warning(f"{self._target.label}: {error}")
             self._failures += 1
             return False
-        return well
+        return succeeded
 
-    def _enough(self, sent: Sent, waiting: list[Event]) -> list[Event]:
-        """Return what is worth a notification; too few nodes are forgotten after a while."""
+    def _apply_min_nodes(self, sent: Sent, waiting: list[Event]) -> list[Event]:
+        """Hold back node events below `min_nodes`, and discard them after the window has passed."""
         nodes = {(event.name, event.node) for event in waiting if event.node is not None}
         if len(nodes) >= self._target.min_nodes:
             return waiting
@@ -153,14 +152,14 @@ class _Delivery:
         return True
 
     def _note_failure(self, sent: Sent, waiting: list[Event], reason: str) -> None:
-        """Say once that a target fails, and give up what waits after a day."""
+        """Warn about the first failure in a row, and discard pending events after a day."""
         now = time.time()
         sent.failing_since = sent.failing_since or now
         self._failures += 1
         if self._failures == 1:
-            print_warning(f"{self._target.label}: {reason}; {len(waiting)} events wait and are sent again")
+            print_warning(f"{self._target.label}: {reason}; {len(waiting)} events are pending and will be retried")
         if now - sent.failing_since > _GIVE_UP_SECONDS:
-            print_warning(f"{self._target.label}: {reason}, for a day: {len(waiting)} events are given up")
+            print_warning(f"{self._target.label}: {reason}, for a day; discarded {len(waiting)} events")
             sent.add(waiting)
             sent.failing_since = None
 

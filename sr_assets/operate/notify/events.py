@@ -1,7 +1,6 @@
-"""Which published events one target has not been sent yet, and the file that remembers it.
+"""Published events that a target has not received yet, and the file that records its progress.
 
-Per stream: all that was detected before a time is done, and of what was detected since then some events by their id. Not here:
-what is said of them (`messages`), sending them (`delivery`).
+Progress per stream is a time, before which all events are done, and the ids of later events that are done.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.private import own_folder, write_private
 from sr_assets.adapters.published.reading import open_fleet
@@ -41,9 +40,9 @@ ORDER BY detected_at, event_time, node
 
 @dataclass(slots=True)
 class Sent:
-    """What a target was sent: by stream (`name/stream`) until when, in unix µs, and ids of events since then.
+    """A target's progress: by stream (`name/stream`) a time in unix µs, and the ids of sent events since then.
 
-    `failing_since` is when attempts began to fail (unix seconds), None while they succeed.
+    `failing_since` is the first failure in a row (unix seconds), or None while attempts succeed.
     """
 
     since: dict[str, int] = field(default_factory=dict)
@@ -51,22 +50,21 @@ class Sent:
     failing_since: float | None = None
 
     def add(self, events: Iterable[Event]) -> None:
-        """Note events as sent, or as not to be sent any more."""
+        """Mark events as done: sent or discarded."""
         for event in events:
             self.ids.setdefault(f"{event.name}/{event.stream}", []).append(event.id)
 
 
 class SentFile:
-    """The file that remembers what a target was sent."""
+    """The file with a target's progress."""
 
     def __init__(self, home: Path, target: NotifySettings) -> None:
-        """Name the target; its name is part of the file's."""
         digest = hashlib.sha256(target.name.encode()).hexdigest()[:16]
         self._file = home / "notify" / f"{digest}.json"
         self.lock = self._file.with_suffix(".lock")
 
     def load(self) -> Sent | None:
-        """Return what was sent; None when nothing is known."""
+        """Return the progress, or None if the file is missing or unreadable."""
         try:
             return Sent(**json.loads(self._file.read_text()))
         except (OSError, ValueError, TypeError):
@@ -75,19 +73,14 @@ class SentFile:
     def save(self, sent: Sent) -> None:
         """Replace the file."""
         own_folder(self._file.parent)
-        known = {"since": sent.since, "ids": sent.ids, "failing_since": sent.failing_since}
-        write_private(self._file, json.dumps(known))
+        write_private(self._file, json.dumps(asdict(sent)))
 
 
 def all_sent(settings: Settings) -> Sent:
-    """Return where a new target begins: after everything that is published so far."""
-    since = _newest(settings)
-    ids: dict[str, list[str]] = {}
-    for event in _published(settings, since):
-        ids.setdefault(f"{event.name}/{event.stream}", []).append(event.id)
-    for event in _failures(settings):
-        ids.setdefault(f"{event.name}/{event.stream}", []).append(event.id)
-    return Sent(since, ids)
+    """Return the progress of a new target: all events published so far count as done."""
+    sent = Sent(_newest(settings))
+    sent.add([*_published(settings, sent.since), *_failures(settings)])
+    return sent
 
 
 def _newest(settings: Settings) -> dict[str, int]:
@@ -99,10 +92,7 @@ def _newest(settings: Settings) -> dict[str, int]:
 
 
 def pending(settings: Settings, target: NotifySettings, sent: Sent) -> list[Event]:
-    """Return the events that a target is to be sent, in the order in which they were detected.
-
-    `sent` forgets the ids that it needs no more.
-    """
+    """Return a target's pending events in the order of detection, and drop ids that `sent` no longer needs."""
     events = [*_published(settings, sent.since), *_failures(settings)]
     waiting: list[Event] = []
     newest = dict(sent.since)
@@ -117,14 +107,14 @@ def pending(settings: Settings, target: NotifySettings, sent: Sent) -> list[Even
 
 
 def _forget(sent: Sent, events: list[Event], open_labels: set[str], newest: dict[str, int]) -> None:
-    """Let all that is done of a stream be one time, with the ids of that time."""
-    kept: dict[str, set[str]] = defaultdict(set)
+    """Advance the time of each stream without pending events, and keep only the ids at that time."""
+    needed: dict[str, set[str]] = defaultdict(set)
     for event in events:
         label = f"{event.name}/{event.stream}"
         if event.node is None or _us(event.detected_at) == newest[label]:
-            kept[label].add(event.id)
+            needed[label].add(event.id)
     for label in (newest.keys() | sent.ids.keys()) - open_labels:
-        sent.ids[label] = [event_id for event_id in sent.ids.get(label, ()) if event_id in kept[label]]
+        sent.ids[label] = [event_id for event_id in sent.ids.get(label, ()) if event_id in needed[label]]
     sent.since |= {label: at for label, at in newest.items() if label not in open_labels}
 
 
@@ -143,9 +133,9 @@ def _published(settings: Settings, since: dict[str, int]) -> list[Event]:
 
 
 def _failures(settings: Settings) -> list[Event]:
-    """Return an event for each stream that fails, the same one as long as the failure lasts.
+    """Return an event for each failing stream; its id stays the same while the failure lasts.
 
-    Its state says so; or, of what stopped whole runs before they could note it, the sensor of failed runs.
+    A stream's failure is in its state. The run failure sensor records failures that stop whole runs before that.
     """
     failures = [
         _run_failure(failure, stream)
@@ -154,15 +144,11 @@ def _failures(settings: Settings) -> list[Event]:
     ]
     for site in settings.sites:
         status = read_status(settings.home / "sites" / site)
-        for stream, known in status.get("streams", {}).items():
-            if known.get("last_error"):
-                failures.append(_failure(site, stream, known))
+        for stream, numbers in status.get("streams", {}).items():
+            if reason := numbers.get("last_error"):
+                since_ns = numbers.get("last_error_since_ns") or 0
+                failures.append(_failed(f"{site}/{stream} {since_ns}", site, stream, since_ns, reason))
     return failures
-
-
-def _failure(site: str, stream: str, known: dict[str, Any]) -> Event:
-    since_ns = known.get("last_error_since_ns") or 0
-    return _failed(f"{site}/{stream} {since_ns}", site, stream, since_ns, known["last_error"])
 
 
 def _run_failure(failure: RunFailure, stream: str) -> Event:

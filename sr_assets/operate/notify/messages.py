@@ -1,7 +1,4 @@
-"""What a notification says: JSON that Slack and the like show, and the text in it.
-
-Not here: which events there are (`events`), sending (`targets`).
-"""
+"""The content of notifications: JSON for webhooks such as Slack's, with a readable `text`."""
 
 from __future__ import annotations
 
@@ -13,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-#: More events at once than this are one message.
+#: More pending events than this become one digest.
 SINGLE: Final = 10
-#: A message has so many events at most.
+#: Most events in one digest.
 _DIGEST: Final = 1_000
 _SHOWN: Final = 10
 _VERBS: Final = {
@@ -28,8 +25,9 @@ _VERBS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something to be notified of. `id` is the same whenever it is sent; a failure has no node and a `reason`,
-    and no stream when it is that of a job that is no site's.
+    """An event to notify about; a repeated message has the same `id`.
+
+    A failure has a `reason` and no node. The failure of a job that belongs to no site has no stream.
     """
 
     id: str
@@ -45,7 +43,7 @@ class Event:
 
     @property
     def text(self) -> str:
-        """One line about it."""
+        """The event as one line."""
         where = f"{self.name}/{self.stream}" if self.stream else self.name
         if self.node is None:
             return f"{where} failed: {self.reason}"
@@ -72,7 +70,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A notification: a subject for mail, the JSON with its `text`, and the events that it tells of."""
+    """A notification: a subject for mail, the JSON with its `text`, and its events."""
 
     subject: str
     body: dict[str, Any]
@@ -80,7 +78,7 @@ class Message:
 
 
 def messages(events: Sequence[Event], *, together: bool) -> list[Message]:
-    """Return the notifications of some events: one each, or, of many or `together`, digests."""
+    """Return one notification per event, or digests if there are many events or they are sent `together`."""
     if not together and len(events) <= SINGLE:
         return [Message(f"sr-assets: {event.text}", {"text": event.text, **event.body}, (event,)) for event in events]
     return [_digest(events[first : first + _DIGEST]) for first in range(0, len(events), _DIGEST)]

@@ -1,7 +1,4 @@
-"""One attempt to send a notification: by HTTP, by a command, by mail. Each ends within seconds.
-
-Not here: what follows from a failure (`delivery`).
-"""
+"""One attempt to send a notification by HTTP, command or mail; each ends within seconds."""
 
 from __future__ import annotations
 
@@ -19,12 +16,12 @@ if TYPE_CHECKING:
     from sr_assets.operate.notify.messages import Message
     from sr_assets.settings import EmailSettings, NotifySettings
 
-#: How long a server may take for an answer, and a command for its work.
+#: Time limit of a server's response and of a command.
 _ANSWER_SECONDS: Final = 10.0
 
 
 class NotSentError(Exception):
-    """A notification was not sent; the text is one line without a secret."""
+    """A failed attempt; the text is one line without a secret."""
 
 
 def send(target: NotifySettings, message: Message) -> None:
@@ -44,26 +41,26 @@ def send(target: NotifySettings, message: Message) -> None:
     except subprocess.TimeoutExpired:
         raise NotSentError(f"did not end within {_ANSWER_SECONDS:.0f} s") from None
     except http.client.HTTPException as error:
-        # Its text is a part of the answer.
-        raise NotSentError(f"answered something that is no HTTP ({type(error).__name__})") from None
+        # The exception's text quotes the response.
+        raise NotSentError(f"the response is not HTTP ({type(error).__name__})") from None
     except (OSError, smtplib.SMTPException, ValueError) as error:
         raise NotSentError(_line(error)) from None
 
 
 def _line(error: object) -> str:
     if isinstance(error, TimeoutError):
-        return f"no answer within {_ANSWER_SECONDS:.0f} s"
+        return f"no response within {_ANSWER_SECONDS:.0f} s"
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted ({error.verify_message})"
+        return f"the certificate is not trusted ({error.verify_message})"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(str(text).split())
 
 
 class _NoRedirection(urllib.request.HTTPRedirectHandler):
-    """Make an error of a redirection: followed, it would be asked by GET, without what is to be said."""
+    """Turns a redirect into an error: urllib would follow it by GET, without the body."""
 
     def redirect_request(self, *_: object) -> None:
-        """Follow none."""
+        """Return None, so that the redirect is not followed."""
 
 
 _OPENER: Final = urllib.request.build_opener(_NoRedirection)
@@ -71,7 +68,7 @@ _OPENER: Final = urllib.request.build_opener(_NoRedirection)
 
 def _post(url: str, message: Message) -> None:
     ids = ",".join(event.id for event in message.events[:1])
-    request = urllib.request.Request(  # noqa: S310  the settings allow http and https alone
+    request = urllib.request.Request(  # noqa: S310  the settings allow only http and https
         url,
         json.dumps(message.body).encode(),
         {"Content-Type": "application/json", "User-Agent": "sr-assets", "Idempotency-Key": ids},
@@ -86,14 +83,14 @@ def _run(command: tuple[str, ...], message: Message) -> None:
         command, input=json.dumps(message.body).encode(), capture_output=True, timeout=_ANSWER_SECONDS, check=False
     )
     if ended.returncode:
-        said = ended.stderr.decode(errors="replace").strip().splitlines()
-        raise NotSentError(f"ended with exit code {ended.returncode}{f': {said[-1]}' if said else ''}")
+        errors = ended.stderr.decode(errors="replace").strip().splitlines()
+        raise NotSentError(f"ended with exit code {ended.returncode}{f': {errors[-1]}' if errors else ''}")
 
 
 def _mail(email: EmailSettings, message: Message) -> None:
     mail = EmailMessage()
     mail["Subject"], mail["From"], mail["To"] = " ".join(message.subject.split()), email.sender, ", ".join(email.to)
-    # A repetition has the same one, by which mail servers and readers know it.
+    # The same for a repeated message, so that mail servers and readers can drop duplicates.
     mail["Message-ID"] = f"<{message.events[0].id}.{len(message.events)}@sr-assets>"
     ids = "\n".join(event.id for event in message.events)
     mail.set_content(f"{message.body['text']}\n\nevent ids:\n{ids}\n")
@@ -107,7 +104,7 @@ def _mail(email: EmailSettings, message: Message) -> None:
 
 def _mail_server(email: EmailSettings) -> smtplib.SMTP:
     if email.tls == "tls":
-        # Without a context of ours nothing would be verified.
+        # smtplib's default context verifies no certificate.
         verified = ssl.create_default_context()
         return smtplib.SMTP_SSL(email.host, email.port, timeout=_ANSWER_SECONDS, context=verified)
     return smtplib.SMTP(email.host, email.port, timeout=_ANSWER_SECONDS)

@@ -1,7 +1,6 @@
 """The status page as text and as a file.
 
-Every text that comes from outside is escaped by the template, and cut off when it is too long to be a name. Not here: what is
-asked of the tables (`adapters.published.status_queries`), who gets the page (`serving`).
+The template escapes every text from outside; texts too long for a name are truncated.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ if TYPE_CHECKING:
 
     from sr_assets.settings import Settings
 
-#: How many rows a section shows.
+#: Most rows in a section.
 _MOST_ROWS: Final = 100
-#: A longer name or error is cut off.
+#: Longer names and errors are truncated.
 _LONGEST_TEXT: Final = 160
-#: The chart's size; it is stretched to the width of the page.
+#: The chart's coordinates; the browser stretches it to the width of the page.
 _CHART_WIDTH, _CHART_HEIGHT = 960, 100
-#: Tables that are older are marked: sites that are busy publish every few seconds, others with each run.
+#: Older tables get a warning: busy sites publish every few seconds, others after each run.
 _OLD: Final = timedelta(hours=1)
 
 
 def render_page(settings: Settings, refresh_seconds: int | None = None) -> str:
-    """Return the page; a browser is to ask for it again after a while. Raises RunError when nothing is published yet."""
+    """Return the page; browsers reload it after `refresh_seconds`. Raises RunError if nothing is published yet."""
     return _template().render(
         replicator=settings.replicator,
         now=datetime.now(UTC),
@@ -44,7 +43,7 @@ def render_page(settings: Settings, refresh_seconds: int | None = None) -> str:
 
 
 def render_problem(settings: Settings, refresh_seconds: int | None = None) -> str:
-    """Return the page, or one that says why there is none yet."""
+    """Return the page, or one with the reason why there is none yet."""
     try:
         return render_page(settings, refresh_seconds)
     except SrAssetsError as error:
@@ -54,9 +53,9 @@ def render_problem(settings: Settings, refresh_seconds: int | None = None) -> st
 
 
 def write_page(settings: Settings, file: Path) -> None:
-    """Write the page to a file, atomically, with the permissions of the published tables; one that exists is replaced.
+    """Replace a file by the page, atomically, with the permissions of the published tables.
 
-    Raises RunError when nothing is published yet or the file cannot be written.
+    Raises RunError if nothing is published yet or the file cannot be written.
     """
     page, draft = render_page(settings), None
     try:
@@ -71,7 +70,7 @@ def write_page(settings: Settings, file: Path) -> None:
         if draft is not None:
             draft.unlink(missing_ok=True)
         raise RunError(
-            f"{file} cannot be written: {error.strerror}; name a file in a folder that exists and is yours"
+            f"{file}: cannot be written: {error.strerror}; choose a file in an existing folder of yours"
         ) from None
 
 
@@ -85,7 +84,7 @@ def _template(name: str = "status.html") -> Template:
 
 
 def _shown(published: Status) -> dict[str, Any]:
-    """Return what the template is given."""
+    """Return the template's variables."""
     sites = published.sites
     totals = {column: sum(site[column] for site in sites) for column in ("up", "timeout", "retired", "new_24h")}
     blind = [site for site in sites if site["observer"] == "blind"]
@@ -103,11 +102,11 @@ def _shown(published: Status) -> dict[str, Any]:
 
 
 def _chart(name: str, published: Status, column: int) -> dict[str, Any]:
-    """Return a line in steps, and the area below it, of one number of the chart."""
+    """Return the paths of a step line and the area below it, for one column of the hourly counts."""
     values = [counted[column] for counted in published.chart]
     top = max(*values, 1)
     width = _CHART_WIDTH / len(values)
-    # A line of two pixels is not cut off at the top.
+    # Leave room for the line's width of two pixels at the top.
     heights = [_CHART_HEIGHT - 2 - value / top * (_CHART_HEIGHT - 4) for value in values]
     steps = " ".join(f"V{height:.1f}H{(index + 1) * width:.1f}" for index, height in enumerate(heights))
     line = f"M0 {heights[0]:.1f}{steps}"
@@ -122,7 +121,7 @@ def _chart(name: str, published: Status, column: int) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """Return a text from outside in the length of a name, without what is not to be seen."""
+    """Return a text from outside, truncated, with unprintable characters replaced."""
     shown = "".join(
         letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(value)[: _LONGEST_TEXT + 1]
     )
@@ -130,7 +129,7 @@ def _text(value: Any) -> str:
 
 
 def _moment(at: datetime, today: datetime | None = None) -> str:
-    """Return a time in UTC: the time of day when it is of the same day as `today`, else with its date."""
+    """Return a time in UTC, without its date if that is `today`'s."""
     utc = at.astimezone(UTC)
     if today is None:
         return f"{utc:%Y-%m-%d %H:%M}"

@@ -1,7 +1,6 @@
-"""Who is shown the status page beside the metrics, and how often it is made anew.
+"""Access to the status page next to the metrics, and its cache.
 
-Unlike metrics it has the names of nodes: whoever may not read the published tables is not shown it. Not here: the HTTP server
-(`operate.metrics.serving`).
+Unlike metrics, the page contains names of nodes: only users who may read the published tables may see it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
     from sr_assets.settings import Settings
 
-#: Where the page is.
 PAGE_PATHS: Final = ("/", "/status")
 PAGE_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
@@ -28,26 +26,25 @@ PAGE_HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
 }
 _REFRESH_SECONDS: Final = 30
-#: The page is made anew at most so often; making it takes at most this share of a core.
+#: The shortest time between two renderings, and the share of a core that they may take.
 _KEEP_SECONDS: Final = 5.0
 _SHARE: Final = 0.05
 _OTHERS_MAY_READ: Final = 0o004
 _PRIVATE: Final = (
-    "the published tables are private, so only their owner is shown this page; published_mode 0644 shows it to others"
+    "this page is for the owner of the published tables only; set published_mode: 0644 to show it to other users"
 )
 
 
 class PagePublisher:
-    """The page of a home for many who ask at once."""
+    """The cached status page of a home, shared by concurrent requests."""
 
     def __init__(self, settings: Settings) -> None:
-        """Take the configuration."""
         self._settings = settings
         self._guard = threading.Lock()
         self._page, self._until = "", 0.0
 
     def page(self) -> str:
-        """Return the page, made some seconds ago at most."""
+        """Return the page, at most a few seconds old."""
         with self._guard:
             began = time.monotonic()
             if began >= self._until:
@@ -59,10 +56,10 @@ class PagePublisher:
     def refusal(
         self, headers: Iterable[tuple[str, str]], client: tuple[str, int], server: tuple[str, int]
     ) -> str | None:
-        """Return why a client is not shown the page; None when it is.
+        """Return why a client may not see the page, or None if it may.
 
-        Tables that everybody may read are shown to everybody; others to their owner, on this machine, and to no page of
-        another site.
+        World-readable tables may be seen by everyone. Others only by their owner on this machine, and not in cross-site
+        requests.
         """
         if self._settings.published_mode & _OTHERS_MAY_READ:
             return None
