@@ -1,59 +1,59 @@
-# Everything runs from .venv, made on first use from any Python >= 3.11 (PYTHON=… to choose one).
+# Everything runs from .venv, created on first use from any Python >= 3.11 (PYTHON=… selects one).
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 READY := .venv/ready
-# Most tests wait for servers and Spark, so three processes keep two cores busy. A file's tests share what they started.
+# Most tests wait for servers and Spark, so three processes keep two cores busy. Tests of one file share servers.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-demo: $(READY) ## two sites and a centre on this machine, with the Dagster UI; ARGS='--nodes 500'
+demo: $(READY) ## run two sites and a centre on this machine, with the Dagster UI; ARGS='--nodes 500'
 	$(BIN)/sr-assets demo $(ARGS)
 
-test-fast: $(READY) ## the tests that start no server, no Spark and no other process; ARGS='-k settings'
+test-fast: $(READY) ## run the tests that start no server, no Spark and no other process; ARGS='-k settings'
 	$(PYTEST) -m 'not process' $(ARGS)
 
-properties: $(READY) ## search for examples that break a property, for some minutes; ARGS='-k senders'
+properties: $(READY) ## search a few minutes for examples that break a property; ARGS='-k senders'
 	$(PYTEST) -m 'hypothesis and not process' --hypothesis-profile=search --timeout 0 $(ARGS)
 
-coverage: $(READY) ## the fast tests, and a floor of what they cover; ARGS='--cov-report=term-missing:skip-covered'
+coverage: $(READY) ## run the fast tests and require a minimum coverage; ARGS='--cov-report=term-missing:skip-covered'
 	$(PYTEST) -m 'not process' --cov --cov-report= $(ARGS)
 
-test: $(READY) ## the test suite without the faults; ARGS='-k tracking'
+test: $(READY) ## run all tests except the fault tests; ARGS='-k tracking'
 	$(PYTEST) --ignore=sr_assets_tests/faults $(ARGS)
 
-test-faults: $(READY) ## kill, stop and starve runs, workers and servers, and compare what is left; ARGS='-k outbox'
+test-faults: $(READY) ## kill, suspend and starve runs, workers and servers, and check the data; ARGS='-k outbox'
 	$(PYTEST) sr_assets_tests/faults $(ARGS)
 
-check: fmt-check lint types coverage ## what CI runs: format, lint, types, the fast tests' coverage, then all tests in one go
+check: fmt-check lint types coverage ## run everything that CI runs: format, lint, types, coverage of the fast tests, all tests
 	$(PYTEST)
 
-bench: $(READY) ## the figures of this machine, as a table and JSON
+bench: $(READY) ## measure this machine; prints a table and JSON
 	$(BIN)/python -m sr_assets_bench $(ARGS)
 
-soak: $(READY) ## random kills, then source and target are compared; SECONDS=300 SEED=7 ARGS=--json
+soak: $(READY) ## kill at random, then compare source and target; SECONDS=300 SEED=7 ARGS=--json
 	$(BIN)/python -m sr_assets_tests.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 dev: export DAGSTER_HOME ?= $(CURDIR)/.sr_assets/dagster
-dev: $(READY) ## dagster dev for the configuration named by SR_ASSETS_CONFIG
+dev: $(READY) ## run dagster dev with the configuration in SR_ASSETS_CONFIG
 	mkdir -p "$$DAGSTER_HOME" && { test -e "$$DAGSTER_HOME/dagster.yaml" || cp dagster.yaml "$$DAGSTER_HOME"; } && $(BIN)/dagster dev -w workspace.yaml $(ARGS)
 
-fmt: $(READY) ## format the code, and apply the fixes that ruff knows
+fmt: $(READY) ## format the code and apply ruff's fixes
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
 fmt-check: $(READY)
 	$(BIN)/ruff format --check .
 
-lint: $(READY) ## ruff
+lint: $(READY) ## run ruff
 	$(BIN)/ruff check .
 
-types: $(READY) ## mypy --strict on the package and the tests
+types: $(READY) ## run mypy --strict on package, benchmark and tests
 	$(BIN)/mypy
 
-help: ## this list
+help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.* ## /\1\t/p' Makefile
 
 $(READY): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 with venv found: install one, or name it with PYTHON=/path/to/python3"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 with venv found: install one, or set PYTHON=/path/to/python3"; exit 1; }
 	@$(BIN)/python -c 'import pip' 2>/dev/null || "$(PYTHON)" -m venv --clear .venv
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[ui,embedded,charts,postgres]' --group dev

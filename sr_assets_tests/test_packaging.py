@@ -63,17 +63,17 @@ def test_dagster_accepts_the_instance_settings(tmp_path: Path) -> None:
         assert queue.max_concurrent_runs == -1
 
 
-def test_the_constraints_are_exact_versions_and_nothing_else() -> None:
+def test_constraints_are_exact_versions() -> None:
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         assert re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line), line
 
 
-def test_the_workspace_loads_the_definitions_module() -> None:
+def test_workspace_loads_the_definitions_module() -> None:
     workspace = yaml.safe_load((ROOT / "workspace.yaml").read_text())
     assert workspace == {"load_from": [{"python_module": "sr_assets.definitions"}]}
 
 
-def test_the_demo_configuration_is_accepted() -> None:
+def test_demo_configuration_is_valid() -> None:
     urls = {
         f"SR_DEMO_{site}_URL": f"nats://127.0.0.1:{port}" for port, site in enumerate(("LONDON", "PARIS", "CENTRE"), 1)
     }

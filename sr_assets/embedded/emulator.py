@@ -1,7 +1,4 @@
-"""An emulated fleet over real NATS: the publications of a plan, each sent until it is acknowledged.
-
-Not here: who publishes what and when (`fleet_plan`), servers (`nats_server`), streams.
-"""
+"""An emulated fleet that publishes a plan over real NATS, each message until the server acknowledges it."""
 
 import asyncio
 import math
@@ -24,16 +21,16 @@ from sr_assets.embedded.fleet_plan import FleetPlan, PlannedMessage
 
 _WINDOW_MESSAGES = 256
 _ACK_SECONDS = 5.0
-_POLL_SECONDS = 0.1  # how late `stop` is noticed
+_POLL_SECONDS = 0.1  # the longest delay of `stop`
 
 
 class Fleet:
     """Publishes a plan to a JetStream subject (`%s` becomes the sender), each message until it is acknowledged.
 
-    `run()` publishes from this thread, `start()` from one of its own; both end after `for_seconds` of the plan or when
-    `stop()` is called, with everything sent acknowledged. `paced=False` ignores the clock and publishes as fast as the
-    server acknowledges. Raises RunError when no server answers, the login or the permission is refused, or no stream takes
-    the subject.
+    `run()` publishes from this thread, `start()` from a new one. Both end after `for_seconds` of the plan or after
+    `stop()`, when all sent messages are acknowledged. `paced=False` ignores the clock and publishes as fast as the
+    server acknowledges. Raises RunError if no server responds, if it refuses the login or the permission, or if no
+    stream takes the subject.
     """
 
     def __init__(
@@ -69,7 +66,7 @@ class Fleet:
         return self
 
     def stop(self) -> None:
-        """End the fleet and wait for it; calling again is harmless."""
+        """Stop the fleet and wait for its end; repeated calls are harmless."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -99,10 +96,10 @@ class Fleet:
         finally:
             await client.close()
         if self._refused is not None:
-            raise RunError(f"no fleet at {self._cluster.label}: {self._refused}; give the user that permission")
+            raise RunError(f"no fleet at {self._cluster.label}: {self._refused}; grant the user that permission")
 
     def _probe(self) -> None:
-        """Connect once: later a server that is away is waited for. Raises RunError when nobody could publish there."""
+        """Connect once without retries, unlike later; raises RunError if publishing is impossible."""
         subject = self._subject.replace("%s", self.plan.sender(0))
         try:
             with Cluster(self._cluster, "sr-assets emulate") as cluster:
@@ -115,7 +112,7 @@ class Fleet:
             raise RunError(f"no stream at {self._cluster.label} takes {subject}; create one that does")
 
     async def _connect(self) -> Client:
-        """Connect, and again for as long as it takes."""
+        """Connect, with endless reconnects."""
         servers = [f"nats://{server}" for server in self._cluster.servers]
         options = secure_options(self._cluster)
         try:
@@ -126,7 +123,7 @@ class Fleet:
             raise RunError(f"no fleet at {self._cluster.label}: {error_text(error)}") from None
 
     async def _note_error(self, error: Exception) -> None:
-        """Stop when a publish is not permitted; any other failed publish is raised where it is awaited."""
+        """Stop if publishing is not permitted; other failures are raised where the publish is awaited."""
         if "permissions violation for publish" in str(error).lower():
             self._refused = error_text(error)
             self._stop.set()
@@ -141,14 +138,14 @@ class Fleet:
                 tasks.create_task(self._publish(stream, publication, window))
 
     async def _due(self, at: float) -> bool:
-        """Wait until the time `at`; False when the fleet was stopped meanwhile."""
+        """Wait until the time `at`; return False if the fleet was stopped."""
         # Short sleeps, because `stop` is called from another thread.
         while self._paced and not self._stop.is_set() and (left := at - time.monotonic()) > 0:  # noqa: ASYNC110
             await asyncio.sleep(min(left, _POLL_SECONDS))
         return not self._stop.is_set()
 
     async def _publish(self, stream: JetStreamContext, publication: PlannedMessage, window: asyncio.Semaphore) -> None:
-        """Publish until acknowledged or stopped; a repeat may store the message twice, as a node's own repeat would."""
+        """Publish until acknowledged or stopped; like a node's own, a repetition may store the message twice."""
         subject = self._subject.replace("%s", publication.sender)
         try:
             while True:

@@ -1,7 +1,6 @@
-"""Which node of an emulated fleet publishes what and when: nodes appear, go silent, come back and retire.
+"""The plan of an emulated fleet: nodes appear, fall silent, come back and retire.
 
-Pure: the same plan has the same publications. Not here: publishing them (`emulator`), the inside of a message
-(`inventory`).
+The same plan always yields the same publications.
 """
 
 import math
@@ -15,16 +14,16 @@ from sr_assets.embedded.inventory import Bulk, bulks, registration_message
 
 _ROLES = ("web", "app", "sql", "mem", "log")
 _PACKAGES = 20  # of a node that does not grow
-_GROWTH_PACKAGES = 15  # a growing node's list grows by this much each round, about 200 bytes …
-_GROWTH_ROUNDS = 25  # … and is cut back after so many rounds
+_GROWTH_PACKAGES = 15  # added to a growing node's list each round, about 200 bytes …
+_GROWTH_ROUNDS = 25  # … until it is reset after this number of rounds
 
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """How much a fleet changes: the share of nodes that come and go, and how long they are silent between two messages.
+    """The share of nodes that come and go, and their time of silence between two messages.
 
-    The short silence should lie between the tracker's warning and its interval (timeout, recover), the long one beyond
-    the interval (timeout, expire, then new again). Both are rounded up to whole rounds of the fleet, two at least.
+    The short silence should be between the tracker's warning and its interval (timeout, recover), the long one above
+    the interval (timeout, expire, then new again). Both are rounded up to whole rounds of the fleet, at least two.
     """
 
     share: float
@@ -34,7 +33,7 @@ class Churn:
 
 @dataclass(frozen=True, slots=True)
 class PlannedMessage:
-    """What one node publishes, `at_seconds` after the fleet began."""
+    """One node's message, published `at_seconds` after the fleet's start."""
 
     at_seconds: float
     sender: str
@@ -43,7 +42,7 @@ class PlannedMessage:
 
 @dataclass(frozen=True, slots=True)
 class _Schedule:
-    """The rounds in which a node publishes: from `first` on `on` rounds, then `off` silent ones, and so on; 0 off: all."""
+    """The rounds in which a node publishes: from `first`, alternately `on` rounds and `off` silent ones; 0 off: all."""
 
     first: int = 0
     on: int = 1
@@ -68,11 +67,11 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """The publications of a fleet: each node publishes once per round of `interval_seconds`, at its own moment in it.
+    """The publications of a fleet: each node publishes once per round of `interval_seconds`, at a fixed offset.
 
-    Of the changing nodes a quarter each appears late, is silent for a short time (again and again), is silent for a long
-    time (again and again), stops for good. One node in ten grows its inventory. `payload_bytes` is the typical size: the
-    smallest nodes send a third of it, the largest 3.5 times as much.
+    A quarter each of the changing nodes appears late, has repeated short silences, has repeated long silences, and stops
+    forever. One node in ten has a growing inventory. `payload_bytes` is the typical size; the smallest nodes send a
+    third of it, the largest 3.5 times as much.
     """
 
     nodes: int
@@ -98,7 +97,7 @@ class FleetPlan:
         return f"{_ROLES[number % len(_ROLES)]}{number // len(_ROLES) + 1}.{self.domain}"
 
     def events(self, epoch_seconds: float = 0.0) -> Iterator[PlannedMessage]:
-        """Yield the publications in order of time, without end; the messages are dated from `epoch_seconds` on."""
+        """Yield the publications endlessly in order of time; the fleet starts at `epoch_seconds`."""
         nodes = self._nodes_in_order()
         for round_ in count():
             for node in nodes:
@@ -126,7 +125,7 @@ class FleetPlan:
         return sorted(nodes, key=lambda node: node.phase_seconds)
 
     def _schedules(self, generator: random.Random) -> list[_Schedule]:
-        """Return each node's schedule: every round, and the four that change for random nodes (at least one each)."""
+        """Return each node's schedule: every round, or one of four for randomly chosen nodes (at least one each)."""
         schedules = [_Schedule()] * self.nodes
         if not self.churn or self.churn.share <= 0:
             return schedules

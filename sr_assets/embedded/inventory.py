@@ -1,8 +1,7 @@
 """The message of an emulated node: Choria's registration with an inventory of realistic shape and size.
 
-Compression is the most expensive part of such a message, so the bulk of an inventory is compressed once and shared; what
-differs by node goes in front of it as a stored deflate block. The result is one ordinary gzip member, for about 20 µs a
-message. Not here: which node publishes when (`fleet_plan`), reading such messages (`domain.registration`).
+Compression dominates the cost of such a message, so nodes share the compressed bulk of an inventory; the node's own part
+precedes it as a stored deflate block. The result is one ordinary gzip member, made in about 20 µs.
 """
 
 import base64
@@ -19,7 +18,7 @@ from sr_assets.domain.registration import INVENTORY_PROTOCOL
 
 _ADAPTER_PROTOCOL = "choria:adapters:choria_streams:output:1"
 
-# Sizes relative to the typical one, and how many of 100 nodes have it: 7 KB typical makes 2 to 25 KB.
+# Sizes relative to the typical one, with their frequency in percent: typical 7 KB means 2 to 25 KB.
 _SIZES = {0.35: 5, 0.6: 12, 0.85: 20, 1.0: 25, 1.15: 18, 1.5: 12, 2.2: 6, 3.5: 2}
 _VARIANTS = 4
 _ENVELOPE_BYTES = 1200  # the message around the shared bulk
@@ -48,11 +47,11 @@ def bulks(typical_bytes: int, seed: int) -> tuple[list[Bulk], list[int]]:
 
 
 def _bulk(generator: random.Random, message_bytes: float) -> Bulk:
-    """Collect facts until the compressed text fills its share of a message (base64 takes 4 bytes for 3)."""
+    """Collect facts until the compressed text fills its share of a message (base64 needs 4 bytes for 3)."""
     wanted_bytes = (message_bytes - _ENVELOPE_BYTES) * 3 / 4
     facts, text, deflated = _facts(generator), b"", b""
     while not text or len(deflated) < wanted_bytes:
-        # Compressed in one piece, as a node does it: flushed after each fact it would take three times as long to unpack.
+        # Compress in one piece, as nodes do: with a flush after each fact, unpacking would take three times as long.
         text += b"".join(islice(facts, max(1, int(wanted_bytes - len(deflated)) // _FACT_BYTES)))
         compressor = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
         deflated = compressor.compress(text + _END) + compressor.flush()
@@ -60,7 +59,7 @@ def _bulk(generator: random.Random, message_bytes: float) -> Bulk:
 
 
 def _facts(generator: random.Random) -> Iterator[bytes]:
-    """Yield facts without end: disks, interfaces and keys, about 300 bytes of JSON each, with a comma after each."""
+    """Yield facts endlessly: disks, interfaces and keys, about 300 bytes of JSON each, with a comma after each."""
     number = 0
     while True:
         facts = {
@@ -77,10 +76,10 @@ def _facts(generator: random.Random) -> Iterator[bytes]:
 
 
 def registration_message(sender: str, bulk: Bulk, packages: int, epoch_seconds: int, seed: int) -> bytes:
-    """Return the adapter's JSON as it stands in the stream: same arguments, same bytes.
+    """Return the adapter's JSON as stored in the stream; deterministic.
 
-    `packages` is how many installed packages the inventory lists (about 13 bytes of message each), `epoch_seconds` the
-    time it claims to be sent. A `sender` is a host name, which JSON takes without escapes.
+    `packages` is the number of packages in the inventory (about 13 bytes of message each), `epoch_seconds` the stated
+    time of sending. A `sender` is a host name, which needs no escapes in JSON.
     """
     head = (
         f'{{"agents":[{{"name":"rpcutil","version":"0.30.2","license":"Apache-2.0","timeout":2,"url":"https://choria.io/"}}],'

@@ -1,7 +1,4 @@
-"""The packaged nats-server on loopback: start, stop, kill, start again on the same port.
-
-Here: the process and its files. Not here: streams, data, clusters of servers, when one is started (`demo`, `bench`).
-"""
+"""A nats-server process on loopback: start, stop, kill, restart on the same port."""
 
 import contextlib
 import importlib.metadata
@@ -42,7 +39,7 @@ def find_nats_server() -> Path:
 
 
 def free_port() -> int:
-    """Return a port that nobody has now, for a listener whose port others have to know before it is started."""
+    """Return an unused port, for a listener whose port other processes must know before its start."""
     with socket.socket() as free:
         free.bind((HOST, 0))
         port: int = free.getsockname()[1]
@@ -50,11 +47,11 @@ def free_port() -> int:
 
 
 class NatsServer:
-    """One nats-server process whose configuration, log and JetStream store live under `home`.
+    """One nats-server process with its configuration, log and JetStream store in `home`.
 
-    A port of 0 lets the server choose a free one, which a later `start()` takes again. `domain` is its JetStream domain.
-    `config` is appended to the server's own configuration text (accounts, limits, leafnodes). Stored messages survive
-    `stop()`, `kill()` and this object.
+    With port 0 the server chooses a free port, which later starts reuse. `domain` is its JetStream domain. `config` is
+    appended to the generated configuration (accounts, limits, leafnodes). Stored messages survive `stop()`, `kill()`
+    and this object.
     """
 
     def __init__(
@@ -89,25 +86,25 @@ class NatsServer:
 
     @property
     def log_file(self) -> Path:
-        """The server's log, of all its starts."""
+        """The server's log, from all its starts."""
         return self.home / "server.log"
 
     @property
     def pid(self) -> int:
-        """The process id; raises RunError when the server is not running."""
+        """The process id; raises RunError if the server is not running."""
         if self._process is None:
             raise RunError(f"NATS server {self.name} is not running")
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Whether the process exists (a suspended process counts)."""
+        """Whether the process exists, running or suspended."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> Self:
-        """Start the server and return when it accepts connections; does nothing when it is running.
+        """Start the server, unless it is running, and wait until it accepts connections.
 
-        Raises RunError with the server's last line when it gives up or is not ready within 30 s.
+        Raises RunError with the server's last line if it ends or is not ready within 30 s.
         """
         if self.running:
             return self
@@ -117,7 +114,7 @@ class NatsServer:
         configuration = self.home / "server.conf"
         configuration.write_text(self._configuration(), encoding="utf-8")
         with self.log_file.open("ab") as log:
-            # A session of its own: Ctrl-C in a terminal reaches its owner only, who stops it in order.
+            # A new session: Ctrl-C in a terminal reaches only the parent, which stops the server properly.
             self._process = subprocess.Popen(
                 [str(self._binary or find_nats_server()), "-c", str(configuration), "--ports_file_dir", str(self.home)],
                 stdin=subprocess.DEVNULL,
@@ -133,7 +130,7 @@ class NatsServer:
         return self
 
     def stop(self) -> None:
-        """Ask the server to shut down and wait; after 10 s it is killed."""
+        """Shut the server down and wait; kill it after 10 s."""
         if self._process is None:
             return
         self._process.terminate()
@@ -144,7 +141,7 @@ class NatsServer:
         self._process = None
 
     def kill(self) -> None:
-        """End the process at once (SIGKILL), as a crash would."""
+        """End the process by SIGKILL, like a crash."""
         if self._process is None:
             return
         self._process.kill()
@@ -174,7 +171,7 @@ class NatsServer:
             if process.poll() is not None:
                 raise RunError(f"NATS server {self.name} did not start: {self._last_line()}")
             for file in self.home.glob(f"*_{process.pid}.ports"):
-                # The file may be seen before it is complete.
+                # The file may be incomplete at first.
                 with contextlib.suppress(ValueError, KeyError, IndexError):
                     return int(json.loads(file.read_text())["nats"][0].rsplit(":", 1)[1])
             time.sleep(0.01)
@@ -183,4 +180,4 @@ class NatsServer:
     def _last_line(self) -> str:
         lines = self.log_file.read_text(encoding="utf-8", errors="replace").split("\n")
         written = [line.strip() for line in lines if line.strip()]
-        return written[-1] if written else f"nothing in {self.log_file}"
+        return written[-1] if written else f"{self.log_file} is empty"

@@ -53,7 +53,7 @@ def rates(figures: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("direct", (True, False))
-def test_a_copy_is_measured_beside_a_mirror_and_one_at_a_time(bench: Bench, *, direct: bool) -> None:
+def test_copy_is_compared_with_mirror_and_one_at_a_time(bench: Bench, *, direct: bool) -> None:
     figures = measure_copy(bench, 512, 300, direct=direct)
     assert len(rates(figures)) == 3
     assert all(rate > 0 for rate in rates(figures))
@@ -62,46 +62,46 @@ def test_a_copy_is_measured_beside_a_mirror_and_one_at_a_time(bench: Bench, *, d
 
 @pytest.mark.timeout(300)
 @pytest.mark.process
-def test_a_cluster_is_measured_beside_the_local_engine() -> None:
+def test_cluster_is_compared_with_the_local_engine() -> None:
     done = subprocess.run([sys.executable, "-c", _ON_A_CLUSTER], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len([rate for rate in rates(json.loads(done.stdout)) if rate > 0]) == 4
 
 
-def test_native_links_and_ours_are_measured_through_a_leafnode_and_a_report_of_many_streams(bench: Bench) -> None:
+def test_links_and_report_are_measured(bench: Bench) -> None:
     figures = measure_links(bench, 300)
     assert len([rate for rate in rates(figures) if rate > 0]) == 3
     report = measure_report(bench, 2, 8)
     assert (report["streams"], report["links"]) == (8, 4)
 
 
-def test_workers_are_measured_beside_one_another(bench: Bench) -> None:
+def test_one_worker_is_compared_with_two(bench: Bench) -> None:
     assert len([rate for rate in rates(measure_workers(bench, 1_000, 200)) if rate > 0]) == 2
 
 
-def test_of_a_known_fleet_one_message_in_ten_is_due(bench: Bench) -> None:
+def test_one_message_in_ten_of_a_tracked_fleet_is_copied(bench: Bench) -> None:
     figures = sampling.measure_sampled(bench, 300, 200, 1_000)
     assert figures["copied_share"] == 0.1
     assert all(rate > 0 for rate in rates(figures))
 
 
-def test_a_fleet_sampled_by_subject(bench: Bench) -> None:
+def test_sampling_by_subject_is_measured(bench: Bench) -> None:
     figures = sampling.measure_unread(bench, 30, 10, rounds=1)
     assert len(rates(figures)) == 6
     assert all(rate > 0 for rate in rates(figures))
 
 
-def test_a_backlog_is_measured_beside_a_tenth_of_it(bench: Bench) -> None:
+def test_backlog_is_compared_with_a_tenth_of_it(bench: Bench) -> None:
     figures = sampling.measure_backlog(bench, 1_000, 50)
     assert (figures["short_messages"], figures["long_messages"]) == (100, 1_000)
     assert all(rate > 0 for rate in rates(figures))
 
 
-def test_nodes_are_known_before_a_run_is_measured(bench: Bench) -> None:
+def test_run_with_tracked_nodes_is_measured(bench: Bench) -> None:
     assert sampling.measure_tracked(bench, 3_000)["run_seconds"] > 0
 
 
-def test_a_fleet_falls_silent_and_is_announced(bench: Bench) -> None:
+def test_silent_fleet_is_published(bench: Bench) -> None:
     figures = silence.measure_silence(bench, 300)
     assert figures["timeouts"] == figures["advisories"] == 300
     assert figures["quiet_peak_mib"] > 50
@@ -111,21 +111,21 @@ def test_idle_streams_request_no_run(bench: Bench) -> None:
     assert waiting.measure_quiet(bench, 2)["cpu_seconds_per_hour"] > 0
 
 
-def test_many_small_files_of_the_history_become_one_and_a_node_is_found(bench: Bench) -> None:
+def test_history_compaction_and_lookup_are_measured(bench: Bench) -> None:
     figures = measure_history(bench, 90, 50)
     assert (figures["rows"], figures["row_groups"]) == (9_000, 1)
     assert 1 < figures["rewritten_times"] <= 3
     assert figures["newest_ms"] > 0 < figures["history_ms"]
 
 
-def test_a_trickle_is_measured_while_a_run_follows_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trickle_is_measured_under_follow(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "PROBES", 1)
     figures = measure_trickle(bench, 5, warm_seconds=2, seconds=3)
     assert figures["percent_of_a_core"] > 0
     assert figures["queryable_p50"] >= figures["target_p50"] > 0
 
 
-def test_transitions_are_announced_with_and_without_the_target(
+def test_transitions_are_measured_with_target_up_and_down(
     engine_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outage, "PROBES", 1)
@@ -137,13 +137,13 @@ def test_transitions_are_announced_with_and_without_the_target(
     assert figures["target_up_p50"] > 0 < figures["target_down_p50"]
 
 
-def test_a_queue_is_measured_beside_a_tenth_of_it(bench: Bench) -> None:
+def test_copy_queue_is_compared_with_a_tenth_of_it(bench: Bench) -> None:
     figures = outage.measure_queue(bench, 1_000)
     assert (figures["short_messages"], figures["long_messages"]) == (100, 1_000)
     assert all(rate > 0 for rate in rates(figures))
 
 
-def test_a_publication_is_measured_beside_others_and_at_a_centre(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publication_is_measured_at_sites_and_a_centre(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publication, "_OTHERS", {"alone": 0, "beside_10": 1, "beside_100": 2})
     monkeypatch.setattr(publication, "_ROUNDS", 1)
     figures = publication.measure_publication(bench, 150)
@@ -152,19 +152,19 @@ def test_a_publication_is_measured_beside_others_and_at_a_centre(bench: Bench, m
     assert 0 < figures["centre_written_kib"] < 100
 
 
-def test_a_month_of_availability_is_what_sql_says_too(bench: Bench) -> None:
+def test_availability_of_a_month_equals_sql(bench: Bench) -> None:
     figures = daily.measure_availability(bench, 40)
     assert (figures["rows"], figures["transitions"], figures["differing_rows"]) == (1_200, 1_200, 0)
 
 
-def test_a_week_of_inventory_is_what_sql_says_too(bench: Bench) -> None:
+def test_inventory_of_a_week_equals_sql(bench: Bench) -> None:
     figures = daily.measure_inventory(bench, 40)
     assert figures["messages"] > 40 * 7
     assert figures["rows"] > 7 * 10
     assert figures["differing_rows"] == 0
 
 
-def test_a_feed_is_folded_and_queried(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_is_folded_and_queried(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "_PROBES", 2)
     monkeypatch.setattr(feeds, "_WARM_NODES", 100)
     figures = feeds.measure_feeds(bench, 400)
@@ -172,7 +172,7 @@ def test_a_feed_is_folded_and_queried(bench: Bench, monkeypatch: pytest.MonkeyPa
     assert figures["nodes_global_seconds"] > 0
 
 
-def test_a_scrape_is_measured_at_rest_and_while_every_site_works(bench: Bench) -> None:
+def test_scrape_is_measured_idle_and_busy(bench: Bench) -> None:
     figures = measure_scrape(bench, 2)
     assert figures["streams"] == 20
     assert 0 < figures["quiet_seconds"] <= figures["quiet_max_seconds"]
@@ -180,14 +180,14 @@ def test_a_scrape_is_measured_at_rest_and_while_every_site_works(bench: Bench) -
     assert figures["samples"] > 20 * 20
 
 
-def test_definitions_are_measured_for_a_few_sites_and_for_many(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_definitions_are_measured_for_few_and_many_sites(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(definitions, "SITES", (4, 5, 8))
     figures = definitions.measure_definitions(bench)
     assert figures["snapshot_mb_8"] < figures["snapshot_with_jobs_mb_8"]
     assert figures["load_seconds_8"] > 0
 
 
-def test_dagsters_files_are_measured_with_many_runs_and_after_the_nightly_job(bench: Bench) -> None:
+def test_dagster_storage_is_measured_after_the_nightly_job(bench: Bench) -> None:
     figures = disk.measure_disk(bench, 20)
     # They are younger than a week; with the real run, and the nightly job's own.
     assert figures["left_runs"] == 22

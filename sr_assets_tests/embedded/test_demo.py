@@ -35,9 +35,7 @@ def _scrape(url: str) -> bytes:
 
 @pytest.mark.timeout(600)
 @pytest.mark.process
-def test_a_headless_demo_keeps_its_promises_without_java_and_leaves_nothing(
-    tmp_path: Path, bare: dict[str, str]
-) -> None:
+def test_headless_demo_succeeds_without_java_and_leaves_nothing(tmp_path: Path, bare: dict[str, str]) -> None:
     arguments = ("--no-ui", "--for", "45", "--json", "--nodes", str(NODES))
     with DemoProcess(tmp_path, *arguments, environ=bare) as demo:
         demo.await_output("first rows", 300)
@@ -46,19 +44,19 @@ def test_a_headless_demo_keeps_its_promises_without_java_and_leaves_nothing(
         demo.await_condition(lambda: b"sr_assets_nodes{" in _scrape(address[0]), 60, "its metrics")
         code = demo.process.wait(500)
         assert demo.left() == []
-    verdict = json.loads(demo.written)
-    assert verdict["failed"] == [], demo.errors
+    result = json.loads(demo.written)
+    assert result["failed"] == [], demo.errors
     assert code == 0
-    assert verdict["seconds"] == 45
-    assert set(verdict["streams"]) == {
+    assert result["seconds"] == 45
+    assert set(result["streams"]) == {
         f"{city}/CHORIA_{stream}" for city in ("london", "paris") for stream in ("REGISTRATION", "ADVISORIES")
     }
-    for label, stream in verdict["streams"].items():
+    for label, stream in result["streams"].items():
         assert stream["lag_messages"] == 0
         assert stream["position"] == stream["source_messages"] == stream["copied"] + stream["skipped"]
         assert stream["copied"] < stream["skipped"] or label.endswith("/CHORIA_ADVISORIES")
     registrations, advisories = (
-        {city: verdict["streams"][f"{city}/CHORIA_{stream}"]["source_messages"] for city in ("london", "paris")}
+        {city: result["streams"][f"{city}/CHORIA_{stream}"]["source_messages"] for city in ("london", "paris")}
         for stream in ("REGISTRATION", "ADVISORIES")
     )
     for label, messages in (
@@ -66,14 +64,14 @@ def test_a_headless_demo_keeps_its_promises_without_java_and_leaves_nothing(
         ("CITIES_ADVISORIES", sum(advisories.values())),
     ):
         held = {"messages": messages, "origin_messages": messages, "lag_messages": 0}
-        assert verdict["native"].pop(f"centre/{label}") == held
-    assert verdict["native"] == {}
-    assert set(verdict["advisories"]) == {"new", "timeout", "recover", "expire"}
-    assert all(verdict["advisories"].values())
-    tables = verdict["tables"]
+        assert result["native"].pop(f"centre/{label}") == held
+    assert result["native"] == {}
+    assert set(result["advisories"]) == {"new", "timeout", "recover", "expire"}
+    assert all(result["advisories"].values())
+    tables = result["tables"]
     assert tables["node_availability"] == tables["node_snapshots"] == 2 * NODES
     assert tables["last_seen_nodes"] + tables["retired_nodes"] == 2 * NODES
-    assert tables["node_advisories"] == sum(verdict["advisories"].values()) == tables["global_advisories"]
+    assert tables["node_advisories"] == sum(result["advisories"].values()) == tables["global_advisories"]
     assert tables["global_availability"] == 2 * NODES
     # A mirror, two sources; four replicas and the feed beside them.
     assert tables["topology_links"] == 8
@@ -84,7 +82,7 @@ def test_a_headless_demo_keeps_its_promises_without_java_and_leaves_nothing(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 @pytest.mark.process
-def test_a_demo_stopped_while_it_starts_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+def test_demo_stopped_during_its_start_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     with DemoProcess(tmp_path, "--no-ui", "--nodes", "4") as demo:
         demo.await_output("NATS servers", 60)
         # Dagster and Spark are on their way now.
@@ -97,7 +95,7 @@ def test_a_demo_stopped_while_it_starts_leaves_nothing(tmp_path: Path, number: s
 
 
 @pytest.mark.parametrize("count", (1, 2, 3, len(CITIES)))
-def test_any_number_of_cities_is_configured_alike(tmp_path: Path, count: int) -> None:
+def test_configuration_treats_all_cities_alike(tmp_path: Path, count: int) -> None:
     cities = CITIES[:count]
     urls = {name: f"nats://127.0.0.1:{port}" for port, name in enumerate((*cities, "centre"), 1)}
     file = tmp_path / 'a "demo" of ours.yaml'
@@ -130,8 +128,8 @@ def test_any_number_of_cities_is_configured_alike(tmp_path: Path, count: int) ->
     assert (feed.stream, feed.source) == ("ADVISORIES", advisories[0].target)
 
 
-def test_a_home_that_holds_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_home_with_other_files_is_refused_unchanged(tmp_path: Path) -> None:
     (tmp_path / "diary.txt").write_text("mine")
-    with pytest.raises(ConfigurationError, match="holds something that is no demo"):
+    with pytest.raises(ConfigurationError, match="is neither empty nor a demo"):
         run_demo(home=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["diary.txt"]

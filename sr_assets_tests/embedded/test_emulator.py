@@ -56,13 +56,13 @@ def stored(server: NatsServer, stream: str) -> list[tuple[str, bytes]]:
     return asyncio.run(read())
 
 
-def test_the_same_seed_tells_the_same_story_and_another_seed_another() -> None:
+def test_plan_depends_only_on_its_seed() -> None:
     plan = FleetPlan(30, 3, seed=7, churn=RESTLESS)
     assert story(plan, 30) == story(FleetPlan(30, 3, seed=7, churn=RESTLESS), 30)
     assert story(plan, 30) != story(FleetPlan(30, 3, seed=8, churn=RESTLESS), 30)
 
 
-def test_every_node_of_a_quiet_fleet_speaks_once_per_round_in_order_of_time() -> None:
+def test_quiet_fleet_publishes_once_per_node_and_round() -> None:
     publications = story(FleetPlan(20, 5), 20)
     times = [publication.at_seconds for publication in publications]
     assert times == sorted(times)
@@ -71,7 +71,7 @@ def test_every_node_of_a_quiet_fleet_speaks_once_per_round_in_order_of_time() ->
         assert len(senders) == len(set(senders)) == 20
 
 
-def test_a_message_is_the_adapters_with_the_nodes_own_inventory_inside() -> None:
+def test_message_contains_the_nodes_inventory() -> None:
     publication = next(FleetPlan(5, 300).events(epoch_seconds=1_773_595_224))
     message, inventory = map(json.loads, map(str, decode_payload(publication.payload)))
     assert message["sender"] == publication.sender
@@ -79,14 +79,14 @@ def test_a_message_is_the_adapters_with_the_nodes_own_inventory_inside() -> None
     assert inventory["facts"]["fqdn"] == inventory["status"]["identity"] == publication.sender
 
 
-def test_messages_have_2_to_25_kilobytes_and_typically_7() -> None:
+def test_messages_have_2_to_25_kilobytes_typically_7() -> None:
     sizes = [len(publication.payload) for publication in story(FleetPlan(500, 10), 10)]
     assert min(sizes) > 2_000
     assert max(sizes) < 26_000
     assert statistics.median(sizes) == pytest.approx(7_000, rel=0.1)
 
 
-def test_the_typical_size_can_be_chosen() -> None:
+def test_typical_message_size_is_configurable() -> None:
     sizes = [len(publication.payload) for publication in story(FleetPlan(200, 10, payload_bytes=3_000), 10)]
     assert statistics.median(sizes) == pytest.approx(3_000, rel=0.15)
 
@@ -94,12 +94,12 @@ def test_the_typical_size_can_be_chosen() -> None:
 @pytest.mark.parametrize(
     "wrong", ({"nodes": 0}, {"interval_seconds": 0}, {"payload_bytes": 999}, {"payload_bytes": 250_001})
 )
-def test_a_plan_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_plan_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="must be"):
         FleetPlan(**{"nodes": 1, "interval_seconds": 1, **wrong})
 
 
-def test_one_node_in_ten_grows_by_about_200_bytes_a_round() -> None:
+def test_one_node_in_ten_grows_by_200_bytes_per_round() -> None:
     sizes: dict[str, list[int]] = {}
     for publication in story(FleetPlan(20, 1), 10):
         sizes.setdefault(publication.sender, []).append(len(publication.payload))
@@ -110,7 +110,7 @@ def test_one_node_in_ten_grows_by_about_200_bytes_a_round() -> None:
     assert growing | steady == set(growth)
 
 
-def test_a_restless_fleet_goes_through_every_transition_within_40_seconds() -> None:
+def test_changing_fleet_causes_every_transition_within_40_seconds() -> None:
     policy = Policy(interval_ns=20 * SECOND_NS, warning_ns=8 * SECOND_NS)
     nodes: dict[str, NodeState] = {}
     events: list[tuple[Event, bool]] = []
@@ -125,14 +125,12 @@ def test_a_restless_fleet_goes_through_every_transition_within_40_seconds() -> N
     assert (Event.NEW, True) in events
 
 
-def test_a_hundred_thousand_nodes_are_cheap() -> None:
+def test_plan_of_a_hundred_thousand_nodes_is_cheap() -> None:
     publications = list(itertools.islice(FleetPlan(100_000, 300, churn=Churn(0.1, 1200, 4000)).events(), 1000))
     assert len({publication.sender for publication in publications}) == 1000
 
 
-def test_a_fleet_publishes_its_story_until_its_time_is_over(
-    nats_server: NatsServer, unique: Callable[[str], str]
-) -> None:
+def test_fleet_publishes_its_plan_until_its_end(nats_server: NatsServer, unique: Callable[[str], str]) -> None:
     stream = unique("FLEET")
     create_stream(nats_server, stream)
     plan = FleetPlan(10, 1)
@@ -143,7 +141,7 @@ def test_a_fleet_publishes_its_story_until_its_time_is_over(
     assert all(decode_payload(payload)[1] for _, payload in stored(nats_server, stream))
 
 
-def test_a_fleet_in_a_thread_keeps_to_the_clock_and_stops_when_it_is_left(
+def test_fleet_in_a_thread_follows_the_clock_until_stopped(
     nats_server: NatsServer, unique: Callable[[str], str]
 ) -> None:
     stream = unique("FLEET")
@@ -156,7 +154,7 @@ def test_a_fleet_in_a_thread_keeps_to_the_clock_and_stops_when_it_is_left(
     assert len(stored(nats_server, stream)) == fleet.published
 
 
-def test_a_fleet_goes_on_after_its_server_was_away(
+def test_fleet_continues_after_a_server_outage(
     nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with NatsServer(tmp_path_factory.mktemp("nats"), "shaky") as server:
@@ -169,7 +167,7 @@ def test_a_fleet_goes_on_after_its_server_was_away(
         assert len(stored(server, "FLEET")) >= fleet.published
 
 
-def test_an_unreachable_server_is_one_line_without_the_password() -> None:
+def test_unreachable_server_is_one_line_without_the_password() -> None:
     with pytest.raises(RunError, match=r"^no fleet at 127\.0\.0\.1:1: ") as caught:
         Fleet(FleetPlan(1, 1), parse_cluster("nats://user:hunter2@127.0.0.1:1"), "a.%s").run()
     assert "hunter2" not in str(caught.value)
@@ -177,7 +175,7 @@ def test_an_unreachable_server_is_one_line_without_the_password() -> None:
 
 
 @pytest.mark.process
-def test_what_a_server_refuses_is_said_at_once_and_a_private_ca_can_be_named(
+def test_emulate_reports_refusals_and_accepts_a_private_ca(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = Authority(tmp_path / "ca")
@@ -213,9 +211,7 @@ def test_what_a_server_refuses_is_said_at_once_and_a_private_ca_can_be_named(
     assert emulate("tls://x", "--cert", "a.pem")[0] == 2
 
 
-def test_a_subject_that_no_stream_takes_is_an_error_and_not_a_wait(
-    nats_server: NatsServer, unique: Callable[[str], str]
-) -> None:
+def test_subject_without_a_stream_fails_immediately(nats_server: NatsServer, unique: Callable[[str], str]) -> None:
     fleet = Fleet(FleetPlan(1, 1), parse_cluster(nats_server.url), f"{unique('nowhere')}.%s").start()
     with pytest.raises(RunError, match=r"^no stream at .* takes nowhere"):
         fleet.stop()

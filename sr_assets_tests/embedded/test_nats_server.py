@@ -18,7 +18,7 @@ def greeting(server: NatsServer) -> bytes:
         return client.recv(4)
 
 
-def test_the_binary_comes_with_the_package() -> None:
+def test_server_binary_is_packaged() -> None:
     assert find_nats_server().is_file()
 
 
@@ -28,7 +28,7 @@ def test_two_servers_choose_different_free_ports(tmp_path: Path) -> None:
         assert greeting(first) == greeting(second) == b"INFO"
 
 
-def test_a_server_takes_its_port_again_after_a_crash(tmp_path: Path) -> None:
+def test_server_keeps_its_port_after_a_crash(tmp_path: Path) -> None:
     with NatsServer(tmp_path, "phoenix") as server:
         port, pid = server.port, server.pid
         server.kill()
@@ -39,7 +39,7 @@ def test_a_server_takes_its_port_again_after_a_crash(tmp_path: Path) -> None:
         assert greeting(server) == b"INFO"
 
 
-def test_stopping_twice_is_harmless_and_ends_the_process(tmp_path: Path) -> None:
+def test_stop_ends_the_process_and_is_repeatable(tmp_path: Path) -> None:
     server = NatsServer(tmp_path, "calm", jetstream=False).start()
     server.stop()
     server.stop()
@@ -48,7 +48,7 @@ def test_stopping_twice_is_harmless_and_ends_the_process(tmp_path: Path) -> None
         greeting(server)
 
 
-def test_a_bad_configuration_is_one_line_with_the_servers_message(tmp_path: Path) -> None:
+def test_invalid_server_configuration_is_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no_such_key") as caught:
         NatsServer(tmp_path, "broken", config="no_such_key: 1").start()
     assert "\n" not in str(caught.value)

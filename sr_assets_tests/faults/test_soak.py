@@ -13,7 +13,7 @@ from sr_assets_tests.soak_faults import Fault
 
 
 @pytest.mark.timeout(600)
-def test_some_time_of_random_faults_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
+def test_soak_loses_and_duplicates_nothing(tmp_path: Path) -> None:
     # A time in which little happens would prove little, and how much happens in it depends on the machine.
     least = 4_000
     command = [sys.executable, "-m", "sr_assets_tests.soak", "--seconds", "30", "--messages", str(least), "--seed", "1"]

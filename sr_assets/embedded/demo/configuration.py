@@ -1,7 +1,4 @@
-"""The demo's configuration file for any number of cities, made from the commented template `demo.yaml`.
-
-Not here: starting the servers that it names (`run`).
-"""
+"""The demo's configuration file for any number of cities, made from the commented template `conf/demo.yaml`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,17 +17,17 @@ _FEEDS_COMMENT: Final = "\n# The centre's view"
 
 
 def configuration(cities: Sequence[str], home: Path, urls: Mapping[str, str]) -> str:
-    """Return the template's text for these cities; what it says of its last city is repeated for every further one.
+    """Return the template's text for these cities, with its last city's entries repeated for each further city.
 
-    `urls` has the URL of each city's server and of `centre`. They are written into the text, so that any other command
-    can use the file.
+    `urls` has the URLs of all cities' servers and of `centre`. The text contains them, so that other commands can use
+    the file.
     """
     template = files("sr_assets").joinpath("conf", FILE_NAME).read_text(encoding="utf-8")
     head, first_line, rest = template.partition(f"  - name: {CITIES[1]}\n")
     rest, comment, feeds = rest.partition(_FEEDS_COMMENT)
     others = [city for city in cities if city != CITIES[0]]
     entries = [_of_city(first_line + rest, city) for city in others]
-    # The centre names each city in a line.
+    # The centre's part has one line per city.
     centre = [
         _of_city(line, city)
         for line in feeds.splitlines(keepends=True)
@@ -43,5 +40,5 @@ def configuration(cities: Sequence[str], home: Path, urls: Mapping[str, str]) ->
 
 
 def _of_city(text: str, city: str) -> str:
-    """Return what the template says of its last city for another one."""
+    """Return text about the template's last city for another city."""
     return text.replace(CITIES[1], city).replace(CITIES[1].upper(), city.upper())

@@ -1,7 +1,4 @@
-"""The demo's folder, and where its output goes.
-
-Not here: what is in the folder (`run`).
-"""
+"""The demo's folder and the redirection of its output."""
 
 import contextlib
 import os
@@ -19,10 +16,9 @@ from sr_assets.embedded.demo.configuration import FILE_NAME
 
 @contextlib.contextmanager
 def demo_home(chosen: Path | None) -> Iterator[Path]:
-    """Yield the folder of the demo: a new one that is removed at the end, or the chosen one, which is kept.
+    """Yield the demo's folder: a temporary one that is deleted at the end, or the chosen one.
 
-    The chosen folder is empty or an earlier demo's. Raises ConfigurationError when it holds something else, RunError
-    when another demo runs in it.
+    Raises ConfigurationError if the chosen folder is neither empty nor a demo, RunError if another demo runs in it.
     """
     if chosen is None:
         folder = Path(tempfile.mkdtemp(prefix="sr-assets-demo-")).resolve()
@@ -34,20 +30,20 @@ def demo_home(chosen: Path | None) -> Iterator[Path]:
     folder = chosen.expanduser().resolve()
     try:
         if folder.exists() and any(folder.iterdir()) and not (folder / FILE_NAME).exists():
-            raise ConfigurationError(f"--home {chosen} holds something that is no demo; name a new folder")
+            raise ConfigurationError(f"--home {chosen} is neither empty nor a demo; choose another folder")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = open_private(folder / "demo.lock")
     except OSError as error:
-        raise ConfigurationError(f"--home {chosen} cannot be used: {error.strerror}") from None
+        raise ConfigurationError(f"--home {chosen}: {error.strerror}; choose another folder") from None
     with file:
         if not lock(file):
-            raise RunError(f"another demo runs in {chosen}; stop it, or name another --home")
+            raise RunError(f"another demo runs in {chosen}; stop it, or choose another --home")
         yield folder
 
 
 @contextlib.contextmanager
 def stdout_on_stderr() -> Iterator[None]:
-    """Send what we and our children write to stdout to stderr instead."""
+    """Redirect stdout of this process and its children to stderr inside the block."""
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)

@@ -1,8 +1,4 @@
-"""Starting and stopping the demo: a NATS server for each city and one for the centre, a fleet, Dagster at work.
-
-Not here: the folder (`home`), the configuration's text (`configuration`), the servers (`servers`), what is shown meanwhile
-(`view`), the result at the end (`verdict`), Dagster's processes (`operate`).
-"""
+"""Start, supervision and end of the demo: NATS servers, fleets, Dagster's services."""
 
 import contextlib
 import json
@@ -27,8 +23,8 @@ from sr_assets.automation.failures import failures
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.embedded.demo.configuration import CITIES, FILE_NAME, configuration
 from sr_assets.embedded.demo.home import demo_home, stdout_on_stderr
+from sr_assets.embedded.demo.result import check_demo
 from sr_assets.embedded.demo.servers import SUBJECT, start_servers
-from sr_assets.embedded.demo.verdict import judge
 from sr_assets.embedded.demo.view import Summary, step
 from sr_assets.embedded.emulator import Fleet
 from sr_assets.embedded.fleet_plan import Churn, FleetPlan
@@ -40,7 +36,7 @@ from sr_assets.settings import Settings, load_settings, parse_cluster
 _LOG: Final = "demo.log"
 _LOOPBACK: Final = "127.0.0.1"
 _INTERVAL_SECONDS: Final = 3.0
-# Between the template's warning and interval, and beyond its interval: timeout and recover, timeout and expire.
+# Silences between the template's warning and interval (timeout, recover) and above its interval (timeout, expire).
 _CHURN: Final = Churn(0.4, 12.0, 24.0)
 _FIRST_TABLE_SECONDS: Final = 300.0
 _RUN_END_SECONDS: Final = 120.0
@@ -58,12 +54,12 @@ def run_demo(
     for_seconds: float | None = None,
     as_json: bool = False,
 ) -> int:
-    """Start everything, show what happens, stop everything; returns the exit code.
+    """Run the demo and return its exit code.
 
-    Without `for_seconds` it goes on until Ctrl-C, SIGTERM or a hang-up. With it the demo lasts so long from the first
-    published table; then the fleet stops, the sites are drained and the code is 1 when the verdict names a failure.
-    `as_json`: stdout has the verdict alone. A given `home` is kept, and the next demo in it goes on with its data;
-    otherwise nothing remains. Raises SrAssetsError.
+    Without `for_seconds` it runs until Ctrl-C, SIGTERM or SIGHUP. Otherwise it ends that long after the first published
+    table: the fleet stops, the sites are drained, and the code is 1 if the result lists a failure. With `as_json`,
+    stdout contains only the result. A given `home` stays, and the next demo there continues with its data. Raises
+    SrAssetsError.
     """
     if not 1 <= sites <= len(CITIES):
         raise ConfigurationError(f"--sites {sites}: not a number from 1 to {len(CITIES)}; choose fewer sites")
@@ -79,19 +75,19 @@ def run_demo(
         try:
             folder = stack.enter_context(demo_home(home))
             demo = _Demo(console, folder, CITIES[:sites], nodes, stack)
-            verdict = demo.run(port, ui=ui, for_seconds=for_seconds, judged=as_json or for_seconds is not None)
+            result = demo.run(port, ui=ui, for_seconds=for_seconds, judged=as_json or for_seconds is not None)
         except KeyboardInterrupt:
             return 0 if for_seconds is None else 128 + signal.SIGINT
         finally:
             ignore_signals()
             with console.status("stopping ...", spinner="line"):
                 stack.close()
-    if verdict is None:
+    if result is None:
         return 0
     if as_json:
-        sys.stdout.write(json.dumps(verdict) + "\n")
+        sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
-    return int(bool(verdict["failed"]))
+    return int(bool(result["failed"]))
 
 
 class _Demo:
@@ -108,7 +104,7 @@ class _Demo:
         self._began = datetime.now(UTC)
 
     def run(self, port: int, *, ui: bool, for_seconds: float | None, judged: bool) -> dict[str, Any] | None:
-        """Start everything, show it and, when `judged`, drain it and return the verdict."""
+        """Start and show everything; if `judged`, drain it and return the result."""
         began, before = time.monotonic(), self._publication()
         try:
             with step(self._console, f"NATS servers of {', '.join(self._cities)} and the centre"):
@@ -143,7 +139,7 @@ class _Demo:
         urls = start_servers(self._folder / "nats", self._cities, self._stack)
         file = self._folder / FILE_NAME
         file.write_text(configuration(self._cities, self._folder, urls), encoding="utf-8")
-        # For all our children; what is set for the user's own platform does not apply to the demo.
+        # For all child processes. The user's own settings do not apply to the demo.
         os.environ["SR_ASSETS_CONFIG"] = str(file)
         for name in ("SR_ASSETS_HOME", "DAGSTER_HOME"):
             os.environ.pop(name, None)
@@ -157,7 +153,7 @@ class _Demo:
         return self._stack.enter_context(Fleet(plan, parse_cluster(f"nats://{server}"), f"{SUBJECT}.%s"))
 
     def _start_engine(self, settings: Settings) -> "Future[Engine]":
-        """Start Spark while Dagster starts, so that the first run finds it warm."""
+        """Start Spark while Dagster starts, so that it is warm for the first run."""
         self._stack.callback(stop_engine, self._folder)
         pool = self._stack.enter_context(ThreadPoolExecutor(1))
         engine = pool.submit(start_engine, settings.spark, self._folder)
@@ -165,7 +161,7 @@ class _Demo:
         return engine
 
     def _abandon(self, engine: "Future[Engine]") -> None:
-        """Abandon an engine that is still starting: on a busy machine to wait for it may take minutes."""
+        """Abandon an engine that is still starting; its start may take minutes on a busy machine."""
         while not engine.done():
             abandon_start(self._folder)
             time.sleep(0.1)
@@ -183,7 +179,7 @@ class _Demo:
         self._console.print("    Stop     Ctrl-C\n", highlight=False)
 
     def _publication(self) -> tuple[int, int] | None:
-        """Return what differs between two published files; None when there is none."""
+        """Return an identity of the published file that changes with it, or None if there is no file."""
         try:
             status = (self._folder / "fleet.duckdb").stat()
         except FileNotFoundError:
@@ -200,7 +196,7 @@ class _Demo:
             time.sleep(0.1)
 
     def _watch(self, services: Services, for_seconds: float | None) -> None:
-        """Show what is published for so long; without `for_seconds` until an interrupt."""
+        """Show published data for `for_seconds`, or until an interrupt."""
         end = None if for_seconds is None else time.monotonic() + for_seconds
         with Summary(self._console, self._folder) as summary:
             while (left := 0.5 if end is None else end - time.monotonic()) > 0:
@@ -211,10 +207,10 @@ class _Demo:
     def _finish(
         self, settings: Settings, services: Services, fleets: Sequence[Fleet], seconds: float
     ) -> dict[str, Any]:
-        """Let the open runs end and no other begin, stop the fleet, drain everything once more; returns the verdict.
+        """Wait for open runs, stop the fleet, drain everything and return the result.
 
-        The fleet publishes until the runs have ended: otherwise they would see all its nodes time out. The drains follow
-        the flow: registrations, then the advisories of these, then the centre's feed.
+        The fleet publishes until the runs have ended, because otherwise all its nodes would time out. The drains follow
+        the data: registrations, their advisories, the centre's feed.
         """
         failed = []
         with step(self._console, "last runs"):
@@ -229,13 +225,13 @@ class _Demo:
             codes = [run_sites(settings, entries, once=True) for entries in (tracked, advisories, settings.feeds)]
             if any(codes):
                 failed.append("the last drain failed")
-        verdict = judge(settings, seconds)
-        verdict["failed"] = [*failed, *self._failed_runs(), *verdict["failed"]]
-        for line in verdict["failed"]:
+        result = check_demo(settings, seconds)
+        result["failed"] = [*failed, *self._failed_runs(), *result["failed"]]
+        for line in result["failed"]:
             self._console.print(f"[red]failed[/]  {line}", highlight=False)
-        if verdict["failed"]:
+        if result["failed"]:
             self._show_log()
-        return verdict
+        return result
 
     def _failed_runs(self) -> list[str]:
         with DagsterInstance.get() as instance:
@@ -253,7 +249,7 @@ class _Demo:
 
 
 def _await_end_of_runs() -> bool:
-    """Wait for the open runs, which end when their budget is used; False when one takes too long."""
+    """Wait for open runs to use up their budget; return False if one takes too long."""
     deadline = time.monotonic() + _RUN_END_SECONDS
     with DagsterInstance.get() as instance:
         while instance.get_runs_count(RunsFilter(statuses=_OPEN)):
@@ -264,6 +260,6 @@ def _await_end_of_runs() -> bool:
 
 
 def _signals() -> list[signal.Signals]:
-    """Return the signals that end a demo: under nohup a hang-up does not."""
+    """Return the signals that end a demo; under nohup SIGHUP does not."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]

@@ -1,8 +1,4 @@
-"""The demo's NATS servers: one for each city and one for the centre, linked by leafnodes, with the streams of the cities.
-
-Here: the servers and what is in them before anything of ours runs. Not here: what copies (`demo.yaml`), the fleet
-(`emulator`).
-"""
+"""The demo's NATS servers and streams: one server per city and one for the centre, linked by leafnodes."""
 
 import contextlib
 import time
@@ -17,23 +13,23 @@ from sr_assets.domain.errors import RunError
 from sr_assets.embedded.demo.configuration import CENTRE
 from sr_assets.embedded.nats_server import HOST, NatsServer, free_port
 
-#: The subject below which the nodes report.
+#: The prefix of the nodes' subjects.
 SUBJECT: Final = "choria.stream.input.registration"
 _ADVISORY_SUBJECTS: Final = ["choria.stream.advisories.>", "sr_assets.observer_alive.>"]
 _CITY_STREAMS: Final = {"CHORIA_REGISTRATION": [f"{SUBJECT}.>"], "CHORIA_ADVISORIES": _ADVISORY_SUBJECTS}
 _CENTRE_STREAMS: Final = {"ADVISORIES": _ADVISORY_SUBJECTS}
-#: A message that is published in a city is for the city's streams alone; what reaches the centre is copied.
-_KEPT_APART: Final = '["choria.>", "sr_assets.>"]'
+#: Leafnodes must not forward messages published in a city; only copies reach the centre.
+_NOT_FORWARDED: Final = '["choria.>", "sr_assets.>"]'
 _LINK_SECONDS: Final = 30.0
 
 
 def start_servers(folder: Path, cities: Sequence[str], stack: contextlib.ExitStack) -> dict[str, str]:
-    """Start every server with its streams, and wait for the links; returns the URLs by name. The stack stops them.
+    """Start every server with its streams and wait for the links; returns the URLs by name. The stack stops the servers.
 
-    Each is a JetStream domain of its name, so that the centre's server can ask a city's. Raises RunError.
+    Each server's name is its JetStream domain, through which the centre reaches a city. Raises RunError.
     """
     port = free_port()
-    remote = f"url: nats://{HOST}:{port}, deny_imports: {_KEPT_APART}, deny_exports: {_KEPT_APART}"
+    remote = f"url: nats://{HOST}:{port}, deny_imports: {_NOT_FORWARDED}, deny_exports: {_NOT_FORWARDED}"
     links = dict.fromkeys(cities, f"leafnodes {{ reconnect: 1, remotes: [ {{ {remote} }} ] }}")
     servers = {
         name: stack.enter_context(NatsServer(folder / name, name, domain=name, config=link))
@@ -50,7 +46,7 @@ def start_servers(folder: Path, cities: Sequence[str], stack: contextlib.ExitSta
 
 
 def _await_link(centre: NatsServer, city: str) -> None:
-    """Wait until the centre can ask a city's JetStream."""
+    """Wait until the centre reaches a city's JetStream."""
     settings = replace(ClusterSettings((centre.address,)), api_prefix=domain_api(city))
     deadline = time.monotonic() + _LINK_SECONDS
     with Cluster(settings, "sr-assets demo") as cluster:

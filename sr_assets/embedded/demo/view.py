@@ -1,7 +1,4 @@
-"""What the demo shows while it runs: the steps of its start, then each site, the centre's view and the newest events.
-
-Not here: what is started (`run`), the tables of the commands (`cli.render`).
-"""
+"""The demo's display: the steps of its start, then each site, the centre's view and the newest events."""
 
 import time
 from collections.abc import Iterator
@@ -24,7 +21,7 @@ _SITES = """
         skipped_messages AS skipped, lag_messages AS lag, replication.as_of AS as_of
     FROM replication JOIN site_summary USING (name, stream) ORDER BY name
 """
-# The centre's view, from the sites' advisories alone, so a moment late.
+# The centre's view, folded only from the sites' advisories, so slightly late.
 _CENTRE = """
     SELECT name, observer, up, timeout, retired, last_advisory_at, observer_alive_at, as_of
     FROM global_summary ORDER BY name
@@ -40,7 +37,7 @@ _PLAIN_SECONDS = 10.0
 
 @contextmanager
 def step(console: Console, title: str) -> Iterator[None]:
-    """Show that something is under way and, when it went well, how long it took."""
+    """Show a step in progress and, after success, its duration."""
     began = time.monotonic()
     with console.status(f"{title} ...", spinner="line"):
         yield
@@ -48,7 +45,7 @@ def step(console: Console, title: str) -> Iterator[None]:
 
 
 class Summary:
-    """The live summary, from `with` to its end; without a terminal a line for each site every 10 seconds."""
+    """The live summary, a context manager; without a terminal, a line per site every 10 seconds."""
 
     def __init__(self, console: Console, home: Path) -> None:
         self._console = console
@@ -65,7 +62,7 @@ class Summary:
         self._live.stop()
 
     def refresh(self) -> None:
-        """Show what is published now; between two publications nothing changes."""
+        """Show the current published data."""
         now = time.monotonic()
         if not self._console.is_terminal and now < self._next_lines:
             return
@@ -101,7 +98,7 @@ def _table(rows: Rows, title: str) -> RenderableType:
 
 
 def _cell(value: Any) -> Text:
-    """Return a value as text; the emulated names need no escapes, seconds are few."""
+    """Return a value as text; emulated names need no escapes."""
     if value is None:
         return Text("-", style="dim")
     if isinstance(value, datetime):

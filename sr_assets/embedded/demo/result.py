@@ -1,6 +1,6 @@
-"""The verdict of a demo that ends: the JSON of `--json`, and its failures, from the tables and the servers.
+"""The result of a demo: the JSON of `--json` with its failures, from the tables and the servers.
 
-A new promise of the demo is checked here. Not here: running it and the failed runs, which Dagster knows (`run`).
+Add a check here for each new promise of the demo.
 """
 
 import time
@@ -16,7 +16,7 @@ from sr_assets.stages.topology.planning import find_drift, topology_of
 from sr_assets.stages.topology.report import make_report
 from sr_assets.stages.topology.survey import Survey
 
-#: Where the centre's view differs from what the sites themselves know: site, stream, and how.
+#: Differences between the centre's view and the sites' own tables: site, stream, text.
 _DIFFERENCES: Final = """
     WITH site AS (SELECT name, stream, node, status, status_since FROM node_availability),
         centre AS (SELECT name, stream, node, status, status_since FROM global_availability)
@@ -28,12 +28,12 @@ _DIFFERENCES: Final = """
     FROM (SELECT DISTINCT name, stream FROM site) LEFT JOIN global_summary USING (name, stream)
     WHERE coalesce(blind, true) OR observer_alive_at IS NULL
 """
-#: The servers copy by themselves: what was published last may be on its way.
+#: Time limit for the servers' native copies of the last messages.
 _ARRIVAL_SECONDS: Final = 30.0
 
 
-def judge(settings: Settings, seconds: float) -> dict[str, Any]:
-    """Return what the demo did, with the lag as of now; `failed` has a line for each promise that it did not keep."""
+def check_demo(settings: Settings, seconds: float) -> dict[str, Any]:
+    """Return the demo's counts and current lag; `failed` has a line for each broken promise."""
     with open_fleet(settings.home) as connection:
         counts = read_rows(connection, "SELECT name, stream, copied_messages, skipped_messages FROM replication").values
         events = read_rows(connection, "SELECT event, count(*) FROM node_advisories GROUP BY event").values
@@ -59,9 +59,9 @@ def judge(settings: Settings, seconds: float) -> dict[str, Any]:
         }
     for (target, name), copied in copied_into.items():
         if (stored := _messages(target, name)) != copied:
-            failed.append(f"{name}: {copied} messages were copied into it, it holds {stored}")
-    native, not_kept = _judge_native(settings)
-    failed += not_kept
+            failed.append(f"{name}: contains {stored} messages after {copied} copies")
+    native, native_failed = _check_native(settings)
+    failed += native_failed
     advisories = {event.value: dict(events).get(event.value, 0) for event in Event}
     failed += [f"no {event} happened" for event, count in advisories.items() if not count]
     failed += [f"{name}/{stream}: {difference}" for name, stream, difference in differences]
@@ -75,8 +75,8 @@ def judge(settings: Settings, seconds: float) -> dict[str, Any]:
     }
 
 
-def _judge_native(settings: Settings) -> tuple[dict[str, Any], list[str]]:
-    """Return the servers' own copies, once everything has arrived, and a line for each that differs from its origins."""
+def _check_native(settings: Settings) -> tuple[dict[str, Any], list[str]]:
+    """Wait for native copies to arrive; return them, and a line for each that differs from its origins."""
     deadline = time.monotonic() + _ARRIVAL_SECONDS
     with Survey(settings, "sr-assets demo") as survey:
         while True:
@@ -87,7 +87,7 @@ def _judge_native(settings: Settings) -> tuple[dict[str, Any], list[str]]:
 
 
 def _compare_native(settings: Settings, survey: Survey) -> tuple[dict[str, Any], list[str]]:
-    """Return of each native stream its messages, those of its origins and its lag; and what is wrong with it."""
+    """Return each native stream's messages, its origins' messages and its lag, and a line for each problem."""
     report = make_report(settings, survey)
     held = {(row.cluster, row.stream): row.messages for row in report.streams}
     failed = [f"{wanted.label}: {drift.key} is {drift.found}" for wanted, drift in find_drift(settings, survey)]
