@@ -1,5 +1,4 @@
-"""`make bench`: what replication costs on this machine, on real servers, beside other ways to move messages there.
+"""`make bench`: the cost of replication on this machine, on real servers, compared with other ways to copy messages.
 
-Here: the workloads and their measurements. Not here: targets and the report (`bench_report` of the tests). Machines are
-shared and noisy, so figures are read as ratios within one run.
+Machines are shared and noisy: read the figures as ratios within one run.
 """

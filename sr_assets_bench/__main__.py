@@ -1,7 +1,6 @@
-"""`python -m sr_assets_bench`: the workloads one after the other, as a table and, last, one JSON object.
+"""`python -m sr_assets_bench`: runs the workloads in turn and prints a table, then one JSON object.
 
-A new workload gets its name here. Not here: what it does (`copying`, `cluster`, `links`, `sampling`, `waiting`, `trickle`,
-`sites`, `outage`, `silence`, `feeds`, `publication`, `definitions`, `disk`, `daily`, `scrape`).
+Register a new workload in `WORKLOADS`.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "availability": lambda bench, scale: measure_availability(bench, int(100_000 * scale)),
     "inventory": lambda bench, scale: measure_inventory(bench, int(100_000 * scale)),
     "disk": lambda bench, scale: measure_disk(bench, int(5_000 * scale)),
-    # Last: its classic session stays for as long as this process.
+    # Last: its classic session lasts until the end of this process.
     "cluster": lambda bench, scale: measure_cluster(bench, int(60_000 * scale)),
 }
 
@@ -87,13 +86,15 @@ def measure_sampled_of(bench: Bench, scale: float, payload_bytes: int) -> dict[s
 
 
 def main() -> None:
-    """Measure the chosen workloads, each on servers and an engine of its own, and print the figures."""
+    """Measure the chosen workloads, each on new servers and a new engine, and print the figures."""
     parser = argparse.ArgumentParser(prog="bench", description="Measure sr-assets on this machine.")
     parser.add_argument("--only", choices=tuple(WORKLOADS), action="append", help="only this workload; may be repeated")
     parser.add_argument(
-        "--scale", type=float, default=1.0, help="the share of the messages to use; 0.1 for a quick look"
+        "--scale", type=float, default=1.0, help="the share of the messages to use, such as 0.1 for a quick run"
     )
-    parser.add_argument("--json", type=Path, help="write the figures there too; those of other workloads stay")
+    parser.add_argument(
+        "--json", type=Path, help="also write the figures to this file, keeping those of other workloads"
+    )
     arguments = parser.parse_args()
     console = Console(stderr=True)
     figures: dict[str, Any] = {}
@@ -104,9 +105,9 @@ def main() -> None:
             figures[name] = WORKLOADS[name](bench, arguments.scale)
         console.print(f"{name}: {time.perf_counter() - started:.0f} s", highlight=False)
         if arguments.json:
-            known = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
+            earlier = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
             arguments.json.write_text(
-                json.dumps({**known, "machine": _machine(), name: figures[name]}, indent=1) + "\n"
+                json.dumps({**earlier, "machine": _machine(), name: figures[name]}, indent=1) + "\n"
             )
     _show(console, figures)
     sys.stdout.write(json.dumps(figures) + "\n")

@@ -1,7 +1,4 @@
-"""The same work on a standalone cluster of two workers and on the local engine, in turns.
-
-Not here: what a cluster needs (docs/operations.md), the plain copy beside other copiers (`copying`).
-"""
+"""The same work on a standalone cluster of two workers and on the local engine, in turns."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ _RULES: Final[dict[str, dict[str, str]]] = {
 def measure_cluster(bench: Bench, messages: int, rounds: int = ROUNDS) -> dict[str, Any]:
     """Measure a plain copy and a new sampled fleet; rates are messages per second of whole runs, medians of the rounds.
 
-    Sessions are warm: there is one round more, which does not count.
+    An extra first round, which is not counted, warms the sessions.
     """
     stream = "CLUSTERED"
     bench.create(bench.source, stream)

@@ -1,7 +1,4 @@
-"""The plain copy, beside the server's own mirror and a copier that waits for each acknowledgement; and with two workers.
-
-Not here: sampled streams (`sampling`).
-"""
+"""The plain copy, compared with the server's mirror, with one message at a time, and with two workers."""
 
 from __future__ import annotations
 

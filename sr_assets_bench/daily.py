@@ -1,7 +1,4 @@
-"""The workloads of the daily tables: days of a large fleet computed by Spark, and the same in SQL.
-
-Here: the history as runs would have left it, the computation, the comparison. Not here: the runs themselves.
-"""
+"""The daily tables of a large fleet, computed by Spark and compared with the same in SQL."""
 
 from __future__ import annotations
 

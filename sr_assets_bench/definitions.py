@@ -1,7 +1,4 @@
-"""What many sites cost Dagster's code server and each run's process: CPU of loading the definitions, and their snapshot.
-
-Not here: what a run or a tick of the sensors costs (`waiting`).
-"""
+"""Dagster's definitions for many sites: CPU of loading them, and the size of their snapshot."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _TRACKED: Final[dict[str, str]] = {"inspect_field": "sender", "inspect_duration"
 
 
 def measure_definitions(bench: Bench) -> dict[str, Any]:
-    """Measure the definitions of sites with a tracked stream each, each number of them in a process of its own."""
+    """Measure the definitions of sites with one tracked stream each, in a new process per number of sites."""
     figures: dict[str, Any] = {}
     for sites in SITES:
         entries = [
@@ -39,7 +36,7 @@ def measure_definitions(bench: Bench) -> dict[str, Any]:
 
 
 def _load(file: Path, results: Queue[dict[str, float]]) -> None:
-    """Load the definitions of a file, and make the snapshot that the code server sends."""
+    """Load the definitions of a file and make the code server's snapshot."""
     from sr_assets.definitions import build_sites, defs
     from sr_assets.settings import load_settings
 
@@ -65,9 +62,9 @@ def _load(file: Path, results: Queue[dict[str, float]]) -> None:
 
 
 def snapshot_bytes(repository: Any) -> tuple[int, int]:
-    """Return how large a repository's snapshot is, as the code server sends it and with all jobs' own snapshots in it.
+    """Return the size of a repository's snapshot as the code server sends it, and with all jobs' snapshots included.
 
-    Dagster makes and sends it by modules that are not public.
+    Dagster has no public API for it.
     """
     import warnings
 
@@ -75,7 +72,7 @@ def snapshot_bytes(repository: Any) -> tuple[int, int]:
     from dagster_shared.serdes import serialize_value
 
     with warnings.catch_warnings():
-        # Of Dagster's own: it reads a property that it calls deprecated.
+        # Dagster reads one of its own deprecated properties.
         warnings.simplefilter("ignore", DeprecationWarning)
         alone, with_jobs = (
             serialize_value(RepositorySnap.from_def(repository, defer_snapshots=deferred)) for deferred in (True, False)

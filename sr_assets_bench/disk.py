@@ -1,7 +1,4 @@
-"""How large Dagster's storage is after thousands of runs: a site's run, and copies of all that it left behind.
-
-Here: SQLite alone, as it is by default. Not here: the removal of old runs (`automation.old_runs`).
-"""
+"""The size of Dagster's SQLite storage after thousands of runs: one real run and copies of its data."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The workload of a centre: advisories of many sites folded into one view, the delay of one, and querying the view.
-
-Here: its advisories and its measurements. Not here: the servers (`rig`), the other workloads.
-"""
+"""A centre: folding advisories of many sites into one view, the delay of one advisory, queries of the view."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The Parquet history: what it costs to make few files of many small ones, and how soon a node is found in a month of days.
-
-Not here: how its rows come about (`sampling`).
-"""
+"""The Parquet history: compacting many small files, and looking a node up in a month of days."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Through a leafnode: a native mirror, a native source and a replica of ours side by side; and a report of many streams.
-
-Not here: plain copies between two servers that we reach (`copying`).
-"""
+"""Copies through a leafnode by a native mirror, a native source and a replica; and a report of many streams."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A target that is away: how soon a transition is announced meanwhile, and what the queue costs when it is back.
-
-Not here: faults of any other kind, whose outcome is tested and not measured.
-"""
+"""A target outage: the delay of transitions during it, and draining the copy queue after it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The workload of publishing: a site's rows beside those of other sites, and a centre's after some advisories.
-
-Here: the states as runs would have left them, and publishing these. Not here: runs (`sampling`), the feed itself (`feeds`).
-"""
+"""Publishing a site's tables next to other sites, and a centre's tables after some advisories."""
 
 from __future__ import annotations
 

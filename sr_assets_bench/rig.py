@@ -1,7 +1,4 @@
-"""What every workload needs: two servers, a home, a fleet that fills streams, a run, and the memory of our processes.
-
-Not here: the workloads.
-"""
+"""Common parts of all workloads: two servers, a home, a fleet that fills streams, a run, memory of processes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The sampled path: reading, deciding, copying what is due; a long backlog and its memory; many known nodes.
-
-Not here: copying without a decision (`copying`), the delay of one message (`waiting`).
-"""
+"""The sampled path: reading, deciding and copying; a long backlog and its memory; many tracked nodes."""
 
 from __future__ import annotations
 

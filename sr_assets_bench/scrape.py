@@ -1,7 +1,4 @@
-"""How long Prometheus waits for the metrics of many streams: at rest, and while every site has just done something.
-
-Not here: what the metrics are (`operate.metrics`), what a site's publication costs (`publication`).
-"""
+"""The duration of a metrics scrape for many streams, idle and after work at every site."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A fleet that falls silent at once: how long its timeouts take to be committed and published, their advisories to be sent,
-and how much memory the run takes.
-
-Not here: a run in which nearly every node reports (`sampling`).
-"""
+"""A fleet that falls silent: the time to commit and publish its timeouts and advisories, and the memory of the runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Many busy sites on one host: how soon each site's transitions are announced and queryable while all of them report.
-
-Not here: one site (`waiting`, `trickle`).
-"""
+"""Many busy sites on one host: the delay until each site's transitions are published and queryable."""
 
 from __future__ import annotations
 

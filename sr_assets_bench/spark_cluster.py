@@ -1,7 +1,4 @@
-"""A standalone Spark cluster on this machine: a master and workers of one core each, every one a process of its own.
-
-Not here: what runs on it (`cluster`).
-"""
+"""A standalone Spark cluster on this machine: a master and workers of one core each, as separate processes."""
 
 from __future__ import annotations
 
@@ -27,10 +24,9 @@ _START_SECONDS: Final = 60.0
 
 
 class SparkCluster:
-    """Runs from `with` to its end; its logs and the workers' folders are in one folder."""
+    """A cluster that runs inside `with`; one folder contains its logs and the workers' folders."""
 
     def __init__(self, folder: Path, workers: int) -> None:
-        """Make the folder; nothing is started."""
         self._folder, self._workers = folder, workers
         folder.mkdir()
         self._mode = f"spark://{_HOST}:{free_port()}"
@@ -38,11 +34,11 @@ class SparkCluster:
 
     @property
     def mode(self) -> str:
-        """The cluster as `spark.mode` names it."""
+        """The cluster's URL for `spark.mode`."""
         return self._mode
 
     def __enter__(self) -> Self:
-        """Start all and wait until each worker belongs to the master; raises SystemExit when one does not."""
+        """Start all processes and wait until each worker is registered; raises SystemExit on failure."""
         port = self._mode.rpartition(":")[2]
         self._start("master", f"{_DEPLOY}.master.Master", "--port", port)
         self._await("master", "I have been elected leader")
@@ -56,11 +52,11 @@ class SparkCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Kill all that was started."""
+        """Kill all processes."""
         for process in self._processes:
             family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
             for each in family:
-                # An executor ends by itself when its worker does.
+                # An executor ends with its worker.
                 with contextlib.suppress(psutil.NoSuchProcess):
                     each.kill()
             process.wait()
@@ -75,7 +71,7 @@ class SparkCluster:
             )
 
     def _await(self, name: str, text: str) -> None:
-        """Wait until a process has logged a text."""
+        """Wait until a process logs a text."""
         ends = time.monotonic() + _START_SECONDS
         while text not in self._log(name).read_text(errors="replace"):
             if time.monotonic() > ends:

@@ -1,7 +1,4 @@
-"""The everyday rate: few messages a second, what all our processes take of a core, and how soon a message is queryable.
-
-Not here: one message now and then (`waiting`), as many as there are (`copying`, `sampling`).
-"""
+"""A few messages per second: CPU share of all processes, and the delay until a message is queryable."""
 
 from __future__ import annotations
 

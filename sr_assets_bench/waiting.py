@@ -1,8 +1,4 @@
-"""How long one message takes to its target and into the tables, during a lingering run and without one; and the cost of
-idle streams.
-
-Not here: messages per second (`copying`, `sampling`).
-"""
+"""The delay of one message to its target and the tables, with and without a lingering run; the cost of idle streams."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What came of a source's history, held against what `reference` demands of it: copies, counters, tables, advisories.
-
-Here: every difference, with its kind. Not here: the rules (`reference`), and how the history came about.
-"""
+"""Comparison of a site's copies, counters, tables and advisories with the expectations of `reference`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a feed made of the advisories it read, held against `domain.advisory_fold`.
-
-Not here: whether these advisories are the right ones (`comparison`).
-"""
+"""Comparison of a feed's view and history with `domain.advisory_fold`."""
 
 from __future__ import annotations
 

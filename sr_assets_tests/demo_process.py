@@ -1,6 +1,6 @@
-"""The demo as a process of its own, as a user starts it: for its tests, the browser's and the picture in `docs`.
+"""The demo as a separate process, for its tests, the browser's and the picture in `docs`.
 
-Everything it starts inherits a mark in its environment, by which it is found again, whoever its parent is by then.
+All its processes inherit a mark in their environment, by which they are found whatever their parent is.
 """
 
 import os

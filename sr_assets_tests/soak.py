@@ -1,14 +1,11 @@
-"""`make soak`: a fleet reports, a site is run again and again, and everything it is made of is killed at random.
+"""`make soak`: a fleet reports and a site runs repeatedly while random faults hit all its parts.
 
-Four streams and a feed: one is copied, one is sampled and tracked, one is a mirror in front of that, whose direct gets it
-also answers; the advisories are copied to the target, where a feed folds them.
+Four streams and a feed: a plain stream, a sampled one, a mirror of the sampled one that also answers direct gets for it,
+and the advisories, which are copied to the target and folded there by a feed.
 
-It ends by itself: the faults stop, the fleet stops, two last runs drain; then what the target, the tables, the advisories
-and the centre's view hold is compared with what the source's own history demands. What the source ever held is the truth:
-a publish that it never stored is none, and a silence at the source is one. Prints the seed and the counts; exit code 1
-when anything is lost, doubled, or not as demanded, and then the home is kept.
-
-Not here: the runs (`soak_runs`), the faults (`soak_faults`), the rules (`reference`), the comparing (`comparison`).
+At the end the faults and the fleet stop, and two last runs drain the streams. Then the target, the tables, the advisories
+and the centre's view are compared with the source's history. Only messages that the source stored count. Prints the seed
+and the counts; exits with 1, and keeps the home, if anything is lost, duplicated or wrong.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a soak does to the platform: random faults that hit all it is made of.
-
-Not here: the runs they hit (`soak_runs`), the fleet, the duration, the verdict (`soak`).
-"""
+"""Random faults of a soak: killed and suspended processes, target outages, a rolled-back source."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The runs of a soak: a site that is run again and again, how far it got, and how its runs ended.
-
-Not here: what hits it meanwhile (`soak_faults`).
-"""
+"""The runs of a soak: repeated runs of a site, their progress and their ends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The source of a soak: copies of its store are kept and put back, and what it held before stays readable.
-
-Not here: when that happens (`soak_faults`), what of it was read (`went_back`).
-"""
+"""The source of a soak: copies of its store that replace it later, with its earlier contents still readable."""
 
 from __future__ import annotations
 

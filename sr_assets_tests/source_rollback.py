@@ -1,7 +1,4 @@
-"""What was read of a source whose store was put back, from what it ever held and what the runs said.
-
-Not here: putting it back (`soak_source`), what must have come of what was read (`reference`), comparing that (`comparison`).
-"""
+"""The messages read from a source before and after its rollbacks, from its contents and the runs' logs."""
 
 from __future__ import annotations
 
