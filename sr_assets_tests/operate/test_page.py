@@ -117,7 +117,7 @@ def test_unwritable_page_is_reported_in_one_line(settings: Settings, tmp_path: P
     publish(settings)
     code, _, error = command("status-page", str(tmp_path / "gone" / "status.html"))
     assert (code, error.count("\n")) == (1, 1)
-    assert "gone/status.html cannot be written: No such file or directory" in error
+    assert "gone/status.html: cannot be written: No such file or directory" in error
     assert command("status-page", str(tmp_path / "status.html"))[0] == 0
 
 
