@@ -1,1 +1,1 @@
-"""A cluster's JetStream through nats-py: the control plane. `wire` carries the copied messages."""
+"""The control plane of a cluster's JetStream, through nats-py. `wire` carries the copied messages."""

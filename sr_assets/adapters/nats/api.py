@@ -1,8 +1,4 @@
-"""The answers of JetStream's JSON API: the error codes that the package handles, the error, and reading an answer.
-
-Add the reading of another control-plane answer here. Not here: the connection (`client`), the requests (`cluster`), the
-answer to a publish, which `wire` reads for both.
-"""
+"""Responses of JetStream's JSON API: parsing, error codes and the error class."""
 
 import json
 from typing import Any, Final
@@ -13,18 +9,18 @@ from sr_assets.adapters.wire import NO_STREAM, Ack, parse_ack
 from sr_assets.adapters.wire.frames import Frame
 from sr_assets.domain.errors import RunError, TransientError
 
-#: The codes of a server without a leader, or of one that is just starting.
+#: The code of a server that has no leader or is just starting.
 UNAVAILABLE: Final = 503
 SUBJECTS_TAKEN: Final = 10065
 STREAM_NOT_FOUND: Final = 10059
 MESSAGE_NOT_FOUND: Final = 10037
 #: The name in a `STREAM.CREATE` contradicts its subject.
 NAME_MISMATCH: Final = 10056
-#: A `STREAM.CREATE` of a stream that is there with another configuration.
+#: A `STREAM.CREATE` of a stream that exists with another configuration.
 NAME_TAKEN: Final = 10058
-#: A request that has to be empty, such as `STREAM.DELETE`, and is not.
+#: A request with a body where the API expects none, such as `STREAM.DELETE`.
 NOT_EMPTY: Final = 10038
-#: A cluster too small for the replicas, and a server without a cluster.
+#: A cluster too small for the replicas, or a server without a cluster.
 TOO_FEW_SERVERS: Final = frozenset({10005, 10074})
 
 
@@ -37,14 +33,14 @@ class ApiError(RunError):
 
 
 def read_answer(label: str, subject: str, data: bytes) -> dict[str, Any]:
-    """Return the JSON of a cluster's answer on an API subject.
+    """Return the JSON of a response from an API subject.
 
-    Raises TransientError when the API is unavailable, ApiError for every other refusal, RunError for what is no JSON.
+    Raises TransientError if the API is unavailable, ApiError on any other error, RunError if the response is not JSON.
     """
     try:
         answer: dict[str, Any] = json.loads(data)
     except ValueError:
-        raise RunError(f"{label}: {subject}: answered no JSON: {data[:80]!r}") from None
+        raise RunError(f"{label}: {subject}: the response is not JSON: {data[:80]!r}") from None
     error = answer.get("error")
     if error:
         text = f"{label}: {subject}: {error.get('description')} ({error.get('err_code')})"
@@ -55,14 +51,14 @@ def read_answer(label: str, subject: str, data: bytes) -> dict[str, Any]:
 
 
 def read_ack(message: Msg) -> Ack:
-    """Return the acknowledgement that nats-py received for a publish, read as `wire` reads it."""
+    """Parse an acknowledgement that nats-py received, with the parser of `wire`."""
     status = (message.headers or {}).get("Status")
     headers = f"NATS/1.0 {status}\r\n\r\n".encode() if status else b""
     return parse_ack(0, Frame(b"HMSG", headers=headers, payload=message.data))
 
 
 def refusal_text(ack: Ack) -> str | None:
-    """Return why a publish was not stored, with the server's code; None when it was."""
+    """Return why the server did not store a message, with its error code, or None if it did."""
     if ack.error is None or ack.error_code in (None, NO_STREAM):
         return ack.error
     return f"{ack.error} ({ack.error_code})"

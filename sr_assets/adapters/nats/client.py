@@ -1,7 +1,4 @@
-"""A nats-py client in a thread of its own: connecting, waiting for its answers from synchronous code, closing.
-
-Not here: the requests (`cluster`), how answers are read (`api`), certificates and credentials (`adapters.security`).
-"""
+"""A nats-py client in its own thread, with a synchronous interface."""
 
 import asyncio
 import contextlib
@@ -38,10 +35,10 @@ T = TypeVar("T")
 
 
 class ClientThread:
-    """A connection to the first of a cluster's servers that answers, and the thread of its event loop.
+    """A connection to the first server of a cluster that responds, and the thread of its event loop.
 
-    Opened by the first call, and again by the first call after it was lost. An error that is not an answer sets `woken`,
-    and so does an acknowledgement of an `ItemPublisher`. After an error `complaint` is the text of the server or the socket.
+    The first call opens the connection; after a loss, the next call reopens it. `woken` is set by every error outside a
+    response, and by each acknowledgement of an `ItemPublisher`. `complaint` is the last error of the server or the socket.
     """
 
     def __init__(self, settings: ClusterSettings, name: str) -> None:
@@ -54,7 +51,7 @@ class ClientThread:
         self._thread: threading.Thread | None = None
 
     def close(self) -> None:
-        """Close the connection and end its thread; harmless when there is none."""
+        """Close the connection and end its thread; do nothing if it is not open."""
         if self._loop is None or self._thread is None:
             return
         self._loop.call_soon_threadsafe(self._ended.set)
@@ -62,7 +59,7 @@ class ClientThread:
         self._loop = self._thread = self._client = None
 
     def connected(self) -> Client:
-        """Return the open connection; a lost one is opened again."""
+        """Return the open connection; reopen a lost one."""
         if self._client is None or self._client.is_closed:
             self._client = self._submit(self._connect(), self.settings.connect_timeout_seconds)
         return self._client
@@ -70,7 +67,7 @@ class ClientThread:
     def run(self, work: Coroutine[Any, Any, T], timeout_seconds: float = REQUEST_SECONDS) -> T:
         """Run a coroutine in the connection's thread and wait for its result.
 
-        Raises TransientError when the connection is lost or there is no answer in time.
+        Raises TransientError if the connection is lost or the server does not respond in time.
         """
         try:
             self.connected()
@@ -82,23 +79,23 @@ class ClientThread:
     # ----------------------------------------------------------------------------- in the connection's own thread
 
     def opened(self) -> Client:
-        """Return the open connection; raises RunError when there is none."""
+        """Return the open connection; raises RunError if it is closed."""
         if self._client is None:
             raise RunError(f"{self.settings.label}: the connection is closed")
         return self._client
 
     async def ask(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> Msg:
-        """Return the answer to a request.
+        """Return the response to a request.
 
-        Raises ApiError when the subject has no responder, RunError when the permission is refused, TransientError when the
-        connection is lost or there is no answer in time.
+        Raises ApiError if the subject has no responder, RunError if the user lacks the permission, TransientError if the
+        connection is lost or the server does not respond in time.
         """
         client, self.complaint = self.opened(), None
         answer = asyncio.ensure_future(client.request(subject, payload, timeout=REQUEST_SECONDS, headers=headers))
         self.woken.clear()
         complaint = asyncio.ensure_future(self.woken.wait())
         try:
-            # A refused permission is reported beside the answer, which never comes; after a lost connection none does.
+            # The server reports a missing permission as an error of the connection, and never sends a response.
             await asyncio.wait((answer, complaint), return_when=asyncio.FIRST_COMPLETED)
             if self.complaint and not answer.done():
                 line = f"{self.settings.label}: {subject}: {self.complaint}"
@@ -131,7 +128,7 @@ class ClientThread:
             try:
                 await asyncio.wait_for(self._connect_to(client, server, options), self.settings.connect_timeout_seconds)
             except (OSError, TimeoutError, nats.errors.Error) as error:
-                # nats-py waits without end for a connection on which TLS failed.
+                # nats-py waits forever for a connection on which TLS failed.
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(client.close(), _CLOSE_SECONDS)
                 hint = silence_hint(self.settings) if isinstance(error, TimeoutError) else ""
@@ -156,14 +153,14 @@ class ClientThread:
         await client.connect(
             servers=f"nats://{server}",
             name=self._name,
-            # The timeout of our own around the call is exact.
+            # Our own timeout around the call is exact.
             connect_timeout=math.ceil(self.settings.connect_timeout_seconds) + 1,
-            # Makes nats-py read the answer to CONNECT before it writes on: otherwise a reset may overtake the server's
-            # error about wrong credentials.
+            # Makes nats-py read the response to CONNECT before it writes more: otherwise a reset may overtake the
+            # server's error about wrong credentials.
             verbose=True,
-            # A lost connection is made again by the next call: waiting here would only hide it.
+            # The next call reopens a lost connection: waiting here would only hide the loss.
             allow_reconnect=False,
-            # The lowest number that nats-py counts: 0 means without limit.
+            # The lowest number that nats-py counts: 0 means no limit.
             max_reconnect_attempts=1,
             reconnect_time_wait=0,
             error_cb=on_error,
@@ -174,13 +171,13 @@ class ClientThread:
     def _submit(self, work: Coroutine[Any, Any, T], timeout_seconds: float) -> T:
         try:
             future = asyncio.run_coroutine_threadsafe(work, self._started())
-            # The work has its own deadline; this one only guards against a thread that hangs.
+            # The coroutine has its own deadline; this one guards against a hanging thread.
             return future.result(timeout_seconds + 2 * REQUEST_SECONDS)
         except (OSError, TimeoutError, nats.errors.Error) as error:
             raise TransientError(f"{self.settings.label}: {self.complaint or error_text(error)}") from None
 
     def _started(self) -> asyncio.AbstractEventLoop:
-        """Return the loop of the connection's thread, which is started by the first call."""
+        """Return the event loop of the connection's thread; the first call starts the thread."""
         if self._loop is None:
             ready: Future[asyncio.AbstractEventLoop] = Future()
             self._thread = threading.Thread(
@@ -192,7 +189,7 @@ class ClientThread:
 
 
 class _SecuredClient(Client):
-    """nats-py's client, which sends nothing in the clear to a server when TLS is configured.
+    """A nats-py client that never sends plain text to a server when TLS is configured.
 
     It overrides a private method: nats-py decides by the server's `tls_required` alone and has no public hook between
     the server's greeting and the login.
@@ -211,12 +208,12 @@ class _SecuredClient(Client):
 
 
 def _worth_logging(record: logging.LogRecord) -> bool:
-    """Leave out what asyncio logs at the end of each TLS connection of nats-py; it means nothing."""
+    """Drop a meaningless line that asyncio logs at the end of each TLS connection of nats-py."""
     return "eof_received() has no effect" not in record.getMessage()
 
 
 def secure_options(settings: ClusterSettings) -> dict[str, Any]:
-    """Return nats-py's options for TLS and the login; raises RunError naming a file that cannot be used."""
+    """Return nats-py's options for TLS and the login; raises RunError that names an unusable file."""
     options = read_login(settings).client_options()
     if settings.tls:
         options |= {"tls": tls_context(settings.tls), "tls_handshake_first": settings.tls.handshake_first}

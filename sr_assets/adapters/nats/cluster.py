@@ -1,7 +1,6 @@
-"""A cluster's JetStream for administration: stream info, single messages, creating a stream, advisories.
+"""Administration of a cluster's JetStream: stream info, single messages, creating streams, publishing advisories.
 
-A synchronous interface to nats-py, which runs in a thread of its own (`client`). Bulk traffic is in `wire`, because nats-py
-cannot carry headers byte for byte. Not here: what follows from an answer.
+Bulk traffic uses `wire`, because nats-py cannot carry headers byte for byte.
 """
 
 import asyncio
@@ -30,16 +29,16 @@ from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.target_stream import IMPOSSIBLE_SEQUENCE, WRONG_LAST_SEQUENCE
 
-#: How long the server keeps a consumer that was made to count, if we cannot delete it.
-_COUNTED_NS: Final = 30 * 1_000_000_000
-#: How many stream infos are asked for before the first is awaited.
-_SIDE_BY_SIDE: Final = 100
+#: How long the server keeps a counting consumer that we failed to delete.
+_COUNTER_LIFETIME_NS: Final = 30 * 1_000_000_000
+#: How many stream infos are requested concurrently.
+_CONCURRENT_REQUESTS: Final = 100
 
 
 class Cluster:
     """A connection to one cluster's JetStream, opened by `with` or the first call, closed at the end of `with`.
 
-    Every method raises RunError, one line with the cluster's label and never a secret, without an answer or on an error.
+    On an error or a missing response every method raises RunError: one line with the cluster's label, without secrets.
     """
 
     def __init__(self, settings: ClusterSettings, name: str = "sr-assets") -> None:
@@ -61,32 +60,32 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Close the connection and end its thread; harmless when there is none."""
+        """Close the connection and end its thread; do nothing if it is not open."""
         self._thread.close()
 
     @property
     def server_version(self) -> Version:
-        """The version of the server we talk to; the others of its cluster may differ."""
+        """The version of the connected server; other servers of its cluster may differ."""
         return _version(self._thread.connected())
 
     @property
     def max_payload(self) -> int:
-        """The largest message, headers included, that the server takes, in bytes."""
+        """The largest message that the server accepts, headers included, in bytes."""
         return self._thread.connected().max_payload
 
     def request_api(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Request a JetStream API subject, such as `STREAM.NAMES`; raises ApiError with the server's message."""
+        """Send a request to a JetStream API subject, such as `STREAM.NAMES`; raises ApiError with the server's message."""
         return self._thread.run(self._request(subject, body))
 
     def stream_info(self, stream: str) -> StreamInfo:
-        """Return a stream's info from its leader; raises ApiError when the stream does not exist."""
+        """Return a stream's info from its leader; raises ApiError if the stream does not exist."""
         return self._thread.run(self._stream_info(stream))
 
     def stream_infos(self, streams: Sequence[str]) -> dict[str, StreamInfo | RunError]:
-        """Return the infos of many streams, asked side by side, or what `stream_info` raises."""
-        infos = self._thread.run(self._stream_infos(streams), REQUEST_SECONDS * (1 + len(streams) // _SIDE_BY_SIDE))
+        """Return the info of each stream, or the error that `stream_info` raises; the requests are concurrent."""
+        infos = self._thread.run(self._stream_infos(streams), REQUEST_SECONDS * (1 + len(streams) // _CONCURRENT_REQUESTS))
         for stream, info in infos.items():
-            # A refused permission is reported beside the answers, to all that wait: alone it is clear whose it is.
+            # A missing permission fails every pending request: repeat them one by one to find the refused ones.
             if isinstance(info, RunError) and not isinstance(info, (ApiError, TransientError)):
                 try:
                     infos[stream] = self.stream_info(stream)
@@ -95,17 +94,17 @@ class Cluster:
         return infos
 
     def list_streams(self) -> list[dict[str, Any]]:
-        """Return the infos of all streams, as their leaders send them; the pages after the first are asked side by side."""
+        """Return the infos of all streams, as their leaders send them; pages after the first are requested concurrently."""
         first = self.request_api("STREAM.LIST", {"offset": 0})
         streams = first.get("streams") or []
-        # A page may be shorter than the others, where a leader did not answer in time.
+        # A page is shorter than the limit if a leader did not respond in time.
         offsets = range(first["limit"], first["total"], first["limit"]) if first.get("limit") else ()
         for page in self._thread.run(self._stream_pages(offsets), REQUEST_SECONDS):
             streams += page.get("streams") or []
         return streams
 
     def find_stream(self, stream: str) -> StreamInfo | None:
-        """Return a stream's info from its leader; None when the stream does not exist."""
+        """Return a stream's info from its leader, or None if the stream does not exist."""
         try:
             return self.stream_info(stream)
         except ApiError as error:
@@ -114,7 +113,7 @@ class Cluster:
             raise
 
     def stream_exists(self, stream: str) -> bool:
-        """Return whether there is such a stream."""
+        """Return whether the stream exists."""
         return self.find_stream(stream) is not None
 
     def stream_names(self, subject: str = ">") -> list[str]:
@@ -128,7 +127,7 @@ class Cluster:
                 return names
 
     def create_stream(self, config: dict[str, Any]) -> StreamInfo:
-        """Create a stream, with fewer replicas when the cluster has too few servers; returns what was made."""
+        """Create a stream, with fewer replicas if the cluster has too few servers; return the info of the new stream."""
         for replicas in range(config.get("num_replicas", 1), 0, -1):
             try:
                 answer = self.request_api(f"STREAM.CREATE.{config['name']}", {**config, "num_replicas": replicas})
@@ -140,19 +139,19 @@ class Cluster:
         raise RunError(f"stream {config['name']}: num_replicas {config['num_replicas']!r} is not at least 1")
 
     def message(self, stream: str, sequence: int) -> Message | None:
-        """Return a message from the stream's leader; None when it is not in the stream."""
+        """Return a message from the stream's leader, or None if the stream does not hold it."""
         return self._message(stream, {"seq": sequence})
 
     def next_message(self, stream: str, sequence: int, subject: str = ">") -> Message | None:
-        """Return the leader's first message at or after a sequence that matches; None when there is none."""
+        """Return the leader's first matching message at or after a sequence, or None."""
         return self._message(stream, {"seq": sequence, "next_by_subj": subject})
 
     def last_message(self, stream: str, subject: str = ">") -> Message | None:
-        """Return the leader's last message that matches; None when there is none."""
+        """Return the leader's last matching message, or None."""
         return self._message(stream, {"last_by_subj": subject})
 
     def count_from(self, stream: str, sequence: int, subject: str | None = None) -> int:
-        """Return how many messages at or after a sequence a consumer would get; it is made and deleted for the answer."""
+        """Count the messages at or after a sequence, by creating and deleting a consumer."""
         name = f"sr_count_{secrets.token_hex(8)}"
         config: dict[str, Any] = {
             "name": name,
@@ -161,7 +160,7 @@ class Cluster:
             "ack_policy": "none",
             "mem_storage": True,
             "num_replicas": 1,
-            "inactive_threshold": _COUNTED_NS,
+            "inactive_threshold": _COUNTER_LIFETIME_NS,
         }
         if subject:
             config["filter_subject"] = subject
@@ -176,19 +175,19 @@ class Cluster:
         senders: Sequence[str] | None = None,
         timeout_seconds: float = REQUEST_SECONDS,
     ) -> list[Delivery]:
-        """Publish (subject, payload, message id) in order into JetStream; returns one `Delivery` for each.
+        """Publish (subject, payload, message id) in order into JetStream; return one `Delivery` for each.
 
-        With `senders`, one for each item, a sender's next message waits until the previous one is acknowledged, and a
-        refused one holds back its sender's later ones: sent again it would come after its successor. A message is not
-        acknowledged when the timeout passes after the previous acknowledgement, or when the connection is lost: send it
-        again with the same id; `last_refusal` then has the reason. After many refusals in a row nothing more is sent.
+        With `senders`, one for each item, a sender's next message waits for the previous acknowledgement, and a refused
+        message holds back later ones of its sender, to keep their order. A message stays unacknowledged if the timeout
+        passes after the previous acknowledgement, or the connection is lost: resend it with the same id. `last_refusal`
+        then has the reason. Sending stops after many consecutive refusals.
         """
         patience_seconds = timeout_seconds * max(1, len(items))
         work = self._publish_many(items, senders or range(len(items)), timeout_seconds)
         return self._thread.run(work, patience_seconds)
 
     def publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> None:
-        """Publish one message into JetStream; raises RunError unless a stream acknowledges it."""
+        """Publish one message into JetStream; raises RunError unless a stream stores it."""
         self._thread.run(self._publish(subject, payload, headers))
 
     def publish_core(self, items: Iterable[tuple[str, bytes]]) -> None:
@@ -196,9 +195,9 @@ class Cluster:
         self._thread.run(self._publish_core(items))
 
     def try_publishing(self, subject: str) -> None:
-        """Raise RunError unless a stream takes a subject and we may publish there; nothing is stored.
+        """Raise RunError unless a stream accepts a subject and we may publish there; nothing is stored.
 
-        The message has an expectation that cannot hold: the answer that it does not proves both.
+        The message carries an expectation that cannot hold: the server's refusal of it proves both.
         """
         code, refusal = self._thread.run(self._publish_refusal(subject))
         if code != WRONG_LAST_SEQUENCE:
@@ -229,10 +228,10 @@ class Cluster:
         return parse_stream_info(answer, _version(self._thread.opened()))
 
     async def _stream_infos(self, streams: Sequence[str]) -> dict[str, StreamInfo | RunError]:
-        places = asyncio.Semaphore(_SIDE_BY_SIDE)
+        slots = asyncio.Semaphore(_CONCURRENT_REQUESTS)
 
         async def info(stream: str) -> StreamInfo | RunError:
-            async with places:
+            async with slots:
                 try:
                     return await self._stream_info(stream)
                 except RunError as error:

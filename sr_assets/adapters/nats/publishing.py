@@ -1,7 +1,4 @@
-"""Publishing a list of messages into JetStream by nats-py, with a bounded window and an order kept per sender.
-
-Not here: bulk copies (`wire.publishing`), which messages are published and what follows from a refusal (the stages).
-"""
+"""Publishing of a list of messages through nats-py, with a bounded window and in order per sender."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,7 +13,7 @@ from sr_assets.adapters.nats.api import read_ack, refusal_text
 from sr_assets.adapters.nats.client import ClientThread, error_text
 
 _WINDOW: Final = 256
-#: So many refusals in a row are not about single messages.
+#: More consecutive refusals than this are not about single messages.
 _MOST_REFUSALS: Final = 512
 
 #: Subject, payload, message id.
@@ -37,12 +34,12 @@ _UNKNOWN: Final = Delivery(acknowledged=False)
 class ItemPublisher:
     """Publishes items in order and records the outcome of each; used once, in the connection's own thread.
 
-    A sender's next item waits until the previous one is acknowledged, and a refused one holds back its sender's later
-    ones: sent again it would come after its successor. `problem` is the reason why an outcome is unknown.
+    A sender's next item waits for the previous acknowledgement, and a refused item holds back later ones of its sender,
+    to keep their order. `problem` is the reason why an outcome is unknown.
     """
 
     def __init__(self, thread: ClientThread, senders: Sequence[object], timeout_seconds: float) -> None:
-        """Take the connection, each item's sender, and how long to wait after the previous acknowledgement."""
+        """Take the sender of each item, and the timeout since the previous acknowledgement."""
         self.deliveries = [_UNKNOWN] * len(senders)
         self.problem: str | None = None
         self._thread = thread
@@ -54,7 +51,7 @@ class ItemPublisher:
         self._postpone()
 
     async def publish(self, items: Sequence[Item]) -> None:
-        """Publish everything and wait for the acknowledgements; the reason of a missing one is in `problem`."""
+        """Publish all items and wait for their acknowledgements; `problem` says why one is missing."""
         client = self._thread.opened()
         self._thread.complaint = None
         inbox = client.new_inbox()
@@ -66,7 +63,7 @@ class ItemPublisher:
         except TimeoutError:
             self.problem = f"no acknowledgement within {self._timeout_seconds:g} s"
         except (OSError, nats.errors.Error) as error:
-            # The acknowledgements until then are valid.
+            # Acknowledgements received before the error are valid.
             self._thread.complaint = self._thread.complaint or error_text(error)
         finally:
             if not client.is_closed:

@@ -1,7 +1,4 @@
-"""The stream info of JetStream, as a stream's leader sends it.
-
-Add a field here when something in the package decides by it. Not here: requesting it (`cluster`).
-"""
+"""JetStream's stream info, reduced to the fields that the package uses."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,9 +14,9 @@ _BATCHED_DIRECT_GET: Final[Version] = (2, 11, 0)
 class StreamInfo:
     """A stream's info from its leader. An empty stream's `first_sequence` is `last_sequence` + 1, or 0.
 
-    `ts_ns` is the server's clock when it answered (None before 2.10), `last_stored_ns` the stored time of the last
-    message, `num_deleted` how many sequences between the first and the last are missing, `server_version` that of the
-    connected server, `config` the configuration as the server sent it.
+    `ts_ns` is the server's clock at the response (None before 2.10). `last_stored_ns` is the stored time of the last
+    message, and `num_deleted` counts the missing sequences between the first and the last. `server_version` is the
+    connected server's; `config` is the configuration as the server sent it.
     """
 
     stream: str
@@ -75,5 +72,5 @@ def parse_stream_info(answer: dict[str, Any], server_version: Version) -> Stream
 
 
 def _time_ns(text: str | None) -> int | None:
-    """Return a time in unix ns; None for Go's zero time, the year 1, which means that there is none."""
+    """Return a time in unix ns, or None for Go's zero time (year 1), which means unset."""
     return None if not text or text.startswith("0001-") else parse_rfc3339_ns(text)
