@@ -132,7 +132,7 @@ def test_a_copy_that_the_leafnodes_own_stream_takes_first_stops_the_stream_that_
         # The hub has answered first.
         assert len(rig.copies(stream)) == 1
     else:
-        assert f"another stream takes copy.{stream}.m too; set another target_subject_prefix" in failure
+        assert f"another stream also accepts copy.{stream}.m; set another target_subject_prefix" in failure
 
 
 @pytest.mark.process

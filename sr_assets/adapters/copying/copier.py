@@ -1,7 +1,6 @@
-"""One writer's work on a batch: read the copies in the target, fetch, send, stage, account.
+"""One writer's work on a batch: find earlier copies in the target, fetch, send, stage and account.
 
-What only the target holds any more is staged from there. Not here: Spark (`spark.sink`), which messages are copied (the
-stages), the headers of a copy (`domain.messages`).
+A message that the source has lost since it was copied is staged from the target.
 """
 
 from __future__ import annotations
@@ -33,30 +32,30 @@ _STAGED_AT_ONCE: Final = 500
 
 
 class Copier:
-    """Copies the messages that `rows` name: source sequence → node, None for a sender that is not tracked.
+    """Copies the messages in `rows`: source sequence → node, None for an untracked sender.
 
-    Publishes in source order with a bounded window and waits for every acknowledgement. It first reads the copies that an
-    earlier attempt left in the target, so a repetition stores nothing twice.
+    It publishes in source order with a bounded window and awaits every acknowledgement. It first reads the copies that an
+    earlier attempt left in the target, so a repetition stores no duplicates.
     """
 
     def __init__(self, plan: CopyPlan, rows: Mapping[int, str | None], partition: int) -> None:
-        """Take the plan and this task's share of the rows; nothing is opened before `run`."""
+        """Take the plan and this task's share of the rows; `run` opens the connections."""
         self._plan = plan
         self._rows = dict(sorted(rows.items()))
         self._receipt = Receipt()
         self._staged = StagedFiles(Path(plan.staging), partition) if plan.staging else None
-        # Messages that are in the target, not given to the staged files yet.
+        # Messages that the target has stored and that are not in the staged files yet.
         self._copied: list[Message] = []
-        # The copies in the target by source sequence: their places there, and their originals' stored times in ms.
+        # The copies in the target by source sequence: target sequence and the original's stored time in ms.
         self._found: dict[int, tuple[int, int]] = {}
-        # Those of them whose originals the source does not hold (any more).
+        # Source sequences of copies whose originals the source no longer holds.
         self._orphans: list[int] = []
 
     def run(self) -> Receipt:
-        """Copy everything and return the receipt.
+        """Copy all messages and return the receipt.
 
-        Raises WireError when a connection is lost and RunError when the target holds another writer's copies: then
-        nothing is accounted for, and the next attempt finds this one's copies in the target.
+        Raises WireError if a connection is lost, and RunError if the target holds another writer's copies. Then there is
+        no receipt, and the next attempt finds this one's copies in the target.
         """
         plan = self._plan
         with contextlib.ExitStack() as stack:
@@ -77,7 +76,7 @@ class Copier:
         return self._receipt
 
     def settle(self) -> Receipt:
-        """Account for the copies that an earlier attempt has made, and make none: the source is another one by now."""
+        """Account for the copies of an earlier attempt without copying more: the source has been replaced since."""
         with contextlib.ExitStack() as stack:
             target = stack.enter_context(open_connection(self._plan.connection, _TARGET))
             if self._staged:
@@ -88,13 +87,13 @@ class Copier:
         return self._receipt
 
     def _find_copies(self, sender: Sender) -> None:
-        """Read what the target has stored since the intent: the source sequences of our copies there are copied already."""
+        """Record the copies that the target has stored since the intent."""
         for target_sequence, copy in sender.copies():
             self._found[copy.sequence] = target_sequence, copy.stored_ms
             self._receipt.locate(target_sequence, copy.sequence)
 
     def _prepare(self, source: wire.Connection, sender: Sender) -> Iterator[wire.Outgoing]:
-        """Yield the messages to send, and account for the others."""
+        """Yield the messages to send; account for those that need no sending."""
         plan, receipt = self._plan, self._receipt
         for messages, missing in fetch(source, plan, list(self._rows)):
             for message in messages:
@@ -113,7 +112,7 @@ class Copier:
             self._note_missing(missing)
 
     def _stage(self, message: Message) -> None:
-        """Take a message that is in the target for the history; what is parked is not part of it."""
+        """Queue a copied message for the history; parked messages are not part of it."""
         if self._staged and self._rows[message.sequence] is not None:
             self._copied.append(message)
             if len(self._copied) >= _STAGED_AT_ONCE:
@@ -125,11 +124,11 @@ class Copier:
             self._copied = []
 
     def _take_orphans(self, target: wire.Connection) -> None:
-        """Stage and count what only the target holds; its copies know the millisecond in which the original was stored."""
-        places = {self._found[sequence][0]: sequence for sequence in self._orphans}
-        for copies in wire.read_sequences(target, self._plan.stream, sorted(places), direct=False):
+        """Stage and count messages that only the target still holds; a copy's header has the original's time in ms."""
+        originals = {self._found[sequence][0]: sequence for sequence in self._orphans}
+        for copies in wire.read_sequences(target, self._plan.stream, sorted(originals), direct=False):
             for copy in copies:
-                sequence = places[copy.sequence]
+                sequence = originals[copy.sequence]
                 stored_ns = self._found[sequence][1] * 1_000_000
                 subject = source_subject(copy.subject, self._plan.prefix)
                 self._receipt.copied_bytes += len(copy.payload)
@@ -137,17 +136,17 @@ class Copier:
         self._stage_copied()
 
     def _check_copy(self, message: Message) -> None:
-        """Raise RunError when the copy in the target is of another message than the source now holds at its sequence."""
+        """Raise RunError if the copied message differs from the one that the source now holds at its sequence."""
         if self._found[message.sequence][1] != message.stored_ns // 1_000_000:
             plan = self._plan
             raise RunError(
                 f"source stream {plan.source_stream} holds another message {message.sequence} than the one that was copied"
-                f" into {plan.stream} before the batch was cut off: it went back; run `sr-assets recover --stream"
-                f" {plan.name}/{plan.source_stream} --force`"
+                f" into {plan.stream} before the batch was interrupted: the source was rolled back; run `sr-assets recover"
+                f" --stream {plan.name}/{plan.source_stream} --force`"
             )
 
     def _note_missing(self, missing: list[int]) -> None:
-        """Account for sequences that the source does not hold: copied by an earlier attempt, or lost."""
+        """Account for sequences that the source does not hold: either copied by an earlier attempt or lost."""
         if not missing:
             return
         receipt = self._receipt

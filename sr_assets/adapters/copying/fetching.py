@@ -1,7 +1,4 @@
-"""Reading the messages of a batch from the source, and finding those that it does not hold (any more).
-
-Not here: how a range is read and confirmed (`wire`), what follows from a missing message (the stages).
-"""
+"""Reading of a batch's messages from the source, and detection of messages that it no longer holds."""
 
 from __future__ import annotations
 
@@ -20,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def fetch(source: wire.Connection, plan: CopyPlan, sequences: list[int]) -> Iterator[tuple[list[Message], list[int]]]:
-    """Yield the messages of ascending sequences in source order, with the sequences up to there that are missing.
+    """Yield the messages of ascending sequences in source order, each list with the missing sequences up to its end.
 
-    Consecutive sequences are read as a range, others one by one; messages that a replica does not have are read from the
-    leader. Raises TransientError when the source is no longer the one that the plan was made for.
+    Consecutive sequences are read as a range, others one by one; the leader supplies messages that a replica lacks.
+    Raises TransientError if the source has been recreated or rolled back since the batch was planned.
     """
     whole = SequenceRange(sequences[0], sequences[-1] + 1)
     contiguous = len(whole) == len(sequences)
@@ -53,10 +50,10 @@ def fetch(source: wire.Connection, plan: CopyPlan, sequences: list[int]) -> Iter
 
 
 def _check_source(source: wire.Connection, plan: CopyPlan) -> None:
-    """Raise TransientError unless the source still is what it was when the batch was planned.
+    """Raise TransientError if the source was recreated or rolled back since the batch was planned.
 
-    Asked after the messages have come and before they are used: a source that was made again, or that went back, holds
-    other messages at their sequences. The driver finds out what became of it.
+    Checked after the messages arrive and before they are used, because such a source holds other messages at their
+    sequences. The driver diagnoses the cause.
     """
     if plan.source_sequence is None:
         return
@@ -69,11 +66,11 @@ def _check_source(source: wire.Connection, plan: CopyPlan) -> None:
             known = wire.stored_message(source, plan.source_stream, plan.source_sequence)
             changed = known is not None and known.stored_ns != plan.source_ns
     if changed:
-        raise TransientError(f"source stream {plan.source_stream} was made again, or went back, while it was copied")
+        raise TransientError(f"source stream {plan.source_stream} was recreated or rolled back during the copy")
 
 
 def _ask_leader(source: wire.Connection, stream: str, sequences: list[int]) -> tuple[list[Message], list[int]]:
-    """Return the messages that the leader has, and the sequences that it lacks: any replica may answer a direct get."""
+    """Return the messages that the leader has, and the sequences that it lacks: any replica may serve a direct get."""
     answers = [(sequence, wire.stored_message(source, stream, sequence)) for sequence in sequences]
     held = [message for _, message in answers if message is not None]
     return held, [sequence for sequence, message in answers if message is None]

@@ -1,7 +1,4 @@
-"""The plan of a batch's copies, and its form as options of a Spark write.
-
-Add a field here when a writer needs to know more. Not here: the copying (`copier`).
-"""
+"""The plan of a batch's copies, also encoded as the options of a Spark write."""
 
 from __future__ import annotations
 
@@ -21,22 +18,21 @@ if TYPE_CHECKING:
 class CopyPlan:
     """The input of a batch's writers, each field an option of the sink.
 
-    - `connection`, `stream`, `subjects`: the target: a file made by `write_connection`, its name, its subjects
+    - `connection`, `stream`, `subjects`: the target: its connection file (`write_connection`), name and subjects
     - `source_connection`, `source_stream`, `direct`, `filter`: the source; with `direct` it is read by direct get
     - `replicator`, `name`, `created_ns`: the identity of the copies; the source's created time in unix ns
     - `prefix`, `remove`: how the subject is rewritten
     - `first`, `next`, `since`: the intent: its range of source sequences, and the target's last sequence when it was
-      made. Source messages with a copy of ours in the target after `since` are copied already
+      committed. A source message with our copy after `since` is already copied
     - `folder`, `batch`: the folder with this stream's writer locks, and the batch that may write (its file `batch`)
     - `receipt`: the file for the receipt of all tasks, written once all have succeeded
-    - `resend`: appended to each `Nats-Msg-Id` as `/r<resend>` unless 0: for a stream that is copied again on purpose
-    - `source_sequence`, `source_ns`: a message of the source at or after the range's end, and when it was stored.
-          If the source now has another message there, or ends before it, it is another source. Without it
-          nothing is compared
+    - `resend`: appended to each `Nats-Msg-Id` as `/r<resend>` unless 0: for a stream that is recopied on purpose
+    - `source_sequence`, `source_ns`: a message of the source at or after the range's end, and its stored time. If the
+      source now has another message there, or ends before it, it was recreated or rolled back. None disables the check
     - `cutoff_ns`: messages stored before this time (unix ns) are not copied but counted as too old
     - `on_poison`: `park` or `stop`
-    - `staging`: the folder for the Parquet rows of the copies; without it nothing is staged
-    - `fence`: on a cluster, the consumer of the target that lets the batch's writers write (`fence`)
+    - `staging`: the folder for the Parquet rows of the copies; None disables staging
+    - `fence`: on a cluster, the target's consumer that permits the batch's writers to write (`fence`)
     """
 
     connection: str
@@ -71,20 +67,20 @@ class CopyPlan:
         return Identity(self.source_stream, self.replicator, self.name)
 
     def encode(self) -> dict[str, str]:
-        """Return the plan as options: text unchanged, everything else as JSON."""
+        """Return the plan as options: text unchanged, other values as JSON."""
         values = {key: value for key, value in asdict(self).items() if value is not None}
         return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
 
     @classmethod
     def decode(cls, options: Mapping[str, str]) -> Self:
-        """Read the options of a write; raises TypeError when one is missing."""
+        """Read the options of a write; raises TypeError if one is missing."""
         given = {field.name: options[field.name] for field in fields(cls) if field.name in options}
         text = {field.name for field in fields(cls) if str(field.type).startswith("str")}
         values: dict[str, Any] = {key: value if key in text else json.loads(value) for key, value in given.items()}
         return cls(**{**values, "subjects": tuple(values.get("subjects", ()))})
 
     def check_batch(self) -> None:
-        """Raise RunError when a later run has begun another batch: a task may outlive the run that started it."""
+        """Raise RunError if a later run has started another batch: a task may outlive its run."""
         current = Path(self.folder, "batch").read_text()
         if current != self.batch:
-            raise RunError(f"batch {self.batch} was given up for {current}")
+            raise RunError(f"batch {self.batch} was replaced by {current}")

@@ -1,7 +1,4 @@
-"""The result of a batch's copies: the receipt of one writer, or of all of them added up.
-
-Not here: what a commit writes from it (`stages.replication`).
-"""
+"""The receipt of a batch: the result of one writer, or the sum of all its writers."""
 
 from __future__ import annotations
 
@@ -13,13 +10,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-#: So many heartbeats of a batch are measured.
+#: At most this many heartbeats of a batch are measured.
 MOST_HEARTBEATS: Final = 32
 
 
 @dataclass
 class Parked:
-    """A message the target cannot take, and why."""
+    """A message that the target cannot store, and why."""
 
     sequence: int
     stored_ns: int
@@ -30,14 +27,17 @@ class Parked:
 
 @dataclass
 class Receipt:
-    """The work of one batch's writers, added up; a commit uses nothing else.
+    """The results of a batch's writers; a commit uses no other input.
 
-    `last_sequence` is the last source message that was read, stored at `last_stored_ns` (unix ns). `target_sequence` is the
-    highest sequence in the target that was acknowledged or found, `target_holds` the source sequence of the copy there,
-    `disordered` how many copies come right after one of a later source sequence. `copied_ranges` are runs of copies:
-    (target sequence, source sequence, how many are consecutive in both). `missing` are ranges that the source does not hold
-    (any more); `found` counts the copies that an earlier attempt left in the target; `failure` is one line when the target
-    refuses: then the intent stays open. `heartbeats` are the target sequences of the last heartbeats among the copies.
+    - `last_sequence`, `last_stored_ns`: the last source message that was read, and its stored time in unix ns
+    - `target_sequence`: the highest target sequence that was acknowledged or found
+    - `target_holds`: the source sequence of the copy at `target_sequence`
+    - `disordered`: how many copies directly follow a copy of a later source sequence
+    - `copied_ranges`: runs of copies that are consecutive on both sides: target sequence, source sequence, length
+    - `missing`: ranges that the source does not hold
+    - `found`: how many copies an earlier attempt left in the target
+    - `failure`: one line if the target refuses messages; then the intent stays open
+    - `heartbeats`: the target sequences of the last copied heartbeats
     """
 
     copied: int = 0
@@ -98,7 +98,7 @@ class Receipt:
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Read a file made by `write`."""
+        """Read a file written by `write`."""
         return cls.decode(file.read_text())
 
     def encode(self) -> str:
@@ -107,7 +107,7 @@ class Receipt:
 
     @classmethod
     def decode(cls, text: str | bytes) -> Self:
-        """Read what `encode` has made."""
+        """Parse the output of `encode`."""
         raw = json.loads(text)
         parked = [Parked(**fields) for fields in raw["parked"]]
         runs = {key: [tuple(numbers) for numbers in raw[key]] for key in ("copied_ranges", "missing")}

@@ -1,8 +1,7 @@
-"""Publishing copies into a target: acknowledgements, and when a message is sent again, parked, or stops the stream.
+"""Publishing of copies into a target, and the handling of refused and unacknowledged messages.
 
-A message that is refused or not answered is sent again. It is parked when the refusal is about the message: by its code, or
-because the target still takes others. Any other refusal is about the target and stops the stream with its intent open. Not
-here: reading the messages (`fetching`), the protocol and its window (`wire`).
+A refused or unacknowledged message is resent. It is parked if the refusal concerns the message: by its code, or because the
+target still accepts other messages. Any other refusal concerns the target and stops the stream with its intent open.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ if TYPE_CHECKING:
     from sr_assets.domain.messages import Message
     from sr_assets.domain.provenance import CopyOf
 
-#: Refusals that are about one message, not about the target.
+#: Refusals that concern one message, not the target.
 _ABOUT_THE_MESSAGE: Final = frozenset({wire.MESSAGE_TOO_LARGE, wire.HEADERS_TOO_LARGE, wire.INVALID_SUBJECT})
 #: The text that distinguishes `discard_new_per_subject` from a full stream, which has the same code.
 _SUBJECT_FULL: Final = "per subject"
-#: Refusals that are about the target and its server, however long they last: full, without memory or disk.
+#: Refusals that always concern the target and its server: full, or out of memory or disk.
 _ABOUT_THE_TARGET: Final = frozenset({10077, 10023, 10028, 10047})
 _REFUSAL_SECONDS: Final = 30.0
 _ACK_SECONDS: Final = 30.0
 _PROBE_SECONDS: Final = 5.0
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 5.0
-#: More parked messages of one batch than this mean that something is wrong with the target; full subjects may be many.
+#: More parked messages in one batch indicate a fault of the target; full subjects are not counted.
 _MAX_PARKED: Final = 1000
 _IMPOSSIBLE: Final = b"NATS/1.0\r\nNats-Expected-Last-Sequence: %d\r\n\r\n" % IMPOSSIBLE_SEQUENCE
 
@@ -58,15 +57,15 @@ class Sender:
     def __init__(
         self, plan: CopyPlan, target: wire.Connection, receipt: Receipt, on_settled: Callable[[Message], None]
     ) -> None:
-        """Take the plan, an open connection to the target, the receipt to fill, and who gets each acknowledged message."""
+        """Take an open connection to the target, and the receipt to fill; `on_settled` gets each acknowledged message."""
         self._plan = plan
         self._target = target
         self._receipt = receipt
         self._on_settled = on_settled
-        # The messages under way or waiting to be sent again, by sequence; how often each got another id.
+        # By sequence: the messages in flight or waiting to be resent, and how often each got a new id.
         self._window: dict[int, Message] = {}
         self._resends: dict[int, int] = {}
-        # Since when a message has been refused; the last one that was acknowledged, as which sequence, and when that was.
+        # When each message was first refused; the last acknowledged message, its target sequence, and when.
         self._refused_since: dict[int, float] = {}
         self._settled: Message | None = None
         self._settled_as = 0
@@ -77,7 +76,7 @@ class Sender:
         self._headers = header_writer(plan.replicator, plan.name, plan.source_stream, plan.created_ns)
 
     def prepare(self, message: Message) -> wire.Outgoing | None:
-        """Return the copy, which the caller must send; None when the target does not take its subject."""
+        """Return the copy, which the caller must send, or None if the target does not accept its subject."""
         outgoing = self._outgoing(message)
         if not self._takes(outgoing.subject):
             subject = printable(outgoing.subject)
@@ -99,10 +98,10 @@ class Sender:
                 yield message.sequence, copy
 
     def send(self, items: Iterator[wire.Outgoing]) -> None:
-        """Send everything in order and wait for every acknowledgement.
+        """Send all items in order and wait for every acknowledgement.
 
-        Raises StopError when the stream must not go on, WireError when the connection is lost or the target does not
-        answer anything; also what `items` raises.
+        Raises StopError if the stream must stop, WireError if the connection is lost or the target stops responding, and
+        the errors of `items`.
         """
         items = self._watch(items)
         waits = 0
@@ -132,7 +131,7 @@ class Sender:
                 time.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311  jitter, not a secret
 
     def _watch(self, items: Iterator[wire.Outgoing]) -> Iterator[wire.Outgoing]:
-        """Record an error of the source, so that missing items are not mistaken for the end of the items."""
+        """Record an error of the source, so that it is not mistaken for an error of the target."""
         try:
             yield from items
         except wire.WireError as failure:
@@ -142,7 +141,7 @@ class Sender:
     # --------------------------------------------------------------------------------------------- acknowledgements
 
     def _publish(self, items: Iterable[wire.Outgoing]) -> list[wire.Ack]:
-        """Publish until the first refusal, settle what was acknowledged, and return the refusals."""
+        """Publish until the first refusal, settle the acknowledged messages, and return the refusals."""
         publisher = wire.Publisher(self._target, ack_timeout_seconds=_ACK_SECONDS)
         refused: list[wire.Ack] = []
         duplicates: list[wire.Ack] = []
@@ -158,7 +157,7 @@ class Sender:
         finally:
             if self._settled is not settled:
                 self._settled_at = time.monotonic()
-        # Only now: a request discards everything else that arrives, which until here may be acknowledgements.
+        # Only now: a request discards all other frames, and until here those may be acknowledgements.
         for ack in duplicates:
             self._settle_duplicate(ack)
         return refused
@@ -175,10 +174,10 @@ class Sender:
         self._settled, self._settled_as = message, target_sequence
 
     def _confirm_stored(self) -> None:
-        """Raise StopError unless the target holds the copy that was acknowledged last.
+        """Raise StopError unless the target holds the last acknowledged copy.
 
-        Where the target is another domain's, a stream of the server we publish through may take the copies as well, and
-        answer first.
+        If the target is in another domain, a stream of the local server may accept the same subjects and acknowledge
+        first.
         """
         target, plan = self._target, self._plan
         if self._settled is None or not target.api_owner:
@@ -186,16 +185,16 @@ class Sender:
         stored = wire.stored_message(target, plan.stream, self._settled_as)
         copy = find_copy(stored.headers, plan.identity, plan.created_ns) if stored else None
         elsewhere = copy is None or copy.sequence != self._settled.sequence
-        # A stream with limits may have let go of it since.
+        # A stream with limits may have deleted it since.
         if elsewhere and (stored or wire.next_message(target, plan.stream, self._settled_as) is None):
             subject = printable(self._outgoing(self._settled).subject)
             raise StopError(
-                f"target stream {plan.stream} ({target.api_owner}) does not hold what was acknowledged for it: another "
-                f"stream takes {subject} too; set another target_subject_prefix"
+                f"target stream {plan.stream} ({target.api_owner}) does not hold the last acknowledged copy: another "
+                f"stream also accepts {subject}; set another target_subject_prefix"
             )
 
     def _settle_duplicate(self, ack: wire.Ack) -> None:
-        """Look a duplicate up in the target; when it is not there, send the message again with another id."""
+        """Look up a duplicate in the target; if it is missing there, resend the message with another id."""
         at, plan = ack.target_sequence or 0, self._plan
         stored = wire.stored_message(self._target, plan.stream, at)
         copy = find_copy(stored.headers, plan.identity, plan.created_ns) if stored else None
@@ -206,10 +205,10 @@ class Sender:
         else:
             self._resends[ack.sequence] = self._resends.get(ack.sequence, plan.resend) + 1
 
-    # ------------------------------------------------------------------------------------- refused, or not answered
+    # ------------------------------------------------------------------------------------- refused or unacknowledged
 
     def _judge(self, refused: list[wire.Ack]) -> bool:
-        """Park messages that the target will never take, stop when it takes none; returns whether to wait and try again."""
+        """Park messages that the target will never accept, stop if it accepts none; return whether to wait and resend."""
         now, waiting = time.monotonic(), False
         for ack in refused:
             since = self._refused_since.setdefault(ack.sequence, now)
@@ -227,9 +226,9 @@ class Sender:
         return waiting
 
     def _send_unanswered(self, lost: wire.WireError) -> list[wire.Ack]:
-        """Send each message without an answer once more, alone, and park it when only that message gets none again.
+        """Resend the unacknowledged messages; park those that stay unacknowledged while the target responds to a probe.
 
-        Returns the refusals. Raises `lost`, or another WireError, when the target does not answer other messages either.
+        Return the refusals. Raises `lost`, or another WireError, if the target does not respond to the probe either.
         """
         if not self._answers():
             raise lost
@@ -249,7 +248,7 @@ class Sender:
         return self._settled is not None and self._answers()
 
     def _answers(self) -> bool:
-        """Return whether the target answers a publish on the subject of an earlier copy; nothing is stored."""
+        """Return whether the target responds to a publish on the subject of an earlier copy; nothing is stored."""
         message = self._settled or self._window[min(self._window)]
         probe = self._outgoing(message)._replace(headers=_IMPOSSIBLE, payload=b"")
         try:
@@ -270,10 +269,10 @@ class Sender:
     def _park(self, message: Message, reason: str, *, limited: bool = True) -> None:
         if self._plan.on_poison == "stop":
             raise StopError(
-                f"message {message.sequence} cannot be copied: {reason}; on_poison: park goes on without it"
+                f"message {message.sequence} cannot be copied: {reason}; set on_poison: park to continue without it"
             )
         subject, parked = printable(message.subject), self._receipt.parked
         parked.append(Parked(message.sequence, message.stored_ns, subject, len(message.payload), reason))
         self._limited += limited
         if self._limited > _MAX_PARKED:
-            raise StopError(f"more than {_MAX_PARKED} messages of one batch cannot be copied, the last: {reason}")
+            raise StopError(f"more than {_MAX_PARKED} messages of one batch cannot be copied; last reason: {reason}")

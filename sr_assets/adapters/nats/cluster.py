@@ -83,7 +83,9 @@ class Cluster:
 
     def stream_infos(self, streams: Sequence[str]) -> dict[str, StreamInfo | RunError]:
         """Return the info of each stream, or the error that `stream_info` raises; the requests are concurrent."""
-        infos = self._thread.run(self._stream_infos(streams), REQUEST_SECONDS * (1 + len(streams) // _CONCURRENT_REQUESTS))
+        infos = self._thread.run(
+            self._stream_infos(streams), REQUEST_SECONDS * (1 + len(streams) // _CONCURRENT_REQUESTS)
+        )
         for stream, info in infos.items():
             # A missing permission fails every pending request: repeat them one by one to find the refused ones.
             if isinstance(info, RunError) and not isinstance(info, (ApiError, TransientError)):
