@@ -1,8 +1,4 @@
-"""One synchronous connection to a NATS server: log in, send and receive frames, ask the JetStream API.
-
-Here: the login, PING, waiting for answers, what counts as a broken connection. Not here: the socket (`link`), the
-protocol's bytes (`frames`), certificates and credentials (`security`), what is asked for (`reading`, `publishing`).
-"""
+"""One synchronous connection to a NATS server: login, frames, and requests to the JetStream API."""
 
 import json
 import secrets
@@ -26,20 +22,20 @@ from sr_assets.adapters.wire.link import DeniedError, Link, WireError
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 
 REQUEST_SECONDS: Final = 30.0
-ASK_AGAIN_SECONDS: Final = 2.0
-#: After so long without an answer it is asked for in another way, where there is one.
+RESEND_SECONDS: Final = 2.0
+#: After this time without a response, a reader switches to its alternative, if it has one.
 SILENCE_SECONDS: Final = 3.0
 
 
 class SilenceError(WireError):
-    """Nothing was answered in time, on a connection that is still open."""
+    """The server did not respond in time, on a connection that is still open."""
 
 
 class Connection:
-    """A connection to the first of a cluster's servers that answers; opened by `with`, closed at its end.
+    """A connection to the first server of a cluster that responds; opened by `with`, closed at its end.
 
-    Used by one thread. Answers PING by itself; raises WireError as soon as the server complains, or takes
-    longer than `request_seconds` to answer or to take what is sent.
+    For one thread. It replies to PING, and raises WireError as soon as the server reports an error or takes longer than
+    `request_seconds` to respond or to accept bytes.
     """
 
     def __init__(
@@ -54,7 +50,7 @@ class Connection:
         self.server_version = ""
         self.address = cluster.label
         self.request_seconds = request_seconds
-        #: How long to wait before asking in another way.
+        #: How long a reader waits before it switches to its alternative.
         self.silence_seconds = min(SILENCE_SECONDS, request_seconds)
         self._cluster = cluster
         self._name = name
@@ -78,7 +74,7 @@ class Connection:
     def open(self) -> None:
         """Connect, log in and subscribe to the inbox.
 
-        Raises WireError with the reason of each server, RunError naming a file that cannot be used.
+        Raises WireError with the reason for each server, RunError that names an unusable file.
         """
         problems = []
         login = read_login(self._cluster)
@@ -96,29 +92,29 @@ class Connection:
         raise WireError("cannot connect to NATS: " + ("; ".join(problems) or "no server is configured"))
 
     def close(self) -> None:
-        """Close the connection without waiting for the server; harmless when it is closed."""
+        """Close the connection without waiting for the server; do nothing if it is closed."""
         if self._link is not None:
             self._link.close()
             self._link = None
 
     def new_inbox(self) -> bytes:
-        """A reply subject nobody used before; its answers arrive through `receive`."""
+        """Return an unused reply subject; its responses arrive through `receive`."""
         self._requests += 1
         return b"%b%d" % (self._inbox, self._requests)
 
     def api(self, operation: str) -> str:
-        """The subject of a request to the cluster's JetStream, such as `STREAM.NAMES`."""
+        """Return the subject of a request to the cluster's JetStream, such as `STREAM.NAMES`."""
         return self._cluster.api(operation)
 
     @property
     def api_owner(self) -> str:
-        """Whose JetStream is asked, when it is not the server's own."""
+        """The domain or account whose JetStream is used, if it is not the server's own."""
         return self._cluster.api_owner
 
     def send(self, data: bytes) -> None:
         """Send whole frames.
 
-        What arrives meanwhile is read and kept for `receive`, so two full sockets never wait for each other.
+        Frames that arrive during the send are stored for `receive`, so two full sockets never wait for each other.
         """
         view = memoryview(b"".join((data, *self._pongs)))
         self._pongs.clear()
@@ -135,9 +131,9 @@ class Connection:
                 self._received += self._read()
 
     def receive(self, timeout_seconds: float, stored: list[tuple[bytes, int]] | None = None) -> list[Frame]:
-        """Return the messages that are here, at the latest after the timeout, and then possibly none.
+        """Return messages as soon as some have arrived, or an empty list after the timeout.
 
-        Acknowledgements that arrived before them go to `stored` when it is given: their inbox and the sequence.
+        Acknowledgements that arrived before them are appended to `stored`, if given: their inbox and the sequence.
         """
         deadline = time.monotonic() + timeout_seconds
         while True:
@@ -152,9 +148,9 @@ class Connection:
                 return []
 
     def answers(self, question: str, timeout_seconds: float | None = None) -> Iterator[Frame]:
-        """Return messages as they arrive, for ever.
+        """Yield messages as they arrive, without end.
 
-        Raises SilenceError when none came for the timeout, `request_seconds` unless given.
+        Raises SilenceError if none arrived within the timeout (default `request_seconds`).
         """
         seconds = self.request_seconds if timeout_seconds is None else timeout_seconds
         while True:
@@ -164,18 +160,17 @@ class Connection:
             yield from received
 
     def request(self, subject: str, body: dict[str, Any], timeout_seconds: float | None = None) -> dict[str, Any]:
-        """Ask the JetStream API and return its JSON, `error` included; raises WireError when nobody listens there.
+        """Send a request to the JetStream API and return its JSON, `error` included; raises WireError without responders.
 
-        Without an answer it is asked again every 2 s until the timeout, `request_seconds` unless given, is over: a stream
-        that has lost its leader is silent, and its next leader has never received the question. So only ask what may be
-        asked twice.
+        The request is resent every 2 s until the timeout (default `request_seconds`), because a stream without a leader
+        does not respond and its next leader has not received the request. Use it only for requests that may be repeated.
         """
         seconds = self.request_seconds if timeout_seconds is None else timeout_seconds
         inbox, deadline = self.new_inbox(), time.monotonic() + seconds
         question = f.encode_pub(subject, inbox, b"", f.encode_json(body) if body else b"")
         while time.monotonic() < deadline:
             self.send(question)
-            again = min(deadline, time.monotonic() + ASK_AGAIN_SECONDS)
+            again = min(deadline, time.monotonic() + RESEND_SECONDS)
             while (left_seconds := again - time.monotonic()) > 0:
                 for frame in self.receive(left_seconds):
                     if frame.subject == inbox:
@@ -190,14 +185,14 @@ class Connection:
         return self.decoded(frame.payload, subject)
 
     def decoded(self, payload: bytes, question: str) -> dict[str, Any]:
-        """Return the JSON of an answer, `error` included; raises WireError when it is none."""
+        """Return the JSON of a response, `error` included; raises WireError if it is not a JetStream response."""
         try:
             answer = json.loads(payload)
             if isinstance(answer, dict) and isinstance(answer.get("error") or {}, dict):
                 return answer
         except (ValueError, RecursionError):
             pass
-        raise WireError(f"{self.address}: {question} sent an answer that is none of JetStream's: {payload[:80]!r}")
+        raise WireError(f"{self.address}: {question}: not a response of JetStream: {payload[:80]!r}")
 
     def _open(self, server: str, login: Login) -> None:
         self.address = server
@@ -211,7 +206,7 @@ class Connection:
         self._await_frame(b"PONG")
 
     def _greeting(self) -> dict[str, Any]:
-        """Read the server's INFO, and see that the link is secured, before or after it, if either side wants that."""
+        """Return the server's INFO; start TLS before or after it, if either side requires it."""
         tls = self._cluster.tls
         secured = bool(tls and tls.handshake_first)
         if secured:
@@ -231,7 +226,7 @@ class Connection:
         return info
 
     def _secure(self) -> None:
-        # What came after INFO, before TLS, may be from anybody.
+        # Bytes between INFO and TLS are not authenticated.
         self._forget_received()
         self._open_link().secure(tls_context(self._cluster.tls or TlsSettings()))
 
@@ -239,7 +234,7 @@ class Connection:
         self._parser, self._received, self._pongs = f.FrameParser(), [], []
 
     def _await_frame(self, verb: bytes) -> Frame:
-        """Return the first frame of a verb, as long as the login may take."""
+        """Return the first frame of a verb; raises WireError when the login times out."""
         link = self._open_link()
         while (left_seconds := link.login_seconds) > 0 and link.await_bytes(left_seconds):
             for frame in self._read(controls=True):
@@ -255,7 +250,7 @@ class Connection:
         return self._link
 
     def _read(self, *, controls: bool = False, stored: list[tuple[bytes, int]] | None = None) -> list[Frame]:
-        """Read once without waiting; messages, and with `controls` the other frames too."""
+        """Read once without waiting; return the messages, and with `controls` also other frames."""
         data = self._open_link().receive()
         if data is None:
             return []
@@ -279,7 +274,7 @@ class Connection:
         return messages
 
     def _last_complaint(self, error: WireError) -> WireError:
-        """The server's last complaint when it sent one before it closed, else the error."""
+        """Return the error that the server sent before it closed the connection, or else `error`."""
         try:
             self._read()
         except WireError as complaint:

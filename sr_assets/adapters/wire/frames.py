@@ -1,7 +1,4 @@
-"""The NATS client protocol as bytes in, bytes out: frames to send, frames received, what JetStream wraps around.
-
-Pure functions and one parser that keeps an incomplete frame. Not here: sockets, waiting, requests (`connection`).
-"""
+"""The NATS client protocol without I/O: encoding and parsing of frames, and of JetStream's messages in them."""
 
 import base64
 import json
@@ -16,17 +13,17 @@ from sr_assets.domain.positions import parse_rfc3339_ns
 CRLF: Final = b"\r\n"
 EMPTY_BLOCK: Final = b"NATS/1.0\r\n\r\n"
 MAX_LINE_BYTES: Final = 1 << 20
-# More than any server takes for a message: waiting for so much would only fill the memory.
+# More than any server accepts for a message: waiting for more bytes would only fill the memory.
 MAX_MESSAGE_BYTES: Final = 1 << 30
-# The status that comes back from a subject nobody listens on.
+# The status of a response to a subject without subscribers.
 NO_RESPONDERS: Final = 503
 
 _NOT_IN_A_SUBJECT: Final = bytes(range(0x21))
-# What a stream answers once it has stored a message.
+# A stream's acknowledgement of a stored message.
 STORED: Final = re.compile(rb'\{"stream":"[^"\r\n]*",(?:"domain":"[^"\r\n]*",)?"seq":(\d+)\}')
 # The same as a frame: subject, size, payload, sequence.
 _STORED_FRAME: Final = re.compile(rb"MSG ([^ \r\n]+) [^ \r\n]+ (\d+)\r\n(%b)\r\n" % STORED.pattern)
-# Not possessive, although nothing here needs to go back: before 3.11.5 such a repetition ends in the wrong place.
+# Not possessive, although backtracking is unnecessary: before Python 3.11.5 such a repetition ends in the wrong position.
 _STORED_FRAMES: Final = re.compile(rb"(?:MSG [^ \r\n]+ [^ \r\n]+ \d+\r\n%b\r\n)*" % STORED.pattern)
 _DIRECT_BLOCK: Final = re.compile(
     rb"Nats-Stream: ([^\r\n]*)\r\n"
@@ -55,18 +52,18 @@ class Frame(NamedTuple):
 
     @property
     def status(self) -> int | None:
-        """The code of a status message (404, 503 …), which is a signal and never data; None for everything else."""
+        """The code of a status message (404, 503 …), which is never data; None for other frames."""
         code = self.headers[9:12]
         return int(code) if self.headers.startswith(b"NATS/1.0 ") and code.isdigit() else None
 
     @property
     def status_text(self) -> str:
-        """The first header line without the version, for messages to people."""
+        """The first header line without the version, for error messages."""
         return self.headers[9:].split(CRLF, 1)[0].decode(errors="replace")
 
 
 class FrameParser:
-    """Turns the byte stream into frames, however it is cut."""
+    """Parses the byte stream into frames, whatever its chunks."""
 
     def __init__(self) -> None:
         self._chunks: list[bytes] = []
@@ -74,13 +71,13 @@ class FrameParser:
         self._wanted_bytes = 0
 
     def feed(self, data: bytes, stored: list[tuple[bytes, int]] | None = None) -> list[Frame]:
-        """Return the frames that are complete now; raises ValueError at the first byte that is not the protocol.
+        """Return the frames that are now complete; raises ValueError at the first byte that violates the protocol.
 
-        Acknowledgements before all others go to `stored` when it is given: their subject and the sequence.
+        Acknowledgements before all other frames are appended to `stored`, if given: their subject and the sequence.
         """
         self._chunks.append(data)
         self._held_bytes += len(data)
-        # A large message comes in many pieces: nothing is joined before the last of them is here.
+        # A large message arrives in many chunks: join them only after the last one.
         if self._held_bytes < self._wanted_bytes:
             return []
         buffer = data if len(self._chunks) == 1 else b"".join(self._chunks)
@@ -93,7 +90,7 @@ class FrameParser:
 
 
 def _parse(buffer: bytes, position: int) -> tuple[list[Frame], int, int]:
-    """Return the complete frames, where an incomplete one begins, and how many bytes that one needs (0: unknown)."""
+    """Return the complete frames, the position of an incomplete one, and how many bytes that needs (0: unknown)."""
     frames: list[Frame] = []
     add, find, size = frames.append, buffer.find, len(buffer)
     while (end := find(CRLF, position)) >= 0:
@@ -122,9 +119,9 @@ def _parse(buffer: bytes, position: int) -> tuple[list[Frame], int, int]:
 
 
 def _parse_stored(buffer: bytes, stored: list[tuple[bytes, int]]) -> int:
-    """Add the acknowledgements at the beginning of the buffer to `stored` and return where they end.
+    """Append the acknowledgements at the start of the buffer to `stored`, and return their end.
 
-    The fast equal of `_parse` for what comes by the thousand; what is not quite as expected is left to that.
+    A fast path for thousands of acknowledgements; `_parse` handles all other frames.
     """
     run = _STORED_FRAMES.match(buffer)
     if not run or not run.end():
@@ -144,7 +141,7 @@ def _control(line: bytes) -> Frame:
 
 
 def encode_subject(subject: str) -> bytes:
-    """The subject's bytes (`surrogateescape`); raises ValueError on what would break out of the line."""
+    """Return the subject's bytes (`surrogateescape`); raises ValueError on bytes that would end the control line."""
     encoded = subject.encode(errors="surrogateescape")
     if not encoded or len(encoded.translate(None, _NOT_IN_A_SUBJECT)) != len(encoded):
         raise ValueError(f"not a subject: {subject!r}")
@@ -152,7 +149,7 @@ def encode_subject(subject: str) -> bytes:
 
 
 def pub_line(subject: bytes, reply: bytes, headers_bytes: int, payload_bytes: int) -> bytes:
-    """The control line of a PUB, or of an HPUB when there are headers, with its CR LF."""
+    """Return the control line of a PUB, or of an HPUB if there are headers, with its CR LF."""
     to = b"%b %b" % (subject, reply) if reply else subject
     if headers_bytes:
         return b"HPUB %b %d %d\r\n" % (to, headers_bytes, headers_bytes + payload_bytes)
@@ -160,16 +157,16 @@ def pub_line(subject: bytes, reply: bytes, headers_bytes: int, payload_bytes: in
 
 
 def encode_pub(subject: str, reply: bytes, headers: bytes, payload: bytes) -> bytes:
-    """One complete PUB (no headers) or HPUB frame; headers and payload go as they are."""
+    """Return one complete PUB (no headers) or HPUB frame, with headers and payload unchanged."""
     line = pub_line(encode_subject(subject), reply, len(headers), len(payload))
     return b"".join((line, headers, payload, CRLF))
 
 
 def direct_get_message(frame: Frame) -> tuple[Message, int | None, bytes] | None:
-    """The message in an answer to a direct get, how many follow it (batches only), and the stream that answered.
+    """Return the message in a response to a direct get, how many follow (batches only), and the responding stream.
 
-    None when the answer is a status. Only the last block, which the server appended, is taken off the headers and
-    believed: a sender can forge earlier ones. A mirror may answer for its origin.
+    Return None for a status. Only the last block, which the server appended, is parsed and removed: a sender can forge
+    earlier ones. A mirror may respond for its origin.
     """
     headers = frame.headers
     at = headers.rfind(b"Nats-Stream: ")
@@ -188,25 +185,25 @@ def direct_get_message(frame: Frame) -> tuple[Message, int | None, bytes] | None
 
 
 def has_whole_headers(message: Message) -> bool:
-    """Whether a direct get, or a headers-only consumer, brought all bytes of the headers.
+    """Return whether a direct get or a headers-only consumer returned all bytes of the headers.
 
-    The server writes its own lines over the last two bytes of the block, blindly: a block that a sender did not end
-    in a blank line lost two bytes. `STREAM.MSG.GET` brings them.
+    The server always overwrites the last two bytes of the block with its own lines, so a block without a final blank line
+    loses two bytes. `STREAM.MSG.GET` returns them.
     """
     return not message.headers or message.headers.endswith(b"\r\n\r\n")
 
 
 @lru_cache(maxsize=64)
 def _second_ns(text: bytes) -> int:
-    # Neighbouring messages share their second.
+    # Consecutive messages often share their second.
     return int(datetime.fromisoformat(text.decode()).replace(tzinfo=UTC).timestamp()) * 1_000_000_000
 
 
 def delivered_message(frame: Frame, *, headers_only: bool = False) -> tuple[Message, int, int]:
-    """The message a consumer delivered, its number in that consumer (from 1), and how many follow it.
+    """Return a consumer's message, its delivery number (from 1), and how many follow it.
 
-    Everything comes from the reply subject, in its short form or the one with domain and account; the size of a payload
-    that a `headers_only` consumer left out, from the header that it adds. Raises ValueError on another delivery.
+    The numbers are parsed from the reply subject, in its short form or the form with domain and account. The size of a
+    payload that a `headers_only` consumer omits is in the header that it adds. Raises ValueError on any other frame.
     """
     tokens = frame.reply.split(b".")
     if len(tokens) < 9 or tokens[0] != b"$JS" or tokens[1] != b"ACK":
@@ -221,7 +218,7 @@ def delivered_message(frame: Frame, *, headers_only: bool = False) -> tuple[Mess
 
 
 def _without_size(headers: bytes) -> tuple[bytes, int]:
-    """The block without its last line, the server's, and the size there: a publisher's own `Nats-Msg-Size` is data."""
+    """Return the block without the server's last line, and the size in it: a publisher's own `Nats-Msg-Size` is data."""
     at = headers.rfind(b"Nats-Msg-Size: ")
     added = _SIZE_LINE.fullmatch(headers, at) if at >= 0 else None
     if added is None:
@@ -230,7 +227,7 @@ def _without_size(headers: bytes) -> tuple[bytes, int]:
 
 
 def stored_message(answer: dict[str, Any]) -> Message:
-    """The message in the JSON answer of `STREAM.MSG.GET`, headers byte for byte."""
+    """Return the message in the JSON response of `STREAM.MSG.GET`, with headers byte for byte."""
     stored = answer["message"]
     headers = base64.b64decode(stored.get("hdrs") or "", validate=True)
     return Message(
@@ -243,5 +240,5 @@ def stored_message(answer: dict[str, Any]) -> Message:
 
 
 def encode_json(value: dict[str, Any]) -> bytes:
-    """Compact JSON, the body of an API request."""
+    """Return compact JSON, the body of an API request."""
     return json.dumps(value, separators=(",", ":")).encode()

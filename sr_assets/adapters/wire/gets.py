@@ -22,7 +22,7 @@ _LAST_WINDOW: Final = 256
 
 
 def succeeded(connection: Connection, stream: str, answer: dict[str, Any]) -> dict[str, Any]:
-    """Return the API's answer when it is no error; raises WireError with the server's description."""
+    """Return a response of the API; raises WireError with the server's description if it is an error."""
     error = answer.get("error")
     if error:
         reason = f"{error.get('description')} ({error.get('err_code', error.get('code'))})"
@@ -31,28 +31,28 @@ def succeeded(connection: Connection, stream: str, answer: dict[str, Any]) -> di
 
 
 def refused(connection: Connection, stream: str, frame: Frame) -> WireError:
-    """The error for a frame that came where a message was expected."""
+    """Return the error for a frame that is not the expected message."""
     if frame.status == NO_RESPONDERS:
-        return WireError(f"{connection.address}: no stream {stream} with direct get (allow_direct) answers")
+        return WireError(f"{connection.address}: stream {stream} does not exist or has no direct get (allow_direct)")
     answer = frame.status_text if frame.status is not None else repr(frame.payload[:80])
     return WireError(f"{connection.address}: stream {stream} answered {answer}")
 
 
 def stored_message(connection: Connection, stream: str, sequence: int) -> Message | None:
-    """The message as the leader has it (`STREAM.MSG.GET`); None when it is not there."""
+    """Return a message from the leader (`STREAM.MSG.GET`), or None if the stream does not hold it."""
     return _stored(connection, stream, connection.request(_leader_subject(connection, stream), {"seq": sequence}))
 
 
 def next_message(
     connection: Connection, stream: str, sequence: int, filter_subject: str | None = None
 ) -> Message | None:
-    """The first message at or after a sequence as the leader has it; None when there is none."""
+    """Return the leader's first message at or after a sequence, or None."""
     request = {"seq": sequence, "next_by_subj": filter_subject or ">"}
     return _stored(connection, stream, connection.request(_leader_subject(connection, stream), request))
 
 
 def next_sequences(connection: Connection, stream: str, sequences: Sequence[int]) -> list[int | None]:
-    """The sequence of the first message at or after each, as the leader has them, by requests that overlap."""
+    """Return the leader's first sequence at or after each of the given ones, with overlapping requests."""
     bodies = {connection.new_inbox(): b'{"seq":%d,"next_by_subj":">"}' % sequence for sequence in sequences}
     subject = _leader_subject(connection, stream)
     connection.send(b"".join(f.encode_pub(subject, inbox, b"", body) for inbox, body in bodies.items()))
@@ -69,9 +69,9 @@ def next_sequences(connection: Connection, stream: str, sequences: Sequence[int]
 def read_singles(
     connection: Connection, stream: str, sequences: list[int], direct: bool, batch_messages: int, max_bytes: int
 ) -> Iterator[list[Message]]:
-    """Read single messages, ascending, by gets that overlap; what the leader does not have is left out.
+    """Read single messages, ascending, with overlapping gets; omit those that the leader does not have.
 
-    With `direct` any replica may answer first, and the leader is asked for what that does not have. Lists have at most
+    With `direct` any replica may respond first, and the leader supplies messages that it lacks. Lists have at most
     `batch_messages` messages and about `max_bytes`.
     """
     gets = _Gets(connection, stream, direct, max_bytes)
@@ -88,7 +88,7 @@ def read_singles(
         if messages:
             yield messages
         if not some and position < len(sequences):
-            # Where nothing is, much may be gone.
+            # A batch without messages may be part of a large hole: skip to its end.
             following = next_message(connection, stream, sequences[position])
             if following is None:
                 return
@@ -101,7 +101,7 @@ def _sequence(message: Message) -> int:
 
 @dataclass
 class _Gets:
-    """Gets that overlap: how many are under way follows the largest message seen, so together about `max_bytes`."""
+    """Overlapping gets; their number depends on the largest message so far, to stay at about `max_bytes` in flight."""
 
     connection: Connection
     stream: str
@@ -112,9 +112,9 @@ class _Gets:
     under_way: dict[bytes, int] = field(default_factory=dict)
 
     def run(self, sequences: list[int], position: int, end: int) -> tuple[list[Message], list[int], int]:
-        """Get sequences from a position on, up to an end or about `max_bytes`.
+        """Get sequences from `position` up to `end` or about `max_bytes`.
 
-        Returns the messages in any order, the sequences that a direct get had no message for, and the position reached.
+        Return the messages in any order, the sequences that a direct get did not find, and the next position.
         """
         messages: list[Message] = []
         unanswered: list[int] = []
@@ -131,7 +131,7 @@ class _Gets:
             except SilenceError:
                 if not self.direct:
                     raise
-                # Whoever was to answer may be gone: the leader is asked instead.
+                # The replica or mirror may have failed: the leader supplies these messages.
                 unanswered += self.under_way.values()
                 self.under_way.clear()
                 break
@@ -155,13 +155,13 @@ class _Gets:
         self.connection.send(b"".join(requests))
 
     def _widen(self, size_bytes: int) -> int:
-        """Ask for one more at a time after a message, as far as the largest allows; returns its size again."""
+        """Widen the window by one after a message, within the limit of the largest message; return `size_bytes`."""
         self.largest_bytes = max(self.largest_bytes, size_bytes)
         self.window = max(1, min(_LAST_WINDOW, self.window + 1, self.max_bytes // self.largest_bytes))
         return size_bytes
 
     def _message(self, frame: Frame) -> Message | None:
-        """The message in an answer; None when it says that there is none, or is another stream's."""
+        """Return the message in a response, or None if there is none or it is from another stream."""
         if self.direct:
             if frame.status == _NOT_FOUND:
                 return None
@@ -169,7 +169,7 @@ class _Gets:
             if answer is None:
                 raise refused(self.connection, self.stream, frame)
             message, _, stream = answer
-            # A block that a sender did not end is whole only at the leader.
+            # Only the leader returns the whole of a header block without a terminator.
             return message if stream == self.stream.encode() and f.has_whole_headers(message) else None
         if frame.status is not None:
             raise refused(self.connection, self.stream, frame)
@@ -187,7 +187,7 @@ def _stored(connection: Connection, stream: str, answer: dict[str, Any]) -> Mess
     try:
         return f.stored_message(stored)
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise WireError(f"{connection.address}: stream {stream} sent an answer that is no message") from None
+        raise WireError(f"{connection.address}: stream {stream} sent a response that is not a message") from None
 
 
 def read_direct(
@@ -199,10 +199,10 @@ def read_direct(
     max_bytes: int,
     timeout_seconds: float | None = None,
 ) -> Iterator[list[Message]]:
-    """Ask for batch after batch until the range is passed or nothing follows; messages after it may come too.
+    """Request batches until the range has been read or no messages follow; later messages may be included.
 
-    Ends early when another stream answers, a mirror: what it sends is discarded. Raises SilenceError when no answer comes
-    in time, `request_seconds` unless given.
+    Ends early if another stream, a mirror, responds; its messages are discarded. Raises SilenceError if no response
+    arrives within the timeout (default `request_seconds`).
     """
     cursor = max(wanted.first, 1)
     while cursor < wanted.next:
@@ -221,7 +221,7 @@ def read_direct(
 def _direct_batch(
     connection: Connection, stream: str, request: dict[str, Any], timeout_seconds: float | None
 ) -> tuple[list[Message], int]:
-    """One batched direct get: its messages and how many follow (404: none, and no end marker comes)."""
+    """Return the messages of one batched direct get, and how many follow (404: none, without an end marker)."""
     inbox, asked = connection.new_inbox(), stream.encode()
     connection.send(f.encode_pub(connection.api(f"DIRECT.GET.{stream}"), inbox, b"", f.encode_json(request)))
     messages: list[Message] = []
@@ -242,7 +242,7 @@ def _direct_batch(
             damaged.append(len(messages))
         messages.append(message)
         if pending is None:
-            # A server before 2.11 knows no batches: it answers with one message and no end marker.
+            # A server before 2.11 has no batches: it returns one message without an end marker.
             pending = 1
             break
     for at in damaged:

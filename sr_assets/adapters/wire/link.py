@@ -1,8 +1,4 @@
-"""One socket to one server: connect, TLS, wait, send and receive bytes without blocking, close.
-
-Every way in which a link ends is one WireError. Not here: what the bytes mean (`frames`), the login (`connection`),
-certificates (`security`).
-"""
+"""A non-blocking socket to one server, with or without TLS; every failure is a WireError."""
 
 import contextlib
 import errno
@@ -17,13 +13,13 @@ from sr_assets.adapters.security import tls_error_text
 from sr_assets.domain.errors import TransientError
 
 RECEIVE_BYTES: Final = 1 << 20
-#: How long bytes may be on their way unacknowledged before the kernel gives the peer up: it may have vanished.
+#: How long sent bytes may stay unacknowledged before the kernel closes the connection to a vanished peer.
 VANISHED_MS: Final = 30_000
 CLOSED: Final = "the server closed the connection"
 _TLS_RECORD_BYTES: Final = 1 << 14
-# What a socket that does not wait raises in place of waiting.
+# Raised by a non-blocking socket that would have to wait.
 _LATER: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-# A server that closes while we still send resets the link: whether its FIN or its RST comes first is chance.
+# A server that closes while we still send resets the link: its FIN or its RST may arrive first.
 _CLOSED: Final = (
     ConnectionResetError,
     BrokenPipeError,
@@ -34,24 +30,24 @@ _CLOSED: Final = (
 
 
 class WireError(TransientError):
-    """The connection cannot go on: refused, closed, out of time, or not the NATS protocol. Never contains a secret."""
+    """The connection failed: refused, closed, timed out, or not the NATS protocol. Never contains a secret."""
 
     def __init__(self, message: str) -> None:
-        # What a server sends may be anything.
+        # A server may send unprintable text.
         super().__init__("".join(letter if letter.isprintable() else " " for letter in message))
 
 
 class DeniedError(WireError):
-    """The user may not do what was asked: another attempt is denied too."""
+    """The user lacks a permission: a retry fails too."""
 
 
 class Link:
     """A TCP connection to `host:port`, secured on demand. Connecting, `secure`, `await_bytes` and `await_room` wait."""
 
     def __init__(self, server: str, timeout_seconds: float, *, abrupt: bool = False) -> None:
-        """Connect; raises WireError when nobody answers there, or when `server` is no address.
+        """Connect; raises WireError if the server does not respond, or `server` is not an address.
 
-        `abrupt`: when it is closed, however its process ends, the kernel drops what it has not sent yet.
+        `abrupt`: when the socket is closed or the process ends, the kernel drops unsent bytes.
         """
         self.address = server
         host, _, port = server.rpartition(":")
@@ -65,7 +61,7 @@ class Link:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if abrupt:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        # Linux has it.
+        # Linux only.
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, VANISHED_MS)
         self._socket.setblocking(False)
@@ -78,13 +74,13 @@ class Link:
 
     @property
     def login_seconds(self) -> float:
-        """How long TLS and login may still take; not above 0 when they are out of time."""
+        """The remaining time for TLS and login; 0 or less once it is over."""
         return self._deadline - time.monotonic()
 
     def secure(self, context: ssl.SSLContext) -> None:
-        """Begin TLS; raises WireError when either side does not trust the other, or out of time."""
+        """Start TLS; raises WireError if either side does not trust the other, or on a timeout."""
         try:
-            # Python would leave open what it wraps around a socket that was reset.
+            # On a socket that was reset, Python would leave the wrapped socket open.
             self._socket.getpeername()
             secured = context.wrap_socket(self._socket, server_hostname=self.host, do_handshake_on_connect=False)
             self._socket = secured
@@ -101,15 +97,15 @@ class Link:
             raise WireError(f"{self.address}: {_words(error)}") from None
 
     def await_bytes(self, timeout_seconds: float) -> bool:
-        """Wait until there is something to receive; False when nothing came in time."""
+        """Wait until bytes can be received; return False on a timeout."""
         return self._await(select.POLLIN, timeout_seconds)
 
     def await_room(self, timeout_seconds: float) -> bool:
-        """Wait until something can be sent or received; False when neither came in time."""
+        """Wait until bytes can be sent or received; return False on a timeout."""
         return self._await(select.POLLIN | select.POLLOUT, timeout_seconds)
 
     def send(self, data: memoryview) -> int:
-        """Send what fits and return how many bytes that was; raises WireError when the link has ended."""
+        """Send as many bytes as the socket accepts and return their number; raises WireError if the link is closed."""
         try:
             return self._socket.send(data)
         except _LATER:
@@ -118,7 +114,7 @@ class Link:
             raise self._ended(error) from None
 
     def receive(self) -> bytes | None:
-        """Return what is here, None when there is nothing yet; raises WireError when the link has ended."""
+        """Return the received bytes, or None if there are none yet; raises WireError if the link is closed."""
         try:
             count = self._socket.recv_into(self._buffer)
         except _LATER:
@@ -128,7 +124,7 @@ class Link:
         if not count:
             raise WireError(f"{self.address}: {CLOSED}")
         if isinstance(self._socket, ssl.SSLSocket):
-            # TLS gives a record at a time. What is left of one would not wake `poll`, so none is begun without room.
+            # TLS returns one record at a time, and `poll` ignores the remainder of a record: start none without room for it.
             with contextlib.suppress(OSError):
                 room = memoryview(self._buffer)
                 while RECEIVE_BYTES - count >= _TLS_RECORD_BYTES and (more := self._socket.recv_into(room[count:])):
@@ -136,7 +132,7 @@ class Link:
         return bytes(memoryview(self._buffer)[:count])
 
     def close(self) -> None:
-        """Close without waiting; the kernel still sends what it has taken, unless the link is abrupt."""
+        """Close without waiting; the kernel still sends accepted bytes, unless the link is abrupt."""
         self._socket.close()
 
     def _await(self, events: int, timeout_seconds: float) -> bool:

@@ -1,7 +1,4 @@
-"""Publishing into a stream with a bounded window, and what became of each message.
-
-What is sent again or given up is decided by the callers.
-"""
+"""Publishing into a stream with a bounded window, and the outcome of each message."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -16,7 +13,7 @@ from sr_assets.adapters.wire.link import WireError
 SEND_BYTES: Final = 256 << 10
 MAX_CONTROL_LINE_BYTES: Final = 4096
 
-# What a server, or the publisher in its place, answers to a publish that it does not store.
+# Error codes for messages that are not stored, from the server or from the publisher itself.
 NO_STREAM: Final = f.NO_RESPONDERS
 INVALID_SUBJECT: Final = 400
 MESSAGE_TOO_LARGE: Final = 10054
@@ -26,7 +23,7 @@ _UNKNOWN: Final = (0, 0)
 
 
 class Outgoing(NamedTuple):
-    """A message to publish; `sequence` is the caller's own name for it and comes back in the Ack."""
+    """A message to publish; `sequence` is the caller's identifier, which the Ack repeats."""
 
     sequence: int
     subject: str
@@ -35,7 +32,7 @@ class Outgoing(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """What became of a publish: stored at `target_sequence` (earlier when `duplicate`), or not stored, and then why."""
+    """The outcome of a publish: stored at `target_sequence` (earlier if `duplicate`), or not stored with an error."""
 
     sequence: int
     target_sequence: int | None = None
@@ -45,7 +42,7 @@ class Ack(NamedTuple):
 
 
 class Publisher:
-    """Publishes into a stream with a bounded window of messages and bytes that are not acknowledged yet."""
+    """Publishes into a stream with a bounded window of unacknowledged messages and bytes."""
 
     def __init__(
         self,
@@ -61,12 +58,11 @@ class Publisher:
         self._ack_timeout_seconds = ack_timeout_seconds
 
     def publish_all(self, items: Iterable[Outgoing]) -> Iterator[Ack]:
-        """Publish in order and return the acks as they arrive; nothing is sent before they are asked for.
+        """Publish in order and yield the acks as they arrive; sending starts with the first iteration.
 
-        Sending stops at the first refusal; what is under way is awaited; what was not sent is not reported. A message
-        the server cannot take is not sent but reported as a refusal, after the others: over `max_payload` as 10054, an
-        impossible subject as 400. Raises WireError when the connection fails or no ack comes in time: then the target
-        has to be read.
+        Sending stops at the first refusal; messages in flight are awaited, and unsent messages are not reported. A message
+        that the server cannot accept is not sent but reported last, as a refusal: over `max_payload` as 10054, an invalid
+        subject as 400. Raises WireError if the connection fails or no ack arrives in time: then read the target.
         """
         window = _Window(iter(items), self._connection, self._max_messages, self._max_bytes)
         while True:
@@ -99,21 +95,21 @@ class Publisher:
 
 @dataclass(slots=True)
 class _Window:
-    """What is sent and not acknowledged yet, and what is still to be sent."""
+    """The unacknowledged messages, and the source of the messages still to be sent."""
 
     source: Iterator[Outgoing]
     connection: Connection
     max_messages: int
     max_bytes: int
     sending: bool = True
-    #: The message that the server cannot take, once there is one.
+    #: The refusal of a message that the server cannot accept.
     refusal: Ack | None = None
-    #: Sequence and size, by the inbox that the acknowledgement comes to.
+    #: Sequence and size, by the inbox of the acknowledgement.
     under_way: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     waiting_bytes: int = 0
 
     def fill(self) -> bytes:
-        """Return the frames to send next, none when the window is full or everything is sent."""
+        """Return the frames to send next: none if the window is full or all messages have been sent."""
         chunk: list[bytes] = []
         chunk_bytes, free_bytes = 0, min(SEND_BYTES, self.max_bytes - self.waiting_bytes)
         under_way, connection = self.under_way, self.connection
@@ -136,7 +132,7 @@ class _Window:
 
 
 def _frame(item: Outgoing, inbox: bytes, limit_bytes: int) -> tuple[bytes, ...] | Ack:
-    """The parts of a message's frame, or the refusal of one that the server would close the connection for."""
+    """Return the parts of a message's frame, or a refusal if the server would close the connection on it."""
     sequence, subject, headers, payload = item
     size_bytes = len(headers) + len(payload)
     if size_bytes > limit_bytes:
@@ -153,7 +149,7 @@ def _frame(item: Outgoing, inbox: bytes, limit_bytes: int) -> tuple[bytes, ...] 
 
 
 def parse_ack(sequence: int, frame: Frame) -> Ack:
-    """Read the answer to a publish; what is no answer of a stream counts as an error."""
+    """Parse the response to a publish; a response that is not from a stream counts as an error."""
     stored = f.STORED.fullmatch(frame.payload)
     if stored:
         return Ack(sequence, int(stored[1]))

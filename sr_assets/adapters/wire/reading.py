@@ -1,8 +1,7 @@
-"""Reading a stream: ranges and single messages, in sequence order, and complete by what the stream's leader has.
+"""Reading of ranges and single messages of a stream, in sequence order and as complete as the leader's copy.
 
-A direct get may be answered by a replica that lags, or by a mirror that holds less, and then lacks messages anywhere. So
-what is missing counts as absent only when the leader says so. Not here: how a range is read (`direct`, `consumer`,
-`single`), what a hole means and what is read again (the callers).
+A lagging replica or a partial mirror may serve a direct get, so a missing message counts as absent only if the leader
+confirms it.
 """
 
 import contextlib
@@ -18,9 +17,9 @@ from sr_assets.domain.positions import SequenceRange, merge_ranges
 
 BATCH_MESSAGES: Final = 5_000
 BATCH_BYTES: Final = 8 << 20
-#: With more holes than this in one list of direct gets, reading by a consumer on the leader costs less than asking.
-_ASKED_HOLES: Final = 64
-#: From this length on neighbours are read as a range.
+#: With more holes than this in one batch, a consumer on the leader costs less than a request for each hole.
+_MAX_CONFIRMED_HOLES: Final = 64
+#: The shortest run of consecutive sequences that is read as a range.
 _RUN: Final = 32
 
 
@@ -34,12 +33,11 @@ def read_range(
     max_bytes: int = BATCH_BYTES,
     direct: bool,
 ) -> Iterator[list[Message]]:
-    """Read what a stream answers with of a range, in sequence order; `read_confirmed` reads all of it.
+    """Read a range in sequence order, without confirmation of missing messages (see `read_confirmed`).
 
-    Lists have at most `batch_messages` messages and about `max_bytes`, and are never empty. `direct` asks by batched
-    direct get (2.11+, `allow_direct`), which any replica may answer; otherwise a pull consumer is made, and deleted
-    at the end. An answer that ends early is not an error: the caller compares. While a list is with the caller
-    nothing is on its way, so a slow caller is no slow consumer.
+    Lists have at most `batch_messages` messages and about `max_bytes`, and are never empty. `direct` uses batched direct
+    gets (2.11+, `allow_direct`), which any replica may serve; otherwise a temporary pull consumer. An early end is not an
+    error. No request is pending while the caller processes a list, so a slow caller is not a slow consumer.
     """
     read = read_direct if direct else read_consumer
     yield from _inside(wanted, read(connection, stream, wanted, filter_subject, batch_messages, max_bytes))
@@ -57,13 +55,13 @@ def read_confirmed(
     held: bool = False,
     headers_only: bool = False,
 ) -> Iterator[list[Message]]:
-    """Read everything the leader has of a range, lists as in `read_range`; what is left out is confirmed to be absent.
+    """Read all messages of a range that the leader has, in lists as in `read_range`; missing ones are confirmed as absent.
 
-    With `direct` the leader is asked about each hole, and as soon as an answer proves short, is another stream's, or has
-    many holes, the rest is read by consumer. With a filter, where holes prove nothing, all of it is. `held`: the stream
-    had all of the range; WireError when its leader has not come that far (any more): then absence proves nothing.
-    `headers_only`: payloads stay away (`Message.unread_bytes`), by consumer; where none is made, but `direct` can read the
-    range, messages come whole.
+    With `direct` the leader confirms each hole. If a batch proves incomplete, is from another stream or has many holes, a
+    consumer reads the remainder; with a filter, where holes prove nothing, it reads the whole range. `held`: the stream has
+    held the whole range; raises WireError if its leader now ends earlier, because then absence proves nothing.
+    `headers_only`: a consumer omits the payloads (`Message.unread_bytes`); if the server creates none but `direct` can read
+    the range, messages are whole.
     """
     first = wanted.first
     if headers_only:
@@ -88,7 +86,7 @@ def read_confirmed(
 def read_headers(
     connection: Connection, stream: str, wanted: SequenceRange, filter_subject: str | None = None
 ) -> Iterator[list[Message]]:
-    """Read a range without payloads like `read_confirmed` with `held`: for looking through a target. By pull consumer."""
+    """Scan a range without payloads through a pull consumer, like `read_confirmed` with `held`."""
     yield from _read_from_leader(
         connection, stream, wanted, filter_subject, BATCH_MESSAGES, BATCH_BYTES, held=True, headers_only=True
     )
@@ -103,9 +101,9 @@ def read_sequences(
     batch_messages: int = BATCH_MESSAGES,
     max_bytes: int = BATCH_BYTES,
 ) -> Iterator[list[Message]]:
-    """Read single messages in sequence order; those that the leader does not have are left out.
+    """Read single messages in sequence order; omit those that the leader does not have.
 
-    Runs of at least 32 neighbours are read like ranges, the others by single gets that overlap.
+    Runs of at least 32 consecutive sequences are read as ranges, others with overlapping single gets.
     """
     scattered: list[int] = []
     for run in merge_ranges(SequenceRange(sequence, sequence + 1) for sequence in sequences):
@@ -138,7 +136,7 @@ def _read_from_leader(
     held: bool,
     headers_only: bool = False,
 ) -> Iterator[list[Message]]:
-    """Read a range by consumer, and again from where it ended early, until the leader has nothing more inside it."""
+    """Read a range by consumer; resume after an early end until the leader has no further message in it."""
     first = wanted.first
     while first < wanted.next:
         rest = SequenceRange(first, wanted.next)
@@ -162,7 +160,7 @@ def _read_from_leader(
 def _read_direct_first(
     connection: Connection, stream: str, wanted: SequenceRange, batch_messages: int, max_bytes: int, *, held: bool
 ) -> Iterator[list[Message]]:
-    """Read a range by direct gets as far as these are confirmed, and the rest by consumer."""
+    """Read a range by direct gets as far as the leader confirms them, and the remainder by consumer."""
     first = wanted.first
     for messages in _read_direct_confirmed(connection, stream, wanted, batch_messages, max_bytes):
         yield messages
@@ -177,7 +175,7 @@ def _read_direct_first(
 
 
 def _check_end(connection: Connection, stream: str, after: int) -> None:
-    """Raise WireError when the leader does not know of the sequences before `after`, which the stream held."""
+    """Raise WireError if the leader ends before `after`, although the stream held those sequences."""
     answer = succeeded(connection, stream, connection.request(connection.api(f"STREAM.INFO.{stream}"), {}))
     last = int(answer["state"]["last_seq"])
     if last < after - 1:
@@ -187,7 +185,7 @@ def _check_end(connection: Connection, stream: str, after: int) -> None:
 def _read_direct_confirmed(
     connection: Connection, stream: str, wanted: SequenceRange, batch_messages: int, max_bytes: int
 ) -> Iterator[list[Message]]:
-    """Read by direct gets up to the first hole that is not confirmed to be one, or where they end."""
+    """Read by direct gets up to their end, or the first hole that the leader does not confirm."""
     first = max(wanted.first, 1)
     lists = read_direct(connection, stream, wanted, None, batch_messages, max_bytes, connection.silence_seconds)
     for messages in _inside(wanted, _until_silence(lists)):
@@ -200,13 +198,13 @@ def _read_direct_confirmed(
 
 
 def _until_silence(lists: Iterator[list[Message]]) -> Iterator[list[Message]]:
-    # Whoever was to answer, say a distant mirror, may be gone: the leader can still be asked.
+    # The responder, for example a distant mirror, may have failed: the leader can still respond.
     with contextlib.suppress(SilenceError):
         yield from lists
 
 
 def _confirmed(connection: Connection, stream: str, first: int, messages: list[Message]) -> int:
-    """How many of the messages that follow `first` have nothing before them but holes that the leader has too."""
+    """Count the leading messages, from `first`, whose preceding holes the leader confirms."""
     if messages[-1].sequence - first + 1 == len(messages):
         return len(messages)
     holes: list[tuple[int, int]] = []
@@ -214,7 +212,7 @@ def _confirmed(connection: Connection, stream: str, first: int, messages: list[M
         if message.sequence > first:
             holes.append((index, first))
         first = message.sequence + 1
-    if len(holes) > _ASKED_HOLES:
+    if len(holes) > _MAX_CONFIRMED_HOLES:
         return holes[0][0]
     following = next_sequences(connection, stream, [hole for _, hole in holes])
     for (index, _), sequence in zip(holes, following, strict=True):

@@ -91,7 +91,7 @@ def test_a_question_that_nobody_answered_is_asked_again(
     nats_server: NatsServer, unique: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a stream without a leader: its next leader has not received the first."""
-    monkeypatch.setattr(wire_connection, "ASK_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(wire_connection, "RESEND_SECONDS", 0.1)
     subject = unique("api")
     with (
         socket.create_connection(("127.0.0.1", nats_server.port)) as responder,
