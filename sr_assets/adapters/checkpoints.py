@@ -1,7 +1,7 @@
-"""Named points that a run passes, in the order of a batch; an installed `hook` is called at each of them.
+"""Named points of a run, in the order of a batch; each calls an installed `hook`.
 
-Nothing in the package installs a hook, nor does a setting or an environment variable: a production run cannot be held.
-Add a point where a crash leaves a state that no other point leaves. Not here: what a hook does.
+Only tests install a hook; no setting or environment variable does. Add a point where a crash leaves a state that no other
+point leaves.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How Choria logs in: a token and the ed25519 seed it belongs to, read from their files when a connection is opened.
+"""Choria's login: a token and its ed25519 seed, read from their files for each connection.
 
-The token's own signature is the broker's to check; here it is only read. Not here: TLS and the other logins (`security`).
+The broker verifies the token's signature; this module only reads the claims.
 """
 
 import base64
@@ -22,9 +22,9 @@ _SEED: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 
 def read_choria(choria: ChoriaSettings) -> Login:
-    """Read and check both files; raises RunError, one line without their content, when the broker would refuse them.
+    """Read and check both files; raises RunError, one line without their content, if the broker would refuse them.
 
-    The inbox prefix is the only one that the broker lets the token's holder subscribe to.
+    The broker permits subscriptions to this inbox prefix only.
     """
     where = f"choria: jwt_file {choria.jwt_file}"
     token = _text("jwt_file", choria.jwt_file)
@@ -56,12 +56,12 @@ def _claims(where: str, token: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         raise RunError(f"{where}: there is no token in it: a JWT of three parts is needed") from None
     if algorithm != "EdDSA" or not signature or not isinstance(read, dict):
-        raise RunError(f"{where}: is no token of Choria: those are signed by EdDSA")
+        raise RunError(f"{where}: is not a token of Choria: those are signed by EdDSA")
     return read
 
 
 def _refuse_untimely(where: str, claims: dict[str, Any]) -> None:
-    """Refuse a token that has expired, at the earlier of its own and its issuer's time, or that is not valid yet."""
+    """Raise RunError if the token or its issuer has expired, or the token is not valid yet."""
     now = time.time()
     ends = [
         claims[claim] for claim in ("exp", "issexp") if isinstance(claims.get(claim), (int, float)) and claims[claim]
@@ -70,7 +70,7 @@ def _refuse_untimely(where: str, claims: dict[str, Any]) -> None:
         raise RunError(f"{where}: the token expired at {_at(min(ends))}: put a new one there")
     begins = claims.get("nbf")
     if isinstance(begins, (int, float)) and begins > now:
-        raise RunError(f"{where}: the token is valid from {_at(begins)} on: wait, or look at the clocks")
+        raise RunError(f"{where}: the token is valid from {_at(begins)} on: wait, or check the clocks")
 
 
 def _pair(file: str) -> Any:

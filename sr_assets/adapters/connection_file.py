@@ -1,7 +1,6 @@
-"""How Spark's tasks learn to reach a cluster: a file that only its owner can read, whose path may be in a plan or a log.
+"""Connection settings for Spark tasks, in a file that only its owner can read; its path may appear in plans and logs.
 
-Where tasks run on other machines, the file is packed with those that it names, and unpacked there in memory. Not here: the
-connection itself (`wire`).
+For tasks on other machines, the file is packed with the files that it names, and unpacked there in memory.
 """
 
 from __future__ import annotations
@@ -28,11 +27,10 @@ CONNECTIONS: Final = "connections"
 
 
 def write_connection(file: Path, cluster: ClusterSettings) -> Path:
-    """Write a cluster's connection settings, password included, to `file`; returns it for the option `connection`.
+    """Write a cluster's connection settings, password included, to `file`, and return it for the option `connection`.
 
-    Options of a data source are part of Spark's plans and logs: a path may be there, a password may not. Of
-    certificates, keys and credential files only the paths are written. Threads may write the same file at once (a site's
-    lanes do).
+    Spark's plans and logs contain the options of a data source, so these hold a path and no password. The file holds only
+    the paths of certificates, keys and credential files. Threads may write the same file concurrently.
     """
     text = json.dumps(asdict(cluster))
     if not file.exists() or file.read_text() != text:
@@ -49,9 +47,9 @@ def remove_connections(folder: Path) -> None:
 def open_connection(
     file: str, name: str, *, abrupt: bool = False, request_seconds: float = REQUEST_SECONDS
 ) -> Connection:
-    """Return a connection, to be entered with `with`, to the cluster described in `file`.
+    """Return a connection, to be opened by `with`, to the cluster described in `file`.
 
-    With `abrupt` nothing that was not sent yet leaves this machine once it is closed, or its process has ended.
+    With `abrupt`, unsent bytes are dropped when the connection is closed or the process ends.
     """
     fields = json.loads(Path(file).read_text())
     tls = TlsSettings(**fields["tls"]) if fields["tls"] else None
@@ -62,19 +60,19 @@ def open_connection(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PackedConnection:
-    """A connection file with the content of the files that it names, by their paths; it is never shown as text."""
+    """A connection file with the content of the files that it names, by path; it has no repr, which would show secrets."""
 
     fields: dict[str, Any]
     files: dict[str, bytes]
 
 
 def pack_connection(file: str) -> PackedConnection:
-    """Read a connection file and all that it names; raises RunError naming one that cannot be read."""
+    """Read a connection file and the files that it names; raises RunError that names an unreadable one."""
     return _packed(json.loads(Path(file).read_text()))
 
 
 def pack_cluster(cluster: ClusterSettings) -> PackedConnection:
-    """Return a cluster as `pack_connection` does, without a file of its own."""
+    """Pack a cluster like `pack_connection`, without a connection file."""
     return _packed(asdict(cluster))
 
 
@@ -90,7 +88,7 @@ def _packed(fields: dict[str, Any]) -> PackedConnection:
 
 @contextlib.contextmanager
 def unpacked(packed: PackedConnection) -> Iterator[str]:
-    """Yield the path of a connection file, for `open_connection`: it and all that it names are in memory, on no disk."""
+    """Yield the path of an unpacked connection file for `open_connection`; all files are in memory, never on disk."""
     with contextlib.ExitStack() as stack:
 
         def in_memory(content: bytes) -> str:
@@ -112,7 +110,7 @@ def _named_files(fields: dict[str, Any]) -> list[str]:
 
 
 def _renamed(fields: dict[str, Any], paths: dict[str, str]) -> dict[str, Any]:
-    """Return the fields with other paths in place of those of files."""
+    """Return the fields with replaced file paths."""
 
     def rename(key: str, value: Any) -> Any:
         if isinstance(value, dict):

@@ -1,7 +1,4 @@
-"""What a client shows to a server to be let in, as `CONNECT` and nats-py want it; the same for every kind of login.
-
-Not here: the files it comes from (`security`, `choria`).
-"""
+"""A client's login to a NATS server, for `CONNECT` and for nats-py."""
 
 import base64
 import binascii
@@ -14,9 +11,9 @@ _USER_PREFIX: Final = 20 << 3
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Login:
-    """A user with a password, a token, and a key pair of nkeys that signs the server's nonce, alone or with a JWT.
+    """A user with a password, a token, or an nkey pair that signs the server's nonce, alone or with a JWT.
 
-    Answers come below `inbox_prefix`. `seed` is the nkey's, where there is no JWT.
+    Responses arrive below `inbox_prefix`. `seed` is the nkey's seed, set only without a JWT.
     """
 
     inbox_prefix: str
@@ -35,7 +32,7 @@ class Login:
         return base64.urlsafe_b64encode(self.pair.sign(nonce.encode())).rstrip(b"=").decode()
 
     def connect_options(self, nonce: str | None) -> dict[str, Any]:
-        """Return the login as options of CONNECT; the nonce, if the server sent one, is signed."""
+        """Return the login as options of CONNECT, with a signature if the server sent a nonce."""
         options: dict[str, Any] = {"user": self.user, "pass": self.password, "auth_token": self.token}
         if self.pair and nonce:
             options["sig"] = self.signature(nonce)
@@ -53,7 +50,7 @@ class Login:
 def key_pair(seed: bytes | bytearray) -> Any:
     """Return the key pair of a user's encoded seed (`SU…`).
 
-    Imported here: Spark's workers read this module too, and need not have the library.
+    `nkeys` is imported here because Spark's workers import this module without having the library.
     """
     try:
         import nkeys

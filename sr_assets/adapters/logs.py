@@ -1,7 +1,6 @@
-"""The log: lines for people or for machines, on stderr and in a file that may be rotated.
+"""The log, as text or JSON lines, on stderr and in a file that may be rotated.
 
-Here: how a line is written, and where. A line about a stream begins with its label, `name/stream`, by which its run is known
-too; numbers that a machine may want are `extra` of the call. Not here: what is logged.
+A line about a stream begins with its label, `name/stream`, which also identifies its run. Pass numbers as `extra`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: What every record has; anything else came as `extra`.
+#: The attributes of every record; all others were passed as `extra`.
 _OWN: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime"})
 #: The words of `loglevel`.
 _LEVELS: Final = {logging.WARNING: "warn", logging.CRITICAL: "error"}
@@ -28,7 +27,7 @@ _form: Literal["text", "json"] = "text"
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and what is known of stream, run and numbers."""
+    """One JSON object per line: time, level, logger, message, and stream, run and numbers if known."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a record as JSON."""
@@ -50,13 +49,13 @@ class JsonLines(logging.Formatter):
 
 
 def set_print_format(form: Literal["text", "json"]) -> None:
-    """Let this process print its errors and warnings in a form from now on."""
+    """Set the form in which this process prints errors and warnings."""
     global _form  # noqa: PLW0603  stderr is the process's too
     _form = form
 
 
 def print_problem(kind: Literal["error", "warning"], line: str) -> None:
-    """Print an error or a warning of the command on stderr, as a line of the chosen form."""
+    """Print an error or a warning of the command on stderr in the chosen form."""
     shown = f"{kind}: {line}"
     if _form == "json":
         level = kind.upper()
@@ -66,9 +65,9 @@ def print_problem(kind: Literal["error", "warning"], line: str) -> None:
 
 
 def open_log(level: str, form: Literal["text", "json"], file: Path | None) -> None:
-    """Send our log to stderr, which Dagster captures with a run, and to a file; once per process.
+    """Send the package's log to stderr, which Dagster captures for a run, and to a file; once per process.
 
-    A file that was moved away is opened anew with the next line, so that it can be rotated.
+    The next line reopens a file that was moved, so that it can be rotated.
     """
     ours = logging.getLogger("sr_assets")
     if ours.handlers:
@@ -84,5 +83,5 @@ def open_log(level: str, form: Literal["text", "json"], file: Path | None) -> No
 
 
 def note_run(site: str, run_id: str) -> None:
-    """Let the lines about a site's streams name the run."""
+    """Add the run to later JSON lines about a site's streams."""
     _runs[site] = run_id

@@ -1,7 +1,6 @@
-"""A host's certificate from a Puppet CA, in Puppet's folders: key, the CA's certificate, request, certificate.
+"""Enrolment of a host at a Puppet CA, in Puppet's folders: key, the CA's certificate, request, certificate.
 
-Each step leaves its file, so an enrolment that was cut off goes on where it was. Not here: how certificates are used
-(`security`).
+Each step writes its file, so an interrupted enrolment resumes.
 """
 
 import hashlib
@@ -26,7 +25,7 @@ from sr_assets.domain.errors import ConfigurationError, RunError
 POLL_SECONDS: Final = 10.0
 _REQUEST_SECONDS: Final = 30.0
 _KEY_BITS: Final = 2048
-#: As Puppet has them.
+#: Puppet's folders and their modes.
 _FOLDERS: Final = {"certs": 0o755, "certificate_requests": 0o755, "public_keys": 0o755, "private_keys": 0o750}
 
 
@@ -40,7 +39,7 @@ class _RefusedError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
-    """Who is enrolled, into which folder, at which CA (`host:port`), and the CA's SHA-256 fingerprint if it is known."""
+    """The identity to enrol, its folder, the CA (`host:port`), and the CA's SHA-256 fingerprint if known."""
 
     identity: str
     folder: Path
@@ -59,19 +58,19 @@ class Enrolment:
 
     @property
     def certificate_file(self) -> Path:
-        """Our certificate."""
+        """The host's certificate."""
         return self.folder / "certs" / f"{self.identity}.pem"
 
     @property
     def request_file(self) -> Path:
-        """What was sent to the CA."""
+        """The certificate request sent to the CA."""
         return self.folder / "certificate_requests" / f"{self.identity}.pem"
 
     def enrol(self, timeout_seconds: float, say: Callable[[str], None], *, every_seconds: float = POLL_SECONDS) -> None:
-        """Get what is missing; `say` gets a line for each step and for each try.
+        """Obtain the missing files; `say` gets a line for each step and each download attempt.
 
-        Raises ConfigurationError when everything is there already, RunError with one line when a step fails or the CA has
-        not signed in time.
+        Raises ConfigurationError if all files exist, RunError with one line if a step fails or the CA does not sign in
+        time.
         """
         deadline = time.monotonic() + timeout_seconds
         if all(file.exists() for file in (self.key_file, self.ca_file, self.certificate_file)):
@@ -95,10 +94,10 @@ class Enrolment:
                     folder.mkdir(parents=True)
                     folder.chmod(mode)
         except OSError as error:
-            raise RunError(f"{self.folder}: cannot be made: {error.strerror}") from None
+            raise RunError(f"{self.folder}: cannot be created: {error.strerror}") from None
 
     def _key(self, say: Callable[[str], None]) -> rsa.RSAPrivateKey:
-        """Return the key that is there, which is never replaced, or a new one."""
+        """Return the existing key, which is never replaced, or a new one."""
         file = self.key_file
         if file.exists():
             try:
@@ -108,9 +107,9 @@ class Enrolment:
             except TypeError:
                 raise RunError(f"{file}: has a password: put a key without one there, or remove it") from None
             except (ValueError, UnsupportedAlgorithm):
-                raise RunError(f"{file}: is no PEM key, or not all of one: remove it for a new one") from None
+                raise RunError(f"{file}: is not a complete PEM key: remove it for a new one") from None
             if not isinstance(key, rsa.RSAPrivateKey):
-                raise RunError(f"{file}: is no RSA key, which a Puppet CA asks for: remove it for a new one")
+                raise RunError(f"{file}: is not an RSA key, which a Puppet CA requires: remove it for a new one")
             say(f"key: {file}, as it was")
             return key
         key = rsa.generate_private_key(65537, _KEY_BITS)
@@ -121,14 +120,14 @@ class Enrolment:
         return key
 
     def _authorities(self, say: Callable[[str], None]) -> list[x509.Certificate]:
-        """Return the CA's chain, fetched from whoever answers if there is none yet, and compared with the fingerprint."""
+        """Return the CA's chain, fetched without verification if the file is missing, and compared with the fingerprint."""
         file, unverified = self.ca_file, ssl._create_unverified_context()  # noqa: S323, SLF001  its fingerprint is shown
         known = file.exists()
         text = file.read_bytes() if known else self._ask("GET", "certificate/ca", unverified)
         try:
             chain = x509.load_pem_x509_certificates(text)
         except ValueError:
-            raise RunError(f"{file if known else self.ca}: the CA's certificate is no PEM certificate") from None
+            raise RunError(f"{file if known else self.ca}: the CA's certificate is not a PEM certificate") from None
         for authority in chain:
             say(f"CA {authority.subject.rfc4514_string()}, SHA-256 {_fingerprint(authority, ':')}")
         if self.fingerprint is not None:
@@ -138,7 +137,7 @@ class Enrolment:
         return chain
 
     def _compare(self, chain: list[x509.Certificate], fingerprint: str) -> None:
-        """Refuse a chain without the certificate of the fingerprint, or with one that does not hang on it."""
+        """Raise RunError if no certificate has the fingerprint, or one is not linked to that certificate."""
         trusted = [authority for authority in chain if _fingerprint(authority) == fingerprint]
         if not trusted:
             raise RunError(
@@ -158,7 +157,7 @@ class Enrolment:
             )
 
     def _request(self, key: rsa.RSAPrivateKey, say: Callable[[str], None]) -> None:
-        """Send the request; a CA that has one already is no failure when we have sent one before."""
+        """Send the request; ignore a refusal if an earlier request was sent."""
         file = self.request_file
         before = file.exists()
         if not before:
@@ -184,7 +183,7 @@ class Enrolment:
                     self._ask("GET", f"certificate/{self.identity}", self._verified())
                 )
             except ValueError:
-                raise RunError(f"{self.ca}: what it answered is no PEM certificate") from None
+                raise RunError(f"{self.ca}: the response is not a PEM certificate") from None
             except RunError as error:
                 if time.monotonic() + every_seconds > deadline:
                     remedy = f"sign the request of {self.identity} there and run the same command again"
@@ -197,11 +196,11 @@ class Enrolment:
         names = [str(attribute.value) for attribute in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         if certificate.public_key() != key.public_key() or names != [self.identity]:
             raise RunError(
-                f"{self.ca}: answered the certificate of another key or name: have the CA clean {self.identity}, remove "
+                f"{self.ca}: the certificate is for another key or name: have the CA clean {self.identity}, remove "
                 f"{self.request_file}, and run the same command again"
             )
         if not any(_issued(certificate, authority) for authority in authorities):
-            raise RunError(f"{self.ca}: answered a certificate that the CA in {self.ca_file} has not signed")
+            raise RunError(f"{self.ca}: the certificate is not signed by the CA in {self.ca_file}")
 
     def _verified(self) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(self.ca_file))
@@ -242,7 +241,7 @@ def _fingerprint(certificate: x509.Certificate, separator: str = "") -> str:
 
 
 def _write_new(file: Path, content: bytes, mode: int) -> None:
-    """Write a new file in one step, with this mode whatever the umask; never over one that is there."""
+    """Write a new file atomically, with this mode whatever the umask; never replace an existing one."""
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:

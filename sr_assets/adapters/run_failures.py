@@ -1,4 +1,4 @@
-"""`run_failures.json`: the last failure of each job whose runs failed before they could write it into a site's state."""
+"""`run_failures.json`: the last failure of each job whose run failed before it could record that in a site's state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RunFailure:
 
 
 def read_run_failures(home: Path) -> dict[str, RunFailure]:
-    """Return the last failure of each job that had one."""
+    """Return the last failure by job; empty if the file is missing or unreadable."""
     try:
         noted = json.loads((home / _FILE).read_text(encoding="utf-8"))
         return {failure["job"]: RunFailure(**{**failure, "streams": tuple(failure["streams"])}) for failure in noted}
@@ -63,7 +63,7 @@ def _write(home: Path, failures: dict[str, RunFailure]) -> None:
 
 @contextmanager
 def _locked(home: Path) -> Iterator[None]:
-    """Let one process or thread at a time change the file."""
+    """Hold the file's exclusive lock."""
     with open_private(home / f".{_FILE}.lock") as file:
         lock(file, None)
         yield

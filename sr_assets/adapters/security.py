@@ -1,7 +1,6 @@
-"""How connections to servers are secured: the TLS context, the login, and error messages about either.
+"""TLS contexts, logins and their error messages, for the connections of `wire` and `nats`.
 
-For both kinds of connections, `wire` and `nats`. Files are read when a connection is opened, so the next connection uses a
-renewed certificate or credential. Not here: sockets; whether the server accepts a login.
+Each connection reads the files again, so the next one uses a renewed certificate or credential.
 """
 
 import re
@@ -31,7 +30,7 @@ _UNKNOWN_CA: Final = frozenset({2, 18, 19, 20, 21})
 
 
 def tls_context(tls: TlsSettings) -> ssl.SSLContext:
-    """Return the context of a TLS connection to a server; raises RunError naming the file that cannot be used."""
+    """Return the context of a TLS connection to a server; raises RunError that names an unusable file."""
     for key, path in (("ca", tls.ca), ("cert", tls.cert), ("key", tls.key)):
         if path:
             # OpenSSL's own error does not name the missing file.
@@ -42,7 +41,7 @@ def tls_context(tls: TlsSettings) -> ssl.SSLContext:
         raise RunError(f"tls: ca {tls.ca}: there is no PEM certificate in it") from None
     if tls.cert:
         try:
-            # Without a password of ours OpenSSL would ask for one on the terminal.
+            # Without this empty password OpenSSL would prompt for one on the terminal.
             context.load_cert_chain(tls.cert, tls.key, password="")
         except ssl.SSLError as error:
             files = f"tls: cert {tls.cert}, key {tls.key}"
@@ -56,7 +55,7 @@ def tls_context(tls: TlsSettings) -> ssl.SSLContext:
 
 
 def tls_error_text(error: ssl.SSLError) -> str:
-    """Return one line on why a TLS connection failed and what to do."""
+    """Return one line with the cause of a TLS failure and the remedy."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _UNKNOWN_CA:
             return "the server's certificate is from a CA that is not trusted here: name the CA's file in tls: ca"
@@ -74,21 +73,21 @@ def tls_error_text(error: ssl.SSLError) -> str:
 
 
 def silence_hint(cluster: ClusterSettings) -> str:
-    """Return a hint on why a server may not answer, to be appended to the error."""
+    """Return a possible cause of a server's silence, to be appended to the error."""
     if cluster.tls and cluster.tls.handshake_first:
         return " (if the server does not begin with TLS, take tls_handshake_first out of the URL)"
     return " (a server that begins with TLS needs ?tls_handshake_first=true)"
 
 
 def no_responder_hint(cluster: ClusterSettings) -> str:
-    """Return a hint on why nobody listens on a subject of JetStream's API."""
+    """Return a possible cause of a JetStream API subject without responders."""
     if cluster.api_owner:
         return f"nobody serves {cluster.api_owner} here: correct it, or look at the leafnode or import that leads there"
     return "is JetStream enabled?"
 
 
 def denied_text(complaint: str) -> str:
-    """Return a server's complaint about a permission with what to do."""
+    """Return a server's error about a permission, with the remedy."""
     remedy = "give the user that permission"
     if "subscription" in complaint.lower():
         remedy += ", or set inbox_prefix in the URL to what it may subscribe to"
@@ -96,9 +95,9 @@ def denied_text(complaint: str) -> str:
 
 
 def read_login(cluster: ClusterSettings) -> Login:
-    """Read the files that the login needs; raises RunError naming a bad one, before anything is sent.
+    """Read the files of the login; raises RunError that names a bad one, before any connection.
 
-    A file of `nsc` may be decorated, as it writes them, or bare.
+    A JWT or seed may be bare, or decorated as `nsc` writes it.
     """
     if cluster.choria:
         return read_choria(cluster.choria)
@@ -112,7 +111,7 @@ def read_login(cluster: ClusterSettings) -> Login:
 
 
 def exposed_secrets(cluster: ClusterSettings) -> list[str]:
-    """Return the files with a key of ours that everybody on this machine may read."""
+    """Return the configured key files that every user of this machine may read."""
     choria, tls = cluster.choria, cluster.tls
     files = [cluster.credentials, cluster.nkey, choria and choria.seed_file, tls and tls.key]
     return [file for file in files if file and _mode(file) & stat.S_IROTH]

@@ -1,7 +1,6 @@
 """Signing with an nkey in plain Python, for Spark's workers that have no library for it. RFC 8032, section 5.1.
 
-Slower than a library, and its time depends on the key: only for the one signature of a login. Not here: where `nkeys` is
-installed (`login`).
+Slower than a library, and its time depends on the key: use it only for the one signature of a login.
 """
 
 import base64
@@ -66,7 +65,7 @@ class PlainKey:
 
     @classmethod
     def decode(cls, seed: bytes) -> Self:
-        """Read an encoded seed (`SU…`); raises ValueError when it is none."""
+        """Decode a seed (`SU…`); raises ValueError if it is invalid."""
         raw = base64.b32decode(seed + b"=" * (-len(seed) % 8))
         if binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little") != raw[-2:]:
             raise ValueError("not a seed")

@@ -127,7 +127,7 @@ def test_a_file_that_cannot_be_used_is_named_with_what_is_wrong(tmp_path: Path) 
         ("jwt_file", "", "there is no token in it"),
         ("jwt_file", token[: len(token) // 2], "there is no token in it"),
         ("jwt_file", "hunter2.hunter2.hunter2secret", "there is no token in it"),
-        ("jwt_file", none + token[token.index(".") :], "is no token of Choria"),
+        ("jwt_file", none + token[token.index(".") :], "is not a token of Choria"),
         ("seed_file", None, "cannot be read: No such file or directory"),
         ("seed_file", Path(good["seed_file"]).read_text()[:-1], "64 hexadecimal digits are needed"),
         ("seed_file", "-----BEGIN PRIVATE KEY-----", "there is no seed in it"),

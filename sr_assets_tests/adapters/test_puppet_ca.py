@@ -172,11 +172,11 @@ def test_a_ca_with_another_fingerprint_or_a_certificate_of_another_is_refused(ca
         enrolled(ca, tmp_path / "pinned", fingerprint="00" * 32)
     assert not (tmp_path / "pinned" / "certs" / "ca.pem").exists()
     ca.answer = ca.certify(ME)
-    with pytest.raises(RunError, match="answered the certificate of another key or name"):
+    with pytest.raises(RunError, match="the certificate is for another key or name"):
         enrolled(ca, tmp_path / "other")
     ca.requests.clear()
     ca.answer = b"<html>"
-    with pytest.raises(RunError, match="what it answered is no PEM certificate"):
+    with pytest.raises(RunError, match="the response is not a PEM certificate"):
         enrolled(ca, tmp_path / "page")
     ca.requests.clear()
     stranger = StandIn(tmp_path / "stranger")
@@ -193,8 +193,8 @@ def test_a_ca_with_another_fingerprint_or_a_certificate_of_another_is_refused(ca
 @pytest.mark.parametrize(
     ("key", "says"),
     (
-        ("-----BEGIN RSA PRIVATE KEY-----\nMIIE", "is no PEM key, or not all of one: remove it for a new one"),
-        ("", "is no PEM key"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIE", "is not a complete PEM key: remove it for a new one"),
+        ("", "is not a complete PEM key"),
         ("locked", "has a password: put a key without one there"),
     ),
 )
