@@ -1,9 +1,7 @@
-"""When things run: a lag sensor and a job for each site, both for the native streams, and the nightly removal of old runs.
+"""Sensors, jobs and schedules: everything that starts a run.
 
-`decisions` decides from what was observed, `observing` asks the servers by `looks` that sites share. `places` and `hosting`
-share the host among many sites. `sensors` and `jobs` are what Dagster sees, `own_run` what a run's process loads of them;
-`daily` is the hourly computation of days, `topology` is for the native streams; `failures` is the sensor of failed
-runs; `old_runs` removes runs, with their `leftovers`. Add here what starts a run. Not here: what a run does (`stages`).
+A lag sensor (`sensors`) observes its site (`observing`), decides whether it needs a run (`decisions`) and acquires a run slot
+(`run_slots`) for the site's job (`jobs`).
 """
 
 from sr_assets.assets.specs import site_job_name

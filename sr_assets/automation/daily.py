@@ -1,7 +1,4 @@
-"""When the daily tables are computed: each hour today's day, and earlier days once they are over everywhere.
-
-Not here: computing them (`assets.daily`), which days are due (`domain.days`).
-"""
+"""Jobs and schedules of the daily tables: hourly for the current day, and once more for each completed day."""
 
 from __future__ import annotations
 
@@ -19,13 +16,13 @@ if TYPE_CHECKING:
     from sr_assets.settings import Settings
     from sr_assets.stages.daily import DailyStage
 
-#: Dagster's tags of a run over several partitions, as its documentation of backfills names them.
+#: Dagster's documented tags of a backfill run over a range of partitions.
 FIRST_TAG: Final = "dagster/asset_partition_range_start"
 LAST_TAG: Final = "dagster/asset_partition_range_end"
 
 
 def build_daily_job(stage: DailyStage, asset: dg.AssetsDefinition) -> dg.UnresolvedAssetJobDefinition:
-    """Return the job that computes days of a table."""
+    """Return the job that computes one or more days of a table."""
     return dg.define_asset_job(
         stage.table.computed,
         selection=[asset],
@@ -37,7 +34,7 @@ def build_daily_job(stage: DailyStage, asset: dg.AssetsDefinition) -> dg.Unresol
 def build_daily_schedule(
     settings: Settings, stage: DailyStage, job: dg.UnresolvedAssetJobDefinition, minute: int
 ) -> dg.ScheduleDefinition:
-    """Return the hourly schedule of a table's job; one run computes all days that are due."""
+    """Return the hourly schedule of a table's job; one run computes all due days."""
 
     @dg.schedule(
         name=f"hourly_{stage.table.computed}",
@@ -58,7 +55,10 @@ def build_daily_schedule(
 
 
 def due_days(settings: Settings, stage: DailyStage, now_ns: int) -> tuple[date, date]:
-    """Return the first and the last day that have to be computed; raises RunError when nothing was published yet."""
+    """Return the first and the last day to compute.
+
+    Raises RunError if no site has published yet, or the history is too short to compute a day.
+    """
     zone = stage.settings(settings).timezone
     unfinished = unfinished_dates(settings.home, stage.table)
     over = [when for when, until_ns in unfinished if day_of(when, zone).next_ns <= until_ns]

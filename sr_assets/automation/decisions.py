@@ -1,10 +1,7 @@
-"""Whether a site needs a run: pure decisions on what was observed.
+"""The decision whether a site needs a run, as pure functions of a tick's observations. Add a reason to run here.
 
-Here: the records of what a tick observed, and the rules on them. Add a reason to run here. Not here: asking servers,
-files or clocks (`observing`).
-
-The rules are level-triggered: they compare a stream's position (`status.json`) with its source's stream info. Nothing is
-remembered between ticks, so a lost tick, a failed run or a restarted daemon changes nothing.
+The rules are level-triggered: they compare a stream's position (`status.json`) with its source's stream info. They need no
+memory between ticks, so a lost tick, a failed run or a restarted daemon makes no difference.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ _LONGEST_PAUSE_SECONDS: Final = 300.0
 
 
 class Decision(NamedTuple):
-    """Why a site, or a stream of it, needs a run; without a need `reason` is None and `skip` has the explanation."""
+    """The reason why a site or stream needs a run; if it needs none, `reason` is None and `skip` explains why."""
 
     reason: str | None
     skip: str = ""
@@ -30,10 +27,9 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """Where a stream stood when its site's last run committed, from `status.json`; times are in unix ns.
+    """A stream's position at the last commit of its site, from `status.json`; times are in unix ns.
 
-    `queued` copies are decided and not in the target yet. `last_error` kept the stream from being read, `copy_error` kept
-    the queue from being drained.
+    `queued` copies are not in the target yet. `last_error` stopped reading the stream, `copy_error` stopped draining its queue.
     """
 
     created_ns: int = 0
@@ -50,12 +46,12 @@ class StreamStatus:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Self:
-        """Read a stream's part of `status.json`; an earlier version of us may have left out a key."""
+        """Read a stream's part of `status.json`; an older version may have omitted a key."""
         return cls(**{name: row[name] for name in cls.__dataclass_fields__ if name in row})
 
     @property
     def begun(self) -> bool:
-        """Whether there is a position."""
+        """Whether the stream has a position."""
         return self.created_ns != 0
 
 
@@ -63,8 +59,8 @@ class StreamStatus:
 class SourceNow:
     """The state of a source now; times are in unix ns.
 
-    `watermark_ns` is what a run that began now would commit, `unread_seconds` how long the first unread message has
-    waited: None when there is none, or when no limit is configured for it.
+    `watermark_ns` is the watermark that a run would commit if it started now. `unread_seconds` is how long the first unread
+    message has waited, or None if there is none or no limit is configured.
     """
 
     created_ns: int
@@ -76,23 +72,23 @@ class SourceNow:
 
 @dataclass(frozen=True, slots=True)
 class EntryRules:
-    """How entries differ for the sensor.
+    """Differences between kinds of entries for the sensor.
 
-    `begins_empty`: a first run makes sense before there is a message. `deadline_passed` is the reason when a deadline
-    has passed. `copies_what_it_reads`: what is paused is not read either.
+    `starts_empty`: the first run does not wait for a message. `deadline_passed`: the reason to run after a deadline.
+    `pause_stops_reading`: a paused stream is not read either.
     """
 
-    begins_empty: bool
+    starts_empty: bool
     deadline_passed: str
-    copies_what_it_reads: bool
+    pause_stops_reading: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """All that a decision about one stream goes by.
+    """Inputs to the decision about one stream.
 
-    `committed_at_ns` is the servers' time when the site's last run committed, `age_seconds` how long ago that was: None
-    when it is not known. `deliverable`: a stream takes the subject of its advisories now.
+    `committed_at_ns` is the servers' time of the site's last commit, `age_seconds` its age, or None if unknown. `deliverable`:
+    a stream now accepts the subject of the advisories.
     """
 
     status: StreamStatus
@@ -105,12 +101,12 @@ class Observed:
 
 
 def decide(observed: Observed, sensor: SensorSettings) -> Decision:
-    """Decide whether a stream needs a run: to be read, for its copy queue, or for its outbox.
+    """Decide whether a stream needs a run: to read it, to drain its copy queue, or to publish its outbox.
 
-    What keeps it from being read does not keep its queue from being drained, nor the other way round.
+    An error in reading does not stop draining the queue, and an error in copying does not stop reading.
     """
     status, paused = observed.status, observed.paused
-    if paused and observed.rules.copies_what_it_reads:
+    if paused and observed.rules.pause_stops_reading:
         return Decision(None, "paused")
     read_wait = wait_after_error(observed, status.last_error, status.last_error_since_ns, sensor)
     copy_wait = wait_after_error(observed, status.copy_error, status.copy_error_since_ns, sensor)
@@ -127,17 +123,17 @@ def decide(observed: Observed, sensor: SensorSettings) -> Decision:
 
 
 def unread_messages(status: StreamStatus, source: SourceNow) -> int:
-    """Return how many sequences a stream is behind; negative when the source ends before the position."""
+    """Return how many sequences a stream is behind; negative if the source ends before the position."""
     return source.last_sequence + 1 - max(status.next_sequence, source.first_sequence)
 
 
 def reason_to_read(status: StreamStatus, source: SourceNow, sensor: SensorSettings, rules: EntryRules) -> str | None:
-    """Return why a stream has to be read or swept; None when it is caught up."""
+    """Return why a stream must be read or swept, or None if it is caught up."""
     if not status.begun:
-        # A feed without a message would only compete with the sites that are about to write the first one.
-        return "first run" if rules.begins_empty or source.last_sequence else None
+        # A run of an empty feed would compete with the sites that write its first message.
+        return "first run" if rules.starts_empty or source.last_sequence else None
     if status.created_ns != source.created_ns:
-        return "the source was made again"
+        return "the source was recreated"
     if status.next_sequence > source.last_sequence + 1 and status.seen_messages:
         return "the source ends before the position"
     behind = unread_messages(status, source)
@@ -156,24 +152,24 @@ def reason_to_read(status: StreamStatus, source: SourceNow, sensor: SensorSettin
 
 
 def reason_to_copy(status: StreamStatus) -> str | None:
-    """Return why the copy queue has to be drained: whether the stream is caught up does not matter."""
+    """Return why the copy queue must be drained, or None if it is empty."""
     return f"{status.queued} copies are queued" if status.queued > 0 else None
 
 
 def reason_to_publish(status: StreamStatus, *, deliverable: bool) -> str | None:
-    """Return why the outbox has to be published: it waits, and a stream takes its subject now."""
+    """Return why the outbox must be published, or None if it is empty or undeliverable."""
     return f"{status.unpublished} advisories can be delivered" if status.unpublished and deliverable else None
 
 
 def wait_after_error(observed: Observed, error: str | None, since_ns: int | None, sensor: SensorSettings) -> str | None:
-    """Return why not to try again yet; None when it may be tried.
+    """Return why a retry must wait, or None if it is due.
 
-    After an error the pause is as long as the error has lasted, at least a sensor interval, at most five minutes; it
-    begins when the last run committed.
+    The pause is as long as the error has lasted, at least a sensor interval and at most five minutes. It starts at the last
+    commit.
     """
     if error is None or since_ns is None or observed.age_seconds is None:
         return None
     lasted = (observed.committed_at_ns - since_ns) / _SECOND_NS
     pause = min(max(lasted, sensor.interval_ns / _SECOND_NS), _LONGEST_PAUSE_SECONDS)
     waits = pause - observed.age_seconds
-    return f"{error} (tried again in {waits:.0f} s)" if waits > 0 else None
+    return f"{error} (retry in {waits:.0f} s)" if waits > 0 else None

@@ -1,8 +1,7 @@
-"""The sensor of failed runs: it names the streams and what to do, and notes for `notify` what no site's state says.
+"""The sensor of failed runs: names the streams and the remedy, and records failures for `notify` that no site's state has.
 
-A run that fails because of its streams says so in the site's state, which is published and which `notify` reports. What stops a
-whole run, before or beside its streams, is in Dagster alone: a state that cannot be read, a full disk, a process that was
-killed. Not here: sending (`operate.notify`).
+A failing stream is recorded in its site's state, from which `notify` reports it. Only Dagster knows a failure of the whole run,
+such as an unreadable state, a full disk or a killed process.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ if TYPE_CHECKING:
 
     from sr_assets.settings import Entry, Settings
 
-_KILLED: Final = "nothing is lost, the next run goes on; if it happens again, see whether memory ran out"
-#: How a run ends whose process was asked to end: by `up` that stops, say.
+_KILLED: Final = "no data is lost and the next run continues; if it recurs, check for out-of-memory kills"
+#: Errors of a run whose process was terminated, for example by stopping `up`.
 _INTERRUPTED: Final = frozenset({"DagsterExecutionInterruptedError", "KeyboardInterrupt"})
 
 
 def build_failure_sensor(settings: Settings) -> dg.SensorDefinition:
-    """Return the sensor of failed runs, of those on the command line and inside another run's process too."""
+    """Return the sensor of failed runs, including runs of the command line."""
     jobs = {site_job_name(site): site for site in settings.sites}
 
     @dg.run_failure_sensor(
         name="run_failures",
         monitor_all_code_locations=True,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Names the streams of a run that failed and what to do, and lets `notify` report the failure.",
+        description="Names the streams of a failed run and the remedy, and lets `notify` report the failure.",
     )
     def run_failures(context: dg.RunFailureSensorContext) -> None:
         steps, run = context.get_step_failure_events(), context.dagster_run
@@ -55,7 +54,7 @@ def build_failure_sensor(settings: Settings) -> dg.SensorDefinition:
 
 
 def _entries(settings: Settings, site: str | None, selection: Collection[dg.AssetKey] | None) -> list[Entry]:
-    """Return which of a site's entries a run was about; none of a job that is no site's."""
+    """Return the entries of a site that a run selected; none for a job that is not a site's."""
     prefixes = {tuple(key.path[:2]) for key in selection or ()}
     return [
         entry for entry in settings.sites.get(site or "", ()) if not prefixes or tuple(entry.asset_prefix) in prefixes
@@ -65,7 +64,7 @@ def _entries(settings: Settings, site: str | None, selection: Collection[dg.Asse
 def _failure(
     settings: Settings, context: dg.RunFailureSensorContext, site: str | None, streams: tuple[str, ...], reason: str
 ) -> RunFailure:
-    """Return the failure of a job, which lasts until one of its runs succeeds."""
+    """Return the failure of a job; `since_ns` is its first failure since the job last succeeded."""
     run, instance = context.dagster_run, context.instance
     record, earlier = instance.get_run_record_by_id(run.run_id), read_run_failures(settings.home).get(run.job_name)
     since_ns = int((record.end_time or 0.0) * 1e9) if record else 0
@@ -80,7 +79,7 @@ def _failure(
 
 
 def failures(events: Sequence[dg.DagsterEvent]) -> list[str]:
-    """Return why a run failed, in lines without repeats: a step's own description, else the innermost error."""
+    """Return why a run failed, as distinct lines: a step's own description, else its innermost error."""
     lines: list[str] = []
     for event in events:
         data = event.event_specific_data
@@ -101,7 +100,7 @@ def _innermost(error: Any) -> str:
 
 
 def _errors(event: dg.DagsterEvent) -> set[str]:
-    """Return the classes of an event's error and its causes."""
+    """Return the class names of an event's error and its causes."""
     error, classes = getattr(event.event_specific_data, "error", None), set()
     while error is not None:
         classes.add(error.cls_name or "")
@@ -110,7 +109,7 @@ def _errors(event: dg.DagsterEvent) -> set[str]:
 
 
 def _noted(event: dg.DagsterEvent) -> bool:
-    """Return whether a step failed because of streams whose states say so."""
+    """Return whether a step failed because of streams whose states have the error."""
     failure = getattr(event.event_specific_data, "user_failure_data", None)
     noted = failure.metadata.get(NOTED) if failure is not None else None
     return noted is not None and bool(noted.value)

@@ -1,7 +1,4 @@
-"""A site's job, and resolving a job of some assets alone.
-
-Not here: when a site's job runs (`sensors`), what it does (`assets`), the nightly removal of old runs (`old_runs`).
-"""
+"""The job of each site, and the sites whose definitions a process loads."""
 
 import multiprocessing
 import os
@@ -13,7 +10,7 @@ import dagster as dg
 from sr_assets.assets.specs import site_job_name
 from sr_assets.settings import Settings
 
-#: The event log has all that happens; the console is for our own lines: Dagster would add a trace to every failure.
+#: The event log has every event. The console is for our own log lines; Dagster would add a traceback to every failure.
 _RUN_CONFIG: Final = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 #: The statuses of a run that has a process.
@@ -27,7 +24,7 @@ _PROCESS_STATUSES: Final = [
 def build_site_job(
     site: str, assets: Sequence[dg.AssetsDefinition | dg.AssetSpec], resources: Mapping[str, Any]
 ) -> dg.JobDefinition:
-    """Return the job that brings all of a site's assets up to date in one process; `assets` are the site's alone."""
+    """Return the job that materialises all assets of a site in one process; `assets` are the site's own."""
     return resolve_job(
         site_job_name(site), f"Replicate, track and advise for every stream of site {site}.", assets, resources
     )
@@ -36,10 +33,10 @@ def build_site_job(
 def resolve_job(
     name: str, description: str, assets: Sequence[dg.AssetsDefinition | dg.AssetSpec], resources: Mapping[str, Any]
 ) -> dg.JobDefinition:
-    """Return the job of some assets, in one process.
+    """Return the job that materialises these assets in one process.
 
-    It is resolved here, among them: resolved by Dagster among the assets of all sites each job would look through all of
-    them. It takes no configuration, the description of which would be most of its snapshot.
+    The job is resolved among its own assets: Dagster would resolve each job among the assets of all sites. It accepts no
+    configuration, whose schema would be most of its snapshot.
     """
     job = dg.define_asset_job(
         name,

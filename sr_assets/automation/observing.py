@@ -1,8 +1,4 @@
-"""What a sensor's tick observes: the positions of a site's streams, and their sources' stream infos.
-
-Here: reading files and asking servers, no more than a decision needs. Not here: the decision (`decisions`), requesting a run
-(`sensors`).
-"""
+"""Observations of a sensor's tick: the positions of a site's streams, and the stream infos of their sources."""
 
 from __future__ import annotations
 
@@ -43,7 +39,7 @@ _SECOND_NS: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How an entry is looked at: its rules, and where its advisories are delivered (cluster, subject); None: nowhere."""
+    """The sensor rules of an entry, and the cluster and subject of its advisories, if any."""
 
     rules: EntryRules
     delivery: tuple[ClusterSettings, str] | None = None
@@ -51,7 +47,7 @@ class _Kind:
 
 def _stream_kind(stream: StreamSettings) -> _Kind:
     rules = EntryRules(
-        begins_empty=True, deadline_passed="a node's deadline has passed", copies_what_it_reads=not stream.tracked
+        starts_empty=True, deadline_passed="a node's deadline has passed", pause_stops_reading=not stream.tracked
     )
     if stream.advisory is None:
         return _Kind(rules)
@@ -60,26 +56,26 @@ def _stream_kind(stream: StreamSettings) -> _Kind:
 
 
 def _feed_kind(_: FeedSettings) -> _Kind:
-    return _Kind(EntryRules(begins_empty=False, deadline_passed="a heartbeat is overdue", copies_what_it_reads=False))
+    return _Kind(EntryRules(starts_empty=False, deadline_passed="a heartbeat is overdue", pause_stops_reading=False))
 
 
 _KINDS: Final[Mapping[type[Entry], Callable[[Any], _Kind]]] = {StreamSettings: _stream_kind, FeedSettings: _feed_kind}
 
 
 def share_stream_infos(settings: Settings) -> StreamInfoCache:
-    """Return what the sensors of all sites share: one look at each cluster serves a round of all of them."""
+    """Return the cache that the sensors of all sites share, so that a round queries each cluster once."""
     return StreamInfoCache(settings.entries, settings.sensor.interval_ns / _SECOND_NS / 2)
 
 
 def find_work(settings: Settings, site: str, stream_infos: StreamInfoCache | None = None) -> Decision:
-    """Decide whether a site needs a run; without `looks` its sources are asked for it alone.
+    """Decide whether a site needs a run; without `stream_infos`, query its sources for this site only.
 
-    Raises RunError when no source could be asked at all, or when it cannot be known what is paused.
+    Raises RunError if no source responds or the list of paused streams is unreadable.
     """
     stream_infos = stream_infos or StreamInfoCache(settings.sites[site], math.inf)
     folder = settings.home / "sites" / site
     status = read_status(folder)
-    if not status and any(_kind(entry).rules.begins_empty for entry in settings.sites[site]):
+    if not status and any(_kind(entry).rules.starts_empty for entry in settings.sites[site]):
         return Decision("first run")
     if needs_publishing(settings.home, folder):
         return Decision("fleet.duckdb lacks this site")
@@ -92,7 +88,7 @@ def _kind(entry: Entry) -> _Kind:
 
 
 class _Tick:
-    """One tick of a site: entries are looked at until one needs a run; what else has to be asked needs one connection."""
+    """One tick of a site: checks its entries until one needs a run; other queries share one connection per cluster."""
 
     def __init__(
         self,
@@ -108,7 +104,7 @@ class _Tick:
         self._folder = settings.home / "sites" / site
         self._status = status
         self._age_seconds = status_age_seconds(status)
-        # An answer from before the status was written knows less than the status.
+        # A response from before the status was written is older than the status.
         self._since = time.monotonic() - (math.inf if self._age_seconds is None else self._age_seconds)
         self._stream_infos = stream_infos
         self._paused = paused
@@ -117,7 +113,7 @@ class _Tick:
         self._clusters: dict[ClusterSettings, Cluster] = {}
 
     def decide(self) -> Decision:
-        """Decide on the site; raises RunError when no source could be asked at all."""
+        """Decide on the site; raises RunError if no source responds."""
         notes, unreachable = [], []
         for entry in self._entries:
             try:
@@ -136,7 +132,7 @@ class _Tick:
         return Decision(None, "; ".join([*notes, *unreachable]) or "caught up")
 
     def _decide_entry(self, entry: Entry) -> Decision:
-        """Decide on one entry; raises RunError when its source cannot be asked."""
+        """Decide on one entry; raises RunError if its source does not respond."""
         observed, kind = self._observe(entry), _kind(entry)
         decision = decide(observed, self._settings.sensor)
         if decision.reason is not None or not observed.status.unpublished or kind.delivery is None:
@@ -171,13 +167,13 @@ class _Tick:
 
 
 def _unread_seconds(entry: Entry, status: StreamStatus, info: StreamInfo, cluster: Cluster) -> float | None:
-    """Return how long the first unread message has waited; None when there is none, or the server sends no time."""
+    """Return how long the first unread message has waited, or None if there is none or the server sends no time."""
     unread = cluster.next_message(entry.stream, status.next_sequence, entry.filter_subject or ">")
     return None if unread is None or info.ts_ns is None else (info.ts_ns - unread.stored_ns) / 1e9
 
 
 def _watermark(entry: Entry, status: StreamStatus, info: StreamInfo) -> int | None:
-    """Return what a run that began now would commit."""
+    """Return the watermark that a run would commit if it started now."""
     return watermark(
         info.ts_ns,
         None,

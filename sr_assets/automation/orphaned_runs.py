@@ -1,6 +1,6 @@
-"""What Dagster's storage keeps of a run although the run was deleted: files of its own, and its checks' executions.
+"""Orphaned data of deleted runs in Dagster's storage: files and check executions.
 
-Dagster deletes a run's rows in its runs and events, and nothing else. Not here: which runs are deleted (`old_runs`).
+Dagster deletes only a run's rows among its runs and events.
 """
 
 import re
@@ -13,15 +13,15 @@ from typing import Any, Final
 
 import dagster as dg
 
-#: Runs looked up, and forgotten, at a time.
+#: The number of runs to look up and delete at a time.
 BATCH: Final = 500
-#: The files of a shard.
+#: The suffixes of a shard's files.
 _SHARD: Final = (".db", ".db-wal", ".db-shm")
 _RUN_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
 def delete_run_data(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> None:
-    """Remove what is left of runs that were deleted: logs and artifacts, the shard of their events, check executions."""
+    """Delete the orphaned data of deleted runs: logs, artifacts, event shards and check executions."""
     folder, shards = Path(instance.storage_directory()), _shards(instance)
     for run_id in run_ids:
         instance.compute_log_manager.delete_logs(prefix=[run_id])
@@ -35,7 +35,7 @@ def delete_run_data(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> Non
 
 
 def find_orphaned_runs(instance: dg.DagsterInstance) -> Iterator[list[str]]:
-    """Yield, in batches, the runs of which something is left although they were deleted."""
+    """Yield, in batches, the deleted runs that have orphaned data."""
     shards = _shards(instance)
     files = [path.name for folder in (Path(instance.storage_directory()), shards) if folder for path in _listed(folder)]
     seen = {match.group() for name in files if (match := _RUN_ID.match(name))}
@@ -45,8 +45,8 @@ def find_orphaned_runs(instance: dg.DagsterInstance) -> Iterator[list[str]]:
     remaining = iter(sorted(seen))
     while batch := list(islice(remaining, BATCH)):
         records = instance.get_run_records(dg.RunsFilter(run_ids=batch))
-        if gone := sorted(set(batch) - {record.dagster_run.run_id for record in records}):
-            yield gone
+        if deleted := sorted(set(batch) - {record.dagster_run.run_id for record in records}):
+            yield deleted
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -54,16 +54,16 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _shards(instance: dg.DagsterInstance) -> Path | None:
-    """Return the folder with a SQLite file for each run's events; None where a database has them."""
+    """Return the directory with a SQLite file per run's events, or None if a database stores them."""
     path_for_shard = getattr(instance.event_log_storage, "path_for_shard", None)
     return Path(path_for_shard("index")).parent if path_for_shard else None
 
 
 def _check_executions(instance: dg.DagsterInstance) -> tuple[AbstractContextManager[Any], Any]:
-    """Return a connection to the database that has the checks' executions, for `with`, and their table.
+    """Return a context manager for a connection to the check executions, and their table.
 
-    Neither is public in Dagster, which has no other way to remove a run's rows. The version of Dagster is pinned, and tests
-    delete runs from each storage.
+    Neither is public in Dagster, which has no public way to delete these rows. Dagster's version is pinned, and tests delete runs
+    from each storage.
     """
     from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
 

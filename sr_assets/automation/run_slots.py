@@ -1,7 +1,4 @@
-"""How many sites' runs are under way on this host, and whether one more may begin, longest waiting first.
-
-A site that gets no place waits in line, where a run under way takes it in (`hosting`).
-"""
+"""Run slots: at most `concurrency` site runs on this host, longest-waiting site first."""
 
 from __future__ import annotations
 
@@ -20,32 +17,31 @@ from sr_assets.resources import LINGER, MODE_TAG
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
 
-UNDER_WAY: Final = [
+ACTIVE_STATUSES: Final = [
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.NOT_STARTED,
     dg.DagsterRunStatus.STARTING,
     dg.DagsterRunStatus.STARTED,
 ]
-#: A run that Dagster calls started but that does not hold its site's lock for so long has no process any more.
+#: A started run that does not hold its site's lock for this long has lost its process.
 WITHOUT_LOCK_SECONDS: Final = 60.0
-#: How long after a request its run may not be in Dagster's storage yet.
+#: A requested run appears in Dagster's storage within this time.
 _REQUESTED_SECONDS: Final = 10.0
 
 
 class RunSlots:
-    """The places for runs that the sensors of all sites share; threads may ask at once."""
+    """The run slots that the sensors of all sites share; thread-safe."""
 
     def __init__(self, settings: Settings) -> None:
-        """Take the settings."""
         self._settings = settings
         self._guard = threading.Lock()
         self._requested: dict[str, float] = {}
         self._without_lock: dict[str, float] = {}
 
     def acquire(self, site: str, instance: dg.DagsterInstance) -> bool:
-        """Take a place for a run of a site that is about to be requested; without one the site is in line afterwards.
+        """Return whether the sensor may request a run of a site; queue the site if no slot is free.
 
-        False, and not in line, when a run of the site has begun since the sensor looked, or has just taken the site in.
+        Also return False, without queueing the site, if a run of it has started or a host has just dequeued it.
         """
         settings, job = self._settings, site_job_name(site)
         slots, _ = run_limit(settings, instance)
@@ -54,18 +50,18 @@ class RunSlots:
         with self._guard:
             now = time.monotonic()
             if lock_owner(settings.home / "sites" / site) or instance.get_runs(
-                dg.RunsFilter(job_name=job, statuses=UNDER_WAY), limit=1
+                dg.RunsFilter(job_name=job, statuses=ACTIVE_STATUSES), limit=1
             ):
                 return False
-            under_way = self._under_way(instance)
+            active = self._active_jobs(instance)
             self._requested = {
                 other: at
                 for other, at in self._requested.items()
-                if other not in under_way and now - at < _REQUESTED_SECONDS
+                if other not in active and now - at < _REQUESTED_SECONDS
             }
             queue = queued_sites(settings.home, queue_ttl_seconds(settings))
             before = queue.index(site) if site in queue else len(queue)
-            if len(under_way | self._requested.keys()) + before >= slots:
+            if len(active | self._requested.keys()) + before >= slots:
                 enqueue_site(settings.home, site, queue_ttl_seconds(settings))
                 return False
             if site in queue and not dequeue_site(settings.home, site):
@@ -73,11 +69,11 @@ class RunSlots:
             self._requested[job] = now
         return True
 
-    def _under_way(self, instance: dg.DagsterInstance) -> set[str]:
-        """Return the jobs that have a place: not those of sites that left the configuration, nor of processes that are gone."""
+    def _active_jobs(self, instance: dg.DagsterInstance) -> set[str]:
+        """Return the jobs that hold a slot; those of removed sites and of runs without a process do not."""
         sites = {site_job_name(site): site for site in self._settings.sites}
         now, jobs, without_lock = time.monotonic(), set(), {}
-        for run in instance.get_runs(filters=dg.RunsFilter(tags={MODE_TAG: LINGER}, statuses=UNDER_WAY)):
+        for run in instance.get_runs(filters=dg.RunsFilter(tags={MODE_TAG: LINGER}, statuses=ACTIVE_STATUSES)):
             if run.job_name not in sites:
                 continue
             folder = self._settings.home / "sites" / sites[run.job_name]

@@ -1,7 +1,4 @@
-"""The stream infos that the sensors of many sites share: each cluster is asked once for all of them.
-
-Here: when to ask again. Not here: the question (`adapters.nats`), what follows from the answer (`observing`).
-"""
+"""Stream infos that the sensors of many sites share: one query per cluster and round."""
 
 from __future__ import annotations
 
@@ -22,58 +19,57 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Look:
-    """What a cluster said of its streams, to a question of `taken_at` (monotonic), and which entries have had it."""
+class _Response:
+    """A cluster's stream infos, queried at `queried_at` (monotonic), and the labels of the entries that have read them."""
 
-    taken_at: float
+    queried_at: float
     infos: dict[str, StreamInfo | RunError]
-    answered: set[str] = field(default_factory=set)
+    readers: set[str] = field(default_factory=set)
 
 
 class StreamInfoCache:
-    """The last look at each cluster that some entries are read from; several threads may use it.
+    """The last stream infos of each source cluster, at most `max_age_seconds` old; thread-safe.
 
-    A look answers each entry once, so that whoever asks again gets a new one: the ticks of one round of all sensors
-    share one look.
+    Each entry reads a response once; its next read queries the cluster again. So the ticks of one round of all sensors share
+    one query.
     """
 
-    def __init__(self, entries: Sequence[Entry], longest_seconds: float) -> None:
-        """Take the entries that share looks, and how old a look may be."""
+    def __init__(self, entries: Sequence[Entry], max_age_seconds: float) -> None:
         streams: dict[ClusterSettings, dict[str, None]] = defaultdict(dict)
         for entry in entries:
             streams[entry.source][entry.stream] = None
         self._clusters = {cluster: _Cluster(cluster, list(names)) for cluster, names in streams.items()}
-        self._longest_seconds = longest_seconds
+        self._max_age_seconds = max_age_seconds
 
     def stream_info(self, entry: Entry, since: float) -> StreamInfo:
-        """Return the info of an entry's source, asked for not before `since` (monotonic).
+        """Return the info of an entry's source, queried at `since` (monotonic) or later.
 
-        Raises RunError when the cluster or the stream cannot be asked.
+        Raises RunError if the cluster does not respond or the stream does not exist.
         """
-        since = max(since, time.monotonic() - self._longest_seconds)
-        info = self._clusters[entry.source].answer(entry, since)
+        since = max(since, time.monotonic() - self._max_age_seconds)
+        info = self._clusters[entry.source].read(entry, since)
         if isinstance(info, RunError):
             raise info
         return info
 
 
 class _Cluster:
-    """One cluster and the last look at it."""
+    """One cluster and its last response."""
 
     def __init__(self, settings: ClusterSettings, streams: Sequence[str]) -> None:
         self._settings, self._streams = settings, streams
         self._guard = threading.Lock()
-        self._look: _Look | None = None
+        self._response: _Response | None = None
 
-    def answer(self, entry: Entry, since: float) -> StreamInfo | RunError:
+    def read(self, entry: Entry, since: float) -> StreamInfo | RunError:
         with self._guard:
-            look = self._look
-            if look is None or look.taken_at < since or entry.label in look.answered:
-                look = self._look = _Look(time.monotonic(), self._ask())
-            look.answered.add(entry.label)
-            return look.infos[entry.stream]
+            response = self._response
+            if response is None or response.queried_at < since or entry.label in response.readers:
+                response = self._response = _Response(time.monotonic(), self._query())
+            response.readers.add(entry.label)
+            return response.infos[entry.stream]
 
-    def _ask(self) -> dict[str, StreamInfo | RunError]:
+    def _query(self) -> dict[str, StreamInfo | RunError]:
         try:
             with Cluster(self._settings, "sr-assets sensors") as cluster:
                 return cluster.stream_infos(self._streams)

@@ -1,8 +1,4 @@
-"""The job and the sensor of the native streams: what a tick sees is recorded at once, a run is asked for when there is
-something to do.
-
-Not here: what a look says (`stages.topology.watching`), what a run does (`assets.topology`).
-"""
+"""The job and the sensor of the native streams: each tick records its survey and requests a run if a stream must change."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from sr_assets.adapters.state.status_file import read_status, status_age_seconds
 from sr_assets.assets.specs import topology_key
 from sr_assets.assets.topology import evaluations, metadata
 from sr_assets.automation.jobs import resolve_job
-from sr_assets.automation.run_slots import UNDER_WAY
+from sr_assets.automation.run_slots import ACTIVE_STATUSES
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.topology.plan import Action
 from sr_assets.stages.topology.evaluation import evaluate, publish_evaluation, topology_lock
@@ -31,34 +27,36 @@ if TYPE_CHECKING:
     from sr_assets.stages.topology.evaluation import Evaluation
 
 JOB: Final = "topology"
-#: A link counts as dead after 10 s of silence and is to be flagged 5 s later: Dagster's daemon looks for sensors that are due
-#: every 5 s, and one that is due every 5 s would often miss a turn.
-_LOOK_SECONDS: Final = 3
-_AGAIN_SECONDS: Final = 300.0
-#: A tick does not wait for sites that publish: the next one does it.
+#: A link is dead after 10 s of silence, and must be flagged within 5 s more. Dagster's daemon checks for due sensors every 5 s;
+#: a sensor with an interval of 5 s would often miss its turn.
+_TICK_SECONDS: Final = 3
+_RETRY_SECONDS: Final = 300.0
+#: A tick does not wait for sites that publish; the next tick retries.
 _WAIT_SECONDS: Final = 2.0
 
 
 def build_topology_job(
     assets: Sequence[dg.AssetsDefinition | dg.AssetSpec], resources: Mapping[str, Any]
 ) -> dg.JobDefinition:
-    """Return the job that looks at every native stream and, as `manage` allows, makes it what it is to be."""
-    return resolve_job(JOB, "Look at the native streams, and make or change what `manage` allows.", assets, resources)
+    """Return the job that surveys every native stream and creates or updates it as `manage` allows."""
+    return resolve_job(
+        JOB, "Survey the native streams, and create or update them as `manage` allows.", assets, resources
+    )
 
 
 def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
-    """Return the sensor that asks each cluster once a tick, publishes what it sees, and records verdicts that changed.
+    """Return the sensor that surveys each cluster once per tick, publishes the result and records changed check results.
 
-    Level-triggered: the cursor only says which verdicts are recorded already, and when the tables were published.
+    Level-triggered: the cursor holds only the recorded check results and the time of the last publication.
     """
     interval_seconds = max(1, settings.sensor.interval_ns // 1_000_000_000)
 
     @dg.sensor(
         name="topology_watch",
         job_name=JOB,
-        minimum_interval_seconds=min(_LOOK_SECONDS, interval_seconds),
+        minimum_interval_seconds=min(_TICK_SECONDS, interval_seconds),
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Looks at every native mirror and source: is it alive, caught up, as configured?",
+        description="Checks that every native mirror and source is alive, caught up and as configured.",
     )
     def topology_watch(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         cursor: dict[str, Any] = json.loads(context.cursor) if context.cursor else {}
@@ -69,19 +67,21 @@ def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
             ):
                 seen = evaluate(settings, survey.take())
                 changed = _changed(seen, cursor)
-                # Ahead of us: the machine has started anew since.
+                # Negative after a reboot, which resets the monotonic clock.
                 age_seconds = time.monotonic() - cursor.get("published_at", -float("inf"))
                 if changed or not 0 <= age_seconds < interval_seconds:
                     publish_evaluation(settings, seen, "topology_watch", _WAIT_SECONDS)
                     cursor["published_at"] = time.monotonic()
                 reason = _reason(settings, survey, read_status(folder))
         except SiteBusyError as error:
-            return dg.SensorResult(skip_reason=f"under way: {error}", cursor=context.cursor)
+            return dg.SensorResult(skip_reason=f"busy: {error}", cursor=context.cursor)
         except SrAssetsError as error:
             return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)
         cursor["problems"] = seen.problems()
         events = [event for label in changed for event in _events(settings, seen, label)]
-        if reason is not None and context.instance.get_runs(dg.RunsFilter(job_name=JOB, statuses=UNDER_WAY), limit=1):
+        if reason is not None and context.instance.get_runs(
+            dg.RunsFilter(job_name=JOB, statuses=ACTIVE_STATUSES), limit=1
+        ):
             reason = None
         return dg.SensorResult(
             run_requests=[] if reason is None else [dg.RunRequest(tags={"sr_assets/reason": reason[:200]})],
@@ -94,7 +94,7 @@ def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
 
 
 def _changed(seen: Evaluation, cursor: Mapping[str, Any]) -> list[str]:
-    """Return the streams whose verdicts are not recorded yet."""
+    """Return the streams whose check results are not recorded yet."""
     recorded = cursor.get("problems", {})
     return [label for label, failing in seen.problems().items() if recorded.get(label) != failing]
 
@@ -108,7 +108,7 @@ def _events(
 
 
 def _reason(settings: Settings, survey: Survey, status: Mapping[str, Any]) -> str | None:
-    """Return why a run is needed: none was yet, or a stream is to be made or changed; not soon after one that failed."""
+    """Return why a run is needed, or None; a failed run is not repeated before `_RETRY_SECONDS`."""
     if not status:
         return "first run"
     plan = make_plan(settings, survey)
@@ -117,7 +117,7 @@ def _reason(settings: Settings, survey: Survey, status: Mapping[str, Any]) -> st
     if (
         not steps
         or plan.problems
-        or (status.get("failed") and age_seconds is not None and age_seconds < _AGAIN_SECONDS)
+        or (status.get("failed") and age_seconds is not None and age_seconds < _RETRY_SECONDS)
     ):
         return None
     return ", ".join(steps)

@@ -1,4 +1,4 @@
-"""Whether a site needs a run, as tables: no server, no file, no clock."""
+"""The decision whether a site needs a run: tables of observations and results."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -12,11 +12,11 @@ from sr_assets.settings import SensorSettings
 
 SECOND_NS = 1_000_000_000
 NOW_NS = 1_769_860_800 * SECOND_NS
-TRACKED = EntryRules(begins_empty=True, deadline_passed="a deadline has passed", copies_what_it_reads=False)
-PLAIN = replace(TRACKED, copies_what_it_reads=True)
-FEED = EntryRules(begins_empty=False, deadline_passed="a heartbeat is overdue", copies_what_it_reads=False)
+TRACKED = EntryRules(starts_empty=True, deadline_passed="a deadline has passed", pause_stops_reading=False)
+PLAIN = replace(TRACKED, pause_stops_reading=True)
+FEED = EntryRules(starts_empty=False, deadline_passed="a heartbeat is overdue", pause_stops_reading=False)
 SENSOR = SensorSettings(interval_ns=30 * SECOND_NS, lag_messages=1, lag_ns=0)
-#: Caught up with a source that holds 1 to 9, nothing waits anywhere.
+#: Caught up with a source of the sequences 1 to 9; copy queue and outbox are empty.
 STATUS = StreamStatus(created_ns=5, next_sequence=10, seen_messages=9, watermark_ns=NOW_NS)
 SOURCE = SourceNow(created_ns=5, first_sequence=1, last_sequence=9, watermark_ns=NOW_NS)
 CAUGHT_UP = Observed(STATUS, SOURCE, TRACKED, committed_at_ns=NOW_NS, age_seconds=5.0)
@@ -28,7 +28,7 @@ def observed(
     around: dict[str, Any] | None = None,
     **status: Any,
 ) -> Observed:
-    """Return a caught-up stream but for what is said: of its status, its source, or around them."""
+    """Return the observation of a caught-up stream, changed in its status, its source or the other fields."""
     return replace(
         CAUGHT_UP,
         rules=rules,
@@ -46,7 +46,7 @@ def observed(
         (observed(created_ns=0, source={"last_sequence": 0}), "first run"),
         (observed(FEED, created_ns=0, source={"last_sequence": 0}), None),
         (observed(FEED, created_ns=0), "first run"),
-        (observed(source={"created_ns": 6}), "the source was made again"),
+        (observed(source={"created_ns": 6}), "the source was recreated"),
         (observed(source={"last_sequence": 8}), "the source ends before the position"),
         (observed(source={"last_sequence": 8}, seen_messages=0), None),
         (observed(source={"last_sequence": 10}), "1 messages behind"),
@@ -63,7 +63,7 @@ def observed(
         (observed(queued=3, source={"last_sequence": 12}), "3 messages behind"),
     ),
 )
-def test_a_run_is_asked_for_when_there_is_something_to_do(seen: Observed, reason: str | None) -> None:
+def test_decide_returns_reason_if_there_is_work(seen: Observed, reason: str | None) -> None:
     assert decide(seen, SENSOR) == Decision(reason)
 
 
@@ -78,7 +78,7 @@ def test_a_run_is_asked_for_when_there_is_something_to_do(seen: Observed, reason
         (0, 3, 60, 99.0, None),
     ),
 )
-def test_lag_is_tolerated_as_configured(
+def test_decide_tolerates_configured_lag(
     behind: int, lag_messages: int, lag_seconds: int, unread_seconds: float | None, reason: str | None
 ) -> None:
     sensor = SensorSettings(lag_messages=lag_messages, lag_ns=lag_seconds * SECOND_NS)
@@ -91,15 +91,15 @@ def test_lag_is_tolerated_as_configured(
     (
         (0, 29.0, "1 s"),  # at least a sensor interval
         (0, 30.0, None),
-        (100, 40.0, "60 s"),  # as long as it has lasted
+        (100, 40.0, "60 s"),  # as long as the error has lasted
         (100, 100.0, None),
         (9_000, 299.0, "1 s"),  # at most five minutes
         (9_000, 300.0, None),
-        (100, None, None),  # nobody knows when: try
+        (100, None, None),  # unknown age: retry
     ),
 )
 @pytest.mark.parametrize("step", ("read", "copy"))
-def test_what_failed_is_tried_again_ever_more_patiently(
+def test_decide_delays_retry_as_long_as_error_lasted(
     step: str, lasted: int, age_seconds: float | None, waits: str | None
 ) -> None:
     since_ns = NOW_NS - lasted * SECOND_NS
@@ -112,14 +112,17 @@ def test_what_failed_is_tried_again_ever_more_patiently(
     if waits is None:
         assert decision.reason is not None
     else:
-        assert decision == Decision(None, f"no (tried again in {waits})")
+        assert decision == Decision(None, f"no (retry in {waits})")
 
 
-def test_a_failing_target_keeps_nothing_from_being_read_and_a_failing_source_no_queue_from_being_drained() -> None:
+def test_copy_error_does_not_delay_reading() -> None:
     failing: dict[str, Any] = {"copy_error": "away", "copy_error_since_ns": NOW_NS - SECOND_NS, "queued": 4}
     assert decide(observed(**failing, next_sequence=8), SENSOR).reason == "2 messages behind"
     assert decide(observed(**failing, next_deadline_ns=1), SENSOR).reason == "a deadline has passed"
-    failing = {"last_error": "made again", "last_error_since_ns": NOW_NS - SECOND_NS, "next_sequence": 8}
+
+
+def test_read_error_does_not_delay_copying() -> None:
+    failing: dict[str, Any] = {"last_error": "recreated", "last_error_since_ns": NOW_NS - SECOND_NS, "next_sequence": 8}
     assert decide(observed(**failing, queued=4), SENSOR).reason == "4 copies are queued"
 
 
@@ -134,13 +137,11 @@ def test_a_failing_target_keeps_nothing_from_being_read_and_a_failing_source_no_
         (PLAIN, {"created_ns": 0}, Decision(None, "paused")),
     ),
 )
-def test_a_paused_stream_is_watched_when_it_is_tracked_and_left_alone_otherwise(
-    rules: EntryRules, status: dict[str, Any], decision: Decision
-) -> None:
+def test_paused_stream_is_read_only_if_tracked(rules: EntryRules, status: dict[str, Any], decision: Decision) -> None:
     assert decide(observed(rules, around={"paused": True}, **status), SENSOR) == decision
 
 
-def test_a_status_of_an_earlier_version_is_read_with_nothing_queued() -> None:
+def test_status_without_queued_key_has_empty_queue() -> None:
     row = {"created_ns": 5, "next_sequence": 10, "lag_messages": 0, "unpublished": 1, "last_error": None}
     assert StreamStatus.from_json(row) == StreamStatus(created_ns=5, next_sequence=10, unpublished=1)
     assert StreamStatus.from_json({}) == StreamStatus()
@@ -154,11 +155,9 @@ def test_a_status_of_an_earlier_version_is_read_with_nothing_queued() -> None:
     last=st.integers(0, 20),
     paused=st.booleans(),
 )
-def test_there_is_a_reason_or_none_but_never_both_a_reason_and_an_excuse(
-    values: dict[str, Any], last: int, paused: bool
-) -> None:
+def test_decide_returns_reason_or_skip_but_never_both(values: dict[str, Any], last: int, paused: bool) -> None:
     seen = observed(source={"last_sequence": last}, around={"paused": paused}, **values)
     reason, skip = decide(seen, SENSOR)
     assert not (reason and skip)
-    # What can be done at once is never put off: nothing failed here.
+    # Without an error, pending work is never delayed.
     assert reason is not None or paused or (seen.status.begun and not seen.status.queued)

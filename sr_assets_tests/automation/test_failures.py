@@ -1,4 +1,4 @@
-"""The sensor of failed runs in a real Dagster instance: whom it names, and that each failure is sent once, to a real receiver."""
+"""The sensor of failed runs, in a real Dagster instance with a real receiver of notifications."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,22 +19,22 @@ LONDON, PARIS = SITES
 
 
 class Dagster:
-    """A real instance with the platform's definitions, whose sensor of failed runs is evaluated by hand."""
+    """A real instance with the platform's definitions; the test evaluates the sensor of failed runs."""
 
     def __init__(self, settings: Settings, instance: dg.DagsterInstance) -> None:
         self._settings, self._instance = settings, instance
         self._definitions = build(settings)
         self._cursor: str | None = None
-        self.look()
+        self.evaluate()
 
     def run(self, site: str) -> str:
-        """Execute a site's job, whatever comes of it; returns the run's id."""
+        """Execute a site's job, which may fail; return the run's id."""
         job = self._definitions.resolve_job_def(site_job_name(site))
         tags = {MODE_TAG: ONCE}
         return job.execute_in_process(instance=self._instance, tags=tags, raise_on_error=False).run_id
 
     def fail(self, job_name: str, error: BaseException) -> str:
-        """Execute a job of that name whose only step raises; returns the run's id."""
+        """Execute a job of this name whose only step raises; return the run's id."""
 
         @dg.op
         def fails() -> None:
@@ -46,8 +46,8 @@ class Dagster:
 
         return failing.execute_in_process(instance=self._instance, raise_on_error=False).run_id
 
-    def look(self) -> None:
-        """Evaluate the sensor; the first time it only notes where it begins."""
+    def evaluate(self) -> None:
+        """Evaluate the sensor; the first evaluation only sets its cursor."""
         context = dg.build_sensor_context(
             instance=self._instance,
             cursor=self._cursor,
@@ -66,24 +66,24 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """A web server that takes what comes."""
+    """A web server that accepts every request."""
     with receiving() as opened:
         yield opened
 
 
 @pytest.mark.process
-def test_what_stops_a_whole_run_is_sent_once_as_long_as_it_lasts(
+def test_failure_of_whole_run_is_sent_once_while_it_lasts(
     tmp_path: Path, instance: dg.DagsterInstance, receiver: Receiver
 ) -> None:
     settings = configured(tmp_path, *SITES, notify=[{"webhook": receiver.url}])
     begin_notifying(settings)
     dagster = Dagster(settings, instance)
-    # Where the state's folder should be there is a file.
+    # A file instead of the state's directory.
     (tmp_path / "sites").mkdir()
     (tmp_path / "sites" / LONDON).write_text("")
     first = dagster.run(LONDON)
     for _ in range(2):
-        dagster.look()
+        dagster.evaluate()
         notify_once(settings)
         dagster.run(LONDON)
     (body,) = receiver.bodies
@@ -94,15 +94,13 @@ def test_what_stops_a_whole_run_is_sent_once_as_long_as_it_lasts(
 
 
 @pytest.mark.process
-def test_a_failure_that_the_state_has_is_not_sent_a_second_time(
-    tmp_path: Path, instance: dg.DagsterInstance, receiver: Receiver
-) -> None:
+def test_failure_in_the_state_is_sent_once(tmp_path: Path, instance: dg.DagsterInstance, receiver: Receiver) -> None:
     settings = configured(tmp_path, LONDON, notify=[{"webhook": receiver.url}])
     begin_notifying(settings)
     dagster = Dagster(settings, instance)
-    # Nobody answers at the source.
+    # No server is running.
     dagster.run(LONDON)
-    dagster.look()
+    dagster.evaluate()
     notify_once(settings)
     (body,) = receiver.bodies
     assert (body["event"], body["stream"]) == ("failed", STREAM)
@@ -110,15 +108,22 @@ def test_a_failure_that_the_state_has_is_not_sent_a_second_time(
 
 
 @pytest.mark.process
-def test_other_jobs_are_sent_with_their_name_and_an_interrupted_run_is_no_failure(
+def test_interrupted_run_is_not_a_failure(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+    dagster = Dagster(configured(tmp_path, LONDON), instance)
+    dagster.fail(site_job_name(LONDON), KeyboardInterrupt())
+    dagster.evaluate()
+    assert read_run_failures(tmp_path) == {}
+
+
+@pytest.mark.process
+def test_failure_of_other_job_is_sent_with_its_name(
     tmp_path: Path, instance: dg.DagsterInstance, receiver: Receiver
 ) -> None:
     settings = configured(tmp_path, LONDON, notify=[{"webhook": receiver.url}])
     begin_notifying(settings)
     dagster = Dagster(settings, instance)
-    dagster.fail(site_job_name(LONDON), KeyboardInterrupt())
     dagster.fail("retention", RuntimeError("database is locked"))
-    dagster.look()
+    dagster.evaluate()
     notify_once(settings)
     (body,) = receiver.bodies
     assert body["text"].startswith("job retention failed: database is locked")

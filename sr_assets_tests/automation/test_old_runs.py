@@ -1,4 +1,4 @@
-"""The nightly removal of old runs: what it keeps, that nothing is left of what it removes, and a year of it."""
+"""The nightly deletion of old runs and their data, with each storage and over many days."""
 
 import tempfile
 import uuid
@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 
 from sr_assets.automation import delete_old_runs, retention
-from sr_assets.automation.old_runs import _Kept
+from sr_assets.automation.old_runs import _Retention
 from sr_assets_bench.disk import copy_run, folder_bytes, make_older
 from sr_assets_tests.postgres import postgres
 
@@ -23,7 +23,7 @@ CHECKS = [dg.AssetCheckSpec(f"check{number}", asset="replica") for number in ran
 
 @dg.multi_asset(specs=SPECS, check_specs=CHECKS)
 def site(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
-    """Record as much as a site's run does."""
+    """Record as many events as a site's run."""
     print("a line in the run's log")  # noqa: T201  captured by Dagster
     for spec in SPECS:
         yield dg.MaterializeResult(spec.key, metadata={f"number{n}": n for n in range(10)})
@@ -42,7 +42,7 @@ def database() -> Iterator[str]:
 
 @contextmanager
 def opened(folder: Path, settings: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.DagsterInstance]:
-    """Open an instance in a folder with our settings and these."""
+    """Open an instance in a folder with the platform's settings and these."""
     (folder / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text() + settings)
     monkeypatch.setenv("DAGSTER_HOME", str(folder))
     with dg.DagsterInstance.get() as instance:
@@ -53,7 +53,7 @@ def opened(folder: Path, settings: str, monkeypatch: pytest.MonkeyPatch) -> Iter
 def instance(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[dg.DagsterInstance]:
-    """An instance as we set it up, with each of the storages."""
+    """An instance with the platform's settings, on each storage."""
     settings = ""
     if request.param == "postgres":
         monkeypatch.setenv("DAGSTER_POSTGRES_URL", request.getfixturevalue("database"))
@@ -65,7 +65,7 @@ def instance(
 def run_at(
     instance: dg.DagsterInstance, age: timedelta, status: dg.DagsterRunStatus = dg.DagsterRunStatus.SUCCESS
 ) -> str:
-    """Run the job, and make it look as old as this: the storage is the only place that knows. Returns the run's id."""
+    """Run the job, then set its age and status in the storage; return the run's id."""
     from dagster._core.storage.runs.schema import RunsTable
 
     run_id = JOB.execute_in_process(instance=instance, tags={"status": status.value}).run_id
@@ -77,60 +77,58 @@ def run_at(
 
 
 def traces(instance: dg.DagsterInstance, folder: Path, run_id: str) -> set[str]:
-    """Return where there is something of a run: files, and tables."""
+    """Return the kinds of data that exist of a run: files and tables."""
     from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, SqlEventLogStorageTable
 
-    places = {"file" for path in folder.rglob("*") if run_id in path.name}
+    found = {"file" for path in folder.rglob("*") if run_id in path.name}
     with instance.event_log_storage.index_connection() as connection:  # type: ignore[attr-defined]
         for table in (AssetCheckExecutionsTable, SqlEventLogStorageTable):
             if connection.execute(table.select().where(table.c.run_id == run_id)).first():
-                places.add(table.name)
-    return places | ({"runs"} if instance.get_run_by_id(run_id) else set())
+                found.add(table.name)
+    return found | ({"runs"} if instance.get_run_by_id(run_id) else set())
 
 
-EVERYWHERE = {"file", "runs", "asset_check_executions", "event_logs"}
+ALL_DATA = {"file", "runs", "asset_check_executions", "event_logs"}
 
 
 def clean(instance: dg.DagsterInstance) -> None:
-    """Do what the nightly job does."""
+    """Run the op of the nightly job."""
     with dg.build_op_context(instance=instance) as context:
         delete_old_runs(context)
 
 
-def test_nothing_is_left_of_old_runs_nor_of_those_deleted_before_and_younger_ones_are_whole(
-    instance: dg.DagsterInstance, tmp_path: Path
-) -> None:
+def test_job_deletes_all_data_of_old_runs_and_none_of_recent_ones(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     old = [run_at(instance, timedelta(days=8)), run_at(instance, timedelta(days=31), dg.DagsterRunStatus.FAILURE)]
     kept = [run_at(instance, timedelta(days=6)), run_at(instance, timedelta(days=29), dg.DagsterRunStatus.FAILURE)]
     by_hand = run_at(instance, timedelta())
     instance.delete_run(by_hand)
     assert traces(instance, tmp_path, by_hand) == {"file", "asset_check_executions"}
-    assert [traces(instance, tmp_path, run_id) for run_id in old] == [EVERYWHERE] * 2
+    assert [traces(instance, tmp_path, run_id) for run_id in old] == [ALL_DATA] * 2
     clean(instance)
     assert [traces(instance, tmp_path, run_id) for run_id in (*old, by_hand)] == [set()] * 3
-    assert [traces(instance, tmp_path, run_id) for run_id in kept] == [EVERYWHERE] * 2
+    assert [traces(instance, tmp_path, run_id) for run_id in kept] == [ALL_DATA] * 2
     assert retention.name == "retention"
 
 
-def test_of_very_many_runs_the_newest_are_kept(
+def test_job_keeps_the_newest_of_too_many_runs(
     instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sr_assets.automation.orphaned_runs.BATCH", 2)
     monkeypatch.setattr("sr_assets.automation.old_runs.BATCH", 2)
-    kept = _Kept((dg.DagsterRunStatus.SUCCESS,), timedelta(days=7), most=2)
-    monkeypatch.setattr("sr_assets.automation.old_runs._KEPT", (kept,))
+    limits = _Retention((dg.DagsterRunStatus.SUCCESS,), timedelta(days=7), max_runs=2)
+    monkeypatch.setattr("sr_assets.automation.old_runs._RETENTIONS", (limits,))
     runs = [run_at(instance, timedelta(hours=10 - number)) for number in range(7)]
     clean(instance)
     assert [bool(traces(instance, tmp_path, run_id)) for run_id in runs] == [False] * 5 + [True] * 2
 
 
-# -------------------------------------------------------------------------------------------------------------- a year
+# ------------------------------------------------------------------------------------------------------- many days
 
 RUNS_A_DAY = 288
 
 
 def add_day(folder: Path, instance: dg.DagsterInstance, template: str) -> None:
-    """Make all runs but one a day older, and add a day's runs that left behind what that one did."""
+    """Make all runs but the template a day older, and add a day's copies of the template."""
     others = {record.dagster_run.run_id for record in instance.get_run_records()} - {template}
     make_older(folder, dict.fromkeys(others, 24 * 60))
     copy_run(folder, template, [str(uuid.uuid4()) for _ in range(RUNS_A_DAY)])
@@ -138,15 +136,15 @@ def add_day(folder: Path, instance: dg.DagsterInstance, template: str) -> None:
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """A folder in memory, where the system has that: SQLite waits for the disk several times for each run."""
+    """A folder in memory, if available: on disk, SQLite syncs several times per run."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         yield Path(folder)
 
 
-def test_with_a_run_every_five_minutes_dagsters_files_stay_as_they_are_after_a_week_below_a_gigabyte(
+def test_storage_stays_below_a_gigabyte_with_a_run_every_five_minutes(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """About a week of runs is there at any time of the year: every day adds one day's, every night removes as many."""
+    """The storage holds about a week of runs: each day adds a day's runs, and each night deletes as many."""
     with opened(memory, "", monkeypatch) as instance:
         template = run_at(instance, timedelta())
         for _ in range(6):

@@ -1,4 +1,4 @@
-"""The lag sensor over several ticks, on real servers and a real instance: when it asks for a run, and why it does not."""
+"""The lag sensor over several ticks, with real servers and a real instance."""
 
 import json
 import socket
@@ -37,13 +37,11 @@ def tick(settings: Settings, instance: dg.DagsterInstance, cursor: str | None = 
 
 
 def reason(result: dg.SensorResult) -> str | None:
-    """Return why a tick asked for a run."""
+    """Return why a tick requested a run, or None."""
     return result.run_requests[0].tags["sr_assets/reason"] if result.run_requests else None
 
 
-def test_a_site_is_run_at_first_then_when_its_source_is_ahead_and_not_when_it_is_caught_up(
-    rig: Rig, instance: dg.DagsterInstance
-) -> None:
+def test_sensor_requests_first_run_and_run_for_unread_messages(rig: Rig, instance: dg.DagsterInstance) -> None:
     stream = rig.make()
     rig.add(stream, target_subject_prefix="c")
     settings = rig.settings()
@@ -54,18 +52,18 @@ def test_a_site_is_run_at_first_then_when_its_source_is_ahead_and_not_when_it_is
     assert "caught up" in str(idle.skip_reason)
     rig.publish(stream, [Sent(), Sent()])
     assert reason(tick(settings, instance)) == f"{SITE}/{stream}: 2 messages behind"
-    # Level-triggered: a run that was asked for and never came is asked for again.
+    # Level-triggered: a request that was lost is repeated.
     assert reason(tick(settings, instance)) == f"{SITE}/{stream}: 2 messages behind"
 
 
-def test_a_run_is_asked_for_when_a_deadline_has_passed_although_nothing_arrives(
+def test_sensor_requests_run_after_deadline_without_messages(
     rig: Rig, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = rig.make()
     rig.add(stream, target_subject_prefix="c", **TRACKED)
     rig.publish(stream, [Sent(b'{"sender": "web1"}')])
     with monkeypatch.context() as patched:
-        # However slow this machine is, the deadline passes unnoticed: this run ends before it sweeps.
+        # This run never sweeps, so that the deadline passes unnoticed on a slow machine too.
         patched.setattr(NodeStage, "sweep_due", lambda _: False)
         rig.drain()
     settings = rig.settings()
@@ -78,7 +76,7 @@ def test_a_run_is_asked_for_when_a_deadline_has_passed_although_nothing_arrives(
     ]
 
 
-def test_a_feed_is_run_at_first_when_there_is_something_to_fold(rig: Rig) -> None:
+def test_first_run_of_feed_waits_for_an_advisory(rig: Rig) -> None:
     feed = rig.make("FEED", rig.target)
     rig.add_feed(feed)
     settings = rig.settings()
@@ -87,29 +85,32 @@ def test_a_feed_is_run_at_first_when_there_is_something_to_fold(rig: Rig) -> Non
     assert find_work(settings, SITE)[0] == f"{SITE}/{feed}: first run"
 
 
-def test_no_run_is_asked_for_while_one_holds_the_site(rig: Rig, instance: dg.DagsterInstance) -> None:
+def test_sensor_requests_no_run_while_the_site_is_locked(rig: Rig, instance: dg.DagsterInstance) -> None:
     rig.add(rig.make(), target_subject_prefix="c")
     settings = rig.settings()
-    with SiteLock(settings.home / "sites" / SITE, "somebody", 0):
+    with SiteLock(settings.home / "sites" / SITE, "another run", 0):
         held = tick(settings, instance)
     assert not held.run_requests
-    assert "somebody" in str(held.skip_reason)
+    assert "another run" in str(held.skip_reason)
     assert reason(tick(settings, instance)) == "first run"
 
 
-def test_no_run_is_asked_for_while_one_is_starting_and_one_without_a_process_is_failed(
-    rig: Rig, instance: dg.DagsterInstance
-) -> None:
+def test_sensor_requests_no_run_while_one_is_starting(rig: Rig, instance: dg.DagsterInstance) -> None:
     rig.add(rig.make(), target_subject_prefix="c")
     settings = rig.settings()
     job = build(settings).resolve_job_def(site_job_name(SITE))
-    run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTING)
+    instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTING)
     assert "starting" in str(tick(settings, instance).skip_reason)
-    instance.delete_run(run.run_id)
+
+
+def test_sensor_fails_run_without_process(rig: Rig, instance: dg.DagsterInstance) -> None:
+    rig.add(rig.make(), target_subject_prefix="c")
+    settings = rig.settings()
+    job = build(settings).resolve_job_def(site_job_name(SITE))
     run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
     first = tick(settings, instance)
     assert "started" in str(first.skip_reason)
-    # The cursor says since when it has been without its lock; a minute later it counts as gone.
+    # The cursor has the time since when the run lacks its lock; after a minute the run has failed.
     aged = (
         first.cursor.replace(first.cursor.split(": ")[1].rstrip("}"), str(time.monotonic() - 61))
         if first.cursor
@@ -121,7 +122,7 @@ def test_no_run_is_asked_for_while_one_is_starting_and_one_without_a_process_is_
     assert failed.status is dg.DagsterRunStatus.FAILURE
 
 
-def test_a_deleted_fleet_file_is_mended_by_the_next_run(rig: Rig, instance: dg.DagsterInstance) -> None:
+def test_next_run_restores_a_deleted_fleet_file(rig: Rig, instance: dg.DagsterInstance) -> None:
     rig.add(rig.make(), target_subject_prefix="c")
     rig.drain()
     settings = rig.settings()
@@ -133,7 +134,7 @@ def test_a_deleted_fleet_file_is_mended_by_the_next_run(rig: Rig, instance: dg.D
     assert rig.row("SELECT count(*) AS n FROM replication")["n"] == 1
 
 
-def test_advisories_that_no_stream_took_are_tried_again_once_one_does(rig: Rig, instance: dg.DagsterInstance) -> None:
+def test_sensor_requests_run_once_advisories_are_deliverable(rig: Rig, instance: dg.DagsterInstance) -> None:
     stream, feed = rig.make(), rig.unique("FEED")
     advisory = {"subject": f"{feed}.%s.%v", "reliable": True}
     rig.add(stream, target_subject_prefix="c", inspect_field="sender", inspect_duration="1h", advisory=advisory)
@@ -149,7 +150,7 @@ def test_advisories_that_no_stream_took_are_tried_again_once_one_does(rig: Rig, 
         assert opened.stream_info(feed).messages == 1
 
 
-def test_lag_is_tolerated_as_configured(rig: Rig) -> None:
+def test_sensor_tolerates_configured_lag(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, target_subject_prefix="c")
     rig.drain()
@@ -160,38 +161,38 @@ def test_lag_is_tolerated_as_configured(rig: Rig) -> None:
     assert find_work(patient, SITE)[0] == f"{SITE}/{stream}: 3 messages behind"
 
 
-def test_a_tick_says_when_no_source_can_be_asked(rig: Rig, instance: dg.DagsterInstance) -> None:
-    good, gone = rig.make(), rig.unique("GONE")
-    rig.add(good, target_subject_prefix="c")
+def test_tick_names_unreachable_sources(rig: Rig, instance: dg.DagsterInstance) -> None:
+    stream, missing = rig.make(), rig.unique("MISSING")
+    rig.add(stream, target_subject_prefix="c")
     rig.drain()
-    rig.add(gone, target_subject_prefix="c")
+    rig.add(missing, target_subject_prefix="c")
     assert "does not exist" in find_work(rig.settings(), SITE)[1]
     rig.entries.pop(0)
     with pytest.raises(RunError, match="does not exist"):
         find_work(rig.settings(), SITE)
     skipped = tick(rig.settings(), instance).skip_reason
-    assert "does not exist" in str(skipped), "a tick that fails would be logged with a trace"
+    assert "does not exist" in str(skipped), "Dagster would log a failed tick with a traceback"
 
 
-def test_a_failing_stream_is_tried_again_ever_more_patiently(rig: Rig) -> None:
+def test_retry_of_failed_stream_is_delayed(rig: Rig) -> None:
     stream, target = rig.make(), rig.unique("T")
     rig.add(stream, target_subject_prefix="c", target_stream=target, no_target_create=True)
     rig.publish(stream, [Sent()])
     assert "no_target_create" in rig.failure()
     work, skip = find_work(rig.settings(), SITE)
     assert work is None
-    assert "tried again in" in skip
+    assert "retry in" in skip
 
 
 def edit_status(settings: Settings, stream: str, **values: object) -> None:
-    """Change what the last run wrote of a stream."""
+    """Change a stream in the status of the last run."""
     file = settings.home / "sites" / SITE / "status.json"
     status = json.loads(file.read_text())
     status["streams"][stream] |= values
     file.write_text(json.dumps(status))
 
 
-def test_queued_copies_are_a_reason_to_run_unless_the_stream_is_paused(rig: Rig) -> None:
+def test_queued_copies_need_a_run_unless_the_stream_is_paused(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, target_subject_prefix="c", inspect_field="sender", inspect_duration="1h")
     rig.drain()
@@ -204,7 +205,7 @@ def test_queued_copies_are_a_reason_to_run_unless_the_stream_is_paused(rig: Rig)
     assert find_work(settings, SITE)[0] == f"{SITE}/{stream}: 1 messages behind"
 
 
-def test_a_paused_stream_that_copies_what_it_reads_is_left_alone_until_it_is_resumed(rig: Rig) -> None:
+def test_paused_plain_stream_needs_no_run_until_resumed(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, target_subject_prefix="c")
     rig.drain()
@@ -216,7 +217,7 @@ def test_a_paused_stream_that_copies_what_it_reads_is_left_alone_until_it_is_res
     assert find_work(settings, SITE)[0] == f"{SITE}/{stream}: 1 messages behind"
 
 
-def test_a_target_that_is_away_while_its_advisories_wait_is_a_note_and_no_failed_tick(rig: Rig) -> None:
+def test_unreachable_advisory_target_skips_the_tick(rig: Rig) -> None:
     stream = rig.make()
     advisory = {"subject": f"{rig.unique('ADV')}.%s.%v", "reliable": True, "cluster": "target"}
     entry = rig.add(stream, target_subject_prefix="c", inspect_field="sender", inspect_duration="1h", advisory=advisory)
@@ -230,45 +231,45 @@ def test_a_target_that_is_away_while_its_advisories_wait_is_a_note_and_no_failed
 
 
 def next_connection(server: NatsServer) -> int:
-    """Return the number of a new connection: a server counts them."""
+    """Return the number of a new connection; the server counts its connections."""
     host, _, port = server.address.rpartition(":")
     with socket.create_connection((host, int(port))) as opened, opened.makefile("rb") as lines:
         return int(json.loads(lines.readline().removeprefix(b"INFO "))["client_id"])
 
 
-def test_a_round_of_many_quiet_sites_asks_each_server_once_and_the_next_round_sees_what_came(rig: Rig) -> None:
+def test_round_of_sensors_queries_each_server_once(rig: Rig) -> None:
     sites = [f"{SITE}{number}" for number in range(4)]
     streams = [rig.make() for _ in sites]
     for site, stream in zip(sites, streams, strict=True):
         rig.add(stream, name=site, target_subject_prefix="c")
-    rig.add(rig.unique("GONE"), name=sites[0], target_subject_prefix="c")
+    rig.add(rig.unique("MISSING"), name=sites[0], target_subject_prefix="c")
     for site in sites:
         rig.run(site)
     settings = rig.settings()
-    survey = share_stream_infos(settings)
+    stream_infos = share_stream_infos(settings)
 
     def tick_all() -> list[str | None]:
-        return [find_work(settings, site, survey).reason for site in sites]
+        return [find_work(settings, site, stream_infos).reason for site in sites]
 
     before = next_connection(rig.source)
     assert tick_all() == [None] * 4
-    assert next_connection(rig.source) - before == 2, "one of ours, one of this test's"
+    assert next_connection(rig.source) - before == 2, "one connection of the sensors and one of this test"
     rig.publish(streams[3], [Sent()])
     assert tick_all() == [None, None, None, f"{sites[3]}/{streams[3]}: 1 messages behind"]
     rig.drain(sites[3])
-    # What was asked before the run ended is not believed.
-    assert find_work(settings, sites[3], survey).reason is None
+    # A response from before the end of the run is not used.
+    assert find_work(settings, sites[3], stream_infos).reason is None
 
 
-def test_a_look_serves_no_longer_than_half_an_interval(rig: Rig) -> None:
+def test_cached_stream_info_expires_after_half_an_interval(rig: Rig) -> None:
     stream, other = rig.make(), rig.make()
     for site, name in (("a", stream), ("b", other)):
         rig.add(name, name=site, target_subject_prefix="c")
         rig.drain(site)
     settings = rig.settings(sensor={"interval": "1s"})
-    survey = share_stream_infos(settings)
-    assert find_work(settings, "a", survey).reason is None
+    stream_infos = share_stream_infos(settings)
+    assert find_work(settings, "a", stream_infos).reason is None
     rig.publish(other, [Sent()])
-    asked_at = time.monotonic()
-    wait_until(lambda: time.monotonic() > asked_at + 0.5, "the look to be too old")
-    assert find_work(settings, "b", survey).reason == f"b/{other}: 1 messages behind"
+    queried_at = time.monotonic()
+    wait_until(lambda: time.monotonic() > queried_at + 0.5, "the cached stream info to expire")
+    assert find_work(settings, "b", stream_infos).reason == f"b/{other}: 1 messages behind"
