@@ -1,9 +1,4 @@
-"""The table of contents: settings → resources → each site's assets in flow order, its job and sensor → native streams →
-fleet tables.
-
-`build` assembles the platform from settings, with any resource replaced by another; `build_sites` what runs of some sites
-need of it; `defs` is what Dagster loads, from the configured file.
-"""
+"""Dagster's entry point: the definitions of all assets, jobs, sensors, schedules and resources."""
 
 from __future__ import annotations
 
@@ -41,11 +36,10 @@ if TYPE_CHECKING:
 
 
 def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.Definitions:
-    """Return everything Dagster knows of the platform.
+    """Return the definitions of the platform.
 
-    Resources are `platform` for our own assets, `spark` for the daily tables and for users' assets, and
-    `fleet_tables` for users' assets alone;
-    `resources` replace those of the same name, and may add others.
+    The resources are `platform` for the platform's assets, `spark` for the daily tables and users' assets, and `fleet_tables` for
+    users' assets. `resources` replaces resources by name or adds more.
     """
     provided = {**_build_resources(settings), **(resources or {})}
     sites = [_site_parts(settings, name, provided) for name in settings.sites]
@@ -75,7 +69,7 @@ def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.
 
 
 def build_sites(settings: Settings, names: Sequence[str]) -> dg.Definitions:
-    """Return what runs of these sites need to know: their assets and jobs, and nothing of the others."""
+    """Return the definitions that runs of these sites need: their assets, jobs and resources."""
     resources = _build_resources(settings)
     sites = [_site_parts(settings, name, resources) for name in names]
     return dg.Definitions(
@@ -112,12 +106,12 @@ def _build_resources(settings: Settings) -> dict[str, Any]:
 def defs() -> dg.Definitions:
     """Return the platform of the configured file (`SR_ASSETS_CONFIG`, else `conf/replication.yaml`).
 
-    In the process of a run only the sites with a run under way are loaded: other sites then cost nothing.
+    A run's process loads only the sites with an active run.
     """
     with gc_paused():
         settings = load_settings()
         names = sites_to_load(settings)
         platform = build(settings) if len(names) == len(settings.sites) else build_sites(settings, names)
-        # Dagster asks for it at once, and it is made only once.
+        # Dagster requests the repository next; it is built only once.
         platform.get_repository_def()
     return platform

@@ -1,9 +1,7 @@
-"""The Dagster resources: the platform for our own assets, Spark for the daily tables and users' assets, the published
-tables for users' assets.
+"""Dagster resources: `platform`, `fleet_tables` and `spark`, and the names of the runs' tags and metadata.
 
-Add a resource that an asset takes as a parameter here. Not here: what a run does with it (`stages`), the assets themselves,
-the Spark resource's class (`spark_engine`), which would load pyspark with the definitions. No `from __future__ import
-annotations` here: Dagster reads the annotations of a resource's class.
+The class of `spark` is in `spark_engine`, because it imports pyspark. This module has no `from __future__ import annotations`:
+Dagster reads the annotations of a resource's class.
 """
 
 from contextlib import contextmanager
@@ -26,23 +24,23 @@ if TYPE_CHECKING:
 
     from sr_assets.spark_engine import SparkEngine
 
-#: Tag of a run: `linger` (the sensors' runs wait for more until their budget is used), `once` (a single run of the
-#: command line) or nothing: drain and end.
+#: Tag of a run: `linger` (a sensor's run polls until its budget is used), `once` (a single run of the command line), or absent:
+#: drain and end.
 MODE_TAG = "sr_assets/mode"
 LINGER = "linger"
 ONCE = "once"
-#: Metadata of a materialisation that a run recorded for a queued site: that run, the host.
+#: Metadata of a hosted site's materialisation: the host run that recorded it.
 HOST_KEY = "sr_assets/host"
-#: Metadata of a failure: true when another run cannot help, only another configuration.
+#: Metadata of a failure: true if only a change of the configuration can help.
 MISCONFIGURED = "misconfigured"
-#: Metadata of a failure: true when the state of each stream that failed says so too.
+#: Metadata of a failure: true if the state of each failed stream has the error too.
 NOTED = "noted"
 
 
 class Platform(dg.ConfigurableResource[Settings]):
-    """The configured platform, from which a run of a site's assets opens the site.
+    """The configured platform, from which a site's run opens the site.
 
-    The settings are a resource dependency, not Dagster configuration, so that Dagster neither stores nor shows them.
+    The settings are a resource dependency, not Dagster configuration, so that Dagster neither stores nor displays them.
     """
 
     settings: dg.ResourceDependency[Settings]
@@ -50,10 +48,10 @@ class Platform(dg.ConfigurableResource[Settings]):
     def open_site(
         self, name: str, run_id: str, mode: str | None, sites_served: "Callable[[], int]" = lambda: 1
     ) -> Site:
-        """Return a site to be entered with `with`: its lock, state and connections last until the end of the block.
+        """Return a site, a context manager that holds its lock, state and connections.
 
-        `mode` is the run's `MODE_TAG`: after a single run of the command line the engine stays warm for less time.
-        `sites_served` says how many sites this process serves.
+        `mode` is the run's `MODE_TAG`: the engine stays warm for a shorter time after a single run of the command line.
+        `sites_served` returns the number of sites that this process serves.
         """
         configure_logging(self.settings)
         note_run(name, run_id)
@@ -69,17 +67,17 @@ class Platform(dg.ConfigurableResource[Settings]):
 
 
 class FleetTables(DuckDBResource):
-    """The published tables of `fleet.duckdb`, the file that `database` names, read-only; times are in UTC.
+    """The published tables of `fleet.duckdb` (the path `database`), read-only; times are in UTC.
 
-    `connection_config` are options of DuckDB that can be set on an open connection, for example `memory_limit`.
+    `connection_config` sets DuckDB options of an open connection, for example `memory_limit`.
     """
 
     @contextmanager
     def get_connection(self) -> "Iterator[duckdb.DuckDBPyConnection]":
-        """Open the current file read-only; closed at the end of `with`, also after an exception.
+        """Open the current file read-only, and close it at the end of the block.
 
-        Within one process a connection that stays open hides every later publication. Raises RunError, one line, when
-        nothing was published yet.
+        A connection that stays open hides later publications from its process. Raises RunError, in one line, if no site has
+        published yet.
         """
         with open_fleet(Path(self.database).parent) as connection:
             for option, value in self.connection_config.items():
@@ -88,7 +86,7 @@ class FleetTables(DuckDBResource):
 
 
 def spark_resource(settings: Settings) -> dg.ResourceDefinition:
-    """Return the resource `spark`: a `SparkEngine` for the assets of one run; its class is loaded at its first use."""
+    """Return the resource `spark`: a `SparkEngine` for the assets of one run, whose class is imported at first use."""
 
     def open_engine(context: dg.InitResourceContext) -> "Iterator[SparkEngine]":
         from sr_assets.spark_engine import SparkEngine
@@ -100,9 +98,9 @@ def spark_resource(settings: Settings) -> dg.ResourceDefinition:
         finally:
             engine.teardown_after_execution(context)
 
-    return dg.ResourceDefinition(open_engine, description="A Spark session of the run's own on the platform's engine.")
+    return dg.ResourceDefinition(open_engine, description="The run's own Spark session on the platform's engine.")
 
 
 def configure_logging(settings: Settings) -> None:
-    """Send our log where the settings say; once per process."""
+    """Configure this process's log once, as the settings say."""
     open_log(settings.loglevel, settings.log_format, settings.logfile)

@@ -1,8 +1,7 @@
-"""The Spark engine as a Dagster resource, for the daily tables and for users' own assets.
+"""The resource `spark`: a run's Spark session for the daily tables and users' assets.
 
-Here: the session of one run. Not here: the engine and the sites' own sessions (`adapters.spark`). A module of its own,
-because importing `dagster_pyspark` imports pyspark, which loading the definitions must not do. No `from __future__ import
-annotations` here: Dagster reads the annotations of a resource's class.
+A separate module, because `dagster_pyspark` imports pyspark, which is too slow for loading the definitions. It has no
+`from __future__ import annotations`: Dagster reads the annotations of a resource's class.
 """
 
 import os
@@ -26,10 +25,10 @@ _CONNECT_MODE: Final = "SPARK_CONNECT_MODE_ENABLED"
 
 
 class SparkEngine(PySparkResource):
-    """A Spark session on the engine that `spark.mode` names, started at its first use and ended with the run.
+    """A Spark session on the engine of `spark.mode`, which starts at its first use and ends with the run.
 
-    Each run has a session of its own: joining a site's session would stop that site's work. `spark_config` are options of Spark
-    SQL for this session; those of the engine itself are `spark.config` in the configuration.
+    Each run has its own session: closing a shared one would stop a site's work. `spark_config` sets Spark SQL options of this
+    session; the engine's options are `spark.config` in the configuration.
     """
 
     settings: dg.ResourceDependency[Settings]
@@ -38,14 +37,14 @@ class SparkEngine(PySparkResource):
     _ending: ExitStack = PrivateAttr(default_factory=ExitStack)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Start nothing: the first use of `spark_session` starts the session."""
+        """Do nothing: the first use of `spark_session` starts the session."""
 
     @property
     def spark_session(self) -> "SparkSession":
-        """The session; the data source `jetstream` is registered in it on this host's engine, not on a cluster."""
+        """The session; it has the data source `jetstream` on this host's engine, but not on a cluster."""
         if self._session is None:
             home = self.settings.home.resolve()
-            # A site's name has no slash, so this cannot be a site's session.
+            # A site's name cannot contain a slash, so no site has this session.
             self._session = open_session(self.settings.spark, home, f"run/{uuid.uuid4()}")
             self._ending.enter_context(use_engine(home, KEEP_SECONDS))
             self._ending.enter_context(_ended(self._session))
@@ -55,20 +54,20 @@ class SparkEngine(PySparkResource):
         return session
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002  Dagster's signature
-        """End the session, if one was started; the engine stays warm for the next run."""
+        """End the session, if it was started; the engine stays warm for the next run."""
         self._session = None
         self._ending.close()
 
 
 @contextmanager
 def _ended(session: "SparkSession") -> Iterator[None]:
-    """End a session on an engine with `with`, so that its memory is given back; a classic one ends with its process."""
+    """End a session on an engine after the block, to free its memory; a classic session ends with its process."""
     from pyspark.sql.connect.session import SparkSession as RemoteSession
 
     if not isinstance(session, RemoteSession):
         yield
         return
-    # As PySpark's own builder does: `pyspark.sql.functions` reads it to know for which kind of session it makes columns.
+    # As PySpark's builder does: `pyspark.sql.functions` reads this variable to choose the kind of columns.
     outer = _CONNECT_MODE in os.environ
     os.environ[_CONNECT_MODE] = "1"
     try:

@@ -1,4 +1,4 @@
-"""The platform as Dagster knows it: which assets, checks, jobs and sensors a configuration gives."""
+"""The definitions of a configuration: assets, checks, jobs, sensors and schedules."""
 
 import multiprocessing
 import os
@@ -31,14 +31,14 @@ def definitions(tmp_path: Path) -> dg.Definitions:
     return build(load_settings(file, {"SR_ASSETS_HOME": str(tmp_path)}))
 
 
-def test_a_tracked_stream_has_every_stage_and_a_plain_one_its_replica_alone(definitions: dg.Definitions) -> None:
+def test_only_a_tracked_stream_has_an_asset_per_stage(definitions: dg.Definitions) -> None:
     graph = definitions.resolve_asset_graph()
     nouns = {key.path[-1] for key in graph.get_all_asset_keys() if key.path[:2] == ["london_city", "NODES"]}
     assert nouns == {"source", "replica", "node_snapshots", "node_state", "node_advisories"}
     assert {key.path[-1] for key in graph.get_all_asset_keys() if key.path[0] == "paris"} == {"source", "replica"}
 
 
-def test_watching_depends_on_the_source_alone_and_copying_on_what_was_decided(definitions: dg.Definitions) -> None:
+def test_node_state_depends_on_source_and_replica_on_node_state(definitions: dg.Definitions) -> None:
     graph = definitions.resolve_asset_graph()
 
     def parents(*key: str) -> set[str]:
@@ -52,13 +52,13 @@ def test_watching_depends_on_the_source_alone_and_copying_on_what_was_decided(de
     assert parents("paris", "NODES", "replica") == {"paris/NODES/source"}
 
 
-def test_overdue_is_what_watches_and_not_what_copies(definitions: dg.Definitions) -> None:
+def test_only_node_state_has_a_freshness_policy(definitions: dg.Definitions) -> None:
     specs = {spec.key: spec for spec in definitions.resolve_all_asset_specs()}
     timed = {key.to_user_string() for key, spec in specs.items() if spec.freshness_policy is not None}
     assert timed == {"london_city/NODES/node_state"}
 
 
-def test_every_published_table_is_an_asset_of_its_own(definitions: dg.Definitions) -> None:
+def test_every_published_table_is_an_asset(definitions: dg.Definitions) -> None:
     graph = definitions.resolve_asset_graph()
     tables = {key.path[1] for key in graph.get_all_asset_keys() if key.path[0] == "fleet"}
     assert tables == {
@@ -78,7 +78,7 @@ def test_every_published_table_is_an_asset_of_its_own(definitions: dg.Definition
     }
 
 
-def test_sources_are_external_and_everything_else_is_ours_and_says_what_it_is(definitions: dg.Definitions) -> None:
+def test_every_asset_is_described_and_only_sources_are_external(definitions: dg.Definitions) -> None:
     graph = definitions.resolve_asset_graph()
     for key in graph.get_all_asset_keys():
         node = graph.get(key)
@@ -89,7 +89,7 @@ def test_sources_are_external_and_everything_else_is_ours_and_says_what_it_is(de
         assert node.group_name == key.path[0], key
 
 
-def test_checks_are_those_of_the_contract(definitions: dg.Definitions) -> None:
+def test_definitions_have_the_checks_of_the_contract(definitions: dg.Definitions) -> None:
     checks = {(key.asset_key.path[0], key.name) for key in definitions.resolve_asset_graph().asset_check_keys}
     replica = {"no_gap", "in_order", "no_loss", "progressing", "path_alive"}
     assert checks == {("london_city", name) for name in (*replica, "senders_found", "advisories_published")} | {
@@ -97,7 +97,7 @@ def test_checks_are_those_of_the_contract(definitions: dg.Definitions) -> None:
     } | {("fleet", "seconds_add_up"), ("fleet", "values_add_up"), ("fleet", "no_node_missing")}
 
 
-def test_every_site_has_one_sensor_and_one_job_over_its_assets_alone(definitions: dg.Definitions) -> None:
+def test_every_site_has_a_sensor_and_a_job_of_its_own_assets(definitions: dg.Definitions) -> None:
     repository = definitions.get_repository_def()
     assert {sensor.name for sensor in repository.sensor_defs} == {"london_city_lag", "paris_lag", "run_failures"}
     assert all(sensor.default_status is dg.DefaultSensorStatus.RUNNING for sensor in repository.sensor_defs)
@@ -105,7 +105,7 @@ def test_every_site_has_one_sensor_and_one_job_over_its_assets_alone(definitions
     assert {key.path[0] for key in keys} == {"london_city"}
 
 
-def test_a_feed_is_an_asset_of_its_site_between_what_fills_its_stream_and_the_global_tables(tmp_path: Path) -> None:
+def test_feed_is_downstream_of_its_stream_and_upstream_of_global_tables(tmp_path: Path) -> None:
     file = tmp_path / "replication.yaml"
     feeds = "feeds:\n  - {name: centre, stream: PARIS, url: b:1}\n  - {name: centre, stream: OTHER, url: b:1}\n"
     file.write_text(TRACKED + feeds)
@@ -127,7 +127,7 @@ def test_a_feed_is_an_asset_of_its_site_between_what_fills_its_stream_and_the_gl
 
 
 @pytest.mark.process
-def test_the_configured_file_is_what_dagster_loads(tmp_path: Path) -> None:
+def test_dagster_loads_the_configured_file(tmp_path: Path) -> None:
     file = tmp_path / "replication.yaml"
     file.write_text(TRACKED)
     script = "import sr_assets.definitions as d, dagster; print(type(d.defs).__name__)"
@@ -152,21 +152,21 @@ def many(folder: Path, sites: int) -> Settings:
 
 
 def snapshots(settings: Settings) -> tuple[int, int]:
-    """Return how large the repository's snapshot is with its jobs, and that of the job of `site3` alone; bytes."""
+    """Return the bytes of the repository's snapshot with its jobs, and of the snapshot of one site's job."""
     repository = build(settings).get_repository_def()
     whole = serialize_value(RepositorySnap.from_def(repository))
     return len(whole), len(serialize_value(repository.get_job("site3_replication").get_job_snapshot()))
 
 
 @pytest.mark.filterwarnings("ignore:Property `ScheduleDefinition.environment_vars`")  # by Dagster's own snapshot
-def test_what_dagster_knows_of_a_site_is_as_small_among_many_sites_as_among_a_few(tmp_path: Path) -> None:
+def test_job_snapshot_does_not_grow_with_the_number_of_sites(tmp_path: Path) -> None:
     (few, job_of_few), (many_, job_of_many) = (snapshots(many(tmp_path, sites)) for sites in (5, 50))
     assert job_of_many == job_of_few < 18_000
-    # Each of the 45 sites that were added: 20 MB for 600 of them.
+    # Per additional site: 20 MB for 600 sites.
     assert (many_ - few) / 45 < 36_000
 
 
-def test_a_feed_looks_only_at_the_streams_that_are_copied_into_its_own(tmp_path: Path) -> None:
+def test_copied_into_returns_the_streams_that_feed_reads(tmp_path: Path) -> None:
     settings = many(tmp_path, 3)
     feed = FeedSettings(name="centre", stream="T1", source=settings.streams[0].target)
     assert settings.copied_into(feed) == [settings.streams[1]]
@@ -175,16 +175,14 @@ def test_a_feed_looks_only_at_the_streams_that_are_copied_into_its_own(tmp_path:
 
 
 def loaded_jobs(queue: "multiprocessing.Queue[list[str]]") -> None:
-    """Load the definitions, as a run's process does, and tell which jobs they have."""
+    """Load the definitions, as a run's process does, and put the names of their jobs into the queue."""
     from sr_assets.definitions import defs
 
     queue.put(sorted(defs().get_repository_def().job_names))
 
 
 @pytest.mark.process
-def test_the_process_of_a_run_loads_the_sites_that_are_under_way_and_any_other_process_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_process_of_site_run_loads_active_sites_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = many(tmp_path, 4)
     (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
     for name, value in (("DAGSTER_HOME", tmp_path), ("SR_ASSETS_CONFIG", tmp_path / "many.yaml")):
@@ -199,14 +197,14 @@ def test_the_process_of_a_run_loads_the_sites_that_are_under_way_and_any_other_p
         process.join()
         return jobs
 
-    everything = sorted(
+    all_jobs = sorted(
         ["__ASSET_JOB", "availability", "inventory", "retention", *(f"site{number}_replication" for number in range(4))]
     )
     with dg.DagsterInstance.get() as instance:
-        assert loaded() == everything
+        assert loaded() == all_jobs
         job = build(settings).resolve_job_def("site2_replication")
         instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTING)
         assert loaded() == ["__ASSET_JOB", "site2_replication"]
-        assert sorted(defs().get_repository_def().job_names) == everything
+        assert sorted(defs().get_repository_def().job_names) == all_jobs
         instance.create_run_for_job(retention, status=dg.DagsterRunStatus.STARTED)
-        assert loaded() == everything
+        assert loaded() == all_jobs

@@ -1,7 +1,7 @@
-"""A fleet's history through the whole platform, compared message by message and transition by transition.
+"""A fleet's history through the whole platform, compared with the reference message by message.
 
-What is expected comes from `reference`, from the stored times read back from the source. The runs cut the history
-wherever they happen to be.
+`reference` computes the expected copies and transitions from the stored times of the source's messages. The runs split the
+history at arbitrary points.
 """
 
 import json
@@ -24,7 +24,7 @@ HEADERS = (b"", b"NATS/1.0\r\n\r\n", b"NATS/1.0\r\nA: 1\r\nA: 2\r\nnats-ttl: 5\r
 
 
 def history(seed: int, seconds: float) -> Iterator[tuple[float, str, Sent]]:
-    """Make (when, node, message) in order of time: nodes that appear, go silent for a while, come back, grow."""
+    """Return (time, node, message) in time order, of nodes that appear, fall silent, recover and send larger messages."""
     chance = random.Random(seed)
     planned = []
     for node in NODES:
@@ -38,8 +38,8 @@ def history(seed: int, seconds: float) -> Iterator[tuple[float, str, Sent]]:
                 (at, node, Sent(json.dumps(body, ensure_ascii=False).encode(), f"s.{NODES.index(node)}", headers))
             )
             at += chance.choice((0.2, 0.3, 0.4, 0.9, 1.3, 2.2, 3.4))
-    strangers = (b"", b"not json", b'{"sender": null}', b'{"sender": {"a": "b"}}', b"\xff\xfe")
-    planned.extend((chance.uniform(0, seconds), "", Sent(payload, "s")) for payload in strangers)
+    untracked = (b"", b"not json", b'{"sender": null}', b'{"sender": {"a": "b"}}', b"\xff\xfe")
+    planned.extend((chance.uniform(0, seconds), "", Sent(payload, "s")) for payload in untracked)
     return iter(sorted(planned, key=lambda report: report[0]))
 
 
@@ -69,18 +69,24 @@ def is_forced(message: Seen) -> bool:
     return isinstance(document, dict) and document.get("force") is True
 
 
-def test_every_copy_and_every_transition_is_what_the_rules_say_wherever_the_runs_cut(
+def test_copies_and_transitions_match_the_reference_whatever_the_run_boundaries(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Of senders in headers and subjects the larger batches are read without their payloads.
+    # So that larger batches with senders in headers or subjects are read without payloads.
     monkeypatch.setattr(sizing, "_FETCHED_BYTES", 3_000)
     plain, headed, tokens = rig.make("PLAIN"), rig.make("HEADED"), rig.make("TOKENS")
     advisories = rig.make("ADV")
     common = {"inspect_duration": "3s", "warn_duration": "1s"}
-    announced = {"advisory": {"subject": f"{advisories}.%s.%v", "reliable": True}}
-    rig.add(plain, inspect_field="sender", inspect_force_field="force", size_trigger=100, **common, **announced)
+    with_advisories = {"advisory": {"subject": f"{advisories}.%s.%v", "reliable": True}}
+    rig.add(plain, inspect_field="sender", inspect_force_field="force", size_trigger=100, **common, **with_advisories)
     rig.add(
-        headed, inspect_header="Sender", workers=2, batch_messages=60, target_subject_prefix="eu", **common, **announced
+        headed,
+        inspect_header="Sender",
+        workers=2,
+        batch_messages=60,
+        target_subject_prefix="eu",
+        **common,
+        **with_advisories,
     )
     rig.add(tokens, inspect_subject_token=3, order="none", workers=2, **common)
     rules = {
@@ -98,27 +104,27 @@ def test_every_copy_and_every_transition_is_what_the_rules_say_wherever_the_runs
         rig.drain()
     for stream, rule in rules.items():
         prefix, feed = "eu." if stream == headed else "", None if stream == tokens else advisories
-        see_as_demanded(rig, rule, prefix, feed, in_order=stream == plain)
+        assert_matches_reference(rig, rule, prefix, feed, in_order=stream == plain)
     subjects = {message.subject.split(".", 2)[2] for message in rig.stored(advisories)}
     assert {"a%20b%2A%3E.c", "gr%C3%B6%C3%9Fe%20%E2%98%83", "%25s%2F%25v"} <= subjects
 
 
 def live(rig: Rig, plain: str, headed: str, tokens: str, seconds: float) -> None:
-    began = time.monotonic()
+    started = time.monotonic()
     for at, node, message in history(7, seconds):
-        time.sleep(max(0.0, began + at - time.monotonic()))
+        time.sleep(max(0.0, started + at - time.monotonic()))
         rig.publish(plain, [message])
         rig.publish(headed, [with_sender_in_header(node, message)])
         rig.publish(tokens, [message])
 
 
-def see_as_demanded(rig: Rig, rules: Rules, prefix: str, feed: str | None, *, in_order: bool) -> None:
+def assert_matches_reference(rig: Rig, rules: Rules, prefix: str, feed: str | None, *, in_order: bool) -> None:
     comparison = compare(rig, rules, prefix=prefix, feed=feed)
     assert [
         difference for difference in comparison.differences if in_order or difference.kind is not Kind.DISORDERED
     ] == []
     counted = rig.row(f"SELECT * FROM replication WHERE stream = '{rules.stream}'")
     assert counted["no_sender_messages"] == list(comparison.expected.reasons.values()).count("no_sender")
-    # A history in which little happens would prove little.
+    # The history must contain every kind of decision.
     assert set(comparison.expected.reasons.values()) >= {"new", "interval", "sampled"}
     assert {advisory["event"] for advisory in comparison.expected.advisories} == {"new", "timeout", "recover", "expire"}

@@ -1,4 +1,4 @@
-"""The resources that the definitions hand out: the platform, the published tables, a Spark session of the run's own."""
+"""The resources `platform`, `fleet_tables` and `spark`."""
 
 import os
 import subprocess
@@ -49,23 +49,21 @@ def position(connection: duckdb.DuckDBPyConnection) -> Any:
     return connection.execute("SELECT next_sequence FROM replication").fetchall()
 
 
-def with_others(ours: dg.Definitions, asset: dg.AssetsDefinition) -> dg.JobDefinition:
-    """Return the job of an asset that somebody adds to our definitions."""
-    theirs = dg.Definitions(assets=[asset], jobs=[dg.define_asset_job("theirs", [asset])])
-    return dg.Definitions.merge(ours, theirs).resolve_job_def("theirs")
+def with_user_asset(platform: dg.Definitions, asset: dg.AssetsDefinition) -> dg.JobDefinition:
+    """Return the job of a user's asset that is merged into the platform's definitions."""
+    user = dg.Definitions(assets=[asset], jobs=[dg.define_asset_job("user", [asset])])
+    return dg.Definitions.merge(platform, user).resolve_job_def("user")
 
 
-def test_the_tables_can_be_read_and_not_written(fleet_tables: FleetTables) -> None:
+def test_fleet_tables_are_read_only(fleet_tables: FleetTables) -> None:
     with fleet_tables.get_connection() as connection:
         assert position(connection) == [(3,)]
         assert connection.execute("SELECT current_setting('TimeZone')").fetchall() == [("UTC",)]
         with pytest.raises(duckdb.InvalidInputException, match="read-only"):
-            connection.execute("CREATE TABLE of_mine (x INTEGER)")
+            connection.execute("CREATE TABLE extra (x INTEGER)")
 
 
-def test_a_connection_is_closed_after_an_exception_so_that_the_next_one_sees_what_was_published_since(
-    fleet_tables: FleetTables, settings: Settings
-) -> None:
+def test_connection_is_closed_after_an_exception(fleet_tables: FleetTables, settings: Settings) -> None:
     with pytest.raises(ZeroDivisionError), fleet_tables.get_connection() as connection:
         raise ZeroDivisionError
     with pytest.raises(duckdb.ConnectionException):
@@ -75,13 +73,13 @@ def test_a_connection_is_closed_after_an_exception_so_that_the_next_one_sees_wha
         assert position(connection) == [(4,)]
 
 
-def test_options_of_duckdb_are_set(fleet_tables: FleetTables) -> None:
+def test_connection_config_sets_duckdb_options(fleet_tables: FleetTables) -> None:
     limited = FleetTables(database=fleet_tables.database, connection_config={"threads": 1})
     with limited.get_connection() as connection:
         assert connection.execute("SELECT current_setting('threads')").fetchall() == [(1,)]
 
 
-def test_nothing_published_yet_is_one_line(tmp_path: Path) -> None:
+def test_fleet_tables_raise_one_line_before_the_first_publication(tmp_path: Path) -> None:
     with (
         pytest.raises(RunError, match="nothing is published yet"),
         FleetTables(database=str(tmp_path / "fleet.duckdb")).get_connection(),
@@ -89,7 +87,7 @@ def test_nothing_published_yet_is_one_line(tmp_path: Path) -> None:
         pass
 
 
-def test_a_resource_of_the_same_name_replaces_ours_and_others_are_added(tmp_path: Path, settings: Settings) -> None:
+def test_build_replaces_and_adds_resources(tmp_path: Path, settings: Settings) -> None:
     elsewhere = tmp_path / "elsewhere"
     publish_nodes(elsewhere, sequence=5)
     seen = {}
@@ -100,14 +98,14 @@ def test_a_resource_of_the_same_name_replaces_ours_and_others_are_added(tmp_path
             seen["position"] = position(connection)
         seen["limit"] = limit
 
-    ours = build(settings, {"fleet_tables": FleetTables(database=str(elsewhere / "fleet.duckdb")), "limit": 7})
+    definitions = build(settings, {"fleet_tables": FleetTables(database=str(elsewhere / "fleet.duckdb")), "limit": 7})
     with dg.DagsterInstance.ephemeral() as instance:
-        assert with_others(ours, counted).execute_in_process(instance=instance).success
+        assert with_user_asset(definitions, counted).execute_in_process(instance=instance).success
     assert seen == {"position": [(5,)], "limit": 7}
 
 
-def test_our_own_assets_get_a_platform_that_tests_may_replace(tmp_path: Path, settings: Settings) -> None:
-    """The step that records the published tables asks the platform where they are."""
+def test_build_replaces_the_platform_resource(tmp_path: Path, settings: Settings) -> None:
+    """The step that records the published tables reads their location from the platform."""
     other = configured(tmp_path, tmp_path / "other")
     publish_nodes(other.home)
     job = build(settings, {"platform": Platform(settings=other)}).resolve_implicit_global_asset_job_def()
@@ -117,7 +115,7 @@ def test_our_own_assets_get_a_platform_that_tests_may_replace(tmp_path: Path, se
     assert recorded.metadata["dagster/row_count"].value == 1
 
 
-def test_no_secret_of_the_settings_is_part_of_what_dagster_stores(settings: Settings) -> None:
+def test_resources_expose_no_secret_to_dagster(settings: Settings) -> None:
     resources = build(settings).get_repository_def().get_top_level_resources()
     assert set(resources) == {"platform", "fleet_tables", "spark"}
     defaults = {
@@ -131,7 +129,7 @@ def test_no_secret_of_the_settings_is_part_of_what_dagster_stores(settings: Sett
 
 
 @pytest.mark.process
-def test_loading_the_definitions_loads_neither_spark_nor_pandas(settings: Settings, tmp_path: Path) -> None:
+def test_loading_the_definitions_imports_neither_spark_nor_pandas(settings: Settings, tmp_path: Path) -> None:
     script = (
         "import sys; from sr_assets import definitions as d;"
         " d.build(d.load_settings()).get_repository_def();"
@@ -146,7 +144,7 @@ def test_loading_the_definitions_loads_neither_spark_nor_pandas(settings: Settin
     assert done.stdout == "[]\n", done.stderr
 
 
-def test_every_run_has_a_spark_session_of_its_own_and_ends_it(tmp_path: Path, engine_home: Path) -> None:
+def test_every_run_has_its_own_spark_session_and_ends_it(tmp_path: Path, engine_home: Path) -> None:
     file = tmp_path / "plain.yaml"
     file.write_text(CONFIGURATION.partition("spark:")[0])
     settings = load_settings(file, {"SR_ASSETS_HOME": str(engine_home)})
@@ -159,7 +157,7 @@ def test_every_run_has_a_spark_session_of_its_own_and_ends_it(tmp_path: Path, en
         sessions.append(session)
         return dg.MaterializeResult(metadata={"rows": session.range(2000).where(functions.col("id") < 1000).count()})
 
-    job = with_others(build(settings), rows)
+    job = with_user_asset(build(settings), rows)
     with dg.DagsterInstance.ephemeral() as instance:
         for _ in range(2):
             result = job.execute_in_process(instance=instance)

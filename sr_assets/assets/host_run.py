@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sr_assets.assets.recording import Result
     from sr_assets.settings import Settings
 
-    #: Do the work of a site as a hosted run; yields the events to record, raises dg.Failure.
+    #: Run a queued site; yields the events to record, raises dg.Failure.
     Serve = Callable[[str, "HostedRun"], Iterator[Result]]
 
 logger = logging.getLogger(__name__)

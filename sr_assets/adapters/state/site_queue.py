@@ -1,7 +1,7 @@
 """The queue of sites that wait for a run: one file per site in `<home>/waiting`.
 
 A file has the times of queueing and of the last renewal. They come from the system's monotonic clock, which all
-processes share and nobody sets.
+processes share and which cannot be set.
 """
 
 from __future__ import annotations
