@@ -97,7 +97,7 @@ def test_definitions_have_the_checks_of_the_contract(definitions: dg.Definitions
     } | {("fleet", "seconds_add_up"), ("fleet", "values_add_up"), ("fleet", "no_node_missing")}
 
 
-def test_every_site_has_a_sensor_and_a_job_of_its_own_assets(definitions: dg.Definitions) -> None:
+def test_every_site_has_a_sensor_and_a_job_with_its_assets(definitions: dg.Definitions) -> None:
     repository = definitions.get_repository_def()
     assert {sensor.name for sensor in repository.sensor_defs} == {"london_city_lag", "paris_lag", "run_failures"}
     assert all(sensor.default_status is dg.DefaultSensorStatus.RUNNING for sensor in repository.sensor_defs)

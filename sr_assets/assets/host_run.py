@@ -1,7 +1,7 @@
 """Host runs: a lingering run that also serves queued sites, each in a thread, and records their assets as its own events.
 
-A run's process costs seconds and 250 MB before it does any work; many busy sites, each with a process of its own, would
-starve each other. `docs/architecture.md` shows the whole run model.
+A run's process needs seconds of CPU and 250 MB before it does any work, so many busy sites with a process each would starve each
+other. `docs/architecture.md` explains the run model.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _LONGEST_SECONDS: Final = 5_400.0
 _OPEN_FILES: Final = 65_536
 #: A hosted run that could not last this long is not worth its start.
 _SHORTEST_SECONDS: Final = 15.0
-#: A hosted run stops after its current round; one that takes longer is killed with the process.
+#: A hosted run stops after its current round. A round that takes longer is killed with the process.
 _STOP_SECONDS: Final = 60.0
 
 

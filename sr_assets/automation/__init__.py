@@ -1,4 +1,4 @@
-"""Sensors, jobs and schedules: everything that starts a run.
+"""Sensors, jobs and schedules, which start all runs.
 
 A lag sensor (`sensors`) observes its site (`observing`), decides whether it needs a run (`decisions`) and acquires a run slot
 (`run_slots`) for the site's job (`jobs`).

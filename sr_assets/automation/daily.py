@@ -1,4 +1,4 @@
-"""Jobs and schedules of the daily tables: hourly for the current day, and once more for each completed day."""
+"""Jobs and schedules of the daily tables: hourly for the current day, and a last time for each completed day."""
 
 from __future__ import annotations
 

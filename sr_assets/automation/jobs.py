@@ -51,8 +51,8 @@ def resolve_job(
 def sites_to_load(settings: Settings) -> list[str]:
     """Return the sites whose definitions this process needs.
 
-    These are all sites, except in a run's process: Dagster loads the definitions again in each, so only sites with an
-    active run, of which its own is one, are loaded there. If any other job is active, this may be its process.
+    Dagster loads the definitions in every run's process, which needs only its own site. The process cannot tell which run it
+    executes, so it loads all sites with an active run, or all sites if any other job is active. Other processes load all sites.
     """
     # The code server starts a run's process by multiprocessing, and does not pass the run's id.
     if multiprocessing.parent_process() is None or not os.environ.get("DAGSTER_HOME"):

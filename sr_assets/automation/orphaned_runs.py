@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import dagster as dg
 
-#: The number of runs to look up and delete at a time.
+#: The number of runs per query.
 BATCH: Final = 500
 #: The suffixes of a shard's files.
 _SHARD: Final = (".db", ".db-wal", ".db-shm")
@@ -62,7 +62,7 @@ def _shards(instance: dg.DagsterInstance) -> Path | None:
 def _check_executions(instance: dg.DagsterInstance) -> tuple[AbstractContextManager[Any], Any]:
     """Return a context manager for a connection to the check executions, and their table.
 
-    Neither is public in Dagster, which has no public way to delete these rows. Dagster's version is pinned, and tests delete runs
+    Dagster has no public way to delete these rows. Dagster's version is pinned, and tests delete runs
     from each storage.
     """
     from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable

@@ -70,7 +70,7 @@ class RunSlots:
         return True
 
     def _active_jobs(self, instance: dg.DagsterInstance) -> set[str]:
-        """Return the jobs that hold a slot; those of removed sites and of runs without a process do not."""
+        """Return the jobs that hold a slot, without jobs of removed sites and runs that lost their process."""
         sites = {site_job_name(site): site for site in self._settings.sites}
         now, jobs, without_lock = time.monotonic(), set(), {}
         for run in instance.get_runs(filters=dg.RunsFilter(tags={MODE_TAG: LINGER}, statuses=ACTIVE_STATUSES)):
