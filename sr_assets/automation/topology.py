@@ -45,10 +45,7 @@ def build_topology_job(
 
 
 def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
-    """Return the sensor that surveys each cluster once per tick, publishes the result and records changed check results.
-
-    Level-triggered: the cursor holds only the recorded check results and the time of the last publication.
-    """
+    """Return the sensor that surveys each cluster once per tick, publishes the result and records changed check results."""
     interval_seconds = max(1, settings.sensor.interval_ns // 1_000_000_000)
 
     @dg.sensor(
@@ -59,6 +56,7 @@ def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
         description="Checks that every native mirror and source is alive, caught up and as configured.",
     )
     def topology_watch(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        # Level-triggered: the cursor holds only the recorded check results and the time of the last publication.
         cursor: dict[str, Any] = json.loads(context.cursor) if context.cursor else {}
         try:
             with (

@@ -80,12 +80,12 @@ def traces(instance: dg.DagsterInstance, folder: Path, run_id: str) -> set[str]:
     """Return the kinds of data that exist of a run: files and tables."""
     from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, SqlEventLogStorageTable
 
-    found = {"file" for path in folder.rglob("*") if run_id in path.name}
+    kinds = {"file" for path in folder.rglob("*") if run_id in path.name}
     with instance.event_log_storage.index_connection() as connection:  # type: ignore[attr-defined]
         for table in (AssetCheckExecutionsTable, SqlEventLogStorageTable):
             if connection.execute(table.select().where(table.c.run_id == run_id)).first():
-                found.add(table.name)
-    return found | ({"runs"} if instance.get_run_by_id(run_id) else set())
+                kinds.add(table.name)
+    return kinds | ({"runs"} if instance.get_run_by_id(run_id) else set())
 
 
 ALL_DATA = {"file", "runs", "asset_check_executions", "event_logs"}
