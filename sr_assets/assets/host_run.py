@@ -11,7 +11,6 @@ import math
 import resource
 import threading
 import time
-from collections import defaultdict
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
@@ -79,7 +78,7 @@ class HostRun:
         self._stop = threading.Event()
         self._ends_at = self._served_at = -math.inf
         self._hosted: dict[str, threading.Thread] = {}
-        self._results: defaultdict[str, SimpleQueue[Result]] = defaultdict(SimpleQueue)
+        self._results: SimpleQueue[Result] = SimpleQueue()
         self._failures: SimpleQueue[str] = SimpleQueue()
 
     @property
@@ -123,9 +122,8 @@ class HostRun:
         """Yield the events of the hosted sites since the last call, and log their failures in the run."""
         while not self._failures.empty():
             self._log.error(self._failures.get())
-        for results in list(self._results.values()):
-            while not results.empty():
-                yield results.get()
+        while not self._results.empty():
+            yield self._results.get()
 
     def _pick_up(self) -> None:
         while not self._stop.wait(_PICK_UP_SECONDS) and self._ends_at - time.monotonic() > _SHORTEST_SECONDS:
@@ -152,13 +150,12 @@ class HostRun:
 
     def _is_hosted(self, site: str) -> bool:
         thread = self._hosted.get(site)
-        # The next run of a site continues the charts of the events that are recorded.
-        return thread is not None and (thread.is_alive() or not self._results[site].empty())
+        return thread is not None and thread.is_alive()
 
     def _run_hosted(self, site: str) -> None:
         try:
             for result in self._serve(site, HostedRun(self)):
-                self._results[site].put(result)
+                self._results.put(result)
         except dg.Failure as failure:
             self._record_failure(
                 site, failure.description or "the run failed", noted=bool(failure.metadata[NOTED].value)
