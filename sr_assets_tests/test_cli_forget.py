@@ -62,7 +62,7 @@ def test_forget_deletes_rows_folder_and_history_of_removed_site(home: Path, comm
         assert count(home, table) == 0
     code, _, errors = command("forget", "--site", "london")
     assert code == 2
-    assert "--site london: nothing is known of it; left from an earlier configuration: nothing" in errors
+    assert "--site london is unknown; left from an earlier configuration: nothing" in errors
 
 
 def test_open_reader_keeps_rows_of_forgotten_site(home: Path, command: Command) -> None:
@@ -117,7 +117,7 @@ def test_forget_refuses_configured_site(home: Path, command: Command, arguments:
     code, output, errors = command("forget", "--site", "london", *arguments)
     assert (code, output) == (2, "")
     assert "is still configured" in errors
-    assert "out of the configuration first" in errors
+    assert "from the configuration first" in errors
     assert count(home, "last_seen_nodes") == 1
 
 

@@ -18,8 +18,8 @@ from sr_assets.stages.topology.applying import apply_steps, look_at_result, refu
 from sr_assets.stages.topology.evaluation import (
     DRIFT_CHECK,
     LINK_CHECKS,
+    CheckResult,
     Evaluation,
-    Verdict,
     evaluate,
     publish_evaluation,
     remember_run,
@@ -70,7 +70,7 @@ def build_topology_assets(settings: Settings) -> list[dg.AssetsDefinition | dg.A
 def evaluations(seen: Evaluation, wanted: WantedStream) -> Iterator[dg.AssetCheckEvaluation]:
     """Yield the verdicts on a stream as events without a run."""
     key = topology_key(wanted.cluster, wanted.stream)
-    for name, verdict in seen.verdicts[wanted.label].items():
+    for name, verdict in seen.check_results[wanted.label].items():
         yield dg.AssetCheckEvaluation(
             key, name, verdict.passed, severity=_severity(verdict), description=verdict.reason or None
         )
@@ -105,7 +105,7 @@ def metadata(seen: Evaluation, wanted: WantedStream) -> Mapping[str, dg.Metadata
 def _run(settings: Settings, run_id: str) -> tuple[Evaluation, list[str]]:
     """Apply the configuration, evaluate and publish the result; also return the problems that remain."""
     with topology_lock(settings, f"run {run_id}", 60.0) as folder, Survey(settings) as survey:
-        plan = make_plan(settings, survey.take())
+        plan = make_plan(settings, survey.refresh())
         problems = list(plan.problems)
         if any(step.action is not Action.NONE for step in plan.steps):
             problems = problems or refused(survey, plan.steps)
@@ -194,11 +194,11 @@ def _results(seen: Evaluation, wanted: WantedStream) -> list[dg.AssetCheckResult
             severity=_severity(verdict),
             description=verdict.reason or None,
         )
-        for name, verdict in seen.verdicts[wanted.label].items()
+        for name, verdict in seen.check_results[wanted.label].items()
     ]
 
 
-def _severity(verdict: Verdict) -> dg.AssetCheckSeverity:
+def _severity(verdict: CheckResult) -> dg.AssetCheckSeverity:
     return dg.AssetCheckSeverity.WARN if verdict.warns else dg.AssetCheckSeverity.ERROR
 
 

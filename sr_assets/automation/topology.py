@@ -63,7 +63,7 @@ def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
                 topology_lock(settings, "the sensor topology_watch", 0) as folder,
                 Survey(settings, "sr-assets topology watch") as survey,
             ):
-                seen = evaluate(settings, survey.take())
+                seen = evaluate(settings, survey.refresh())
                 changed = _changed(seen, cursor)
                 # Negative after a reboot, which resets the monotonic clock.
                 age_seconds = time.monotonic() - cursor.get("published_at", -float("inf"))

@@ -77,7 +77,7 @@ def report(
     from sr_assets.stages.topology.survey import Survey
 
     with Survey(settings, "sr-assets report") as survey:
-        made = make_report(settings, survey.take())
+        made = make_report(settings, survey.refresh())
         known = list(survey.of)
     if cluster is not None and cluster not in known:
         raise ConfigurationError(f"--cluster {cluster} is unknown; choose one of: {', '.join(known)}")

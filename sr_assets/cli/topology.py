@@ -47,7 +47,7 @@ def plan_command(settings: Settings, recreate: tuple[str, ...], form: Format) ->
 
     topology_of(settings)
     with Survey(settings) as survey:
-        plan = make_plan(settings, survey.take(), recreate)
+        plan = make_plan(settings, survey.refresh(), recreate)
     _show_plan(plan, form)
     for problem in plan.problems:
         print_error(problem)
@@ -76,7 +76,7 @@ def apply_command(settings: Settings, recreate: tuple[str, ...], form: Format) -
     if topology_of(settings).manage == "observe":
         raise ConfigurationError("topology.manage is observe, which changes no stream; set create or reconcile")
     with topology_lock(settings, "topology apply", _LOCK_WAIT_SECONDS), Survey(settings) as survey:
-        return _execute(settings, survey, make_plan(settings, survey.take(), recreate), form)
+        return _execute(settings, survey, make_plan(settings, survey.refresh(), recreate), form)
 
 
 @topology.command("adopt")
@@ -97,7 +97,7 @@ def adopt_command(settings: Settings, names: tuple[str, ...], form: Format) -> i
 
     topology_of(settings)
     with topology_lock(settings, "topology adopt", _LOCK_WAIT_SECONDS), Survey(settings) as survey:
-        return _execute(settings, survey, make_adoption(settings, survey.take(), names), form)
+        return _execute(settings, survey, make_adoption(settings, survey.refresh(), names), form)
 
 
 def _execute(settings: Settings, survey: Survey, plan: Plan, form: Format) -> int:

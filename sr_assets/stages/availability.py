@@ -1,8 +1,4 @@
-"""The availability of nodes by day: what is computed of their transitions.
-
-Not here: the computation (`adapters.spark.availability`), its table (`adapters.published.daily`), what it has in common with
-other daily tables (`stages.daily`).
-"""
+"""Computation of `availability_daily` from the published transitions."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class AvailabilityStage(DailyStage):
-    """How long each node was up, at the sites here and at those that report to a feed."""
+    """Seconds up, silent and retired of each node and day, for local sites and for the sites of the feeds."""
 
     table = AVAILABILITY
     own = False
@@ -37,7 +33,7 @@ class AvailabilityStage(DailyStage):
         return settings.availability
 
     def kept(self, settings: Settings) -> tuple[int, str]:
-        """Return how long transitions are kept."""
+        """Return the retention of transitions."""
         return settings.advisories_retention_ns, "advisories.retention"
 
     def compute_portion(
@@ -48,7 +44,7 @@ class AvailabilityStage(DailyStage):
         session: Callable[[], SparkSession],
         job_rows: int,
     ) -> dict[date, int]:
-        """Write a row for each node and day on which it was known."""
+        """Write a row for each node and day on which the node was known."""
         from sr_assets.adapters.spark.availability import measure_days
 
         with spark_errors():

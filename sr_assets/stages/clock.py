@@ -1,6 +1,5 @@
-"""The servers' time, as far as a run knows it; this machine's own time only until a server has answered.
-
-Here: the last time that a server reported, advanced by the monotonic clock. Not here: the watermark (`domain`).
+"""The servers' time during a run: the last reported time, advanced by the monotonic clock; this machine's time until
+then.
 """
 
 from __future__ import annotations
@@ -15,25 +14,25 @@ if TYPE_CHECKING:
 
 
 class Clock:
-    """The current time of the servers; shared by all work of a run."""
+    """The current time of the servers, shared by all work of a run."""
 
     def __init__(self, folder: Path) -> None:
-        """Take the site's folder: `status.json` there gives the time until a server reports one."""
+        """Start from the time in `status.json` of the site's folder."""
         self._folder = folder
         self._known: tuple[int, float] | None = None
 
     def set(self, ts_ns: int | None) -> None:
-        """Take a server's clock (unix ns); None changes nothing."""
+        """Set the time to a server's clock (unix ns); None changes nothing."""
         if ts_ns is not None:
             self._known = (ts_ns, time.monotonic())
 
     @staticmethod
     def own_ns() -> int:
-        """Return this machine's time in unix ns: as a bound for servers' clocks and for retentions, and for metrics."""
+        """Return this machine's time (unix ns), which bounds servers' clocks and retentions, and dates metrics."""
         return time.time_ns()
 
     def now_ns(self) -> int:
-        """Return the servers' time in unix ns: until one answers, by the last run's status, else this machine's time."""
+        """Return the servers' time (unix ns): before the first response, the last run's status or this machine's time."""
         if self._known is None:
             status = read_status(self._folder)
             age_seconds = status_age_seconds(status)

@@ -1,7 +1,4 @@
-"""A run's connections to clusters and Spark: one to each cluster for each thread, one Spark session for all threads.
-
-Here: opening, sharing, closing. Not here: the requests that are made over them.
-"""
+"""A run's connections: one per cluster and thread, and one Spark session for all threads."""
 
 from __future__ import annotations
 
@@ -38,10 +35,10 @@ _COUNTED_SECONDS: Final = 60.0
 
 
 class Clusters:
-    """The open connections of one thread, one for each cluster; closed by `close`, opened again by the next use."""
+    """The connections of one thread, one per cluster. After `close`, the next use opens them again."""
 
     def __init__(self, site: str) -> None:
-        """Take the site's name, which is part of the client's name at the servers."""
+        """Store the site's name, which is part of the client name at the servers."""
         self._name = f"sr-assets {site}"
         self._open: dict[ClusterSettings, Cluster] = {}
 
@@ -52,17 +49,17 @@ class Clusters:
         return self._open[settings]
 
     def close(self) -> None:
-        """Close all connections: one that a server has closed may still look open."""
+        """Close all connections: a connection that the server closed may still look open."""
         while self._open:
             _, cluster = self._open.popitem()
             cluster.close()
 
 
 class ConnectionFiles:
-    """The connection files with which Spark's tasks connect to a site's clusters, there as long as a run goes on."""
+    """The connection files for Spark's tasks; they exist only during a run."""
 
     def __init__(self, folder: Path, clusters: Sequence[ClusterSettings]) -> None:
-        """Name the site's folder and all clusters of its entries."""
+        """Store the site's folder and all clusters of its entries."""
         self._folder = folder
         self._clusters = list(dict.fromkeys(clusters))
 
@@ -72,18 +69,19 @@ class ConnectionFiles:
         return str(write_connection(file, settings).resolve())
 
     def remove(self) -> None:
-        """Remove all files, which may have passwords: after the run nobody needs them."""
+        """Delete all files after the run, because they may contain passwords."""
         remove_connections(self._folder)
 
 
 class SparkConnection:
     """The site's Spark session, joined by its first user in a run and shared by all threads.
 
-    The engine stays warm for `keep_seconds` after the run. Joining interrupts what an earlier run left in the session.
+    The engine stays warm for `keep_seconds` after the run. Joining interrupts the remaining operations of an earlier
+    run.
     """
 
     def __init__(self, settings: SparkSettings, home: Path, site: str, keep_seconds: float) -> None:
-        """Keep what is needed to join; nothing is started before `session`."""
+        """Store the parameters; only `session` starts anything."""
         self._settings, self._home, self._site, self._keep_seconds = settings, home, site, keep_seconds
         self._guard = threading.Lock()
         self._stack = contextlib.ExitStack()
@@ -91,16 +89,16 @@ class SparkConnection:
         self._cores, self._counted_until = 1, 0.0
 
     def needed(self, messages: int, payload_bytes: int) -> bool:
-        """Return whether a batch is for Spark; on a cluster each one is."""
+        """Return whether Spark processes a batch of this size; on a cluster, it processes every batch."""
         return self.remote or needs_spark(messages, payload_bytes, self._settings.from_messages)
 
     @property
     def remote(self) -> bool:
-        """Whether tasks run on a cluster, whose machines share nothing with this one."""
+        """Whether tasks run on a cluster without shared disks."""
         return is_cluster(self._settings.mode)
 
     def session(self) -> SparkSession:
-        """Return the session; raises RunError, or TransientError when the engine ends before it is joined."""
+        """Return the session. Raises RunError, or TransientError if the engine ends before the session is joined."""
         with self._guard:
             if self._session is None:
                 self._session = open_session(self._settings, self._home, self._site)
@@ -109,7 +107,7 @@ class SparkConnection:
             return self._session
 
     def cores(self) -> int:
-        """Return how many tasks the engine runs at a time; a cluster, which may have grown, is asked once a minute."""
+        """Return the number of parallel tasks of the engine; a cluster, which may grow, is queried once a minute."""
         if "://" not in self._settings.mode:
             return local_cores(self._settings)
         if time.monotonic() >= self._counted_until:
@@ -120,9 +118,9 @@ class SparkConnection:
 
     @contextlib.contextmanager
     def use(self) -> Iterator[SparkSession]:
-        """Yield the session; what fails inside is raised as RunError, in one line.
+        """Yield the session, and raise every exception inside as RunError in one line.
 
-        When the engine is gone the next use joins anew, unless another thread has done so already.
+        If the engine has ended, the next use joins again, unless another thread already did.
         """
         session = self.session()
         try:
@@ -136,7 +134,7 @@ class SparkConnection:
             raise failed from error
 
     def interrupt(self) -> None:
-        """Interrupt the session's tasks, because the run is given up."""
+        """Interrupt the session's tasks, because the run is abandoned."""
         if self._session is not None:
             stop_work(self._session)
 

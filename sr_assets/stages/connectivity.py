@@ -1,8 +1,7 @@
-"""The probes of `sr-assets check --connect`: every connection of a stream and each permission, changing nothing.
+"""The probes of `sr-assets check --connect`: every connection and permission of a stream, without changing anything.
 
-A permission to create or to publish is proven by a request that cannot succeed: a stream whose name contradicts its
-subject, a message that expects an impossible last sequence. Not here: what source and target must be like
-(`source.suitability`, `replication.target`).
+A request that cannot succeed proves the permission to create or publish: a stream whose name contradicts its subject,
+or a message that expects an impossible last sequence.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LINKS: Final = 16
-#: Stands for a node in a subject that is only tried.
+#: A node name in the subjects of probes.
 _NODE: Final = "sr-assets-check"
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One attempt; `stream` says what it was for: `name/stream`, `topology CLUSTER`, `heartbeats` or `spark`.
+    """One probe; `stream` is its subject: `name/stream`, `topology CLUSTER`, `heartbeats` or `spark`.
 
-    `cluster` has the servers, `learned` the result as text.
+    `cluster` lists the servers, `learned` is the result as text.
     """
 
     stream: str
@@ -55,13 +54,13 @@ class Probe:
 
 
 def probe_connectivity(settings: Settings) -> list[Probe]:
-    """Probe every connection of every stream, streams in parallel; returns the probes in the order of the file."""
+    """Probe every connection of every stream, in parallel; return the probes in the order of the file."""
     with ThreadPoolExecutor(_LINKS) as pool:
         made = [probe for probes in pool.map(_try_entry, settings.entries) for probe in probes]
         if settings.topology is not None:
             made += [Probe(*attempt) for attempt in probe_topology(settings.topology, pool)]
     for label, tried, failure in try_heartbeats(settings.heartbeats):
-        made.append(Probe("heartbeats", label, tried, failure is None, failure or "allowed; nothing was stored"))
+        made.append(Probe("heartbeats", label, tried, failure is None, failure or "allowed; no message was stored"))
     for label, tried, failure in try_executors(settings):
         made.append(Probe("spark", label, tried, failure is None, failure or "works"))
     return made
@@ -102,7 +101,7 @@ class _Probes:
         self.made: list[Probe] = []
 
     def attempt(self, cluster: Cluster, tried: str, work: Callable[[], T], learned: Callable[[T], str]) -> T | None:
-        """Call `work` and record the probe; returns its result, None when it failed."""
+        """Call `work` and record the probe; return its result, or None if it failed."""
         try:
             result = work()
         except SrAssetsError as error:
@@ -141,7 +140,7 @@ def _held(info: StreamInfo) -> str:
 
 
 def _try_reading(probes: _Probes, cluster: Cluster, info: StreamInfo) -> None:
-    """Read the last message in each way a run may need; the consumer made for it is deleted again."""
+    """Read the last message in each way that a run may need, and delete the temporary consumer."""
     last = SequenceRange(max(1, info.last_sequence), max(1, info.last_sequence) + 1)
 
     def read(*, direct: bool) -> int:
@@ -149,7 +148,7 @@ def _try_reading(probes: _Probes, cluster: Cluster, info: StreamInfo) -> None:
             return sum(map(len, read_range(connection, info.stream, last, direct=direct)))
 
     def describe(messages: int) -> str:
-        return "read" if messages else "answered, no message there"
+        return "read" if messages else "no message at that sequence"
 
     asked = cluster.settings.api(f"STREAM.MSG.GET.{info.stream}")
     probes.attempt(cluster, asked, lambda: int(cluster.next_message(info.stream, last.first) is not None), describe)
@@ -163,7 +162,7 @@ def _try_reading(probes: _Probes, cluster: Cluster, info: StreamInfo) -> None:
 def _try_target(
     probes: _Probes, stream: StreamSettings, source: Cluster, source_info: StreamInfo | None, target: Cluster
 ) -> bool:
-    """Probe what a run does with the target; returns whether its cluster answers."""
+    """Probe a run's operations on the target; return whether its cluster responds."""
     if not _try_connecting(probes, target):
         return False
     asked = target.settings.api(f"STREAM.INFO.{stream.target_stream}")
@@ -187,7 +186,7 @@ def _try_target(
             )
         _try_reading(probes, target, info)
         if stream.target_options:
-            probes.attempt(target, "a target as it is wanted", lambda: refuse_drift(stream, info), str)
+            probes.attempt(target, "a target without drift", lambda: refuse_drift(stream, info), str)
         if source_info is not None and info.messages:
             probes.attempt(target, "no other copies of the source", lambda: refuse_doubled(stream, known, target), str)
     elif not stream.create_target:
@@ -212,7 +211,7 @@ def _try_creating(probes: _Probes, stream: StreamSettings, source_info: StreamIn
         target,
         asked,
         lambda: probe_update(target, "CREATE", stream.target_stream),
-        lambda _: "allowed; nothing was created",
+        lambda _: "allowed; no stream was created",
     )
 
     def free() -> list[str]:
@@ -220,7 +219,7 @@ def _try_creating(probes: _Probes, stream: StreamSettings, source_info: StreamIn
         for subject in subjects:
             if others := target.stream_names(subject):
                 raise RunError(
-                    f"subject {subject} of the copies is taken by stream {others[0]}; set another target_subject_prefix"
+                    f"subject {subject} of the copies belongs to stream {others[0]}; set another target_subject_prefix"
                     f" or target_stream: {others[0]}"
                 )
         return subjects
@@ -231,7 +230,7 @@ def _try_creating(probes: _Probes, stream: StreamSettings, source_info: StreamIn
 
 
 def _subject(stream: StreamSettings, source: Cluster, info: StreamInfo) -> str | None:
-    """Return a subject that a copy would have; None when neither a message nor a pattern is known."""
+    """Return a subject of a possible copy, or None if neither a message nor a pattern is known."""
     try:
         last = source.last_message(stream.stream, stream.filter_subject or ">")
     except SrAssetsError:
@@ -250,7 +249,7 @@ def _try_publishing(probes: _Probes, cluster: Cluster, subject: str) -> None:
         cluster,
         f"publish {subject}",
         lambda: cluster.try_publishing(subject),
-        lambda _: "allowed; nothing was stored",
+        lambda _: "allowed; no message was stored",
     )
 
 

@@ -1,8 +1,4 @@
-"""The computation of a daily table: which days can be computed, and computing them in portions that memory holds.
-
-Here: what such computations have in common. Not here: each one's own part (`availability`, `inventory`), when it is done
-(`automation.daily`).
-"""
+"""The common part of the daily tables: the computable days, and their computation in portions that fit into memory."""
 
 from __future__ import annotations
 
@@ -28,15 +24,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The most rows that are held at once before they are written; more days are computed one portion after the other.
+#: Maximum number of rows in memory before they are written; more days are computed in portions.
 _HELD_ROWS: Final = 3_000_000
-#: About as many rows go into one Spark job, its results included: an engine of ours has a small heap.
+#: Approximate rows per Spark job, including its results: the local engine has a small heap.
 _JOB_ROWS: Final = 400_000
 
 
 @contextlib.contextmanager
 def spark_errors() -> Iterator[None]:
-    """Raise what Spark raises as an error of ours, one line."""
+    """Translate Spark's exceptions into one-line errors of this package."""
     from sr_assets.adapters.spark.session import spark_error
 
     try:
@@ -48,7 +44,7 @@ def spark_errors() -> Iterator[None]:
 class DailyStage(ABC):
     """The computation of one daily table.
 
-    `own`: nodes that other sites report are left out. `days_before`: so many days before those that are computed are read too.
+    `own`: exclude nodes that other sites report. `days_before`: number of earlier days to read as well.
     """
 
     table: DailyTable
@@ -57,11 +53,11 @@ class DailyStage(ABC):
 
     @abstractmethod
     def settings(self, settings: Settings) -> DailySettings:
-        """Return where the table's days begin, and how long they are kept."""
+        """Return the table's time zone and retention."""
 
     @abstractmethod
     def kept(self, settings: Settings) -> tuple[int, str]:
-        """Return how long what it is computed of is kept, in ns, and the key of the configuration that says so."""
+        """Return the retention of the input in ns, and its configuration key."""
 
     @abstractmethod
     def compute_portion(
@@ -72,23 +68,25 @@ class DailyStage(ABC):
         session: Callable[[], SparkSession],
         job_rows: int,
     ) -> dict[date, int]:
-        """Write the rows of consecutive days, of which the first `days_before` are only read; returns how many each has.
+        """Write the rows of consecutive days, of which the first `days_before` are only read; return the number of rows
+        per day.
 
-        About `job_rows` rows go into one Spark job.
+        Each Spark job handles about `job_rows` rows.
         """
 
     def first_date(self, settings: Settings, now_ns: int) -> date:
-        """Return the earliest date that is, or can be, in the table: what the ones before are computed of is not kept."""
+        """Return the earliest computable date of the table; the input of earlier dates has expired."""
         earliest = self._earliest(settings, now_ns - self.kept(settings)[0])
         return min((earliest, *self.table.computed_dates(settings.home)[:1]))
 
     def compute_days(
         self, settings: Settings, dates: Sequence[date], session: Callable[[], SparkSession]
     ) -> dict[date, int]:
-        """Compute the rows of consecutive dates from the published tables; returns how many rows each has.
+        """Compute the rows of consecutive dates from the published tables, replacing existing rows; return the number
+        per date.
 
-        Rows that were there are replaced. `session` is called when there is something to compute. Raises RunError when nothing
-        was published yet, or the rows cannot be written; ConfigurationError when what a date is computed of is no longer kept.
+        `session` is called only if there is work. Raises RunError if no table was published yet or the rows cannot be
+        written, and ConfigurationError if the input of a date has expired.
         """
         chosen, before = self.settings(settings), self.days_before
         days = [day_of(dates[0] - timedelta(days=number), chosen.timezone) for number in range(before, 0, -1)]
@@ -121,6 +119,6 @@ class DailyStage(ABC):
         kept_ns, key = self.kept(settings)
         if first_ns < watermark_ns - kept_ns:
             raise ConfigurationError(
-                f"{self.table.computed} of {first}: what it is computed of is no longer kept ({key}); the earliest day that"
+                f"{self.table.computed} of {first}: its input has expired ({key}); the earliest day that"
                 f" can be computed is {self._earliest(settings, watermark_ns - kept_ns)}"
             )

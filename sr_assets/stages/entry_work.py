@@ -1,8 +1,4 @@
-"""The work on one entry of a site during a run: its lanes, and the state that is saved as the run ends.
-
-Here: what a stream and a feed have in common. Not here: their stages (`stream_work`, `feed_work`), how long a run lasts
-(`run`).
-"""
+"""The work on one entry of a site during a run, common to streams and feeds: its work loops and its saved state."""
 
 from __future__ import annotations
 
@@ -30,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class EntryWork(ABC):
-    """The work on one entry; `final` decides whether a lane's error is final, so that it is not tried again."""
+    """The work on one entry; `final` decides whether a work loop's error is final or retried."""
 
     def __init__(self, site: Site, entry: Entry, stages: frozenset[Stage], final: Callable[[WorkLoop], bool]) -> None:
-        """Take the site, the entry and the stages that were asked for."""
+        """Store the site, the entry and the selected stages."""
         self.report = StreamReport(entry)
         self._site, self._entry, self._stages, self._final = site, entry, stages, final
         self.watching = WorkLoop(
@@ -42,53 +38,53 @@ class EntryWork(ABC):
 
     @abstractmethod
     def _watched_stages(self) -> frozenset[Stage]:
-        """Return the stages that read, as opposed to those that copy."""
+        """Return the stages that read, in contrast to copying ones."""
 
     @abstractmethod
     def step(self, ends: Ends) -> bool:
-        """Do the work that is due, and collect or start background work; returns whether anything was done."""
+        """Do the due work, and collect or start background work; return whether any work was done."""
 
     @property
     def lanes(self) -> tuple[WorkLoop, ...]:
-        """The lanes of the entry that have work."""
+        """The active work loops of the entry."""
         return (self.watching,)
 
     @property
     def pending(self) -> bool:
-        """Whether background work is under way, or work waits for it."""
+        """Whether background work is active or pending."""
         return False
 
     @property
     def under_way(self) -> bool:
-        """Whether a batch is under way in the background, however long that takes."""
+        """Whether a batch is active in the background, however long it takes."""
         return False
 
     @property
     def trying(self) -> bool:
-        """Whether a lane is to try again after an error."""
+        """Whether a work loop will retry after an error."""
         return any(lane.error for lane in self.lanes)
 
     @property
     def given_up(self) -> bool:
-        """Whether every lane has failed."""
+        """Whether every work loop has failed."""
         return all(lane.failure for lane in self.lanes)
 
     @property
     def due_at(self) -> float:
-        """When the next step is due (monotonic seconds), unless background work ends before."""
+        """When the next step is due (monotonic seconds), unless background work ends earlier."""
         return min((lane.due_at for lane in self.lanes if lane.failure is None), default=math.inf)
 
-    def finish(self) -> None:  # noqa: B027  most entries have nothing to do here
-        """Do the work of a run's end, after its last round."""
+    def finish(self) -> None:  # noqa: B027  most entries have no work here
+        """Do the final work of a run, after its last round."""
 
-    def join(self, deadline: float) -> None:  # noqa: B027  most entries have nothing to do here
-        """Wait for the background work up to a time (monotonic seconds), then interrupt it."""
+    def join(self, deadline: float) -> None:  # noqa: B027  most entries have no work here
+        """Wait for the background work until a time (monotonic seconds), then interrupt it."""
 
-    def close(self) -> None:  # noqa: B027  most entries have nothing to do here
-        """Close what the entry opened."""
+    def close(self) -> None:  # noqa: B027  most entries have no work here
+        """Close the entry's resources."""
 
     def _note_error(self, error: str | None) -> None:
-        """Publish the entry's error, and since when it lasts, while the run tries again."""
+        """Publish the entry's error and its start while the run retries."""
         store, name = self._site.state, self._entry.stream
         state = store.load_stream(name) or StreamState.without_position(name)
         if error == state.last_error:
@@ -103,7 +99,7 @@ class EntryWork(ABC):
         state.last_error = error
 
     def report_so_far(self) -> StreamReport:
-        """Return the report with what is committed, while the work goes on; the caller reads at one moment."""
+        """Return the report on committed work during a run; the caller reads one snapshot."""
         store, name, report = self._site.state, self._entry.stream, self.report
         state = store.load_stream(name)
         return replace(
@@ -119,7 +115,7 @@ class EntryWork(ABC):
         )
 
     def note_end(self) -> None:
-        """Save how the run ended; an entry that never began gets a row with its error alone."""
+        """Save the result of the run; an entry that never started gets a row with its error only."""
         site, report, name = self._site, self.report, self._entry.stream
         state = site.state.load_stream(name) or StreamState.without_position(name)
         self._set_error(state, self.watching.failure)
@@ -146,10 +142,10 @@ class EntryWork(ABC):
         report.waiting, report.queued = site.state.outbox(name).size(), site.state.copy_queue(name).size()
 
     def _forget_old(self, state: StreamState) -> None:  # noqa: B027  as above
-        """Drop rows beyond the retention; called inside a transaction."""
+        """Delete rows beyond the retention, inside the caller's transaction."""
 
     def _forget_history(self, state: StreamState) -> None:
-        """Drop what happened before the retentions begin, of an entry that is tracked no more too."""
+        """Delete expired rows, also of an entry that is no longer tracked."""
         settings, now_ns = self._site.settings, retention_clock_ns(state.watermark_ns, self._site.clock.own_ns())
         if now_ns is not None:
             self._site.state.forget_history(
@@ -159,7 +155,9 @@ class EntryWork(ABC):
             )
 
     def _note_lag(self, state: StreamState) -> None:
-        """Save the entry's lag; that of a failed entry is measured again, and stays unchanged without an answer."""
+        """Save the entry's lag; a failed entry's lag is measured again, or stays unchanged if the source does not
+        respond.
+        """
         entry = self._entry
         with contextlib.suppress(SrAssetsError):
             cluster = self._site.clusters.connect(entry.source)

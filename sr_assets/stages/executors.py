@@ -1,7 +1,6 @@
-"""What `check --connect` tries on a Spark cluster: whether each executor has what it needs and reaches every server.
+"""The probes of `check --connect` on a Spark cluster: each executor's packages and its routes to every server.
 
-Here too: whether a target lets a run ask for the fence of its writers. Without a cluster nothing is tried. Not here: the
-probes from this machine (`connectivity`).
+They also test the permission for the writers' fence. Without a cluster there are no probes.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from sr_assets.settings import StreamSettings
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
 
-#: What was tried, where, and why it failed, None when it works.
+#: Probe, cluster and failure; None for success.
 Tried = tuple[str, str, str | None]
-#: A site's name has no slash, so this is no site's session.
+#: A site's name has no slash, so this session belongs to no site.
 _SESSION: Final = "run/check"
 
 
 def try_executors(settings: Settings) -> list[Tried]:
-    """Try every link from every executor, each in a task; returns the cluster that was tried, what, and the failure."""
+    """Test every link from every executor, each in a task; return cluster, probe and failure."""
     mode = settings.spark.mode
     if not is_cluster(mode):
         return []
@@ -45,9 +44,9 @@ def try_executors(settings: Settings) -> list[Tried]:
         finally:
             leave_session(session, forget=True)
     except SrAssetsError as error:
-        tried.append((without_secret(mode), "an executor that takes a task", str(error)))
-    except Exception as error:  # noqa: BLE001  whatever Spark raises is a result here
-        tried.append((without_secret(mode), "an executor that takes a task", str(spark_error(error))))
+        tried.append((without_secret(mode), "an executor that accepts a task", str(error)))
+    except Exception as error:  # noqa: BLE001  any exception of Spark is a result here
+        tried.append((without_secret(mode), "an executor that accepts a task", str(spark_error(error))))
     return tried + _try_fences(settings)
 
 

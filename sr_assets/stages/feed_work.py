@@ -1,4 +1,4 @@
-"""The work on a feed, for the time of a run: its advisories are folded, and nothing is copied."""
+"""The work on a feed during a run: folding its advisories, without copying."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class FeedWork(EntryWork):
-    """The work on a feed: its advisories are folded, and nothing is copied."""
+    """The work on a feed: folding its advisories, without copying."""
 
     def __init__(
         self, site: Site, feed: FeedSettings, stages: frozenset[Stage], final: Callable[[WorkLoop], bool]
     ) -> None:
-        """Make the one stage there is."""
+        """Create the only stage."""
         super().__init__(site, feed, stages, final)
         self._feed = FeedStage(
             feed,

@@ -1,10 +1,7 @@
-"""Forgetting what is no more: a stream or a site that left the configuration, a site that feeds reported.
+"""`forget`: deleting a removed stream or site, or a site that feeds reported.
 
-Here: what a name means, what is removed of it, and in which order. Not here: the statements (`adapters.state`), nodes
-that are retired for long (each stage's own retention).
-
-Published tables go first and files last, so that no reader finds a table whose files are gone; whatever was cut off is
-done by forgetting the same once more.
+Published tables go first and files last, so that no reader finds a table without its files. After an interruption,
+forgetting the same name again completes the deletion.
 """
 
 from __future__ import annotations
@@ -37,10 +34,10 @@ _WAIT_SECONDS = 60.0
 
 
 def forget(settings: Settings, site: str, stream: str | None = None, replicator: str | None = None) -> list[str]:
-    """Remove what is known of a site, or of one stream of it; returns one line for each place it was removed from.
+    """Delete a site, or one of its streams; return one line per location.
 
-    `replicator` chooses among sites of one name that feeds report. Raises ConfigurationError when it is still configured,
-    when the name is unknown, or means several sites; SiteBusyError when a run is under way.
+    `replicator` selects among reported sites of one name. Raises ConfigurationError if it is still configured, unknown
+    or ambiguous, and SiteBusyError during a run.
     """
     local = replicator in (None, settings.replicator)
     lines = []
@@ -57,12 +54,12 @@ def _refuse_configured(settings: Settings, site: str, stream: str | None) -> Non
     entries = [entry.stream for entry in settings.sites.get(site, ())]
     if stream is None and entries:
         raise ConfigurationError(
-            f"--site {site} is still configured, with {', '.join(entries)}: take its entries out of the configuration"
-            " first, or name a stream that has left it with --stream"
+            f"--site {site} is still configured, with {', '.join(entries)}; remove its entries from the configuration"
+            " first, or select a removed stream with --stream"
         )
     if stream in entries:
         raise ConfigurationError(
-            f"--stream {stream} is still configured at site {site}: take its entry out of the configuration first"
+            f"--stream {stream} is still configured at site {site}; remove its entry from the configuration first"
         )
 
 
@@ -70,12 +67,12 @@ def _refuse_configured(settings: Settings, site: str, stream: str | None) -> Non
 
 
 def _forget_here(settings: Settings, site: str, stream: str | None) -> list[str]:
-    """Remove what a site of this home knew."""
+    """Delete a local site's data."""
     folder = settings.home / "sites" / site
     if not _holds(settings, site, stream):
         return []
     if site in settings.sites:
-        assert stream is not None  # a site that is configured is refused
+        assert stream is not None  # a configured site is refused
         with Site(settings, site, owner=_OWNER, run_id=_OWNER, wait_seconds=_WAIT_SECONDS) as opened:
             counts = _erase(opened.state, [stream])
             opened.publish()
@@ -91,7 +88,7 @@ def _forget_here(settings: Settings, site: str, stream: str | None) -> list[str]
 
 
 def _erase_unconfigured(folder: Path, stream: str | None) -> tuple[dict[str, int], list[str]]:
-    """Drop a stream's rows, or all, from the state of a site that is not configured; returns counts and what is left."""
+    """Delete a stream's rows, or all, from an unconfigured site's state; return counts and the remaining streams."""
     if not (folder / "state.duckdb").exists():
         return {}, []
     try:
@@ -104,14 +101,14 @@ def _erase_unconfigured(folder: Path, stream: str | None) -> tuple[dict[str, int
 
 
 def _holds(settings: Settings, site: str, stream: str | None) -> bool:
-    """Tell whether this home holds anything of a site, or of one stream of it."""
+    """Return whether this home has data of a site, or of one of its streams."""
     if stream is not None:
         return stream_folder(settings.home, site, stream).exists() or stream in _known_streams(settings, site)
     return site in _site_folders(settings) or site_history(settings.home, site).exists()
 
 
 def _site_folders(settings: Settings) -> list[str]:
-    """Return the sites with a folder in this home: a name such as `..` is none of them."""
+    """Return the sites with a folder in this home, which excludes names such as `..`."""
     return sorted(folder.name for folder in (settings.home / "sites").glob("*") if folder.is_dir())
 
 
@@ -124,7 +121,7 @@ def _known_streams(settings: Settings, site: str) -> list[str]:
 
 
 def _erase(state: SiteState, streams: Sequence[str]) -> dict[str, int]:
-    """Drop every row of some streams; returns how many of each kind."""
+    """Delete every row of some streams; return the number of each kind."""
     counts: dict[str, int] = {}
     with state.transaction():
         for stream in streams:
@@ -134,7 +131,7 @@ def _erase(state: SiteState, streams: Sequence[str]) -> dict[str, int]:
 
 
 def _unpublish(settings: Settings, site: str, folder: Path | None) -> None:
-    """Publish a site that is not configured with what is left in its folder; without one with an empty state."""
+    """Publish an unconfigured site's remaining rows, or an empty state if its folder has none."""
     if not (settings.home / "fleet.duckdb").exists():
         return
     run = Run(Clock(settings.home / "sites" / site).now_ns(), _OWNER)
@@ -151,7 +148,7 @@ def _unpublish(settings: Settings, site: str, folder: Path | None) -> None:
 
 
 def _remove_files(settings: Settings, site: str, stream: str | None) -> dict[str, int]:
-    """Remove the Parquet history of a stream, of all of them without one, and what else its runs left in the folder."""
+    """Delete the Parquet history of a stream, or of all streams, and other files of its runs."""
     history = site_history(settings.home, site) if stream is None else stream_folder(settings.home, site, stream)
     count = sum(1 for _ in history.rglob("*.parquet"))
     shutil.rmtree(history, ignore_errors=True)
@@ -165,7 +162,7 @@ def _remove_files(settings: Settings, site: str, stream: str | None) -> dict[str
 
 
 def _forget_reported(settings: Settings, site: str, stream: str | None, replicator: str | None) -> list[str]:
-    """Remove what the feeds of this configuration reported of a site, and publish at once."""
+    """Delete a site from the feeds' tables of this configuration, and publish immediately."""
     lines = []
     for centre in _centres(settings):
         with Site(settings, centre, owner=_OWNER, run_id=_OWNER, wait_seconds=_WAIT_SECONDS) as opened:
@@ -174,20 +171,19 @@ def _forget_reported(settings: Settings, site: str, stream: str | None, replicat
             replicators = sorted({row.replicator for row in meant})
             if len(replicators) > 1:
                 raise ConfigurationError(
-                    f"--site {site}: several replicators have a site of that name, choose one with --replicator:"
-                    f" {', '.join(replicators)}"
+                    f"--site {site} is ambiguous; choose one with --replicator: {', '.join(replicators)}"
                 )
             if meant:
                 with opened.state.transaction():
                     counts = tables.forget_site(site, stream, replicators[0])
                 opened.publish()
                 label = "/".join(filter(None, (replicators[0], site, stream)))
-                lines.append(_removed(f"{label} as the feeds of {centre} reported it", counts))
+                lines.append(_removed(f"{label} in the feeds of {centre}", counts))
     return lines
 
 
 def _centres(settings: Settings) -> Iterator[str]:
-    """Yield the sites of this configuration that have a feed and ran before."""
+    """Yield the sites of this configuration that have a feed and a state."""
     for centre in dict.fromkeys(feed.name for feed in settings.feeds):
         if (settings.home / "sites" / centre / "state.duckdb").exists():
             yield centre
@@ -205,7 +201,7 @@ def _removed(label: str, counts: Mapping[str, int]) -> str:
 
 
 def _unknown(settings: Settings, site: str, stream: str | None, replicator: str | None) -> str:
-    """Return that there is nothing of that name, and what there is."""
+    """Return the error for an unknown name, with the known names."""
     here = [
         f"{name}/{known}"
         for name in _site_folders(settings)
@@ -216,12 +212,12 @@ def _unknown(settings: Settings, site: str, stream: str | None, replicator: str 
     for centre in _centres(settings):
         with SiteLock(folder := settings.home / "sites" / centre, _OWNER, _WAIT_SECONDS), SiteState(folder) as state:
             reported += ["/".join(filter(None, row)) for row in state.global_tables.reported_sites()]
-    asked = (
+    options = (
         f"--site {site}"
         + (f" --stream {stream}" if stream else "")
         + (f" --replicator {replicator}" if replicator else "")
     )
     return (
-        f"{asked}: nothing is known of it; left from an earlier configuration: {', '.join(here) or 'nothing'};"
+        f"{options} is unknown; left from an earlier configuration: {', '.join(here) or 'nothing'};"
         f" reported by feeds (replicator/site/stream): {', '.join(dict.fromkeys(reported)) or 'nothing'}"
     )

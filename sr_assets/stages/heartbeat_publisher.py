@@ -1,7 +1,6 @@
-"""Publishing the heartbeats of the block `heartbeats`: by `up` and `run --follow`, as long as they go on.
+"""The publisher of the block `heartbeats`, in `up` and `run --follow`.
 
-A heartbeat climbs a tree of replicators as every message does, so its readers know that the path is alive. Not here: the
-site's own heartbeat about its nodes (`tracking.heartbeat`).
+A heartbeat climbs a tree of replicators like every message, so its readers know that the path is alive.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ if TYPE_CHECKING:
     from sr_assets.settings.heartbeats import HeartbeatSettings, HeartbeatSubject
 
 _CLIENT: Final = "sr-assets heartbeats"
-#: How often a failure that goes on is said again.
+#: Interval of the log lines about a persistent failure.
 _SAY_AGAIN_SECONDS: Final = 60.0
 
 
 class HeartbeatPublisher:
-    """Publishes heartbeats from `with` to its end, each subject's at its interval, in a thread of its own.
+    """Publishes heartbeats inside `with`, each subject's at its interval, in a separate thread.
 
-    A heartbeat that no stream acknowledges is an error, which `say` gets in one line: at once, once a minute while it goes
-    on, and when it has ended. Nothing is sent later for what could not be sent.
+    If no stream acknowledges a heartbeat, `say` gets one line: immediately, once a minute while the failure lasts, and
+    at its end. Missed heartbeats are not sent later.
     """
 
     def __init__(self, settings: HeartbeatSettings | None, say: Callable[[str], None]) -> None:
-        """Take the block, None when there is none, and where lines go."""
+        """Store the block (or None) and the function for log lines."""
         self._settings, self._say = settings, say
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -73,17 +72,17 @@ class HeartbeatPublisher:
                 self._say(f"heartbeat {subject.subject}: {error}")
         else:
             if self._said.pop(subject.subject, None) is not None:
-                self._say(f"heartbeat {subject.subject}: is stored again")
+                self._say(f"heartbeat {subject.subject}: stored again")
 
 
 def publish_heartbeat(cluster: Cluster, subject: HeartbeatSubject) -> None:
-    """Publish one heartbeat, as the Stream Replicator's; raises RunError unless a stream acknowledges it."""
+    """Publish one heartbeat in the Stream Replicator's format; raises RunError unless a stream acknowledges it."""
     headers = {**dict(subject.headers), ORIGINATOR: socket.gethostname(), SUBJECT: subject.subject}
     cluster.publish(subject.subject, b"%d" % time.time(), headers)
 
 
 def try_heartbeats(settings: HeartbeatSettings | None) -> Iterator[tuple[str, str, str | None]]:
-    """Yield for each subject the cluster, what was tried and the failure, None without one; nothing is stored."""
+    """Yield cluster, probe and failure (None for success) for each subject, without storing a message."""
     if settings is None:
         return
     with contextlib.closing(Cluster(settings.cluster, "sr-assets check")) as cluster:

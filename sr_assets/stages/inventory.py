@@ -1,8 +1,4 @@
-"""The inventory of nodes by day: what is counted of their messages.
-
-Not here: which properties a message has (`adapters.published.inventory`), the counting (`adapters.spark.inventory`), its table
-(`adapters.published.daily`), what it has in common with other daily tables (`stages.daily`).
-"""
+"""Computation of `inventory_daily` from the copied messages."""
 
 from __future__ import annotations
 
@@ -24,12 +20,12 @@ if TYPE_CHECKING:
     from sr_assets.domain.days import Day
     from sr_assets.settings import DailySettings, Settings
 
-#: What a node has on a day weighs as much as so many rows.
+#: Approximate number of table rows that one node's properties on a day correspond to.
 _ROWS: Final = 4
 
 
 class InventoryStage(DailyStage):
-    """On how many nodes each value of each property was; the day before is what a day is compared with."""
+    """Number of nodes per value of each property; a day is compared with the previous day."""
 
     table = INVENTORY
     own = True
@@ -40,7 +36,7 @@ class InventoryStage(DailyStage):
         return settings.inventory
 
     def kept(self, settings: Settings) -> tuple[int, str]:
-        """Return how long messages and transitions are both kept."""
+        """Return the shorter retention of messages and transitions."""
         return min(
             (settings.advisories_retention_ns, "advisories.retention"),
             (settings.snapshots_retention_ns, "snapshots.retention"),
@@ -54,10 +50,10 @@ class InventoryStage(DailyStage):
         session: Callable[[], SparkSession],
         job_rows: int,
     ) -> dict[date, int]:
-        """Write a row for each value that a node had on the day or the day before it."""
+        """Write a row for each value that a node had on the day or the previous day."""
         from sr_assets.adapters.spark.inventory import count_values
 
-        # A node that reports is copied within two intervals: one and the time until it reports again, which is shorter.
+        # A reporting node is copied within two intervals: one, plus the shorter time until it reports again.
         held_ns = {
             (stream.name, stream.stream): 2 * stream.policy.interval_ns for stream in settings.streams if stream.policy
         }

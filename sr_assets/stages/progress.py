@@ -1,8 +1,7 @@
-"""The progress of long work: a stream's batches, each a line of the log while a run catches up, and one line a
-minute after; a look through a whole stream, a line every ten seconds.
+"""Progress of long work: a log line per batch while a run catches up, then one per minute; a line every ten seconds for
+a scan.
 
-On a terminal it is shown as bars instead (`show_on`). Not here: the bars (`operate.bars`), what is recorded in Dagster
-(`assets.recording`), the counters (`report`).
+On a terminal, `show_on` draws bars instead.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PERIOD_SECONDS: Final = 60.0
-#: What a machine may want of a batch's line.
+#: Fields of a batch's line in JSON logs.
 _NUMBERS: Final = ("first", "next", "count", "per_second", "left")
 _LOOK_SECONDS: Final = 10.0
 
 
 class Display(Protocol):
-    """Where progress is shown while it lasts; called from several threads."""
+    """A display of progress, called from several threads."""
 
     def show(self, work: str, done: int, total: int) -> None:
-        """Show how much of a work is done."""
+        """Show the progress of a task."""
 
     def end(self, work: str) -> None:
-        """Show a work no more, if it was shown."""
+        """Stop showing a task."""
 
 
 _display: Display | None = None
@@ -40,7 +39,9 @@ _display: Display | None = None
 
 @contextmanager
 def show_on(display: Display) -> Iterator[None]:
-    """Show the progress of all work of this process there inside the block; its log lines are of level debug meanwhile."""
+    """Show the progress of all work of this process on a display inside the block; its log lines are at level debug
+    meanwhile.
+    """
     global _display  # noqa: PLW0603  a process has one terminal
     _display = display
     try:
@@ -50,10 +51,10 @@ def show_on(display: Display) -> Iterator[None]:
 
 
 class Progress:
-    """The log lines of one kind of batch of one stream, for the time of a run."""
+    """The log lines of one kind of batch of one stream during a run."""
 
     def __init__(self, label: str, noun: str) -> None:
-        """Take the stream's label and the word for what is counted."""
+        """Store the stream's label and the counted noun."""
         self._label, self._noun = label, noun
         self._first: int | None = None
         self._count, self._batches, self._seconds = 0, 0, 0.0
@@ -71,10 +72,10 @@ class Progress:
         done: int,
         left: int,
     ) -> None:
-        """Log a batch of `count` messages done in `seconds`, with those before it that are not logged; `text` ends the line.
+        """Log a batch of `count` messages done in `seconds`, together with unlogged earlier ones; `text` ends the line.
 
-        Once the stream has caught up, a batch is logged only when the last line is a minute old, with those since.
-        `done` and `left` are the batch's part of the work and what remains of it, for the estimate of the time to go.
+        Once the stream has caught up, a line is logged at most once a minute. `done` and `left` are the batch's part of
+        the work and the remaining work, for the estimate of the remaining time.
         """
         shown = self._show(done, left, caught_up=caught_up)
         self._first = covered.first if self._first is None else self._first
@@ -105,7 +106,7 @@ class Progress:
         self._logged_at = now
 
     def _show(self, done: int, left: int, *, caught_up: bool) -> bool:
-        """Show how far it is where that is shown; returns whether it is."""
+        """Update the display, if any; return whether there is one."""
         work = f"{self._label}: {self._noun}"
         if _display is None:
             return False
@@ -119,24 +120,24 @@ class Progress:
 
 
 class LongWork:
-    """One work of known size, used by `with`: how far it is, how fast, and how long it still takes."""
+    """A task of known size, used with `with`: its progress, speed and remaining time."""
 
     def __init__(self, label: str, total: int) -> None:
-        """Take what the work is called, and its size."""
+        """Store the task's name and size."""
         self._label, self._total = label, total
         self._began_at = self._logged_at = time.monotonic()
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Start."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End, however much is done."""
+        """End, at any progress."""
         if _display is not None:
             _display.end(self._label)
 
     def reached(self, done: int) -> bool:
-        """Note how much is done; returns whether that was worth a line, one every ten seconds."""
+        """Record the progress; return whether a line was logged, at most every ten seconds."""
         if _display is not None:
             _display.show(self._label, done, self._total)
         now = time.monotonic()

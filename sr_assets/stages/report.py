@@ -1,7 +1,6 @@
-"""The report of a run about one stream or feed, and the stages that a run can be asked for.
+"""A run's report on one stream or feed, and the stages that a run can select.
 
-Here: the record that the stages add to and that checks, materialisations and the command line read. Not here: what is
-committed (`adapters.state`).
+The stages fill the report; checks, materialisations and the command line read it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Stage(StrEnum):
-    """The stages of a stream that can be materialised, in the order of the flow; a feed has `advisory_feed` alone."""
+    """The stages of a stream that can be materialised, in flow order; a feed has only `advisory_feed`."""
 
     NODE_STATE = "node_state"
     NODE_ADVISORIES = "node_advisories"
@@ -29,13 +28,14 @@ class Stage(StrEnum):
 
 @dataclass(slots=True)
 class StreamReport:
-    """The work of a run for one stream or feed.
+    """A run's work for one stream or feed.
 
-    `first` and `next` are the sequences that were read. `failures` has one line for each lane that gave up (watching,
-    copying), `failed` the stages of those lanes. Of a feed `copied` counts what was folded, `parked` what was rejected. `state`
-    and `copying` are the rows as last committed, or with the watermark that is committed as the run ends. `alive_at` is
-    when the last heartbeat was sent, `began_at` when the run began (monotonic seconds); `alive_ns`, `alive_due_ns` and
-    `advisories_stored` go into the state.
+    `first` and `next` are the sequences read. `failures` has a line for each work loop that gave up, `failed` the
+    stages of these loops. For a feed, `copied` counts folded and `parked` rejected messages.
+
+    `state` and `copying` are the rows as last committed, or with the watermark that the end of the run commits.
+    `alive_at` is the time of the last heartbeat, `began_at` the start of the run (monotonic seconds); `alive_ns`,
+    `alive_due_ns` and `advisories_stored` go into the state.
     """
 
     stream: Entry
@@ -75,10 +75,10 @@ class StreamReport:
 
     @property
     def failure(self) -> str | None:
-        """Why the stream failed, in one line; None when it did not."""
+        """The failure in one line, or None."""
         return "; ".join(dict.fromkeys(self.failures)) or None
 
     @property
     def messages(self) -> int:
-        """How many source messages were read and decided."""
+        """Number of source messages that were read and decided."""
         return sum(self.reasons.values())

@@ -1,8 +1,4 @@
-"""One run of a site: the rounds of its entries, how long they go on, and what is saved as they end.
-
-Not here: the work on an entry (`stream_work`, `feed_work`), retries after errors (`lane`), what the entries share
-(`site`), what is reported to Dagster (`assets`).
-"""
+"""One run of a site: the rounds of its entries, their end, and the saved results."""
 
 from __future__ import annotations
 
@@ -25,19 +21,22 @@ if TYPE_CHECKING:
     from sr_assets.stages.work_loop import WorkLoop
 
 _POLL_SECONDS: Final = 1.0
-#: How long the end of a run waits for copies under way: longer than a writer waits for an acknowledgement.
+#: How long the end of a run waits for active copies: longer than a writer waits for an acknowledgement.
 _COPY_SECONDS: Final = 40.0
 
 
 class SiteRun:
-    """One run of the chosen stages of a site's entries, until they are caught up.
+    """One run of the selected stages of a site's entries, until they have caught up.
 
-    Then it lingers: it looks at the sources every 1.5 s or more, takes new messages, until none came for `linger` or
-    `run_budget` is used up, and as long as it is `wanted` for something else. With `drain_only` it stops where the sources
-    were when it began. A TransientError, such as a lost connection, is tried again within `run_budget` with growing pauses;
-    with `drain_only` only when a step has succeeded before in this run, so that a wrong address is reported at once. An
-    entry that fails is left out from then on; the others go on. What was committed is published in any case; the error of
-    a failed entry is in its report and in `replication.last_error`.
+    It then lingers: it polls the sources every 1.5 s or more and processes new messages, until none arrived for
+    `linger` or `run_budget` is used, and as long as `keep_running` returns true. With `drain_only` it stops at the
+    sources' positions at its start.
+
+    A TransientError, such as a lost connection, is retried within `run_budget` with growing pauses; with `drain_only`
+    only after a step has succeeded in this run, so that a wrong address is reported immediately. A failed entry is
+    skipped; the others continue.
+
+    Committed work is always published; the error of a failed entry is in its report and in `replication.last_error`.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class SiteRun:
         drain_only: bool,
         wanted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Make the work on each entry that has stages in `selection`."""
+        """Create the work of each entry that has stages in `selection`."""
         self._site, self._drain_only, self._wanted = site, drain_only, wanted
         self._budget_ends = time.monotonic() + site.settings.run_budget_ns / 1e9
         self._works = [
@@ -66,16 +65,16 @@ class SiteRun:
 
     @property
     def reports(self) -> dict[str, StreamReport]:
-        """A report by stream; complete once the rounds have ended."""
+        """A report per stream, complete after the last round."""
         return {work.report.stream.stream: work.report for work in self._works}
 
     def reports_so_far(self) -> dict[str, StreamReport]:
-        """Return a report by stream of what is committed, while the rounds go on."""
+        """Return a report per stream on committed work, during the rounds."""
         with self._site.state.read_snapshot():
             return {work.report.stream.stream: work.report_so_far() for work in self._works}
 
     def rounds(self) -> Generator[bool]:
-        """Do the work; yields after each round whether every entry has caught up. To be read to its end, or closed."""
+        """Do the work; yield after each round whether every entry has caught up. The caller must exhaust or close it."""
         works = self._works
         try:
             yield from self._go_round()
@@ -93,7 +92,7 @@ class SiteRun:
                     stack.callback(work.join, time.monotonic() + _COPY_SECONDS)
 
     def _go_round(self) -> Iterator[bool]:
-        """Let each entry take steps, in rounds, until there is no work or no time left."""
+        """Let each entry take steps, in rounds, until no work or no time is left."""
         site, works, drain_only = self._site, self._works, self._drain_only
         linger_seconds = site.settings.linger_ns / 1e9
         ends: Ends = {} if drain_only else None
@@ -124,7 +123,7 @@ class SiteRun:
 
 
 def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_only: bool) -> dict[str, StreamReport]:
-    """Do a `SiteRun` to its end; returns a report by stream."""
+    """Run a `SiteRun` to its end; return a report per stream."""
     run = SiteRun(site, selection, drain_only=drain_only)
     for _ in run.rounds():
         pass
@@ -137,4 +136,4 @@ def _entry_work(site: Site, entry: Entry, stages: frozenset[Stage], final: Calla
             return FeedWork(site, entry, stages, final)
         case StreamSettings():
             return StreamWork(site, entry, stages, final)
-    raise TypeError(f"no work for {type(entry).__name__}")
+    raise TypeError(f"no stage is selected for {type(entry).__name__}")

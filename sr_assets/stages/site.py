@@ -1,8 +1,4 @@
-"""A site during a run: its lock, its open state, its clock, its connections, and the publishing of what it committed.
-
-Here: what lasts from the beginning to the end of a run. Not here: the work on its entries (`entry_work`), how long a run
-goes on (`run`), the stages.
-"""
+"""A site during a run: its lock, state, clock and connections, and the publication of committed work."""
 
 from __future__ import annotations
 
@@ -34,23 +30,24 @@ if TYPE_CHECKING:
 
     from sr_assets.settings import Entry, Settings
 
-#: Publishing may take this share of a core, so that its cost stays bounded with any number of nodes.
+#: Publishing may use this share of a core, so that its cost stays bounded with any number of nodes.
 _PUBLISHING_SHARE: Final = 0.06
-#: How soon a run publishes again at the earliest: what it folds and what it copies then is one publication.
+#: Minimum interval between a run's publications, so that folding and copying share one.
 _PUBLISHED_SECONDS: Final = 1.0
-#: How long a run that is not caught up waits before it publishes for the first time.
+#: How long a run that has not caught up waits before its first publication.
 _BUSY_SECONDS: Final = 5.0
 _ROUND_WAIT_SECONDS: Final = 0.5
-#: What metrics show of the rows of a stream and of its copying, beside what the sensor needs.
+#: The row columns of a stream and its copying that metrics show, in addition to the sensor's.
 _COUNTED: Final = ("lag_ns", "skipped_messages", "too_old_messages", "no_sender_messages", "gap_messages", "starts")
 _COPIED: Final = ("copied_messages", "copied_bytes", "parked_messages", "lost_messages")
 
 
 class Site:
-    """The right to work on one site and everything that the work needs; entered with `with`.
+    """The right to work on one site, with all resources for the work; a context manager.
 
-    Raises SiteBusyError when another run holds the site for `wait_seconds` on. `folder` is `<home>/sites/<name>`. The
-    Spark engine stays warm for `keep_engine_seconds` after its last use. `sites_served` says how many sites the process serves.
+    Raises SiteBusyError if another run holds the site for longer than `wait_seconds`. `folder` is
+    `<home>/sites/<name>`. The Spark engine stays warm for `keep_engine_seconds` after its last use. `sites_served`
+    returns the number of sites that the process serves.
     """
 
     def __init__(
@@ -64,7 +61,7 @@ class Site:
         keep_engine_seconds: float = KEEP_SECONDS,
         sites_served: Callable[[], int] = lambda: 1,
     ) -> None:
-        """Name the site and who works on it."""
+        """Store the site and the owner of the work."""
         self.settings = settings
         self.name = name
         self.entries = settings.sites[name]
@@ -77,7 +74,7 @@ class Site:
         reachable = [cluster for entry in self.entries for cluster in entry.clusters]
         self.files = ConnectionFiles(self.folder, reachable)
         self.spark = SparkConnection(settings.spark, settings.home.resolve(), name, keep_engine_seconds)
-        #: Set when background work has ended.
+        #: Set when background work ends.
         self.woken = threading.Event()
         self._lock = SiteLock(self.folder, owner, wait_seconds)
         self._sites_served = sites_served
@@ -99,32 +96,32 @@ class Site:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the connections and the state, free the lock; on an exception, interrupt the engine's tasks."""
+        """Close connections and state, and release the lock; on an exception, interrupt the engine's tasks."""
         if kind is not None:
             self.spark.interrupt()
         self._stack.close()
 
     @property
     def rest_seconds(self) -> float:
-        """How long to rest between two looks at a stream that has caught up."""
+        """Pause between two polls of a stream that has caught up."""
         return rest_seconds(self._sites_served())
 
     def _note_change(self) -> None:
         self._changed = True
 
     def publish(self, *, now: bool = True, caught_up: bool = True) -> None:
-        """Publish what was committed.
+        """Publish committed work.
 
-        With `now` false only if something was committed and publishing does not take too large a share of the time. A run
-        that is not caught up waits for a while before its first publication: if it soon catches up, it publishes once.
+        Unless `now`, publish only after a commit, and if publishing does not exceed its share of time. A run that has
+        not caught up delays its first publication: if it soon catches up, it publishes once.
         """
         after = self._publish_after or (0.0 if caught_up else self._began_at + _BUSY_SECONDS)
         if not now and (not self._changed or time.monotonic() < after):
             return
-        # CPU time of this thread: waiting for a core, on a busy machine, takes no share of one. Not the process's
-        # CPU time, which may include the work for other sites.
+        # CPU time of this thread, because waiting for a core on a busy machine is no cost, and the process may serve
+        # other sites.
         started = time.thread_time()
-        # In mid run nobody waits for another site that publishes: what is new waits for the next time.
+        # During a run, do not wait for another site's publication: new rows wait for the next one.
         wait_seconds = LOCK_SECONDS if now else _ROUND_WAIT_SECONDS
         self._changed = False
         paused = self._paused()
@@ -155,7 +152,7 @@ class Site:
 
     @property
     def publishing_due_at(self) -> float:
-        """When `publish` has something to publish again (monotonic seconds); infinity when nothing was committed since."""
+        """When `publish` is due again (monotonic seconds); infinity without new commits."""
         return self._publish_after if self._changed and self._publish_after else math.inf
 
     def _paused(self) -> frozenset[str]:
@@ -168,7 +165,7 @@ class Site:
     def _write_status(self, paused: frozenset[str]) -> None:
         """Write `status.json` for the sensor and the command line."""
         before = read_status(self.folder).get("streams", {})
-        # The copying commits beside us, and its rows in one table belong to counters in another.
+        # Copying commits concurrently, and its rows in one table belong to counters in another.
         with self.state.read_snapshot():
             streams = {
                 entry.stream: status
@@ -215,16 +212,16 @@ class Site:
 
 
 def kept_sites(settings: Settings) -> list[str]:
-    """Return the sites whose rows stay published: those configured, and those with a state in this home until `forget`."""
+    """Return the sites whose rows stay published: configured sites, and sites with a state in this home until `forget`."""
     states = (settings.home / "sites").glob("*/state.duckdb")
     return [*settings.sites, *sorted({file.parent.name for file in states} - set(settings.sites))]
 
 
 def published_sites(settings: Settings) -> list[str]:
-    """Return whose publications are shown: the kept sites', and that of the native streams where they are configured."""
+    """Return the names of the shown publications: the kept sites, and the native streams if configured."""
     return [*kept_sites(settings), *([TOPOLOGY_SITE] if settings.topology else [])]
 
 
 def needs_publishing(home: Path, folder: Path) -> bool:
-    """Return whether a site that published before is not in the tables: something was deleted, damaged, moved or upgraded."""
+    """Return whether a published site is missing in the tables because of a deleted, damaged, moved or upgraded file."""
     return bool(read_status(folder)) and not is_published(home, folder.name)

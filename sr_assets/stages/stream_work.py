@@ -1,7 +1,7 @@
 """The work on a stream during a run: copying it and, if it is tracked, following its senders.
 
-Reading, folding and sweeping are one lane; copying is another, in a thread of its own: an unavailable, slow or full target
-delays copies and nothing else. Advisories belong to the lane whose cluster takes them. Not here: the stages.
+Reading, folding and sweeping form the watch loop; copying is the copy loop in another thread. An unreachable, slow or
+full target therefore delays only copies. Advisories belong to the loop whose cluster takes them.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class StreamWork(EntryWork):
     def __init__(
         self, site: Site, stream: StreamSettings, stages: frozenset[Stage], final: Callable[[WorkLoop], bool]
     ) -> None:
-        """Make the stages that the stream has."""
+        """Create the stream's stages."""
         self._stream = stream
         super().__init__(site, stream, stages, final)
         self._watcher = self._make_watcher() if stream.tracked and Stage.NODE_STATE in stages else None
         self._stack = contextlib.ExitStack()
-        # The copying runs in another thread, so it has connections of its own.
+        # Copying runs in another thread, so it has its own connections.
         self._context = CopyContext(
             stream,
             self._stack.enter_context(site.state.second_connection()),
@@ -75,7 +75,7 @@ class StreamWork(EntryWork):
         self._advisories = AdvisoryStage(stream, store, site.clock, self.report) if announces else None
         grace_ns = heartbeat_grace_ns(site.settings)
         self._heartbeat = HeartbeatStage(stream, store, site.clock, grace_ns, self.report) if announces else None
-        # Whether there may be work that the copying has not seen yet.
+        # Whether there may be work that copying has not seen yet.
         self._news = True
         self._poll_at = 0.0
         self._abandoned = False
@@ -98,18 +98,18 @@ class StreamWork(EntryWork):
 
     @property
     def lanes(self) -> tuple[WorkLoop, ...]:
-        """Watching, if the stream is tracked, and copying, if that was asked for."""
+        """The watch loop, if the stream is tracked, and the copy loop, if selected."""
         return (*((self.watching,) if self._stream.tracked else ()), *((self.copying,) if self._copies else ()))
 
     @property
     def pending(self) -> bool:
-        """Whether copies are under way, or new ones are due since."""
-        # A batch that has just ended may leave copies in the queue: its result tells whether to look again.
+        """Whether copying is active, or new copies have become due."""
+        # A finished batch may leave copies in the queue; its result decides whether to poll again.
         return self._copies and self.copying.failure is None and (self._background.untaken or self._news)
 
     @property
     def due_at(self) -> float:
-        """When watching, or a look for copies, is due."""
+        """When the watch loop, or a poll for copies, is due."""
         times = [self.watching.due_at] if self._stream.tracked and self.watching.failure is None else []
         if self._copies and self.copying.failure is None and not self._background.running:
             soon = self._news or self.copying.error
@@ -118,7 +118,7 @@ class StreamWork(EntryWork):
 
     @property
     def under_way(self) -> bool:
-        """Whether a batch of copies is being made."""
+        """Whether a batch of copies is active."""
         return self._replica.under_way
 
     @property
@@ -126,7 +126,7 @@ class StreamWork(EntryWork):
         return bool({Stage.REPLICA, Stage.NODE_SNAPSHOTS} & self._stages) or self._announced_with_copies
 
     def step(self, ends: Ends) -> bool:
-        """Watch once, and begin the next copies when the previous ones have ended."""
+        """Do one watch step, and start the next copies after the previous ones."""
         busy = False
         if self._stream.tracked and self.watching.due:
             busy = self.watching.attempt(lambda: self._watch(ends), final=lambda: self._final(self.watching))
@@ -140,10 +140,10 @@ class StreamWork(EntryWork):
         return self._watcher is None or self._watcher.caught_up
 
     def _go_on_copying(self, ends: Ends) -> bool:
-        """Begin the next step of the copying if one is due; returns whether the one before made copies."""
+        """Start the next copy step if one is due; return whether the previous one made copies."""
         busy = self._background.take() or False
         self._news |= busy and not (ends is None and self._replica.caught_up)
-        # A lingering run also looks without a sign of new work.
+        # A lingering run also polls without a sign of new work.
         wanted = self._news or self.copying.error or (ends is None and time.monotonic() >= self._poll_at)
         if wanted and self.copying.due and not self._background.running:
             self._news, self._poll_at = False, time.monotonic() + self._site.rest_seconds
@@ -168,7 +168,7 @@ class StreamWork(EntryWork):
         return published
 
     def _copy(self, ends: Ends) -> bool:
-        """Do one step of the copying, in its own thread."""
+        """Do one copy step, in the copying thread."""
         return self.copying.attempt(lambda: self._copy_step(ends), final=lambda: self._final(self.copying))
 
     def _copy_step(self, ends: Ends) -> bool:
@@ -191,7 +191,7 @@ class StreamWork(EntryWork):
             where = self._stream.target if self._announced_with_copies else self._stream.source
             with contextlib.suppress(SrAssetsError):
                 self._heartbeat.send(self._site.clusters.connect(where))
-        # An untracked stream has no stage for the history that it may have from before.
+        # A plain stream has no stage for a history from an earlier tracked period.
         stage = Stage.NODE_SNAPSHOTS if self._stream.tracked else Stage.REPLICA
         if stage in self._stages and self._snapshots.has_history and not self._background.running:
             state = self._site.state.load_stream(self._stream.stream)
@@ -200,31 +200,33 @@ class StreamWork(EntryWork):
                 self._snapshots.compact(now_ns)
 
     def join(self, deadline: float) -> None:
-        """Wait for the copies under way; those that do not end are interrupted, and given up with a line."""
+        """Wait for active copies, then interrupt them and log a line."""
         if self._abandoned:
             return
         if not self._background.join(max(0.0, deadline - time.monotonic())):
             self._site.spark.interrupt()
             if not self._background.join(_INTERRUPTED_SECONDS):
                 self._abandoned = True
-                self.report.failures.append(f"{self._stream.label}: copying does not end; the next run goes on with it")
+                self.report.failures.append(
+                    f"{self._stream.label}: copying did not end in time; the next run continues it"
+                )
                 self.report.failed.add(Stage.REPLICA)
                 return
         self._background.take()
 
     def close(self) -> None:
-        """Close the connections of the copying."""
+        """Close the connections of copying."""
         if not self._background.running:
             self._stack.close()
 
     def note_end(self) -> None:
-        """Save how the run ended for reading and for copying."""
+        """Save the result of the run for reading and copying."""
         if self._copies and not self._background.running:
             self._note_copy_error(self.copying.failure, self._site.state)
         super().note_end()
 
     def _forget_old(self, state: StreamState) -> None:
-        """Drop retired nodes after their retention, and all nodes once nobody tracks them any more."""
+        """Delete expired retired nodes, and all nodes of a stream that is no longer tracked."""
         nodes, retention_ns = self._site.state.nodes(self._stream.stream), self._stream.retired_retention_ns
         now_ns = self._retention_clock_ns(state)
         highest = 0
@@ -239,7 +241,7 @@ class StreamWork(EntryWork):
         return retention_clock_ns(state.watermark_ns, self._site.clock.own_ns())
 
     def _note_copy_error(self, error: str | None, store: SiteState | None = None) -> None:
-        """Publish the error that stops the copying, and since when it lasts."""
+        """Publish the error that stops copying, and its start."""
         store = store or self._context.store
         copying = store.load_copying(self._stream.stream)
         errors = self.copying.take_errors()

@@ -1,7 +1,6 @@
-"""A lane: one kind of work of a stream, with its own retries, pauses and failure.
+"""The work loop: one kind of work of a stream, with separate retries, pauses and failure.
 
-Watching and copying are separate lanes, so that an error of a target delays copies and nothing else. Here: what follows from
-an error, and running the steps of a lane in a background thread. Not here: the work.
+Watching and copying are separate loops, so that an error of a target delays only copies.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ _LONGEST_PAUSE_SECONDS: Final = 30.0
 
 
 class WorkLoop:
-    """Runs the steps of one kind of work and decides what follows from their errors.
+    """Runs the steps of one kind of work and handles their errors.
 
-    `reached`: a step has succeeded in this run, so a later error may be temporary. `failure` is one line once the lane has
-    given up, `error` one line while it tries again. `due_at` (monotonic seconds) is when the next step may be taken: later
-    after an error, and where the lane has caught up.
+    `reached`: a step has succeeded in this run, so a later error may be temporary. `failure` is one line after the loop
+    gave up, `error` one line while it retries. `due_at` (monotonic seconds) is the time of the next step: later after
+    an error, or when the loop has caught up.
     """
 
     def __init__(
@@ -51,9 +50,8 @@ class WorkLoop:
         on_error: Callable[[str | None], None],
         on_lost: Callable[[], None],
     ) -> None:
-        """`stages` are those of the lane, `folder` is the site's.
-
-        `on_error` notes an error, or None when it has passed; `on_lost` gives up the connections of the lane.
+        """`stages` are the loop's, `folder` is the site's. `on_error` records an error, or None after recovery;
+        `on_lost` drops the loop's connections.
         """
         self._report, self._folder, self._stages = report, folder, stages
         self._on_error, self._on_lost = on_error, on_lost
@@ -66,26 +64,26 @@ class WorkLoop:
 
     @property
     def due(self) -> bool:
-        """Whether a step may be tried now."""
+        """Whether the next step is due."""
         return self.failure is None and time.monotonic() >= self.due_at
 
     def rest(self, seconds: float) -> None:
-        """Take the next step after a while: what arrives until then is one batch, not many. An error has its own pause."""
+        """Delay the next step, so that messages until then form one batch. An error has its own pause."""
         if self.error is None:
             self.due_at = time.monotonic() + seconds
 
     def take_errors(self) -> int:
-        """Return how many steps have failed since this was asked last."""
+        """Return the number of failed steps since the last call."""
         errors, self._errors = self._errors, 0
         return errors
 
     def attempt(self, step: Callable[[], bool], *, final: Callable[[], bool]) -> bool:
-        """Do one step; returns whether there was work. A TransientError is a failure when `final` returns true."""
+        """Do one step; return whether there was work. A TransientError is a failure if `final` returns true."""
         label = self._report.stream.label
         try:
             busy = step()
         except TransientError as error:
-            # An engine that was lost is started anew, and an executor replaced, whatever the servers have answered so far.
+            # A lost engine is restarted and a lost executor replaced, regardless of the servers' responses.
             self.reached |= isinstance(error, (EngineLostError, ExecutorLostError))
             self._retry_or_fail(_line(label, error), final=final())
             return False
@@ -104,16 +102,16 @@ class WorkLoop:
             self._fail(f"{label}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
             return False
         if self.retries:
-            logger.info("%s: goes on after %d attempts", label, self.retries)
+            logger.info("%s: recovered after %d failed attempts", label, self.retries)
         if self.retries or not self.reached:
-            # What an earlier run ended with has passed too, and must not stand until this one ends.
+            # Clear the previous run's error now, not when this run ends.
             self._on_error(None)
         self.reached = True
         self.retries, self.error = 0, None
         return busy
 
     def _retry_or_fail(self, line: str, *, final: bool) -> None:
-        # A connection that a server has forgotten may look alive: none is trusted any more.
+        # A connection that a server has dropped may look alive, so all are reopened.
         self._on_lost()
         if final:
             self._fail(line)
@@ -144,11 +142,11 @@ def _line(label: str, error: SrAssetsError) -> str:
 class BackgroundSteps:
     """Runs steps in a background thread, one at a time; polling it never blocks.
 
-    The thread is a daemon: a step that waits for a frozen process must not keep this process from ending.
+    The thread is a daemon: a step that waits for a frozen process must not keep this process alive.
     """
 
     def __init__(self, name: str, woken: threading.Event) -> None:
-        """Name the thread; `woken` is set whenever a step has ended."""
+        """Store the thread's name; `woken` is set whenever a step ends."""
         self._name, self._woken = name, woken
         self._thread: threading.Thread | None = None
         self._busy = False
@@ -156,21 +154,21 @@ class BackgroundSteps:
 
     @property
     def running(self) -> bool:
-        """Whether a step is under way."""
+        """Whether a step is active."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def untaken(self) -> bool:
-        """Whether a step is under way, or has ended and `take` has not returned its result yet."""
+        """Whether a step is active, or its result has not been taken yet."""
         return self._thread is not None
 
     def start(self, step: Callable[[], bool]) -> None:
-        """Begin a step; the previous one has ended and `take` has returned its result."""
+        """Start a step; the previous one must have ended and its result have been taken."""
 
         def run() -> None:
             try:
                 self._busy = step()
-            except BaseException as error:  # noqa: BLE001  raised again by `take`
+            except BaseException as error:  # noqa: BLE001  re-raised by `take`
                 self._error = error
             finally:
                 self._woken.set()
@@ -179,7 +177,7 @@ class BackgroundSteps:
         self._thread.start()
 
     def take(self) -> bool | None:
-        """Return the result of the step that has ended, None when none has; raises the step's exception."""
+        """Return the result of the finished step, or None; raises the step's exception."""
         if self._thread is None or self._thread.is_alive():
             return None
         self._thread = None
@@ -189,7 +187,7 @@ class BackgroundSteps:
         return self._busy
 
     def join(self, seconds: float) -> bool:
-        """Wait for the step under way, at most `seconds`; returns whether it has ended."""
+        """Wait for the active step, at most `seconds`; return whether it has ended."""
         if self._thread is not None:
             self._thread.join(seconds)
         return not self.running

@@ -185,7 +185,7 @@ def test_what_cannot_be_computed_is_one_line(settings: Settings, spark: Callable
         AVAILABILITY_STAGE.compute_days(settings, [FIRST], spark)
     publish(settings.home, {}, BEGIN_NS + 200 * DAY_NS)
     with pytest.raises(
-        ConfigurationError, match=r"no longer kept \(advisories.retention\); the earliest day .* 2026-05-19"
+        ConfigurationError, match=r"has expired \(advisories.retention\); the earliest day .* 2026-05-19"
     ):
         AVAILABILITY_STAGE.compute_days(settings, [FIRST], spark)
     assert AVAILABILITY_STAGE.first_date(settings, BEGIN_NS + 200 * DAY_NS) == date(2026, 5, 19)

@@ -80,7 +80,7 @@ def _check_native(settings: Settings) -> tuple[dict[str, Any], list[str]]:
     deadline = time.monotonic() + _ARRIVAL_SECONDS
     with Survey(settings, "sr-assets demo") as survey:
         while True:
-            shown, failed = _compare_native(settings, survey.take())
+            shown, failed = _compare_native(settings, survey.refresh())
             if not failed or time.monotonic() > deadline:
                 return shown, failed
             time.sleep(0.5)

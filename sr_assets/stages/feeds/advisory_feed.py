@@ -1,8 +1,7 @@
-"""Stage `advisory_feed`: one batch after the other of an advisory stream, folded into the site's global view.
+"""Stage `advisory_feed`: folding an advisory stream into the site's global view, in batches.
 
-A batch is read, then all its changes, the position included, are one transaction. Nothing outside of the state changes, so
-there is no intent: after a crash the same range is read again. Not here: the rules (`domain.received`), the fold's
-statements (`adapters.state.global_view`), where a stream begins and what a recreated source means (`source.position`).
+One transaction commits a batch's changes with the position. The fold has no effect outside the state, so it needs no
+intent: after a crash the same range is read again.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class FeedStage:
-    """The stage of one feed, for one run."""
+    """The stage of one feed in one run."""
 
     def __init__(
         self,
@@ -55,16 +54,16 @@ class FeedStage:
         *,
         most_feeds: int,
     ) -> None:
-        """Take what the stage uses; `most_feeds` feeds share what is kept of rejected messages."""
+        """Store the stage's resources; `most_feeds` feeds share the quota of rejected messages."""
         self._feed, self._store, self._clusters, self._reader = feed, store, clusters, reader
         self._clock, self._report = clock, report
         self._most_rejects = MAX_REJECTS // most_feeds
         self._progress = Progress(feed.label, "advisories")
-        #: Whether the last step has read all that the stream held.
+        #: Whether the last step reached the end of the stream.
         self.caught_up = False
 
     def fold_next(self, ends: Ends) -> bool:
-        """Fold the next batch of the feed; returns whether there was work. Raises RunError or ConfigurationError."""
+        """Fold the next batch of the feed; return whether there was work. Raises RunError or ConfigurationError."""
         feed, report = self._feed, self._report
         cluster = self._clusters.connect(feed.source)
         source = cluster.stream_info(feed.stream)
@@ -97,9 +96,9 @@ class FeedStage:
         return True
 
     def forget_old(self, state: StreamState, retention_ns: int) -> None:
-        """Drop what the retentions do not keep, by the feed's own clock; called inside a transaction.
+        """Delete expired rows by the feed's own clock, inside the caller's transaction.
 
-        `retention_ns` is that of advisories; retired nodes follow the feed's `retired_retention`.
+        `retention_ns` applies to advisories; retired nodes follow the feed's `retired_retention`.
         """
         tables, feed = self._store.global_tables, self._feed
         now_ns = retention_clock_ns(state.watermark_ns, self._clock.own_ns())
@@ -116,7 +115,7 @@ class FeedStage:
         return self._reader.read(self._feed, source, present, advisories="true")
 
     def _commit(self, state: StreamState, source: StreamInfo, covered: SequenceRange, received: pa.Table) -> None:
-        """Commit a batch's advisories and heartbeats, and the position after it, in one transaction."""
+        """Commit a batch's advisories and heartbeats, and the new position, in one transaction."""
         store, report, feed = self._store, self._report, self._feed
         available = first_available(source, covered)
         absent = missing(SequenceRange(available, covered.next), received["sequence"].to_pylist())
@@ -164,9 +163,9 @@ class FeedStage:
             tables.limit_rejects(name, self._most_rejects)
 
     def _note_silence(self, state: StreamState, source: StreamInfo) -> bool:
-        """Advance the feed's clock without messages to fold; returns whether a site has become blind.
+        """Advance the feed's clock without messages; return whether a site has become blind.
 
-        A site that became blind is committed at once, everything else at the end of the run.
+        A newly blind site is committed immediately, all else at the end of the run.
         """
         silence_ns = self._store.global_tables.next_silence(self._feed.stream, state.watermark_ns)
         self._advance(state, source)
@@ -179,7 +178,7 @@ class FeedStage:
 
 
 def _observations(received: pa.Table) -> list[dict[str, Any]]:
-    """Return the heartbeats of sites among received rows: stored_ns, excerpt (all of the payload)."""
+    """Return the heartbeats among received rows: stored_ns, excerpt (the whole payload)."""
     rows: list[dict[str, Any]] = (
         received.filter(pc.equal(received["kind"], "observation")).select(["stored_ns", "excerpt"]).to_pylist()
     )

@@ -1,7 +1,7 @@
 """Following a feed's stream directly: every advisory as it is stored, in order and once.
 
-It reads by sequence like every reader here: new messages are read as a range, so that nothing has to be repaired after a
-lost connection or a recreated stream. Nothing is written. Not here: what is printed (`cli`), the fold (`advisory_feed`).
+New messages are read as a sequence range, so that a lost connection or a recreated stream needs no repair. It writes
+nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Follower:
-    """Follows one feed; `lookback_ns` is how far back it begins, in ns before now, None for now."""
+    """A follower of one feed; `lookback_ns` is the start in ns before now, or None for now."""
 
     feed: FeedSettings
     lookback_ns: int | None = None
@@ -33,7 +33,7 @@ class Follower:
     _cluster: Cluster = field(init=False)
 
     def __post_init__(self) -> None:
-        """Name the cluster; the first `poll` connects."""
+        """Store the feed; the first `poll` connects."""
         self._cluster = Cluster(self.feed.source, "sr-assets follow")
 
     def poll(self) -> list[tuple[Advisory, int]]:

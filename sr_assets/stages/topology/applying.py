@@ -1,7 +1,4 @@
-"""Doing what was planned: streams are made, changed and taken over; only a named one is deleted and made again.
-
-Here: the requests, and what came of each. Not here: what is to be done (`planning`).
-"""
+"""Executing a plan: streams are created, changed and adopted; only explicitly named ones are deleted and recreated."""
 
 from __future__ import annotations
 
@@ -27,12 +24,12 @@ _OPERATIONS: Final = {
     Action.UPDATE: "UPDATE",
     Action.ADOPT: "UPDATE",
 }
-#: How long the servers may take for the links of a stream that was just made, before they are judged.
+#: Time for the servers to connect the links of a new stream before they are evaluated.
 _FIRST_WORD_SECONDS: Final = 3.0
 
 
 class Outcome(NamedTuple):
-    """What became of a step: whether it was done, tried without success, or left out, and what there is to say."""
+    """The result of a step: done, failed or skipped, with details."""
 
     step: Step
     result: str
@@ -40,13 +37,13 @@ class Outcome(NamedTuple):
 
 
 def refused(survey: Survey, steps: Sequence[Step]) -> list[str]:
-    """Return which steps our users may not take, or the servers will not, one line each; nothing is changed by asking."""
+    """Return the steps that permissions or servers forbid, one line each, without changing anything."""
     tried = [step for step in steps if step.action is not Action.NONE]
     return [problem for problem in survey.side_by_side(lambda step: _refusal(survey, step), tried) if problem]
 
 
 def apply_steps(survey: Survey, steps: Sequence[Step], owner: str) -> Iterator[Outcome]:
-    """Take the steps one after the other; after one that failed, those that copy from its stream are left out."""
+    """Execute the steps in order; skip steps that copy from the stream of a failed step."""
     failed: set[str] = set()
     for step in steps:
         if step.action is Action.NONE:
@@ -63,10 +60,10 @@ def apply_steps(survey: Survey, steps: Sequence[Step], owner: str) -> Iterator[O
 
 
 def look_at_result(survey: Survey, outcomes: Sequence[Outcome]) -> None:
-    """Look again, once every link of what was made was heard of: a server sets them up on its own, after its answer."""
+    """Survey again once every link of the new streams is active: servers connect them after their response."""
     made = [outcome.step.wanted for outcome in outcomes if outcome.result == "done"]
     deadline = time.monotonic() + _FIRST_WORD_SECONDS
-    while not _heard_of(survey.take(), made) and time.monotonic() < deadline:
+    while not _heard_of(survey.refresh(), made) and time.monotonic() < deadline:
         time.sleep(0.3)
 
 
@@ -84,9 +81,7 @@ def _take(survey: Survey, step: Step, owner: str) -> Outcome:
         answer = cluster.request_api(f"STREAM.{_OPERATIONS[step.action]}.{name}", dict(step.config or {}))
     except RunError as error:
         note = (
-            "; the stream was deleted and does not exist now: run `topology apply` again to create it"
-            if deleted
-            else ""
+            "; the stream was deleted and no longer exists; run `topology apply` again to create it" if deleted else ""
         )
         return Outcome(step, "failed", f"{error}{note}")
     if step.action is Action.ADOPT:
@@ -101,7 +96,7 @@ def _refusal(survey: Survey, step: Step) -> str | None:
     cluster, name = survey.cluster(step.wanted.cluster), step.wanted.stream
     try:
         if step.action is Action.RECREATE:
-            # What the server says to the new configuration while the old stream is there: first whether it is valid.
+            # The server first validates a new configuration, even while the old stream exists.
             _expect(cluster, f"STREAM.CREATE.{name}", dict(step.config or {}), NAME_TAKEN)
             try_deleting(cluster, name)
         else:
@@ -112,17 +107,19 @@ def _refusal(survey: Survey, step: Step) -> str | None:
 
 
 def probe_update(cluster: Cluster, operation: str, stream: str) -> None:
-    """Raise RunError when our user may not create or update a stream; a name that contradicts the subject changes nothing."""
+    """Raise RunError if the user may not create or update a stream; a name that contradicts the subject changes
+    nothing.
+    """
     _expect(cluster, f"STREAM.{operation}.{stream}", {"name": f"{stream}-not"}, NAME_MISMATCH)
 
 
 def try_deleting(cluster: Cluster, stream: str) -> None:
-    """Raise RunError when our user may not delete a stream: the server refuses to do it by a request that is not empty."""
+    """Raise RunError if the user may not delete a stream: the server refuses a request with a payload."""
     _expect(cluster, f"STREAM.DELETE.{stream}", {"only": "asked"}, NOT_EMPTY)
 
 
 def _expect(cluster: Cluster, subject: str, body: dict[str, Any], code: int) -> None:
-    """Ask for what is refused with this code; raises RunError with any other refusal."""
+    """Send a request that must fail with this code; raises RunError for any other failure."""
     while True:
         try:
             cluster.request_api(subject, body)
@@ -133,10 +130,10 @@ def _expect(cluster: Cluster, subject: str, body: dict[str, Any], code: int) -> 
             raise
         except RunError as error:
             said = str(error).lower()
-            # A refused permission is reported to all that wait for an answer: its subject says whose it is.
+            # Every pending request receives a refused permission; its subject identifies the refused one.
             if "violation for publish" in said and f'"{cluster.settings.api(subject).lower()}"' not in said:
                 continue
             raise
         else:
-            raise RunError(f"{cluster.settings.label}: {subject}: a request that has to be refused was accepted")
+            raise RunError(f"{cluster.settings.label}: {subject}: the server accepted a request that it should refuse")
         return

@@ -1,7 +1,6 @@
-"""What is known of the native streams at a moment: one look, its report, drift and verdicts; and publishing it.
+"""Evaluation of one survey: report, drift and check results of the native streams, and their publication.
 
-Here: what a tick of the sensor and a run of the job have in common. Not here: the rows (`report`), how Dagster records a
-verdict (`assets.topology`).
+The sensor's tick and the job's run share it.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ if TYPE_CHECKING:
     from sr_assets.settings import Settings
     from sr_assets.stages.topology.survey import ClusterSurvey, Survey
 
-#: The checks of a native stream that has a mirror or sources; `DRIFT_CHECK` is for every native stream.
+#: The checks of a native stream with a mirror or sources; `DRIFT_CHECK` applies to every native stream.
 LINK_CHECKS: Final = {
-    "link_active": "Each origin was heard of within 10 seconds, or within `io.nats.monitor.seen-critical`.",
+    "link_active": "The server heard from each origin within 10 seconds, or within `io.nats.monitor.seen-critical`.",
     "link_caught_up": (
         "No message waits to be copied for more than 10 seconds, or `io.nats.monitor.seen-critical`;"
         " with `io.nats.monitor.lag-critical`: fewer messages wait than it says."
     ),
-    "link_error": "No server reports an error of a link.",
+    "link_error": "No server reports a link error.",
 }
-DRIFT_CHECK: Final = {"no_drift": "The stream is as it is configured."}
+DRIFT_CHECK: Final = {"no_drift": "The stream matches its configuration."}
 
 
-class Verdict(NamedTuple):
-    """Whether a check passes, why not, and whether that only warns."""
+class CheckResult(NamedTuple):
+    """Whether a check passes, the reason for a failure, and whether it is only a warning."""
 
     passed: bool
     reason: str = ""
@@ -54,25 +53,25 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The result of one look: every row, and the verdicts on the configured streams, by label and check."""
+    """The evaluation of one survey: every row, and the check results of the configured streams, by label and check."""
 
     report: Report
     drift: list[tuple[WantedStream, Drift]]
-    verdicts: dict[str, dict[str, Verdict]]
+    check_results: dict[str, dict[str, CheckResult]]
 
     def problems(self) -> dict[str, list[str]]:
-        """Return which checks fail, by label: what a tick compares with the one before."""
+        """Return the failed checks by label, for comparison with the previous tick."""
         return {
             label: sorted(check for check, verdict in checks.items() if not verdict.passed)
-            for label, checks in self.verdicts.items()
+            for label, checks in self.check_results.items()
         }
 
 
 def evaluate(settings: Settings, survey: Survey) -> Evaluation:
-    """Return what a look that was taken says."""
+    """Return the evaluation of a survey."""
     report, drift = make_report(settings, survey), list(find_drift(settings, survey))
-    verdicts = {
-        wanted.label: _verdicts(
+    check_results = {
+        wanted.label: _check_results(
             wanted,
             [
                 link
@@ -84,14 +83,14 @@ def evaluate(settings: Settings, survey: Survey) -> Evaluation:
         )
         for wanted in topology_of(settings).streams
     }
-    return Evaluation(report, drift, verdicts)
+    return Evaluation(report, drift, check_results)
 
 
 @contextmanager
 def topology_lock(settings: Settings, owner: str, wait_seconds: float) -> Iterator[Path]:
-    """Hold the right to change native streams and to publish their tables; yields the folder with what is remembered.
+    """Lock the native streams for changes and publication; yield the folder of the lock.
 
-    Raises SiteBusyError when another process holds it for so long.
+    Raises SiteBusyError if another process holds the lock for longer than `wait_seconds`.
     """
     open_home(settings.home, settings.published_mode)
     folder = settings.home / "sites" / TOPOLOGY_SITE
@@ -100,14 +99,14 @@ def topology_lock(settings: Settings, owner: str, wait_seconds: float) -> Iterat
             stack.enter_context(SiteLock(folder, owner, wait_seconds))
         except SiteBusyError:
             holder = lock_owner(folder) or "another process"
-            raise SiteBusyError(f"the native streams are locked by {holder}; try again when it has ended") from None
+            raise SiteBusyError(f"the native streams are locked by {holder}; try again after it has ended") from None
         yield folder
 
 
 def publish_evaluation(settings: Settings, seen: Evaluation, run_id: str, wait_seconds: float = LOCK_SECONDS) -> None:
-    """Publish the tables of what was seen; called inside the lock.
+    """Publish the tables of an evaluation, inside the lock.
 
-    Raises RunError when a site publishes for `wait_seconds` on; then the next publication shows these rows too.
+    Raises RunError if a site publishes for longer than `wait_seconds`; the next publication then shows these rows too.
     """
     rows: dict[str, list[dict[str, Any]]] = {
         "topology_streams": [stream_record(row) for row in seen.report.streams],
@@ -128,17 +127,19 @@ def publish_evaluation(settings: Settings, seen: Evaluation, run_id: str, wait_s
     )
 
 
-def _verdicts(wanted: WantedStream, links: list[Link], drift: list[Drift], unasked: str | None) -> dict[str, Verdict]:
-    verdicts: dict[str, Verdict] = {}
+def _check_results(
+    wanted: WantedStream, links: list[Link], drift: list[Drift], unasked: str | None
+) -> dict[str, CheckResult]:
+    check_results: dict[str, CheckResult] = {}
     if wanted.upstreams:
         dead = [f"{link.origin_stream}: {_silence(link)}" for link in links if link.dead]
         unknown = [f"{link.origin_stream}: unknown" for link in links if link.lag_messages is None]
         behind = [f"{link.origin_stream}: {link.lag_messages} messages behind" for link in links if link.behind]
         errors = [f"{link.origin_stream}: {link.error}" for link in links if link.error]
-        verdicts = {
-            "link_active": Verdict(not dead and bool(links), "; ".join(dead)),
-            "link_caught_up": Verdict(not unknown and not behind, "; ".join([*behind, *unknown]), warns=not behind),
-            "link_error": Verdict(not errors, "; ".join(errors)),
+        check_results = {
+            "link_active": CheckResult(not dead and bool(links), "; ".join(dead)),
+            "link_caught_up": CheckResult(not unknown and not behind, "; ".join([*behind, *unknown]), warns=not behind),
+            "link_error": CheckResult(not errors, "; ".join(errors)),
         }
     differs = [
         f"{difference.key}: wanted {difference.wanted}, found {difference.found} ({difference.remedy})"
@@ -146,13 +147,13 @@ def _verdicts(wanted: WantedStream, links: list[Link], drift: list[Drift], unask
     ]
     if unasked:
         differs = [unasked]
-    return verdicts | {"no_drift": Verdict(not differs, "; ".join(differs))}
+    return check_results | {"no_drift": CheckResult(not differs, "; ".join(differs))}
 
 
 def _unknown(look: ClusterSurvey, wanted: WantedStream) -> str | None:
-    """Return why it is not known how a stream is; None: it is."""
+    """Return why a stream's state is unknown, or None if it is known."""
     if look.error:
-        return f"cluster {look.name} cannot be asked"
+        return f"cluster {look.name} is unreachable"
     return NO_LEADER if wanted.stream in look.silent else None
 
 
@@ -161,5 +162,5 @@ def _silence(link: Link) -> str:
 
 
 def remember_run(folder: Path, *, failed: bool) -> None:
-    """Record whether the run that ended failed: the sensor decides by it when to request the next one."""
+    """Record whether the ended run failed; the sensor uses it to time the next run."""
     write_status(folder, {"failed": failed})

@@ -1,7 +1,6 @@
-"""How far a native link is behind in truth: its origin's last sequence, and the last of it that was copied.
+"""The true lag of a native link: its origin's last sequence minus the last copied one.
 
-The server's own `lag` stands still while a link is dead. What cannot be known is None, never 0. Not here: entries of ours
-(`stages.source.lag`), the rows (`report`).
+The server's own `lag` does not change while a link is dead. Unknown values are None, never 0.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ if TYPE_CHECKING:
     from sr_assets.domain.messages import Message
     from sr_assets.domain.topology.found import FoundLink, FoundStream
 
-#: How many messages are looked at, from a stream's end backwards, for one that a source brought.
+#: Number of messages at a stream's end that are searched for a source's last message.
 _MOST_STEPS: Final = 200
 
 
 class LinkLag(NamedTuple):
-    """The messages that are not copied yet, and how long the first of them has waited; None: it cannot be known."""
+    """Number of messages that are not copied yet, and the waiting time of the first one; None if unknown."""
 
     messages: int | None = None
     seconds: float | None = None
 
 
 def measure_link(stream: FoundStream, link: FoundLink, at: Cluster, origin: FoundStream, origin_at: Cluster) -> LinkLag:
-    """Return the lag of one link of a stream; `at` and `origin_at` are the clusters of the copy and of the origin."""
+    """Return the lag of one link of a stream; `at` and `origin_at` are the clusters of copy and origin."""
     try:
         position = _position(stream, link, at, origin)
         if position is None:
             return LinkLag()
         if position >= origin.last_sequence:
-            # A copy that is ahead has an origin that was made again, unless it was only asked later.
+            # A copy ahead of its origin means a recreated origin, unless the origin was queried earlier.
             ahead = position > origin.last_sequence and link.active_ns is None
             return LinkLag() if ahead else LinkLag(0, 0.0)
         messages = _count(link, position, origin, origin_at)
@@ -45,7 +44,7 @@ def measure_link(stream: FoundStream, link: FoundLink, at: Cluster, origin: Foun
 
 
 def _position(stream: FoundStream, link: FoundLink, at: Cluster, origin: FoundStream) -> int | None:
-    """Return the origin's last sequence that was copied, or passed over; None when that cannot be known."""
+    """Return the last origin sequence that was copied or skipped, or None if unknown."""
     if link.kind == "mirror":
         copied: int | None = stream.last_sequence
     elif link.sequence is not None:
@@ -56,12 +55,12 @@ def _position(stream: FoundStream, link: FoundLink, at: Cluster, origin: FoundSt
         return copied
     if link.start_sequence:
         return link.start_sequence - 1
-    # From a time on it is not known which sequence that was.
+    # With a start time, the first sequence is unknown.
     return None if copied is None or (link.start_time and origin.last_sequence) else 0
 
 
 def _last_brought(stream: FoundStream, link: FoundLink, at: Cluster, origin: FoundStream) -> int | None:
-    """Return the last sequence that a source brought, by the marks of the messages; 0 when it brought none."""
+    """Return a source's last sequence according to the messages' headers, or 0 if none has one."""
     if not stream.last_sequence:
         return 0
     patterns = _outputs(link) or origin.config.get("subjects") or [">"]
@@ -91,7 +90,7 @@ def _brought(message: Message, stream: FoundStream, link: FoundLink) -> int | No
 
 
 def _outputs(link: FoundLink) -> list[str]:
-    """Return the subjects that its copies have; none: it is not known."""
+    """Return the subjects of its copies; empty if unknown."""
     if link.transforms:
         named = [transform.dest or transform.src for transform in link.transforms]
         return [] if any("{" in subject or "$" in subject for subject in named) else named
@@ -99,14 +98,14 @@ def _outputs(link: FoundLink) -> list[str]:
 
 
 def _count(link: FoundLink, position: int, origin: FoundStream, origin_at: Cluster) -> int:
-    """Return how many messages of the origin are to be copied after a sequence."""
+    """Return the number of origin messages to copy after a sequence."""
     if not link.filters:
         return origin.last_sequence - position
     return sum(origin_at.count_from(origin.name, position + 1, pattern) for pattern in link.filters)
 
 
 def _seconds(link: FoundLink, position: int, origin: FoundStream, origin_at: Cluster) -> float | None:
-    """Return how long the first message that is not copied has waited, by the origin's own clock."""
+    """Return the waiting time of the first uncopied message, by the origin's clock."""
     waiting = [origin_at.next_message(origin.name, position + 1, pattern) for pattern in link.filters or (">",)]
     stored = [message.stored_ns for message in waiting if message is not None]
     if not stored or origin.ts_ns is None:

@@ -1,7 +1,4 @@
-"""What has to be done with each configured stream, and what keeps it from being done, as far as servers can be asked.
-
-Here: comparing a look with the configuration. Not here: the rules (`domain.topology.plan`), doing it (`applying`).
-"""
+"""Planning the steps for each configured native stream, and the problems that prevent them."""
 
 from __future__ import annotations
 
@@ -19,31 +16,31 @@ if TYPE_CHECKING:
     from sr_assets.settings import Settings, TopologySettings
     from sr_assets.stages.topology.survey import ClusterSurvey, Survey
 
-#: What is said of a stream that is listed by its cluster and does not answer.
-NO_LEADER: Final = "the stream does not answer: it has no leader; see that a majority of its servers is up"
-#: Mirrors and sources of a stream with another retention than limits remove its messages before they are safe.
+#: Problem of a stream that its cluster lists but that does not respond.
+NO_LEADER: Final = "the stream does not respond because it has no leader; check that a majority of its servers is up"
+#: Mirrors and sources of a stream without limits retention remove its messages before they are safe.
 _SAFE_RETENTION: Final = (2, 14, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is done, each stream after those that it copies from; `problems` keep all of it from being done."""
+    """The steps in dependency order; any of the `problems` prevents all of them."""
 
     steps: list[Step]
     problems: list[str]
 
 
 def topology_of(settings: Settings) -> TopologySettings:
-    """Return the block `topology`; raises ConfigurationError when there is none."""
+    """Return the block `topology`; raises ConfigurationError if there is none."""
     if settings.topology is None:
-        raise ConfigurationError("topology: is not configured; add a block with clusters and streams")
+        raise ConfigurationError("topology is not configured; add a block with clusters and streams")
     return settings.topology
 
 
 def make_plan(settings: Settings, survey: Survey, recreate: Sequence[str] = ()) -> Plan:
-    """Compare a look with the configuration; `recreate` are the streams, by name or label, that may be made again.
+    """Compare a survey with the configuration; `recreate` names the streams, by name or label, that may be recreated.
 
-    Raises ConfigurationError when one of them is not configured.
+    Raises ConfigurationError if one of them is not configured.
     """
     topology = topology_of(settings)
     again = {stream.label for name in recreate for stream in find_streams(topology, name)}
@@ -64,7 +61,7 @@ def make_plan(settings: Settings, survey: Survey, recreate: Sequence[str] = ()) 
 
 
 def make_adoption(settings: Settings, survey: Survey, names: Sequence[str]) -> Plan:
-    """Plan to take over the configured streams that others made; `names`: only those, also from another replicator."""
+    """Plan the adoption of existing configured streams; `names` selects streams, even of another replicator."""
     topology = topology_of(settings)
     named = {stream.label for name in names for stream in find_streams(topology, name)}
     chosen = [wanted for wanted in topology.streams if not named or wanted.label in named]
@@ -78,39 +75,39 @@ def make_adoption(settings: Settings, survey: Survey, names: Sequence[str]) -> P
 def _answered(
     chosen: Iterable[WantedStream], survey: Survey, problems: list[str]
 ) -> Iterator[tuple[WantedStream, ClusterSurvey]]:
-    """Yield each stream whose cluster answered, with its answer; each other one adds to the problems."""
+    """Yield each stream whose cluster responded, with the response; the others add to the problems."""
     for wanted in chosen:
         look = survey.of[wanted.cluster]
         home = look.elsewhere.get(wanted.stream)
         if look.error is not None:
-            problems.append(f"{wanted.label}: cluster {wanted.cluster} cannot be asked: {look.error}")
+            problems.append(f"{wanted.label}: cluster {wanted.cluster} is unreachable: {look.error}")
         elif wanted.stream in look.silent:
             problems.append(f"{wanted.label}: {NO_LEADER}")
         elif home is not None:
             problems.append(
                 f"{wanted.label}: is {home}/{wanted.stream}: {wanted.cluster} and {home} are one JetStream;"
-                " take one of the two out of topology.streams"
+                " remove one of them from topology.streams"
             )
         else:
             yield wanted, look
 
 
 def find_streams(topology: TopologySettings, name: str) -> list[WantedStream]:
-    """Return the one stream that is called so, by its name or as cluster/stream.
+    """Return the stream with a name, given alone or as cluster/stream.
 
-    Raises ConfigurationError when there is none, or several.
+    Raises ConfigurationError if it is unknown or ambiguous.
     """
     streams = [stream for stream in topology.streams if name in (stream.stream, stream.label)]
     labels = ", ".join(stream.label for stream in streams or topology.streams)
     if not streams:
-        raise ConfigurationError(f"{name}: no such stream in topology; configured: {labels or 'none'}")
+        raise ConfigurationError(f"{name} is not a stream of topology; configured: {labels or 'none'}")
     if len(streams) > 1:
-        raise ConfigurationError(f"{name}: there are several, name one: {labels}")
+        raise ConfigurationError(f"{name} is ambiguous; choose one of: {labels}")
     return streams
 
 
 def find_drift(settings: Settings, survey: Survey) -> Iterator[tuple[WantedStream, Drift]]:
-    """Yield every difference between what is wanted and what is there, at the clusters that could be asked."""
+    """Yield every difference between configuration and server, at the reachable clusters."""
     for wanted in topology_of(settings).streams:
         look = survey.of[wanted.cluster]
         if look.error is None and wanted.stream not in look.silent and wanted.stream not in look.elsewhere:
@@ -122,7 +119,7 @@ def find_drift(settings: Settings, survey: Survey) -> Iterator[tuple[WantedStrea
 def _problems(topology: TopologySettings, survey: Survey, wanted: WantedStream) -> Iterator[str]:
     made = {stream.label for stream in topology.streams} if topology.manage != "observe" else set()
     for upstream in wanted.upstreams:
-        # A cluster that cannot be asked, or only at a prefix of its own, may have the stream: the server goes on trying.
+        # An unreachable cluster, or one behind an API prefix, may have the stream; the server keeps trying.
         look, elsewhere = (
             survey.of[upstream.cluster],
             upstream.api not in (None, topology.clusters[upstream.cluster].api),
@@ -142,7 +139,7 @@ def _problems_with(
         return
     most, theirs = wanted.config.get("max_msg_size", -1), origin.config.get("max_msg_size", -1)
     if most != -1 and (theirs == -1 or theirs > most):
-        yield f"max_msg_size: {most} is less than that of {label} ({theirs}); the server refuses that"
+        yield f"max_msg_size: {most} is less than the size of {label} ({theirs}); the server refuses that"
     retention = origin.config.get("retention", "limits")
     if retention != "limits" and look.version < _SAFE_RETENTION:
         version = ".".join(map(str, look.version))

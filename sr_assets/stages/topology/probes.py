@@ -1,6 +1,5 @@
-"""What `sr-assets check --connect` tries of the native streams: each cluster, each link's way, each permission.
-
-Nothing is changed. Not here: how a probe is shown (`connectivity`), what would be done with the streams (`planning`).
+"""The probes of native streams for `sr-assets check --connect`: clusters, routes of links, permissions. Nothing is
+changed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _NAME: Final = "sr-assets check"
 
 
 class TopologyProbe(NamedTuple):
-    """One attempt: for which cluster, at which servers, what was tried, whether it works, and the result as text."""
+    """One probe: cluster, servers, subject, success, and the result as text."""
 
     subject: str
     servers: str
@@ -37,7 +36,7 @@ class TopologyProbe(NamedTuple):
 
 
 def probe_topology(topology: TopologySettings, pool: ThreadPoolExecutor) -> list[TopologyProbe]:
-    """Try what the native streams need of each cluster: to reach it, its JetStream, its streams, the links that end there."""
+    """Probe the requirements of native streams at each cluster: connection, JetStream, streams, incoming links."""
     return list(chain.from_iterable(pool.map(partial(_try_cluster, topology), topology.clusters.values())))
 
 
@@ -69,14 +68,14 @@ def _try_cluster(topology: TopologySettings, known: TopologyCluster) -> list[Top
 
 
 class _Attempts:
-    """Collects the attempts at one cluster."""
+    """Collects the probes of one cluster."""
 
     def __init__(self, known: TopologyCluster) -> None:
         self._cluster = f"topology {known.name}", known.settings.label
         self.made: list[TopologyProbe] = []
 
     def make(self, tried: str, work: Callable[[], str]) -> bool:
-        """Call `work` and note what it says; returns whether it worked."""
+        """Call `work` and record its result; return whether it succeeded."""
         try:
             self.made.append(TopologyProbe(*self._cluster, tried, works=True, learned=work()))
         except SrAssetsError as error:
@@ -85,7 +84,7 @@ class _Attempts:
 
 
 def _is_at(known: TopologyCluster, upstream: Upstream) -> bool:
-    """Return whether an origin is asked at this cluster itself, and not at a prefix of its own."""
+    """Return whether an origin is reachable at this cluster's own API, not behind a prefix."""
     return upstream.cluster == known.name and upstream.api in (None, known.api)
 
 
@@ -95,7 +94,7 @@ def _about(cluster: Cluster) -> str:
     except (ApiError, TransientError):
         raise
     except RunError:
-        return "not allowed, and not needed"
+        return "not permitted and not needed"
     domain = about.get("domain")
     return f"JetStream of domain {domain}" if domain else "JetStream without a domain"
 
@@ -112,11 +111,11 @@ def _held(cluster: Cluster, stream: str, *, made: bool) -> str:
 
 def _allowed(cluster: Cluster, operation: str, stream: str) -> str:
     probe_update(cluster, operation, stream)
-    return "allowed; nothing was changed"
+    return "allowed; no stream was changed"
 
 
 def _try_link(attempts: _Attempts, known: TopologyCluster, wanted: WantedStream, upstream: Upstream) -> None:
-    """Ask for an origin on the way that the servers will go: through a leafnode, a gateway or another account's export."""
+    """Query an origin on the servers' route: through a leafnode, a gateway or another account's export."""
     if upstream.api is None:
         return
     settings = replace(known.settings, api_prefix=upstream.api)
@@ -125,7 +124,7 @@ def _try_link(attempts: _Attempts, known: TopologyCluster, wanted: WantedStream,
 
 
 def _through(cluster: Cluster, wanted: WantedStream, upstream: Upstream) -> str:
-    way = f"the way from {wanted.label} to {upstream.cluster}/{upstream.stream}"
+    way = f"the route from {wanted.label} to {upstream.cluster}/{upstream.stream}"
     try:
         cluster.request_api(f"STREAM.INFO.{upstream.stream}")
     except ApiError as error:
@@ -135,5 +134,5 @@ def _through(cluster: Cluster, wanted: WantedStream, upstream: Upstream) -> str:
     except TransientError as error:
         raise RunError(f"{way} is closed: {error}") from None
     except RunError:
-        return f"{way}: our user may not ask there; servers have rights of their own"
+        return f"{way}: our user has no permission there; servers have their own"
     return f"{way} is open"

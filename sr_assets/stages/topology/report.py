@@ -1,7 +1,4 @@
-"""The rows of `report` and of the tables `topology_streams` and `topology_links`: every stream, every link, ours included.
-
-Here: making the rows of one look. Not here: asking (`looking`), a link's lag (`lagging`), how rows are drawn (`cli`).
-"""
+"""The rows of `report` and of the tables `topology_streams` and `topology_links`: every stream and every link."""
 
 from __future__ import annotations
 
@@ -31,9 +28,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class StreamRow(NamedTuple):
-    """A stream as it is reported; `stream` is None in the row of a cluster that could not be asked, with the `error`.
+    """A reported stream; in the row of an unreachable cluster, `stream` is None and `error` is set.
 
-    `peers` are the servers that hold it: `*` leads, `!` is not up to date. `as_of_ns` is the server's time.
+    `peers` are the servers that hold it: `*` marks the leader, `!` a server that is not current. `as_of_ns` is the
+    server's time.
     """
 
     cluster: str
@@ -56,7 +54,7 @@ class StreamRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All streams and links as of one look, and the clusters that could not be asked, each with the reason."""
+    """All streams and links of one survey, and the unreachable clusters with their reasons."""
 
     streams: list[StreamRow]
     links: list[Link]
@@ -64,7 +62,7 @@ class Report:
 
 
 def make_report(settings: Settings, survey: Survey) -> Report:
-    """Return the rows of a look that was taken."""
+    """Return the rows of a survey."""
     streams = [row for look in survey.of.values() for row in _stream_rows(look)]
     native = [
         (look, stream, link)
@@ -145,7 +143,7 @@ def _transforms(link: FoundLink | Upstream) -> str:
 
 
 def _missing(settings: Settings, survey: Survey) -> list[Link]:
-    """Return the links of streams that are wanted and not there, or at a cluster that cannot be asked."""
+    """Return the links of configured streams that do not exist or whose cluster is unreachable."""
     rows = []
     for wanted in settings.topology.streams if settings.topology else ():
         look = survey.of[wanted.cluster]
@@ -153,7 +151,7 @@ def _missing(settings: Settings, survey: Survey) -> list[Link]:
             continue
         error = f"stream {wanted.stream} {'does not answer' if wanted.stream in look.silent else 'does not exist'}"
         if look.error:
-            error = f"cluster {look.name} cannot be asked"
+            error = f"cluster {look.name} is unreachable"
         rows += [_wanted_link(survey, wanted, upstream, error) for upstream in wanted.upstreams]
     return rows
 
@@ -175,7 +173,7 @@ def _wanted_link(survey: Survey, wanted: WantedStream, upstream: Upstream, error
 
 
 def _ours(settings: Settings, survey: Survey, entry: Entry) -> Link:
-    """Return the link of an entry: a replica of ours, or a feed."""
+    """Return the link of an entry: a replica or a feed."""
     status = read_status(settings.home / "sites" / entry.name)
     own: dict[str, Any] = status.get("streams", {}).get(entry.stream) or {}
     there = survey.of[survey.name_of(entry.source)]
@@ -189,7 +187,7 @@ def _ours(settings: Settings, survey: Survey, entry: Entry) -> Link:
         except RunError:
             pass
     else:
-        cause = "cannot be asked" if there.error else f"has no stream {entry.stream}"
+        cause = "is unreachable" if there.error else f"has no stream {entry.stream}"
         error = error or f"cluster {there.name} {cause}"
     age = status_age_seconds(status) if own.get("created_ns") else None
     return Link(
@@ -214,7 +212,7 @@ def _ours(settings: Settings, survey: Survey, entry: Entry) -> Link:
 
 
 class _Copy(NamedTuple):
-    """What an entry makes, and where; and how it rewrites subjects and samples, as text."""
+    """The result of an entry and its cluster; its subject rewriting and sampling as text."""
 
     cluster: str
     stream: str
@@ -233,7 +231,7 @@ def _replica(survey: Survey, stream: StreamSettings) -> _Copy:
 
 
 def _view(survey: Survey, feed: FeedSettings) -> _Copy:
-    """Return the view that a feed makes: it is no stream, and shown at the feed's own cluster."""
+    """Return the global view of a feed, shown at the feed's cluster; it is not a stream."""
     return _Copy(survey.name_of(feed.source), f"{feed.label}/advisory_feed", "feed")
 
 
@@ -241,14 +239,14 @@ _COPIES: Final[Mapping[type[Entry], Callable[[Survey, Any], _Copy]]] = {StreamSe
 
 
 def stream_record(row: StreamRow) -> dict[str, Any]:
-    """Return a stream's row by the names of the table `topology_streams`."""
+    """Return a stream's row by the column names of `topology_streams`."""
     record = row._asdict()
     record["as_of"] = _time(record.pop("as_of_ns"))
     return record
 
 
 def link_record(link: Link) -> dict[str, Any]:
-    """Return a link by the names of the table `topology_links`."""
+    """Return a link by the column names of `topology_links`."""
     return {
         "cluster": link.cluster,
         "stream": link.stream,
@@ -274,6 +272,6 @@ def _time(ns: int | None) -> datetime | None:
     return None if ns is None else _EPOCH + timedelta(microseconds=ns // 1000)
 
 
-#: The columns of the tables `topology_streams` and `topology_links`, in their order.
+#: The columns of the tables `topology_streams` and `topology_links`, in order.
 STREAM_COLUMNS: Final = tuple(stream_record(StreamRow("")))
 LINK_COLUMNS: Final = tuple(link_record(Link("", "", "mirror", "")))

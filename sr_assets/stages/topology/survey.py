@@ -1,7 +1,4 @@
-"""One look at every cluster that the configuration names: its streams, its domain, its version; all clusters at once.
-
-Here: which clusters there are, and asking them. Not here: what follows from the answers (`lagging`, `report`, `planning`).
-"""
+"""A survey: streams, domain and version of every configured cluster, queried in parallel."""
 
 from __future__ import annotations
 
@@ -34,11 +31,11 @@ _SIDE_BY_SIDE: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class ClusterSurvey:
-    """What a cluster answered; `answers` has the streams as they were sent. With an `error` it could not be asked.
+    """The response of one cluster; `answers` has the raw stream infos. With an `error`, it is unreachable.
 
-    Of the streams that the configuration names, `silent` are those that did not answer: without a leader they are neither
-    there nor missing. `elsewhere` maps a stream of the answer to the other cluster that it is shown with: clusters that are
-    linked by gateways, or reached in two ways, are one JetStream, and each of them lists all its streams.
+    `silent` are configured streams that did not respond: without a leader they neither exist nor lack. `elsewhere` maps
+    a stream to the other cluster that lists it: clusters that gateways connect, or that are reachable in two ways,
+    share one JetStream and each list all streams.
     """
 
     name: str
@@ -53,15 +50,15 @@ class ClusterSurvey:
     elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     def lists(self, stream: str) -> bool:
-        """Return whether a stream is listed with this cluster."""
+        """Return whether this cluster lists a stream."""
         return stream in self.streams and stream not in self.elsewhere
 
 
 class Survey:
-    """Connections to all clusters, open until the end of `with`, and what each answered; look with `take`."""
+    """Connections to all clusters inside `with`, and their responses to `refresh`."""
 
     def __init__(self, settings: Settings, name: str = "sr-assets topology") -> None:
-        """Take the configuration, and our name at the servers."""
+        """Store the configuration, and the client name at the servers."""
         self._settings, self._known = settings, known_clusters(settings)
         self._named = _named_streams(settings, self._known)
         self._name = name
@@ -83,14 +80,14 @@ class Survey:
     ) -> None:
         self._stack.close()
 
-    def take(self) -> Self:
-        """Ask every cluster once, all at the same time."""
+    def refresh(self) -> Self:
+        """Query every cluster once, in parallel."""
         survey = {look.name: look for look in self._pool.map(self._look, self._known.values())}
         self.of = list_once(survey, self._named)
         return self
 
     def side_by_side(self, ask: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Ask about many items at the same time; returns the answers in their order."""
+        """Query many items in parallel; return the responses in order."""
         return list(self._pool.map(ask, items))
 
     def cluster(self, name: str) -> Cluster:
@@ -98,15 +95,15 @@ class Survey:
         return self._open[name]
 
     def name_of(self, settings: ClusterSettings) -> str:
-        """Return by which name a cluster of an entry is known."""
+        """Return the name of an entry's cluster."""
         return _name(self._settings, self._known, settings) or ""
 
     def origin(self, look: ClusterSurvey, link: FoundLink) -> ClusterSurvey | None:
-        """Return the cluster at which a link's origin is; None when it is none of those that are known."""
+        """Return the cluster of a link's origin, or None if it is unknown."""
         if link.api is None:
             if look.lists(link.stream):
                 return look
-            # Clusters that are linked by gateways are one JetStream.
+            # Clusters that gateways connect share one JetStream.
             same = (other for other in self.of.values() if other.domain == look.domain and other.lists(link.stream))
             return next(same, look)
         others = [
@@ -117,7 +114,7 @@ class Survey:
         return next((other for other in others if other.lists(link.stream)), next(iter(others), None))
 
     def through(self, look: ClusterSurvey, link: FoundLink) -> tuple[FoundStream, Cluster] | None:
-        """Return the origin of a link that is at none of the known clusters, asked the way the link goes; None: no answer."""
+        """Query the origin of a link at an unknown cluster through the link; return None without a response."""
         settings = replace(look.settings, api_prefix=link.api or "")
         with self._guard:
             cluster = self._foreign.get(settings)
@@ -125,7 +122,7 @@ class Survey:
                 cluster = self._foreign[settings] = Cluster(settings, self._name)
                 self._stack.callback(cluster.close)
                 with suppress(RunError):
-                    # Before others use it too: they would each open it.
+                    # Open it before other threads use it, or each would open it.
                     cluster.request_api("INFO")
         try:
             return read_stream(cluster.request_api(f"STREAM.INFO.{link.stream}")), cluster
@@ -153,16 +150,16 @@ class Survey:
         )
 
     def _list(self, cluster: Cluster, name: str) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return all streams of a cluster, and those that are named and did not answer."""
+        """Return all streams of a cluster, and the configured ones that did not respond."""
         infos, silent, refusal = [], [], None
         try:
             infos = cluster.list_streams()
         except TransientError:
             raise
         except RunError as error:
-            # A user of a few streams may not list all.
+            # A restricted user may not list all streams.
             refusal = error
-        # The list leaves out a stream whose leader does not answer.
+        # The list omits a stream whose leader does not respond.
         listed = {info["config"]["name"] for info in infos}
         for stream in self._named[name]:
             if stream not in listed:
@@ -179,9 +176,9 @@ class Survey:
 
 
 def list_once(survey: Mapping[str, ClusterSurvey], named: Mapping[str, Collection[str]]) -> dict[str, ClusterSurvey]:
-    """Return looks in which each stream is listed with one cluster: where the configuration names it, else the first.
+    """Return surveys in which one cluster lists each stream: the configured one, else the first.
 
-    What has one name and was created at one nanosecond is one stream.
+    Streams with the same name and created time (ns) are identical.
     """
     homes: dict[tuple[Any, ...], str] = {}
     for by_name in (True, False):
@@ -203,7 +200,7 @@ def _identity(look: ClusterSurvey, name: str) -> tuple[Any, ...]:
 
 
 def known_clusters(settings: Settings) -> dict[str, TopologyCluster]:
-    """Return every cluster by name: those of `topology`, and those of the entries, called by their servers."""
+    """Return every cluster by name: the clusters of `topology`, and those of the entries, named after their servers."""
     known = dict(settings.topology.clusters) if settings.topology else {}
     for entry in settings.entries:
         for cluster in entry.clusters:
@@ -221,7 +218,7 @@ def known_clusters(settings: Settings) -> dict[str, TopologyCluster]:
 
 
 def _name(settings: Settings, known: Mapping[str, TopologyCluster], cluster: ClusterSettings) -> str | None:
-    """Return by which name a cluster of an entry is known."""
+    """Return the name of an entry's cluster."""
     named = settings.topology.cluster_of(cluster) if settings.topology else None
     if named is not None:
         return named.name
@@ -229,7 +226,7 @@ def _name(settings: Settings, known: Mapping[str, TopologyCluster], cluster: Clu
 
 
 def _named_streams(settings: Settings, known: Mapping[str, TopologyCluster]) -> dict[str, list[str]]:
-    """Return the streams of each cluster that the configuration names."""
+    """Return the configured streams of each cluster."""
     named: dict[str, dict[str, None]] = {name: {} for name in known}
     for wanted in settings.topology.streams if settings.topology else ():
         named[wanted.cluster][wanted.stream] = None
@@ -245,7 +242,7 @@ def _named_streams(settings: Settings, known: Mapping[str, TopologyCluster]) -> 
 
 
 def _about(cluster: Cluster) -> dict[str, Any]:
-    """Return what JetStream says of itself; nothing when we may not ask, or it is off for this account."""
+    """Return JetStream's account info, or an empty one without permission or JetStream."""
     try:
         return cluster.request_api("INFO")
     except TransientError:

@@ -131,7 +131,7 @@ def test_what_cannot_be_done_is_named_before_anything_is_changed(
     code, _, err = command("topology", "apply")
     assert code == 1
     assert f"here/{gone} does not exist" in err
-    assert "nothing was changed" in err
+    assert "no stream was changed" in err
     assert "error" in info(nats_server, fine)
 
 
@@ -179,7 +179,7 @@ def test_what_our_user_may_not_do_is_named_before_anything_is_deleted_and_by_che
             code, _, err = command("topology", "apply", "--recreate", str(wanted["stream"]))
             assert code == 1
             assert refusal.lower() in err.lower()
-            assert "nothing was changed" in err
+            assert "no stream was changed" in err
         configure(topology=topology)
         assert rows(command, "plan") == []
 
