@@ -159,7 +159,7 @@ def centre(home: Path) -> Path:
 def test_forget_reported_site_frees_its_name(centre: Path, command: Command) -> None:
     code, output, errors = command("forget", "--site", "paris")
     assert (code, errors) == (0, "")
-    assert output.startswith("forgot EAST/paris as the feeds of centre reported it: 1 nodes, 1 advisories")
+    assert output.startswith("forgot EAST/paris in the feeds of centre: 1 nodes, 1 advisories")
     for table in ("global_availability", "global_advisories", "global_summary"):
         assert count(centre, table, "name = 'paris'") == 0
         assert count(centre, table) > 0

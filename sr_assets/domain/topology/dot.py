@@ -1,4 +1,4 @@
-"""A graph as text for graphviz. Not here: what is drawn (`graph`)."""
+"""A graph in the DOT language of graphviz."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def dot(graph: Graph) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a text as a string of DOT: graphviz knows escapes and entities in labels, which names are not meant to be."""
+    """Return a text as a DOT string; graphviz would interpret escapes and entities in names."""
     plain = "".join(letter if letter == "\n" or letter.isprintable() else ascii(letter)[1:-1] for letter in text)
     escaped = plain.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;").replace("\n", "\\n")
     return f'"{escaped}"'

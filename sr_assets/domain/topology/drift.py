@@ -1,7 +1,4 @@
-"""How a stream that is there differs from the one that is wanted, and what would mend it.
-
-Add a rule about what a server version can change here. Not here: what is then done (`plan`), the records (`wanted`, `found`).
-"""
+"""The differences between an existing stream and its configuration, and their remedies."""
 
 from __future__ import annotations
 
@@ -21,14 +18,14 @@ if TYPE_CHECKING:
 
 Version = tuple[int, int, int]
 
-#: A mirror can be made a stream of its own since this server.
+#: Servers since this version can turn a mirror into a normal stream.
 _PROMOTION: Final[Version] = (2, 12, 0)
-#: JetStream's name of a setting → ours, where they differ.
+#: JetStream's name of a setting → our name, if they differ.
 _OUR_NAMES: Final = {"num_replicas": "replicas"}
 
 
 class Remedy(StrEnum):
-    """What mends a difference: an update, or only a new stream; nothing does where the server ignores the setting."""
+    """The remedy of a difference: an update, a new stream, or none if the server ignores the setting."""
 
     UPDATABLE = "updatable"
     NEEDS_RECREATE = "needs_recreate"
@@ -36,9 +33,9 @@ class Remedy(StrEnum):
 
 
 class Drift(NamedTuple):
-    """A difference between a stream that is wanted and the one that is there.
+    """A difference between a configured stream and the existing one.
 
-    `found` None: it, or this source of it, does not exist. `wanted` None: it should not exist.
+    `found` None: the stream, or this source of it, does not exist. `wanted` None: it should not exist.
     """
 
     key: str
@@ -48,9 +45,9 @@ class Drift(NamedTuple):
 
 
 def compare(wanted: WantedStream, existing: FoundStream | None, owner: str, version: Version) -> list[Drift]:
-    """Return how a stream differs from what is wanted.
+    """Return the differences between a stream and its configuration.
 
-    Of a stream that `owner` made every setting counts, of any other one those that the configuration names.
+    For a stream of `owner` every setting counts, for any other stream only the configured ones.
     """
     if existing is None:
         return [Drift("stream", "exists", None, Remedy.UPDATABLE)]
@@ -115,7 +112,7 @@ def _sources(wanted: WantedStream, existing: FoundStream) -> Iterator[Drift]:
 
 
 def updated(wanted: WantedStream, existing: FoundStream, drift: list[Drift]) -> dict[str, Any]:
-    """Return the configuration of an update that mends what can be mended, and leaves everything else as it is."""
+    """Return the configuration of an update that fixes the updatable differences and changes nothing else."""
     mended = {difference.key for difference in drift if difference.remedy is Remedy.UPDATABLE}
     settings = {**DEFAULTS, "subjects": [], **wanted.config}
     changed = {key: value for key, value in settings.items() if _OUR_NAMES.get(key, key) in mended}
@@ -126,7 +123,7 @@ def updated(wanted: WantedStream, existing: FoundStream, drift: list[Drift]) -> 
     }
     most_ns = config.get("max_age") or 0
     if 0 < most_ns < (config.get("duplicate_window") or 0) and "duplicate_window" not in wanted.config:
-        # The server's own default, of a stream that kept its messages for longer.
+        # The server's own default, for a stream with a longer retention.
         config["duplicate_window"] = most_ns
     if "mirror" in mended:
         config.pop("mirror")
@@ -134,18 +131,18 @@ def updated(wanted: WantedStream, existing: FoundStream, drift: list[Drift]) -> 
     if "sources" in mended:
         there = {upstream_identity(wire): wire for wire in existing.config.get("sources") or ()}
         ours = (source.wire for source in wanted.sources)
-        # The start of a source that is there already stays: it would be taken, and have no effect.
+        # The server would accept a new start of an existing source and ignore it.
         config["sources"] = [there.get(upstream_identity(wire), wire) for wire in ours]
     return config
 
 
 def kept_metadata(existing: FoundStream) -> dict[str, str]:
-    """Return a stream's metadata without what the server itself writes."""
+    """Return a stream's metadata without the server's own keys."""
     return {key: value for key, value in existing.metadata.items() if not key.startswith("_nats.")}
 
 
 def upstream_text(part: Mapping[str, Any] | None) -> str | None:
-    """Return a mirror or source as text: its origin, where it is asked, what it copies, where it begins."""
+    """Return a mirror or source as text: origin, API, filter or transforms, start."""
     if part is None:
         return None
     external = part.get("external") or {}
@@ -169,8 +166,8 @@ def _start(part: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a value without what makes no difference: the order of a list, what is empty, a limit that is none."""
-    # Servers have both for "no limit", and leave out what is empty.
+    """Return a normalized value: list order, empty values and missing limits do not count."""
+    # Servers have both for "no limit", and omit empty values.
     if not value or value == -1:
         return 0
     if isinstance(value, (list, tuple)):

@@ -1,7 +1,4 @@
-"""A stream as its server reports it, with its mirror or sources; read from the JSON of `STREAM.LIST`.
-
-Add a field when something decides by it or shows it. Not here: asking for it (`adapters.nats`), judging a link (`links`).
-"""
+"""A stream as its server reports it, with its mirror or sources; parsed from the JSON of `STREAM.LIST`."""
 
 from __future__ import annotations
 
@@ -29,11 +26,11 @@ class Peer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FoundLink:
-    """A mirror, or one of the sources, of a stream.
+    """A mirror, or a source, of a stream.
 
-    `active_ns` is how long ago the server heard from the origin, None: never. `sequence` is the last of the
-    origin's that was copied, which servers since 2.15 report. `api` is where its origin is asked, None: at the stream's own
-    JetStream. Without `start_sequence` and `start_time` the link began with the origin's first message.
+    `active_ns` is the time since the server heard from the origin, or None for never. `sequence` is the origin's last
+    copied sequence, reported by servers since 2.15. `api` is the origin's API prefix, or None for the stream's own
+    JetStream. Without `start_sequence` and `start_time` the link started with the origin's first message.
     """
 
     kind: NativeKind
@@ -49,20 +46,20 @@ class FoundLink:
 
     @property
     def filters(self) -> tuple[str, ...]:
-        """The patterns of the subjects that it copies; none: all."""
+        """The subject patterns that it copies; empty means all."""
         named = tuple(transform.src for transform in self.transforms) or tuple(filter(None, [self.filter_subject]))
         return () if ">" in named else named
 
     @property
     def domain(self) -> str | None:
-        """The JetStream domain that its origin is asked in, None where no other domain is asked."""
+        """The JetStream domain of its origin, or None for the same domain."""
         match = _DOMAIN.fullmatch(self.api or "")
         return match[1] if match else None
 
 
 @dataclass(frozen=True, slots=True)
 class FoundStream:
-    """A stream of a cluster: its configuration as the server sent it, its state, its links."""
+    """A stream of a cluster: the server's configuration, its state, its links."""
 
     name: str
     config: Mapping[str, Any]
@@ -73,29 +70,29 @@ class FoundStream:
 
     @property
     def last_sequence(self) -> int:
-        """The last sequence that it has given out."""
+        """The last assigned sequence."""
         return int(self.state.get("last_seq", 0))
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """Its metadata."""
+        """The metadata."""
         return self.config.get("metadata") or {}
 
     @property
     def leader(self) -> str | None:
-        """The server that leads it; None outside of a cluster, or while none does."""
+        """The leader, or None outside of a cluster and without a leader."""
         return next((peer.name for peer in self.peers if peer.leads), None)
 
     @property
     def placement(self) -> str | None:
-        """Where it has to be, as text; None: anywhere."""
+        """The required placement as text, or None for any."""
         placement = self.config.get("placement") or {}
         parts = [placement.get("cluster") or "", *(placement.get("tags") or ())]
         return " ".join(part for part in parts if part) or None
 
 
 def read_stream(answer: Mapping[str, Any]) -> FoundStream:
-    """Read the JSON of `STREAM.INFO`, or of one stream in `STREAM.LIST`."""
+    """Parse the JSON of `STREAM.INFO`, or of one stream in `STREAM.LIST`."""
     config = answer["config"]
     wanted = {"mirror": [config["mirror"]] if config.get("mirror") else [], "source": config.get("sources") or []}
     reported = {"mirror": [answer["mirror"]] if answer.get("mirror") else [], "source": answer.get("sources") or []}
@@ -122,7 +119,7 @@ def read_stream(answer: Mapping[str, Any]) -> FoundStream:
 
 
 def upstream_identity(part: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return by what a server knows a mirror or source again: its origin, its filter, its transforms, without its start."""
+    """Return the server's identity of a mirror or source: origin, filter and transforms, without the start."""
     external = part.get("external") or {}
     return (*_identity(part), external.get("api") or "", external.get("deliver") or "")
 

@@ -1,7 +1,4 @@
-"""Links as a graph: a node is a stream of a domain, an edge a link with its colour and its words.
-
-Add what a picture shows here: both drawings have it. Not here: the drawings (`dot`, `svg`).
-"""
+"""Links as a graph: a node is a stream of a domain, an edge a link with its colour and label."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A link between two nodes, as it is drawn."""
+    """A link between two nodes, as drawn."""
 
     origin: Node
     copy: Node
@@ -37,14 +34,14 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """What is drawn."""
+    """Nodes and edges."""
 
     nodes: Sequence[Node]
     edges: Sequence[Edge]
 
 
 def graph_of(streams: Iterable[tuple[str, str | None, str]], links: Iterable[Link]) -> Graph:
-    """Return the graph of streams (cluster, domain, stream) and links; streams without a link are nodes too."""
+    """Return the graph of streams (cluster, domain, stream) and links, including streams without a link."""
     nodes = dict.fromkeys(Node(domain or cluster, stream) for cluster, domain, stream in streams)
     edges = []
     for link in links:

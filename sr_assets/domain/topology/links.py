@@ -1,7 +1,4 @@
-"""A link, from an origin to a stream that copies it: how it is shown, whether it is dead, which copies are its own.
-
-Native links and ours have the same record. Not here: asking servers (`stages.topology`), how a link is drawn (`graph`).
-"""
+"""A link from an origin to the stream that copies it: its state, its limits, and the identification of its copies."""
 
 from __future__ import annotations
 
@@ -20,9 +17,9 @@ if TYPE_CHECKING:
 
 LinkKind = Literal["mirror", "source", "replica", "feed"]
 
-#: The header of a message that a source brought.
+#: The header of a message that a source copied.
 NATIVE_SOURCE_HEADER: Final = b"Nats-Stream-Source"
-#: Servers send heartbeats every second, and try anew after ten without one.
+#: Servers send heartbeats every second, and reconnect after ten seconds without one.
 _SILENT_SECONDS: Final = 10.0
 _GO_UNITS: Final = {
     "h": 3600 * SECOND_NS,
@@ -38,9 +35,9 @@ _DIGITS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 
 
 class Limits(NamedTuple):
-    """When a link counts as dead, by its silence, and as too far behind, by its lag.
+    """Limits of a link: silence that makes it dead, and lag that makes it late.
 
-    `lag_messages` None: it is too far behind when its oldest uncopied message waits for more than `silent_seconds`.
+    With `lag_messages` None it is late if its oldest uncopied message waits for more than `silent_seconds`.
     """
 
     silent_seconds: float = _SILENT_SECONDS
@@ -52,10 +49,10 @@ _USUAL: Final = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link as it is shown: `stream` on `cluster` has copies of `origin_stream`.
+    """A reported link: `stream` on `cluster` has copies of `origin_stream`.
 
-    `active_seconds` None: never heard of. The lag is None where it cannot be known: it is never taken for 0.
-    `origin_cluster` is None where the origin is at none of the configured clusters; `origin_domain` may be known even so.
+    `active_seconds` None means never. An unknown lag is None, never 0. `origin_cluster` is None if the origin belongs
+    to no configured cluster; `origin_domain` may be known nevertheless.
     """
 
     cluster: str
@@ -78,31 +75,31 @@ class Link:
 
     @property
     def native(self) -> bool:
-        """Whether servers copy by themselves, through a mirror or a source."""
+        """Whether servers copy it, through a mirror or a source."""
         return self.kind in ("mirror", "source")
 
     @property
     def dead(self) -> bool:
-        """Whether a native link was never active, or too long ago; a link of ours is dead while it has an error."""
+        """Whether a native link was never active, or not recently; other links are dead while they have an error."""
         if not self.native:
             return self.error is not None
         return self.active_seconds is None or self.active_seconds > self.limits.silent_seconds
 
     @property
     def behind(self) -> bool:
-        """Whether the lag exceeds its limit; a lag that is not known exceeds none."""
+        """Whether the lag exceeds its limit; an unknown lag does not."""
         if self.limits.lag_messages is not None:
             return (self.lag_messages or 0) >= self.limits.lag_messages
         return (self.lag_messages or 0) > 0 and (self.lag_seconds or 0.0) > self.limits.silent_seconds
 
     @property
     def copies(self) -> str | None:
-        """Its filter and its transforms as text; None: it copies everything as it is."""
+        """Its filter and transforms as text, or None for an unchanged copy."""
         return "; ".join(filter(None, [self.filter, self.transforms])) or None
 
 
 def limits(metadata: Mapping[str, str]) -> Limits:
-    """Return the limits that a stream's metadata sets by the keys that natscli reads too; a value that is no limit is ignored."""
+    """Return the limits in a stream's metadata, with natscli's keys; invalid limits are ignored."""
     seen, lag = metadata.get("io.nats.monitor.seen-critical", ""), metadata.get("io.nats.monitor.lag-critical", "")
     parts = _GO_PART.findall(seen)
     seconds = float(sum(Fraction(number.rstrip(".")) * _GO_UNITS[unit] for number, unit in parts) / SECOND_NS)
@@ -114,7 +111,7 @@ def limits(metadata: Mapping[str, str]) -> Limits:
 
 
 class Mark(NamedTuple):
-    """What a message that a source brought says of its origin; `hash` is of the API prefix, empty at home."""
+    """The origin of a copied message; `hash` identifies the API prefix, empty for the same JetStream."""
 
     stream: str
     hash: str
@@ -123,7 +120,7 @@ class Mark(NamedTuple):
 
 
 def read_mark(value: str) -> Mark | None:
-    """Read a `Nats-Stream-Source` header, of any server since 2.10; None for what is none."""
+    """Parse a `Nats-Stream-Source` header of any server since 2.10; None if it is invalid."""
     parts = value.split(" ")
     if len(parts) < 3 or not re.fullmatch("[0-9]{1,20}", parts[1]):
         return None
@@ -134,7 +131,7 @@ def read_mark(value: str) -> Mark | None:
 
 
 def brought_by(mark: Mark, link: FoundLink, links: Sequence[FoundLink]) -> bool:
-    """Return whether a message came by a source of a stream; `links` are all sources of that stream."""
+    """Return whether a source of a stream copied a message; `links` are all sources of that stream."""
     if mark.stream != link.stream:
         return False
     if mark.hash != (api_hash(link.api) if link.api else ""):
@@ -146,5 +143,5 @@ def brought_by(mark: Mark, link: FoundLink, links: Sequence[FoundLink]) -> bool:
 
 
 def api_hash(api: str) -> str:
-    """Return by what a server marks the messages of an origin that is asked at an API prefix."""
+    """Return the server's hash for the messages of an origin behind an API prefix."""
     return "".join(_DIGITS[byte % len(_DIGITS)] for byte in hashlib.sha256(api.encode()).digest()[:8])

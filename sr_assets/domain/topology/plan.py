@@ -1,7 +1,4 @@
-"""What has to be done so that streams become what is wanted, in which order, and what must not be done.
-
-Not here: how streams differ (`drift`), doing it (`stages.topology.applying`).
-"""
+"""The steps that bring streams to their configuration, their order, and the reasons against a step."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ Manage = Literal["observe", "create", "reconcile"]
 
 
 class Action(StrEnum):
-    """What is done with a stream."""
+    """The action of a step."""
 
     CREATE = "create"
     UPDATE = "update"
@@ -34,7 +31,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is done with one stream, with the configuration that is sent; `reason` says why some of `drift` stays."""
+    """The step for one stream, with its new configuration; `reason` explains remaining differences in `drift`."""
 
     wanted: WantedStream
     action: Action
@@ -52,11 +49,11 @@ def plan_stream(
     version: Version,
     recreate: bool = False,
 ) -> Step:
-    """Return what is done with a stream; `recreate` says that it may be deleted and made again, whatever it holds."""
+    """Return the step for a stream; `recreate` permits its deletion and re-creation, whatever it holds."""
     drift = compare(wanted, existing, owner, version)
     if existing is None:
         if manage == "observe":
-            return Step(wanted, Action.NONE, tuple(drift), reason="manage is observe: set create or reconcile")
+            return Step(wanted, Action.NONE, tuple(drift), reason="manage is observe; set create or reconcile")
         return Step(wanted, Action.CREATE, tuple(drift), wanted.whole(owner))
     if not drift:
         return Step(wanted, Action.NONE)
@@ -73,19 +70,17 @@ def plan_stream(
 
 
 def plan_adoption(wanted: WantedStream, existing: FoundStream | None, owner: str, *, named: bool) -> Step:
-    """Return how a stream that others made becomes ours: nothing but its metadata changes.
+    """Return the adoption of a stream, which changes only its metadata.
 
-    One that another replicator owns is taken over when it is `named`.
+    A stream of another replicator is adopted only if it is `named`.
     """
     if existing is None:
-        return Step(wanted, Action.NONE, reason="does not exist: apply makes it")
+        return Step(wanted, Action.NONE, reason="does not exist; apply creates it")
     before = existing.metadata.get(OWNER)
     if before == owner:
         return Step(wanted, Action.NONE, reason="is ours already")
     if before is not None and not named:
-        return Step(
-            wanted, Action.NONE, reason=f"belongs to replicator {before}: name it with --stream to take it over"
-        )
+        return Step(wanted, Action.NONE, reason=f"belongs to replicator {before}; select it with --stream to adopt it")
     change = Drift(f"metadata.{OWNER}", owner, before, Remedy.UPDATABLE)
     return Step(
         wanted, Action.ADOPT, (change,), {**existing.config, "metadata": kept_metadata(existing) | {OWNER: owner}}
@@ -93,23 +88,23 @@ def plan_adoption(wanted: WantedStream, existing: FoundStream | None, owner: str
 
 
 def _refusal(existing: FoundStream, owner: str, manage: Manage, *, recreate: bool) -> str | None:
-    """Return why a stream that is there is left alone."""
+    """Return the reason to leave an existing stream unchanged."""
     if manage == "observe":
-        return "manage is observe: set reconcile"
+        return "manage is observe; set reconcile"
     before = existing.metadata.get(OWNER)
     if before != owner:
-        return f"belongs to replicator {before}" if before else "was made by others: `topology adopt` takes it over"
-    return "manage is create: set reconcile" if manage == "create" and not recreate else None
+        return f"belongs to replicator {before}" if before else "has no owner; adopt it with `topology adopt`"
+    return "manage is create; set reconcile" if manage == "create" and not recreate else None
 
 
 def _why_kept(kept: Sequence[Drift], wanted: WantedStream) -> str:
     if all(difference.remedy is Remedy.IGNORED for difference in kept):
-        return "the server would accept the new start and ignore it: a start counts only when a source is added"
-    return f"cannot be changed: `topology apply --recreate {wanted.label}` deletes the stream and makes it again"
+        return "the server would accept the new start and ignore it; a start counts only when a source is added"
+    return f"cannot be changed; `topology apply --recreate {wanted.label}` deletes and recreates the stream"
 
 
 def in_order(steps: Iterable[Step]) -> list[Step]:
-    """Return steps with each stream after those that it copies from: a mirror made before its origin waits long for it."""
+    """Return steps in dependency order: a mirror created before its origin waits long for it."""
     waiting = {(step.wanted.cluster, step.wanted.stream): step for step in steps}
     ordered: list[Step] = []
     while waiting:
@@ -122,7 +117,7 @@ def in_order(steps: Iterable[Step]) -> list[Step]:
                 for upstream in step.wanted.upstreams
             )
         ]
-        # Streams that copy each other's subjects have no first one.
+        # Streams that copy each other have no first one.
         for step in ready or list(waiting.values()):
             ordered.append(step)
             del waiting[step.wanted.cluster, step.wanted.stream]
@@ -130,7 +125,7 @@ def in_order(steps: Iterable[Step]) -> list[Step]:
 
 
 def depends_on(step: Step, labels: Collection[str]) -> str | None:
-    """Return which of some streams a step's stream copies from."""
+    """Return the given streams that a step's stream copies from."""
     return next(
         (
             f"{upstream.cluster}/{upstream.stream}"

@@ -1,7 +1,4 @@
-"""A stream as the configuration wants it, and the configuration that JetStream gets of it.
-
-Not here: which keys exist and which exclude each other (`settings`), what differs from a stream that is there (`drift`).
-"""
+"""A configured stream, and its JetStream configuration."""
 
 from __future__ import annotations
 
@@ -13,9 +10,9 @@ from sr_assets.domain.positions import format_rfc3339_ns
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: The key of a stream's metadata that says which replicator made it, or took it over.
+#: The metadata key with the name of the replicator that created or adopted a stream.
 OWNER: Final = "sr_assets.replicator"
-#: What a stream gets where the configuration says nothing: the server's own defaults, by their names.
+#: Settings of a stream that the configuration omits: the server's defaults, by their names.
 DEFAULTS: Final[Mapping[str, Any]] = {
     "storage": "file",
     "retention": "limits",
@@ -31,7 +28,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
 
 
 class Transform(NamedTuple):
-    """A rewriting of subjects: what matches `src` becomes `dest`; without `dest` it is only a filter."""
+    """A subject transform: subjects that match `src` become `dest`; without `dest` it is a filter."""
 
     src: str
     dest: str
@@ -39,10 +36,10 @@ class Transform(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """What a mirror or a source copies from.
+    """The origin of a mirror or source.
 
-    `cluster` is a name of the configuration. `api` is where that cluster's JetStream is asked from the copying stream's
-    cluster, None: it is the same JetStream. At most one of `filter_subject` and `transforms`, and one start, is set.
+    `cluster` is a configured name. `api` is the API prefix of that cluster's JetStream at the copying cluster, or None
+    for the same JetStream. At most one of `filter_subject` and `transforms`, and one start, is set.
     """
 
     cluster: str
@@ -56,7 +53,7 @@ class Upstream:
 
     @property
     def wire(self) -> dict[str, Any]:
-        """The part of a stream's configuration that names it."""
+        """The part of a stream configuration that identifies it."""
         parts: dict[str, Any] = {
             "name": self.stream,
             "filter_subject": self.filter_subject,
@@ -69,12 +66,12 @@ class Upstream:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The patterns of the subjects that it copies."""
+        """The subject patterns that it copies."""
         return tuple(transform.src for transform in self.transforms) or (self.filter_subject or ">",)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The patterns of the subjects that its copies have; a destination with functions may be any subject."""
+        """The subject patterns of its copies; a destination with functions may be any subject."""
         if not self.transforms:
             return self.inputs
         return tuple(
@@ -85,7 +82,7 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class WantedStream:
-    """A stream as the configuration wants it; `config` are the settings that it names, by JetStream's names."""
+    """A configured stream; `config` has the configured settings, by JetStream's names."""
 
     cluster: str
     stream: str
@@ -95,16 +92,16 @@ class WantedStream:
 
     @property
     def label(self) -> str:
-        """`cluster/stream`, the pair that is unique in a configuration."""
+        """`cluster/stream`, unique in a configuration."""
         return f"{self.cluster}/{self.stream}"
 
     @property
     def upstreams(self) -> tuple[Upstream, ...]:
-        """What it copies from."""
+        """The origins."""
         return (self.mirror,) if self.mirror else self.sources
 
     def whole(self, owner: str) -> dict[str, Any]:
-        """Return the configuration with which it is created."""
+        """Return the configuration for its creation."""
         made: dict[str, Any] = {"name": self.stream, **DEFAULTS, **self.config}
         if self.mirror:
             made["mirror"] = self.mirror.wire

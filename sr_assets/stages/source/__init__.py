@@ -1,1 +1,1 @@
-"""Where a stream stands: position, reading, lag."""
+"""The source of a stream: position, reading, lag."""

@@ -1,8 +1,4 @@
-"""How far each stream is behind, measured at the servers now.
-
-Here: comparing the position in `status.json` with the source's stream info. Not here: what follows from it (`automation`),
-the lag as of the last run (table `replication`).
-"""
+"""The current lag of each stream: the position in `status.json` compared with the source's stream info."""
 
 from __future__ import annotations
 
@@ -23,10 +19,10 @@ _LINKS = 16
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """The lag of one stream now; `position` is the last sequence that is done, None before the first run.
+    """The current lag of one stream; `position` is the last processed sequence, or None before the first run.
 
-    `messages` is None when only a run can find where it would begin. `problem` says why the source could
-    not be asked, that it was made again, or what the last run failed with.
+    `messages` is None if only a run can find the start. `problem` is the reason why the source is unreachable, a
+    recreated source, or the last run's failure.
     """
 
     name: str
@@ -39,12 +35,12 @@ class Lag:
 
     @property
     def unknown(self) -> bool:
-        """Whether the source could not be asked."""
+        """Whether the source is unreachable."""
         return self.source_last_sequence is None
 
 
 def measure_lag(settings: Settings) -> list[Lag]:
-    """Ask every source, each over one connection and all at once; returns the streams in the order of the file."""
+    """Query every source, in parallel over one connection each; return the streams in the order of the file."""
     sources = dict.fromkeys(stream.source for stream in settings.entries)
     with ThreadPoolExecutor(min(_LINKS, len(sources) or 1)) as pool:
         measured = pool.map(lambda source: _ask_source(settings, source), sources)
@@ -70,13 +66,11 @@ def _measure(settings: Settings, cluster: Cluster, stream: Entry) -> Lag:
 
 
 def compare_with_source(cluster: Cluster, stream: Entry, info: StreamInfo, status: dict[str, Any]) -> Lag:
-    """Return the lag by a source's info; `status` is the stream's part of `status.json`."""
+    """Return the lag according to a source's info; `status` is the stream's part of `status.json`."""
     position = _position(status)
     renewed = position is not None and status["created_ns"] != info.created_ns
     problem = (
-        f"the source was deleted and made again (on_source_reset: {stream.on_source_reset})"
-        if renewed
-        else status.get("last_error")
+        f"the source was recreated (on_source_reset: {stream.on_source_reset})" if renewed else status.get("last_error")
     )
     begin = None if renewed else position + 1 if position is not None else _begin(stream, info)
     if begin is None:
@@ -85,7 +79,7 @@ def compare_with_source(cluster: Cluster, stream: Entry, info: StreamInfo, statu
     messages = max(0, info.last_sequence + 1 - begin)
     seconds: float | None = 0.0
     if messages and (unread := cluster.next_message(stream.stream, begin, stream.filter_subject or ">")) is not None:
-        # A server before 2.10 does not send its time.
+        # Servers before 2.10 do not send their time.
         seconds = None if info.ts_ns is None else max(0.0, round((info.ts_ns - unread.stored_ns) / 1e9, 3))
     return Lag(stream.name, stream.stream, position, info.last_sequence, messages, seconds, problem)
 
@@ -95,6 +89,6 @@ def _position(status: dict[str, Any]) -> int | None:
 
 
 def _begin(stream: Entry, info: StreamInfo) -> int | None:
-    """Return where a first run would begin; None when the stream info does not decide it."""
+    """Return the first sequence of a first run, or None if the stream info does not determine it."""
     known = {"all": 1, "end": info.last_sequence + 1, "sequence": stream.start.value}
     return known.get(stream.start.kind)

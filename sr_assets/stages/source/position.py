@@ -1,8 +1,4 @@
-"""The position of a stream before a batch: loading it, beginning a new one, and what a recreated source means.
-
-Not here: which range comes next (`reading`), the copies in the target (`replication.target_history`), rebuilding a lost
-position (`replication.recover`).
-"""
+"""The position of a stream before a batch: loading, starting and restarting it after a change of the source."""
 
 from __future__ import annotations
 
@@ -28,19 +24,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Set by `sr-assets up` and `sr-assets run`: an ephemeral stream is copied again once for each of them.
+#: Set by `sr-assets up` and `sr-assets run`: each of them copies an ephemeral stream once.
 START_VARIABLE = "SR_ASSETS_START"
 _OLD_ANSWERS_SECONDS = 5.0
-#: The clocks of a cluster's servers may differ by so much: an earlier sequence may have a later time.
+#: Clock differences between a cluster's servers: an earlier sequence may have a later time.
 _CLOCKS_DIFFER_NS = 60 * 1_000_000_000
 
 
 def load_position(
     store: SiteState, cluster: Cluster, entry: Entry, source: StreamInfo, intent: Intent | None = None
 ) -> StreamState:
-    """Return a stream's state, beginning it when it is new, or anew when its source is another one.
+    """Return a stream's state; start it if the stream is new, and restart it if the source is another one.
 
-    `intent` is a batch that reads the source itself and was left open. Raises RunError when the stream must stop.
+    `intent` is an open batch that reads the source itself. Raises RunError if the stream must stop.
     """
     state = store.load_stream(entry.stream)
     if state is None or not state.has_position:
@@ -57,7 +53,7 @@ def load_position(
         state.mark_sequence = state.mark_ns = None
     elif source.last_sequence < state.source_last_sequence and _ends_before(cluster, entry, state.source_last_sequence):
         logger.warning(
-            "%s: source stream %s ends at %d, before %d, which it held: it went back, by messages that were not read",
+            "%s: source stream %s ends at %d, before %d, which it held: it was rolled back over unread messages",
             entry.label,
             entry.stream,
             source.last_sequence,
@@ -74,37 +70,37 @@ def load_position(
 def another_source(
     cluster: Cluster, entry: Entry, source: StreamInfo, state: StreamState, intent: Intent | None = None
 ) -> str | None:
-    """Return what became of the source when its sequences mean other messages than those that were read.
+    """Describe a source whose sequences identify other messages than those read, or return None.
 
-    Two messages tell: the last one that was read, and the last one there was when an open intent was planned. An intent
-    of an earlier beginning, which stays open until the target can be reached, tells nothing.
+    Two messages prove it: the last one read, and the source's last one when an open intent was planned. An intent of an
+    earlier restart, which stays open until the target is reachable, proves nothing.
     """
     intent = intent if intent is not None and intent.starts == state.starts else None
     if state.created_ns != source.created_ns:
-        return f"source stream {entry.stream} was deleted and made again"
-    edited = f"or the state was edited (then set it aside and run `sr-assets recover --stream {entry.label}`)"
+        return f"source stream {entry.stream} was recreated"
+    edited = f"or the state was edited (then set the state aside and run `sr-assets recover --stream {entry.label}`)"
     planned = intent.source_sequence if intent and intent.source_sequence else 0
     read = max(state.next_sequence - 1 if state.has_read else 0, planned)
     if source.last_sequence < read and _ends_before(cluster, entry, read):
         return (
-            f"source stream {entry.stream} ends at {source.last_sequence}, before {read}, which was read: it went back,"
-            f" {edited}"
+            f"source stream {entry.stream} ends at {source.last_sequence}, before {read}, the last message read: it was"
+            f" rolled back, {edited}"
         )
     planned_with = [(intent.source_sequence, intent.source_ns)] if intent is not None else []
     for sequence, stored_ns in ((state.mark_sequence, state.mark_ns), *planned_with):
         if sequence is not None and not _holds(cluster, source, sequence, stored_ns):
             return (
-                f"source stream {entry.stream} holds another message {sequence} than the one that was read: it went back"
+                f"source stream {entry.stream} holds another message {sequence} than the one read: it was rolled back"
                 f" and has grown since, {edited}"
             )
     return None
 
 
 def changed_since(cluster: Cluster, planned: StreamInfo) -> bool:
-    """Return whether a source was made again, or went back, since an info of it.
+    """Return whether a source was recreated or rolled back since a stream info.
 
-    Asked after a range was read that this info planned: what was read may then be of either. What became of the source is
-    found by planning again.
+    Called after reading a range that this info planned: the messages may belong to either source, and the next plan
+    finds out.
     """
     now = cluster.stream_info(planned.stream)
     if now.created_ns != planned.created_ns or now.last_sequence < planned.last_sequence:
@@ -113,7 +109,7 @@ def changed_since(cluster: Cluster, planned: StreamInfo) -> bool:
 
 
 def _holds(cluster: Cluster, source: StreamInfo, sequence: int, stored_ns: int | None) -> bool:
-    """Return whether a source still holds, as far as can be seen, the message that was stored there at that time."""
+    """Return whether a source apparently still holds the message that was stored at that sequence and time."""
     if stored_ns is None or (source.last_sequence, source.last_stored_ns) == (sequence, stored_ns):
         return True
     if not source.first_sequence <= sequence <= source.last_sequence:
@@ -121,13 +117,14 @@ def _holds(cluster: Cluster, source: StreamInfo, sequence: int, stored_ns: int |
     message = cluster.message(source.stream, sequence)
     if message is not None:
         return message.stored_ns == stored_ns
-    # It was deleted, or replaced by a later one of its subject. Had the source gone back, one before it would be later.
+    # The message was deleted, or replaced by a later one of its subject. In a rolled-back source an earlier one would
+    # be later.
     later = cluster.next_message(source.stream, _sequence_at(cluster, source, stored_ns + _CLOCKS_DIFFER_NS, sequence))
     return later is None or later.sequence > sequence
 
 
 def _ends_before(cluster: Cluster, entry: Entry, sequence: int) -> bool:
-    """Return whether a source ends before a sequence, also when asked again: a new leader may be out of date."""
+    """Return whether a source ends before a sequence, even when queried again: a new leader may be out of date."""
     deadline = time.monotonic() + _OLD_ANSWERS_SECONDS
     while cluster.stream_info(entry.stream).last_sequence < sequence:
         if time.monotonic() > deadline:
@@ -137,7 +134,7 @@ def _ends_before(cluster: Cluster, entry: Entry, sequence: int) -> bool:
 
 
 def _move_to_new_source(entry: Entry, state: StreamState, source: StreamInfo, problem: str) -> None:
-    """Apply `on_source_reset`: the source's sequences hold other messages than those that were read."""
+    """Apply `on_source_reset`: the source's sequences identify other messages than those read."""
     match entry.on_source_reset:
         case "stop":
             raise source_reset_error(problem)
@@ -145,18 +142,18 @@ def _move_to_new_source(entry: Entry, state: StreamState, source: StreamInfo, pr
             state.next_sequence = max(1, source.first_sequence)
         case "skip_to_now":
             state.next_sequence = source.last_sequence + 1
-    # Another beginning: its copies get other ids, so that no dedupe window drops a new message.
+    # Another restart: its copies get other ids, so that no duplicate window drops a new message.
     state.starts += 1
     state.reset_starts = state.starts
     state.epoch_ns = max(state.epoch_ns + 1, epoch_at(source))
     state.created_ns = source.created_ns
-    # What the source held after the last message read, and after what silence is known of, is lost: nobody knows who
-    # reported then, until the first message that it stores from now on.
+    # Messages that the source held after the last one read are lost, so reports are unknown until the source stores its
+    # next message.
     known = [ns for ns in (state.watermark_ns, state.last_stored_ns) if ns is not None]
     state.watermark_ns = state.last_stored_ns = max(known, default=None)
     state.hole_open = True
     logger.warning(
-        "%s: %s; going on at %d as beginning %d (%s); read until %d, stored %s; silence is known until %s",
+        "%s: %s; continuing at %d as restart %d (%s); last message read %d, stored %s; silence known until %s",
         entry.label,
         problem,
         state.next_sequence,
@@ -175,22 +172,22 @@ def _time(ns: int | None) -> str:
 
 
 def epoch_at(source: StreamInfo) -> int:
-    """Return the epoch of a state that begins with this info, in unix ns: a clock far ahead would outrank later ones."""
+    """Return the epoch of a state that starts with this info (unix ns): a clock far ahead would outrank later epochs."""
     if source.ts_ns is None or clock_is_ahead(source.ts_ns, source.last_stored_ns, Clock.own_ns()):
         return source.last_stored_ns or source.created_ns
     return source.ts_ns
 
 
 def source_reset_error(problem: str) -> RunError:
-    """Return the refusal of `on_source_reset: stop`."""
+    """Return the error of `on_source_reset: stop`."""
     return RunError(
-        f"{problem}: its sequences mean other messages now; set on_source_reset: recopy (copy what it holds now"
+        f"{problem}, so its sequences identify other messages; set on_source_reset: recopy (copy the messages it holds now"
         " from its start) or skip_to_now (from now on)"
     )
 
 
 def first_sequence(cluster: Cluster, start: Start, source: StreamInfo) -> int:
-    """Return the first sequence that a start option asks for."""
+    """Return the first sequence of a start option."""
     earliest = max(1, source.first_sequence)
     match start.kind:
         case "end":
@@ -211,7 +208,7 @@ def first_sequence(cluster: Cluster, start: Start, source: StreamInfo) -> int:
 
 
 def _sequence_at(cluster: Cluster, source: StreamInfo, time_ns: int, end: int | None = None) -> int:
-    """Return the first sequence stored at or after a time, by halving; `end` (after the last) when none is before it."""
+    """Return the first sequence stored at or after a time, by binary search, or `end` (after the last one)."""
     low, high = max(1, source.first_sequence), source.last_sequence + 1 if end is None else end
     while low < high:
         middle = (low + high) // 2
@@ -229,12 +226,12 @@ def _sequence_at(cluster: Cluster, source: StreamInfo, time_ns: int, end: int | 
 def advance(
     state: StreamState, source: StreamInfo, *, warning_ns: int | None, caught_up: bool, own_clock_ns: int
 ) -> bool:
-    """Advance the watermark, which never goes back, and measure the lag again, both by a stream info.
+    """Advance the watermark, which never decreases, and update the lag, both from a stream info.
 
-    `warning_ns` is that of a tracked stream; `own_clock_ns` only detects a server's clock that is far ahead. Returns whether
-    the info's clock set the watermark: then no later message is stored before it.
+    `warning_ns` belongs to a tracked stream; `own_clock_ns` only detects a server clock that is far ahead. Returns
+    whether the info's clock set the watermark: then no later message is stored before it.
 
-    An info with a lower last sequence than an earlier one comes from a server that fell behind: its clock then does not
+    An info with a lower last sequence than an earlier one comes from a server that fell behind: its clock does not
     prove that all messages stored until that time are known.
     """
     behind = source.last_sequence < _known_last(state)
@@ -261,20 +258,20 @@ def advance(
 
 
 def warn_of_clock(entry: Entry, ts_ns: int) -> None:
-    """Say that a source's clock is not believed."""
+    """Log that a source's clock is not used."""
     logger.warning(
-        "%s: the source's clock says %s, more than an hour ahead of ours and of the last message: it is not believed,"
-        " silence counts up to the last message; set that server's clock",
+        "%s: the source's clock says %s, more than an hour ahead of ours and of the last message; it is not used,"
+        " silence counts up to the last message; correct that server's clock",
         entry.label,
         format_rfc3339_ns(ts_ns),
     )
 
 
 def warn_of_blind_time(entry: Entry, spans: Sequence[Span]) -> None:
-    """Say in which time nobody knows who reported, if there is any."""
+    """Log the blind span, if any."""
     if spans:
         logger.warning(
-            "%s: messages of the time from %s to %s were gone before they were read: no silence is counted then (%d holes)",
+            "%s: messages of the time from %s to %s were lost before they were read; silence excludes this time (%d holes)",
             entry.label,
             format_rfc3339_ns(spans[0][0]),
             format_rfc3339_ns(spans[-1][1]),
@@ -283,13 +280,13 @@ def warn_of_blind_time(entry: Entry, spans: Sequence[Span]) -> None:
 
 
 def note_read(state: StreamState, sequence: int, stored_ns: int) -> None:
-    """Record the last message that was read: another message at its sequence reveals a source that went back."""
+    """Record the last message read: another message at its sequence reveals a rolled-back source."""
     state.mark_sequence, state.mark_ns = sequence, stored_ns
     state.last_stored_ns = max(stored_ns, state.last_stored_ns or 0)
 
 
 def note_source(state: StreamState, source: StreamInfo) -> None:
-    """Record the source's last sequence, never a lower one than is known, and the lag in messages."""
+    """Record the source's last sequence, never a lower one, and the lag in messages."""
     state.source_last_sequence = max(source.last_sequence, _known_last(state))
     unread = max(state.next_sequence, source.first_sequence)
     state.lag_messages = max(0, state.source_last_sequence + 1 - unread)

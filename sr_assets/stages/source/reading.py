@@ -1,7 +1,4 @@
-"""Reading a stream: the next range, reading it, and the rows of table `gaps` for absent sequences.
-
-Not here: where a stream begins (`position`), using the rows (`tracking`, `replication`, `feeds`).
-"""
+"""Reading a stream: the next range, its rows, and the rows of table `gaps` for absent sequences."""
 
 from __future__ import annotations
 
@@ -29,17 +26,17 @@ if TYPE_CHECKING:
     from sr_assets.stages.connections import ConnectionFiles, SparkConnection
     from sr_assets.stages.report import StreamReport
 
-#: Where a run stops that only drains: each source's last sequence as first seen by the run, by stream and beginning; None
-#: for a run that lingers.
+#: The end of a draining run: each source's last sequence as first seen by the run, by stream and restart; None for a
+#: lingering run.
 Ends = dict[tuple[str, int], int] | None
 
 _MAX_GAP_ROWS = 1_000
-#: A batch may read this many times `batch_bytes`, which bounds what it holds in memory: far less than it reads.
+#: A batch may read this many times `batch_bytes`, because memory holds only a part of the bytes read.
 _READ_FACTOR = 10
 
 
 def reading_end(ends: Ends, state: StreamState, source: StreamInfo) -> int:
-    """Return the last sequence that a run may read: never one that this info does not know of."""
+    """Return the last sequence that a run may read, limited to the sequences of this info."""
     if ends is None:
         return source.last_sequence
     return min(ends.setdefault((state.stream, state.starts), source.last_sequence), source.last_sequence)
@@ -55,12 +52,13 @@ def next_range(
     payloads: bool = True,
     cores: Callable[[], int] | None = None,
 ) -> SequenceRange | None:
-    """Plan the next range: from a position, as far as there is something up to `end`, bounded by messages and by bytes.
+    """Plan the next range from a position up to `end`, bounded by messages and bytes.
 
-    The bound on bytes, at the source's average size, is for memory: a sampled stream and a feed hold narrow rows and a
-    tenth of the payloads, a plain copy holds its window of unacknowledged messages. Without `payloads` none is read, and
-    messages alone count. Far behind it grows to what the engine's `cores` read, if they are given. With the source's
-    `cluster` a hole at the beginning is skipped at once, and a range of a source with many holes spans more sequences.
+    The bound on bytes, at the source's average size, limits memory: a sampled stream and a feed hold narrow rows and a
+    tenth of the payloads, a plain copy its window of unacknowledged messages. Without `payloads` only messages count.
+    Far behind, the range grows with the engine's `cores`, if given.
+
+    With the source's `cluster`, a hole at the start is skipped immediately, and a sparse source gets a wider range.
     """
     held_bytes = average_bytes(source) if payloads else 1
     count = min(entry.batch_messages, max(1, _READ_FACTOR * entry.batch_bytes // held_bytes))
@@ -76,14 +74,14 @@ def next_range(
 
 
 def average_bytes(source: StreamInfo) -> int:
-    """Return how many bytes a message of a source has on average, as the server counts them; at least 1."""
+    """Return a source's average bytes per message, as the server counts them; at least 1."""
     return max(1, source.bytes // max(1, source.messages))
 
 
 def _sparse_end(entry: Entry, cluster: Cluster, rest: SequenceRange, count: int) -> int:
-    """Return where a range with about `count` messages ends in a source with holes; asks the server how many follow.
+    """Return the end of a range with about `count` messages in a sparse source, by queries to the server.
 
-    Halving finds the end by the number of messages that a consumer from there on would get.
+    A binary search uses the number of pending messages of a consumer.
     """
     subject = entry.filter_subject
 
@@ -94,7 +92,7 @@ def _sparse_end(entry: Entry, cluster: Cluster, rest: SequenceRange, count: int)
     if total <= count:
         return rest.next
     low, high = rest.first + count, rest.next
-    # Invariant: from `rest.first` to `low` there are at most `count` messages, to `high` more.
+    # Invariant: at most `count` messages from `rest.first` to `low`, more than that to `high`.
     while high - low > count and (middle := (low + high) // 2):
         if total - behind(middle) <= count:
             low = middle
@@ -104,14 +102,14 @@ def _sparse_end(entry: Entry, cluster: Cluster, rest: SequenceRange, count: int)
 
 
 def too_old_before(max_age_ns: int | None, source: StreamInfo) -> int | None:
-    """Return the stored time (unix ns) before which a message is too old to be copied; None without a limit."""
+    """Return the stored time (unix ns) before which a message is too old to copy, or None without a limit."""
     return None if max_age_ns is None or source.ts_ns is None else source.ts_ns - max_age_ns
 
 
 def read_unless_changed(cluster: Cluster, source: StreamInfo, read: Callable[[], pa.Table]) -> pa.Table | None:
-    """Return what was read of a range that an info planned; None when the source was made again or went back meanwhile.
+    """Return the rows of a range planned with an info, or None if the source was recreated or rolled back meanwhile.
 
-    Then the rows may be of either source, and the range means nothing: plan again.
+    In that case the rows may belong to either source, and the caller must plan again.
     """
     try:
         rows = read()
@@ -123,18 +121,18 @@ def read_unless_changed(cluster: Cluster, source: StreamInfo, read: Callable[[],
 
 
 class Reader:
-    """Reads ranges of streams: a large one with Spark, a small one in this process."""
+    """Reads ranges of streams: large ones with Spark, small ones in this process."""
 
     def __init__(self, spark: SparkConnection, files: ConnectionFiles) -> None:
-        """Take the Spark session and the files with which its tasks connect."""
+        """Store the Spark session and the connection files of its tasks."""
         self._spark, self._files = spark, files
 
     def read(
         self, entry: Entry, source: StreamInfo, wanted: SequenceRange, *, payloads: bool = True, **options: str
     ) -> pa.Table:
-        """Return one row per message of a range, in sequence order; `options` choose the columns. Raises RunError.
+        """Return one row per message of a range, in sequence order; `options` select the columns. Raises RunError.
 
-        Without `payloads`, where nothing in them is looked at, they stay where they are if that saves work.
+        Without `payloads`, the server need not send them if that saves work.
         """
         payload_bytes = len(wanted) * average_bytes(source)
         direct = source.supports_batched_direct_get
@@ -162,12 +160,12 @@ class Reader:
 
 
 def first_available(source: StreamInfo, covered: SequenceRange) -> int:
-    """Return the first sequence of a range that the source still holds; its end when there is none."""
+    """Return the first sequence of a range that the source still holds, or its end."""
     return min(max(covered.first, source.first_sequence), covered.next)
 
 
 def absence_reason(entry: Entry, source: StreamInfo) -> str:
-    """Return why sequences inside a source are absent: `filtered`, `per_subject_limit` or `deleted`."""
+    """Return the reason of absent sequences inside a source: `filtered`, `per_subject_limit` or `deleted`."""
     if entry.filter_subject:
         return "filtered"
     return "per_subject_limit" if source.max_msgs_per_subject > 0 else "deleted"
@@ -181,9 +179,9 @@ def gap_rows(
     absent: list[SequenceRange],
     noticed_ns: int,
 ) -> list[Gap]:
-    """Return the rows for the absent sequences of a range: first those up to `available`, which retention deleted, then holes.
+    """Return gap rows for the absent sequences of a range: those deleted by retention up to `available`, then holes.
 
-    Holes of a filtered stream or of one with a per-subject limit become one row, and so do more than 1,000 others.
+    Holes of a filtered stream or of one with a per-subject limit become one row, as do more than 1,000 others.
     """
 
     def gap(hole: SequenceRange, reason: str, messages: int | None = None) -> Gap:
@@ -202,6 +200,6 @@ def gap_rows(
 
 
 def save_gaps(store: SiteState, entry: Entry, gaps: Iterable[Gap], report: StreamReport) -> None:
-    """Add gaps to the table as neighbours of those before; called inside a transaction."""
+    """Add gaps to the table, extending adjacent rows, inside the caller's transaction."""
     left = MOST_ROWS - report.gap_rows
     report.gap_rows += store.gaps(entry.stream).add(gaps, apart=entry.batch_messages, most=left)

@@ -1,7 +1,4 @@
-"""Whether the newest messages of a source name a sender: a misspelt `inspect_field` copies everything and tracks nobody.
-
-Not here: how a sender is found (`domain.senders`), what a run counts (`tracking`).
-"""
+"""The check of the newest messages for senders: a misspelt `inspect_field` copies every message and tracks no node."""
 
 from __future__ import annotations
 
@@ -21,14 +18,14 @@ _NEWEST: Final = 100
 
 
 def try_senders(stream: StreamSettings, source: Cluster, info: StreamInfo) -> str:
-    """Read the newest messages of a tracked stream and return how many name a sender, in words.
+    """Return, as text, the number of newest messages of a tracked stream with a sender.
 
-    Raises RunError when most of them name none.
+    Raises RunError if most have none.
     """
     extractor = stream.extractor
     newest = source.last_message(stream.stream, stream.filter_subject or ">")
     if extractor is None or newest is None:
-        return "no message to try it on"
+        return "no message to test"
     wanted = SequenceRange(max(1, newest.sequence + 1 - _NEWEST), newest.sequence + 1)
     direct = info.supports_batched_direct_get
     with Connection(stream.source, "sr-assets check") as connection:
@@ -39,6 +36,6 @@ def try_senders(stream: StreamSettings, source: Cluster, info: StreamInfo) -> st
     counted = f"{len(named)} of the newest {len(senders)} messages have one"
     if len(named) * 2 < len(senders):
         raise RunError(
-            f"{counted}: correct {extractor.key} ({extractor.text}), or every message without one is copied and nobody is tracked"
+            f"{counted}; correct {extractor.key} ({extractor.text}), or messages without a sender are copied and not tracked"
         )
     return f"{counted}, such as {named[-1]}" if named else counted

@@ -1,7 +1,4 @@
-"""The requirements on a source: one that cannot be read by sequence without changing it is refused.
-
-Not here: what a target must be like (`replication.target`).
-"""
+"""Requirements on a source: it must be readable by sequence without being changed."""
 
 from __future__ import annotations
 
@@ -16,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def check_source(stream: Entry, source: StreamInfo) -> None:
-    """Refuse a source that cannot be read by sequence without changing it, or that takes its own advisories."""
+    """Refuse a source that cannot be read by sequence without being changed, or that takes its own advisories."""
     if source.retention != "limits":
         raise RunError(
-            f"source stream {stream.stream} has retention {source.retention}: reading it would compete with its"
+            f"source stream {stream.stream} has retention {source.retention}, so reading would compete with its"
             " consumers; copy a stream with limits retention (for example a mirror of it)"
         )
     if stream.advisory is not None and stream.advisory.cluster == "source":
@@ -30,6 +27,6 @@ def check_source(stream: Entry, source: StreamInfo) -> None:
             taken = [pattern for pattern in source.subjects if overlaps(pattern, advisory_pattern(subject))]
             if taken:
                 raise ConfigurationError(
-                    f"stream {stream.label}: advisory.{key} {subject!r} is taken by the source stream"
+                    f"stream {stream.label}: advisory.{key} {subject!r} belongs to the source stream"
                     f" itself (subject {taken[0]}); choose another"
                 )

@@ -1,1 +1,1 @@
-"""The fold, node state, advisories, snapshots, heartbeat."""
+"""Tracking: the fold, node states, advisories, snapshots, heartbeat."""

@@ -1,9 +1,8 @@
-"""The rules of `domain.tracking` for many senders at once: their states are columns, and a round is one step for all.
+"""The rules of `domain.tracking` for many senders at once: states are columns, and a round is one step for all senders.
 
-Most sightings are of a sender that is up and was seen a short while ago: it has one more sighting and is copied or not.
-Those are decided together, for a sixth of what it costs one by one and, where senders report several times, far less. Every
-other goes through `sight`, whose rules these are. Add here what is worth doing for all senders in one step. Not here: where
-rows come from and go to (`fold`).
+Most sightings come from a sender that is up and reported recently: its state gets one more sighting, copied or not. One
+step decides all of these, at a sixth of the cost of single steps, or less if senders report several times. Every other
+sighting goes through `sight`, which defines the rules.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
     Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
     Codes = np.ndarray[tuple[int], np.dtype[np.int8]]
 
-#: A state's values in the order of `NODE_COLUMNS`.
+#: Columns of a state, in the order of `NODE_COLUMNS`.
 state_values: Final = attrgetter(*NODE_COLUMNS)
 _STATUS: Final = {status.value: status for status in Status}
 _STATUS_AT: Final = NODE_COLUMNS.index("status")
 _INTEGERS: Final = tuple(name for name in NODE_COLUMNS if name != "status")
-#: What a column of integers holds where there is nothing; of no sender's time or size.
+#: Integer for a missing value; no sender has this time or size.
 _NONE: Final = -(1 << 63)
 _STATUSES: Final = tuple(Status)
 _UP: Final = _STATUSES.index(Status.UP)
@@ -43,39 +42,39 @@ _SAMPLED, _INTERVAL, _SIZE, _FORCED = (
     _REASONS.index(reason) for reason in (Reason.SAMPLED, Reason.INTERVAL, Reason.SIZE, Reason.FORCED)
 )
 _NOT_PLAIN: Final = -1
-#: A step for fewer senders than this costs more than taking them one by one.
+#: Minimum number of senders for a column step; below it, single steps are cheaper.
 _FEW: Final = 64
 
 
 def state_of(values: Sequence[Any]) -> NodeState:
-    """Make a state of values in the order of `NODE_COLUMNS`, which is that of `NodeState`."""
+    """Return the state with values in the order of `NODE_COLUMNS`, which is the order of `NodeState`."""
     fields = list(values)
     fields[_STATUS_AT] = _STATUS[fields[_STATUS_AT]]
     return NodeState(*fields)
 
 
 class BlindColumns:
-    """`BlindSpans`, asked about many senders at once; the same formulas."""
+    """`BlindSpans` for many senders at once, with the same formulas."""
 
     def __init__(self, blind: BlindSpans) -> None:
-        """Take the spans as arrays: where each begins, and the blind time before each and after the last."""
+        """Convert the spans to arrays: their starts, and the blind time before each and after the last."""
         spans = np.array(blind.spans, np.int64).reshape(-1, 2)
         self._starts, self._ends = spans[:, 0], spans[:, 1]
         self._before = np.concatenate(([0], np.cumsum(self._ends - self._starts)))
 
     def silence_ns(self, seen_ns: Integers, now_ns: Integers) -> Integers:
-        """Return how much of the time from `seen_ns` to `now_ns`, which is not before it, no span covers."""
+        """Return the time from `seen_ns` to `now_ns` (not earlier) outside of the spans."""
         return now_ns - seen_ns if not len(self._starts) else self._watched(now_ns) - self._watched(seen_ns)
 
     def exceeds_at_ns(self, seen_ns: Integers, limit_ns: Integers | int) -> Integers:
-        """Return the last instant at which the silence since `seen_ns` is not longer than `limit_ns`."""
+        """Return the last instant at which the silence since `seen_ns` does not exceed `limit_ns`."""
         if not len(self._starts):
             return seen_ns + limit_ns
         watched = self._watched(seen_ns) + limit_ns
         return watched + self._before[np.searchsorted(self._starts - self._before[:-1], watched, side="right")]
 
     def _watched(self, time_ns: Integers) -> Integers:
-        """Return times less the blind time before them."""
+        """Return times minus the blind time before them."""
         index = np.searchsorted(self._starts, time_ns, side="right")
         last = np.maximum(index - 1, 0)
         inside = np.where(index > 0, np.maximum(self._ends[last] - time_ns, 0), 0)
@@ -83,7 +82,7 @@ class BlindColumns:
 
 
 def deadlines(policy: Policy, blind: BlindSpans, status: pa.Array, seen_ns: Integers) -> pa.Array:
-    """Return `deadline_ns` of many senders by their columns `status` and `seen_ns`, null for none."""
+    """Return `deadline_ns` of many senders from their columns `status` and `seen_ns`; null means none."""
     codes = pc.index_in(status, pa.array(_STATUSES)).to_numpy()
     limits = {Status.UP: policy.warning_ns, Status.TIMEOUT: policy.interval_ns, Status.RETIRED: 0}
     limit_ns = np.array([limits[known] for known in _STATUSES], np.int64)[codes]
@@ -91,7 +90,7 @@ def deadlines(policy: Policy, blind: BlindSpans, status: pa.Array, seen_ns: Inte
 
 
 class Sightings(NamedTuple):
-    """Sightings as columns: the sender as its index among the names, then the fields of `Sighting`."""
+    """Sightings as columns: the sender's index among the names, then the fields of `Sighting`."""
 
     sender: Integers
     sequence: Integers
@@ -100,7 +99,7 @@ class Sightings(NamedTuple):
     forced: Flags
 
     def take(self, which: Integers | Flags | slice) -> Sightings:
-        """Return some of them."""
+        """Return a selection of the sightings."""
         return Sightings(
             self.sender[which],
             self.sequence[which],
@@ -111,10 +110,10 @@ class Sightings(NamedTuple):
 
 
 class ColumnFold:
-    """The states of senders, known by their index among `names`, and what happens to them.
+    """The states of senders, by index among `names`, and their transitions.
 
-    `cutoff_ns`, `blind`, `first_transition` and `read_until_ns` are as `sight` takes them. `transitions` are those of all
-    sightings so far, with the sender's index; of one sender in their order.
+    `cutoff_ns`, `blind`, `first_transition` and `read_until_ns` are the arguments of `sight`. `transitions` has the
+    transitions so far with the sender's index, in order per sender.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ class ColumnFold:
         first_transition: int,
         read_until_ns: int | None = None,
     ) -> None:
-        """Begin with unknown senders."""
+        """Start with unknown senders."""
         self.transitions: list[tuple[int, Transition]] = []
         self._policy, self._names, self._blind, self._cutoff_ns = policy, names, blind, cutoff_ns
         self._first_transition, self._read_until_ns = first_transition, read_until_ns
@@ -135,19 +134,19 @@ class ColumnFold:
         self._columns = {name: np.full(len(names), _NONE, np.int64) for name in _INTEGERS}
 
     def know(self, indexes: Integers, states: pa.Table) -> None:
-        """Load the states of known senders, a row each with `NODE_COLUMNS`."""
+        """Load the states of known senders, one row each with `NODE_COLUMNS`."""
         self._status[indexes] = pc.index_in(states["status"], pa.array(_STATUSES)).to_numpy()
         for name, column in self._columns.items():
             column[indexes] = pc.fill_null(states[name], _NONE).to_numpy()
 
     def see(self, seen: Sightings) -> pa.StringArray:
-        """Take sightings, ordered by sender and by sequence; returns the reason of each decision."""
+        """Apply sightings, ordered by sender and sequence; return the reason of each decision."""
         reasons = np.zeros(len(seen.sender), np.int8)
         starts = np.flatnonzero(np.diff(seen.sender, prepend=-1))
         counts = np.diff(starts, append=len(reasons))
         rounds = 0
         while len(starts) >= _FEW:
-            # Every sender that is seen so often, each by its sighting of this round.
+            # All senders with at least this many sightings, each with its sighting of this round.
             rows = starts + rounds
             reasons[rows] = self._see_plain(seen.take(rows))
             for row in rows[reasons[rows] == _NOT_PLAIN].tolist():
@@ -160,9 +159,9 @@ class ColumnFold:
         return pa.array(_REASONS).take(pa.array(reasons))
 
     def _see_plain(self, seen: Sightings) -> Codes:
-        """Decide on one sighting of each of some senders, and leave it alone where it is not plain.
+        """Decide one sighting per sender in columns, leaving non-plain ones to `sight`.
 
-        Plain is a sighting, not too old, of a sender that is up, was copied before and has not been silent too long.
+        A plain sighting is not too old, and its sender is up, was copied before and has not been silent too long.
         """
         policy, columns = self._policy, self._columns
         seen_ns, since_ns, copied_ns, copied_bytes = (
@@ -191,7 +190,7 @@ class ColumnFold:
         return reasons.astype(np.int8)
 
     def _due(self, indexes: Integers, since_ns: Integers) -> Flags:
-        """Return which senders are due, by the time since the last copy; a splay is only computed where it decides."""
+        """Return the senders whose copy is due by the time since the last one; splays are computed only if they decide."""
         policy = self._policy
         due = since_ns >= policy.due_ns
         for at in np.flatnonzero(~due & (since_ns >= policy.due_ns - policy.interval_ns // 10)).tolist():
@@ -202,7 +201,7 @@ class ColumnFold:
         return splay_ns(self._names[index].as_py(), self._policy.interval_ns)
 
     def _see_one(self, seen: Sightings) -> list[int]:
-        """Take sightings of one sender by the rules themselves; returns the reasons."""
+        """Apply sightings of one sender by the scalar rules; return the reasons."""
         index = int(seen.sender[0])
         state, splay, reasons = self._state(index), self._splay_ns(index), []
         for sighting in map(Sighting, *(column.tolist() for column in seen[1:])):

@@ -1,7 +1,4 @@
-"""A batch's decisions as rows: what is copied and why not, which copies are due, what is counted.
-
-Not here: the rules that decide (`domain.tracking`), the fold (`fold`), the copying (`replication`).
-"""
+"""A batch's decisions as rows: due copies, reasons and counters."""
 
 from __future__ import annotations
 
@@ -21,20 +18,20 @@ _NOT_COPIED: Final = pa.array([decision.reason.value for decision in (SAMPLED, T
 
 
 def due_copies(decisions: pa.Table) -> pa.Table:
-    """Return the copies that are due, rows of `batch_decisions`: sequence, node, payload_bytes."""
+    """Return the due copies, from rows of `batch_decisions`: sequence, node, payload_bytes."""
     skipped = pc.is_in(decisions["reason"], _NOT_COPIED)
     return decisions.filter(pc.invert(skipped)).select(["sequence", "node", "payload_bytes"])
 
 
 def batch_decisions(sightings: pa.Table, folded: pa.Table, cutoff_ns: int | None) -> pa.Table:
-    """Return one row per message: sequence, node (null when there is no sender), reason, payload_bytes.
+    """Return one row per message: sequence, node (null without a sender), reason, payload_bytes.
 
-    Messages of a sender are decided already, in `folded`; those without one are decided here.
+    `folded` has the decisions on messages with a sender; this function decides the others.
     """
     decided = folded.filter(pc.is_valid(folded["reason"]))
     tracked = pa.table({"sequence": decided["decided"], "node": decided["sender"], "reason": decided["reason"]})
     strangers = sightings.filter(pc.is_null(sightings["sender"]))
-    # `inspect` marks a heartbeat so: no sender, forced.
+    # `inspect` marks a heartbeat as forced without a sender.
     reasons = [
         untracked(stored_ns, cutoff_ns, HEARTBEAT if forced else NO_SENDER).reason.value
         for stored_ns, forced in zip(strangers["stored_ns"].to_pylist(), strangers["forced"].to_pylist(), strict=True)
@@ -46,7 +43,7 @@ def batch_decisions(sightings: pa.Table, folded: pa.Table, cutoff_ns: int | None
 
 
 def reasons_of(decisions: pa.Table) -> dict[str, int]:
-    """Return how many messages of a batch have each reason, from rows of `batch_decisions`."""
+    """Return the number of messages per reason, from rows of `batch_decisions`."""
     return {row["values"]: row["counts"] for row in pc.value_counts(decisions["reason"]).to_pylist()}
 
 
@@ -62,7 +59,7 @@ def count_decisions(state: StreamState, reasons: dict[str, int], gaps: list[Gap]
 
 
 def amounts_of(decisions: pa.Table, seconds: float) -> dict[Counter, float]:
-    """Return what a batch that took so long adds to the counters for metrics, from rows of `batch_decisions`."""
+    """Return the metric counters of a batch that took `seconds`, from rows of `batch_decisions`."""
     sampled = decisions.filter(pc.equal(decisions["reason"], Reason.SAMPLED.value))
     forced = pc.sum(pc.equal(decisions["reason"], Reason.FORCED.value)).as_py()
     return {

@@ -1,8 +1,4 @@
-"""The fold of `domain.tracking` over one batch: by sender, in sequence order within each; in Spark when it is large.
-
-Here: rows in, rows out, in this process as in Spark's workers. Add here what a batch's fold has to return. Not here: the
-rules themselves, nor how they are followed for many senders at once (`columns`).
-"""
+"""The fold of `domain.tracking` over one batch, by sender and in sequence order."""
 
 from __future__ import annotations
 
@@ -24,9 +20,9 @@ if TYPE_CHECKING:
     from sr_assets.domain.blindness import BlindSpans
     from sr_assets.domain.tracking import Policy, Transition
 
-#: What `fold_batch` returns, one of three kinds a row. A decision: sender, sequence, reason. A node's state after its
-#: last sighting: sender and the columns of a node, `deadline_ns` among them. A transition: sender, `event` and the
-#: columns that follow it.
+#: The rows of `fold_batch`, of three kinds. A decision: sender, sequence, reason. A node's state after its last
+#: sighting: sender and the columns of a node, including `deadline_ns`. A transition: sender, `event` and the columns
+#: after it.
 FOLDED_SCHEMA: Final = pa.schema(
     [
         ("sender", pa.string()),
@@ -46,7 +42,7 @@ FOLDED_SCHEMA: Final = pa.schema(
     ]
 )
 _TRANSITION: Final = ("sender", *(name for name in FOLDED_SCHEMA.names if name.startswith("event")))
-#: Up to so many rows, which take some hundred MB, Spark's exchange costs many times the fold: 2.6 s for 150,000, not 0.1 s.
+#: Maximum rows of a fold in this process: for 150,000 rows Spark's exchange takes 2.6 s, the fold 0.1 s.
 _ROWS_AT_HOME: Final = 1_000_000
 
 
@@ -59,11 +55,12 @@ def fold_batch(
     first_transition: int = 1,
     read_until_ns: int | None = None,
 ) -> pa.Table:
-    """Fold a batch's sightings into decisions, states and transitions: a large one in Spark, by sender, others here.
+    """Fold a batch's sightings into decisions, states and transitions.
 
-    `rows` come from `SiteState.fold_input`: one per sighting and one per known node, columns sender, sighting (its sequence;
-    0: a known node), stored_ns, payload_bytes, forced and `NODE_COLUMNS`. `blind` are the stream's spans, this batch's among
-    them; `first_transition` and `read_until_ns` are as in `domain.tracking.sight`. Returns `FOLDED_SCHEMA`, in no order.
+    `rows` come from `SiteState.fold_input`: one per sighting and one per known node, with columns sender, sighting (its
+    sequence; 0 for a known node), stored_ns, payload_bytes, forced and `NODE_COLUMNS`. `blind` has the stream's spans,
+    including this batch's; `first_transition` and `read_until_ns` are the arguments of `domain.tracking.sight`. Returns
+    `FOLDED_SCHEMA`, unordered.
     """
     fold = _Fold(policy, cutoff_ns, blind, first_transition, read_until_ns)
     if rows.num_rows <= _ROWS_AT_HOME:
@@ -79,7 +76,7 @@ _SPARK_TYPES: Final = {pa.string(): "string", pa.int64(): "long", pa.bool_(): "b
 
 @dataclass(frozen=True, slots=True)
 class _Fold:
-    """How a batch is folded; it goes to Spark's workers as it is."""
+    """The parameters of a fold, sent to Spark's workers unchanged."""
 
     policy: Policy
     cutoff_ns: int | None
@@ -93,7 +90,7 @@ class _Fold:
             yield from self.table(pa.Table.from_batches(rows)).to_batches()
 
     def table(self, rows: pa.Table) -> pa.Table:
-        """Fold all rows of some senders; a known one without a sighting comes out as it was."""
+        """Fold all rows of some senders; a known sender without a sighting stays unchanged."""
         names = rows["sender"].combine_chunks().dictionary_encode()
         indexes, sequences = names.indices.to_numpy(), rows["sighting"].to_numpy()
         fold = ColumnFold(
@@ -114,7 +111,7 @@ class _Fold:
 
 
 def transition_row(sender: str, transition: Transition) -> tuple[Any, ...]:
-    """Return a transition as `folded_table` takes it."""
+    """Return a transition as a row for `folded_table`."""
     previous = None if transition.previous is None else transition.previous.value
     return (
         sender,
@@ -137,6 +134,6 @@ def folded_table(transitions: list[tuple[Any, ...]]) -> pa.Table:
 
 
 def folded_rows(values: dict[str, Any]) -> pa.Table:
-    """Return rows of one kind, its columns, as rows of `FOLDED_SCHEMA`: what is not a kind's own is null."""
+    """Return the columns of one kind of rows as `FOLDED_SCHEMA`, with nulls in the other columns."""
     nulls = {field.name: pa.nulls(len(values["sender"]), field.type) for field in FOLDED_SCHEMA}
     return pa.table({**nulls, **values}, schema=FOLDED_SCHEMA)

@@ -1,9 +1,9 @@
-"""A site's heartbeat: `observer_alive`, by which readers of its advisories know whether the site still watches its nodes.
+"""A site's heartbeat `observer_alive`, which proves to readers of its advisories that the site still watches its nodes.
 
-It is sent at most once a minute for each stream that announces transitions, and once a run unless the previous run has just
-sent the same; a run after a failed one always sends one. It announces the longest time until the next one: until
-the first node's deadline, which starts a run if no message does, and `heartbeat_grace_ns` more. Without a node that has
-a deadline nothing is announced. Not here: its JSON (`domain.advisories`), how a centre uses it (`adapters.state.global_view`).
+Each stream that announces transitions sends it at most once a minute, and once per run unless the previous run's
+heartbeat is still valid; a run after a failed one always sends one. It announces the maximum time until the next one:
+until the first node's deadline, which starts a run even without messages, plus `heartbeat_grace_ns`. Without a deadline
+it announces none.
 """
 
 from __future__ import annotations
@@ -25,36 +25,37 @@ if TYPE_CHECKING:
 
 _EVERY_SECONDS: Final = 60.0
 _EVERY_NS: Final = 60_000_000_000
-#: How long a run may take from being asked for to its first heartbeat.
+#: Maximum time from the request of a run to its first heartbeat.
 _START_NS: Final = 30_000_000_000
 
 
 def heartbeat_grace_ns(settings: Settings) -> int:
-    """Return how late, after a run is due, its heartbeat may be: two sensor intervals, 30 s to start, up to a minute of work."""
+    """Return the maximum delay of a due run's heartbeat: two sensor intervals, 30 s to start, up to a minute of work."""
     return min(_EVERY_NS, settings.run_budget_ns) + 2 * settings.sensor.interval_ns + _START_NS
 
 
 class HeartbeatStage:
-    """The heartbeat of one stream with an `advisory` block, for the time of a run; `grace_ns` is `heartbeat_grace_ns`."""
+    """The heartbeat of one stream with an `advisory` block in one run; `grace_ns` is `heartbeat_grace_ns`."""
 
     def __init__(
         self, stream: StreamSettings, store: SiteState, clock: Clock, grace_ns: int, report: StreamReport
     ) -> None:
-        """Take what the stage uses."""
         assert stream.advisory is not None
         self._stream, self._advisory = stream, stream.advisory
         self._nodes, self._clock, self._grace_ns, self._report = store.nodes(stream.stream), clock, grace_ns, report
-        # Whether an error came before the next heartbeat: the first good step clears it from the state.
+        # Whether an error preceded the next heartbeat: the first successful step clears it from the state.
         state = store.load_stream(stream.stream)
         self._failed = state is not None and state.last_error is not None
 
     def send(self, cluster: Cluster, *, busy: bool = False) -> None:
-        """Send a heartbeat, unless the last one was sent less than a minute ago.
+        """Send a heartbeat unless the last one is less than a minute old.
 
-        A run that is `busy` waits a minute with its first one too, which would report the lag of the beginning. When the last
-        heartbeat is overdue it waits only until it is caught up, because readers do not trust its advisories before. It goes
-        into JetStream where a stream takes the subject, else to current subscribers. A heartbeat that cannot be sent is no
-        failure of the stream: the next one replaces it.
+        A `busy` run delays its first one by a minute too, because it would report the initial lag. If the last
+        heartbeat is overdue, the run only waits until it has caught up, because readers do not trust its advisories
+        before.
+
+        JetStream stores it if a stream takes the subject; else current subscribers receive it. A failure to send does
+        not fail the stream: the next heartbeat replaces it.
         """
         report, state = self._report, self._report.state
         if state is None:
@@ -102,9 +103,10 @@ class HeartbeatStage:
 
 
 def _still_holds(state: StreamState, now_ns: int, due_ns: int | None) -> bool:
-    """Return whether the last heartbeat, of this run or one before that went well, is fresh and promised the next in time.
+    """Return whether the last heartbeat, of this run or a successful earlier one, is recent and its announcement still
+    holds.
 
-    A run without new messages then sends nothing: where the advisory stream is itself copied, each heartbeat would start
+    A run without new messages then sends none: if the advisory stream is itself copied, each heartbeat would start
     another run.
     """
     if state.alive_ns is None or now_ns - state.alive_ns >= _EVERY_NS:

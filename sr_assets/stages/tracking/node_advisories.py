@@ -1,7 +1,4 @@
-"""Stage `node_advisories`: publish the outbox in order per sender, and mark what was acknowledged.
-
-Not here: which transitions there are (`fold`, `node_state`), what an advisory looks like (`domain.advisories`).
-"""
+"""Stage `node_advisories`: publishing the outbox in order per sender, and recording the acknowledgements."""
 
 from __future__ import annotations
 
@@ -25,30 +22,29 @@ if TYPE_CHECKING:
     from sr_assets.stages.report import StreamReport
 
 _CHUNK: Final = 5_000
-#: An answer that no stream takes the advisories may come from a server that is just starting: it is asked again so long.
+#: A starting server may respond that no stream takes the advisories; the query is repeated for this long.
 _OLD_ANSWERS_SECONDS: Final = 3.0
-#: What was refused is tried again after so long; what is new goes out meanwhile.
+#: Pause before a refused advisory is sent again; new ones are published meanwhile.
 _RETRY_SECONDS: Final = 10.0
 
 
 class AdvisoryStage:
-    """The stage of one stream with an `advisory` block, for one run."""
+    """The stage of one stream with an `advisory` block in one run."""
 
     def __init__(self, stream: StreamSettings, store: SiteState, clock: Clock, report: StreamReport) -> None:
-        """Take what the stage uses."""
         assert stream.advisory is not None
         self._stream, self._advisory = stream, stream.advisory
         self._outbox, self._store = store.outbox(stream.stream), store
         self._clock, self._report = clock, report
-        # Senders whose next advisory was refused, until when they wait.
+        # Senders with a refused advisory, and the end of their pause.
         self._held_back: set[str] = set()
         self._retry_at = 0.0
 
     def publish(self, cluster: Cluster) -> bool:
-        """Publish what waits; returns whether anything went out.
+        """Publish the outbox; return whether any advisory was sent.
 
-        Reliable advisories wait in the outbox until a stream has acknowledged them, however long that takes. One that
-        is refused holds back the later ones of its sender only. Unreliable ones are sent to current subscribers.
+        Reliable advisories stay in the outbox until a stream acknowledges them, without a time limit. A refused one
+        delays only later ones of its sender. Unreliable ones go to current subscribers.
         """
         if self._outbox.size() == 0:
             return False
@@ -59,7 +55,7 @@ class AdvisoryStage:
             if not _takers(cluster, self._advisory):
                 self._report.undeliverable = (
                     f"no stream on {cluster.settings.label} takes {advisory_pattern(self._advisory.subject)}:"
-                    f" {self._outbox.size()} advisories wait for one"
+                    f" {self._outbox.size()} advisories wait; create such a stream"
                 )
                 self._retry_at = time.monotonic() + _RETRY_SECONDS
                 return False
@@ -69,7 +65,9 @@ class AdvisoryStage:
         return self._publish_reliably(cluster)
 
     def _is_reliable(self, cluster: Cluster) -> bool:
-        """Return whether advisories go into JetStream; without `reliable` they always do once a stream took the subject."""
+        """Return whether advisories go to JetStream; without `reliable`, always after a stream was found to take the
+        subject.
+        """
         if self._advisory.reliable is not None:
             return self._advisory.reliable
         state = self._store.load_stream(self._stream.stream)
@@ -80,7 +78,7 @@ class AdvisoryStage:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.5)
-        # Written down by whoever reads the stream: two threads must not write one row.
+        # Only the reading thread writes this row: two threads must not.
         self._report.advisories_stored = True
         return True
 
@@ -111,13 +109,15 @@ class AdvisoryStage:
             if refusals:
                 self._hold_back(cluster, refusals)
             if not acknowledged and not refusals:
-                self._report.undeliverable = f"{cluster.settings.label}: {cluster.last_refusal}; they are sent again"
+                self._report.undeliverable = (
+                    f"{cluster.settings.label}: {cluster.last_refusal}; they will be sent again"
+                )
                 break
         self._report.published += sent
         return sent > 0
 
     def _known(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the rows that the format knows; the others are done. Of more than one chunk of such the next is taken."""
+        """Return the rows that the format supports and mark the others as done; skip chunks without supported rows."""
         if self._advisory.format == "v2":
             return rows
         while rows:
@@ -136,11 +136,11 @@ class AdvisoryStage:
         node, refusal = next(iter(refusals.items()))
         self._report.undeliverable = (
             f"{cluster.settings.label} refuses advisories of {len(self._held_back)} nodes, the first of {node}: {refusal};"
-            " they are kept and sent again"
+            " they will be sent again"
         )
 
     def _mark(self, sent: list[dict[str, Any]], failed: Sequence[dict[str, Any]] = ()) -> None:
-        """Note and count what was sent, and count the attempts that failed."""
+        """Record and count the sent advisories, and count the failed attempts."""
         if not sent and not failed:
             return
         counters = self._store.counters(self._stream.stream)

@@ -1,7 +1,4 @@
-"""Node states as rows, with the deadline at which each has to be swept; and what a change of the policy does to those.
-
-Not here: the statements (`adapters.state.nodes`), the rules (`domain.tracking`).
-"""
+"""Node states as rows with their sweep deadlines, and the effect of a changed policy on the deadlines."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ NODE_SCHEMA: Final = pa.schema(
 
 
 def follow_policy(store: SiteState, stream: StreamSettings, policy: Policy, state: StreamState) -> None:
-    """Compute every deadline anew when the durations are others than those the stored deadlines were computed with."""
+    """Recompute every deadline if the durations differ from those of the stored deadlines."""
     text = f"{policy.interval_ns}/{policy.warning_ns}"
     if state.policy == text:
         return
@@ -47,7 +44,7 @@ def follow_policy(store: SiteState, stream: StreamSettings, policy: Policy, stat
 
 
 def node_row(policy: Policy, node: str, state: NodeState, blind: BlindSpans) -> tuple[Any, ...]:
-    """Return a node's state as `node_table` takes it, with its deadline."""
+    """Return a node's state, with its deadline, as a row for `node_table`."""
     return node, *state_values(state), deadline_ns(policy, state, blind)
 
 

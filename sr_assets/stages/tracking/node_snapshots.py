@@ -1,6 +1,5 @@
-"""Stage `node_snapshots`: bring the newest-per-node table up to the staged Parquet; compaction and retention of days.
-
-Not here: what is staged (`adapters.copying.copier`), the view that shows it (`adapters.published`).
+"""Stage `node_snapshots`: indexing the staged Parquet for the newest message per node; compaction and retention of
+days.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A day is over when nothing was written to it for so long: copies that waited may be of yesterday.
+#: A day is complete when nothing was written to it for this long: delayed copies may belong to yesterday.
 _QUIET_NS: Final = 3_600 * 1_000_000_000
-#: So many days are made one file each in a run: a history of an earlier version has many of them.
+#: Maximum number of days that a run compacts into one file each.
 _DAYS_AT_ONCE: Final = 5
 
 
 def staging_folder(site_folder: Path, stream: StreamSettings, covered: SequenceRange, mark: str) -> Path:
-    """Return where a batch's writers put their Parquet files; `mark` is the `source_mark` of the source."""
+    """Return the staging folder of a batch's writers; `mark` is the `source_mark` of the source."""
     return site_folder.resolve() / "staging" / stream.asset_prefix[1] / f"{covered.first}-{covered.next}{mark}"
 
 
 class SnapshotStage:
-    """The stage of one tracked stream, for the time of a run."""
+    """The stage of one tracked stream in one run."""
 
     def __init__(
         self,
@@ -53,14 +52,14 @@ class SnapshotStage:
         retention_ns: int | None,
         report: StreamReport,
     ) -> None:
-        """Take what the stage uses; `retention_ns` is how long history is kept, None without limit."""
+        """Store the stage's resources; `retention_ns` is the retention of the history, or None."""
         self._stream, self._store, self._index = stream, store, store.snapshot_index(stream.stream)
         self._site_folder, self._retention_ns, self._report = site_folder, retention_ns, report
         self._home = home.resolve()
         self._folder = stream_folder(self._home, stream.name, stream.stream)
 
     def index_staged(self) -> bool:
-        """Move staged files into the history and index the nodes' newest messages; returns whether there were any."""
+        """Move staged files into the history and index the nodes' newest messages; return whether there were any."""
         batches = self._index.staged()
         for first, after, mark in batches:
             covered = SequenceRange(first, after)
@@ -74,15 +73,15 @@ class SnapshotStage:
 
     @property
     def has_history(self) -> bool:
-        """Whether there are files of the history, or staged ones."""
+        """Whether the history or staged files exist."""
         return self._folder.exists() or bool(self._index.staged())
 
     def compact(self, now_ns: int) -> None:
-        """Make few files of many, delete days beyond the retention and what no batch knows; once a run.
+        """Compact files, delete expired days and unknown files; once per run.
 
-        Files that became others go with the next run: until this one has published, a reader's view still names them.
+        Compacted files are deleted by the next run: until this one has published, a reader's view still names them.
         """
-        # Those of a stream that is tracked no more have not been moved.
+        # The staged files of a stream that is no longer tracked have not been moved.
         self.index_staged()
         self._remove_replaced()
         self._list_unknown()
@@ -101,7 +100,7 @@ class SnapshotStage:
             left -= bool(over and merges)
             planned += merges
         done, files = 0, sum(len(merge.parts) for merge in planned)
-        with LongWork(f"{self._stream.label}: compacting files of the history", files) as progress:
+        with LongWork(f"{self._stream.label}: compacting history files", files) as progress:
             for merge in planned:
                 self._merge(merge)
                 done += len(merge.parts)
@@ -111,7 +110,7 @@ class SnapshotStage:
     def _merge(self, planned: Merge) -> None:
         parts = [part for part in planned.parts if part.exists()]
         if len(parts) < len(planned.parts):
-            # Somebody deleted them: their rows are lost, and their nodes' newest messages.
+            # Deleted files: their rows are lost, and their nodes' newest messages.
             with self._store.transaction():
                 self._index.forget([relative_name(part) for part in planned.parts if part not in parts])
             return
@@ -121,7 +120,7 @@ class SnapshotStage:
             self._index.move(planned.parts, planned.whole, planned.level)
         seconds = time.monotonic() - started
         label, count = self._stream.label, len(planned.parts)
-        logger.info("%s: %d files of the history became one of %d rows, %.1f s", label, count, rows, seconds)
+        logger.info("%s: compacted %d history files into one of %d rows in %.1f s", label, count, rows, seconds)
 
     def _remove_replaced(self) -> None:
         gone = self._index.replaced()
@@ -132,7 +131,7 @@ class SnapshotStage:
                 self._index.forget(gone)
 
     def _list_unknown(self) -> None:
-        """Note files that an earlier version, or a state that was lost, has left; remove what a merge that was cut off has."""
+        """Index files of a lost state, and delete the files of an interrupted compaction."""
         levels = {self._home / name: level for name, level in self._index.levels().items()}
         unknown = [file for file in self._folder.glob("date=*/[0-9]*.parquet") if file not in levels]
         abandoned = [file for file in unknown if is_abandoned(file, levels)]
@@ -160,5 +159,5 @@ class SnapshotStage:
 
 
 def _is_quiet(files: Iterable[Path], now_ns: int) -> bool:
-    """Return whether nothing was written to any of some files lately."""
+    """Return whether none of some files was written recently."""
     return all(not file.exists() or now_ns - file.stat().st_mtime_ns > _QUIET_NS for file in files)

@@ -1,8 +1,7 @@
-"""Stage `node_state`: read what the fleet sent, fold it per sender, let time pass. It needs the source alone.
+"""Stage `node_state`: reading the fleet's messages, folding them per sender, and sweeping. It needs only the source.
 
-A batch's node states, transitions, counters, gaps and the copies that are due (the copy queue) are one transaction with
-the position after it. Nothing outside changes before that, so a batch that a crash interrupted is read again. Not here:
-the rules (`domain.tracking`), the copying (`replication`), publishing transitions (`node_advisories`).
+One transaction commits a batch's node states, transitions, counters, gaps, due copies (the copy queue) and the new
+position. Nothing outside the state changes, so an interrupted batch is read again.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class NodeStage:
-    """The stage of one tracked stream, for the time of a run."""
+    """The stage of one tracked stream in one run."""
 
     def __init__(
         self,
@@ -65,8 +64,7 @@ class NodeStage:
         clock: Clock,
         report: StreamReport,
     ) -> None:
-        """Take what the stage uses."""
-        # A tracked stream has both: settings see to it.
+        # settings require both of a tracked stream
         assert stream.policy is not None
         assert stream.extractor is not None
         self._stream, self._policy = stream, stream.policy
@@ -77,11 +75,11 @@ class NodeStage:
         self._progress = Progress(stream.label, "messages")
         self._looked = self._clock_reported = False
         self._batch_began = 0.0
-        #: Whether the last step has read all that the source held.
+        #: Whether the last step reached the end of the source.
         self.caught_up = False
 
     def fold_next(self, ends: Ends) -> bool:
-        """Read and fold the next batch; returns whether there was work: a batch, or another source to follow."""
+        """Read and fold the next batch; return whether there was work: a batch, or a changed source."""
         stream, report = self._stream, self._report
         cluster = self._clusters.connect(stream.source)
         source = cluster.stream_info(stream.stream)
@@ -91,9 +89,9 @@ class NodeStage:
         state = load_position(self._store, cluster, stream, source)
         if not self._looked:
             follow_policy(self._store, stream, self._policy, state)
-        begun_anew = report.state is not None and report.state.starts != state.starts
-        if not self._looked or begun_anew:
-            # All time up to the committed watermark passes before anything is read again.
+        restarted = report.state is not None and report.state.starts != state.starts
+        if not self._looked or restarted:
+            # Sweep up to the committed watermark before reading again.
             self.sweep_due()
         self._looked = True
         left_open = self._left_open()
@@ -102,7 +100,7 @@ class NodeStage:
         self.caught_up = covered is None or covered.next > source.last_sequence
         if covered is None:
             self._note_caught_up(state, source)
-            return begun_anew
+            return restarted
         reach(Point.PLANNED)
         started = self._batch_began = time.monotonic()
         sightings = read_unless_changed(cluster, source, lambda: self._read(source, covered))
@@ -135,7 +133,7 @@ class NodeStage:
         return intent if intent is not None and not intent.folded else None
 
     def _note_caught_up(self, state: StreamState, source: StreamInfo) -> None:
-        """Advance the watermark without a new message; committed when a node is due, else as the run ends."""
+        """Advance the watermark without a message; commit it if a node is due, else at the end of the run."""
         by_clock = self._advance(state, source, caught_up=source.last_sequence < state.next_sequence)
         nodes = self._store.nodes(self._stream.stream)
         if state.hole_open and by_clock:
@@ -147,7 +145,7 @@ class NodeStage:
         self._report.state, self._report.lag_messages = state, state.lag_messages
 
     def _close_hole(self, state: StreamState, until_ns: int | None) -> None:
-        """Make the hole at the end of the last batch blind until a time: no message from inside it can come."""
+        """Make the hole at the end of the last batch blind until a time: no message from inside it can arrive."""
         nodes = self._store.nodes(self._stream.stream)
         spans, state.hole_open = find_blind_spans(
             [], [], [], before_ns=state.last_stored_ns, after_hole=True, until_ns=until_ns
@@ -176,7 +174,7 @@ class NodeStage:
         sightings: pa.Table,
         left_open: Intent | None,
     ) -> None:
-        """Fold a batch and commit everything it changed, with the position after it, in one transaction."""
+        """Fold a batch and commit all its changes, with the new position, in one transaction."""
         stream, store, report = self._stream, self._store, self._report
         available = first_available(source, covered)
         absent = missing(SequenceRange(available, covered.next), sightings["sequence"].to_pylist())
@@ -229,7 +227,7 @@ class NodeStage:
         absent: Sequence[SequenceRange],
         sightings: pa.Table,
     ) -> tuple[BlindSpans, bool]:
-        """Return the stream's blind spans with those of a batch, and whether its last hole is still open."""
+        """Return the stream's blind spans including a batch's, and whether its last hole is still open."""
         overtaken = SequenceRange(covered.first, first_available(source, covered))
         reason = absence_reason(self._stream, source)
         holes = [(overtaken, "overtaken")] if len(overtaken) else []
@@ -238,7 +236,7 @@ class NodeStage:
         known = BlindSpans(tuple(nodes.blind_spans()))
         if not holes and not state.hole_open:
             return known, False
-        # The clock sets the watermark only when everything that the info speaks of is processed with this batch.
+        # The clock sets the watermark only if this batch processes all messages that the info covers.
         ahead = replace(state, last_stored_ns=_latest(sightings, state.last_stored_ns))
         ahead.next_sequence = covered.next
         by_clock = self._advance(ahead, source, caught_up=covered.next > source.last_sequence)
@@ -257,7 +255,7 @@ class NodeStage:
 
     def _fold(self, state: StreamState, sightings: pa.Table, cutoff_ns: int | None, blind: BlindSpans) -> pa.Table:
         rows = self._store.nodes(self._stream.stream).fold_input(sightings)
-        # After a hole at the end of what was read, as a source that went back leaves one, only older messages come again.
+        # After a hole at the end, as a rolled-back source leaves it, only older messages are read again.
         read_until_ns = state.last_stored_ns if state.hole_open else None
         first = state.forgotten_transition + 1
         return fold_batch(self._spark.use, rows, self._policy, cutoff_ns, blind, first, read_until_ns)
@@ -269,17 +267,16 @@ class NodeStage:
         self._store.nodes(self._stream.stream).merge(states.rename_columns(NODE_SCHEMA.names))
         add_transitions(self._store, self._stream, state, folded, self._report)
 
-    # ------------------------------------------------------------------------------------------- the passing of time
+    # ------------------------------------------------------------------------------------------- sweeping
 
     def sweep_due(self) -> bool:
-        """Let time pass for the nodes whose deadline lies before the committed watermark; returns whether there were any.
-
-        It asks no server.
+        """Sweep the nodes whose deadline is before the committed watermark; return whether there were any. No server is
+        queried.
         """
         return sweep_due(self._store, self._stream, self._policy, self._report)
 
 
 def _latest(sightings: pa.Table, before_ns: int | None) -> int | None:
-    """Return the highest stored time so far, with that of a batch."""
+    """Return the highest stored time so far, including a batch."""
     batch_ns = pc.max(sightings["stored_ns"]).as_py() if sightings.num_rows else None
     return max((ns for ns in (batch_ns, before_ns) if ns is not None), default=None)

@@ -1,8 +1,7 @@
-"""The passing of time for the nodes of a stream whose deadline is past: `sweep` of `domain.tracking`, for many at once.
+"""The sweep of a stream's nodes whose deadline has passed: `domain.tracking.sweep` for many nodes at once.
 
-They are taken in portions, each committed on its own, so that a fleet that falls silent at once takes no more memory than
-one node after the other does, and what a killed run has committed is not done again. Not here: the rule (`domain.tracking`),
-what a sighting does (`fold`).
+Nodes are swept in portions with a transaction each, so that a fleet that falls silent at once needs little memory, and
+a killed run repeats no committed portion.
 """
 
 from __future__ import annotations
@@ -29,16 +28,17 @@ if TYPE_CHECKING:
     from sr_assets.stages.report import StreamReport
     from sr_assets.stages.tracking.columns import Flags, Integers
 
-#: So many nodes are swept in one transaction.
+#: Number of nodes swept in one transaction.
 SWEPT_AT_ONCE: Final = 20_000
 
 
 def sweep_due(
     store: SiteState, stream: StreamSettings, policy: Policy, report: StreamReport, at_once: int = SWEPT_AT_ONCE
 ) -> bool:
-    """Let time pass for the nodes whose deadline lies before the committed watermark; returns whether there were any.
+    """Sweep the nodes whose deadline is before the committed watermark; return whether there were any. No server is
+    queried.
 
-    It asks no server. States and transitions are committed in portions of `at_once` nodes, in the order of the deadlines.
+    States and transitions are committed in portions of `at_once` nodes, in the order of the deadlines.
     """
     state = store.load_stream(stream.stream)
     if state is None or state.watermark_ns is None:
@@ -46,7 +46,7 @@ def sweep_due(
     nodes = store.nodes(stream.stream)
     blind, swept = BlindSpans(tuple(nodes.blind_spans())), 0
     with LongWork(f"{stream.label}: sweeping silent nodes", nodes.count_due(state.watermark_ns)) as progress:
-        # A node that was swept is due no more: its deadline is computed anew.
+        # A swept node is no longer due: its deadline is recomputed.
         while (due := nodes.due(state.watermark_ns, at_once)).num_rows:
             states, transitions = sweep_nodes(policy, due, state.watermark_ns, blind)
             with store.transaction():
@@ -60,9 +60,9 @@ def sweep_due(
 
 
 def sweep_nodes(policy: Policy, due: pa.Table, now_ns: int, blind: BlindSpans) -> tuple[pa.Table, pa.Table]:
-    """Let time pass until `now_ns` for nodes, columns node and `NODE_COLUMNS`.
+    """Sweep nodes until `now_ns`; columns node and `NODE_COLUMNS`.
 
-    Returns their states, as `NODE_SCHEMA`, and their transitions, as `FOLDED_SCHEMA`: by node, each node's in their order.
+    Return their states as `NODE_SCHEMA`, and their transitions as `FOLDED_SCHEMA`, ordered per node.
     """
     asked = BlindColumns(blind)
     seen, since, number, retired = (
@@ -74,7 +74,7 @@ def sweep_nodes(policy: Policy, due: pa.Table, now_ns: int, blind: BlindSpans) -
     expired = (timeout | timed_out) & (silence > policy.interval_ns)
     out_ns = asked.exceeds_at_ns(seen, policy.warning_ns)
     since = np.where(timed_out, out_ns, since)
-    # With a policy that was made shorter since, the interval may have ended before the timeout was noticed.
+    # With a policy shortened since, the interval may have ended before the timeout was noticed.
     end_ns = np.maximum(asked.exceeds_at_ns(seen, policy.interval_ns), since)
     ended = pa.array(expired)
     status = pc.if_else(
@@ -102,7 +102,7 @@ def sweep_nodes(policy: Policy, due: pa.Table, now_ns: int, blind: BlindSpans) -
 def _transitions(
     due: pa.Table, which: Flags, event: Event, previous: Status, at_ns: Integers, number: Integers
 ) -> pa.Table:
-    """Return the same transition of each node in `which`; `at_ns` and `number` are those of all nodes."""
+    """Return the same transition for each node in `which`; `at_ns` and `number` are the columns of all nodes."""
     nodes, count = due.filter(pa.array(which)), int(which.sum())
     return folded_rows(
         {

@@ -1,7 +1,4 @@
-"""Transitions as rows of the state, with their ids; `late` and `detected_ns` are fixed here.
-
-Not here: which transitions there are (`fold`, `node_state`), the outbox (`node_advisories`).
-"""
+"""Transitions as rows of the state, with their ids; `late` and `detected_ns` are set here."""
 
 from __future__ import annotations
 
@@ -50,10 +47,10 @@ def add_transitions(
     *,
     history: bool = False,
 ) -> None:
-    """Write the transitions among folded rows; called inside a transaction.
+    """Write the transitions among folded rows, inside the caller's transaction.
 
-    `history` is for what is only recorded: it is late and never published. What was recorded before is not recorded
-    again: a stream that was recovered folds some messages a second time.
+    `history` transitions are only recorded: they are late and never published. Recorded transitions are not repeated: a
+    recovered stream folds some messages a second time.
     """
     events = folded.filter(pc.is_valid(folded["event"]))
     if not events.num_rows:
@@ -69,7 +66,7 @@ def add_transitions(
 
 def _rows(stream: StreamSettings, state: StreamState, events: pa.Table, *, history: bool) -> pa.Table:
     policy, count = stream.policy, events.num_rows
-    assert policy is not None  # a tracked stream has one: settings see to it
+    assert policy is not None  # settings require one of a tracked stream
     nodes, names, times = (events[column].to_pylist() for column in ("sender", "event", "event_ns"))
     identity = (stream.replicator, stream.name, stream.stream)
     columns = {

@@ -335,7 +335,7 @@ def test_a_feed_that_was_overtaken_or_made_again_behaves_like_every_stream(rig: 
     rig.api(f"STREAM.DELETE.{feed}", server=rig.target)
     rig.create(feed, rig.target)
     publish(rig, feed, [ours("n1", "timeout", 2, 500)])
-    assert "was deleted and made again" in rig.failure()
+    assert "was recreated" in rig.failure()
     rig.feeds[0]["on_source_reset"] = "recopy"
     rig.drain()
     status = {row["node"]: row["status"] for row in rig.rows("global_availability")}

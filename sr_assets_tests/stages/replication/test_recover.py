@@ -128,7 +128,7 @@ def test_a_stream_that_stopped_for_a_source_made_again_goes_on_with_what_the_new
     rig.api(f"STREAM.DELETE.{stream}")
     rig.create(stream)
     rig.publish(stream, numbered(3, first=11))
-    assert "was deleted and made again" in rig.failure()
+    assert "was recreated" in rig.failure()
     begun = epoch(rig, stream)
     shutil.move(rig.home / "sites", rig.home / "sites.aside")
     with pytest.raises(RunError, match=r"was recreated since it was copied.*--force"):

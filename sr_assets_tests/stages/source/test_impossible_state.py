@@ -49,7 +49,10 @@ def test_a_position_ahead_of_the_source_is_refused_and_recovered_once_the_state_
     edit(state_file(rig), "UPDATE streams SET next_sequence = 100")
     failure = rig.failure()
     assert "ends at 3, before 99, which was read" in failure
-    assert f"the state was edited (then set it aside and run `sr-assets recover --stream {SITE}/{stream}`" in failure
+    assert (
+        f"the state was edited (then set the state aside and run `sr-assets recover --stream {SITE}/{stream}`"
+        in failure
+    )
     with duckdb.connect(str(state_file(rig)), read_only=True) as opened:
         columns = "next_sequence, copied_messages"
         rows = opened.execute(f"SELECT {columns} FROM streams JOIN copying USING (stream)").fetchall()

@@ -144,7 +144,7 @@ def test_a_stream_of_others_is_left_alone_until_it_is_adopted_and_made_again_onl
     wanted = {"stream": stream, "subjects": [stream], "storage": "file", "max_age": "1m"}
     configure(topology={"manage": "reconcile", "clusters": {"here": {"url": nats_server.url}}, "streams": [wanted]})
     (left,) = {(row["result"], row["detail"]) for row in rows(command, "apply", "--recreate", stream)}
-    assert left == ("left", "was made by others: `topology adopt` takes it over")
+    assert left == ("left", "has no owner; adopt it with `topology adopt`")
     assert [row["action"] for row in rows(command, "adopt")] == ["adopt"]
     assert info(nats_server, stream)["config"]["metadata"][OWNER] == "CENTRE"
     assert info(nats_server, stream)["config"]["max_age"] == 90 * 10**9
