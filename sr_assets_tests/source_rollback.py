@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 _TIME = r"(\d\S+Z)"
 _BEGUN = re.compile(
-    r": source stream (\S+) .* going on at 1 as beginning (\d+) \(recopy\);"
-    rf" read until (\d+), stored (never|{_TIME}); silence is known until (never|{_TIME})"
+    r": source stream (\S+) .* continuing at 1 as restart (\d+) \(recopy\);"
+    rf" last message read (\d+), stored (never|{_TIME}); silence known until (never|{_TIME})"
 )
-_BLIND = re.compile(rf"/(\S+): messages of the time from {_TIME} to {_TIME} were gone before they were read")
+_BLIND = re.compile(rf"/(\S+): messages of the time from {_TIME} to {_TIME} were lost before they were read")
 
 #: Blind time that ends with a stream info's clock may end behind a message that the info did not know of yet.
 _MARGIN_NS = 10**9

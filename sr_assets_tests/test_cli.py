@@ -782,7 +782,7 @@ def test_lag_queries_servers(connected: tuple[str, Cluster, Cluster], command: C
     assert row["lag_messages"] == 1
     (folder / "status.json").write_text(json.dumps({"streams": {stream: {**status, "created_ns": 1}}}))
     (row,) = json.loads(command("lag", "--format", "json")[1])
-    assert "made again" in row["problem"]
+    assert "recreated" in row["problem"]
 
 
 def test_check_shows_paused_streams_until_resume(home: Path, command: Command) -> None:

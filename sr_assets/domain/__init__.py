@@ -1,1 +1,1 @@
-"""The rules: pure functions and records, with the standard library, and orjson to parse payloads."""
+"""The rules, as pure functions and records."""

@@ -1,8 +1,4 @@
-"""The messages that a site publishes: an advisory's id and JSON (Choria's version 2, extended, or 1), and a site's heartbeat.
-
-Add a field of an advisory or of a heartbeat here. Not here: when a transition happens (`tracking`), the subject it is
-published on (`subjects.advisory_subject`), the outbox, how a reader interprets it (`received`).
-"""
+"""The messages that a site publishes: advisories (Choria's version 2 with extensions, or version 1) and heartbeats."""
 
 from __future__ import annotations
 
@@ -15,26 +11,26 @@ from sr_assets.domain.tracking import Transition
 
 PROTOCOL: Final = "io.choria.sr.v2.age_advisory"
 V1_SCHEMA: Final = "https://choria.io/schemas/sr/v1/age_advisory.json"
-#: The event of a heartbeat, which is about a site and not about a node.
+#: The event of a heartbeat, which concerns a site instead of a node.
 OBSERVER_EVENT: Final = "observer_alive"
 OBSERVER_PROTOCOL: Final = "io.choria.sr_assets.v1.observer_alive"
 _compact: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 def event_id(replicator: str, name: str, stream: str, sender: str, event: str, event_ns: int) -> str:
-    """Return the id of a transition: the same transition has the same id, in every run and every replay."""
+    """Return the id of a transition: the same in every run and every replay."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, _compact([replicator, name, stream, sender, str(event), event_ns])))
 
 
 def seconds(duration_ns: int) -> float:
-    """Return a duration in seconds, to the millisecond."""
+    """Return a duration in seconds, with millisecond precision."""
     return round(duration_ns / SECOND_NS, 3)
 
 
 def is_late(planned_ns: int | None, event_ns: int, interval_ns: int) -> bool:
-    """Return whether a transition happened more than an interval before `planned_ns`, so that it is reported from a backlog.
+    """Return whether a transition happened more than an interval before `planned_ns`, so that it comes from a backlog.
 
-    `planned_ns` is the `ts` of the stream info that planned the batch; without one nothing is late.
+    `planned_ns` is the `ts` of the stream info that planned the batch; without it, no transition is late.
     """
     return planned_ns is not None and planned_ns - event_ns > interval_ns
 
@@ -50,10 +46,10 @@ def encode(
     epoch_ns: int,
     late: bool,
 ) -> bytes:
-    """Return the body of an advisory: compact JSON in UTF-8, without ASCII escapes; Choria's fields first.
+    """Return the body of an advisory: compact JSON in UTF-8 without ASCII escapes, Choria's fields first.
 
-    Whole seconds are rounded down. `epoch_ns` is the source's time at which the stream's state began, 0 when unknown:
-    of two advisories of a node the one with the later epoch counts, then the one with the higher `transition`.
+    Whole seconds are rounded down. `epoch_ns` is the source's time at the start of the stream's state, or 0 if unknown.
+    Of two advisories of a node, the later epoch wins, then the higher `transition`.
     """
     age_ns, outage_ns = transition.age_ns, transition.outage_ns
     body = {
@@ -82,9 +78,9 @@ def encode(
 
 
 def encode_v1(transition: Transition, *, name: str, sender: str, inspect_field: str) -> bytes:
-    """Return the body of an advisory as the old replicator wrote it, whose replicator is what is now an entry's `name`.
+    """Return the body of an advisory in the old replicator's format, whose replicator is an entry's `name`.
 
-    It knows no event `new`.
+    The format has no event `new`.
     """
     body = {
         "$schema": V1_SCHEMA,
@@ -113,10 +109,10 @@ def observer_alive(
     next_within_ns: int | None,
     epoch_ns: int = 0,
 ) -> bytes:
-    """Return the body of a site's heartbeat: its position, its lag and how many nodes are not retired.
+    """Return the body of a site's heartbeat: position, lag and number of nodes that are not retired.
 
-    `next_within_ns` is the longest time until the next heartbeat, None when no further one is due; `epoch_ns` is as in an
-    advisory.
+    `next_within_ns` is the maximum time until the next heartbeat, or None if there is none; `epoch_ns` is the same as
+    in an advisory.
     """
     body = {
         "protocol": OBSERVER_PROTOCOL,

@@ -1,8 +1,7 @@
-"""Blind spans: ranges of stored time whose messages the source had deleted, or lost as it went back, before they were read.
+"""Blind spans: ranges of stored time whose messages the source lost before they were read.
 
-Here: which holes make a span, the set of a stream's spans, how much of a silence they cover, and when a silence exceeds a
-limit without the covered time. Add a rule on what an absent message proves here. Not here: what silence leads to
-(`tracking`), the reason of a hole and where the spans are stored (`stages`).
+They define which holes make a span, how much of a silence the spans cover, and when a silence exceeds a limit without
+the covered time.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
 
     from sr_assets.domain.positions import SequenceRange
 
-#: The most spans of a stream; beyond that the closest ones are merged.
+#: Maximum number of spans of a stream; beyond it the closest ones are merged.
 MAX_BLIND_SPANS: Final = 1_000
-#: Reasons of a hole whose messages were there and were not read. A filtered message is none of the stream's.
+#: Reasons of a hole with unread messages. Filtered messages do not belong to the stream.
 BLINDING_REASONS: Final = frozenset({"overtaken", "deleted", "per_subject_limit"})
 
 #: A half-open span of stored time, in unix ns.
@@ -30,14 +29,14 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class BlindSpans:
-    """A stream's blind spans: ascending and disjoint; made of spans in any order, empty ones are dropped."""
+    """A stream's blind spans: ascending and disjoint; created from spans in any order, without empty ones."""
 
     spans: tuple[Span, ...] = ()
     _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _before: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """The blind time before each span, and behind the last one all of it."""
+    """The blind time before each span, and the total after the last one."""
     _watched: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """Each span's start, less the blind time before it."""
+    """Each span's start, minus the blind time before it."""
 
     def __post_init__(self) -> None:
         """Sort and merge the spans once, so that every lookup is a binary search."""
@@ -49,20 +48,19 @@ class BlindSpans:
         object.__setattr__(self, "_watched", tuple(map(int.__sub__, self._starts, before)))
 
     def add(self, spans: Iterable[Span]) -> BlindSpans:
-        """Return these spans together with others."""
+        """Return the union with other spans."""
         added = tuple(spans)
         return BlindSpans((*self.spans, *added)) if added else self
 
     def forget_before(self, time_ns: int) -> BlindSpans:
-        """Return the spans that end after a time: the others cover nothing of a silence that began then or later.
+        """Return the spans that end after a time; earlier ones do not affect a silence that started later.
 
-        Pass the earliest `seen` of a sender that is not retired, or the watermark if that is earlier: no silence begins
-        before it.
+        Pass the earliest `seen` of a sender that is not retired, or the watermark if that is earlier.
         """
         return BlindSpans(tuple(span for span in self.spans if span[1] > time_ns))
 
     def blind_ns(self, since_ns: int, until_ns: int) -> int:
-        """Return how much of the time from `since_ns` to `until_ns` the spans cover; 0 when that runs backwards."""
+        """Return how much of the time from `since_ns` to `until_ns` the spans cover; 0 for a reversed range."""
         if not self.spans or until_ns <= since_ns:
             return 0
         return self._blind_before(until_ns) - self._blind_before(since_ns)
@@ -88,25 +86,25 @@ def find_blind_spans(
     after_hole: bool,
     until_ns: int | None,
 ) -> tuple[list[Span], bool]:
-    """Return the spans that a batch's holes blind, and whether a hole at its end is still open.
+    """Return the blind spans of a batch's holes, and whether a hole at its end is still open.
 
-    `holes` are ranges that the leader confirmed absent, each with its reason, in any order; `sequences`, ascending, and
-    `stored_ns` are the batch's messages, with a sender or without. `before_ns` is the highest stored time of the messages
-    before the batch, None for none. `after_hole` is the second result of the previous batch's call. `until_ns` is the
-    planning info's clock when everything up to its last sequence is processed and that clock set the watermark, else None.
+    `holes` are confirmed absent ranges with their reasons, in any order; `sequences` (ascending) and `stored_ns` are
+    the batch's messages, with or without a sender. `before_ns` is the highest stored time before the batch, or None.
+    `after_hole` is the second result for the previous batch. `until_ns` is the planning info's clock if all its
+    messages are processed and that clock set the watermark, else None.
 
-    A hole lasts from the last message before it to the first one after it that was stored later. Without such a message
-    it ends at `until_ns`; without that it stays open, and the next batch ends it: so a cut inside or after a hole changes
-    nothing. A batch may have no messages. A hole without a message before it makes no span.
+    A hole lasts from the last message before it to the first later-stored message after it. Without such a message it
+    ends at `until_ns`; without that it stays open until the next batch, so that a batch boundary inside or after a hole
+    changes nothing. A batch may be empty. A hole without a message before it makes no span.
     """
     blinding = merge_ranges(hole for hole, reason in holes if reason in BLINDING_REASONS)
-    # The index of the message that follows each hole; for a hole after the last message their number.
+    # The index of the message after each hole; for a hole at the end, the number of messages.
     indexes = {bisect_left(sequences, hole.first) for hole in blinding}
     if after_hole:
         indexes.add(0)
     if not indexes:
         return [], False
-    # Stored times may go back; a message before a hole counts with the highest time so far.
+    # Stored times may decrease; a message before a hole counts with the highest time so far.
     earlier = list(accumulate(stored_ns, max, initial=-1 if before_ns is None else before_ns))
     later = [index for index, ns in enumerate(stored_ns) if ns > earlier[index]]
     spans: list[Span] = []
@@ -122,7 +120,7 @@ def find_blind_spans(
 
 
 def _merge(spans: Iterable[Span]) -> list[Span]:
-    """Return spans in order: neighbours and overlaps become one."""
+    """Return spans in order, with adjacent and overlapping ones merged."""
     merged: list[Span] = []
     for since, until in sorted(span for span in spans if span[0] < span[1]):
         if merged and since <= merged[-1][1]:
@@ -133,7 +131,7 @@ def _merge(spans: Iterable[Span]) -> list[Span]:
 
 
 def _merge_closest(spans: list[Span]) -> tuple[Span, ...]:
-    """Return at most `MAX_BLIND_SPANS`: the shortest distances, of equals the earlier ones, become blind too."""
+    """Return at most `MAX_BLIND_SPANS` spans: the shortest gaps between them, the earliest first, become blind too."""
     if len(spans) <= MAX_BLIND_SPANS:
         return tuple(spans)
     distances = [after[0] - before[1] for before, after in pairwise(spans)]

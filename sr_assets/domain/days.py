@@ -1,7 +1,4 @@
-"""Calendar days of a time zone as spans of unix nanoseconds, and which days of a daily history are due.
-
-Not here: what is computed of a day (`stages.daily`), when a run is requested (`automation.daily`).
-"""
+"""Calendar days of a time zone as spans of unix nanoseconds, and the due days of a daily table."""
 
 from __future__ import annotations
 
@@ -15,13 +12,13 @@ from sr_assets.domain.positions import SECOND_NS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-#: The most days that are computed again of themselves; a longer pause is filled by a backfill.
+#: Maximum number of days that schedules recompute; a longer pause needs a backfill.
 MAX_DUE_DAYS: Final = 31
 
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """A calendar day: half-open from `first_ns` to `next_ns`, which is 23 to 25 hours later where clocks are changed."""
+    """A calendar day, half-open from `first_ns` to `next_ns`; 23 to 25 hours long with daylight saving time."""
 
     date: date
     first_ns: int
@@ -34,21 +31,21 @@ def day_of(when: date, timezone: str = "UTC") -> Day:
 
 
 def date_at(time_ns: int, timezone: str = "UTC") -> date:
-    """Return the calendar day that a time lies in."""
+    """Return the calendar day of a time."""
     return datetime.fromtimestamp(time_ns // SECOND_NS, ZoneInfo(timezone)).date()
 
 
 def dates_between(first: date, last: date) -> Iterator[date]:
-    """Yield the dates from one to another, both included; none when they are in the wrong order."""
+    """Yield the dates of an inclusive range; none if it is reversed."""
     for number in range((last - first).days + 1):
         yield first + timedelta(days=number)
 
 
 def due_dates(today: date, last: date | None, unfinished: Iterable[date]) -> tuple[date, date]:
-    """Return the first and the last date of a daily history that have to be computed, at most `MAX_DUE_DAYS`.
+    """Return the first and last due date of a daily table, at most `MAX_DUE_DAYS` apart.
 
-    `last` is the newest date that was computed, None when there is none: then today and yesterday are due. `unfinished` are
-    earlier dates that were computed before they were over everywhere, and are over now.
+    `last` is the newest computed date; without one, today and yesterday are due. `unfinished` are dates that were
+    computed before they were over, and are over now.
     """
     since = today - timedelta(days=1) if last is None else last + timedelta(days=1)
     first = min((*unfinished, since, today))

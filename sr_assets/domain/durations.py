@@ -1,7 +1,4 @@
-"""Seconds as people read them.
-
-Not here: durations in the configuration (`settings`).
-"""
+"""Durations as text."""
 
 from typing import Final
 

@@ -1,7 +1,7 @@
-"""Prometheus' text format: metrics with their samples become text.
+"""Prometheus' text format.
 
-`prometheus-client` cannot write it: it ends each counter's name in `_total`. The names of the Stream Replicator's counters,
-which dashboards and alert rules use, do not end so. Not here: which metrics there are (`operate.metrics`).
+`prometheus-client` appends `_total` to each counter's name, which the Stream Replicator's counters, dashboards and
+alert rules do not have.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MetricKind = Literal["counter", "gauge", "summary"]
 
 
 class Sample(NamedTuple):
-    """A value with its labels, as `labels` returns them; `suffix` is appended to the metric's name."""
+    """A value with its labels, as returned by `labels`; `suffix` is appended to the metric's name."""
 
     labels: str
     value: float
@@ -29,7 +29,7 @@ class Sample(NamedTuple):
 
 
 def labels(**values: str) -> str:
-    """Return labels as the text format has them; a value may be any text."""
+    """Return labels in the text format; a value may be any text."""
     return ",".join(f'{name}="{_escaped(value)}"' for name, value in values.items())
 
 
@@ -39,7 +39,7 @@ def _escaped(text: str) -> str:
 
 
 def expose(name: str, kind: MetricKind, text: str, samples: Iterable[Sample]) -> Iterator[str]:
-    """Yield the lines of a metric; none when it has no sample. What is no finite number is left out."""
+    """Yield the lines of a metric, or none without samples; NaN and infinity are omitted."""
     begun = False
     for written, value, suffix in samples:
         if not math.isfinite(value):

@@ -1,8 +1,7 @@
-"""What a copied heartbeat tells of its way: how long it took from one stream to the next, hop by hop.
+"""The hops of a copied heartbeat: its transit time from each stream to the next.
 
-A heartbeat is a message with the header `Choria-SR-Subject`. Each hop adds a `Choria-SR-Source` with the time at which the
-stream that it read has stored the message. Not here: publishing heartbeats (`stages.heartbeat_publisher`), keeping what
-was measured (`adapters.state.heartbeats`).
+A heartbeat has the header `Choria-SR-Subject`. Each hop adds a `Choria-SR-Source` with the stored time in the stream
+that it read.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ _MOST_DIGITS: Final = 10
 
 
 class Hop(NamedTuple):
-    """One heartbeat's way from one stream, of the entry `name`, into the next; unix ns.
+    """One hop of a heartbeat from a stream, of the entry `name`, to the next; times in unix ns.
 
-    The streams' own clocks are compared: where they differ, `arrived_ns` may lie before `stored_ns`.
+    The times come from two clocks, so `arrived_ns` may be earlier than `stored_ns`.
     """
 
     name: str
@@ -40,7 +39,7 @@ def is_heartbeat(headers: bytes) -> bool:
 
 
 def hops(headers: bytes, payload: bytes, arrived_ns: int) -> list[Hop]:
-    """Return the hops of a heartbeat that a stream stored at `arrived_ns`, from its first copy on."""
+    """Return the hops, from the first copy on, of a heartbeat that a stream stored at `arrived_ns`."""
     subject, originator = (_text(headers, name) for name in (SUBJECT_HEADER, ORIGINATOR_HEADER))
     origins = [origin for value in header_values(headers, SOURCE_HEADER) if (origin := parse_origin(value))]
     sent_ns = int(payload) * SECOND_NS if payload.isdigit() and len(payload) <= _MOST_DIGITS else None

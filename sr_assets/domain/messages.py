@@ -1,8 +1,7 @@
-r"""A message as a stream stores it, and its headers: those that a copy keeps, and those that are added to it.
+r"""A stored message and its headers: the headers that a copy keeps and the added ones.
 
-Headers stay unchanged bytes: `b""`, or a block `NATS/1.0\r\nName: value\r\n\r\n`. Names are compared exactly, as
-the server does, except when deciding which ones a copy must not have. Add a header of every copy here. Not here: frames on
-a socket and the headers that a server adds to an answer (`adapters.wire`).
+Headers stay unchanged bytes: `b""`, or a block `NATS/1.0\r\nName: value\r\n\r\n`. Names are case-sensitive, as on the
+server, except for the list of headers that a copy must not have.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ _MESSAGE_ID: Final = re.compile(rb".*/(\d+)/(\d+)(?:/r(\d+))?", re.DOTALL)
 
 
 class Message(NamedTuple):
-    """A stored message; `headers` is the block it was published with, without the headers that a direct get adds.
+    """A stored message; `headers` is its published block, without the headers that a direct get adds.
 
-    Bytes of a subject that are not UTF-8 are lone surrogates (`surrogateescape`). `unread_bytes` is the size of a payload
-    that was not fetched; `payload` is empty then. A tuple, because there are millions.
+    Invalid UTF-8 in a subject becomes lone surrogates (`surrogateescape`). `unread_bytes` is the size of a payload that
+    was not fetched; `payload` is then empty. A tuple, because there are millions.
     """
 
     sequence: int
@@ -61,13 +60,13 @@ class Message(NamedTuple):
         return len(self.payload) + self.unread_bytes
 
     def without_payload(self) -> Message:
-        """Return the same as if its payload had not been fetched."""
+        """Return the message without its payload, as if the payload had not been fetched."""
         return self._replace(payload=b"", unread_bytes=self.payload_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a copy comes from: source stream and sequence, replicator, its entry's name, stored time in ms."""
+    """The origin of a copy: source stream and sequence, replicator, entry's name, stored time in ms."""
 
     stream: str
     sequence: int
@@ -81,7 +80,7 @@ class Origin:
 
 
 def parse_origin(value: bytes) -> Origin | None:
-    """Read a value of `Choria-SR-Source`; None when it is not one."""
+    """Parse a value of `Choria-SR-Source`, or return None."""
     try:
         stream, sequence, replicator, name, stored_ms = value.decode().split(" ")
     except ValueError:
@@ -92,13 +91,13 @@ def parse_origin(value: bytes) -> Origin | None:
 
 
 def last_origin(headers: bytes) -> Origin | None:
-    """Return the origin that the last hop recorded, None without one: of several values the last one counts."""
+    """Return the origin recorded by the last hop, or None; of several values the last one counts."""
     values = header_values(headers, SOURCE_HEADER)
     return parse_origin(values[-1]) if values else None
 
 
 def header_values(headers: bytes, name: bytes) -> list[bytes]:
-    """Return the values of a header in order, trimmed of spaces and tabs; the name's case counts."""
+    """Return the values of a header in order, without surrounding spaces and tabs; the name is case-sensitive."""
     start = name + b":"
     if start not in headers:
         return []
@@ -106,7 +105,7 @@ def header_values(headers: bytes, name: bytes) -> list[bytes]:
 
 
 def kept_headers(headers: bytes) -> bytes:
-    """Return the block without headers that control the server or belong to the previous hop; the rest byte for byte."""
+    """Return the block without headers that control the server or belong to the previous hop; the others unchanged."""
     if not _MAY_BE_DROPPED.search(headers):
         return headers
     return _CRLF.join(line for line in headers.split(_CRLF) if not _is_dropped(line))
@@ -115,9 +114,9 @@ def kept_headers(headers: bytes) -> bytes:
 def header_writer(replicator: str, name: str, stream: str, created_ns: int) -> Callable[[bytes, int, int, int], bytes]:
     """Return a function that writes the headers of a source's copies; `created_ns` is the source's created time.
 
-    It takes a message's own block, its sequence, its stored time in ns and the number of the re-send (0: none), and
-    returns the block of the copy: `kept_headers`, then `Choria-SR-Source`, then `Nats-Msg-Id`. The text around the
-    numbers is the same for all copies, so it is prepared once.
+    The function takes a message's block, its sequence, its stored time in ns and the number of the resend (0: none). It
+    returns the copy's block: `kept_headers`, then `Choria-SR-Source`, then `Nats-Msg-Id`. The constant text is prepared
+    once.
     """
     of, by, identity = (
         text.encode().replace(b"%", b"%%")
@@ -134,13 +133,15 @@ def header_writer(replicator: str, name: str, stream: str, created_ns: int) -> C
 
 
 def message_id(replicator: str, name: str, stream: str, created_ns: int, sequence: int, resend: int = 0) -> str:
-    """Return the `Nats-Msg-Id` of a copy; `created_ns` is the source's; a re-send has another id, to be no duplicate."""
+    """Return the `Nats-Msg-Id` of a copy; `created_ns` is the source's. A resend has another id, so that it is not a
+    duplicate.
+    """
     first = f"{replicator}/{name}/{stream}/{created_ns}/{sequence}"
     return f"{first}/r{resend}" if resend else first
 
 
 def parse_message_id(value: bytes) -> tuple[int, int] | None:
-    """Return the source's created time and the sequence of a `message_id`; None when it is not one."""
+    """Return the source's created time and the sequence of a `message_id`, or None if it is invalid."""
     parts = _MESSAGE_ID.fullmatch(value)
     return (int(parts[1]), int(parts[2])) if parts else None
 

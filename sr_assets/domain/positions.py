@@ -1,8 +1,4 @@
-"""Where a stream stands: half-open ranges of sequences, what is missing in them, the watermark, and exact times.
-
-Add a rule on how far a stream is read, or up to when its silence is known, here. Not here: the reason of a gap
-(`stages`), which range comes next (`stages`), which time a hole blinds (`blindness`), asking the server (`adapters`).
-"""
+"""Positions in a stream: half-open sequence ranges, missing sequences, the watermark, and exact times."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from typing import Final, NamedTuple
 
 SECOND_NS: Final = 1_000_000_000
 DAY_NS: Final = 86_400 * SECOND_NS
-#: A server's clock may run ahead of another's, and of ours, by this much.
+#: Maximum plausible lead of a server's clock over another server's and ours.
 CLOCK_TOLERANCE_NS: Final = 3_600 * SECOND_NS
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
@@ -27,33 +23,35 @@ _RFC3339: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, order=True)
 class SequenceRange:
-    """The sequences from `first` up to, and without, `next`. Raises ValueError when they run backwards."""
+    """The sequences from `first` up to, but excluding, `next`. Raises ValueError if reversed."""
 
     first: int
     next: int
 
     def __post_init__(self) -> None:
-        """Refuse a range that runs backwards, which only a mistake in a plan can produce."""
+        """Refuse a reversed range, which only a planning error can produce."""
         if not 0 <= self.first <= self.next:
-            raise ValueError(f"a range cannot go from {self.first} to {self.next}")
+            raise ValueError(f"reversed range from {self.first} to {self.next}")
 
     def __len__(self) -> int:
         """Count the sequences."""
         return self.next - self.first
 
     def __contains__(self, sequence: int) -> bool:
-        """Return whether a sequence lies inside."""
+        """Return whether a sequence is inside."""
         return self.first <= sequence < self.next
 
     def split(self, parts: int) -> list[SequenceRange]:
-        """Cut into at most `parts` neighbours in order, none empty, none more than one sequence longer than another."""
+        """Split into at most `parts` adjacent non-empty ranges whose lengths differ by at most one."""
         parts = min(parts, len(self))
         cuts = [self.first + len(self) * part // parts for part in range(parts + 1)] if parts > 0 else []
         return [SequenceRange(first, after) for first, after in pairwise(cuts)]
 
 
 def merge_ranges(ranges: Iterable[SequenceRange]) -> list[SequenceRange]:
-    """Return the same sequences as the fewest ranges, in order: neighbours and overlaps become one, empty ones are dropped."""
+    """Return the same sequences as the fewest ranges, in order: adjacent and overlapping ones merged, empty ones
+    dropped.
+    """
     merged: list[SequenceRange] = []
     for covered in sorted(covered for covered in ranges if len(covered)):
         if merged and covered.first <= merged[-1].next:
@@ -64,7 +62,7 @@ def merge_ranges(ranges: Iterable[SequenceRange]) -> list[SequenceRange]:
 
 
 def missing(wanted: SequenceRange, present: Iterable[int]) -> list[SequenceRange]:
-    """Return the parts of a range that are not present; `present` is ascending and may lie outside the range."""
+    """Return the absent parts of a range; `present` is ascending and may extend beyond the range."""
     return list(_holes(wanted, present))
 
 
@@ -81,10 +79,10 @@ def _holes(wanted: SequenceRange, present: Iterable[int]) -> Iterator[SequenceRa
 
 
 class Watermark(NamedTuple):
-    """Up to when a source's silence is known, in unix ns, None when it is not; and the part of the info's clock in it.
+    """The time up to which a source's silence is known (unix ns, or None), and the role of the info's clock.
 
     `by_clock`: the clock of the stream info set it, so no later message is stored before it. `clock_ahead`: the info's
-    clock was ignored because it is wrong; callers count and show that.
+    clock is wrong and was ignored; callers count and report this.
     """
 
     ns: int | None
@@ -103,11 +101,11 @@ def watermark(
     previous_ns: int | None,
     own_clock_ns: int,
 ) -> Watermark:
-    """Return the time to call `tracking.sweep` with. It never goes back.
+    """Return the time for `tracking.sweep`. It never decreases.
 
-    `ts_ns` is the server's clock in the stream info that a run took, `caught_up` whether everything up to that info's last
-    sequence is processed. Only the last message counts for a mirror (its clock proves nothing about its origin), in a run
-    that stopped earlier, and when the clock is ahead of everything else that is known.
+    `ts_ns` is the server's clock in a run's stream info, `caught_up` whether all its messages are processed. Only the
+    last message counts for a mirror (its clock proves nothing about its origin), in a run that stopped earlier, and if
+    the clock is ahead of all other times.
     """
     ahead = clock_is_ahead(ts_ns, last_processed_ns, own_clock_ns)
     by_clock = caught_up and not mirror and ts_ns is not None and not ahead
@@ -117,28 +115,32 @@ def watermark(
 
 
 def clock_is_ahead(ts_ns: int | None, last_stored_ns: int | None, own_clock_ns: int) -> bool:
-    """Return whether a server's clock is wrong: more than an hour ahead of the last message's stored time and of our clock."""
+    """Return whether a server's clock is wrong: more than an hour ahead of the last message's stored time and of our
+    clock.
+    """
     return ts_ns is not None and ts_ns - max(last_stored_ns or 0, own_clock_ns) > CLOCK_TOLERANCE_NS
 
 
 def retention_clock_ns(watermark_ns: int | None, own_clock_ns: int) -> int | None:
-    """Return the time from which a retention counts back: a clock that jumps ahead deletes nothing. None: delete nothing."""
+    """Return the time from which a retention counts back, or None for no deletion; a clock that jumps ahead deletes
+    nothing.
+    """
     return None if watermark_ns is None else min(watermark_ns, own_clock_ns)
 
 
 def retention_begins_ns(now_ns: int, retention_ns: int) -> int:
-    """Return the time before which a retention keeps nothing; it moves on in hundredths of the retention.
+    """Return the start of a retention period; it advances in steps of a hundredth of the retention.
 
-    Large tables are written anew when rows go, which is then a hundred times in a retention, not with each run.
+    Deleting rows rewrites large tables, which then happens a hundred times per retention instead of in each run.
     """
     step_ns = max(1, retention_ns // 100)
     return (now_ns - retention_ns) // step_ns * step_ns
 
 
 def _margin_ns(replicas: int, warning_ns: int | None) -> int:
-    """Return how far behind `ts` the watermark stays.
+    """Return the margin of the watermark behind `ts`.
 
-    A server reads the stream's state before it sets `ts`, so a message stored just before `ts` may be missing from it.
+    A server reads the stream's state before it sets `ts`, so the state may lack a message stored just before `ts`.
     """
     if replicas <= 1:
         return SECOND_NS
@@ -146,7 +148,7 @@ def _margin_ns(replicas: int, warning_ns: int | None) -> int:
 
 
 def parse_rfc3339_ns(text: str) -> int:
-    """Return an RFC 3339 time as exact nanoseconds since 1970; digits after the ninth are cut. Raises ValueError."""
+    """Parse an RFC 3339 time into nanoseconds since 1970; digits after the ninth are cut. Raises ValueError."""
     parts = _RFC3339.fullmatch(text)
     if not parts:
         raise ValueError(f"{text!r} is not a time such as 2026-03-15T13:48:10Z")
@@ -162,7 +164,7 @@ def parse_rfc3339_ns(text: str) -> int:
 
 @lru_cache(maxsize=1024)
 def _epoch_seconds(text: str) -> int:
-    # Neighbouring messages share their second, so almost every call is answered from the cache.
+    # Adjacent messages share their second, so the cache answers almost every call.
     at = datetime.fromisoformat(text.upper())
     return (at.toordinal() - _EPOCH_DAY) * 86_400 + at.hour * 3600 + at.minute * 60 + at.second
 

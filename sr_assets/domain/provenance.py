@@ -1,8 +1,4 @@
-"""Whether a message in a target is a copy of ours: the only place that decides it.
-
-Here: the identity of an entry's copies, the decision by a message's headers, and the error about a copy that no batch
-explains. Not here: how headers are written and read (`messages`), what follows from the decision (the callers).
-"""
+"""The only place that decides whether a message in a target is one of our copies."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from sr_assets.domain.messages import MESSAGE_ID_HEADER, header_values, last_ori
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of an entry's copies: source stream, replicator and the entry's name, as in `Choria-SR-Source`."""
+    """The identity of an entry's copies: source stream, replicator and entry's name, as in `Choria-SR-Source`."""
 
     stream: str
     replicator: str
@@ -24,8 +20,7 @@ class Identity:
 class CopyOf(NamedTuple):
     """The original of a copy: its source sequence and its stored time in ms.
 
-    `created_ns` is the created time of the source in the copy's message id; None when the id does not hold one, as in
-    the Stream Replicator's copies.
+    `created_ns` is the source's created time in the copy's message id, or None, as in the Stream Replicator's copies.
     """
 
     sequence: int
@@ -34,7 +29,7 @@ class CopyOf(NamedTuple):
 
 
 def find_copy(headers: bytes, identity: Identity, created_ns: int | None = None) -> CopyOf | None:
-    """Return the original of a message in a target when it is a copy of this identity, else None.
+    """Return the original of a target's message if it is a copy of this identity, else None.
 
     With `created_ns`, the created time of the source (unix ns), a copy of an earlier source of the same name is not
     ours; a copy whose message id has no created time is ours.
@@ -55,9 +50,9 @@ def find_copy(headers: bytes, identity: Identity, created_ns: int | None = None)
 
 
 def foreign_copy(headers: bytes, identity: Identity, created_ns: int) -> Identity | None:
-    """Return whose copy of the same source a message in a target is; None when it is ours, or of another source.
+    """Return the identity of another entry's copy of the same source, or None.
 
-    The source's created time in the message id tells the same source from another one of that name.
+    The source's created time in the message id distinguishes sources of the same name.
     """
     origin, ids = last_origin(headers), header_values(headers, MESSAGE_ID_HEADER)
     parsed = parse_message_id(ids[-1]) if ids else None
@@ -68,20 +63,20 @@ def foreign_copy(headers: bytes, identity: Identity, created_ns: int) -> Identit
 
 
 def doubled_text(target_stream: str, identity: Identity, other: Identity) -> str:
-    """Return the warning that a target holds somebody else's copies of the same source."""
+    """Return the warning about another entry's copies of the same source in a target."""
     return (
-        f"target stream {target_stream} holds copies of the same source by {other.replicator}/{other.name}, so every"
-        f" message gets there twice: if this entry was renamed, name it {other.name} (replicator {other.replicator}) again,"
-        f" and run `sr-assets recover --stream {other.name}/{identity.stream}` if its state is lost; else give each a"
-        " target_stream of its own"
+        f"target stream {target_stream} holds copies of the same source by {other.replicator}/{other.name}, so it gets every"
+        f" message twice; if this entry was renamed, restore the name {other.name} (replicator {other.replicator}), and run"
+        f" `sr-assets recover --stream {other.name}/{identity.stream}` if its state is lost; else give each entry its own"
+        " target_stream"
     )
 
 
 def other_writer_text(target_stream: str, identity: Identity, sequence: int) -> str:
-    """Return the message about a copy of ours in the target that no intent of this state explains."""
+    """Return the error about a copy of ours that no intent of this state explains."""
     stream, replicator, name = identity.stream, identity.replicator, identity.name
     return (
         f"target stream {target_stream} holds a copy of {stream} {sequence} that no batch of this site made: another"
-        f" replicator called {replicator}/{name} writes there, or this state is an old one; stop it, or run `sr-assets"
+        f" replicator with the name {replicator}/{name} writes there, or this state is too old; stop that replicator, or run `sr-assets"
         f" recover --stream {name}/{stream}`"
     )

@@ -1,13 +1,9 @@
-"""How the centre reads the messages of an advisory stream: as an advisory, as a heartbeat, or as a rejected message.
+"""Interpretation of an advisory stream's messages at the centre: an advisory, a heartbeat, or a rejected message.
 
-Here: reading an advisory in each writer's format, the reasons to reject one, which advisory of a node wins, when a site is
-blind. Add what else a writer may send here. Not here: the tables, their retention and the statements that fold
-(`adapters.state`), writing our own advisories (`advisories`).
-
-A node is the key (replicator, name, stream, value); the Stream Replicator's advisories carry no name and no stream, which then
-are "". Of a node's advisories the one that is highest by `RANK` wins, so that the result does not depend on the order of
-arrival, on repetitions or on where the history is cut. Ours rank by epoch and `transition`. The Stream Replicator's have
-neither and rank below all of ours, by `timestamp`; of two in one second the later one in the order of the life cycle wins.
+A node is the key (replicator, name, stream, value); the Stream Replicator's advisories have no name and no stream,
+which become "". The highest advisory of a node by `RANK` wins, so the result does not depend on order of arrival,
+repetition or batch boundaries. Ours rank by epoch and `transition`. The Stream Replicator's have neither and rank below
+ours, by `timestamp`; within one second the later one in the life cycle wins.
 """
 
 from __future__ import annotations
@@ -23,22 +19,22 @@ from sr_assets.domain.positions import CLOCK_TOLERANCE_NS, SECOND_NS, parse_rfc3
 from sr_assets.domain.senders import MAX_SENDER_BYTES, refuse_constant
 from sr_assets.domain.tracking import Event, Status
 
-#: An advisory is about 500 bytes; a larger payload than this is not parsed.
+#: An advisory has about 500 bytes; larger payloads than this are not parsed.
 MAX_PAYLOAD_BYTES: Final = 64 << 10
 _END_OF_TIME_NS: Final = 1 << 63
 _V1_SCHEMA: Final = "/age_advisory.json"
 
-#: Events and the status after each, by event code: the order of the life cycle.
+#: Events and the resulting status, by event code: the order of the life cycle.
 LIFE_CYCLE: Final = (Event.NEW, Event.TIMEOUT, Event.RECOVER, Event.EXPIRE)
 STATUS: Final = (Status.UP, Status.TIMEOUT, Status.UP, Status.RETIRED)
 _EVENT_CODES: Final = {event.value: code for code, event in enumerate(LIFE_CYCLE)}
-#: The fields that decide which advisory of a node wins; the first one that differs decides. The higher value wins, of
-#: `received_ns` (when the centre's stream stored it) the lower one. A missing `seen_ns` is lower than any.
+#: The fields that rank the advisories of a node, in order. The higher value wins, except for `received_ns` (stored time
+#: in the centre's stream). A missing `seen_ns` ranks lowest.
 RANK: Final = ("epoch_ns", "transition", "event_ns", "event_code", "seen_ns", "origin", "received_ns")
-#: A site is blind while the centre's clock is past the sum of these: when its last heartbeat was received, and within which
-#: time that announced the next one. A site without both is never blind.
+#: A site is blind when the centre's clock has passed the sum of these: the time of its last heartbeat, and the
+#: announced time until the next. A site without both is never blind.
 BLIND_AFTER: Final = ("observed_ns", "next_within_ns")
-#: The values of `previous` that each event allows; any other contradicts the event.
+#: The values of `previous` that each event allows.
 _BEFORE: Final[dict[str, tuple[str | None, ...]]] = {
     "new": (None, "retired"),
     "timeout": ("up",),
@@ -48,7 +44,7 @@ _BEFORE: Final[dict[str, tuple[str | None, ...]]] = {
 
 
 class AdvisoryFormat(StrEnum):
-    """How an advisory is written: by the old replicator, by the Stream Replicator, or by us (with a `transition`)."""
+    """The format of an advisory: the old replicator's, the Stream Replicator's, or ours (with a `transition`)."""
 
     V1 = "v1"
     V2 = "v2"
@@ -56,7 +52,7 @@ class AdvisoryFormat(StrEnum):
 
 
 class Reject(StrEnum):
-    """Why a message is rejected instead of folded; a `clock_ahead` message with a `transition` is folded too."""
+    """The reason of a rejection; a `clock_ahead` message with a `transition` is folded too."""
 
     TOO_LARGE = "too_large"
     NOT_JSON = "not_json"
@@ -69,13 +65,12 @@ class Reject(StrEnum):
     CLOCK_AHEAD = "clock_ahead"
 
 
-# Tuples, because millions of them are made: one for each message.
+# Tuples, because there are millions: one per message.
 class Advisory(NamedTuple):
-    """One advisory, checked.
+    """A valid advisory. `epoch_ns` 0, `transition` 0, `name` and `stream` "" stand for missing values.
 
-    `epoch_ns` 0, `transition` 0, `name` and `stream` "" mean that the message has none. `event_code` is the event's index
-    in `LIFE_CYCLE`, `origin` an `AdvisoryFormat`. `warning` is the reason to list it among the rejected messages although
-    it is folded.
+    `event_code` is the event's index in `LIFE_CYCLE`, `origin` an `AdvisoryFormat`. `warning` is the reason to list it
+    among the rejected messages although it is folded.
     """
 
     replicator: str
@@ -98,7 +93,7 @@ class Advisory(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """A site's heartbeat (`observer_alive`): its position and lag, and within which time the next one follows."""
+    """A site's heartbeat (`observer_alive`): position, lag, and the maximum time until the next one."""
 
     replicator: str
     name: str
@@ -111,7 +106,7 @@ class Observation(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """A message that is no advisory, and why; `field` names the field at fault, "" when there is none."""
+    """An invalid message and its reason; `field` names the wrong field, or is ""."""
 
     reason: Reject
     field: str = ""
@@ -121,13 +116,12 @@ _DECODER: Final = json.JSONDecoder(parse_constant=refuse_constant)
 
 
 class _UnfitError(Exception):
-    """A message is no advisory; `args` are those of `Rejected`."""
+    """Raised for an invalid message; `args` are the fields of `Rejected`."""
 
 
 def read_message(payload: bytes, received_ns: int) -> Advisory | Observation | Rejected:
-    """Read one message of an advisory stream; no content of it raises.
-
-    `received_ns` is when the centre's stream stored it.
+    """Interpret one message of an advisory stream, without raising. `received_ns` is its stored time in the centre's
+    stream.
     """
     if len(payload) > MAX_PAYLOAD_BYTES:
         return Rejected(Reject.TOO_LARGE)
@@ -161,7 +155,7 @@ def _advisory(document: dict[str, Any], received_ns: int) -> Advisory:
         raise _UnfitError(Reject.IMPOSSIBLE, "transition")
     warning = Reject.CLOCK_AHEAD if event_ns - received_ns > CLOCK_TOLERANCE_NS else None
     if warning and not transition:
-        # Without a transition only the time ranks it: for hours it would win over every correct advisory.
+        # Without a transition only the time ranks it, so it would outrank every correct advisory for hours.
         raise _UnfitError(warning, "timestamp")
     age = _seconds(document.get("age_seconds", document.get("age")))
     return Advisory(
@@ -210,7 +204,7 @@ def _text(document: dict[str, Any], field: str, default: str | None = None) -> s
 
 
 def _counter(document: dict[str, Any], field: str, least: int) -> int:
-    """Return a counter that only our advisories have, 0 when the message has none."""
+    """Return a counter that only our advisories have, or 0."""
     value = document.get(field)
     if value is None:
         return 0
@@ -220,7 +214,7 @@ def _counter(document: dict[str, Any], field: str, least: int) -> int:
 
 
 def _event_ns(document: dict[str, Any]) -> int:
-    """Return when the event happened, in unix ns: `event_time`, or `timestamp` in seconds where there is none."""
+    """Return the event's time in unix ns: `event_time`, else `timestamp` in seconds."""
     text = document.get("event_time")
     field = "timestamp" if text is None else "event_time"
     try:
@@ -233,14 +227,14 @@ def _event_ns(document: dict[str, Any]) -> int:
 
 
 def _whole_seconds(value: object) -> int:
-    """Return seconds rounded down. Raises ValueError for what is no number."""
+    """Return seconds rounded down. Raises ValueError unless it is a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e12 < value < 1e12:
-        raise ValueError("not a number of seconds")
+        raise ValueError("is not a number of seconds")
     return math.floor(value)
 
 
 def _seen_ns(value: object) -> int | None:
-    """Return when the node was seen, in unix ns; None for what the Stream Replicator writes when it does not know."""
+    """Return the node's last sighting in unix ns, or None for the Stream Replicator's value for unknown."""
     try:
         ns = _whole_seconds(value) * SECOND_NS
     except ValueError:
@@ -249,14 +243,16 @@ def _seen_ns(value: object) -> int | None:
 
 
 def _seconds(value: object) -> float | None:
-    """Return a duration in seconds; None when it is no number or negative, as the Stream Replicator writes an unknown one."""
+    """Return a duration in seconds, or None if it is not a number or negative, as the Stream Replicator writes an
+    unknown one.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
         return None
     return float(value)
 
 
 def _identity(document: dict[str, Any], fields: tuple[object, ...]) -> str:
-    """Return the advisory's own id, or one computed from `fields`, so that a repetition has the same id."""
+    """Return the advisory's own id, or an id computed from `fields`, so that repetitions have the same id."""
     value = document.get("event_id")
     if isinstance(value, str) and 0 < len(value) <= MAX_SENDER_BYTES and value.isascii():
         return value

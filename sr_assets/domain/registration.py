@@ -1,8 +1,6 @@
-"""Choria's registration messages: the adapter's JSON, the registration inside, the inventory or file inside that.
+"""Choria's registration messages: the adapter's JSON, the registration inside, and its inventory or file.
 
-Here: reading one as far as possible; add another content of a node's message here. Any other payload is not an error, it
-only has no metadata. Not here: who sent a message (`senders`), where metadata is stored (`adapters.published.history`),
-the messages of an emulated fleet (`embedded.inventory`).
+Other payloads are valid; they have no metadata.
 """
 
 from __future__ import annotations
@@ -28,10 +26,10 @@ _GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
 
 
 def decode_payload(payload: bytes) -> tuple[str | None, str | None]:
-    """Return a payload as JSON text, and the inventory or file content inside a registration message as JSON text.
+    """Return a payload as JSON text, and the inventory or file of a registration message as JSON text.
 
-    None for a payload that is not JSON, and for content that is missing, unreadable, too large, or not JSON where it must
-    be. The content of a file that is text but not JSON is returned as a JSON string. The payload is parsed once for both.
+    Each is None if it is not JSON, missing, unreadable or too large. A text file that is not JSON becomes a JSON
+    string. The payload is parsed once.
     """
     try:
         value = orjson.loads(payload)
@@ -51,9 +49,9 @@ def _content(outer: object) -> str | None:
 
 
 def inflate(packed: bytes, limit_bytes: int = MAX_INFLATED_BYTES) -> bytes | None:
-    """Unpack gzip (of any number of members) or zlib; None when it is neither, incomplete, or larger than the limit.
+    """Unpack gzip (any number of members) or zlib; None if it is neither, incomplete, or larger than the limit.
 
-    Never holds more than the limit and one byte in memory, also for a decompression bomb.
+    Even for a decompression bomb, memory holds at most the limit and one byte.
     """
     unpacked = b""
     while packed:
@@ -84,7 +82,7 @@ def _metadata(inner: dict[str, Any], data: str) -> str | None:
 
 
 def _inline(data: str) -> str | None:
-    """Return content that is not packed: its own text, because encoding the parsed values again would change numbers."""
+    """Return unpacked content as its original text, because re-encoding parsed values would change numbers."""
     try:
         return _dump(json.loads(data)["content"])
     except RecursionError:
@@ -110,7 +108,7 @@ def _object(document: str) -> dict[str, Any] | None:
 def is_json(text: str) -> bool:
     """Return whether every JSON reader accepts this text.
 
-    No NaN, no infinity, no number that a reader turns into one, no escaped half of a surrogate pair, at most 1,024 levels.
+    NaN, infinities, numbers that overflow to infinity, unpaired surrogates and more than 1,024 levels are refused.
     """
     try:
         orjson.loads(text)

@@ -1,8 +1,6 @@
-"""Who sent a message: a JSON field of its payload, a header, or a token of its subject; and whether it forces a copy.
+"""The sender of a message: a JSON field of its payload, a header, or a token of its subject; and the force flag.
 
-Three extractors with the same `extract`, each with the `key` that configures it, and `inspect`, which parses the payload
-once for both results. Add another sender extractor here. No content of a message raises: what is not a sender is None. Not
-here: the decision on a message without a sender (`tracking.untracked`).
+`inspect` parses the payload once for both. Invalid content never raises: its sender is None.
 """
 
 from __future__ import annotations
@@ -23,17 +21,17 @@ _SEPARATOR: Final = re.compile(r"(?<!\\)\.")
 
 
 def refuse_constant(constant: str) -> NoReturn:
-    """Raise ValueError for NaN and the infinities, which `json` takes; pass it as `parse_constant`."""
+    """Raise ValueError for NaN and infinities, which `json` accepts; used as `parse_constant`."""
     raise ValueError(f"{constant} is not JSON")
 
 
-# Decides what is JSON, and reads a number as its characters, unchanged. It takes text, so no encoding is guessed.
+# Validates JSON and keeps a number's characters unchanged. It takes text, so no encoding is guessed.
 _DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=refuse_constant)
 
 
 @dataclass(frozen=True, slots=True)
 class JsonField:
-    """The sender is in this field of the payload; a path as for `parse_path`. Raises ValueError like it."""
+    """The sender is in this field of the payload, a path as in `parse_path`. Raises ValueError."""
 
     key: ClassVar[str] = "inspect_field"
     reads_payload: ClassVar[bool] = True
@@ -58,7 +56,7 @@ class HeaderName:
     text: str
 
     def extract(self, subject: str, headers: bytes, payload: bytes) -> str | None:  # noqa: ARG002
-        """Return the sender, or None; also for bytes that are not UTF-8."""
+        """Return the sender, or None; None also for invalid UTF-8."""
         values = header_values(headers, self.text.encode())
         try:
             return _accept(values[0].decode()) if values else None
@@ -76,7 +74,7 @@ class SubjectToken:
 
     @property
     def text(self) -> str:
-        """Return the number as an advisory's `inspect_field` shows it."""
+        """Return the number as shown in an advisory's `inspect_field`."""
         return str(self.number)
 
     def extract(self, subject: str, headers: bytes, payload: bytes) -> str | None:  # noqa: ARG002
@@ -88,7 +86,7 @@ SenderExtractor = JsonField | HeaderName | SubjectToken
 
 
 def parse_path(text: str) -> tuple[str, ...]:
-    r"""Cut a path such as `a.b\.c.0` at its dots into `a`, `b.c`, `0`. Raises ValueError for an empty segment."""
+    r"""Split a path such as `a.b\.c.0` at its dots into `a`, `b.c`, `0`. Raises ValueError for an empty segment."""
     segments = tuple(segment.replace(r"\.", ".") for segment in _SEPARATOR.split(text))
     if not all(segments):
         raise ValueError(f"{text!r} has an empty segment")
@@ -96,17 +94,17 @@ def parse_path(text: str) -> tuple[str, ...]:
 
 
 def needs_payload(extractor: SenderExtractor, force_path: tuple[str, ...] | None) -> bool:
-    """Return whether `inspect` looks into payloads: for the sender, or for what forces a copy."""
+    """Return whether `inspect` reads payloads: for the sender, or for the force flag."""
     return extractor.reads_payload or force_path is not None
 
 
 def inspect(
     extractor: SenderExtractor, force_path: tuple[str, ...] | None, subject: str, headers: bytes, payload: bytes
 ) -> tuple[str | None, bool]:
-    """Return a message's sender and whether it forces a copy, parsing the payload at most once.
+    """Return a message's sender and force flag, parsing the payload at most once.
 
-    Only JSON `true` at `force_path` forces one; presence, `"true"` or 1 are not enough. A heartbeat is forced and has no
-    sender: nobody is tracked by it. Nothing else has both: what names no sender is copied anyway.
+    Only JSON `true` at `force_path` forces a copy; presence, `"true"` or 1 do not. A heartbeat is forced and has no
+    sender, so it tracks no node. Otherwise the flag needs a sender, because messages without one are copied anyway.
     """
     if is_heartbeat(headers):
         return None, True
@@ -121,9 +119,9 @@ def inspect(
 
 
 def _parse_object(payload: bytes) -> dict[str, Any] | None:
-    """Parse strict JSON in UTF-8; None for anything but an object. The last of equal keys wins.
+    """Parse strict JSON in UTF-8; None for anything except an object. The last of equal keys wins.
 
-    What the fast parser refuses (half a surrogate pair, a number beyond a double) may still be JSON.
+    The fast parser refuses some valid JSON: unpaired surrogates, numbers beyond a double.
     """
     try:
         document = orjson.loads(payload)
@@ -133,16 +131,16 @@ def _parse_object(payload: bytes) -> dict[str, Any] | None:
 
 
 def _parse_exactly(payload: bytes) -> dict[str, Any] | None:
-    """Parse like `_parse_object`, slower; a number is returned as its text."""
+    """Parse like `_parse_object`, but slower; numbers are returned as text."""
     try:
         document = _DECODER.decode(payload.decode())
-    except (ValueError, RecursionError):  # both the decoding and the JSON errors are ValueErrors
+    except (ValueError, RecursionError):  # the decoding and the JSON errors are ValueErrors
         return None
     return document if isinstance(document, dict) else None
 
 
 def _lookup(path: tuple[str, ...], document: dict[str, Any] | None) -> object:
-    """Follow a path through objects and, by number, arrays; None when it leads nowhere."""
+    """Follow a path through objects and, by number, arrays; None if it does not exist."""
     value: object = document
     for segment in path:
         if isinstance(value, dict):
@@ -163,7 +161,7 @@ def _sender_at(path: tuple[str, ...], document: dict[str, Any] | None, payload: 
 
 
 def _accept(value: str | None) -> str | None:
-    """Refuse what cannot be a sender: nothing, more than 255 bytes of UTF-8, lone surrogates."""
+    """Refuse invalid senders: empty text, more than 255 bytes of UTF-8, unpaired surrogates."""
     try:
         return value if value and len(value.encode()) <= MAX_SENDER_BYTES else None
     except UnicodeEncodeError:

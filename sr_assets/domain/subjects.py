@@ -1,8 +1,4 @@
-"""Subjects: tokens, wildcards, the subject a copy gets and the subject an advisory gets.
-
-Pure string rules: add what a subject's text alone decides here. Not here: the sender in a subject's token (`senders`),
-which streams take a subject (`adapters`).
-"""
+"""Subjects: tokens, wildcards, and the subjects of copies and advisories. Pure string rules."""
 
 from __future__ import annotations
 
@@ -14,12 +10,12 @@ if TYPE_CHECKING:
 
 _TEMPLATE_FIELD: Final = re.compile("%[sv]")
 _UNSAFE: Final = re.compile(rb"[^A-Za-z0-9_-]")
-# What the server refuses inside a token, and what would end a protocol line.
+# Characters that the server refuses in a token, or that would end a protocol line.
 _FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f]")
 
 
 def token(subject: str, number: int) -> str | None:
-    """Return the token of this number, counted from 1; -1 is the whole subject; None when there is none."""
+    """Return the n-th token, counted from 1; -1 is the whole subject; None if there is none."""
     if number == -1:
         return subject
     tokens = subject.split(".")
@@ -27,15 +23,15 @@ def token(subject: str, number: int) -> str | None:
 
 
 def is_valid_filter(pattern: str) -> bool:
-    """Return whether a server accepts this as a subject with wildcards: no empty token, no blank, `>` only at the end."""
+    """Return whether a server accepts a subject with wildcards: no empty token, no blank, `>` only at the end."""
     tokens = pattern.split(".")
     return all(tokens) and ">" not in tokens[:-1] and not _FORBIDDEN.search(pattern)
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], object]:
-    """Return a function that matches a literal subject against the patterns; fast for many subjects.
+    """Return a fast function that matches a literal subject against the patterns.
 
-    `*` is any one token, a last `>` one or more.
+    `*` matches one token, a final `>` one or more.
     """
     tokens = {"*": "[^.]*", ">": ".*"}
     either = (r"\.".join(tokens.get(part) or re.escape(part) for part in pattern.split(".")) for pattern in patterns)
@@ -67,7 +63,7 @@ def overlaps(left: str, right: str) -> bool:
 
 
 def target_subject(subject: str, prefix: str = "", remove: str = "") -> str:
-    """Return the subject of a copy: `prefix.` is put in front, every `remove` taken out, runs of dots made one.
+    """Return the subject of a copy: `prefix.` is prepended, every `remove` removed, runs of dots merged.
 
     Patterns work too, for the subjects of a target stream.
     """
@@ -81,27 +77,27 @@ def target_subject(subject: str, prefix: str = "", remove: str = "") -> str:
 
 
 def source_subject(subject: str, prefix: str = "") -> str:
-    """Return the subject of a copy's original, as far as the copy tells: what was taken out of it is not known."""
+    """Return the subject of a copy's original as far as possible: removed parts are unknown."""
     return subject.removeprefix(f"{prefix}.") if prefix else subject
 
 
 def printable(subject: str) -> str:
-    """Return a subject as text for tables: bytes that are not UTF-8 (lone surrogates) become `\ufffd`."""
+    """Return a subject as text for tables: invalid UTF-8 (lone surrogates) becomes `�`."""
     return subject.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def advisory_subject(template: str, event: str, sender: str) -> str:
     """Fill `%s` with the event and `%v` with the sender, encoded so that a name cannot inject protocol.
 
-    Each dot-separated token of a value is percent-encoded (UTF-8, upper-case hex) outside `A-Za-z0-9_-`; an empty one
-    is `%`.
+    In each dot-separated token, characters outside `A-Za-z0-9_-` are percent-encoded (UTF-8, upper-case hex); an empty
+    token becomes `%`.
     """
     values = {"%s": _encode(event), "%v": _encode(sender)}
     return _TEMPLATE_FIELD.sub(lambda field: values[field[0]], template)
 
 
 def advisory_pattern(template: str) -> str:
-    """Return the pattern that every subject made from a template matches."""
+    """Return a pattern that matches every subject of a template."""
     tokens = ["*" if "%" in token else token for token in template.split(".")]
     return ".".join([*tokens[:-1], ">"] if "%v" in template.rpartition(".")[2] else tokens)
 
@@ -109,7 +105,7 @@ def advisory_pattern(template: str) -> str:
 def observer_subject(template: str | None, replicator: str, name: str, stream: str) -> str:
     """Return the subject of a site's heartbeat: `%s` is `observer_alive`, `%v` the entry's name.
 
-    Without a template the subject has a root of its own, so that no subscription to advisories receives it:
+    The default has its own root, so that no subscription to advisories receives it:
     `sr_assets.observer_alive.<replicator>.<name>.<stream>`, encoded like an advisory's.
     """
     if template is not None:

@@ -1,7 +1,4 @@
-"""The configuration of a target stream that is created for a source, and the sequence that no stream can reach.
-
-Not here: what an existing target must be like (`stages.replication.target`), the request (`adapters.nats`).
-"""
+"""The configuration of a new target stream, and a sequence that no stream can reach."""
 
 from __future__ import annotations
 
@@ -14,19 +11,19 @@ from sr_assets.domain.subjects import covers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-#: The last sequence of no stream: every stream refuses a publish that expects it, with the code `WRONG_LAST_SEQUENCE`.
+#: The last sequence of no stream: every stream refuses a publish that expects it, with code `WRONG_LAST_SEQUENCE`.
 IMPOSSIBLE_SEQUENCE: Final = 18446744073709551614
 WRONG_LAST_SEQUENCE: Final = 10071
 _MIN_DUPLICATE_WINDOW_NS: Final = 120 * 1_000_000_000
-#: Copied from the source's configuration unchanged; every other key is left out.
+#: Copied unchanged from the source's configuration; all other keys are omitted.
 _TAKEN_OVER: Final = ("max_msgs", "max_bytes", "max_age", "max_msgs_per_subject", "max_msg_size", "discard")
 
 
 @dataclass(frozen=True, slots=True)
 class TargetOptions:
-    """What the configuration wants of a target: keys of a stream's configuration in place of the source's.
+    """The configured options of a target, which replace the source's settings.
 
-    `max_age` is in nanoseconds; None: as the source has it. `cluster` and `tags` say where the server places it.
+    `max_age` is in nanoseconds; None keeps the source's value. `cluster` and `tags` define the placement.
     """
 
     storage: str | None = None
@@ -39,7 +36,7 @@ class TargetOptions:
 
     @property
     def wanted(self) -> dict[str, Any]:
-        """The keys that are set, as the server has them."""
+        """The configured keys with the server's names."""
         placement = {"cluster": self.cluster, "tags": list(self.tags)}
         keys = {
             "storage": self.storage,
@@ -52,7 +49,7 @@ class TargetOptions:
         return {key: value for key, value in keys.items() if value}
 
     def drift(self, existing: Mapping[str, Any]) -> list[str]:
-        """Return each key of an existing target that differs, with what is wanted and what is found."""
+        """Return each different key of an existing target, with its configured and its actual value."""
         differing = []
         for key, wanted in self.wanted.items():
             there = existing.get(key)
@@ -66,11 +63,11 @@ class TargetOptions:
 def target_config(
     name: str, patterns: Iterable[str], source: Mapping[str, Any], options: TargetOptions | None = None
 ) -> dict[str, Any]:
-    """Return the configuration of a target stream that is to be created.
+    """Return the configuration of a new target stream; `options` override the source's configuration.
 
-    `options` win over the source's configuration. `patterns` are the source's subjects, or the filter, as the copies have
-    them; `source` is the configuration of the source stream as its server sends it. Every server since 2.9 knows each key.
-    Where the cluster has too few servers for `num_replicas`, `Cluster.create_stream` asks for fewer.
+    `patterns` are the rewritten subjects of the source, or of the filter; `source` is the source stream's configuration
+    as its server sends it. Every server since 2.9 knows each key. If the cluster has too few servers for
+    `num_replicas`, `Cluster.create_stream` requests fewer.
     """
     wanted = options.wanted if options else {}
     window_ns = max(_MIN_DUPLICATE_WINDOW_NS, source.get("duplicate_window", 0))
@@ -81,7 +78,7 @@ def target_config(
         "storage": source.get("storage", "file"),
         "retention": "limits",
         **{key: source[key] for key in _TAKEN_OVER if key in source},
-        # The server refuses a window that is longer than messages live.
+        # The server refuses a window longer than the messages' lifetime.
         "duplicate_window": min(window_ns, max_age_ns) if max_age_ns > 0 else window_ns,
         "num_replicas": max(1, source.get("num_replicas", 1)),
         "allow_direct": True,
@@ -94,6 +91,6 @@ def _shown(key: str, value: object) -> str:
 
 
 def _widest(patterns: Iterable[str]) -> list[str]:
-    """Leave out patterns that another one covers: the server refuses overlapping subjects, which rewriting can produce."""
+    """Omit patterns that another pattern covers: the server refuses overlapping subjects, which rewriting can produce."""
     unique = list(dict.fromkeys(patterns))
     return [pattern for pattern in unique if not any(other != pattern and covers(other, pattern) for other in unique)]

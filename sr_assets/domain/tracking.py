@@ -1,11 +1,8 @@
 """The fold: a sender's state and a sighting (or the passing of time) become a new state, a decision and transitions.
 
-Here: the rules of sampling and availability, in integer nanoseconds of the source's stored times. Add a rule here when it
-changes a decision or a transition. Not here: who the sender is (`senders`), how a transition is published
-(`advisories`), where the watermark comes from (`positions`), what makes time blind (`blindness`). Nothing here reads a
-clock: the same history gives the same result, however it is cut into batches.
-
-Silence is the time since a sender's last sighting, less what blind spans cover of it.
+These are the rules of sampling and availability, in integer nanoseconds of the source's stored times. They read no
+clock: a history yields the same result, whatever the batch boundaries. Silence is the time since a sender's last
+sighting, minus its blind part.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Status(StrEnum):
-    """Whether a sender is up, silent or retired."""
+    """The status of a sender."""
 
     UP = "up"
     TIMEOUT = "timeout"
@@ -30,7 +27,7 @@ class Status(StrEnum):
 
 
 class Event(StrEnum):
-    """What happened to a sender."""
+    """A change of a sender's status."""
 
     NEW = "new"
     TIMEOUT = "timeout"
@@ -39,7 +36,7 @@ class Event(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a message is copied or skipped; `all` belongs to streams without sampling."""
+    """The reason to copy or skip a message; `all` belongs to streams without sampling."""
 
     TOO_OLD = "too_old"
     NEW = "new"
@@ -54,7 +51,8 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How one stream is sampled and when its senders count as silent (`warning_ns`) and retired (`interval_ns`).
+    """The sampling of a stream, and the silence limits of its senders: `warning_ns` for timeout, `interval_ns` for
+    retirement.
 
     `size_trigger_bytes` 0 is off. Raises ValueError unless 0 < warning_ns < interval_ns and size_trigger_bytes >= 0.
     """
@@ -63,10 +61,10 @@ class Policy:
     warning_ns: int
     size_trigger_bytes: int = 0
     due_ns: int = field(init=False, repr=False)
-    """Interval less tolerance. Less a sender's splay it is the time from the last copy to when the next one is due."""
+    """Interval minus tolerance; minus a sender's splay, it is the time from one copy to the next."""
 
     def __post_init__(self) -> None:
-        """Check the bounds once, so the fold never has to."""
+        """Check the bounds once, so that the fold need not."""
         if not 0 < self.warning_ns < self.interval_ns:
             raise ValueError(
                 f"warning {self.warning_ns} ns must be above 0 and below the interval {self.interval_ns} ns"
@@ -78,7 +76,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """The state of a sender; `transition` counts its transitions from 1 and goes on counting when it returns."""
+    """The state of a sender; `transition` counts its transitions from 1 and continues when it returns."""
 
     first_seen_ns: int
     seen_ns: int
@@ -98,7 +96,7 @@ NODE_COLUMNS: Final = tuple(column.name for column in fields(NodeState))
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """One message of a sender, reduced to what the rules look at."""
+    """One message of a sender, reduced to the inputs of the rules."""
 
     sequence: int
     stored_ns: int
@@ -108,9 +106,10 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A change of a sender's status; which sighting `seen_ns`, `age_ns` and `sequence` refer to depends on the event.
+    """A change of a sender's status; the event determines the sighting of `seen_ns`, `age_ns` and `sequence`.
 
-    new: this one. timeout and expire: the last one. recover: `seen_ns` the one before the silence, `sequence` this one.
+    new: this one. timeout and expire: the last one. recover: `seen_ns` is the one before the silence, `sequence` this
+    one.
     """
 
     event: Event
@@ -126,7 +125,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Copy a message or skip it, and why."""
+    """The decision to copy or skip a message, and its reason."""
 
     copy: bool
     reason: Reason
@@ -142,29 +141,29 @@ NO_SENDER = Decision(True, Reason.NO_SENDER)
 HEARTBEAT = Decision(True, Reason.HEARTBEAT)
 ALL = Decision(True, Reason.ALL)
 
-# Looked up once: enum attribute access is slow in the hot loop.
+# Module constants, because enum attribute access is slow in the hot loop.
 _UP, _TIMEOUT, _RETIRED = Status.UP, Status.TIMEOUT, Status.RETIRED
 
 
 def tolerance_ns(interval_ns: int) -> int:
-    """How much early a message may be and still count as one interval later: 1 s, a tenth for intervals below 10 s."""
+    """How much early a message may be and still count as one interval later: 1 s, or a tenth of an interval below 10 s."""
     return interval_ns // 10 if interval_ns < 10 * SECOND_NS else SECOND_NS
 
 
 def splay_ns(sender: str, interval_ns: int) -> int:
-    """Return how much earlier a sender's copies are due, which spreads the copies of a fleet; pass it to `sight`.
+    """Return how much earlier a sender's copies are due, to spread a fleet's copies; an argument of `sight`.
 
-    Up to a tenth of the interval, always the same for one sender.
+    Up to a tenth of the interval, constant for a sender.
     """
     share = int.from_bytes(hashlib.blake2b(sender.encode()).digest()[:8], "big")
     return interval_ns * share // (10 << 64)
 
 
 def deadline_ns(policy: Policy, state: NodeState, blind: BlindSpans) -> int | None:
-    """Return the last instant at which `sweep` has nothing to do yet; None when it never has.
+    """Return the last instant at which `sweep` has no effect, or None if it never has one.
 
-    A stored deadline is valid until the policy changes. More blind spans only delay it: a deadline stored before them is
-    too early, and a sweep then does nothing.
+    A stored deadline is valid until the policy changes. More blind spans only delay it: a sweep at a deadline stored
+    before them has no effect.
     """
     if state.status is _RETIRED:
         return None
@@ -172,11 +171,10 @@ def deadline_ns(policy: Policy, state: NodeState, blind: BlindSpans) -> int | No
 
 
 def sweep(policy: Policy, state: NodeState, now_ns: int, blind: BlindSpans) -> tuple[NodeState, tuple[Transition, ...]]:
-    """Let time pass until `now_ns`: silence longer than the warning is a timeout, longer than the interval the end.
+    """Let time pass until `now_ns`: silence longer than the warning is a timeout, longer than the interval an expiry.
 
-    A silence of exactly the warning or the interval changes nothing. Transitions carry the instant at which the limit was
-    exceeded, not when that was noticed; one call returns both when the silence is long enough. A second call for the same
-    silence returns none.
+    A silence of exactly the warning or the interval changes nothing. Transitions have the instant at which the limit
+    was exceeded. One call returns both if the silence is long enough; a second call for the same silence returns none.
     """
     silence_ns = now_ns - state.seen_ns
     if silence_ns > policy.warning_ns:
@@ -201,14 +199,18 @@ def sight(
     first_transition: int = 1,
     read_until_ns: int | None = None,
 ) -> tuple[NodeState, Decision, tuple[Transition, ...]]:
-    """Take one message of a sender, in sequence order; `state` is None for a sender never seen, or forgotten.
+    """Apply one message of a sender, in sequence order; `state` is None for an unknown or forgotten sender.
 
-    `splay` is the sender's `splay_ns`. A message stored before `cutoff_ns` is too old to be copied but still a
-    sighting; one stored until `read_until_ns` is read again, for the source went back, and brings no silent or retired
-    sender back. The time of a sighting is never before the sender's last one nor before its last transition, even when a
-    server's clock went back. Silence is swept first, so the result does not depend on earlier sweeps. `blind` are the
-    spans of all batches so far, the sighting's own included. An unknown sender's transitions are counted from
-    `first_transition`: above the highest number of a forgotten sender of the stream, 1 if none was ever forgotten.
+    `splay` is the sender's `splay_ns`. A message stored before `cutoff_ns` is too old to copy but still a sighting; a
+    message stored until `read_until_ns` is read again because the source was rolled back, and revives no silent or
+    retired sender.
+
+    A sighting's time is never before the sender's last sighting or transition, even if a server's clock was set back.
+    Silence is swept first, so the result does not depend on earlier sweeps. `blind` are the spans of all batches so
+    far, including the sighting's.
+
+    An unknown sender's transitions count from `first_transition`: above the highest number of a forgotten sender of the
+    stream, or 1.
     """
     stored_ns = sighting.stored_ns
     at_ns = stored_ns if state is None else max(stored_ns, state.seen_ns, state.status_since_ns)
@@ -224,7 +226,7 @@ def sight(
     decision = TOO_OLD if too_old else _decide(policy, splay, state, sighting, at_ns)
     if decision.copy:
         copied_ns, copied_bytes = at_ns, sighting.payload_bytes
-    # By position, not by `replace`: this is the hot loop.
+    # By position instead of `replace`: this is the hot loop.
     seen = NodeState(
         state.first_seen_ns, at_ns, sighting.sequence, copied_ns, copied_bytes, state.status, state.status_since_ns,
         state.retired_at_ns, state.times_retired, state.transition,
@@ -233,7 +235,7 @@ def sight(
 
 
 def _decide(policy: Policy, splay: int, state: NodeState, sighting: Sighting, at_ns: int) -> Decision:
-    """Decide on a message that is not too old: the first rule that holds."""
+    """Return the first matching rule for a message that is not too old."""
     if state.copied_ns is None or state.copied_bytes is None:
         return NEW
     if sighting.forced:
@@ -244,7 +246,7 @@ def _decide(policy: Policy, splay: int, state: NodeState, sighting: Sighting, at
 
 
 def untracked(stored_ns: int, cutoff_ns: int | None, otherwise: Decision = NO_SENDER) -> Decision:
-    """Decide on a message without a tracked sender: skipped when too old, else `otherwise`, which says why."""
+    """Decide on a message without a tracked sender: skip it if too old, else return `otherwise`."""
     return TOO_OLD if cutoff_ns is not None and stored_ns < cutoff_ns else otherwise
 
 
@@ -262,7 +264,7 @@ def _begin(at_ns: int, sequence: int, number: int) -> tuple[NodeState, tuple[Tra
 def _wake(
     policy: Policy, state: NodeState, at_ns: int, sequence: int, blind: BlindSpans
 ) -> tuple[NodeState, tuple[Transition, ...]]:
-    """Bring a silent or retired sender up at `at_ns`, after the transitions its silence brought, if it brought any."""
+    """Bring a silent or retired sender up at `at_ns`, after the transitions of its silence, if any."""
     state, silence = sweep(policy, state, at_ns, blind)
     if state.status is _UP:
         return state, ()
@@ -283,7 +285,7 @@ def _time_out(policy: Policy, state: NodeState, blind: BlindSpans) -> tuple[Node
 
 
 def _expire(policy: Policy, state: NodeState, blind: BlindSpans) -> tuple[NodeState, Transition]:
-    # With a policy that was made shorter since, the interval may have ended before the timeout was noticed.
+    # With a policy shortened since, the interval may have ended before the timeout was noticed.
     at_ns = max(blind.exceeds_at_ns(state.seen_ns, policy.interval_ns), state.status_since_ns)
     age_ns, number = at_ns - state.seen_ns, state.transition + 1
     event = Transition(Event.EXPIRE, at_ns, state.seen_ns, age_ns, state.sequence, _TIMEOUT, number, False, None)

@@ -87,7 +87,7 @@ def test_parquet_that_cannot_be_staged_is_one_line_and_staged_when_there_is_room
 ) -> None:
     with limited_workers(rig, 4_096):
         failure = rig.failure()
-        assert re.search(r"/staging/\S+ cannot be written \(.*[Ff]ile too large\); make room", failure), failure
+        assert re.search(r"/staging/\S+ cannot be written \(.*[Ff]ile too large\); free some space", failure), failure
         assert rig.row("replication")["last_error"] == failure
         assert not list(Path(rig.home, "snapshots").rglob("*.parquet"))
         # Only the copying needs the room.

@@ -273,7 +273,9 @@ def test_publication_on_a_full_disk_keeps_the_previous_one(tmp_path: Path, file_
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, hard))
         try:
-            with pytest.raises(RunError, match=r"cannot be written \(.*(?i:file too large).*\); make room") as raised:
+            with pytest.raises(
+                RunError, match=r"cannot be written \(.*(?i:file too large).*\); free some space"
+            ) as raised:
                 publish_again(tmp_path, LONDON, state)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))

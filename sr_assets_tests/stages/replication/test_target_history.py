@@ -173,7 +173,7 @@ def test_a_target_that_is_gone_stops_the_stream_when_that_is_wanted(rig: Rig, th
         rig.create(stream, rig.target)
     failure = rig.failure()
     assert "on_target_reset" in failure
-    assert ("made again" in failure) is there
+    assert ("recreated" in failure) is there
 
 
 def test_a_state_from_a_backup_is_not_mistaken_for_a_crash_and_stops(rig: Rig, tmp_path: Path) -> None:
