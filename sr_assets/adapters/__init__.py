@@ -1,1 +1,1 @@
-"""Everything outside of this process, one package for each: NATS, Spark, DuckDB, files; no decisions."""
+"""The outside world, one package per system: NATS, Spark, DuckDB, files. It makes no decisions."""

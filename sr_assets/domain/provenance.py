@@ -77,6 +77,6 @@ def other_writer_text(target_stream: str, identity: Identity, sequence: int) -> 
     stream, replicator, name = identity.stream, identity.replicator, identity.name
     return (
         f"target stream {target_stream} holds a copy of {stream} {sequence} that no batch of this site made: another"
-        f" replicator with the name {replicator}/{name} writes there, or this state is too old; stop that replicator, or run `sr-assets"
-        f" recover --stream {name}/{stream}`"
+        f" replicator named {replicator}/{name} writes there, or this state is too old; stop that replicator, or run"
+        f" `sr-assets recover --stream {name}/{stream}`"
     )

@@ -233,15 +233,15 @@ def test_a_nkey_signs_over_tls_too(world: World, unique: Callable[[str], str]) -
 @pytest.mark.parametrize(
     ("server", "block", "url", "says"),
     (
-        ("tls", {}, {}, "name the CA's file in tls: ca"),
-        ("tls", {}, {"scheme": "tls"}, "name the CA's file in tls: ca"),
-        ("tls", {"ca": "others"}, {}, "name the CA's file in tls: ca"),
+        ("tls", {}, {}, "set the CA's file in tls: ca"),
+        ("tls", {}, {"scheme": "tls"}, "set the CA's file in tls: ca"),
+        ("tls", {"ca": "others"}, {}, "set the CA's file in tls: ca"),
         ("expired", None, {}, "certificate has expired"),
         ("elsewhere", None, {}, "certificate is not for this name"),
         ("elsewhere", None, {"host": "127.0.0.1"}, "certificate is not for this address"),
-        ("mutual", None, {}, "name cert and key in tls"),
+        ("mutual", None, {}, "set cert and key in tls"),
         ("mutual", {"ca": "ours", "cert": "others"}, {}, "refuses our certificate"),
-        ("first", None, {"query": "tls_handshake_first=true"}, "name cert and key in tls"),
+        ("first", None, {"query": "tls_handshake_first=true"}, "set cert and key in tls"),
         ("first", {}, {"query": "connect_timeout=300ms"}, "needs ?tls_handshake_first=true"),
         ("tls", None, {"query": "tls_handshake_first=true&connect_timeout=1s"}, "take tls_handshake_first out"),
         ("plain", None, {}, "the server has no TLS"),
@@ -271,10 +271,10 @@ def test_a_pem_file_that_cannot_be_used_is_named(world: World) -> None:
     )
     for block, says in (
         ({"ca": "/nowhere"}, "tls: ca /nowhere: cannot be read: No such file or directory"),
-        ({"ca": nonsense}, f"tls: ca {nonsense}: there is no PEM certificate in it"),
+        ({"ca": nonsense}, f"tls: ca {nonsense}: contains no PEM certificate"),
         ({"ca": ca, "cert": "/nowhere", "key": key}, "tls: cert /nowhere: cannot be read"),
         ({"ca": ca, "cert": cert, "key": "/nowhere"}, "tls: key /nowhere: cannot be read"),
-        ({"ca": ca, "cert": cert, "key": other}, "the key belongs to another certificate"),
+        ({"ca": ca, "cert": cert, "key": other}, "the key does not match the certificate"),
         ({"ca": ca, "cert": cert, "key": nonsense}, "need a PEM certificate and its PEM key without a password"),
         ({"ca": ca, "cert": cert, "key": locked}, "need a PEM certificate and its PEM key without a password"),
     ):

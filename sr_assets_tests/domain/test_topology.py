@@ -92,7 +92,7 @@ def test_an_edit_is_taken_back_when_we_reconcile_a_stream_of_ours_and_in_no_othe
     assert (update.config["max_age"], update.config["max_msgs"]) == (60, -1)
     for manage in ("observe", "create"):
         assert plan(SOURCED, edited, manage).action is Action.NONE
-    for metadata, reason in (({}, "made by others"), ({OWNER: "YOU"}, "belongs to replicator YOU")):
+    for metadata, reason in (({}, "has no owner"), ({OWNER: "YOU"}, "belongs to replicator YOU")):
         left = plan(SOURCED, ours(SOURCED, max_age=90, metadata=metadata))
         assert left.action is Action.NONE
         assert reason in left.reason

@@ -286,7 +286,7 @@ def test_a_part_of_a_batch_has_one_writer_until_it_is_given_back(rig: Rig, tmp_p
         assert not take_away(asking, target, "sr_assets_b1", 2)
         with writer(plan) as late:
             _, said = late.communicate(timeout=30)
-            assert "was given up before this writer began" in said
+            assert "was abandoned before this writer started" in said
 
 
 @pytest.mark.parametrize("scheme", ("spark", "sc"))

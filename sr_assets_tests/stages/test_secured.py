@@ -66,7 +66,7 @@ def test_a_target_that_does_not_know_our_certificate_is_one_line_and_costs_nothi
     entry = secured.add(stream, target_tls={"ca": secured.tls["ca"], **stranger})
     assert "the server refuses our certificate" in secured.failure()
     entry["target_tls"] = {"ca": stranger["cert"]}
-    assert "name the CA's file in tls: ca" in secured.failure()
+    assert "set the CA's file in tls: ca" in secured.failure()
     del entry["target_tls"]
     secured.drain()
     assert len(secured.copies(stream)) == 1

@@ -1,1 +1,1 @@
-"""One writer's work on a batch: `plan` (the input), `copier`, `fetching` and `sending` (the work), `receipt` (the result)."""
+"""One writer's work on a batch: `plan` (input), `copier`, `fetching`, `sending`, and `receipt` (result)."""

@@ -162,7 +162,7 @@ def test_what_is_never_answered_while_others_are_is_parked(rig: Rig, subjects: t
     silent = subjects.index(9) + 1
     assert (receipt.failure, receipt.copied) == (None, 5)
     assert [(parked.sequence, parked.subject) for parked in receipt.parked] == [(silent, "FROM.9")]
-    assert receipt.parked[0].reason == "the target answers others, but never this message"
+    assert receipt.parked[0].reason == "the target acknowledges other messages, but never this one"
     assert rig.copied() == [n for n in range(1, 7) if n != silent]
     assert len(heard) == 2, "sent once more, and not again"
 

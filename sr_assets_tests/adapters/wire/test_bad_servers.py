@@ -220,7 +220,7 @@ def remedy(complaint: str) -> str:
     """Return what is added to a complaint of the server."""
     if not complaint.startswith("Permissions Violation"):
         return ""
-    inbox = ", or set inbox_prefix in the URL to what it may subscribe to" if "Subscription" in complaint else ""
+    inbox = ", or set inbox_prefix in the URL to a permitted prefix" if "Subscription" in complaint else ""
     return f"; give the user that permission{inbox}"
 
 
