@@ -103,7 +103,7 @@ def test_what_the_broker_would_refuse_is_refused_before_anything_is_sent(tmp_pat
         ("127.0.0.1:1",), tls=TlsSettings(), choria=ChoriaSettings(**issuer.block("a", exp=now - 5))
     )
     for opener in (Connection, Cluster):
-        with pytest.raises(RunError, match=r"the token expired at 20.*UTC: put a new one there"):
+        with pytest.raises(RunError, match=r"the token expired at 20.*UTC; replace it"):
             opener(nowhere).__enter__()
     for claims, says in (
         ({"issexp": now - 5}, "the token expired at"),

@@ -5,7 +5,7 @@ import pytest
 from sr_assets.domain.messages import header_writer
 from sr_assets.domain.provenance import CopyOf, Identity, find_copy, other_writer_text
 
-STREAM_METRICS = Identity("REG", "eu", "paris")
+IDENTITY = Identity("REG", "eu", "paris")
 CREATED_NS = 1_700_000_000_000_000_000
 STORED_NS = 1_700_000_100_123_456_789
 COPY = header_writer("eu", "paris", "REG", CREATED_NS)(b"", 7, STORED_NS, 0)
@@ -31,7 +31,7 @@ UNKNOWN = CopyOf(7, 1_700_000_100_123, None)
     ),
 )
 def test_a_message_is_our_copy_by_its_headers(headers: bytes, created_ns: int | None, expected: CopyOf | None) -> None:
-    assert find_copy(headers, STREAM_METRICS, created_ns) == expected
+    assert find_copy(headers, IDENTITY, created_ns) == expected
 
 
 @pytest.mark.parametrize(
@@ -43,16 +43,16 @@ def test_every_part_of_the_identity_counts(identity: Identity) -> None:
 
 def test_the_last_hop_of_a_tree_counts() -> None:
     second_hop = header_writer("world", "centre", "REG_EU", 5)(COPY, 9, STORED_NS, 0)
-    assert find_copy(second_hop, STREAM_METRICS) is None
+    assert find_copy(second_hop, IDENTITY) is None
     assert find_copy(second_hop, Identity("REG_EU", "world", "centre"), 5) == CopyOf(9, 1_700_000_100_123, 5)
 
 
 def test_the_message_about_another_writer_names_both_and_what_to_do() -> None:
-    text = other_writer_text("COPIES", STREAM_METRICS, 7)
+    text = other_writer_text("COPIES", IDENTITY, 7)
     for part in (
         "target stream COPIES",
         "copy of REG 7",
-        "another replicator called eu/paris",
+        "another replicator named eu/paris",
         "recover --stream paris/REG",
     ):
         assert part in text
