@@ -48,7 +48,7 @@ class AdvisoryFormat(StrEnum):
 
     V1 = "v1"
     V2 = "v2"
-    STREAM_METRICS = "ours"
+    SR_ASSETS = "ours"
 
 
 class Reject(StrEnum):
@@ -168,7 +168,7 @@ def _advisory(document: dict[str, Any], received_ns: int) -> Advisory:
         event_ns,
         event_code,
         _seen_ns(document.get("seen")),
-        AdvisoryFormat.STREAM_METRICS.value if transition else written_as.value,
+        AdvisoryFormat.SR_ASSETS.value if transition else written_as.value,
         _identity(document, (replicator, name, stream, node, event_code, event_ns)),
         age,
         document.get("previous"),

@@ -23,7 +23,7 @@ from sr_assets.domain.received import (
 from sr_assets_tests.domain.advisory_fold import Key, Standing, fold
 
 NOW_NS = 1_700_000_000 * SECOND_NS
-IDENTITY = {
+FIELDS = {
     "protocol": PROTOCOL,
     "event_id": "an-id",
     "replicator": "EAST",
@@ -43,11 +43,9 @@ IDENTITY = {
     "returned": False,
     "outage_seconds": None,
 }
-V2 = {
-    key: IDENTITY[key] for key in ("protocol", "event_id", "replicator", "value", "event", "timestamp", "seen", "age")
-}
+V2 = {key: FIELDS[key] for key in ("protocol", "event_id", "replicator", "value", "event", "timestamp", "seen", "age")}
 V1 = {"$schema": "https://choria.io/schemas/sr/v1/age_advisory.json", "inspect": "sender"} | {
-    key: IDENTITY[key] for key in ("replicator", "value", "event", "timestamp", "seen", "age")
+    key: FIELDS[key] for key in ("replicator", "value", "event", "timestamp", "seen", "age")
 }
 
 
@@ -63,7 +61,7 @@ def advisory(document: object) -> Advisory:
 
 
 def test_ours_says_everything() -> None:
-    assert advisory(IDENTITY) == Advisory(
+    assert advisory(FIELDS) == Advisory(
         "EAST",
         "london",
         "NODES",
@@ -84,7 +82,7 @@ def test_ours_says_everything() -> None:
 
 
 def test_an_older_one_of_ours_has_no_epoch_which_is_before_all_others() -> None:
-    assert advisory({key: value for key, value in IDENTITY.items() if key != "epoch"}).epoch_ns == 0
+    assert advisory({key: value for key, value in FIELDS.items() if key != "epoch"}).epoch_ns == 0
 
 
 def test_stream_replicators_give_no_name_no_stream_no_epoch_and_no_transition() -> None:
@@ -129,31 +127,31 @@ def test_what_a_writer_does_not_know_of_a_node_is_not_known(change: dict[str, ob
         (V2 | {"value": 7}, Reject.BAD_FIELD),
         (V2 | {"value": "\ud800"}, Reject.BAD_FIELD),
         (V2 | {"replicator": None}, Reject.BAD_FIELD),
-        (IDENTITY | {"name": {}}, Reject.BAD_FIELD),
+        (FIELDS | {"name": {}}, Reject.BAD_FIELD),
         (V2 | {"value": "x" * 10_000}, Reject.TOO_LONG),
-        (IDENTITY | {"stream": "é" * 128}, Reject.TOO_LONG),
-        (IDENTITY | {"transition": 0}, Reject.BAD_FIELD),
-        (IDENTITY | {"transition": -3}, Reject.BAD_FIELD),
-        (IDENTITY | {"transition": True}, Reject.BAD_FIELD),
-        (IDENTITY | {"transition": "2"}, Reject.BAD_FIELD),
-        (IDENTITY | {"transition": 1 << 63}, Reject.BAD_FIELD),
-        (IDENTITY | {"epoch": -1}, Reject.BAD_FIELD),
-        (IDENTITY | {"epoch": 1.5}, Reject.BAD_FIELD),
-        (IDENTITY | {"epoch": "0"}, Reject.BAD_FIELD),
-        (IDENTITY | {"epoch": 1 << 63}, Reject.BAD_FIELD),
+        (FIELDS | {"stream": "é" * 128}, Reject.TOO_LONG),
+        (FIELDS | {"transition": 0}, Reject.BAD_FIELD),
+        (FIELDS | {"transition": -3}, Reject.BAD_FIELD),
+        (FIELDS | {"transition": True}, Reject.BAD_FIELD),
+        (FIELDS | {"transition": "2"}, Reject.BAD_FIELD),
+        (FIELDS | {"transition": 1 << 63}, Reject.BAD_FIELD),
+        (FIELDS | {"epoch": -1}, Reject.BAD_FIELD),
+        (FIELDS | {"epoch": 1.5}, Reject.BAD_FIELD),
+        (FIELDS | {"epoch": "0"}, Reject.BAD_FIELD),
+        (FIELDS | {"epoch": 1 << 63}, Reject.BAD_FIELD),
         (V2 | {"timestamp": None}, Reject.BAD_TIME),
         (V2 | {"timestamp": "now"}, Reject.BAD_TIME),
         (V2 | {"timestamp": True}, Reject.BAD_TIME),
         (V2 | {"timestamp": -1}, Reject.BAD_TIME),
         (V2 | {"timestamp": 10**400}, Reject.BAD_TIME),
         (json.dumps(V2).replace("1699999000", "1e999").encode(), Reject.BAD_TIME),
-        (IDENTITY | {"event_time": "yesterday"}, Reject.BAD_TIME),
-        (IDENTITY | {"event_time": 17}, Reject.BAD_TIME),
-        (IDENTITY | {"event_time": "9999-12-31T23:59:59Z"}, Reject.BAD_TIME),
-        (IDENTITY | {"event": "recover", "transition": 1, "previous": "timeout"}, Reject.IMPOSSIBLE),
-        (IDENTITY | {"event": "recover", "previous": None}, Reject.IMPOSSIBLE),
-        (IDENTITY | {"event": "new", "previous": "up"}, Reject.IMPOSSIBLE),
-        (IDENTITY | {"previous": ["up"]}, Reject.IMPOSSIBLE),
+        (FIELDS | {"event_time": "yesterday"}, Reject.BAD_TIME),
+        (FIELDS | {"event_time": 17}, Reject.BAD_TIME),
+        (FIELDS | {"event_time": "9999-12-31T23:59:59Z"}, Reject.BAD_TIME),
+        (FIELDS | {"event": "recover", "transition": 1, "previous": "timeout"}, Reject.IMPOSSIBLE),
+        (FIELDS | {"event": "recover", "previous": None}, Reject.IMPOSSIBLE),
+        (FIELDS | {"event": "new", "previous": "up"}, Reject.IMPOSSIBLE),
+        (FIELDS | {"previous": ["up"]}, Reject.IMPOSSIBLE),
         (V2 | {"timestamp": 1_700_000_000 + 3 * 3600}, Reject.CLOCK_AHEAD),
         ({"event": "observer_alive", "replicator": 7}, Reject.BAD_FIELD),
         ({"event": "observer_alive", "replicator": "EAST", "watermark": "x"}, Reject.BAD_TIME),
@@ -166,14 +164,14 @@ def test_what_is_no_advisory_is_rejected_with_the_reason(payload: object, reason
 
 
 def test_a_clock_that_is_ahead_decides_nothing_where_the_transition_does_but_is_a_warning() -> None:
-    assert advisory(IDENTITY | {"event_time": "2023-11-15T01:00:00Z"}).warning is Reject.CLOCK_AHEAD
-    assert advisory(IDENTITY | {"event_time": "2023-11-14T22:40:00Z"}).warning is None
+    assert advisory(FIELDS | {"event_time": "2023-11-15T01:00:00Z"}).warning is Reject.CLOCK_AHEAD
+    assert advisory(FIELDS | {"event_time": "2023-11-14T22:40:00Z"}).warning is None
     # Hours behind is what every message is that waited for a connection.
-    assert advisory(IDENTITY | {"event_time": "2023-11-13T00:00:00Z"}).warning is None
+    assert advisory(FIELDS | {"event_time": "2023-11-13T00:00:00Z"}).warning is None
 
 
 def test_a_recover_of_a_node_whose_beginning_was_never_received_is_no_mistake() -> None:
-    assert advisory(IDENTITY | {"event": "recover", "transition": 3, "previous": "timeout"}).warning is None
+    assert advisory(FIELDS | {"event": "recover", "transition": 3, "previous": "timeout"}).warning is None
 
 
 def test_a_heartbeat_is_a_sites_and_no_nodes() -> None:
@@ -201,7 +199,7 @@ def test_a_heartbeat_is_a_sites_and_no_nodes() -> None:
 @given(st.binary() | st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists))
 def test_no_message_of_any_kind_raises(content: object) -> None:
     payload = (
-        content if isinstance(content, bytes) else json.dumps(IDENTITY | {"value": content, "seen": content}).encode()
+        content if isinstance(content, bytes) else json.dumps(FIELDS | {"value": content, "seen": content}).encode()
     )
     read_message(payload, NOW_NS)
 
@@ -268,8 +266,8 @@ def test_the_latest_epoch_wins_then_the_highest_transition_and_without_one_the_l
 
 
 def test_a_state_begun_anew_is_believed_although_it_counts_from_one_again() -> None:
-    retired = advisory(IDENTITY | {"event": "expire", "transition": 9, "previous": "timeout"})
-    anew = advisory(IDENTITY | {"event": "new", "transition": 1, "previous": None, "epoch": NOW_NS})
+    retired = advisory(FIELDS | {"event": "expire", "transition": 9, "previous": "timeout"})
+    anew = advisory(FIELDS | {"event": "new", "transition": 1, "previous": None, "epoch": NOW_NS})
     (standing,) = fold({}, [(anew, 1), (retired, 2)]).values()
     assert STATUS[standing.event_code] == "up"
 

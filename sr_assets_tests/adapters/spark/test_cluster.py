@@ -7,7 +7,7 @@ import pytest
 from sr_assets.adapters.spark.session import spark_error
 from sr_assets.domain.errors import EngineLostError
 
-STREAM_METRICS = ".".join(platform.python_version_tuple()[:2])
+DRIVER_PYTHON = ".".join(platform.python_version_tuple()[:2])
 NO_START = """Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times, most recent failure: Lost task 0.3 in \
 stage 0.0 (TID 3) (127.0.0.1 executor 0): org.apache.spark.SparkException:
 Error from python worker:
@@ -41,7 +41,7 @@ OTHER_MASTER = """An error occurred while calling None.org.apache.spark.sql.clas
         (CLASSIC, "the workers' Python does not start: /opt/bin/python3.12: error while loading shared libraries"),
         (
             OTHER_PYTHON,
-            f"the workers' Python is 3.12 and ours {STREAM_METRICS}: install {STREAM_METRICS} there and name it",
+            f"the workers' Python is 3.12 and ours {DRIVER_PYTHON}: install {DRIVER_PYTHON} there and name it",
         ),
         (OTHER_MASTER, "it did not take our application, or ended it: are its master and workers of Spark"),
         (f"An error occurred while calling o9.x.\n: {'x' * 9}\n\tat y", f"Spark: {'x' * 9}"),
