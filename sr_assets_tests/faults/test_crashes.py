@@ -132,7 +132,7 @@ def test_a_run_whose_engine_is_killed_starts_another_and_goes_on(
     for engine_process in (*psutil.Process(engine.pid).children(recursive=True), psutil.Process(engine.pid)):
         engine_process.kill()
     marker.write_text("released")
-    assert "Spark does not answer" in finish(process)
+    assert "Spark no longer responds" in finish(process)
     assert_mended(rig, undisturbed, disturbed)
 
 

@@ -1,8 +1,4 @@
-"""The availability of nodes by day, computed by Spark: how long each was up, silent, retired, blind.
-
-Here: the computation, exact to the nanosecond. Not here: where its input comes from and its rows go
-(`published.availability`), which days are computed (`stages.availability`).
-"""
+"""The availability of nodes by day, computed with Spark, exact to the nanosecond."""
 
 from __future__ import annotations
 
@@ -40,7 +36,7 @@ _MEASURED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _MeasureJob:
-    """Measures the nodes of a task on days that begin at `bounds`; `spans` is when streams were blind."""
+    """Measures a task's nodes on days that start at `bounds`; `spans` are the streams' blind spans."""
 
     bounds: NDArray[np.int64]
     spans: pa.Table
@@ -53,7 +49,7 @@ class _MeasureJob:
                 continue
             blind_ns = self._blind_ns(column(nodes, "stream")[pieces.node], pieces)
             ns = pieces.next_ns - pieces.from_ns - blind_ns
-            # Pieces are in order: those of a node's day follow each other, and in these those of a stretch.
+            # Intervals are ordered: those of a node's day are adjacent, and within them those of a stretch.
             of_day = _begins(pieces.node, pieces.day)
             of_stretch = _begins(pieces.stretch, pieces.day)
             down_ns = np.add.reduceat(np.where(pieces.status == UP, 0, ns), of_stretch)
@@ -69,7 +65,7 @@ class _MeasureJob:
             yield rows_of(_MEASURED, measured)
 
     def _blind_ns(self, streams: NDArray[np.int32], pieces: StatusIntervals) -> NDArray[np.int64]:
-        """Return how much of each piece its stream was blind."""
+        """Return the blind time of each interval's stream."""
         blind_ns = np.zeros(len(streams), np.int64)
         of_stream = self.spans["stream"].to_numpy()
         for stream in np.unique(of_stream):
@@ -81,26 +77,26 @@ class _MeasureJob:
 
 
 def _covered(first_ns: NDArray[np.int64], next_ns: NDArray[np.int64], at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how much of the time before each moment lies in spans, which are ascending and disjoint."""
+    """Return the time before each instant inside spans, which are ascending and disjoint."""
     before = np.concatenate([[0], np.cumsum(next_ns - first_ns)])
     last = np.searchsorted(first_ns, at_ns, "right") - 1
-    # Of the span that began last the rest after the moment does not count.
+    # Exclude the part of the last started span after the instant.
     rest = np.where(last >= 0, np.maximum(next_ns[last] - at_ns, 0), 0)
     covered: NDArray[np.int64] = before[last + 1] - rest
     return covered
 
 
 def _begins(*columns: NDArray[Any]) -> NDArray[np.int64]:
-    """Return where a row differs from the one before it."""
+    """Return where a row differs from the previous one."""
     differs = np.logical_or.reduce([np.diff(each, prepend=each[0] - 1) != 0 for each in columns])
     return np.flatnonzero(differs)
 
 
 def measure_days(session: SparkSession, history: History, days: Sequence[Day]) -> pa.Table:
-    """Return a row for each node and day on which it was known, in no order.
+    """Return a row for each node and day on which it was known, unordered. `days` are consecutive.
 
-    `days` follow each other. Columns: key, day (an index into `days`), up_ns, timeout_ns, retired_ns, blind_ns (their sum: the
-    time of the day since the node was first seen, up to the watermark), transitions, outages (stretches not up that began on
-    the day) and longest_ns (the longest part of a stretch not up, blind time left out).
+    Columns: key, day (an index into `days`), up_ns, timeout_ns, retired_ns, blind_ns (their sum is the time of the day
+    since the node's first sighting, up to the watermark), transitions, outages (stretches not up that started on the
+    day) and longest_ns (the longest part of a stretch not up, without blind time).
     """
     return compute(session, history.nodes, "", _MeasureJob(bounds_of(days), history.spans), _MEASURED)

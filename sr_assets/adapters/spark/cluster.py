@@ -1,7 +1,6 @@
-"""Sessions on a cluster that shares nothing with us: `spark://host:port` and `sc://host:port`.
+"""Sessions on a cluster without shared disks: `spark://host:port` and `sc://host:port`.
 
-Here: what has to be there before a session is opened, shipping the package into it, and ending a job that no executor takes.
-Not here: the local engine (`spark.engine`), the jobs (`spark.remote`).
+They check the requirements, ship the package, and end a job that no executor accepts.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _CONNECT_SECONDS: Final = 5.0
-#: How long a job waits for an executor that takes one of its tasks.
+#: Time that a job waits for an executor to accept one of its tasks.
 IDLE_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 1.0
 _PORTS: Final = {"spark": 7077, "sc": 15002}
-#: As it is installed: to import Spark for it would slow down every process that only loads the definitions.
+#: The installed version; importing Spark would slow down processes that only load the definitions.
 _VERSION: Final = version("pyspark")
 _SERIES: Final = ".".join(_VERSION.split(".")[:2])
 _PYTHON: Final = ".".join(platform.python_version_tuple()[:2])
 
 
 def reach_cluster(mode: str) -> str:
-    """Return this machine's address as the cluster's host sees it; raises RunError when nobody answers there.
+    """Return this machine's address as seen from the cluster's host; raises RunError without a responder.
 
-    Of several masters (`spark://a:7077,b:7077`) one has to answer.
+    Of several masters (`spark://a:7077,b:7077`) one must respond.
     """
     scheme, _, rest = mode.partition("://")
     problems = []
@@ -53,17 +52,17 @@ def reach_cluster(mode: str) -> str:
         except (OSError, OverflowError) as error:
             problems.append(f"{server}: {getattr(error, 'strerror', None) or error}")
     raise RunError(
-        f"spark.mode {without_secret(mode)}: nobody answers there ({'; '.join(problems)}): correct it, or start it"
+        f"spark.mode {without_secret(mode)}: nobody answers there ({'; '.join(problems)}); correct it, or start it"
     )
 
 
 def without_secret(mode: str) -> str:
-    """Return a mode without what may be a secret in it."""
+    """Return a mode without possible secrets."""
     return mode.partition(";")[0]
 
 
 def cluster_config(address: str, folder: Path) -> dict[str, str]:
-    """Return the settings of a driver for a cluster, which calls it back at `address`; its log is in `folder`."""
+    """Return the settings of a cluster's driver, which executors call back at `address`; its log is in `folder`."""
     log = folder / "log4j2.properties"
     log.write_text(
         f"rootLogger.level = warn\nrootLogger.appenderRef.file.ref = file\nappender.file.type = File\n"
@@ -80,14 +79,14 @@ def cluster_config(address: str, folder: Path) -> dict[str, str]:
 
 
 def check_series(session: SparkSession) -> None:
-    """Raise RunError unless the cluster runs Spark of our series."""
+    """Raise RunError unless the cluster runs our series of Spark."""
     version = str(session.version)
     if not version.startswith(f"{_SERIES}."):
-        raise RunError(f"it runs Spark {version}, and we need {_SERIES}: install that there")
+        raise RunError(f"it runs Spark {version}, and we need {_SERIES}; install that version there")
 
 
 def ship_package(session: SparkSession, folder: Path) -> None:
-    """Give the executors of a session this package."""
+    """Ship this package to a session's executors."""
     archive = str(package_archive(folder))
     if is_remote(session):
         session.addArtifacts(archive, pyfile=True)
@@ -96,23 +95,23 @@ def ship_package(session: SparkSession, folder: Path) -> None:
 
 
 _NAMED: Final = "in spark.pyspark.python, or for sc:// in the server's PYSPARK_PYTHON"
-#: What Spark says of a machine of the cluster, and what is to be done there.
+#: Spark's errors about a cluster's machines, and their remedies.
 _FAILURES: Final = {
-    r'Cannot run program "([^"]+)"': f"the workers have no program {{}}: install it, or name theirs {_NAMED}",
+    r'Cannot run program "([^"]+)"': f"the workers have no program {{}}; install it, or set theirs {_NAMED}",
     r"Python in worker has different version: (\S+) than": (
-        f"the workers' Python is {{}} and ours {_PYTHON}: install {_PYTHON} there and name it {_NAMED}"
+        f"the workers' Python is {{}} and ours {_PYTHON}; install {_PYTHON} there and set it {_NAMED}"
     ),
-    r"(PyArrow|Pandas|NumPy) >= \S+ must be installed": "the workers' Python lacks {}: install it there",
-    r"No module named '([^']+)'": "the workers' Python lacks {}: install it there",
+    r"(PyArrow|Pandas|NumPy) >= \S+ must be installed": "the workers' Python lacks {}; install it there",
+    r"No module named '([^']+)'": "the workers' Python lacks {}; install it there",
     r"(?:All masters are unresponsive|stopped SparkContext|SparkContext was shut down|Promise already)()": (
-        f"it did not take our application, or ended it: are its master and workers of Spark {_SERIES}?"
+        f"it refused or ended our application; check that its master and workers run Spark {_SERIES}"
     ),
     r"Error from python worker:\n(?:.*\n)*?\s*(.+)\nPYTHONPATH was": "the workers' Python does not start: {}",
 }
 
 
 def explained(text: str) -> str | None:
-    """Return one line on what a machine of the cluster lacks, from all that Spark said; None for anything else."""
+    """Return one line about a missing requirement on a cluster machine from Spark's messages, or None."""
     for pattern, remedy in _FAILURES.items():
         if match := re.search(pattern, text):
             return remedy.format(match[1])
@@ -121,7 +120,7 @@ def explained(text: str) -> str | None:
 
 @contextlib.contextmanager
 def watched(session: SparkSession) -> Iterator[None]:
-    """End the session's work when no executor has taken a task for IDLE_SECONDS: raises RunError with what to look at."""
+    """End the session's work if no executor accepts a task for IDLE_SECONDS: raises RunError with the possible causes."""
     with _Watch(session) as watch:
         try:
             yield
@@ -136,7 +135,7 @@ def watched(session: SparkSession) -> Iterator[None]:
 
 
 class _Watch:
-    """Looks, from a thread or as progress is reported, whether any task runs."""
+    """Observes, in a thread or on progress reports, whether any task runs."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -160,11 +159,11 @@ class _Watch:
         self._thread.join()
 
     def _note(self, stages: Any, inflight_tasks: int, operation_id: str, done: bool) -> None:
-        """Note what a Connect server reports of one of the session's operations: whether it waits for an executor."""
+        """Record from a Connect server's report whether an operation of the session waits for an executor."""
         self._waiting[operation_id] = not inflight_tasks and not done and not all(stage.done for stage in stages)
 
     def _running(self) -> bool:
-        """Return whether a task runs, or nothing is there to run."""
+        """Return whether a task runs, or there is no task."""
         if self._remote:
             return not self._waiting or not all(list(self._waiting.values()))
         tracker = self._session.sparkContext.statusTracker()
@@ -173,7 +172,7 @@ class _Watch:
 
     def _look_on(self) -> None:
         while not self._ended.wait(_LOOK_SECONDS):
-            # A context that has ended says so to whoever waits for the job.
+            # A context that has ended reports that to the waiting job.
             with contextlib.suppress(Exception):
                 if self._running():
                     self._busy_at = time.monotonic()

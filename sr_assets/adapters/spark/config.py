@@ -1,7 +1,4 @@
-"""The configuration of an engine: Spark's settings, the environment, and the fingerprint of both.
-
-Add a setting for every engine here. Not here: starting one (`spark.engine`), which Java it runs on (`spark.java`).
-"""
+"""The configuration of an engine: Spark's settings, the environment, and a fingerprint of both."""
 
 from __future__ import annotations
 
@@ -62,27 +59,27 @@ _REMOTE_DEFAULTS: Final = {"spark.connect.progress.reportInterval": "2s"}
 
 
 def is_cluster(mode: str) -> bool:
-    """Return whether a mode of Spark is on a cluster, whose machines share nothing with this one."""
+    """Return whether a mode is a cluster without shared disks."""
     return mode.startswith(("spark://", "sc://"))
 
 
 def child_environment(home: Path) -> dict[str, str]:
-    """Return the environment for Spark's processes: our Java, our interpreter, no variables of another Spark."""
+    """Return the environment of Spark's processes: our Java, our interpreter, no variables of another Spark."""
     environ = {key: value for key, value in os.environ.items() if key not in _SCRUBBED}
     environ["JAVA_HOME"] = str(find_java(home))
     environ["PYSPARK_PYTHON"] = environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     # Nothing is imported from the current folder, where anybody may have left a module.
     environ["PYTHONSAFEPATH"] = "1"
     environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    # glibc keeps an arena per thread; the JVM's own threads then hold hundreds of MB that nothing uses.
+    # glibc keeps an arena per thread, in which the JVM's threads then hold hundreds of unused MB.
     environ.setdefault("MALLOC_ARENA_MAX", "4")
     return environ
 
 
 def engine_config(settings: SparkSettings, home: Path, **more: str) -> dict[str, str]:
-    """Return the settings an engine is started with, `more` of ours among them; `spark.config` overrides all."""
+    """Return the settings of an engine, including `more`; `spark.config` overrides all."""
     scratch = home / "spark" / "scratch"
-    # What listens on loopback answers nobody but us: Spark makes the secret itself, in memory. A cluster has its own.
+    # Spark creates a secret in memory, so that listeners on loopback accept only us. A cluster has its own.
     alone = _CLUSTER_DEFAULTS if is_cluster(settings.mode) else {"spark.authenticate": "true"}
     return {
         **_DEFAULTS,
@@ -95,13 +92,13 @@ def engine_config(settings: SparkSettings, home: Path, **more: str) -> dict[str,
 
 
 def session_config(settings: SparkSettings) -> dict[str, str]:
-    """Return the options of a session on a server that is not ours, whose own settings are its owner's affair."""
+    """Return the options of a session on a cluster's Connect server, whose own settings stay unchanged."""
     ours = {key: value for key, value in _DEFAULTS.items() if key.startswith("spark.sql.") and key != _ISOLATION}
     return {**ours, **_REMOTE_DEFAULTS, **settings.config}
 
 
 def source_digest() -> str:
-    """Return a text that changes when this package's source does."""
+    """Return a digest of this package's source."""
     package = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
@@ -110,14 +107,14 @@ def source_digest() -> str:
 
 
 def fingerprint(config: Mapping[str, str]) -> str:
-    """Return a text that changes when an engine has to be restarted: interpreter, versions, our source, the settings."""
+    """Return a digest of everything that requires an engine restart: interpreter, versions, our source, settings."""
     parts = [
         sys.executable,
         sys.version,
         version("pyspark"),
         source_digest(),
         json.dumps(dict(config), sort_keys=True),
-        # What only a new process can have more of.
+        # Only a new process can raise these.
         str(resource.getrlimit(resource.RLIMIT_FSIZE)[1]),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

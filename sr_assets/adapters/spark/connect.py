@@ -1,8 +1,4 @@
-"""Sessions of Spark Connect: joining one, that of an earlier run if the server still has it, and leaving it.
-
-Here: the engine on this host and servers of a cluster alike. Not here: starting that engine (`spark.engine`), what else a
-cluster needs (`spark.cluster`), sessions without Connect (`spark.session`).
-"""
+"""Spark Connect sessions, on this host's engine and on a cluster's server: joining, reusing and leaving."""
 
 from __future__ import annotations
 
@@ -27,26 +23,26 @@ if TYPE_CHECKING:
     from sr_assets.adapters.spark.engine import Engine
     from sr_assets.settings import SparkSettings
 
-#: The logger on which Spark's client logs every error again, as JSON with a trace; Dagster's logging would enable it.
+#: The logger on which Spark's client repeats every error as JSON with a traceback; Dagster's logging would enable it.
 _CLIENT_LOG: Final = "pyspark.sql.connect.logging"
 _RETRIES: Final = 6
 _LONGEST_PAUSE_MS: Final = 2_000
 
 
 def is_remote(session: SparkSession) -> bool:
-    """Return whether a session is one of Spark Connect."""
-    # Not by its attributes: those that a classic session lacks raise an error of Spark's own.
+    """Return whether a session is a Connect session."""
+    # Not by its attributes: attributes that a classic session lacks raise Spark errors.
     return type(session).__module__.startswith("pyspark.sql.connect")
 
 
 def join_engine(engine: Engine, home: Path, site: str) -> SparkSession:
-    """Join a site's session on the engine of this host."""
-    # In the address and not in the environment, where it would be taken for that of any other server too.
+    """Join a site's session on this host's engine."""
+    # In the address, because in the environment every other server would get it too.
     url = f"sc://localhost:{engine.port}/;token={engine.token}"
     # A session that the server closed (for example after an idle day) can never be joined again; a new id can.
     for generation in range(16):
         identity = uuid.uuid5(uuid.NAMESPACE_URL, f"{home}/{engine.pid}/{engine.started_at}/{site}/{generation}")
-        # uuid5 with the version bits of uuid4, which is what the client insists on.
+        # uuid5 with the version bits of uuid4, which the client requires.
         if session := _join(url, uuid.UUID(int=identity.int, version=4)):
             return session
     raise RunError(
@@ -55,21 +51,21 @@ def join_engine(engine: Engine, home: Path, site: str) -> SparkSession:
 
 
 def join_server(mode: str, folder: Path, site: str) -> SparkSession:
-    """Join a site's session on a cluster's server: the one that is recorded in `folder`, where the server still has it.
+    """Join a site's session on a cluster's server: the one recorded in `folder` if it still exists.
 
-    What an earlier run left running there is interrupted. A new session for each run would leave a Python process on each
-    executor, for as long as the server runs. Ids are random, so that nobody else has the same.
+    Operations of an earlier run are interrupted. A session per run would keep a Python process on each executor until
+    the server ends. Ids are random, so that they are unique.
     """
-    if "/" in site:  # no site's: its user ends it
+    if "/" in site:  # no site's session: its user ends it
         return _new_session(mode, uuid.uuid4())
     record = folder / f"session-{uuid.uuid5(uuid.NAMESPACE_URL, site)}.json"
-    # A server knows a session's files by their names: another source of ours needs another session.
+    # A server identifies a session's files by name: other sources of ours need another session.
     wanted = {"mode": mode.partition(";")[0], "source": source_digest()}
     if (identity := _recorded(record, wanted)) and (session := _join(mode, identity)):
         session.interruptAll()
         return session
     identity = uuid.uuid4()
-    # Before the session is there: of a run that is killed the next one knows what to interrupt.
+    # Recorded before the session exists, so that the run after a killed one knows what to interrupt.
     write_private(record, json.dumps({**wanted, "session": str(identity)}))
     return _new_session(mode, identity)
 
@@ -90,7 +86,7 @@ def _new_session(mode: str, identity: uuid.UUID) -> SparkSession:
 
 
 def set_options(session: SparkSession, settings: SparkSettings) -> None:
-    """Give a session of a cluster's server our options and those of `spark.config`; raises RunError with one it refuses."""
+    """Set our options and those of `spark.config` on a cluster's session; raises RunError for a refused one."""
     for key, value in session_config(settings).items():
         _set(session, key, value)
 
@@ -101,12 +97,12 @@ def _set(session: SparkSession, key: str, value: str) -> None:
     except Exception as error:
         line = str(error).splitlines()[0]
         if "CANNOT_MODIFY" in line:
-            line = "a Connect server has it from its start: set it there, and remove it here"
+            line = "a Connect server fixes it at its start; set it there, and remove it here"
         raise RunError(f"spark.config {key}: {line}") from error
 
 
 def _join(url: str, identity: uuid.UUID) -> SparkSession | None:
-    """Return the session of this id; None when the server has closed it."""
+    """Return the session with this id, or None if the server has closed it."""
     session = _connect(url, identity)
     try:
         session.conf.get("spark.sql.session.timeZone")
@@ -124,21 +120,21 @@ def _connect(url: str, identity: uuid.UUID) -> SparkSession:
 
     if "SPARK_CONNECT_LOG_LEVEL" not in os.environ:
         logging.getLogger(_CLIENT_LOG).setLevel(logging.CRITICAL + 1)
-    # The error that follows says the same.
+    # The following error has the same content.
     warnings.filterwarnings("ignore", r"\[RETRIES_EXCEEDED\]")
     separator = "" if url.rstrip().endswith(";") else "/;" if url.count("/") < 3 else ";"
     session = ConnectSession.builder.remote(f"{url}{separator}session_id={identity}").create()
-    # The client retries for ten minutes by default, for servers that move; ours is restarted by the next run instead.
+    # By default the client retries for ten minutes, for servers that move; our next run restarts the server instead.
     session.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES, max_backoff=_LONGEST_PAUSE_MS)])
     return cast("SparkSession", session)
 
 
 def close(session: SparkSession, *, forget: bool = False) -> None:
-    """Close the connection to a session, which the next run of the site joins unless the server is to `forget` it.
+    """Close the connection to a session, which the site's next run joins unless the server is to `forget` it.
 
-    Without this the client cleans up when the process exits, and waits ten minutes for a server that has ended by then.
+    Otherwise the client cleans up at the process's exit, and waits ten minutes for a server that has ended.
     """
     if forget:
-        with contextlib.suppress(Exception):  # it goes by itself when it was idle for long
+        with contextlib.suppress(Exception):  # the server closes it after a long idle time
             session.client.release_session()
     session.client.close()

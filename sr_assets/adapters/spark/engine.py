@@ -1,13 +1,9 @@
 """The warm local Spark Connect server: starting, finding, keeping and stopping it.
 
-Not here: sessions on it (`spark.session`), its configuration (`spark.config`), the process that watches it
-(`spark.watch`).
-
-The server is ours alone: it lives under `<home>/spark`, in its own process session (so it outlives the run that started
-it, and never gets that run's signals), with a bounded heap, on a loopback port behind a random token. It is restarted
-when the interpreter, the versions, this package's own source or the settings differ from those it was started with: its
-Python workers are forked from a warm daemon and would otherwise go on running old code. It ends by itself when it was
-unused for the time that its last user requested, or when its home was removed.
+It lives under `<home>/spark`, in its own process session (so it outlives its first run and gets none of that run's
+signals), with a bounded heap, on a loopback port behind a random token. It is restarted if interpreter, versions, this
+package's source or the settings change, because its Python workers are forked from a warm daemon and would run old
+code. It ends when it was unused for the requested time, or its home was deleted.
 """
 
 from __future__ import annotations
@@ -40,7 +36,7 @@ logger = logging.getLogger(__name__)
 _SERVER_CLASS: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _START_SECONDS: Final = 120.0
 _UNUSED_SECONDS: Final = 30.0
-#: How long the server stays warm after its last use: between the runs that a sensor asks for, and after a single run.
+#: How long the server stays warm after its last use: between sensor runs, and after a single run.
 KEEP_SECONDS: Final = 900.0
 KEEP_ONCE_SECONDS: Final = 60.0
 _WATCHER: Final = "sr_assets.adapters.spark.watch"
@@ -48,7 +44,7 @@ _WATCHER: Final = "sr_assets.adapters.spark.watch"
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running local Connect server: its process, port and token, and the fingerprint it was started with."""
+    """A running local Connect server: process, port, token, and the fingerprint of its start."""
 
     port: int
     pid: int
@@ -93,24 +89,24 @@ def _recorded(folder: Path) -> Engine | None:
 
 
 def _record(folder: Path, engine: Engine) -> None:
-    """Record the server; a server that is not the recorded one ends by itself."""
+    """Record the server; an unrecorded server ends itself."""
     write_private(folder / "engine.json", json.dumps(asdict(engine)))
 
 
 def engine_status(home: Path) -> Engine | None:
-    """Return the warm local server of this home, or None when none is running."""
+    """Return the warm local server of this home, or None."""
     engine = _recorded(home / "spark")
     return engine if engine is not None and engine.alive else None
 
 
 def stop_engine(home: Path) -> bool:
-    """Stop this home's local server by its pid; False when none was running."""
+    """Stop this home's local server by its pid; return False if none was running."""
     with _locked(home / "spark"):
         return _stop(home / "spark")
 
 
 def abandon_start(home: Path) -> None:
-    """End a local server that is starting: a caller that waits in `start_engine` gets a RunError at once."""
+    """End a starting local server: a caller waiting in `start_engine` gets a RunError immediately."""
     engine = _recorded(home / "spark")
     if engine is not None and engine.running:
         with contextlib.suppress(ProcessLookupError):
@@ -121,7 +117,7 @@ def _stop(folder: Path) -> bool:
     engine = _recorded(folder)
     running = engine is not None and engine.running
     if engine is not None and running:
-        # The server leads its own process group, so its Python workers go with it.
+        # The server leads its own process group, so its Python workers end with it.
         for stop_signal, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(engine.pid, stop_signal)
@@ -143,10 +139,10 @@ def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def start_engine(settings: SparkSettings, home: Path) -> Engine:
-    """Return the warm local server, starting it when there is none or when its fingerprint differs.
+    """Return the warm local server; start it if there is none or its fingerprint differs.
 
-    Raises RunError with the server's log when it is not up within two minutes, and when the one to be replaced is still
-    used by a run after half a minute.
+    Raises RunError with the server's log if it is not up within two minutes, or if a run still uses the outdated one
+    after half a minute.
     """
     config = engine_config(settings, home)
     started_with = fingerprint(config)
@@ -154,7 +150,7 @@ def start_engine(settings: SparkSettings, home: Path) -> Engine:
     with _locked(folder):
         engine = _recorded(folder)
         if engine is not None and engine.fingerprint == started_with:
-            # A killed run may have started it already: then it is still starting.
+            # A killed run may have started it: then it is still starting.
             _wait_until(lambda: engine.alive or not engine.running, _START_SECONDS)
             if engine.alive:
                 keep_engine(home, KEEP_ONCE_SECONDS)
@@ -166,7 +162,7 @@ def start_engine(settings: SparkSettings, home: Path) -> Engine:
 
 
 def _await_unused(folder: Path, engine: Engine) -> None:
-    """Wait until no run uses the server: stopping it would make that run fail."""
+    """Wait until no run uses the server, because stopping it would fail that run."""
 
     def unused() -> bool:
         with open_private(folder / "users") as users:
@@ -190,7 +186,7 @@ def use_engine(home: Path, keep_seconds: float) -> Iterator[None]:
 
 
 def keep_engine(home: Path, seconds: float) -> None:
-    """Keep the server running for at least so long from now; a longer time that was requested before stays."""
+    """Keep the server running for at least this long; a longer earlier request stays."""
     file = home / "spark" / "keep"
     try:
         until = float(file.read_text())
@@ -201,10 +197,10 @@ def keep_engine(home: Path, seconds: float) -> None:
 
 
 def _launch(folder: Path, home: Path, config: Mapping[str, str], started_with: str) -> Engine:
-    """Start the server and wait until it listens; raises RunError with its log when it does not."""
+    """Start the server and wait until it listens; raises RunError with its log if it does not."""
     port, token, log = _free_port(), secrets.token_urlsafe(24), folder / "engine.log"
     environ = {**child_environment(home), "SPARK_HOME": str(spark_home()), "SPARK_CONNECT_AUTHENTICATE_TOKEN": token}
-    # A keep time of an earlier engine may be from before the machine's last start, whose monotonic clock was higher.
+    # An earlier engine's keep time may be from before a reboot, when the monotonic clock was higher.
     (folder / "keep").unlink(missing_ok=True)
     keep_engine(home, _START_SECONDS)
     with open_private(log) as output:
@@ -220,12 +216,12 @@ def _launch(folder: Path, home: Path, config: Mapping[str, str], started_with: s
         )
     engine = Engine(port, process.pid, token, started_with, time.time())
     _record(folder, engine)
-    # Not by its command: a process that has just started may not have one to read yet.
+    # Not by its command, which a new process may not have yet.
     if _wait_until(lambda: process.poll() is not None or engine.alive, _START_SECONDS) and process.poll() is None:
-        # On a busy machine the start may have used up the keep time before the first user joined.
+        # On a busy machine the start may use up the keep time before the first user joins.
         keep_engine(home, KEEP_ONCE_SECONDS)
         logger.info("started the Spark engine: pid %d, port %d", process.pid, port)
-        # It must outlive this process, so Python must not warn that it is still running.
+        # It must outlive this process, so Python must not warn that it still runs.
         process.returncode = 0
         return engine
     _stop(folder)
@@ -256,7 +252,7 @@ def _command(folder: Path, config: Mapping[str, str], port: int) -> list[str]:
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
     }
-    # `spark.config` may have secrets in it.
+    # `spark.config` may contain secrets.
     write_private(properties, "".join(f"{key}={value}\n".replace("\\", "\\\\") for key, value in lines.items()))
     submit = [str(spark_home() / "bin" / "spark-submit"), "--class", _SERVER_CLASS, "--name", "sr-assets"]
     return [

@@ -1,8 +1,4 @@
-"""The inventory of nodes by day, counted by Spark: which values were there, on how many nodes, on which new, on which no more.
-
-Here: the counting. Not here: where its input comes from and its rows go (`published.inventory`), which days are counted
-(`stages.inventory`).
-"""
+"""The inventory of nodes by day, counted with Spark: values, their nodes, and the nodes that gained or lost them."""
 
 from __future__ import annotations
 
@@ -37,17 +33,18 @@ _COUNTED: Final = "stream INT, day INT, value_number INT, nodes BIGINT, came BIG
 
 @dataclass(frozen=True, slots=True)
 class _CountJob:
-    """Counts the values of nodes on days that begin at `bounds`; `unknown` has a node of which nothing is known."""
+    """Counts the values of nodes on days that start at `bounds`; `unknown` are the values of an unobserved node."""
 
     bounds: NDArray[np.int64]
     unknown: NDArray[np.int32]
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield a row for each stream, day and value that was found on these nodes, on the day or the day before it."""
+        """Yield a row for each stream, day and value of these nodes on the day or the previous day."""
         days = len(self.bounds) - 1
         for nodes in batches:
             node, day, value = self._held(nodes)
-            # Each is a number that ends in the day, with a day more than there are: what stays is followed by the next number.
+            # Each is a number that ends in the day, with one more day than there are: a persisting value is followed by
+            # the next number.
             values = np.int64(value.max(initial=0) + 1)
             held = np.sort((node * values + value) * (days + 1) + day)
             of_node, day = np.divmod(held, days + 1)
@@ -64,13 +61,13 @@ class _CountJob:
             yield rows_of(_COUNTED, [stream, day - 1, value, *numbers])
 
     def _held(self, nodes: pa.RecordBatch) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Return node, day and number of each value that a node has on a day on which it was not retired all the time."""
+        """Return node, day and number of each value on days on which the node was not retired throughout."""
         pieces = StatusIntervals.cut(nodes, self.bounds)
         counts, observed_day = items(nodes.column("observed_day"))
         _, until_ns = items(nodes.column("holds_until_ns"))
         _, held = items(nodes.column("held"))
         lengths, values = items(held)
-        # Behind the observations stands what is held without one: the last of them, -1.
+        # After the observations comes the value without an observation: the last one, -1.
         lengths, values = np.append(lengths, len(self.unknown)), np.append(values, self.unknown)
         until_ns = np.append(until_ns, self.bounds[-1])
         newest = np.full((nodes.num_rows, len(self.bounds)), -1)
@@ -88,11 +85,11 @@ class _CountJob:
 
 
 def count_values(session: SparkSession, nodes: pa.Table, days: Sequence[Day], unknown: Sequence[int]) -> pa.Table:
-    """Return on how many nodes each value was found on each day but the first, which they are compared with.
+    """Return the number of nodes per value on each day except the first, which is only compared with.
 
-    `nodes` are what `published.inventory` observed of a history's nodes on these days, `unknown` the values of a node of which
-    nothing is known. Columns: stream, day (0: the second of `days`), value_number, nodes, came, went; any number of rows, in no
-    order, which are added.
+    `nodes` are the observations of `published.inventory` for a history's nodes on these days, `unknown` the values of
+    an unobserved node. Columns: stream, day (0: the second of `days`), value_number, nodes, came, went; partial sums,
+    unordered.
     """
     job = _CountJob(bounds_of(days), np.array(unknown, np.int32))
     return compute(session, nodes, _OBSERVED, job, _COUNTED)

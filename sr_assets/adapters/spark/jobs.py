@@ -1,8 +1,7 @@
-"""What runs on the executors of a cluster: reading a range, copying a part of a batch, trying what is there and in reach.
+"""The jobs of a cluster's executors: reading a range, copying a part of a batch, probing.
 
-Each job has its connections with it, and returns everything as rows: nothing is left on the machine, and nothing is expected
-there but Python with pyspark, pyarrow, numpy and orjson. Not here: how jobs get there (`spark.shipping`), what becomes of
-their rows (`spark.remote`).
+A job contains its connections and returns all results as rows. It leaves no data on the machine, and needs only Python
+with pyspark, pyarrow, numpy and orjson there.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ if TYPE_CHECKING:
     from sr_assets.adapters.copying.plan import CopyPlan
     from sr_assets.adapters.spark.source import RangePartition
 
-#: One row of a writer's result: a piece of the file `name`, or its receipt, where `name` is RECEIPT.
+#: One row of a writer's result: a piece of the file `name`, or its receipt if `name` is RECEIPT.
 COPIED_SCHEMA: Final = "part long, name string, content binary"
-#: One row for each link that an executor tried; `error` is null where it works.
+#: One row for each link that an executor tested; `error` is null for success.
 TRIED_SCHEMA: Final = "executor string, link string, error string"
 RECEIPT: Final = "receipt"
 _PIECE_BYTES: Final = 1 << 20
 _MODULES: Final = ("pyarrow", "numpy", "orjson")
-#: A task that tries something stays so long, so that the next one goes to another executor.
+#: Minimum duration of a probing task, so that the next one goes to another executor.
 _STAY_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ReadJob:
-    """Reads the ranges whose numbers are a task's rows, as the data source does with these options."""
+    """Reads the ranges whose numbers are a task's rows, with the options of the data source."""
 
     options: dict[str, str]
     partitions: tuple[RangePartition, ...]
@@ -65,7 +64,7 @@ class ReadJob:
 
 @dataclass(frozen=True, slots=True)
 class CopyJob:
-    """Copies the messages that a task's rows name, behind the fence of its plan; yields COPIED_SCHEMA."""
+    """Copies the messages in a task's rows, behind the fence of its plan; yields COPIED_SCHEMA."""
 
     plan: CopyPlan
     source: PackedConnection
@@ -106,7 +105,7 @@ class CopyJob:
 
 @contextlib.contextmanager
 def _named() -> Iterator[None]:
-    """Name the executor in a connection's error: the run's own machine may reach the same server."""
+    """Name the executor in a connection error, because this machine may reach the same server."""
     try:
         yield
     except WireError as error:
@@ -121,7 +120,7 @@ def _copied(part: int, name: str, content: bytes) -> pa.RecordBatch:
 
 
 def take_result(rows: pa.Table, staging: Path | None) -> Receipt:
-    """Add up the receipts among COPIED_SCHEMA, and write the files there, each complete or not at all."""
+    """Add up the receipts in COPIED_SCHEMA, and write the files there, each completely or not at all."""
     total = Receipt()
     drafts: dict[Path, Path] = {}
     columns = (rows[name].to_pylist() for name in ("part", "name", "content"))
@@ -142,12 +141,12 @@ def take_result(rows: pa.Table, staging: Path | None) -> Receipt:
 
 @dataclass(frozen=True, slots=True)
 class TryJob:
-    """Tries on an executor whether it has the modules a task needs and reaches each server; yields TRIED_SCHEMA."""
+    """Tests whether an executor has the modules of a task and reaches each server; yields TRIED_SCHEMA."""
 
     links: Mapping[str, PackedConnection]
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield a row for each link, and one for the modules with the link's name left empty."""
+        """Yield a row for each link, and one without a link name for the modules."""
         import pyarrow as pa
 
         began = time.monotonic()
@@ -165,7 +164,7 @@ class TryJob:
 
 
 def _missing_modules() -> str | None:
-    """Return which module a worker's Python lacks, in one line."""
+    """Return one line about a module that a worker's Python lacks."""
     import importlib
 
     for module in _MODULES:
@@ -173,7 +172,7 @@ def _missing_modules() -> str | None:
             importlib.import_module(module)
         except ImportError as error:
             return (
-                f"its Python {platform.python_version()} ({sys.executable}) lacks {module} ({error}): install it there"
+                f"its Python {platform.python_version()} ({sys.executable}) lacks {module} ({error}); install it there"
             )
     return None
 

@@ -1,7 +1,6 @@
-"""Jobs on a cluster that shares nothing with us, from this side: what goes there, and what comes back.
+"""The driver's side of cluster jobs: their input, and the results in their rows.
 
-A range's rows, and a batch's receipts and staged files, come back as rows of a job: of each task exactly one attempt's. Not
-here: the work on the executors (`spark.jobs`), the session (`spark.cluster`), the fence of a batch (the stages).
+A range's rows, and a batch's receipts and staged files, return as a job's rows: exactly one attempt's per task.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
     from sr_assets.adapters.copying.receipt import Receipt
     from sr_assets.adapters.spark.shipping import Job
 
-#: So many tasks for each core try every link, so that no executor is left out.
+#: Tasks per core that test every link, so that each executor gets one.
 _TRIES_A_CORE = 2
 
 
 def read_remotely(session: SparkSession, options: Mapping[str, str]) -> pa.Table:
-    """Read a range on the cluster, with the options and the rows of a Spark read."""
+    """Read a range on the cluster, with the options and rows of a Spark read."""
     reader = JetStreamReader(options)
     partitions = tuple(reader.partitions())
     job = ReadJob(dict(options), partitions, pack_connection(options["connection"]))
@@ -43,14 +42,14 @@ def read_remotely(session: SparkSession, options: Mapping[str, str]) -> pa.Table
 
 
 def copy_remotely(session: SparkSession, frame: DataFrame, plan: CopyPlan) -> Receipt:
-    """Copy what the rows name on the cluster; the staged files are written to the plan's folder here."""
+    """Copy the messages in `rows` on the cluster; the staged files are written to the plan's folder here."""
     job = CopyJob(plan, pack_connection(plan.source_connection), pack_connection(plan.connection))
     rows = _run(session, frame, job, COPIED_SCHEMA)
     return take_result(rows, Path(plan.staging) if plan.staging else None)
 
 
 def try_remotely(session: SparkSession, links: Mapping[str, PackedConnection]) -> Iterator[tuple[str, str, str | None]]:
-    """Try links from each executor; yields the executor, the link and the error, None where it works."""
+    """Test links from each executor; yield executor, link and error (None for success)."""
     count = 1
     if links:
         cores = session.range(0, 1000).selectExpr("spark_partition_id() AS part").distinct().count()

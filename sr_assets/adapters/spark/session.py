@@ -1,7 +1,4 @@
-"""A site's Spark session, on the engine that `spark.mode` names.
-
-Not here: the local server (`spark.engine`), what runs in a session (`spark.source`, `spark.sink`, the stages).
-"""
+"""A site's Spark session on the engine of `spark.mode`."""
 
 from __future__ import annotations
 
@@ -37,18 +34,18 @@ logger = logging.getLogger(__name__)
 
 
 def open_session(settings: SparkSettings, home: Path, site: str) -> SparkSession:
-    """Join this site's Spark session on the engine that `spark.mode` names, and interrupt an earlier run's tasks in it.
+    """Join this site's Spark session on the engine of `spark.mode`, and interrupt an earlier run's tasks in it.
 
     On a Connect server every run of a site uses the same session id: the session stays warm, and a run that joins it
-    can interrupt tasks whose client was killed. Data source `jetstream` is registered on this host's engine, not on a
-    cluster. Raises TransientError when the engine ends before it is joined.
+    can interrupt tasks of a killed client. The data source `jetstream` is registered on this host's engine, not on a
+    cluster. Raises TransientError if the engine ends before it is joined.
     """
     mode = settings.mode
     if mode == "connect-local":
         try:
             engine = start_engine(settings, home)
         except RunError as error:
-            logger.warning("%s; going on with classic Spark in this process", error)
+            logger.warning("%s; continuing with classic Spark in this process", error)
             return _prepared(_classic("local[*,3]", settings, home))
         try:
             return _prepared(join_engine(engine, home, site))
@@ -60,7 +57,7 @@ def open_session(settings: SparkSettings, home: Path, site: str) -> SparkSession
 
 
 def _open_on_cluster(settings: SparkSettings, home: Path, site: str) -> SparkSession:
-    """Return a session on a cluster that shares nothing with us; raises RunError with what it lacks."""
+    """Return a session on a cluster; raises RunError with a missing requirement."""
     mode, folder = settings.mode, home / "spark"
     address = reach_cluster(mode)
     own_folder(folder)
@@ -73,7 +70,7 @@ def _open_on_cluster(settings: SparkSettings, home: Path, site: str) -> SparkSes
         else:
             session = _classic(mode, settings, home, cluster_config(address, folder))
         ship_package(session, folder)
-        # It imports Spark, which a process that only loads the definitions does without.
+        # It imports Spark, which a process that only loads the definitions does not need.
         from sr_assets.adapters.spark.remote import try_remotely
 
         for executor, _, error in try_remotely(session, {}):
@@ -91,23 +88,23 @@ def _open_on_cluster(settings: SparkSettings, home: Path, site: str) -> SparkSes
 
 
 def leave_session(session: SparkSession, *, forget: bool = False) -> None:
-    """Close the connection to a session, which the next run of the site joins unless the engine is to `forget` it.
+    """Close the connection to a session, which the site's next run joins unless the engine is to `forget` it.
 
-    A classic session is the process's own and ends with it.
+    A classic session ends with its process.
     """
     if is_remote(session):
         close(session, forget=forget)
 
 
 def stop_work(session: SparkSession) -> None:
-    """Interrupt the tasks of a session that is given up."""
+    """Interrupt the tasks of an abandoned session."""
     if is_remote(session):
         with contextlib.suppress(Exception):  # a broken engine may be the reason
             session.interruptAll()
 
 
 def local_cores(settings: SparkSettings) -> int:
-    """Return how many tasks an engine on this machine runs at a time."""
+    """Return the number of parallel tasks of an engine on this machine."""
     named = re.match(r"local\[(\d+)", settings.config.get("spark.master", ""))
     if named:
         return int(named[1])
@@ -115,7 +112,7 @@ def local_cores(settings: SparkSettings) -> int:
 
 
 def count_cores(session: SparkSession) -> int:
-    """Return how many tasks a cluster runs at a time: into so many parts Spark cuts what nobody else has cut."""
+    """Return the number of parallel tasks of a cluster: Spark's default number of partitions."""
     from pyspark.sql.functions import spark_partition_id
 
     return session.range(1 << 16).select(spark_partition_id()).distinct().count()
@@ -130,7 +127,7 @@ def _classic(master: str, settings: SparkSettings, home: Path, config: Mapping[s
         {key: value for key, value in environ.items() if key.startswith(("JAVA_", "PYSPARK_", "PYTHONSAFE"))}
     )
     if is_cluster(master):
-        # Ours is on no other machine.
+        # Local file systems exist on no other machine.
         os.environ["PYSPARK_PYTHON"] = settings.config.get("spark.pyspark.python", "python3")
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -143,7 +140,7 @@ def _classic(master: str, settings: SparkSettings, home: Path, config: Mapping[s
 def _prepared(session: SparkSession) -> SparkSession:
     from sr_assets.adapters.spark.source import JetStreamDataSource
 
-    # Tasks of an earlier run of this site must not go on beside this run's.
+    # Tasks of an earlier run of this site must not continue next to this run's.
     if is_remote(session):
         session.interruptAll()
     session.dataSource.register(JetStreamDataSource)
@@ -156,14 +153,14 @@ _OUR_ERRORS = re.compile(
 )
 
 
-#: What of them another attempt may not meet.
+#: Errors that another attempt may not meet.
 _KINDS = {
     "WireError": TransientError,
     "SilenceError": TransientError,
     "TransientError": TransientError,
     "ExecutorLostError": ExecutorLostError,
 }
-#: A server of Connect that is not there, was started again, or has closed the session, which it does to one that is idle.
+#: A Connect server that is unreachable, was restarted, or closed the session, which it does after idle time.
 _GONE = (
     "StatusCode.UNAVAILABLE",
     "RETRIES_EXCEEDED",
@@ -172,12 +169,12 @@ _GONE = (
     "INVALID_HANDLE.OPERATION",
 )
 _LOST = re.compile(r"ExecutorLostFailure|Python worker exited unexpectedly|[Ee]xecutor heartbeat timed out")
-#: The first lines of what a classic session says of a failed job, which say nothing of it.
+#: The first lines of a classic session's error, which carry no information.
 _WRAPPING = re.compile(r"An error occurred while calling|Exception thrown in awaitResult")
 
 
 def spark_error(error: Exception) -> RunError:
-    """Return one line about a failed Spark job: our own message from the task when there is one."""
+    """Return one line about a failed Spark job: our message from the task if there is one."""
     if isinstance(error, RunError):
         return error
     text = str(error)
@@ -187,10 +184,10 @@ def spark_error(error: Exception) -> RunError:
         return _KINDS.get(kind, RunError)(text.strip())
     if any(sign in text for sign in _GONE):
         return EngineLostError(
-            "Spark does not answer any more, or has forgotten the session; the batch is begun again in a new one"
+            "Spark no longer responds, or has closed the session; the batch is repeated in a new one"
         )
     if _LOST.search(text):
-        return ExecutorLostError("the cluster lost an executor again and again: look at its workers' logs")
+        return ExecutorLostError("the cluster repeatedly lost an executor; check its workers' logs")
     if lacking := explained(text):
         return RunError(lacking)
     lines = [line.strip(" :") for line in text.splitlines() if line.strip() and not _WRAPPING.search(line)]

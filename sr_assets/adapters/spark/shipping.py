@@ -1,7 +1,7 @@
-"""Work that is shipped to a cluster whose machines have nothing of ours: the package as an archive, and one task for all jobs.
+"""Shipping work to a cluster: the package as an archive, and one task function for all jobs.
 
-A job is an object with `run`, which takes and yields Arrow batches. It travels inside the task's function, where neither a
-plan, nor an option, nor the event log shows it. Not here: the jobs (`spark.jobs`), the session (`spark.cluster`).
+A job is an object with `run`, which takes and yields Arrow batches. It travels inside the task's function, where no
+plan, option or event log shows it.
 """
 
 from __future__ import annotations
@@ -21,26 +21,30 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _PACKAGE: Final = Path(__file__).resolve().parents[2]
-#: The oldest time that an archive can say: equal sources make equal archives.
+#: The earliest time that an archive supports, so that equal sources give equal archives.
 _TIMELESS: Final = (1980, 1, 1, 0, 0, 0)
 
 
 class Job(Protocol):
-    """Work for the executors, which can be pickled."""
+    """Work for executors; must be picklable."""
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Do one task's share, which its rows name."""
+        """Do one task's share, given by its rows."""
         ...
 
 
 @functools.cache
 def archive_name() -> str:
-    """Return the name of this package's archive; another source has another one. It stays as long as this process does."""
+    """Return the name of this package's archive, which depends on the source. The archive lives as long as this
+    process.
+    """
     return f"sr_assets-{source_digest()[:16]}.zip"
 
 
 def package_archive(folder: Path) -> Path:
-    """Return the archive of this package's modules in a folder, made if it is missing; those of other sources are removed."""
+    """Return the archive of this package's modules in a folder; create it if missing, and delete those of other
+    sources.
+    """
     own_folder(folder)
     archive = folder / archive_name()
     if not archive.exists():
@@ -56,13 +60,13 @@ def package_archive(folder: Path) -> Path:
 
 
 def task_of(job: Job) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return the function that runs a job on an executor, with the modules that were shipped with it and no others.
+    """Return the function that runs a job on an executor with only the shipped modules.
 
-    A Python worker serves one session after another, so it may have the modules of an earlier version.
+    A Python worker serves several sessions, so it may have loaded modules of an earlier version.
     """
     packed, archive = pickle.dumps(job), archive_name()
 
-    # A function inside a function travels as code, not by name: nothing of ours is needed to load it.
+    # A nested function is pickled as code, not by name, so loading it needs none of our modules.
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import pickle
         import sys

@@ -1,7 +1,6 @@
-"""The Spark sink `jetstream`: references to messages of a source → copies in a target, acknowledged, staged, accounted.
+"""The Spark sink `jetstream`: references to source messages become copies in a target, acknowledged, staged, accounted.
 
-Here: the writer's interface to Spark, and its lock. Not here: its work (`copier`). Payloads never pass through the JVM: a
-row names a sequence, the task fetches that message from the source and publishes it.
+Payloads never pass through the JVM: a row contains a sequence, and the task fetches and publishes that message.
 """
 
 from __future__ import annotations
@@ -36,20 +35,20 @@ class ReceiptMessage(WriterCommitMessage):
 
 
 class JetStreamWriter(DataSourceArrowWriter):
-    """Copies the messages that its rows name; one task is one writer, in source order.
+    """Copies the messages in its rows; one task is one writer, in source order.
 
-    Rows: `sequence` (long), and `node` (string, null for senders that are not tracked) when `staging` is set. Options:
-    those of `CopyPlan`.
+    Rows: `sequence` (long), and with `staging` `node` (string, null for untracked senders). Options: those of
+    `CopyPlan`.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        """Keep the options; nothing is opened before a task runs."""
+        """Store the options; only a task opens connections."""
         self._plan = CopyPlan.decode(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> ReceiptMessage:
         """Copy one partition's messages and return its receipt.
 
-        Raises WireError when a connection is lost, RunError when nothing can be staged; Spark then retries the task.
+        Raises WireError if a connection is lost, RunError if rows cannot be staged; Spark then retries the task.
         """
         from pyspark import TaskContext
 
@@ -69,7 +68,7 @@ class JetStreamWriter(DataSourceArrowWriter):
 
 
 def rows_of(batches: Iterator[pa.RecordBatch]) -> dict[int, str | None]:
-    """Return a task's rows as one writer takes them: source sequence → node."""
+    """Return a task's rows as one writer needs them: source sequence → node."""
     rows: dict[int, str | None] = {}
     for batch in batches:
         nodes = batch.column("node").to_pylist() if "node" in batch.schema.names else itertools.repeat(None)
@@ -78,10 +77,10 @@ def rows_of(batches: Iterator[pa.RecordBatch]) -> dict[int, str | None]:
 
 
 def write_copies(plan: CopyPlan, rows: Mapping[int, str | None], partition: int = 0, *, made: bool = False) -> Receipt:
-    """Copy the messages that `rows` name (source sequence → node) as one writer: in a task, or in the run itself.
+    """Copy the messages in `rows` (source sequence → node) as one writer: in a task, or in the run itself.
 
-    `made`: only account for those that an earlier attempt has made. Raises WireError when a connection is lost, RunError
-    when nothing can be staged.
+    `made`: only account for the copies of an earlier attempt. Raises WireError if a connection is lost, RunError if
+    rows cannot be staged.
     """
     if not rows:
         return Receipt()
@@ -90,12 +89,12 @@ def write_copies(plan: CopyPlan, rows: Mapping[int, str | None], partition: int 
             copier = Copier(plan, rows, partition)
             return copier.settle() if made else copier.run()
         except OSError as error:
-            # About a staged file or a file of ours; a connection has an error of its own.
+            # About a staged file or our own files; a connection has its own error.
             raise RunError(cannot_write(plan.staging or plan.folder, error)) from None
 
 
 def writers_at_work(folder: Path) -> bool:
-    """Return whether an earlier writer is at work in a stream's folder."""
+    """Return whether an earlier writer is active in a stream's folder."""
     for file in folder.glob("writer-*.lock"):
         with file.open("a") as handle:
             if not lock(handle):
@@ -104,7 +103,7 @@ def writers_at_work(folder: Path) -> bool:
 
 
 def await_writers(folder: Path) -> None:
-    """Wait until no earlier writer is at work in a stream's folder; raises RunError after a minute."""
+    """Wait until no earlier writer is active in a stream's folder; raises RunError after a minute."""
     for file in folder.glob("writer-*.lock"):
         with _writer_lock(file):
             pass
@@ -112,7 +111,7 @@ def await_writers(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _writer_lock(file: Path) -> Iterator[None]:
-    """Hold a writer's lock, which the kernel frees however its holder ends; raises RunError after a minute."""
+    """Hold a writer's lock, which the kernel releases at its holder's end; raises RunError after a minute."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a+") as handle:
         if not lock(handle, _LOCK_SECONDS):

@@ -1,8 +1,8 @@
-"""The Spark data source `jetstream`: a range of a stream → partitions → Arrow record batches; it also makes the sink.
+"""The Spark data source `jetstream`: a range of a stream as partitions of Arrow record batches; it also creates the
+sink.
 
-Here: the options, the three schemas of rows, the reader. Not here: the writer (`spark.sink`), the protocol (`wire`), which
-range to read and what follows from missing sequences (the stages). The readers import inside their methods: they run in
-Spark's Python workers, which must start quickly and keep nothing between tasks.
+The readers import inside their methods: they run in Spark's Python workers, which must start quickly and keep no state
+between tasks.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from sr_assets.domain.senders import SenderExtractor
 
 FORMAT = "jetstream"
-#: One row per message: source sequence, stored time in unix ns, subject, header block as it is on the wire, payload.
+#: One row per message: source sequence, stored time in unix ns, subject, unchanged header block, payload.
 MESSAGE_SCHEMA = "sequence long, stored_ns long, subject string, headers binary, payload binary"
-#: One row per message, reduced to what the rules look at; `sender` is null when there is none.
+#: One row per message with the inputs of the rules; `sender` is null if there is none.
 SIGHTING_SCHEMA = "sequence long, stored_ns long, sender string, payload_bytes long, forced boolean"
 #: One row per message of an advisory stream: an `advisory` with the columns of `domain.received.Advisory`, an
-#: `observation` or `nothing`. `reason`, `field`, `subject` and `excerpt` (of an observation: all of it) are those of a
-#: rejected message.
+#: `observation` or `nothing`. `reason`, `field`, `subject` and `excerpt` (the whole payload of an observation) belong
+#: to rejected messages.
 ADVISORY_SCHEMA = (
     "sequence long, stored_ns long, kind string, payload_bytes long, replicator string, name string, stream string,"
     " node string, epoch_ns long, transition long, event_ns long, event_code byte, seen_ns long, origin string, event_id string,"
@@ -42,12 +42,12 @@ _EXCERPT_LETTERS = 200
 
 
 def encode_extractor(extractor: SenderExtractor, force_path: tuple[str, ...] | None) -> str:
-    """Return the option `inspect` for a way to find the sender, with the path of the force field if there is one."""
+    """Return the option `inspect` for a sender extractor, with the path of the force field if there is one."""
     return json.dumps({"kind": type(extractor).__name__, "text": extractor.text, "force": force_path})
 
 
 def decode_extractor(text: str) -> tuple[SenderExtractor, tuple[str, ...] | None]:
-    """Read the option `inspect`."""
+    """Parse the option `inspect`."""
     from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
 
     option = json.loads(text)
@@ -66,23 +66,22 @@ def decode_extractor(text: str) -> tuple[SenderExtractor, tuple[str, ...] | None
 class JetStreamDataSource(DataSource):
     """`spark.read.format("jetstream")` and `df.write.format("jetstream")`.
 
-    Options to read:
-
-    - `connection`: path of a file made by `write_connection`
+    Options for reading:
+    - `connection`: path of a file of `write_connection`
     - `stream`: the stream's name
     - `first`, `next`: the half-open range of sequences; the stream's last one is not before its end
     - `direct`: `true` to read by batched direct get (nats-server 2.11+, stream with `allow_direct`), else a pull
       consumer is used
-    - `filter`: a subject filter; without one every subject
-    - `partitions`: into how many equal ranges to cut, 1 by default; rows are in sequence order within each
-    - `batch_bytes`: about how many bytes one request asks for, 8 MiB by default
-    - `headers_only`: `true` to fetch no payloads where that can be avoided; for `inspect` with what stands elsewhere
-    - `inspect`: made by `encode_extractor`; then the rows are `SIGHTING_SCHEMA` and no payload leaves the reader
-    - `advisories`: `true` to read each message as an advisory; then the rows are `ADVISORY_SCHEMA`. Without either they
-      are `MESSAGE_SCHEMA`
+    - `filter`: a subject filter; default every subject
+    - `partitions`: number of equal ranges, default 1; rows are in sequence order within each
+    - `batch_bytes`: approximate bytes per request, default 8 MiB
+    - `headers_only`: `true` to avoid fetching payloads; for `inspect` by header or subject
+    - `inspect`: a value of `encode_extractor`; the rows are then `SIGHTING_SCHEMA`, without payloads
+    - `advisories`: `true` to parse advisories; the rows are then `ADVISORY_SCHEMA`
 
-    Options to write are described at `spark.sink.JetStreamWriter`. Sequences that the source does not hold are left out;
-    they are no error here.
+    The default rows are `MESSAGE_SCHEMA`. `spark.sink.JetStreamWriter` describes the options for writing.
+
+    Sequences that the source lacks are omitted without an error.
     """
 
     @classmethod
@@ -109,21 +108,21 @@ class JetStreamDataSource(DataSource):
 
 @dataclass
 class RangePartition(InputPartition):
-    """The sequences one task reads: from `first` up to, and without, `next`."""
+    """The sequences of one task, half-open."""
 
     first: int
     next: int
 
 
 class JetStreamReader(DataSourceReader):
-    """Reads a range; a task that runs twice reads the same rows, because reading consumes nothing."""
+    """Reads a range; a repeated task reads the same rows, because reading consumes nothing."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        """Keep the options; nothing is opened before a task runs."""
+        """Store the options; only a task opens connections."""
         self._options = dict(options)
 
     def partitions(self) -> list[RangePartition]:
-        """Cut the range into its tasks."""
+        """Split the range into its tasks."""
         from sr_assets.domain.positions import SequenceRange
 
         whole = SequenceRange(int(self._options["first"]), int(self._options["next"]))
@@ -154,14 +153,14 @@ class JetStreamReader(DataSourceReader):
         return self._to_batch()([])
 
     def _to_batch(self) -> Callable[[list[Message]], pa.RecordBatch]:
-        """Return how messages become rows."""
+        """Return the function that converts messages to rows."""
         if "advisories" in self._options:
             return read_advisories
         return _sightings(self._options["inspect"]) if "inspect" in self._options else _messages
 
 
 def read_here(options: Mapping[str, str]) -> pa.Table:
-    """Read a range in this process, with the options and the rows of a Spark read. Raises WireError."""
+    """Read a range in this process, with the options and rows of a Spark read. Raises WireError."""
     import pyarrow as pa
 
     reader = JetStreamReader(options)
@@ -223,12 +222,12 @@ def advisory_schema() -> pa.Schema:
 
 
 def read_advisories(messages: list[Message]) -> pa.RecordBatch:
-    """Return the messages of an advisory stream as rows, one each, with the columns of `ADVISORY_SCHEMA`."""
+    """Return the messages of an advisory stream as rows of `ADVISORY_SCHEMA`."""
     import pyarrow as pa
 
     from sr_assets.domain.received import Advisory, Observation, read_message
 
-    # All but the warning, in the order of the schema's columns.
+    # All except the warning, in the order of the schema's columns.
     count = len(Advisory._fields) - 1
     unset = (None,) * count
     rows = []

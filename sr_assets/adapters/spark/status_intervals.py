@@ -1,7 +1,7 @@
-"""The histories of nodes, cut where a status changes and where a day begins: what the daily tables are computed of.
+"""The status intervals of nodes: their histories, split at status changes and at day boundaries; the input of the daily
+tables.
 
-Whole nodes go to a task, so that nothing is exchanged between tasks. Not here: what is computed of the pieces (`availability`,
-`inventory`), where the histories come from (`published.node_histories`).
+A task gets whole nodes, so that tasks exchange no data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sr_assets.adapters.spark.shipping import Job
     from sr_assets.domain.days import Day
 
-#: What a node is, as a history has it.
+#: A node's status in a history.
 UP, TIMEOUT, RETIRED = range(len(Status))
 _ARROW: Final = {"INT": pa.int32(), "BIGINT": pa.int64()}
 _NODES: Final = (
@@ -34,10 +34,10 @@ _NODES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class StatusIntervals:
-    """Pieces of histories, by node and in order: `node` (its row), `day`, from `from_ns` to `next_ns`, which may be the same.
+    """Status intervals by node and in order: `node` (its row), `day`, from `from_ns` to `next_ns`, which may be equal.
 
-    `stretch` is the same from when a node ceases to be up until it is up again, and of no other node. `changed`: whether the
-    piece begins with a transition, `outage`: with one that begins an outage.
+    `stretch` numbers the time from the end of one up status to the next, uniquely across nodes. `changed`: the interval
+    starts with a transition; `outage`: with a transition that starts an outage.
     """
 
     node: NDArray[np.int64]
@@ -51,9 +51,9 @@ class StatusIntervals:
 
     @classmethod
     def cut(cls, nodes: pa.RecordBatch, bounds: NDArray[np.int64]) -> Self:
-        """Cut the histories of nodes on the days that begin at `bounds`, of which the last is where the last day ends.
+        """Split the histories of nodes at `bounds`: the starts of days, and the end of the last one.
 
-        `nodes` are as in `published.node_histories.History`.
+        `nodes` are `published.node_histories.History`.
         """
         node, at_ns, status, changed = _points(nodes, bounds)
         until_ns = np.minimum(column(nodes, "until_ns"), bounds[-1])[node]
@@ -62,7 +62,7 @@ class StatusIntervals:
         next_ns = np.where(last, until_ns, np.minimum(np.roll(at_ns, -1), until_ns))
         outage = changed & (status != UP) & (first | (np.roll(status, 1) == UP))
         stretch = np.cumsum(first | (status == UP))
-        # A change at midnight is one of the day that begins.
+        # A change at midnight belongs to the starting day.
         day = np.searchsorted(bounds, at_ns, "right") - 1
         days = np.maximum(np.searchsorted(bounds, next_ns, "left") - day, 1)
         days[at_ns >= until_ns] = 0
@@ -82,14 +82,14 @@ class StatusIntervals:
 
 
 def _points(nodes: pa.RecordBatch, bounds: NDArray[np.int64]) -> tuple[Any, ...]:
-    """Return node, time, status and whether it is a change: what each node was when the days begin, then its changes."""
+    """Return node, time, status and whether it is a change: each node's initial status, then its changes."""
     known = nodes.column("status").is_valid().to_numpy(zero_copy_only=False)
     counts, at_ns = items(nodes.column("at_ns"))
     _, after = items(nodes.column("after"))
     changes, _ = expand(counts)
     before = np.flatnonzero(known)
     node = np.concatenate([before, changes])
-    # Stable: what a node was stands before its changes.
+    # Stable sort: a node's initial status precedes its changes.
     order = np.argsort(node, kind="stable")
     began_ns = np.maximum(column(nodes, "first_ns"), bounds[0])[before]
     status = nodes.column("status").fill_null(0).to_numpy()[before]
@@ -108,30 +108,30 @@ def column(rows: pa.RecordBatch, name: str) -> NDArray[Any]:
 
 
 def items(lists: pa.ListArray) -> tuple[NDArray[np.int32], pa.Array]:
-    """Return how many items each list has, and all items one after the other."""
+    """Return the length of each list, and all items concatenated."""
     return lists.value_lengths().to_numpy(), lists.flatten()
 
 
 def expand(counts: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the index of each count as often as it says, and beside it 0, 1, 2 … for each."""
+    """Return the index of each count repeated `count` times, and 0, 1, 2 … within each."""
     which = np.repeat(np.arange(len(counts)), counts)
     return which, np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def bounds_of(days: Sequence[Day]) -> NDArray[np.int64]:
-    """Return where consecutive days begin, and where the last one ends."""
+    """Return the starts of consecutive days, and the end of the last one."""
     return np.array([*(day.first_ns for day in days), days[-1].next_ns], np.int64)
 
 
 def rows_of(schema: str, columns: Sequence[NDArray[Any]]) -> pa.RecordBatch:
-    """Return columns as rows of a schema of INT and BIGINT, as Spark writes it."""
+    """Return columns as rows of a schema of INT and BIGINT, in Spark's syntax."""
     fields = [field.split() for field in schema.split(",")]
     arrays = [pa.array(values, _ARROW[kind]) for values, (_, kind) in zip(columns, fields, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, [name for name, _ in fields])
 
 
 def compute(session: SparkSession, nodes: pa.Table, more: str, job: Job, schema: str) -> pa.Table:
-    """Return the rows that a job yields of nodes, in no order; `more` are the columns that they have beside a history's."""
+    """Return the rows of a job on nodes, unordered; `more` are its columns in addition to a history's."""
     columns = ", ".join(filter(None, (_NODES, more)))
     frame = session.createDataFrame(nodes) if nodes.num_rows else session.createDataFrame([], columns)
     return frame.mapInArrow(task_of(job), schema).toArrow()

@@ -1,9 +1,9 @@
-"""The process that watches the local Spark server: `python -m sr_assets.adapters.spark.watch FOLDER COMMAND…`.
+"""The watcher of the local Spark server: `python -m sr_assets.adapters.spark.watch FOLDER COMMAND…`.
 
-It starts the command and ends with it. It ends the command when the time in `FOLDER/keep` (seconds of the monotonic clock)
-has passed while the lock `FOLDER/users` was free, when `FOLDER/engine.json` names another process, or when the folder was
-removed. So no engine stays behind after the last run, or after a run that was killed while it started one. Standard library
-only, and little of it, because the process lives as long as the server.
+It starts the command and ends with it. It ends the command when the time in `FOLDER/keep` (seconds of the monotonic
+clock) has passed while the lock `FOLDER/users` was free, when `FOLDER/engine.json` names another process, or when the
+folder was deleted. So no engine remains after the last run, or after a run that was killed while starting one. It uses
+only a little of the standard library, because it lives as long as the server.
 """
 
 import json
@@ -21,8 +21,8 @@ _LOOK_SECONDS = 5.0
 
 
 def main(folder: str, command: list[str]) -> int:
-    """Run the command until it ends or is no longer needed; returns its exit code."""
-    # The engine also serves runs without the resource limits of the run that starts it.
+    """Run the command until it ends or is no longer needed; return its exit code."""
+    # The engine also serves other runs, without the resource limits of its first run.
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     process = subprocess.Popen(command)

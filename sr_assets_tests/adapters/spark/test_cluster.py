@@ -41,9 +41,9 @@ OTHER_MASTER = """An error occurred while calling None.org.apache.spark.sql.clas
         (CLASSIC, "the workers' Python does not start: /opt/bin/python3.12: error while loading shared libraries"),
         (
             OTHER_PYTHON,
-            f"the workers' Python is 3.12 and ours {DRIVER_PYTHON}: install {DRIVER_PYTHON} there and name it",
+            f"the workers' Python is 3.12 and ours {DRIVER_PYTHON}; install {DRIVER_PYTHON} there and set it",
         ),
-        (OTHER_MASTER, "it did not take our application, or ended it: are its master and workers of Spark"),
+        (OTHER_MASTER, "it refused or ended our application; check that its master and workers run Spark"),
         (f"An error occurred while calling o9.x.\n: {'x' * 9}\n\tat y", f"Spark: {'x' * 9}"),
     ),
     ids=("no start", "no start, classic", "another Python", "another Spark", "anything else"),
