@@ -108,7 +108,7 @@ def test_what_the_broker_would_refuse_is_refused_before_anything_is_sent(tmp_pat
     for claims, says in (
         ({"issexp": now - 5}, "the token expired at"),
         ({"nbf": now + 500}, "the token is valid from"),
-        ({"purpose": "choria_provisioning"}, "the token's purpose is 'choria_provisioning': a client's or a server's"),
+        ({"purpose": "choria_provisioning"}, "the token's purpose is 'choria_provisioning'; use a client's or a server's"),
         ({"purpose": None}, "the token's purpose is 'None'"),
         ({"callerid": None}, "the token has no callerid"),
         ({"public_key": None}, "the token has no public_key"),
