@@ -33,18 +33,16 @@ def read_choria(choria: ChoriaSettings) -> Login:
     if purpose not in _PURPOSES:
         known = " or ".join(_PURPOSES)
         raise RunError(
-            f"{where}: the token's purpose is {str(purpose)[:40]!r}: a client's or a server's token is needed ({known})"
+            f"{where}: the token's purpose is {str(purpose)[:40]!r}; use a client's or a server's token ({known})"
         )
     name, key = claims.get(_PURPOSES[purpose]), claims.get("public_key")
     for claim, value in ((_PURPOSES[purpose], name), ("public_key", key)):
         if not isinstance(value, str) or not value:
-            raise RunError(f"{where}: the token has no {claim}: ask the issuer for another one")
+            raise RunError(f"{where}: the token has no {claim}; request another one from the issuer")
     _refuse_untimely(where, claims)
     pair = _pair(choria.seed_file)
     if base64.b32decode(bytes(pair.public_key) + b"=" * (-len(pair.public_key) % 8))[1:33].hex() != str(key).lower():
-        raise RunError(
-            f"choria: seed_file {choria.seed_file}: is not the seed of the token in jwt_file {choria.jwt_file}"
-        )
+        raise RunError(f"choria: seed_file {choria.seed_file}: does not match the token in jwt_file {choria.jwt_file}")
     holder = hashlib.md5(str(name).encode(), usedforsecurity=False).hexdigest()
     return Login(f"{choria.collective}.reply.{holder}", token=token, jwt=token, pair=pair)
 
@@ -54,7 +52,7 @@ def _claims(where: str, token: str) -> dict[str, Any]:
         header, claims, signature = (_decoded(part) for part in token.split("."))
         algorithm, read = json.loads(header)["alg"], json.loads(claims)
     except (ValueError, KeyError, TypeError):
-        raise RunError(f"{where}: there is no token in it: a JWT of three parts is needed") from None
+        raise RunError(f"{where}: contains no token; it needs a JWT of three parts") from None
     if algorithm != "EdDSA" or not signature or not isinstance(read, dict):
         raise RunError(f"{where}: is not a token of Choria: those are signed by EdDSA")
     return read
@@ -67,7 +65,7 @@ def _refuse_untimely(where: str, claims: dict[str, Any]) -> None:
         claims[claim] for claim in ("exp", "issexp") if isinstance(claims.get(claim), (int, float)) and claims[claim]
     ]
     if ends and min(ends) <= now:
-        raise RunError(f"{where}: the token expired at {_at(min(ends))}: put a new one there")
+        raise RunError(f"{where}: the token expired at {_at(min(ends))}; replace it")
     begins = claims.get("nbf")
     if isinstance(begins, (int, float)) and begins > now:
         raise RunError(f"{where}: the token is valid from {_at(begins)} on: wait, or check the clocks")
@@ -76,7 +74,7 @@ def _refuse_untimely(where: str, claims: dict[str, Any]) -> None:
 def _pair(file: str) -> Any:
     seed = _text("seed_file", file)
     if not _SEED.fullmatch(seed):
-        raise RunError(f"choria: seed_file {file}: there is no seed in it: 64 hexadecimal digits are needed")
+        raise RunError(f"choria: seed_file {file}: contains no seed; it needs 64 hexadecimal digits")
     return key_pair(user_seed(bytes.fromhex(seed)))
 
 

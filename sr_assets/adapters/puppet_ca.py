@@ -74,7 +74,7 @@ class Enrolment:
         """
         deadline = time.monotonic() + timeout_seconds
         if all(file.exists() for file in (self.key_file, self.ca_file, self.certificate_file)):
-            raise ConfigurationError(f"{self.folder}: has key, certificate and CA of {self.identity} already")
+            raise ConfigurationError(f"{self.folder}: already has key, certificate and CA of {self.identity}")
         self._make_folders()
         key = self._key(say)
         authorities = self._authorities(say)
@@ -105,12 +105,12 @@ class Enrolment:
             except OSError as error:
                 raise RunError(f"{file}: cannot be read: {error.strerror}") from None
             except TypeError:
-                raise RunError(f"{file}: has a password: put a key without one there, or remove it") from None
+                raise RunError(f"{file}: has a password; replace it by a key without one, or delete it") from None
             except (ValueError, UnsupportedAlgorithm):
                 raise RunError(f"{file}: is not a complete PEM key: remove it for a new one") from None
             if not isinstance(key, rsa.RSAPrivateKey):
                 raise RunError(f"{file}: is not an RSA key, which a Puppet CA requires: remove it for a new one")
-            say(f"key: {file}, as it was")
+            say(f"key: {file} (existing)")
             return key
         key = rsa.generate_private_key(65537, _KEY_BITS)
         form = serialization.PrivateFormat.TraditionalOpenSSL
@@ -141,7 +141,7 @@ class Enrolment:
         trusted = [authority for authority in chain if _fingerprint(authority) == fingerprint]
         if not trusted:
             raise RunError(
-                f"{self.ca}: no certificate of the CA has the SHA-256 fingerprint of --ca-fingerprint: nothing is stored"
+                f"{self.ca}: no certificate of the CA has the SHA-256 fingerprint of --ca-fingerprint; no file was written"
             )
         left = [authority for authority in chain if authority not in trusted]
         while linked := [
@@ -153,7 +153,7 @@ class Enrolment:
             left = [authority for authority in left if authority not in linked]
         if left:
             raise RunError(
-                f"{self.ca}: its chain has a certificate that does not belong to --ca-fingerprint: nothing is stored"
+                f"{self.ca}: its chain has a certificate that does not belong to --ca-fingerprint; no file was written"
             )
 
     def _request(self, key: rsa.RSAPrivateKey, say: Callable[[str], None]) -> None:

@@ -14,17 +14,17 @@ from sr_assets.adapters.login import Login, key_pair
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 from sr_assets.domain.errors import RunError
 
-NO_TLS: Final = "the server has no TLS, which tls or tls:// asks for: give it a certificate or take that out"
+NO_TLS: Final = "the server has no TLS, which tls or tls:// requires; give it a certificate, or remove that setting"
 
 # The third letter is part of the prefix that marks a user's seed.
 _SEED: Final = re.compile(r"\bSU[A-D][A-Z2-7]{55}\b")
 _JWT: Final = re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]+")
 # OpenSSL's numbers (X509_V_ERR_…) and what they mean for the server's operator.
 _CERTIFICATE: Final = {
-    9: "is not valid yet: look at its dates and at the clocks",
-    10: "has expired: it has to be renewed",
-    62: "is not for this name: connect by a name that is in it",
-    64: "is not for this address: connect by a name that is in it",
+    9: "is not valid yet; check its dates and the clocks",
+    10: "has expired; renew it",
+    62: "is not for this name; connect by a name in the certificate",
+    64: "is not for this address; connect by a name in the certificate",
 }
 _UNKNOWN_CA: Final = frozenset({2, 18, 19, 20, 21})
 
@@ -38,7 +38,7 @@ def tls_context(tls: TlsSettings) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=tls.ca)
     except ssl.SSLError:
-        raise RunError(f"tls: ca {tls.ca}: there is no PEM certificate in it") from None
+        raise RunError(f"tls: ca {tls.ca}: contains no PEM certificate") from None
     if tls.cert:
         try:
             # Without this empty password OpenSSL would prompt for one on the terminal.
@@ -46,7 +46,7 @@ def tls_context(tls: TlsSettings) -> ssl.SSLContext:
         except ssl.SSLError as error:
             files = f"tls: cert {tls.cert}, key {tls.key}"
             if error.reason == "KEY_VALUES_MISMATCH":
-                raise RunError(f"{files}: the key belongs to another certificate") from None
+                raise RunError(f"{files}: the key does not match the certificate") from None
             raise RunError(f"{files}: need a PEM certificate and its PEM key without a password") from None
     if tls.insecure:
         context.check_hostname = False
@@ -58,17 +58,17 @@ def tls_error_text(error: ssl.SSLError) -> str:
     """Return one line with the cause of a TLS failure and the remedy."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _UNKNOWN_CA:
-            return "the server's certificate is from a CA that is not trusted here: name the CA's file in tls: ca"
+            return "the server's certificate is from an untrusted CA; set the CA's file in tls: ca"
         return f"the server's certificate {_CERTIFICATE.get(error.verify_code, f'is refused: {error.verify_message}')}"
     reason = error.reason or str(error)
     if "CERTIFICATE_REQUIRED" in reason:
-        return "the server asks for a client certificate: name cert and key in tls"
+        return "the server requires a client certificate; set cert and key in tls"
     if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
         return (
-            f"the server refuses our certificate ({_plain(reason)}): look at tls: cert, and at the CA the server trusts"
+            f"the server refuses our certificate ({_plain(reason)}); check tls: cert, and the CA that the server trusts"
         )
     if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
-        return "the server does not begin with TLS: take tls_handshake_first out of the URL"
+        return "the server does not start with TLS; remove tls_handshake_first from the URL"
     return f"TLS failed ({_plain(reason)})"
 
 
@@ -82,7 +82,7 @@ def silence_hint(cluster: ClusterSettings) -> str:
 def no_responder_hint(cluster: ClusterSettings) -> str:
     """Return a possible cause of a JetStream API subject without responders."""
     if cluster.api_owner:
-        return f"nobody serves {cluster.api_owner} here: correct it, or look at the leafnode or import that leads there"
+        return f"nobody serves {cluster.api_owner} here; correct it, or check the leafnode or import behind it"
     return "is JetStream enabled?"
 
 
@@ -90,7 +90,7 @@ def denied_text(complaint: str) -> str:
     """Return a server's error about a permission, with the remedy."""
     remedy = "give the user that permission"
     if "subscription" in complaint.lower():
-        remedy += ", or set inbox_prefix in the URL to what it may subscribe to"
+        remedy += ", or set inbox_prefix in the URL to a permitted prefix"
     return f"{complaint}; {remedy}"
 
 

@@ -1,8 +1,6 @@
 """The fold: a sender's state and a sighting (or the passing of time) become a new state, a decision and transitions.
 
-These are the rules of sampling and availability, in integer nanoseconds of the source's stored times. They read no
-clock: a history yields the same result, whatever the batch boundaries. Silence is the time since a sender's last
-sighting, minus its blind part.
+These rules of sampling and availability use integer nanoseconds of the source's stored times, and no clock.
 """
 
 from __future__ import annotations

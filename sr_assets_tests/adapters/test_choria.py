@@ -76,8 +76,8 @@ def test_a_token_lets_in_with_a_signed_nonce_and_answers_come_to_its_own_inbox(
 def test_a_token_that_the_broker_refuses_is_one_line_without_it(world: World) -> None:
     for block, verified, says in (
         (world.others.block("eve"), {}, "uthorization"),
-        (world.ours.block("sr", public_key="00" * 32), {}, "is not the seed of the token"),
-        (world.ours.block("sr"), {"ca": None}, "name the CA's file in tls: ca"),
+        (world.ours.block("sr", public_key="00" * 32), {}, "does not match the token"),
+        (world.ours.block("sr"), {"ca": None}, "set the CA's file in tls: ca"),
     ):
         text = refused(world.cluster(block, **verified))
         assert all(says in line for line in text.split("\n")), text
@@ -108,7 +108,10 @@ def test_what_the_broker_would_refuse_is_refused_before_anything_is_sent(tmp_pat
     for claims, says in (
         ({"issexp": now - 5}, "the token expired at"),
         ({"nbf": now + 500}, "the token is valid from"),
-        ({"purpose": "choria_provisioning"}, "the token's purpose is 'choria_provisioning'; use a client's or a server's"),
+        (
+            {"purpose": "choria_provisioning"},
+            "the token's purpose is 'choria_provisioning'; use a client's or a server's",
+        ),
         ({"purpose": None}, "the token's purpose is 'None'"),
         ({"callerid": None}, "the token has no callerid"),
         ({"public_key": None}, "the token has no public_key"),
@@ -124,14 +127,14 @@ def test_a_file_that_cannot_be_used_is_named_with_what_is_wrong(tmp_path: Path) 
     none = base64.urlsafe_b64encode(json.dumps({"alg": "none"}).encode()).rstrip(b"=").decode()
     for key, content, says in (
         ("jwt_file", None, "cannot be read: No such file or directory"),
-        ("jwt_file", "", "there is no token in it"),
-        ("jwt_file", token[: len(token) // 2], "there is no token in it"),
-        ("jwt_file", "hunter2.hunter2.hunter2secret", "there is no token in it"),
+        ("jwt_file", "", "contains no token"),
+        ("jwt_file", token[: len(token) // 2], "contains no token"),
+        ("jwt_file", "hunter2.hunter2.hunter2secret", "contains no token"),
         ("jwt_file", none + token[token.index(".") :], "is not a token of Choria"),
         ("seed_file", None, "cannot be read: No such file or directory"),
-        ("seed_file", Path(good["seed_file"]).read_text()[:-1], "64 hexadecimal digits are needed"),
-        ("seed_file", "-----BEGIN PRIVATE KEY-----", "there is no seed in it"),
-        ("seed_file", "00" * 32, "is not the seed of the token"),
+        ("seed_file", Path(good["seed_file"]).read_text()[:-1], "it needs 64 hexadecimal digits"),
+        ("seed_file", "-----BEGIN PRIVATE KEY-----", "contains no seed"),
+        ("seed_file", "00" * 32, "does not match the token"),
     ):
         bad = tmp_path / "bad"
         bad.unlink(missing_ok=True)

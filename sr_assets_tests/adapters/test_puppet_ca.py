@@ -152,7 +152,7 @@ def test_a_host_is_enrolled_into_puppets_folders_with_the_ca_that_was_named(
     assert isinstance(request.signature_hash_algorithm, hashes.SHA256)
     assert tls_context(TlsSettings(str(folder / "certs" / "ca.pem"), str(certificate), str(key))).get_ca_certs()
     code, _, errors = command(*arguments)
-    assert (code, errors) == (2, f"error: {folder}: has key, certificate and CA of {ME} already\n")
+    assert (code, errors) == (2, f"error: {folder}: already has key, certificate and CA of {ME}\n")
 
 
 def test_an_enrolment_that_was_cut_off_goes_on_with_its_key_and_request(ca: StandIn, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_an_enrolment_that_was_cut_off_goes_on_with_its_key_and_request(ca: Stan
 
 
 def test_a_ca_with_another_fingerprint_or_a_certificate_of_another_is_refused(ca: StandIn, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="has the SHA-256 fingerprint of --ca-fingerprint: nothing is stored"):
+    with pytest.raises(RunError, match="has the SHA-256 fingerprint of --ca-fingerprint; no file was written"):
         enrolled(ca, tmp_path / "pinned", fingerprint="00" * 32)
     assert not (tmp_path / "pinned" / "certs" / "ca.pem").exists()
     ca.answer = ca.certify(ME)
@@ -195,7 +195,7 @@ def test_a_ca_with_another_fingerprint_or_a_certificate_of_another_is_refused(ca
     (
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE", "is not a complete PEM key: remove it for a new one"),
         ("", "is not a complete PEM key"),
-        ("locked", "has a password: put a key without one there"),
+        ("locked", "has a password; replace it by a key without one"),
     ),
 )
 def test_a_key_that_is_there_is_never_replaced(ca: StandIn, tmp_path: Path, key: str, says: str) -> None:

@@ -129,7 +129,7 @@ class Lease:
             if not self._renew(target):
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 _ask(target, f"CONSUMER.DELETE.{self._plan.stream}.{self._claim}")
-                raise ExecutorLostError(f"batch {self._plan.batch} was given up before this writer began")
+                raise ExecutorLostError(f"batch {self._plan.batch} was abandoned before this writer started")
         self._renewing.start()
         return self
 

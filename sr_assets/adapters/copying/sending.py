@@ -218,7 +218,7 @@ class Sender:
             elif ack.error_code in _ABOUT_THE_MESSAGE:
                 self._park(self._window.pop(ack.sequence), reason)
             elif now - since > _REFUSAL_SECONDS and ack.error_code not in _ABOUT_THE_TARGET and self._takes_others():
-                self._park(self._window.pop(ack.sequence), f"refused, while others are taken: {reason}")
+                self._park(self._window.pop(ack.sequence), f"refused, while other messages are stored: {reason}")
             elif now - max(since, self._settled_at) > _REFUSAL_SECONDS:
                 raise StopError(f"target stream {self._plan.stream} refuses: {reason}")
             else:
@@ -241,7 +241,7 @@ class Sender:
             if not self._answers():
                 raise
         for sequence in sorted(self._window):
-            self._park(self._window.pop(sequence), "the target answers others, but never this message")
+            self._park(self._window.pop(sequence), "the target acknowledges other messages, but never this one")
         return []
 
     def _takes_others(self) -> bool:

@@ -107,7 +107,9 @@ class ClientThread:
             text = f"{self.settings.label}: {subject}: no responder ({no_responder_hint(self.settings)})"
             raise ApiError(text, UNAVAILABLE) from None
         except nats.errors.TimeoutError:
-            raise TransientError(f"{self.settings.label}: {subject}: no answer in {REQUEST_SECONDS:.0f} s") from None
+            raise TransientError(
+                f"{self.settings.label}: {subject}: no response within {REQUEST_SECONDS:.0f} s"
+            ) from None
         finally:
             answer.cancel()
             complaint.cancel()
@@ -225,7 +227,7 @@ def error_text(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return tls_error_text(error)
     if isinstance(error, TimeoutError):
-        return "no answer in time"
+        return "no response in time"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     return str(error).removeprefix("nats: ").strip("'") or type(error).__name__

@@ -319,7 +319,7 @@ def test_a_target_that_has_room_again_in_time_gets_everything_in_order(rig: Rig,
 
 def test_a_batch_that_was_given_up_is_not_written(rig: Rig, stream: str, write: Write, tmp_path: Path) -> None:
     (tmp_path / "batch").write_text("b2")
-    with pytest.raises(RunError, match="given up"):
+    with pytest.raises(RunError, match="was replaced by"):
         write()
     assert not rig.copies(stream)
 
