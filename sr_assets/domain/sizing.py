@@ -9,14 +9,14 @@ FROM_MESSAGES: Final = 1_000
 _SMALL_BYTES: Final = 8 * 1024 * 1024
 #: Below this total, payloads are read with their headers in one request; a consumer needs several.
 _FETCHED_BYTES: Final = 1 << 20
-#: The default of `catch_up_messages`; `_MOST_MESSAGES` is a lower, fixed limit.
+#: The default of `catch_up_messages`; `MAX_FOLD_MESSAGES` is a lower, fixed limit.
 CATCH_UP_MESSAGES: Final = 2_000_000
 #: Messages that one core reads in about ten seconds while catching up: the limit of a batch.
 _CORE_MESSAGES: Final = 250_000
 _CORE_BYTES: Final = 512 << 20
-#: Absolute limit of a batch: with as many known senders it gives the fold 1,000,000 rows, its maximum in the run's own
-#: process (`tracking.fold`). In Spark, 1.1 million end an engine with our small heap.
-_MOST_MESSAGES: Final = 500_000
+#: Maximum messages in a batch of a tracked stream: with as many known senders the fold gets 1,000,000 rows, which take
+#: some hundred MB in the run's process.
+MAX_FOLD_MESSAGES: Final = 500_000
 #: A stream is far behind from this many batches on.
 _FAR_BATCHES: Final = 4
 #: Minimum messages of a task, which opens its own connection.
@@ -58,7 +58,7 @@ def catch_up_size(message_bytes: int, cores: int, steady: int, largest: int) -> 
 
     `message_bytes` is the average size fetched. The result is between `steady` and `largest`.
     """
-    most = min(largest, _MOST_MESSAGES)
+    most = min(largest, MAX_FOLD_MESSAGES)
     return max(steady, min(most, cores * _CORE_MESSAGES, cores * _CORE_BYTES // max(1, message_bytes)))
 
 

@@ -9,7 +9,7 @@ from sr_assets.adapters.spark.source import FORMAT, read_here
 from sr_assets.adapters.state.gaps import MOST_ROWS, gap_row
 from sr_assets.domain.errors import TransientError
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.domain.sizing import catch_up_size, is_far, partitions, reads_headers_only
+from sr_assets.domain.sizing import MAX_FOLD_MESSAGES, catch_up_size, is_far, partitions, reads_headers_only
 from sr_assets.stages.source.position import changed_since
 
 if TYPE_CHECKING:
@@ -56,15 +56,17 @@ def next_range(
 
     The bound on bytes, at the source's average size, limits memory: a sampled stream and a feed hold narrow rows and a
     tenth of the payloads, a plain copy its window of unacknowledged messages. Without `payloads` only messages count.
-    Far behind, the range grows with the engine's `cores`, if given.
+    A tracked stream passes the engine's `cores`: its range grows with them when it is far behind, up to the fold's limit.
 
     With the source's `cluster`, a hole at the start is skipped immediately, and a sparse source gets a wider range.
     """
     held_bytes = average_bytes(source) if payloads else 1
     count = min(entry.batch_messages, max(1, _READ_FACTOR * entry.batch_bytes // held_bytes))
     begin = max(next_sequence, source.first_sequence)
-    if cores is not None and count < entry.catch_up_messages and is_far(end + 1 - begin, count):
-        count = catch_up_size(held_bytes, cores(), count, entry.catch_up_messages)
+    if cores is not None:
+        count = min(count, MAX_FOLD_MESSAGES)
+        if count < entry.catch_up_messages and is_far(end + 1 - begin, count):
+            count = catch_up_size(held_bytes, cores(), count, entry.catch_up_messages)
     after = min(end + 1, begin + count)
     if after <= next_sequence:
         return None

@@ -258,7 +258,7 @@ class NodeStage:
         # After a hole at the end, as a rolled-back source leaves it, only older messages are read again.
         read_until_ns = state.last_stored_ns if state.hole_open else None
         first = state.forgotten_transition + 1
-        return fold_batch(self._spark.use, rows, self._policy, cutoff_ns, blind, first, read_until_ns)
+        return fold_batch(rows, self._policy, cutoff_ns, blind, first, read_until_ns)
 
     def _save_nodes(self, state: StreamState, folded: pa.Table) -> None:
         if not folded.num_rows:

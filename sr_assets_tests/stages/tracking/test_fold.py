@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sr_assets.adapters.spark.session import leave_session, open_session
 from sr_assets.domain.blindness import NO_BLIND_SPANS, BlindSpans
 from sr_assets.domain.tracking import (
     NODE_COLUMNS,
@@ -24,16 +22,9 @@ from sr_assets.domain.tracking import (
     sight,
     splay_ns,
 )
-from sr_assets.settings import SparkSettings
-from sr_assets.stages.tracking import columns, fold
+from sr_assets.stages.tracking import columns
 from sr_assets.stages.tracking.columns import BlindColumns, deadlines, state_of, state_values
 from sr_assets.stages.tracking.fold import FOLDED_SCHEMA, fold_batch, folded_table, transition_row
-from sr_assets_tests.rig import SITE, Rig
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from pyspark.sql import SparkSession
 
 SECOND = 1_000_000_000
 POLICY = Policy(3600 * SECOND, 1800 * SECOND, 100)
@@ -68,10 +59,6 @@ blind_spans = st.lists(
 ).map(lambda spans: BlindSpans(tuple(spans)))
 known = st.dictionaries(senders, st.sampled_from([KNOWN, NodeState(0, 0, 3, None, None, Status.UP, 0, None, 1, 4)]))
 Sightings = list[tuple[str, int, int, bool]]
-
-
-def no_engine() -> AbstractContextManager[SparkSession]:
-    raise AssertionError("a small batch needs no engine")
 
 
 def fold_input(seen: Sightings, nodes: dict[str, NodeState]) -> pa.Table:
@@ -123,7 +110,7 @@ def test_a_batch_is_folded_as_the_rules_fold_each_sender(
     few: int, monkeypatch: pytest.MonkeyPatch, seen: Sightings, nodes: dict[str, NodeState], blind: BlindSpans
 ) -> None:
     monkeypatch.setattr(columns, "_FEW", few)
-    folded = fold_batch(no_engine, fold_input(seen, nodes), POLICY, 5 * SECOND, blind, first_transition=30)
+    folded = fold_batch(fold_input(seen, nodes), POLICY, 5 * SECOND, blind, first_transition=30)
     assert folded.schema == FOLDED_SCHEMA
     assert in_order(folded.to_pylist()) == in_order(expected(seen, nodes, blind))
 
@@ -152,24 +139,9 @@ def test_what_a_blind_span_hides_is_decided_for_all_senders_at_once(monkeypatch:
     nodes = {f"web{number}": NodeState(0, 9, 1, 9, 50, Status.UP, 0, None, 0, 1) for number in range(100)}
     seen = [(name, 7_200, 50, False) for name in nodes]
     monkeypatch.setattr(columns, "sight", None)
-    folded = fold_batch(no_engine, fold_input(seen, nodes), POLICY, None, BlindSpans(((9, 7_190 * SECOND),)))
+    folded = fold_batch(fold_input(seen, nodes), POLICY, None, BlindSpans(((9, 7_190 * SECOND),)))
     assert set(folded["reason"].to_pylist()) == {None, "interval"}
     assert set(folded["event"].to_pylist()) == {None}
-
-
-def test_a_large_batch_is_folded_in_spark_to_the_same_rows(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = [(f"web{number % 7}", 60 * number, number % 300, number % 11 == 0) for number in range(500)]
-    rows = fold_input(seen, {"web1": KNOWN, "web3": KNOWN})
-    blind = BlindSpans(((600 * SECOND, 4_000 * SECOND), (9_000 * SECOND, 9_300 * SECOND)))
-    here = fold_batch(no_engine, rows, POLICY, None, blind)
-    monkeypatch.setattr(fold, "_ROWS_AT_HOME", 10)
-    spark = open_session(SparkSettings(), rig.home, SITE)
-    try:
-        there = fold_batch(lambda: nullcontext(spark), rows, POLICY, None, blind)
-    finally:
-        leave_session(spark)
-    assert in_order(there.to_pylist()) == in_order(here.to_pylist())
-    assert here.num_rows > 507
 
 
 @given(known)
