@@ -106,7 +106,7 @@ def test_import_maps_or_explains_every_key(old: Path, command: Command, monkeypa
     ("text", "message"),
     (
         ("topics: {}", "has no topics"),
-        ("name: X\nstreams: []\n", "has streams: it is the present Stream Replicator's file"),
+        ("name: X\nstreams: []\n", "has streams: it is the current Stream Replicator's file"),
         ("topics: {a: {target_url: b}}", "topics.a: has no topic"),
         ("topics: {a: {topic: b}}", "topics.a: has no target_url"),
         ("topics: {a: b}", "topics.'a': must be a mapping"),

@@ -223,11 +223,14 @@ def test_connect_timeout_is_taken_from_the_url() -> None:
     (
         ("wss://u:hunter2@host", "wss:// is not supported"),
         ("http://u:hunter2@host", "must begin with nats://"),
-        ("nats://u:hunter2@host?credentials=/x/hunter2.creds", "user:password@ and a file to log in with cannot"),
-        ("nats://u:hunter2@host?jwt=/a&nkey=/b", "user:password@ and a file to log in with cannot"),
-        ("nats://u:hunter2@host?nkey=/b", "user:password@ and a file to log in with cannot"),
-        ("nats://hunter2@host?credentials=/a&jwt=/b", "credentials holds jwt and nkey already"),
-        ("nats://hunter2@host?credentials=/a&nkey=/b", "credentials holds jwt and nkey already"),
+        (
+            "nats://u:hunter2@host?credentials=/x/hunter2.creds",
+            "user:password@ and a credentials file exclude each other",
+        ),
+        ("nats://u:hunter2@host?jwt=/a&nkey=/b", "user:password@ and a credentials file exclude each other"),
+        ("nats://u:hunter2@host?nkey=/b", "user:password@ and a credentials file exclude each other"),
+        ("nats://hunter2@host?credentials=/a&jwt=/b", "credentials already contains jwt and nkey"),
+        ("nats://hunter2@host?credentials=/a&nkey=/b", "credentials already contains jwt and nkey"),
         ("nats://hunter2@host?jwt=/b", "jwt needs nkey"),
         ("nats://host?credentials=", "credentials in the URL is not the path of a file"),
         ("nats://host?nkey=~hunter2nobody/x", "nkey in the URL is not the path of a file"),
@@ -242,7 +245,7 @@ def test_connect_timeout_is_taken_from_the_url() -> None:
         ("u:99999", "between 1 and 65535"),
         ("nats://u:hunter2@host:x", "host:port"),
         ("nats://u:hunt,er2@host", "host:port"),
-        ("nats://:hunter2@host", "no user or token"),
+        ("nats://:hunter2@host", "the user or token before the @ is missing"),
         ("nats://u:hunter2@a,v:hunter2@b", "login differs between the servers"),
         ("nats://a?connect_timeout=1s,b?connect_timeout=2s", "connect_timeout differs"),
         ("nats://::1:4222", "host:port"),
@@ -520,10 +523,10 @@ def test_target_initiated_is_accepted_with_one_warning_for_all_streams(load: Loa
 @pytest.mark.parametrize(
     ("block", "says"),
     (
-        ("{facts: country}", "inventory.facts: 'country' is no list: write the facts' names as [os.name, role]"),
-        ("{facts: [a, a]}", "inventory.facts: names 'a' twice; take one out"),
+        ("{facts: country}", "inventory.facts: 'country' is not a list; use [os.name, role]"),
+        ("{facts: [a, a]}", "inventory.facts: names 'a' twice; remove one"),
         ("{facts: [a..b]}", "'a..b' has an empty segment"),
-        ("{timezone: Mars}", "inventory.timezone: 'Mars' is no time zone: write a name as in UTC or Europe/London"),
+        ("{timezone: Mars}", "inventory.timezone: 'Mars' is not a time zone; use a name such as UTC or Europe/London"),
     ),
 )
 def test_facts_that_cannot_be_counted_are_refused(block: str, says: str, refusal: Refusal) -> None:
@@ -575,7 +578,7 @@ def test_sites_are_the_entries_with_one_name_in_the_order_of_the_file(load: Load
     assert settings.sites is settings.sites, "sorted once, not at each access"
     assert [e.label for e in settings.find("ONE")] == ["LON/ONE", "PAR/ONE"]
     assert [e.label for e in settings.find("LON/TWO")] == ["LON/TWO"]
-    with pytest.raises(ConfigurationError, match=r"no stream 'TWOO' is configured; did you mean 'TWO'\?"):
+    with pytest.raises(ConfigurationError, match=r"stream 'TWOO' is not configured; did you mean 'TWO'\?"):
         settings.find("TWOO")
 
 
@@ -589,7 +592,7 @@ def test_changed_settings_have_the_sites_of_their_own_streams(load: Load) -> Non
     settings = load(TOP + STREAM % "" + "feeds: [{stream: ADV, url: a, name: centre}]\n")
     changed = replace(settings, streams=())
     assert (list(settings.sites), list(changed.sites)) == (["EAST", "centre"], ["centre"])
-    with pytest.raises(ConfigurationError, match="no stream 'REG' is configured"):
+    with pytest.raises(ConfigurationError, match="stream 'REG' is not configured"):
         changed.find("REG")
 
 
@@ -648,7 +651,7 @@ def test_an_unset_variable_is_named_with_its_stream_and_key(stream_refusal: Refu
 
 
 def test_an_unfinished_variable_is_refused(stream_refusal: Refusal) -> None:
-    assert "does not begin ${NAME}" in stream_refusal("max_age: '${AGE:-1h}'", AGE="1h")
+    assert "without a name; use ${NAME}" in stream_refusal("max_age: '${AGE:-1h}'", AGE="1h")
 
 
 @pytest.mark.parametrize("text", ("'0640'", "0640", "640", "0o640", "'640'"))
@@ -769,7 +772,7 @@ def test_two_spellings_of_one_key_are_refused(stream_refusal: Refusal) -> None:
 
 def test_an_election_is_refused_with_what_to_do_instead(stream_refusal: Refusal) -> None:
     line = stream_refusal("leader_election_name: a")
-    assert line.startswith("leader_election_name: is not supported in this version: take it out and run one host")
+    assert line.startswith("leader_election_name: is not supported in this version: remove it and run one host")
 
 
 # ------------------------------------------------------------------------------------------------------- bad values
@@ -807,12 +810,12 @@ def test_an_election_is_refused_with_what_to_do_instead(stream_refusal: Refusal)
         ("filter_subject: a b", "filter_subject: 'a b' is not a subject filter"),
         ("filter_subject: .a", "filter_subject: '.a' is not a subject filter"),
         ('filter_subject: "a\\r\\nPUB x"', "filter_subject: 'a\\r\\nPUB x' has control characters"),
-        ("target_stream: a.b", "target_stream: 'a.b' cannot name a stream"),
-        ("target_stream: ../x", "target_stream: '../x' cannot name a stream"),
-        ("target_stream: 7", "target_stream: 7 is not text: put it in quotes"),
-        ("target_subject_prefix: a.*", "target_subject_prefix: 'a.*' cannot begin a subject"),
-        ("target_subject_prefix: .a", "target_subject_prefix: '.a' cannot begin a subject"),
-        ("target_subject_remove: 'a.>'", "target_subject_remove: 'a.>' occurs in no subject"),
+        ("target_stream: a.b", "target_stream: 'a.b' is not a stream name"),
+        ("target_stream: ../x", "target_stream: '../x' is not a stream name"),
+        ("target_stream: 7", "target_stream: 7 is not text; put it in quotes"),
+        ("target_subject_prefix: a.*", "target_subject_prefix: 'a.*' is not the beginning of a subject"),
+        ("target_subject_prefix: .a", "target_subject_prefix: '.a' is not the beginning of a subject"),
+        ("target_subject_remove: 'a.>'", "target_subject_remove: 'a.>' cannot occur in a subject"),
         ("inspect_field: a..b, inspect_duration: 1h", "inspect_field: 'a..b' has an empty segment"),
         ("inspect_field: .a, inspect_duration: 1h", "inspect_field: '.a' has an empty segment"),
         (f"{SAMPLED}, inspect_force_field: a.", "inspect_force_field: 'a.' has an empty segment"),
@@ -853,7 +856,7 @@ def test_a_long_value_is_refused_at_once_and_shortened(text: str, stream_refusal
         ("loglevel: loud\n", "loglevel: 'loud' is not one of debug, info, warn, error"),
         ("run_budget: 0s\n", "run_budget: '0s' must be longer than zero"),
         ("linger: -1s\n", "linger: '-1s' is not a duration"),
-        ("sensor: {interval: 10ms}\n", "sensor: interval: must be 1s or more"),
+        ("sensor: {interval: 10ms}\n", "sensor: interval: must be at least 1s"),
         ("sensor: {lag_messages: 0}\n", "sensor.lag_messages: 0 is not a whole number, 1 or more"),
         ("sensor: {lag_seconds: -1}\n", "sensor.lag_seconds: -1 is not"),
         ("spark: {mode: cloud}\n", "spark.mode: must be connect-local, classic, sc://"),
@@ -862,9 +865,9 @@ def test_a_long_value_is_refused_at_once_and_shortened(text: str, stream_refusal
         ("snapshots: {retention: soon}\n", "snapshots.retention: 'soon' is not a duration"),
         ("gaps: {retention: 0d}\n", "gaps.retention: '0d' must be longer than zero"),
         ("logfile: [a]\n", "logfile: ['a'] is not text"),
-        ("published_mode: '0666'\n", "published_mode: '0666' is none of '0600' (the owner), '0640' (the group too)"),
-        ("published_mode: true\n", "published_mode: True is none of '0600'"),
-        ("availability: {timezone: London}\n", "availability.timezone: 'London' is no time zone"),
+        ("published_mode: '0666'\n", "published_mode: '0666' is not one of '0600' (owner), '0640' (owner and group)"),
+        ("published_mode: true\n", "published_mode: True is not one of '0600'"),
+        ("availability: {timezone: London}\n", "availability.timezone: 'London' is not a time zone"),
         ("heartbeats: {url: city, subjects: []}\n", "heartbeats.subjects: is empty"),
         ("topology: {clusters: text}\n", "topology: clusters: must be a mapping"),
     ),
@@ -882,7 +885,7 @@ def test_a_bad_value_above_the_streams_is_named_with_its_key(keys: str, says: st
 )
 def test_a_secret_that_is_a_number_is_refused_without_showing_it(keys: str, refusal: Refusal) -> None:
     line = refusal(TOP + keys + STREAM % "")
-    assert "is not text: put it in quotes" in line
+    assert "is not text; put it in quotes" in line
     assert "7357" not in line
 
 
@@ -894,11 +897,11 @@ def test_a_site_whose_name_is_no_safe_folder_is_refused(name: str, refusal: Refu
 @pytest.mark.parametrize("name", ("a.b", "a b", "a*", ">", "a/b", "a\\b", "x" * 256))
 def test_a_stream_that_no_server_could_hold_is_refused(name: str, refusal: Refusal) -> None:
     document = {"name": "EAST", "streams": [{"stream": name, "source_url": "a", "target_url": "b"}]}
-    assert "cannot name a stream" in refusal(yaml.safe_dump(document))
+    assert "is not a stream name" in refusal(yaml.safe_dump(document))
 
 
 def test_a_name_that_yaml_takes_for_no_is_refused_with_the_remedy(refusal: Refusal) -> None:
-    assert refusal("name: NO\n" + STREAM % "") == "name: False is not text: put it in quotes"
+    assert refusal("name: NO\n" + STREAM % "") == "name: False is not text; put it in quotes"
 
 
 def test_with_several_mistakes_the_first_is_named_and_the_others_counted(stream_refusal: Refusal) -> None:
@@ -911,10 +914,13 @@ def test_with_several_mistakes_the_first_is_named_and_the_others_counted(stream_
 @pytest.mark.parametrize(
     ("keys", "says"),
     (
-        ("inspect_field: a, inspect_header: B, inspect_duration: 1h", "inspect_field and inspect_header: only one"),
+        (
+            "inspect_field: a, inspect_header: B, inspect_duration: 1h",
+            "inspect_field and inspect_header exclude each other",
+        ),
         (
             "inspect_header: B, inspect_subject_token: 1, inspect_duration: 1h",
-            "inspect_header and inspect_subject_token:",
+            "inspect_header and inspect_subject_token exclude",
         ),
         ("inspect_field: a", "inspect_field: needs inspect_duration"),
         ("inspect_header: a", "inspect_header: needs inspect_duration"),
@@ -1030,7 +1036,7 @@ def test_an_advisory_subject_that_the_tracked_stream_takes_is_refused(
     filter_subject: str, template: str, stream_refusal: Refusal
 ) -> None:
     line = stream_refusal(f"filter_subject: '{filter_subject}', {SAMPLED}, advisory: {{subject: '{template}'}}")
-    assert line.startswith(f"advisory.subject: '{template}' is taken by the tracked source stream itself")
+    assert line.startswith(f"advisory.subject: '{template}' belongs to the tracked source stream itself")
 
 
 @pytest.mark.parametrize(

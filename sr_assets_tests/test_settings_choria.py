@@ -40,10 +40,10 @@ def test_each_link_asks_the_jetstream_of_its_domain_or_prefix(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("keys", "says"),
     (
-        ("source_domain: a.b", "source_domain: 'a.b' cannot name a JetStream domain"),
+        ("source_domain: a.b", "source_domain: 'a.b' is not a JetStream domain"),
         ("source_domain: '*'", "source_domain: '*' is not a subject"),
         ("target_api_prefix: '$JS.>'", "target_api_prefix: '$JS.>' is not a subject"),
-        ("target_domain: a, target_api_prefix: b", "target_domain, target_api_prefix: name either"),
+        ("target_domain: a, target_api_prefix: b", "target_domain, target_api_prefix: exclude each other"),
     ),
 )
 def test_a_domain_that_cannot_be_asked_is_refused(keys: str, says: str, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_tls_files_are_found_in_puppets_folders(tmp_path: Path) -> None:
         ("choria: {seed_file: /s, jwt_file: /j, collective: 'a.>'}", "choria.collective: 'a.>' is not a subject"),
         ("choria: {seed: /s}", "choria: unknown key 'seed'; did you mean seed_file?"),
         ("tls: {scheme: puppet, ssl_dir: /ssl}", "tls: scheme: puppet needs ssl_dir and identity"),
-        ("tls: {scheme: puppet, ssl_dir: /ssl, identity: ../x}", "tls.identity: '../x' cannot name a certificate"),
+        ("tls: {scheme: puppet, ssl_dir: /ssl, identity: ../x}", "tls.identity: '../x' is not a certificate name"),
         ("tls: {scheme: puppet, ssl_dir: /ssl, identity: x, ca: /ca}", "tls: scheme: puppet finds ca, cert and key"),
         ("tls: {scheme: pki}", "tls.scheme: 'pki' is not one of puppet, manual, file"),
         ("tls: {scheme: file}", "tls: scheme: file needs the files"),
@@ -124,7 +124,7 @@ def test_a_security_block_that_cannot_work_is_refused(keys: str, says: str, tmp_
 def test_a_token_beside_another_login_is_refused(tmp_path: Path) -> None:
     feed = "feeds: [{stream: ADV, url: 'nats://me:hunter2@hub'}]"
     said = refusal(tmp_path, top=f"{CHORIA}\n{feed}")
-    assert said.startswith("stream 'ADV': choria: logs in by its token: take the login out of the URL")
+    assert said.startswith("stream 'ADV': choria: logs in with its token; remove the login from the URL")
     assert "hunter2" not in said
 
 
@@ -157,7 +157,7 @@ def test_heartbeats_have_links_of_their_own_and_the_defaults_of_the_stream_repli
             "{url: hub, subjects: [{subject: a}], headers: {choria-sr-subject: c}}",
             "heartbeats.headers: choria-sr-subject",
         ),
-        ("{url: 'a@hub', subjects: [{subject: a}], " + CHORIA + "}", "heartbeats: choria: logs in by its token"),
+        ("{url: 'a@hub', subjects: [{subject: a}], " + CHORIA + "}", "heartbeats: choria: logs in with its token"),
     ),
 )
 def test_heartbeats_that_cannot_be_published_are_refused(block: str, says: str, tmp_path: Path) -> None:
@@ -177,11 +177,11 @@ def test_a_target_may_differ_from_its_source(tmp_path: Path) -> None:
     ("keys", "says"),
     (
         ("target: {storage: disk}", "target.storage: 'disk' is not one of file, memory"),
-        ("target: {replicas: 7}", "target.replicas: 7 are more than the 5"),
+        ("target: {replicas: 7}", "target.replicas: 7 exceed the maximum of 5"),
         ("target: {max_age: 0s}", "target.max_age: '0s' must be longer than zero"),
         ("target: {placement: {tags: ssd}}", "target.placement.tags: must be a list"),
         ("target: {subjects: [a]}", "target: unknown key 'subjects'"),
-        ("target: {replicas: 1}, no_target_create: true", "target: says how the target is created"),
+        ("target: {replicas: 1}, no_target_create: true", "target: configures a new target"),
     ),
 )
 def test_a_target_that_cannot_be_made_is_refused(keys: str, says: str, tmp_path: Path) -> None:

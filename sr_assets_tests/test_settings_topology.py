@@ -58,20 +58,20 @@ def test_a_stream_becomes_what_jetstream_is_sent(tmp_path: Path) -> None:
     ("keys", "message"),
     (
         ({"mirror": {"stream": "A"}, "sources": [{"stream": "B"}]}, "either one mirror or sources"),
-        ({"mirror": {"stream": "A"}, "subjects": ["a"]}, "takes no messages of its own"),
-        ({"mirror": {"stream": "A"}, "duplicate_window": "2m"}, "a mirror removes no duplicates"),
+        ({"mirror": {"stream": "A"}, "subjects": ["a"]}, "stores no messages of its own"),
+        ({"mirror": {"stream": "A"}, "duplicate_window": "2m"}, "a mirror does not detect duplicates"),
         ({"mirror": {"stream": "A", "filter_subject": "a", "subject_transforms": [{"src": "a"}]}}, "use one of them"),
         (
             {"mirror": {"stream": "A", "start_sequence": 1, "start_time": "2026-01-31T12:00:00Z"}},
-            "name one place to begin",
+            "exclude each other; use one",
         ),
         ({"mirror": {"stream": "A", "cluster": "hubb"}}, "unknown cluster 'hubb'; did you mean hub?"),
-        ({"cluster": None, "mirror": {"stream": "A"}}, "cluster is required, as there are several: hub, city"),
+        ({"cluster": None, "mirror": {"stream": "A"}}, "cluster is required, because there are several: hub, city"),
         ({"sources": [{"stream": "A"}, {"stream": "A"}]}, "'A' appears twice with the same filter"),
-        ({"mirror": {"stream": "S"}}, "hub/S → hub/S: messages would go round"),
+        ({"mirror": {"stream": "S"}}, "hub/S → hub/S: the links form a loop"),
         ({}, "needs mirror, sources or subjects"),
         ({"subjects": ["a.>", "a.b"]}, "'a.>' and 'a.b' overlap"),
-        ({"subjects": ["a"], "replicas": 7}, "7 are more than the 5"),
+        ({"subjects": ["a"], "replicas": 7}, "7 exceed the maximum of 5"),
         ({"subjects": ["a"], "colour": "red"}, "unknown key 'colour'"),
         ({"mirror": {"stream": "A", "filter_subjects": "a"}}, "did you mean filter_subject?"),
     ),
@@ -103,7 +103,7 @@ def test_streams_that_copy_each_other_are_refused_unless_their_filters_keep_mess
         return load(tmp_path, hub, city)
 
     for filters in ((None, None), ("x.>", None), ("x.*", "x.y")):
-        with pytest.raises(ConfigurationError, match="messages would go round"):
+        with pytest.raises(ConfigurationError, match="the links form a loop"):
             exchange(*filters)
     assert len(exchange("city.>", "hub.>").streams) == 2
 

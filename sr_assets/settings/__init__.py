@@ -1,13 +1,7 @@
-"""The configuration: one YAML file and the environment → frozen, validated Settings; nothing else reads either.
+"""The configuration: one YAML file and the environment become frozen, validated Settings.
 
-The file is the Stream Replicator's own, with some more keys. Each module uses those before it:
-`values`, `names`, `clusters` (what one key may hold) → `mapping`, `links`, `heartbeats`, `target`, `daily` (blocks of the file) →
-`digest`, `monitoring`, `spark`, `records` (what everything else works with) → `shape`, `notify` (the mappings of the file) →
-`contradictions` (keys that exclude each other) → `file` (the whole of it) →
-`document` (YAML and environment → a tree) → `loading` (all of it in order).
-The block `topology` has the same steps in modules of its own; `legacy` reads the old replicator's file.
-Not here: anything that needs a connection. What only a server knows (does the source exist, what are its subjects) is
-asked by `check --connect` and by a run.
+The file format is the Stream Replicator's, with additional keys. Anything that needs a connection is left to `check
+--connect` and to runs.
 """
 
 from sr_assets.domain.clusters import ChoriaSettings, ClusterSettings, TlsSettings

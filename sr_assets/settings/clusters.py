@@ -1,7 +1,6 @@
-"""A cluster's URL in the file → ClusterSettings.
+"""Parsing a cluster's URL into ClusterSettings.
 
-Add a new option of the URL here. A URL that cannot be used is refused without showing any of it; the files it names are
-read when a connection is opened. Not here: the `tls` blocks (`links`).
+Errors show no part of the URL. The files that it names are read when a connection is opened.
 """
 
 import ipaddress
@@ -18,12 +17,13 @@ from sr_assets.settings.values import read_duration, read_flag, read_path
 
 
 def parse_cluster(value: object) -> ClusterSettings:
-    """Read comma-separated servers: `[nats://|tls://][user:password@|token@]host[:port][?option=…&option=…]`.
+    """Parse comma-separated servers: `[nats://|tls://][user:password@|token@]host[:port][?option=…&option=…]`.
 
     Options: `connect_timeout=5s`, `credentials=FILE`, `jwt=FILE&nkey=FILE`, `nkey=FILE`, `tls_handshake_first=true`,
-    `insecure=true`, `inbox_prefix=_INBOX_sr`. An option of one server counts for all. User, password and token are
-    percent-decoded. Raises ValueError, which never shows any part of the value: a misplaced character would make a
-    password look like a host.
+    `insecure=true`, `inbox_prefix=_INBOX_sr`. An option of one server applies to all. User, password and token are
+    percent-decoded.
+
+    Raises ValueError without any part of the value: a misplaced character would make a password look like a host.
     """
     if not isinstance(value, str):
         raise ValueError("must be text such as nats://host:4222")  # noqa: TRY004  as in read_text
@@ -62,16 +62,15 @@ def _server(text: str) -> tuple[str, dict[str, Any]]:
     if not separator:
         scheme, rest = "nats", text
     if scheme.lower() in ("ws", "wss"):
-        raise ValueError(f"{scheme.lower()}:// is not supported: use nats:// or tls://")
+        raise ValueError(f"{scheme.lower()}:// is not supported; use nats:// or tls://")
     if scheme.lower() not in ("nats", "tls"):
         raise ValueError("the URL must begin with nats:// or tls://, or be host:port")
-    # As in RFC 3986 the authority ends at the first of these, so a password must have them percent-encoded.
+    # RFC 3986: the authority ends at the first of these characters, so a password must percent-encode them.
     authority, after = re.fullmatch(r"([^/?#]*)(.*)", rest, re.DOTALL).groups()  # type: ignore[union-attr]
     path, _, query = after.partition("?")
     if path not in ("", "/"):
         raise ValueError(
-            "nothing but options such as ?connect_timeout=5s may follow host:port "
-            "('/', '?', '#' in a password: %2F %3F %23)"
+            "only options such as ?connect_timeout=5s may follow host:port ('/', '?', '#' in a password: %2F %3F %23)"
         )
     login, _, address = authority.rpartition("@")
     options = _login(login, "@" in authority) | _options(query)
@@ -94,12 +93,12 @@ def _address(text: str) -> str:
 
 
 def _login(text: str, present: bool) -> dict[str, Any]:
-    """Read `user:password` or a token as (user, password, token)."""
+    """Parse `user:password` or a token as (user, password, token)."""
     user, separator, password = text.partition(":")
     if not present:
         return {}
     if not user:
-        raise ValueError("there is no user or token before the @")
+        raise ValueError("the user or token before the @ is missing")
     return {"login": (unquote(user), unquote(password), None) if separator else (None, None, unquote(user))}
 
 
@@ -137,8 +136,8 @@ def _options(query: str) -> dict[str, Any]:
 
 def _refuse_two_logins(user: str | None, credentials: str | None, jwt: str | None, nkey: str | None) -> None:
     if credentials and (jwt or nkey):
-        raise ValueError("credentials holds jwt and nkey already: use either credentials or the other two")
+        raise ValueError("credentials already contains jwt and nkey; use either credentials or the other two")
     if jwt and not nkey:
         raise ValueError("jwt needs nkey, the file with the seed of the same user")
     if user is not None and (credentials or nkey):
-        raise ValueError("user:password@ and a file to log in with cannot be used together: leave one out")
+        raise ValueError("user:password@ and a credentials file exclude each other; remove one")

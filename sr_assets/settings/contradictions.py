@@ -1,7 +1,6 @@
-"""Keys that are valid alone and contradict each other: within one stream's entry, and between the entries of a file.
+"""Contradictions between keys that are valid alone: in one entry, and between entries.
 
-Add a rule about several keys here. Each function raises ValueError about the first contradiction, with the message for the
-user. Not here: what one key may hold (`values`, `names`), what only a server knows.
+Each function raises ValueError with the message about the first contradiction.
 """
 
 import unicodedata
@@ -18,7 +17,7 @@ _EXTRACTORS = "one of inspect_field, inspect_header or inspect_subject_token"
 
 
 def refuse_contradiction(entry: RawStream) -> None:
-    """Refuse an entry whose keys contradict each other."""
+    """Refuse an entry with contradictory keys."""
     for contradicted, message in (*_sampling_contradictions(entry), *_copying_contradictions(entry)):
         if contradicted:
             raise ValueError(message)
@@ -29,15 +28,15 @@ def refuse_contradiction(entry: RawStream) -> None:
 
 
 def refuse_same_names(pairs: Sequence[tuple[str, str]]) -> None:
-    """Refuse a file without entries, and (name, stream) pairs that are equal or become equal as folder or asset names."""
+    """Refuse a file without entries, and (name, stream) pairs that are equal or yield equal folder or asset names."""
     if not pairs:
-        raise ValueError("streams: is empty; at least one stream, or one feed, is needed")
+        raise ValueError("streams: is empty; add a stream or a feed")
     sites: dict[str, dict[str, None]] = defaultdict(dict)
     for name, stream in pairs:
         if stream in sites[name]:
             raise ValueError(f"stream {stream!r} (name {name!r}): appears twice; give one entry another name")
         sites[name][stream] = None
-    _refuse_collision(sites, "name", "share a folder where case does not count", _folder)
+    _refuse_collision(sites, "name", "share a folder on a case-insensitive disk", _folder)
     _refuse_collision(sites, "name", "get the same asset group, job and sensor", asset_name)
     for site, streams in sites.items():
         _refuse_collision(streams, f"name {site!r}: stream", "get the same asset keys", asset_name)
@@ -46,18 +45,18 @@ def refuse_same_names(pairs: Sequence[tuple[str, str]]) -> None:
 def _sampling_contradictions(entry: RawStream) -> Iterable[tuple[bool, str]]:
     modes = [key for key in ("inspect_field", "inspect_header", "inspect_subject_token") if getattr(entry, key)]
     sampled, interval, warning = bool(modes), entry.inspect_duration, entry.warn_duration
-    yield len(modes) > 1, f"{' and '.join(modes)}: only one way to find the sender can be used"
-    yield sampled and interval is None, f"{''.join(modes[:1])}: needs inspect_duration, how often to copy"
+    yield len(modes) > 1, f"{' and '.join(modes)} exclude each other; keep one way to find the sender"
+    yield sampled and interval is None, f"{''.join(modes[:1])}: needs inspect_duration, the copy interval"
     yield not sampled and interval is not None, f"inspect_duration: needs {_EXTRACTORS} to find the sender"
     for key in ("warn_duration", "inspect_force_field", "size_trigger", "advisory", "retired_retention"):
         alone = getattr(entry, key) is not None and not sampled
-        yield alone and getattr(entry, key) != 0, f"{key}: needs sampling, that is inspect_duration and {_EXTRACTORS}"
+        yield alone and getattr(entry, key) != 0, f"{key}: needs sampling with inspect_duration and {_EXTRACTORS}"
     if warning is not None and interval is not None:
         both = f"{warning / SECOND_NS:g}s must be shorter than inspect_duration ({interval / SECOND_NS:g}s)"
         yield warning >= interval, f"warn_duration: {both}"
     if interval is not None:
-        yield interval < 2, f"inspect_duration: {interval} ns is too short; write a longer one, such as 1s"
-    yield entry.target_initiated and sampled, "target_initiated: cannot be used with sampling; take it out"
+        yield interval < 2, f"inspect_duration: {interval} ns is too short; use a longer one, such as 1s"
+    yield entry.target_initiated and sampled, "target_initiated: cannot be used with sampling; remove it"
 
 
 def _copying_contradictions(entry: RawStream) -> Iterable[tuple[bool, str]]:
@@ -65,25 +64,25 @@ def _copying_contradictions(entry: RawStream) -> Iterable[tuple[bool, str]]:
     yield entry.target_initiated and entry.max_age is not None, "target_initiated: cannot be used with max_age"
     yield both and entry.create_target == entry.no_target_create, "create_target: contradicts no_target_create"
     kept = entry.target is not None and (entry.no_target_create or entry.create_target is False)
-    yield kept, "target: says how the target is created, which no_target_create leaves to you: take one of them out"
+    yield kept, "target: configures a new target, but no_target_create forbids creating one; remove one of them"
     yield entry.workers > 1 and order == "stream", "order: 'stream' needs workers: 1; use sender or none"
     no_sender = entry.workers > 1 and order == "sender" and entry.extractor is None
     for end in ("source", "target"):
         apis = getattr(entry, f"{end}_domain") and getattr(entry, f"{end}_api_prefix")
         named = f"{end}_domain, {end}_api_prefix"
-        yield bool(apis), f"{named}: name either the JetStream domain or the prefix of its API"
+        yield bool(apis), f"{named}: exclude each other; use the JetStream domain or its API prefix"
     yield no_sender, f"order: 'sender' (the default when workers > 1) needs {_EXTRACTORS}; or set order: none"
 
 
 def _refuse_loop(entry: RawStream, pattern: str) -> None:
-    """Refuse to copy a stream into itself, directly or through the target's subjects, as far as the keys alone show."""
+    """Refuse to copy a stream into itself, directly or through the target's subjects, as far as the keys show."""
     source, target = entry.source_link(), entry.target_link()
     if not source.shares_subjects(target):
         return
     where = f"is the cluster of source_url ({entry.source_url.label})"
     if source.same_as(target) and (entry.target_stream or entry.stream) == entry.stream:
         raise ValueError(f"target_url: {where}, so {entry.stream!r} would be copied into itself; set target_stream")
-    # A filter of everything does not show the source's subjects; subjects that are not rewritten overlap in any case.
+    # A filter of everything does not show the source's subjects; unrewritten subjects always overlap.
     known = entry.filter_subject not in (None, ">")
     if pattern == (entry.filter_subject or ">") or (known and subjects.overlaps(pattern, entry.filter_subject or "")):
         raise ValueError(
@@ -97,13 +96,13 @@ def _refuse_advisory_into_source(entry: RawStream) -> None:
         return
     templates = {"subject": entry.advisory.subject, "observer_subject": entry.advisory.observer_subject}
     for key, template in templates.items():
-        # A sender may be several tokens, so from its token on anything can follow.
+        # A sender may be several tokens, so any tokens may follow from its token on.
         head, sender, _ = (template or "").partition("%v")
         tokens = [*head.split(".")[:-1], ">"] if sender else head.split(".")
         pattern = ".".join("*" if "%s" in token else token for token in tokens)
         if template and subjects.overlaps(pattern, entry.filter_subject or ""):
             raise ValueError(
-                f"advisory.{key}: {shown(template)} is taken by the tracked source stream itself "
+                f"advisory.{key}: {shown(template)} belongs to the tracked source stream itself "
                 f"(filter_subject {shown(entry.filter_subject)}); use another subject"
             )
 
@@ -113,7 +112,7 @@ def _folder(name: str) -> str:
 
 
 def _refuse_collision(values: Iterable[str], key: str, consequence: str, derive: Callable[[str], str]) -> None:
-    """Refuse two values of a key from which the same folder or asset name is derived."""
+    """Refuse two values of a key that yield the same folder or asset name."""
     first: dict[str, str] = {}
     for value in values:
         other = first.setdefault(derive(value), value)

@@ -1,7 +1,4 @@
-"""The blocks of the daily tables: `availability` and `inventory`.
-
-Not here: the tables (`adapters.published.daily`).
-"""
+"""The blocks of the daily tables: `availability` and `inventory`."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _RETENTION_NS = 730 * DAY_NS
 
 @dataclass(frozen=True, slots=True)
 class DailySettings:
-    """Where the days of a daily table begin, and how long they are kept."""
+    """The time zone of a daily table's days, and their retention."""
 
     timezone: str = "UTC"
     retention_ns: int = _RETENTION_NS
@@ -29,12 +26,12 @@ class DailySettings:
 def _facts(value: object) -> tuple[str, ...]:
     """Read the paths of facts."""
     if not isinstance(value, list):
-        raise ValueError(f"{shown(value)} is no list: write the facts' names as [os.name, role]")  # noqa: TRY004  pydantic takes no other
+        raise ValueError(f"{shown(value)} is not a list; use [os.name, role]")  # noqa: TRY004  pydantic requires ValueError
     facts = tuple(read_text(item) for item in value)
     for fact in facts:
         read_json_path(fact)
         if facts.count(fact) > 1:
-            raise ValueError(f"names {shown(fact)} twice; take one out")
+            raise ValueError(f"names {shown(fact)} twice; remove one")
     return facts
 
 
@@ -46,11 +43,11 @@ class RawAvailability(Raw):
 
     @property
     def settings(self) -> DailySettings:
-        """The block for Settings."""
+        """The settings of the block."""
         return DailySettings(self.timezone, self.retention)
 
 
 class RawInventory(RawAvailability):
-    """`inventory`: the table's days, and which facts are counted."""
+    """`inventory`: the table's days, and the counted facts."""
 
     facts: Annotated[tuple[str, ...], BeforeValidator(_facts)] = ()

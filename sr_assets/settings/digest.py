@@ -1,7 +1,4 @@
-"""A digest of records: equal digests mean equal behaviour. It has nothing that a record's repr hides, and no secret.
-
-Not here: the records (`records`).
-"""
+"""A digest of records: equal digests mean equal behaviour. It excludes hidden fields and secrets."""
 
 import hashlib
 import json
@@ -12,13 +9,13 @@ from typing import Any
 
 
 def digest_of(record: Any, without: Collection[str]) -> str:
-    """Return the sha256 of a record's fields but those named in `without`."""
+    """Return the sha256 of a record's fields except those in `without`."""
     effective = {key: value for key, value in _plain(record).items() if key not in without}
     return hashlib.sha256(json.dumps(effective, sort_keys=True).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:
-    """Reduce records to JSON, without the fields that their repr hides; of one with a public part only that."""
+    """Convert records to JSON, without hidden fields; of a record with a public part, only that part."""
     if hasattr(value, "public"):
         return value.public
     if is_dataclass(value):

@@ -1,7 +1,4 @@
-"""The file as text → a tree of plain values with the environment filled in; and errors with the location of a mistake.
-
-Here: YAML, `${NAME}`, the location of an error. Not here: what the tree may hold (`file`, `shape`).
-"""
+"""The YAML file as a tree of plain values with the environment filled in, and the location of an error in it."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -16,9 +13,9 @@ from sr_assets.settings.values import shown
 
 Location = tuple[str | int, ...]
 
-#: How many values aliases may repeat in total. Entries that share their keys need 20 to 100 each.
+#: Maximum number of values that aliases may repeat. Entries that share their keys need 20 to 100 each.
 _MOST_REPEATED = 500_000
-#: A text counts as one value for so many characters.
+#: Number of characters of a text that count as one value.
 _TEXT_CHARACTERS = 100
 _DEEPEST = 20
 _REFERENCE = re.compile(r"\$\{(?:([A-Za-z_][A-Za-z0-9_]*)\})?")
@@ -29,7 +26,7 @@ class _TooManyRepeatedError(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that refuses repeated keys and leaves times as text, which would lose their nanoseconds."""
+    """A YAML loader that refuses repeated keys and leaves times as text, which would lose their nanoseconds."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -51,7 +48,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read_tree(path: Path) -> dict[Any, Any]:
-    """Read a YAML file; raises ConfigurationError when it is no mapping of unique keys."""
+    """Read a YAML file; raises ConfigurationError unless it is a mapping of unique keys."""
     try:
         tree = _parse(path.read_text(encoding="utf-8-sig"))
     except _TooManyRepeatedError:
@@ -59,7 +56,7 @@ def read_tree(path: Path) -> dict[Any, Any]:
             f"{path}: its aliases (*name) repeat more than {_MOST_REPEATED:,} values; use fewer of them"
         ) from None
     except OSError as error:
-        hint = "; create it, or name another with SR_ASSETS_CONFIG" if isinstance(error, FileNotFoundError) else ""
+        hint = "; create it, or set SR_ASSETS_CONFIG to another file" if isinstance(error, FileNotFoundError) else ""
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}{hint}") from None
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path}: is not UTF-8 text") from None
@@ -69,9 +66,7 @@ def read_tree(path: Path) -> dict[Any, Any]:
         raise ConfigurationError(f"{path}: is not valid YAML{where}: {error.problem}") from None
     except (yaml.YAMLError, ValueError, RecursionError):
         # Control characters, impossible numbers or dates, endless nesting.
-        raise ConfigurationError(
-            f"{path}: is not valid YAML: it has characters or values YAML does not allow"
-        ) from None
+        raise ConfigurationError(f"{path}: is not valid YAML: it has forbidden characters or values") from None
     if tree is None:
         raise ConfigurationError(f"{path}: is empty; it needs at least name and streams")
     if not isinstance(tree, dict):
@@ -80,7 +75,7 @@ def read_tree(path: Path) -> dict[Any, Any]:
 
 
 def _parse(text: str) -> Any:
-    """Return the values of a YAML text; raises _TooManyRepeatedError before aliases are made into values."""
+    """Return the values of a YAML text; raises _TooManyRepeatedError before aliases are expanded."""
     loader = _Loader(text)
     node = loader.get_single_node()
     if node is None:
@@ -93,9 +88,9 @@ def _parse(text: str) -> Any:
 
 
 def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """Return a node's number of values, each alias counted with what it repeats; `sizes` are the known ones, by id."""
+    """Return a node's number of values, with aliases counted at full size; `sizes` caches them by id."""
     if id(node) not in sizes:
-        sizes[id(node)] = 0  # an alias inside its own anchor: refused later, as nested too deeply
+        sizes[id(node)] = 0  # an alias inside its own anchor: refused later as nested too deeply
         sizes[id(node)] = _own_size(node) + sum(_size(part, sizes) for part in _parts(node))
     return sizes[id(node)]
 
@@ -115,13 +110,13 @@ def _parts(node: yaml.Node) -> Iterator[yaml.Node]:
 
 
 def _own_size(node: yaml.Node) -> int:
-    """Return how many values a node counts for: a long text is looked at as long as many short ones."""
+    """Return how many values a node counts for: a long text counts as many short ones."""
     return 1 + (len(node.value) // _TEXT_CHARACTERS if isinstance(node, yaml.ScalarNode) else 0)
 
 
 def with_environment(tree: Any, environ: Mapping[str, str], refuse: Callable[[Location, str], NoReturn]) -> Any:
-    """Replace every `${NAME}` in values by the environment's value; keys and numbers stay."""
-    replaced: dict[int, Any] = {}  # a value that aliases share is replaced once, and shared again
+    """Replace every `${NAME}` in values by the environment's value; keys and numbers stay unchanged."""
+    replaced: dict[int, Any] = {}  # a value shared by aliases is replaced once and stays shared
 
     def replace_in(value: Any, loc: Location) -> Any:
         if isinstance(value, str):
@@ -143,14 +138,14 @@ def with_environment(tree: Any, environ: Mapping[str, str], refuse: Callable[[Lo
 
 def _look_up(name: str | None, environ: Mapping[str, str], refuse: Callable[[str], NoReturn]) -> str:
     if not name:
-        refuse("has a '${' that does not begin ${NAME}")
+        refuse("has a '${' without a name; use ${NAME}")
     if name not in environ:
         refuse(f"environment variable {name} is not set")
     return environ[name]
 
 
 def refuse(path: Path, tree: Any, loc: Location, problem: str) -> NoReturn:
-    """Raise the error about `loc`, with a stream or feed named by its keys instead of its index in the list."""
+    """Raise the error about `loc`, with a stream or feed named by its keys instead of its index."""
     parts, keys = [str(path)], loc
     if str(loc[0] if loc else "").lower() == "topology":
         parts.append("topology")
@@ -167,7 +162,7 @@ def refuse(path: Path, tree: Any, loc: Location, problem: str) -> NoReturn:
 
 
 def _get(container: Any, key: Any) -> Any:
-    """Return the part of a raw tree at a key, in any case, or at an index; None when there is none."""
+    """Return the part of a raw tree at a key (case-insensitive) or an index, or None."""
     if isinstance(container, list) and isinstance(key, int):
         return container[key]
     if isinstance(container, dict):

@@ -1,8 +1,4 @@
-"""The whole file: its top level, and the checks that no entry contradicts itself or another.
-
-Add a new key of the top level here. Not here: the mappings inside (`shape`), the rules about contradictions
-(`contradictions`), making Settings of the file (`loading`).
-"""
+"""The whole configuration file: its top level, and the checks across its entries."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -33,7 +29,7 @@ File = Annotated[Path, BeforeValidator(read_path)]
 
 
 class CheckedStream(RawStream):
-    """One of `streams`, whose keys do not contradict each other."""
+    """An entry of `streams` without contradictory keys."""
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> Self:
@@ -79,7 +75,7 @@ class RawFile(Raw):
         if "streams" not in self.model_fields_set and not (self.feeds or self.heartbeats or self.topology):
             raise ValueError("streams: is required")
         if self.monitor_port and self.metrics.port not in (None, self.monitor_port):
-            raise ValueError(f"monitor_port: is {self.monitor_port}, metrics.port {self.metrics.port}; take one out")
+            raise ValueError(f"monitor_port: is {self.monitor_port}, metrics.port {self.metrics.port}; remove one")
         entries: list[RawStream | RawFeed] = [*self.streams, *self.feeds]
         if entries or not (self.heartbeats or self.topology):
             refuse_same_names([(entry.name or self.name, entry.stream) for entry in entries])

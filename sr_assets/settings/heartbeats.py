@@ -1,7 +1,4 @@
-"""The block `heartbeats`, the Stream Replicator's own: where heartbeats are published, how often, with which headers.
-
-Not here: publishing them (`stages.heartbeat_publisher`).
-"""
+"""The block `heartbeats`, in the Stream Replicator's format."""
 
 import re
 from dataclasses import dataclass, field
@@ -18,7 +15,7 @@ from sr_assets.settings.mapping import Raw
 from sr_assets.settings.names import read_plain_subject
 from sr_assets.settings.values import read_duration, read_flag, read_secret, shown
 
-#: What every heartbeat says of itself.
+#: Headers of every heartbeat.
 ORIGINATOR = ORIGINATOR_HEADER.decode()
 SUBJECT = SUBJECT_HEADER.decode()
 
@@ -28,7 +25,7 @@ Headers = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatSubject:
-    """A subject that heartbeats go to, how often, and the headers of its own and those of all."""
+    """A subject for heartbeats, its interval, and its headers including the common ones."""
 
     subject: str
     interval_ns: int
@@ -37,7 +34,7 @@ class HeartbeatSubject:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatSettings:
-    """Where this host publishes heartbeats. `Settings.digest` has them without what is secret."""
+    """The heartbeats that this host publishes. `Settings.digest` includes them without secrets."""
 
     cluster: ClusterSettings
     subjects: tuple[HeartbeatSubject, ...] = field(default=())
@@ -46,12 +43,12 @@ class HeartbeatSettings:
 def read_headers(value: object) -> Headers:
     """Read a mapping of header names to text."""
     if not isinstance(value, dict):
-        raise ValueError("must be a mapping of header names to text")  # noqa: TRY004  pydantic takes ValueError
+        raise ValueError("must be a mapping of header names to text")  # noqa: TRY004  pydantic requires ValueError
     for name, text in value.items():
         if not isinstance(name, str) or not re.fullmatch(r"[!-9;-~]+", name):
-            raise ValueError(f"{shown(name)} is not a header name: printable ASCII without spaces and colons")
+            raise ValueError(f"{shown(name)} is not a header name; use printable ASCII without spaces and colons")
         if name.lower() in (ORIGINATOR.lower(), SUBJECT.lower()):
-            raise ValueError(f"{name}: every heartbeat has this header; take it out")
+            raise ValueError(f"{name}: every heartbeat has this header; remove it")
         try:
             read_secret(text)
         except ValueError as error:
@@ -68,7 +65,7 @@ class RawHeartbeatSubject(Raw):
 
 
 class RawHeartbeats(Raw):
-    """`heartbeats` of the file; `tls` and `choria` are its own and not inherited."""
+    """`heartbeats` of the file; its `tls` and `choria` are not inherited."""
 
     url: Url
     interval: Annotated[int, BeforeValidator(read_duration)] = 10 * SECOND_NS
@@ -80,7 +77,7 @@ class RawHeartbeats(Raw):
 
     @property
     def settings(self) -> HeartbeatSettings:
-        """The block as settings; raises ValueError when its parts contradict each other."""
+        """The settings of the block; raises ValueError for contradictory parts."""
         common = dict(self.headers)
         subjects = [
             HeartbeatSubject(

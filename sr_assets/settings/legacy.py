@@ -1,6 +1,6 @@
-"""An old replicator's file, with `topics:`, as a configuration of ours: what each key becomes, or why it becomes nothing.
+"""Conversion of an old replicator's file with `topics:`: the new value of each key, or the reason to drop it.
 
-The old replicator copied channels of NATS Streaming. Not here: asking servers for streams, files (`cli.importing`).
+The old replicator copied channels of NATS Streaming.
 """
 
 import re
@@ -12,20 +12,22 @@ from sr_assets.domain.errors import ConfigurationError
 from sr_assets.settings.names import PLACEHOLDER
 from sr_assets.settings.values import read_span, shown
 
-#: The old replicator's own default.
+#: The old replicator's default.
 _SOURCE_URL: Final = "nats://localhost:4222"
 _TLS: Final = ("identity", "scheme", "ssl_dir", "ca", "cert", "key")
-_NO_CLUSTER: Final = "left out: JetStream has no cluster id"
-_NO_GROUP: Final = "left out: positions are ours, so there is no queue group; `workers` writers share a stream"
+_NO_CLUSTER: Final = "dropped: JetStream has no cluster id"
+_NO_GROUP: Final = (
+    "dropped: sr-assets keeps its own positions, so there is no queue group; `workers` writers share a stream"
+)
 _LEFT_TOP: Final = {
-    "verbose": "left out: it had no effect",
-    "state_dir": "left out: its caches cannot be read here; state_store names our own folder, a new one",
+    "verbose": "dropped: it had no effect",
+    "state_dir": "dropped: its caches have another format; state_store is a new directory",
 }
 
 
 @dataclass(slots=True)
 class Imported:
-    """A configuration, what became of each old key (`notes`), and what only you can answer (`questions`), by topic."""
+    """A converted configuration, the conversion of each old key (`notes`), and open `questions`, by topic."""
 
     document: dict[str, Any]
     notes: list[str] = field(default_factory=list)
@@ -33,18 +35,18 @@ class Imported:
 
 
 def import_topics(tree: Mapping[Any, Any]) -> Imported:
-    """Return the configuration of an old file's tree; raises ConfigurationError when it is none.
+    """Return the configuration of an old file's tree; raises ConfigurationError for another file.
 
-    A stream takes the place of a channel; its name stands nowhere in the file, so it is a placeholder that is refused.
+    A stream replaces a channel; the old file does not name it, so it becomes a placeholder that `check` refuses.
     """
     old = {str(key).lower(): value for key, value in tree.items()}
     if "streams" in old:
-        raise ConfigurationError("has streams: it is the present Stream Replicator's file, which is used as it is")
+        raise ConfigurationError("has streams: it is the current Stream Replicator's file, which needs no conversion")
     topics = old.pop("topics", None)
     if not isinstance(topics, dict) or not topics:
-        raise ConfigurationError("has no topics: the old replicator's file has at least one")
+        raise ConfigurationError("has no topics; the old replicator's file has at least one")
     made = Imported({"name": "STREAM_REPLICATOR"})
-    made.notes.append("name: STREAM_REPLICATOR, which the old file has no key for")
+    made.notes.append("name: STREAM_REPLICATOR, which has no key in the old file")
     _import_top(old, made)
     made.document["streams"] = []
     for label, topic in topics.items():
@@ -67,7 +69,7 @@ def _import_top(old: dict[str, Any], made: Imported) -> None:
         elif key == "tls":
             made.document["tls"] = _tls(value, "tls", made)
         else:
-            made.notes.append(f"{shown(key)}: {_LEFT_TOP.get(key, 'left out: the old replicator did not know it')}")
+            made.notes.append(f"{shown(key)}: {_LEFT_TOP.get(key, 'dropped: the old replicator did not know it')}")
 
 
 def _tls(block: object, where: str, made: Imported) -> dict[str, Any]:
@@ -75,11 +77,11 @@ def _tls(block: object, where: str, made: Imported) -> dict[str, Any]:
         raise ConfigurationError(f"{where}: must be a mapping of keys to values")
     known = {str(key).lower(): value for key, value in block.items()}
     for key in known.keys() - set(_TLS):
-        made.notes.append(f"{where}.{shown(key)}: left out: the old replicator did not know it")
+        made.notes.append(f"{where}.{shown(key)}: dropped: the old replicator did not know it")
     made.notes.append(f"{where}: as it was")
     kept = {key: known[key] for key in _TLS if known.get(key)}
     if kept.get("scheme") == "puppet":
-        # The old replicator ignored files beside the scheme.
+        # The old replicator ignored files next to the scheme.
         kept = {key: kept[key] for key in ("scheme", "identity", "ssl_dir") if key in kept}
     elif "ssl_dir" in kept:
         del kept["ssl_dir"]
@@ -87,7 +89,7 @@ def _tls(block: object, where: str, made: Imported) -> dict[str, Any]:
 
 
 class _Topic:
-    """One topic on its way: keys are taken out of it until only those are left that nobody knew."""
+    """One topic during the conversion: known keys are removed from it until only unknown ones remain."""
 
     def __init__(self, label: str, topic: dict[str, Any], made: Imported) -> None:
         self._label, self._topic, self._made = label, topic, made
@@ -95,7 +97,7 @@ class _Topic:
         self._entry: dict[str, Any] = {}
 
     def imported(self) -> dict[str, Any]:
-        """Return the stream's entry; raises ConfigurationError when the old replicator would not have started either."""
+        """Return the stream's entry; raises ConfigurationError if the old replicator would not have started."""
         if not self._subject:
             raise ConfigurationError(f"topics.{self._label}: has no topic")
         if not self._topic.get("target_url"):
@@ -119,7 +121,7 @@ class _Topic:
         self._ask("stream", f"which stream of the source takes {self._subject}? It replaces {entry['stream']!r}")
         durable = topic.pop("name", None) or f"{self._label}_{plain}_stream_replicator"
         entry["name"] = re.sub(r"[\s/\\*>]", "_", str(durable))
-        self._note("name", f"became name {entry['name']}, by which advisories of format v1 name their replicator")
+        self._note("name", f"became name {entry['name']}, the replicator in advisories of format v1")
         entry["source_url"] = topic.pop("source_url", None) or _SOURCE_URL
         entry["target_url"] = topic.pop("target_url")
         entry["filter_subject"] = topic.pop("topic")
@@ -154,14 +156,14 @@ class _Topic:
             return
         for key, value in (("inspect", inspect), ("age", age), ("update_flag", flag), ("advisory", advisory)):
             if value:
-                self._note(key, "left out: without both inspect and age the old replicator copied everything")
+                self._note(key, "dropped: without both inspect and age the old replicator copied everything")
         if "workers" in entry:
             entry["order"] = "none"
 
     def _advisory(self, advisory: dict[str, Any], age: str) -> None:
         subject, cluster, silent = (advisory.pop(key, None) for key in ("target", "cluster", "age"))
         if not subject:
-            self._note("advisory", "left out: it has no target")
+            self._note("advisory", "dropped: it has no target")
             return
         cluster = "source" if cluster == "source" else "target"
         self._entry["advisory"] = {"subject": subject, "cluster": cluster, "reliable": True, "format": "v1"}
@@ -172,10 +174,10 @@ class _Topic:
         else:
             self._ask(
                 "advisory.age",
-                f"{shown(silent)} is not shorter than age: is half of age right, the default of warn_duration?",
+                f"{shown(silent)} is not shorter than age; is half of age, the default of warn_duration, correct?",
             )
         for key in advisory:
-            self._note(f"advisory.{key}", "left out: the old replicator did not know it")
+            self._note(f"advisory.{key}", "dropped: the old replicator did not know it")
 
     def _rest(self) -> None:
         entry, topic = self._entry, self._topic
@@ -188,14 +190,14 @@ class _Topic:
         if port := topic.pop("monitor", 0):
             self._monitor(port)
         for key in topic:
-            self._note(key, "left out: the old replicator did not know it")
+            self._note(key, "dropped: the old replicator did not know it")
 
     def _monitor(self, port: object) -> None:
         metrics = self._made.document.setdefault("metrics", {"port": port, "legacy": True})
         if metrics["port"] == port:
             self._note("monitor", "became metrics.port, for all streams, with the old names too")
         else:
-            self._note("monitor", f"left out: one port, {metrics['port']}, serves all streams")
+            self._note("monitor", f"dropped: one port, {metrics['port']}, serves all streams")
 
 
 def _shorter(silent: object, age: object) -> bool:

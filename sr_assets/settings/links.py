@@ -1,7 +1,6 @@
-"""The blocks that secure a link, `tls` and `choria`, and the cluster that a URL and such blocks make together.
+"""The security of a link: the blocks `tls` and `choria`, and the cluster that results from a URL and these blocks.
 
-Add a key of these blocks here. Not here: the URL (`clusters`), the files that are named (they are read when a connection is
-opened).
+The named files are read when a connection is opened.
 """
 
 import re
@@ -22,15 +21,15 @@ FilePath = Annotated[str, BeforeValidator(read_file_path)]
 
 
 def read_identity(value: object) -> str:
-    """Read the name of a host's certificate, which becomes the name of files."""
+    """Read the name of a host's certificate, which is also used in file names."""
     text = read_text(value)
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}", text):
-        raise ValueError(f"{shown(text)} cannot name a certificate: letters, digits, '.', '_' and '-', no path")
+        raise ValueError(f"{shown(text)} is not a certificate name; use letters, digits, '.', '_' and '-'")
     return text
 
 
 class RawTls(Raw):
-    """`tls` of the file, of a stream or of one of its ends: PEM files, by their paths or in Puppet's folders."""
+    """`tls` of the file, of a stream or of one of its ends: PEM files by path, or in Puppet's directories."""
 
     ca: FilePath | None = None
     cert: FilePath | None = None
@@ -44,14 +43,14 @@ class RawTls(Raw):
     @model_validator(mode="after")
     def _whole(self) -> Self:
         if (self.cert is None) != (self.key is None):
-            raise ValueError("cert and key belong together: name both files or none")
+            raise ValueError("cert and key belong together; set both or none")
         puppet = self.scheme == "puppet"
         if puppet and (self.ca or self.cert):
-            raise ValueError("scheme: puppet finds ca, cert and key in ssl_dir: take them out, or set scheme: manual")
+            raise ValueError("scheme: puppet finds ca, cert and key in ssl_dir; remove them, or set scheme: manual")
         if puppet and not (self.ssl_dir and self.identity):
             raise ValueError("scheme: puppet needs ssl_dir and identity, which is the name of this host's certificate")
         if self.ssl_dir and not puppet:
-            raise ValueError("ssl_dir: needs scheme: puppet; or name the files by ca, cert and key")
+            raise ValueError("ssl_dir: needs scheme: puppet; or set ca, cert and key")
         if self.scheme and not puppet and not (self.ca or self.cert):
             raise ValueError(f"scheme: {self.scheme} needs the files: ca, and cert with key")
         return self
@@ -76,19 +75,19 @@ class RawChoria(Raw):
     def _whole(self) -> Self:
         missing = [key for key in ("seed_file", "jwt_file", "collective") if getattr(self, key) is None]
         if 0 < len(missing) < 3:
-            raise ValueError(f"needs {' and '.join(missing)} too; an empty block switches it off")
+            raise ValueError(f"needs {' and '.join(missing)} too; an empty block disables choria")
         return self
 
     @property
     def settings(self) -> ChoriaSettings | None:
-        """The block as settings; None where it is empty."""
+        """The settings of the block, or None if it is empty."""
         if not (self.seed_file and self.jwt_file and self.collective):
             return None
         return ChoriaSettings(self.seed_file, self.jwt_file, self.collective)
 
 
 class Inherited(Protocol):
-    """What has the blocks of the top level."""
+    """An object with the blocks of the top level."""
 
     @property
     def tls(self) -> RawTls | None:
@@ -100,7 +99,7 @@ class Inherited(Protocol):
 
 
 def with_api(cluster: ClusterSettings, domain: str | None, api_prefix: str | None) -> ClusterSettings:
-    """Return the cluster with the JetStream that is asked there: a domain's, or what answers at a prefix."""
+    """Return the cluster with the JetStream of a domain or behind an API prefix."""
     prefix = domain_api(domain) if domain else api_prefix
     return replace(cluster, api_prefix=prefix) if prefix else cluster
 
@@ -112,14 +111,14 @@ def with_security(
     *,
     plain: str | None = None,
 ) -> ClusterSettings:
-    """Return the cluster with the first block of each kind that is set: it is inherited as a whole or not at all.
+    """Return the cluster with the first block of each kind that is set: blocks are inherited as a whole.
 
-    With an empty `tls` the URL and the server decide about TLS; `plain` is the key that switches `tls` off. Raises ValueError
-    when the two contradict each other or the URL.
+    With an empty `tls`, URL and server decide about TLS; `plain` is the key that disables `tls`. Raises ValueError if
+    the blocks contradict each other or the URL.
     """
     login = next((block.settings for block in choria if block is not None), None)
     if plain and (cluster.tls or login):
-        requirement = "choria, which would send its token in the clear" if login else "the TLS that the URL asks for"
+        requirement = "choria, which would send its token unencrypted" if login else "the TLS that the URL requires"
         raise ValueError(f"{plain}: contradicts {requirement}")
     block = None if plain else next((block for block in tls if block is not None), None)
     ca, cert, key = block.files if block else (None, None, None)
@@ -129,7 +128,7 @@ def with_security(
         return cluster
     if cluster.user or cluster.token or cluster.credentials or cluster.nkey:
         raise ValueError(
-            "choria: logs in by its token: take the login out of the URL, or switch it off by an empty block"
+            "choria: logs in with its token; remove the login from the URL, or disable choria with an empty block"
         )
-    # Nothing is sent to a server without TLS, as Choria has it.
+    # Nothing is sent to a server without TLS, as in Choria.
     return replace(cluster, choria=login, tls=cluster.tls or TlsSettings())

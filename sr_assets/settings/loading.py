@@ -1,7 +1,4 @@
-"""From the file and the environment to Settings: read, check, complete; nothing else reads either.
-
-Put a new key into Settings here. Not here: which keys exist (`file`, `shape`), the records themselves (`records`).
-"""
+"""Loading the Settings: the only reader of the file and the environment."""
 
 import os
 from collections.abc import Mapping
@@ -36,10 +33,10 @@ DEFAULT_CONFIG = Path("conf/replication.yaml")
 
 
 def load_settings(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read, check and complete the configuration: `path`, else SR_ASSETS_CONFIG, else `conf/replication.yaml`.
+    """Read and check the configuration: `path`, else SR_ASSETS_CONFIG, else `conf/replication.yaml`.
 
-    Raises ConfigurationError, one line that names the file, the stream, the key and what is allowed; when several
-    things are wrong it names the first and counts the others. No URL and no value from one is ever shown.
+    Raises ConfigurationError in one line with the file, the stream, the key and the allowed values; of several errors
+    it shows the first and counts the others. It shows no URL and no part of one.
     """
     path = path or Path(environ.get("SR_ASSETS_CONFIG") or DEFAULT_CONFIG)
     tree = read_tree(path)
@@ -57,10 +54,10 @@ def load_settings(path: Path | None = None, environ: Mapping[str, str] = os.envi
 def load_cluster(
     url: str, tls: Mapping[str, str | None], environ: Mapping[str, str] = os.environ, *, named: str = "--url"
 ) -> ClusterSettings:
-    """Return the cluster of a URL and a `tls` block (ca, cert, key) that were given without a file.
+    """Return the cluster of a URL and a `tls` block (ca, cert, key) given without a file.
 
-    `named` is what the URL was given as, for an error.
-    As in a file, `${NAME}` is replaced by the environment. Raises ConfigurationError, one line that shows no part of it.
+    `named` is the option of the URL, for an error. The environment replaces `${NAME}`, as in a file. Raises
+    ConfigurationError in one line without any part of the URL.
     """
 
     def refuse_url(_: object, problem: str) -> NoReturn:
@@ -77,7 +74,7 @@ def load_cluster(
 
 
 def _problem(error: Mapping[str, Any]) -> str:
-    """Return the message for a value that pydantic refused; messages of our own validators stay unchanged."""
+    """Return the message for a value that pydantic refused; messages of our validators stay unchanged."""
     match error["type"]:
         case "value_error":
             return str(error["ctx"]["error"])
@@ -86,7 +83,7 @@ def _problem(error: Mapping[str, Any]) -> str:
         case "list_type":
             return "must be a list, each entry beginning with '- '"
         case "too_short":
-            return "is empty: it needs at least one"
+            return "is empty; add at least one entry"
         case "dict_type":
             return "must be a mapping of keys to values"
     return str(error["msg"])
@@ -185,7 +182,7 @@ def _catch_up_messages(raw: RawStream, top: RawFile) -> int:
 
 
 def _start(raw: RawStream | RawFeed) -> Start:
-    """Return where to begin; the first option that is set wins, in the Stream Replicator's order."""
+    """Return the start option; the first one set applies, in the Stream Replicator's order."""
     if raw.start_at_end:
         return Start("end")
     if raw.start_sequence:
@@ -203,13 +200,13 @@ def _policy(raw: RawStream) -> Policy | None:
 
 
 def _metrics(raw: RawFile) -> MetricsSettings:
-    """Return the settings of metrics; port 0 is none, as in the Stream Replicator's file."""
+    """Return the metrics settings; port 0 means none, as in the Stream Replicator's file."""
     port = raw.metrics.port or raw.monitor_port or None
     return MetricsSettings(port, raw.metrics.host, raw.metrics.legacy, raw.metrics.textfile)
 
 
 def _verified(raw: RawFile) -> tuple[str, ...]:
-    """Return a warning about the links by `choria` whose server the Stream Replicator would not verify."""
+    """Return a warning about the links with `choria` whose server the Stream Replicator would not verify."""
     links = [link for entry in raw.streams for link in (entry.source_link(raw), entry.target_link(raw))]
     links += [feed.source_link(raw) for feed in raw.feeds]
     named = [link.label for link in links if link.choria and link.tls and not link.tls.ca and not link.tls.insecure]
@@ -217,7 +214,7 @@ def _verified(raw: RawFile) -> tuple[str, ...]:
         return ()
     verified = "the server's certificate is verified, against the system's CAs"
     before = "the Stream Replicator does not verify it without tls.cert"
-    remedy = "name its CA in tls.ca, or set insecure=true in the URL"
+    remedy = "set its CA in tls.ca, or insecure=true in the URL"
     return (f"choria without tls.ca ({', '.join(dict.fromkeys(named))}): {verified}; {before}: {remedy}",)
 
 
@@ -229,6 +226,6 @@ def _warnings(raw: RawFile) -> tuple[str, ...]:
             raw.heartbeats and raw.heartbeats.leader_election,
             "heartbeats.leader_election has no effect: this host publishes",
         ),
-        (patient, f"target_initiated has no effect ({', '.join(patient)}): copying is always latency-tolerant"),
+        (patient, f"target_initiated has no effect ({', '.join(patient)}); copying always tolerates latency"),
     )
     return tuple(note for condition, note in notes if condition)

@@ -1,7 +1,4 @@
-"""A mapping of the file: its keys match in any case, none twice, none unknown. Every mapping of the file derives from it.
-
-Not here: which keys there are (`links`, `shape`, `file`).
-"""
+"""The base class of every mapping of the file."""
 
 import difflib
 from typing import Any
@@ -12,7 +9,7 @@ from sr_assets.settings.values import shown
 
 
 class Raw(BaseModel):
-    """A mapping of the file: keys in any case, none twice, none unknown; null and empty text are not set."""
+    """A mapping of the file: case-insensitive keys, none twice, none unknown; null and empty text count as unset."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 

@@ -1,7 +1,4 @@
-"""How a deployment is watched from outside, as frozen records.
-
-Not here: the other records (`records`), how the file is read (`loading`).
-"""
+"""Settings of metrics and notifications, as frozen records."""
 
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -12,9 +9,9 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """Where metrics are shown: `port` None serves none, `textfile` None writes none.
+    """Outlets of metrics: `port` None serves none, `textfile` None writes none.
 
-    `legacy`: with the names of the Stream Replicator's first generation.
+    `legacy` adds the names of the Stream Replicator's first generation.
     """
 
     port: int | None = None
@@ -38,10 +35,10 @@ class EmailSettings:
 
 @dataclass(frozen=True, slots=True)
 class NotifySettings:
-    """One of `notify`: to whom, by one of `webhook`, `command` and `email`, and which events.
+    """One of `notify`: a receiver (`webhook`, `command` or `email`) and its events.
 
-    `match` are patterns of nodes as a shell has them, `sites` names of entries; empty: all. `min_nodes`: fewer at once are
-    not worth a notification.
+    `match` are shell patterns of nodes, `sites` names of entries; empty means all. Fewer simultaneous events than
+    `min_nodes` are not sent.
     """
 
     name: str
@@ -55,13 +52,13 @@ class NotifySettings:
 
     @property
     def label(self) -> str:
-        """Whom it reaches, without a secret: a webhook's path is one."""
+        """The receiver without its secrets, such as a webhook's path."""
         if self.webhook is not None:
             return f"notify {self.name} (webhook {urlsplit(self.webhook).hostname})"
         return f"notify {self.name} ({f'mail by {self.email.host}' if self.email else f'command {self.command[0]}'})"
 
     def wants(self, event: str, site: str, node: str | None) -> bool:
-        """Return whether an event is one to send; a failure has no node."""
+        """Return whether an event is sent; a failure has no node."""
         if event not in self.events or (self.sites and site not in self.sites):
             return False
         return node is None or not self.match or any(fnmatchcase(node, pattern) for pattern in self.match)

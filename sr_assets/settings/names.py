@@ -1,7 +1,6 @@
-"""Values that name something: a site, a stream, a subject, a header, a field of a message, where Spark runs.
+"""Readers of names: sites, streams, subjects, headers, fields of a message, Spark's mode.
 
-Add the reader of a new kind of name here: it returns the value for Settings, or raises ValueError with the mistake and what
-is allowed, as in `values`. Not here: URLs (`clusters`), values that name nothing (`values`).
+A reader returns the value for Settings, or raises ValueError with the mistake and the allowed values.
 """
 
 import re
@@ -11,19 +10,19 @@ from sr_assets.domain import subjects
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken, parse_path
 from sr_assets.settings.values import read_text, shown
 
-#: What `import` puts in front of a subject in place of a stream's name.
+#: Prefix of the placeholder that `import` writes for an unknown stream.
 PLACEHOLDER = "STREAM-THAT-TAKES "
 
 
 def asset_name(text: str) -> str:
-    """Make a name fit for asset keys, groups, jobs and sensors: everything outside `A-Za-z0-9_` becomes `_`."""
+    """Make a name fit for asset keys, groups, jobs and sensors: characters outside `A-Za-z0-9_` become `_`."""
     return re.sub(r"[^A-Za-z0-9_]", "_", text)
 
 
 def read_site_name(value: object) -> str:
     """Check a name that becomes a folder, a part of a header value and a part of message ids."""
     name = read_text(value)
-    # The folder of what it publishes has the name percent-encoded.
+    # The publication's folder has the percent-encoded name.
     if name.startswith(".") or re.search(r"[\s/\\*>]", name) or len(name.encode()) > 200 or len(quote(name, "")) > 240:
         raise ValueError(
             f"{shown(name)} cannot be a name: no spaces, '/', '\\', '*', '>' or leading dot, at most 200 bytes, "
@@ -33,15 +32,15 @@ def read_site_name(value: object) -> str:
 
 
 def read_stream_name(value: object) -> str:
-    """Read a stream's name, as the server takes it."""
+    """Read a stream's name by the server's rules."""
     name = read_text(value)
     if name.startswith(PLACEHOLDER):
         raise ValueError(
-            f"{shown(name)} is a placeholder of `import`: put the name of the stream that takes that subject"
+            f"{shown(name)} is a placeholder of `import`; replace it by the stream that takes that subject"
         )
     if re.search(r"[\s.*>/\\]", name) or len(name) > 255:
         raise ValueError(
-            f"{shown(name)} cannot name a stream: no spaces, '.', '*', '>', '/' or '\\', at most 255 characters"
+            f"{shown(name)} is not a stream name: no spaces, '.', '*', '>', '/' or '\\', at most 255 characters"
         )
     return name
 
@@ -58,7 +57,7 @@ def read_filter(value: object) -> str:
 
 
 def read_plain_subject(value: object) -> str:
-    """Read a subject, or the beginning of one, without wildcards and without a last dot."""
+    """Read a subject, or the beginning of one, without wildcards and a final dot."""
     text = read_text(value)
     if not subjects.is_valid_filter(text) or re.search(r"[*>]", text):
         raise ValueError(f"{shown(text)} is not a subject: tokens separated by single dots, no spaces or wildcards")
@@ -66,23 +65,25 @@ def read_plain_subject(value: object) -> str:
 
 
 def read_domain(value: object) -> str:
-    """Read the name of a JetStream domain, which is one token of a subject."""
+    """Read the name of a JetStream domain, one token of a subject."""
     text = read_plain_subject(value)
     if "." in text or text in ("API", "$JS"):
-        raise ValueError(f"{shown(text)} cannot name a JetStream domain: one token, without dots, such as hub")
+        raise ValueError(f"{shown(text)} is not a JetStream domain; use one token without dots, such as hub")
     return text
 
 
 def read_api_prefix(value: object) -> str:
-    """Read where another JetStream is asked, as in `$JS.leaf.API`; a last dot is taken off."""
+    """Read the API prefix of another JetStream, such as `$JS.leaf.API`; a final dot is removed."""
     return read_plain_subject(read_text(value).removesuffix("."))
 
 
 def read_prefix(value: object) -> str:
-    """Read the beginning of a subject, with or without its last dot."""
+    """Read the beginning of a subject, with or without its final dot."""
     text = read_text(value)
     if not subjects.is_valid_filter(text.removesuffix(".")) or re.search(r"[*>]", text):
-        raise ValueError(f"{shown(text)} cannot begin a subject: tokens separated by single dots, no wildcards")
+        raise ValueError(
+            f"{shown(text)} is not the beginning of a subject: tokens separated by single dots, no wildcards"
+        )
     return text
 
 
@@ -90,18 +91,20 @@ def read_remove(value: object) -> str:
     """Read a part of subjects: any sequence of characters."""
     text = read_text(value)
     if re.search(r"[\s*>]", text):
-        raise ValueError(f"{shown(text)} occurs in no subject: it is taken literally, without spaces or wildcards")
+        raise ValueError(f"{shown(text)} cannot occur in a subject; it is literal text without spaces or wildcards")
     return text
 
 
 def rewritten(pattern: str, prefix: str, remove: str) -> str:
-    """Rewrite a subject, wildcards allowed, as messages are; raises ValueError when the result is no subject."""
+    """Rewrite a subject, with or without wildcards, as messages are rewritten; raises ValueError if the result is
+    invalid.
+    """
     result = subjects.target_subject(pattern, prefix, remove)
     if not subjects.is_valid_filter(result):
         key, value = ("target_subject_remove", remove) if remove else ("target_subject_prefix", prefix)
         raise ValueError(
             f"{key}: {shown(value)} makes {shown(pattern)} into {shown(result)}: no subject may begin or end with "
-            "a dot or have an empty token; take a neighbouring dot out as well"
+            "a dot or have an empty token; remove an adjacent dot as well"
         )
     return result
 
@@ -110,7 +113,7 @@ def read_advisory_template(value: object) -> str:
     """Read a subject in which `%s` stands for the event and `%v` for the sender."""
     text = read_text(value)
     if re.search(r"%(?![sv])", text):
-        raise ValueError(f"{shown(text)}: only %s (the event) and %v (the sender) are filled in")
+        raise ValueError(f"{shown(text)}: only %s (the event) and %v (the sender) are replaced")
     plain = re.sub(r"%[sv]", "x", text)
     if not subjects.is_valid_filter(plain) or re.search(r"[*>]", plain):
         raise ValueError(f"{shown(text)} is not a subject: tokens separated by single dots, no spaces or wildcards")
@@ -124,7 +127,7 @@ def read_json_path(value: object) -> tuple[str, ...]:
         return parse_path(text)
     except ValueError:
         raise ValueError(
-            f"{shown(text)} has an empty segment: write a.b for b inside a, a\\.b for a key with a dot, a.0 for the "
+            f"{shown(text)} has an empty segment; use a.b for b inside a, a\\.b for a key with a dot, a.0 for the "
             "first element"
         ) from None
 
@@ -139,7 +142,7 @@ def read_header_name(value: object) -> HeaderName:
     """Read the name of the header that names the sender."""
     name = read_text(value)
     if not re.fullmatch(r"[!-9;-~]+", name):
-        raise ValueError(f"{shown(name)} is not a header name: printable ASCII without spaces and colons")
+        raise ValueError(f"{shown(name)} is not a header name; use printable ASCII without spaces and colons")
     return HeaderName(name)
 
 
@@ -152,7 +155,7 @@ def read_subject_token(value: object) -> SubjectToken | None:
 
 
 def read_spark_mode(value: object) -> str:
-    """Read where Spark runs; an address may hold a token, so the error does not show it."""
+    """Read Spark's mode; an address may contain a token, so the error does not show it."""
     text = read_text(value)
     if text not in ("connect-local", "classic") and not re.match(r"(sc|spark)://[^/;]", text):
         raise ValueError("must be connect-local, classic, sc://host:port or spark://host:port")

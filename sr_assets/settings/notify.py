@@ -1,7 +1,4 @@
-"""The mappings of `notify` in the file, and the records made of them.
-
-Not here: the records themselves (`monitoring`), the other mappings (`shape`).
-"""
+"""The block `notify`."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -15,13 +12,13 @@ from sr_assets.settings.monitoring import EmailSettings, NotifySettings
 from sr_assets.settings.shape import Text
 from sr_assets.settings.values import one_of, read_port, read_secret, read_text, shown, whole_number
 
-#: What can be notified of: the transitions of nodes, and a stream that fails.
+#: Events of notifications: the transitions of nodes, and failed streams.
 EVENTS = ("new", "timeout", "recover", "expire", "failed")
 _DEFAULT_EVENTS = ("timeout", "expire", "failed")
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    """Read a text or a list of them."""
+    """Read a text or a list of texts."""
     items = value if isinstance(value, list) else [value]
     return tuple(read_text(item) for item in items)
 
@@ -31,17 +28,15 @@ def _events(value: Any) -> tuple[str, ...]:
 
 
 def _webhook(value: object) -> str:
-    """Read a URL, no part of which is shown: its path is a secret."""
+    """Read a URL; errors show no part of it, because its path is a secret."""
     url = read_secret(value)
-    refusal = ValueError(
-        "is no URL of a webhook: write http://… or https://…, with spaces and the like percent-encoded"
-    )
+    refusal = ValueError("is not a webhook URL; use http://… or https://…, with special characters percent-encoded")
     try:
         parts, port = urlsplit(url), urlsplit(url).port
     except ValueError:
         raise refusal from None
     if "@" in parts.netloc:
-        raise ValueError("has a login in its URL, which is not sent: use a command such as curl")
+        raise ValueError("has a login in its URL, which is not supported; use a command such as curl")
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or not re.fullmatch(r"[!-~]+", url):
         raise refusal
     return url
@@ -50,15 +45,15 @@ def _webhook(value: object) -> str:
 def _address(value: object) -> str:
     text = read_text(value)
     if not re.fullmatch(r"(?:[^@<>]* <)?[^\s@<>,;]+(?:@[^\s@<>,;]+)?>?", text):
-        raise ValueError(f"{shown(text)} is no address: write name@domain, or Name <name@domain>")
+        raise ValueError(f"{shown(text)} is not an address; use name@domain, or Name <name@domain>")
     return text
 
 
 def _addresses(value: Any) -> tuple[str, ...]:
-    """Read an address or a list of them."""
+    """Read an address or a list of addresses."""
     addresses = tuple(map(_address, value if isinstance(value, list) else [value]))
     if not addresses:
-        raise ValueError("names nobody: write at least one address")
+        raise ValueError("is empty; add at least one address")
     return addresses
 
 
@@ -97,7 +92,7 @@ class RawNotify(Raw):
 
 
 def refuse_unknown_sites(entries: Sequence[RawNotify], names: Collection[str]) -> None:
-    """Refuse a notification about a site that is not configured, and two of one name."""
+    """Refuse a notification about an unknown site, and two with the same name."""
     for entry in entries:
         for site in entry.sites:
             if site not in names:
@@ -107,11 +102,13 @@ def refuse_unknown_sites(entries: Sequence[RawNotify], names: Collection[str]) -
     taken = [entry.name for entry in entries if entry.name]
     for name in taken:
         if taken.count(name) > 1:
-            raise ValueError(f"notify.name: {shown(name)} appears twice; what was sent is recorded by name: rename one")
+            raise ValueError(
+                f"notify.name: {shown(name)} appears twice; delivered events are recorded by name, so rename one"
+            )
 
 
 def notify_settings(raw: RawNotify, number: int) -> NotifySettings:
-    """Return the record of one of `notify`; without a name its place in the list is one."""
+    """Return the record of a notification; its index is the default name."""
     email = None
     if raw.email is not None:
         default = {"none": 25, "starttls": 587, "tls": 465}[raw.email.tls]

@@ -1,8 +1,4 @@
-"""The configuration as frozen records, which the rest of the package uses.
-
-Here: the records, and what follows from one of them alone; what a stream and a feed have in common belongs to `Entry`. Not
-here: how the file is read (`loading`) and what it may hold (`file`, `shape`, `contradictions`).
-"""
+"""The configuration as frozen records for the rest of the package."""
 
 import difflib
 from collections import defaultdict
@@ -37,7 +33,7 @@ OnPoison = Literal["park", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where an entry without a position begins; `value` is a sequence, a time in unix ns, a delta in ns, or 0."""
+    """The start of an entry without a position; `value` is a sequence, a time in unix ns, a delta in ns, or 0."""
 
     kind: Literal["all", "end", "sequence", "time", "delta"]
     value: int = 0
@@ -45,7 +41,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class AdvisorySettings:
-    """Where transitions are announced; `reliable` None means: JetStream when a stream takes the subject."""
+    """The announcement of transitions; `reliable` None means JetStream if a stream takes the subject."""
 
     subject: str
     reliable: bool | None
@@ -58,12 +54,12 @@ class AdvisorySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What a site works on, a stream or a feed: where it is read from and how.
+    """An entry of a site, a stream or a feed: its source and how to read it.
 
-    `retired_retention_ns` None: retired nodes are kept without limit. Properties that both kinds have are declared here.
+    `retired_retention_ns` None keeps retired nodes forever. It declares the properties of both kinds.
     """
 
-    #: What the site does with it: copy it into a target (`stream`) or fold it into the global view (`feed`).
+    #: The purpose of the entry: a copy in a target (`stream`), or the global view (`feed`).
     kind: ClassVar[Kind]
 
     name: str
@@ -83,32 +79,32 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """`name/stream`, the pair that is unique in a configuration."""
+        """`name/stream`, unique in a configuration."""
         return f"{self.name}/{self.stream}"
 
     @property
     def clusters(self) -> tuple[ClusterSettings, ...]:
-        """The clusters it is read from and copied to."""
+        """The clusters of its source and target."""
         return (self.source,)
 
     @property
     def policy(self) -> Policy | None:
-        """How senders are sampled and followed; None: neither."""
+        """The sampling and tracking of senders, or None."""
         return None
 
     @property
     def tracked(self) -> bool:
-        """Whether senders are sampled and their availability followed."""
+        """Whether senders are sampled and tracked."""
         return self.policy is not None
 
     @property
     def advisory(self) -> AdvisorySettings | None:
-        """Where transitions of its senders are announced; None: nowhere."""
+        """The announcement of its senders' transitions, or None."""
         return None
 
     @property
     def advisory_cluster(self) -> ClusterSettings | None:
-        """The cluster on which transitions are announced; None: nowhere."""
+        """The cluster for announcements, or None."""
         return None
 
     @property
@@ -118,13 +114,13 @@ class Entry:
 
     @property
     def ephemeral(self) -> bool:
-        """Whether it begins anew with each start of `up` or `run`."""
+        """Whether each start of `up` or `run` copies it from the start."""
         return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings(Entry):
-    """One of `streams`: what is copied from where to where, and how its senders are sampled and tracked."""
+    """One of `streams`: source, target, sampling and tracking."""
 
     kind: ClassVar[Kind] = "stream"
 
@@ -149,33 +145,33 @@ class StreamSettings(Entry):
 
     @property
     def clusters(self) -> tuple[ClusterSettings, ...]:
-        """The source's and the target's."""
+        """The clusters of source and target."""
         return self.source, self.target
 
     @property
     def advisory_cluster(self) -> ClusterSettings | None:
-        """The cluster on which transitions are announced; None: nowhere."""
+        """The cluster for announcements, or None."""
         if self.advisory is None:
             return None
         return self.source if self.advisory.cluster == "source" else self.target
 
     @property
     def copies_all_unchanged(self) -> bool:
-        """Whether its target gets every message of its source, each with the subject that it has."""
+        """Whether its target gets every message of its source with an unchanged subject."""
         chosen = self.tracked or self.filter_subject not in (None, ">") or self.max_age_ns is not None
         return not (chosen or self.prefix or self.remove or self.ephemeral)
 
     @property
     def copies_pattern(self) -> str | None:
-        """The pattern of all subjects of our copies; None where it is every subject, or is not known."""
+        """The pattern of all subjects of our copies, or None if it is every subject or unknown."""
         pattern = target_subject(self.filter_subject or ">", self.prefix)
         return None if self.remove or pattern == ">" else pattern
 
     def target_pattern(self, pattern: str) -> str:
-        """Rewrite one of the source's subjects, wildcards allowed, as its messages will be rewritten.
+        """Rewrite a subject of the source, with or without wildcards, as its messages are rewritten.
 
-        Raises ConfigurationError when the result is no subject. Without a filter the source's own subjects decide that,
-        so a run calls this for each of them before it copies anything.
+        Raises ConfigurationError if the result is invalid. Without a filter the source's own subjects decide, so a run
+        calls this for each of them before it copies a message.
         """
         try:
             return rewritten(pattern, self.prefix, self.remove)
@@ -185,7 +181,7 @@ class StreamSettings(Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedSettings(Entry):
-    """One of `feeds`: an advisory stream that is folded into the global view of its site, which is often a centre."""
+    """One of `feeds`: an advisory stream that is folded into its site's global view."""
 
     kind: ClassVar[Kind] = "feed"
 
@@ -195,22 +191,22 @@ class FeedSettings(Entry):
 
 @dataclass(frozen=True, slots=True)
 class SensorSettings:
-    """How often a site's sensor ticks, and how far the source must be ahead before it requests a run."""
+    """The interval of a site's sensor, and the lag at which it requests a run."""
 
     interval_ns: int = 30 * SECOND_NS
     lag_messages: int = 1
     lag_ns: int = 0
 
 
-#: What differs between hosts and changes nothing that a run does.
+#: Settings that differ between hosts and do not affect a run.
 _WITHOUT_EFFECT: Final = frozenset({"home", "logfile", "log_format", "warnings", "concurrency", "metrics", "notify"})
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything a deployment is configured with; `warnings` are lines for the user: keys without effect, and TLS differences.
+    """The settings of a deployment; `warnings` are lines for the user: keys without effect, and TLS differences.
 
-    `sites` has the entries of each site, sites and entries in the order of the file, streams before feeds.
+    `sites` has the entries of each site, in the order of the file, streams before feeds.
     """
 
     replicator: str
@@ -242,13 +238,13 @@ class Settings:
     _by_target: Mapping[str, tuple[StreamSettings, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Group the entries by site, by name and by target, once: every asset looks them up."""
+        """Index the entries by site, name and target once, because every asset looks them up."""
         sites, by_name = defaultdict[str, list[Entry]](list), defaultdict[str, list[Entry]](list)
         for entry in self.entries:
             sites[entry.name].append(entry)
             for name in (entry.stream, entry.label):
                 by_name[name].append(entry)
-        # The only way to set a field of a frozen record that follows from the others.
+        # The only way to set a derived field of a frozen record.
         object.__setattr__(self, "sites", {name: tuple(entries) for name, entries in sites.items()})
         object.__setattr__(self, "_by_name", {name: tuple(entries) for name, entries in by_name.items()})
         by_target = defaultdict[str, list[StreamSettings]](list)
@@ -263,26 +259,26 @@ class Settings:
 
     @property
     def digest(self) -> str:
-        """The sha256 of the settings that have an effect, secrets left out: equal digests mean equal behaviour."""
+        """The sha256 of the effective settings without secrets: equal digests mean equal behaviour."""
         return digest_of(self, _WITHOUT_EFFECT)
 
     def linked(self, first: ClusterSettings, second: ClusterSettings) -> bool:
-        """Return whether the servers of two clusters reach each other, as far as the configuration tells."""
+        """Return whether the servers of two clusters are linked, according to the configuration."""
         return self.topology is not None and None not in map(self.topology.cluster_of, (first, second))
 
     def copied_into(self, entry: Entry) -> list[StreamSettings]:
-        """Return the streams that are copied into the one that an entry reads."""
+        """Return the streams whose target an entry reads."""
         return [stream for stream in self._by_target.get(entry.stream, ()) if stream.target.same_as(entry.source)]
 
     def find(self, name: str) -> tuple[Entry, ...]:
-        """Return the entries called `name`: a stream, at every site that has it, or `name/stream`, a single entry.
+        """Return the entries with a name: a stream at every site that has it, or `name/stream`.
 
-        Raises ConfigurationError when there is none.
+        Raises ConfigurationError if there is none.
         """
         entries = self._by_name.get(name)
         if entries is None:
             near = difflib.get_close_matches(name, self._by_name, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             labels = ", ".join(entry.label for entry in self.entries)
-            raise ConfigurationError(f"no stream {shown(name)} is configured; {hint}configured: {labels}")
+            raise ConfigurationError(f"stream {shown(name)} is not configured; {hint}configured: {labels}")
         return entries

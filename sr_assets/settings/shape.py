@@ -1,8 +1,4 @@
-"""The mappings of the file: which keys each has, of which type and with which default; an unknown key is refused.
-
-Add a new key here, and put it into Settings in `loading`. Not here: how a value is read (`values`, `names`,
-`clusters`), which keys contradict each other (`contradictions`), the file as a whole (`file`).
-"""
+"""The mappings of the file with their keys, types and defaults; unknown keys are refused."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -61,7 +57,7 @@ Domain = Annotated[str, BeforeValidator(read_domain)]
 ApiPrefix = Annotated[str, BeforeValidator(read_api_prefix)]
 
 _ELECTION = (
-    "take it out and run one host for each site; a second one takes over with the same home, or by `sr-assets recover`"
+    "remove it and run one host per site; a second host takes over with the same home, or with `sr-assets recover`"
 )
 NoElection = Annotated[None, BeforeValidator(unsupported(_ELECTION))]
 
@@ -94,7 +90,7 @@ class RawSensor(Raw):
     @model_validator(mode="after")
     def _not_hectic(self) -> Self:
         if self.interval < SECOND_NS:
-            raise ValueError("interval: must be 1s or more")
+            raise ValueError("interval: must be at least 1s")
         return self
 
 
@@ -108,7 +104,7 @@ class RawMetrics(Raw):
 
 
 class RawHistory(Raw):
-    """`snapshots`, `advisories` and `gaps`: how long a history is kept."""
+    """`snapshots`, `advisories` and `gaps`: the retention of a history."""
 
     retention: Duration = 90 * DAY_NS
 
@@ -166,7 +162,7 @@ class RawStream(Raw):
     leader_election_name: NoElection = None
 
     def source_link(self, top: Inherited | None = None) -> ClusterSettings:
-        """Return the source with the blocks that count for it; `top` has those of the top level."""
+        """Return the source cluster with its effective blocks; `top` has those of the top level."""
         cluster = with_api(self.source_url, self.source_domain, self.source_api_prefix)
         return with_security(
             cluster,
@@ -176,7 +172,7 @@ class RawStream(Raw):
         )
 
     def target_link(self, top: Inherited | None = None) -> ClusterSettings:
-        """Return the target with the blocks that count for it; `top` has those of the top level."""
+        """Return the target cluster with its effective blocks; `top` has those of the top level."""
         cluster = with_api(self.target_url, self.target_domain, self.target_api_prefix)
         return with_security(
             cluster,
@@ -192,7 +188,7 @@ class RawStream(Raw):
 
     @property
     def effective_order(self) -> Order:
-        """The order of the copies: by default the stream's, with several workers each sender's."""
+        """The order of the copies: by default the stream's, or each sender's with several workers."""
         return self.order or ("stream" if self.workers == 1 else "sender")
 
 
@@ -217,12 +213,12 @@ class RawFeed(Raw):
     choria: RawChoria | None = None
 
     def source_link(self, top: Inherited | None = None) -> ClusterSettings:
-        """Return the cluster with the blocks that count for it; `top` has those of the top level."""
+        """Return the cluster with its effective blocks; `top` has those of the top level."""
         cluster = with_api(self.url, self.domain, self.api_prefix)
         return with_security(cluster, [self.tls, top.tls if top else None], [self.choria, top.choria if top else None])
 
     @model_validator(mode="after")
     def _one_api(self) -> Self:
         if self.domain and self.api_prefix:
-            raise ValueError("domain, api_prefix: name either the JetStream domain or the prefix of its API")
+            raise ValueError("domain, api_prefix: exclude each other; use the JetStream domain or its API prefix")
         return self

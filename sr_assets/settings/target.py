@@ -1,7 +1,4 @@
-"""The block `target` of a stream: how a target that is created differs from its source.
-
-Not here: creating it (`stages.replication.target`).
-"""
+"""The block `target` of a stream: the differences of a new target from its source."""
 
 from typing import Annotated
 
@@ -15,15 +12,15 @@ _MOST_REPLICAS = 5
 
 
 def read_replicas(value: object) -> int:
-    """Read how many copies a stream has in its cluster."""
+    """Read the number of replicas of a stream."""
     replicas = whole_number(1)(value)
     if replicas > _MOST_REPLICAS:
-        raise ValueError(f"{replicas} are more than the {_MOST_REPLICAS} that a stream can have")
+        raise ValueError(f"{replicas} exceed the maximum of {_MOST_REPLICAS} replicas")
     return replicas
 
 
 class RawPlacement(Raw):
-    """`placement` of a stream: the cluster and the tags of the servers that may hold it."""
+    """`placement` of a stream: the cluster and tags of its servers."""
 
     cluster: Annotated[str, BeforeValidator(read_text)] | None = None
     tags: list[Annotated[str, BeforeValidator(read_text)]] = Field(default_factory=list)
@@ -41,7 +38,7 @@ class RawTarget(Raw):
 
     @property
     def options(self) -> TargetOptions | None:
-        """The block as options; None where it is empty."""
+        """The options of the block, or None if it is empty."""
         options = TargetOptions(
             self.storage,
             self.replicas,

@@ -1,7 +1,4 @@
-"""The block `topology` of the file: checked, and made into records.
-
-Not here: its keys (`topology_shape`), which of them contradict each other (`topology_rules`), the records (`topology_records`).
-"""
+"""The block `topology` of the file, checked and converted to records."""
 
 import difflib
 from collections.abc import Iterator
@@ -25,7 +22,7 @@ from sr_assets.settings.values import one_of, shown
 
 
 class CheckedNativeStream(RawNativeStream):
-    """One of `topology.streams`, whose keys do not contradict each other."""
+    """An entry of `topology.streams` without contradictory keys."""
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> Self:
@@ -69,7 +66,7 @@ class RawTopology(Raw):
         return TopologySettings(self.manage, clusters, self.wanted())
 
     def wanted(self) -> tuple[WantedStream, ...]:
-        """Return the streams; raises ValueError when one names a cluster that there is not."""
+        """Return the streams; raises ValueError for an unknown cluster."""
         return tuple(self._stream(raw) for raw in self.streams)
 
     def _stream(self, raw: RawNativeStream) -> WantedStream:
@@ -95,7 +92,7 @@ class RawTopology(Raw):
 
     def _cluster(self, name: str | None, default: str | None, where: str) -> str:
         if name is None and default is None:
-            raise ValueError(f"{where}: cluster is required, as there are several: {', '.join(self.clusters)}")
+            raise ValueError(f"{where}: cluster is required, because there are several: {', '.join(self.clusters)}")
         chosen = name or default or ""
         if chosen not in self.clusters:
             near = difflib.get_close_matches(chosen, self.clusters, n=1)

@@ -1,7 +1,4 @@
-"""The native mirrors and sources as frozen records, which the rest of the package uses.
-
-Not here: how the file is read (`topology`), what is then sent to a server (`domain.topology.wanted`).
-"""
+"""The native mirrors and sources as frozen records."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +10,9 @@ from sr_assets.domain.topology.wanted import WantedStream
 
 @dataclass(frozen=True, slots=True)
 class TopologyCluster:
-    """A cluster of `topology`: how we reach it, and where other clusters' servers ask its JetStream (`api`).
+    """A cluster of `topology`: its connection, and the API prefix of its JetStream for other clusters' servers.
 
-    Without `api` it is one JetStream with them.
+    Without `api`, all share one JetStream.
     """
 
     name: str
@@ -26,16 +23,16 @@ class TopologyCluster:
 
 @dataclass(frozen=True, slots=True)
 class TopologySettings:
-    """The native mirrors and sources, and what may be done with them; `clusters` by name."""
+    """The native mirrors and sources, and the permitted changes; `clusters` by name."""
 
     manage: Manage
     clusters: Mapping[str, TopologyCluster]
     streams: tuple[WantedStream, ...]
 
     def cluster_of(self, settings: ClusterSettings) -> TopologyCluster | None:
-        """Return the cluster that an entry reads or writes; None when it is none of these.
+        """Return the cluster of an entry's source or target, or None.
 
-        An entry may leave out the domain of the servers that it names.
+        An entry may omit the domain of its servers.
         """
         same = [cluster for cluster in self.clusters.values() if cluster.settings.same_as(settings)]
         if not same and settings.api_prefix == OWN_API:

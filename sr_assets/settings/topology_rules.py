@@ -1,7 +1,6 @@
-"""Keys of `topology` that are valid alone and contradict each other: within a stream, and between streams.
+"""Contradictions between keys of `topology` that are valid alone: in one stream, and between streams.
 
-What a server would refuse, or take and not do, is named here before anything is asked. Not here: what one key may hold
-(`topology_shape`), what only a server knows (`stages.topology`).
+They include settings that a server would refuse or ignore.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ def stream_contradictions(raw: RawNativeStream) -> Iterator[tuple[bool, str]]:
     yield raw.mirror is not None and bool(raw.sources), "mirror, sources: a stream has either one mirror or sources"
     yield (
         raw.mirror is not None and raw.subjects is not None,
-        ("mirror, subjects: a mirror takes no messages of its own; take subjects out, or use sources"),
+        ("mirror, subjects: a mirror stores no messages of its own; remove subjects, or use sources"),
     )
     yield (
         raw.mirror is not None and raw.duplicate_window is not None,
-        ("mirror, duplicate_window: a mirror removes no duplicates; take duplicate_window out"),
+        ("mirror, duplicate_window: a mirror does not detect duplicates; remove duplicate_window"),
     )
     yield raw.mirror is None and bool(raw.mirror_direct), "mirror_direct: needs mirror"
     yield not (raw.mirror or raw.sources or raw.subjects), "needs mirror, sources or subjects"
@@ -49,14 +48,14 @@ def source_contradictions(raw: RawUpstream) -> Iterator[tuple[bool, str]]:
     )
     yield (
         raw.start_sequence is not None and raw.start_time is not None,
-        ("start_sequence, start_time: name one place to begin at"),
+        ("start_sequence, start_time: exclude each other; use one"),
     )
     yield raw.deliver_prefix is not None and raw.api_prefix is None, "deliver_prefix: needs api_prefix"
     yield from _overlapping([transform.src for transform in raw.subject_transforms], "subject_transforms")
 
 
 def refuse_same_streams(wanted: Sequence[WantedStream]) -> None:
-    """Refuse streams that are equal, or become equal as asset keys."""
+    """Refuse streams that are equal or have equal asset keys."""
     keys: dict[tuple[str, str], str] = {}
     for stream in wanted:
         key = asset_name(stream.cluster), asset_name(stream.stream)
@@ -65,11 +64,11 @@ def refuse_same_streams(wanted: Sequence[WantedStream]) -> None:
             raise ValueError(f"streams: {other!r} and {stream.label!r} get the same asset key; rename one")
     for label, count in Counter(stream.label for stream in wanted).items():
         if count > 1:
-            raise ValueError(f"streams: {label!r} appears twice; put what it copies into one entry")
+            raise ValueError(f"streams: {label!r} appears twice; merge the entries")
 
 
 def refuse_loops(wanted: Iterable[WantedStream]) -> None:
-    """Refuse streams through which a message would go round: each copies what the one before it has copied."""
+    """Refuse links that form a loop, in which messages would circulate."""
     links = [
         (upstream, (upstream.cluster, upstream.stream), (stream.cluster, stream.stream))
         for stream in wanted
@@ -86,12 +85,12 @@ def refuse_loops(wanted: Iterable[WantedStream]) -> None:
         if path:
             names = [f"{links[index][1][0]}/{links[index][1][1]}" for index in path]
             raise ValueError(
-                f"streams: {' → '.join([*names, names[0]])}: messages would go round; take one link out, or filter it"
+                f"streams: {' → '.join([*names, names[0]])}: the links form a loop; remove one or filter it"
             )
 
 
 def _way_back(start: int, after: dict[int, list[int]]) -> list[int]:
-    """Return a way from a link to itself over links that follow each other; none: an empty one."""
+    """Return a path from a link back to itself over consecutive links, or an empty one."""
     ways = [[start]]
     seen = set()
     while ways:
@@ -106,7 +105,7 @@ def _way_back(start: int, after: dict[int, list[int]]) -> list[int]:
 
 
 def _passes(link: Upstream, following: Upstream) -> bool:
-    """Return whether a message that one link brought may be copied by the next."""
+    """Return whether the next link may copy a message of one link."""
     return any(subjects.overlaps(output, other) for output in link.outputs for other in following.inputs)
 
 

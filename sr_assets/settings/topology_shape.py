@@ -1,8 +1,4 @@
-"""The mappings inside `topology` of the file: which keys each has, of which type.
-
-Add a key of a native stream here. Not here: which of them contradict each other (`topology_rules`), how they become records
-(`topology`).
-"""
+"""The mappings inside `topology`, with their keys and types."""
 
 import re
 from typing import Annotated, Any, Final, Self
@@ -19,7 +15,7 @@ from sr_assets.settings.values import one_of, read_text, read_time, shown, size_
 
 
 def _read_destination(value: object) -> str:
-    """Read what a transform makes of a subject: tokens, `$1` or `{{wildcard(1)}}` and the like among them."""
+    """Read the destination of a transform: a subject whose tokens may be `$1`, `{{wildcard(1)}}` and the like."""
     text = read_text(value)
     if re.search(r"\s", re.sub(r"\{\{.*?\}\}", "", text)) or ".." in text or text.startswith(".") or text.endswith("."):
         raise ValueError(f"{shown(text)} is not a subject: tokens separated by single dots, no spaces")
@@ -30,7 +26,7 @@ Filter = Annotated[str, BeforeValidator(read_filter)]
 Limit = Annotated[int, BeforeValidator(whole_number(1))]
 Size = Annotated[int, BeforeValidator(size_in_bytes(1))]
 
-#: Ours → JetStream's name of a setting.
+#: Our name of a setting → JetStream's.
 _SETTINGS: Final = {
     "description": "description",
     "subjects": "subjects",
@@ -52,7 +48,7 @@ _SETTINGS: Final = {
 
 
 class RawTransform(Raw):
-    """One of `subject_transforms`; without `dest` what matches is copied as it is."""
+    """One of `subject_transforms`; without `dest`, matching subjects stay unchanged."""
 
     src: Filter
     dest: Annotated[str, BeforeValidator(_read_destination)] = ""
@@ -98,7 +94,7 @@ class RawNativeStream(Raw):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the file says of it, by JetStream's names."""
+        """The configured settings, by JetStream's names."""
         named = {theirs: getattr(self, ours) for ours, theirs in _SETTINGS.items() if getattr(self, ours) is not None}
         if self.placement is not None:
             place = {"cluster": self.placement.cluster or "", "tags": self.placement.tags}
@@ -107,7 +103,7 @@ class RawNativeStream(Raw):
 
 
 class RawTopologyCluster(Raw):
-    """One of `topology.clusters`: how we reach it, and where its JetStream is asked, by us and by other clusters' servers."""
+    """One of `topology.clusters`: its connection, and the API of its JetStream for us and other clusters' servers."""
 
     url: Url
     domain: Domain | None = None
@@ -118,10 +114,10 @@ class RawTopologyCluster(Raw):
     @model_validator(mode="after")
     def _one_api(self) -> Self:
         if self.domain and self.api_prefix:
-            raise ValueError("domain, api_prefix: name either the JetStream domain or the prefix of its API")
+            raise ValueError("domain, api_prefix: exclude each other; use the JetStream domain or its API prefix")
         return self
 
     @property
     def api(self) -> str | None:
-        """Where other clusters ask it; None: it is one JetStream with them."""
+        """The API prefix for other clusters, or None for one common JetStream."""
         return domain_api(self.domain) if self.domain else self.api_prefix

@@ -1,8 +1,7 @@
-"""Readers of single values of any key: durations, sizes, numbers, flags, times, paths.
+"""Readers of single values: durations, sizes, numbers, flags, times, paths.
 
-Add the reader of a new kind of value here. A reader returns the value for Settings, or raises ValueError with the mistake
-and what is allowed; `document` puts the key in front. Not here: values that name a site, a stream or a subject
-(`names`), URLs (`clusters`).
+A reader returns the value for Settings, or raises ValueError with the mistake and the allowed values; `document`
+prepends the key.
 """
 
 import math
@@ -42,7 +41,7 @@ _LONGEST_NS = (1 << 63) - 1
 def parse_duration(text: str) -> int:
     """Read a duration such as `90s`, `12m`, `1.5d`, `1M` or a sum such as `1h30m`, in nanoseconds.
 
-    Raises ConfigurationError for anything else, a bare number and a negative one included.
+    Raises ConfigurationError for anything else, including a bare number and a negative duration.
     """
     try:
         return read_span(text)
@@ -51,31 +50,31 @@ def parse_duration(text: str) -> int:
 
 
 def shown(value: object) -> str:
-    """Return a value as one line of text, shortened, and without the login of a URL at the wrong key."""
+    """Return a value as one line of text, shortened, and without the login of a misplaced URL."""
     text = repr(value)
     colon, end = text.find(":"), text.rfind("@")
     if 0 <= colon < end:
-        # From the beginning of the word that may be a scheme or a user.
+        # From the start of a word that may be a scheme or a user.
         start = max(text.rfind(mark, 0, colon) for mark in " '\"") + 1
         text = f"{text[:start]}***{text[end:]}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def read_span(value: object) -> int:
-    """Read a duration, of zero too, in nanoseconds."""
-    allowed = "write a number and a unit (ms s m h d w M y), as in 90s, 12m, 1.5d, 1M, or a sum such as 1h30m"
+    """Read a duration, which may be zero, in nanoseconds."""
+    allowed = "use a number and a unit (ms s m h d w M y) such as 90s, 12m, 1.5d, 1M, or a sum such as 1h30m"
     text = value.strip() if isinstance(value, str) else ""
     parts = _DURATION_PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(f"{shown(value)} is not a duration: {allowed}")
     total = int(sum(Fraction(number.rstrip(".")) * _UNIT_NS[unit] for number, unit in parts))
     if total > _LONGEST_NS:
-        raise ValueError(f"{shown(value)} is too long: the longest is 292 years")
+        raise ValueError(f"{shown(value)} is too long; the maximum is 292 years")
     return total
 
 
 def read_duration(value: object) -> int:
-    """Read a duration longer than zero, in nanoseconds."""
+    """Read a duration above zero, in nanoseconds."""
     total = read_span(value)
     if total == 0:
         raise ValueError(f"{shown(value)} must be longer than zero")
@@ -91,21 +90,21 @@ def read_seconds(value: object) -> int:
 def read_text(value: object) -> str:
     """Read text that fits on one line."""
     if not isinstance(value, str):
-        raise ValueError(f"{shown(value)} is not text: put it in quotes")  # noqa: TRY004  pydantic takes ValueError
+        raise ValueError(f"{shown(value)} is not text; put it in quotes")  # noqa: TRY004  pydantic requires ValueError
     if not value.isprintable():
         raise ValueError(f"{shown(value)} has control characters")
     return value
 
 
 def read_secret(value: object) -> str:
-    """Read text that is never shown."""
+    """Read text that is never displayed."""
     if not isinstance(value, str) or not value.isprintable():
-        raise ValueError("is not text: put it in quotes, without control characters")
+        raise ValueError("is not text; put it in quotes, without control characters")
     return value
 
 
 def read_flag(value: object) -> bool:
-    """Read true or false; a flag from the environment arrives as text."""
+    """Read true or false; a flag from the environment is text."""
     flags = {"true": True, "false": False}
     if isinstance(value, bool):
         return value
@@ -115,7 +114,7 @@ def read_flag(value: object) -> bool:
 
 
 def whole_number(smallest: int) -> Callable[[object], int]:
-    """Return the reader of a whole number, `smallest` or more; one from the environment arrives as text."""
+    """Return the reader of a whole number of at least `smallest`; a number from the environment is text."""
 
     def whole(value: object) -> int:
         number = value
@@ -129,26 +128,26 @@ def whole_number(smallest: int) -> Callable[[object], int]:
 
 
 def read_port(value: object) -> int:
-    """Read the number of a port; 0 is none."""
+    """Read a port; 0 means none."""
     number = whole_number(0)(value)
     if number > 65_535:
-        raise ValueError(f"{shown(value)} is not a port: write 1 to 65535, or 0 for none")
+        raise ValueError(f"{shown(value)} is not a port; use 1 to 65535, or 0 for none")
     return number
 
 
 def size_in_bytes(smallest: int) -> Callable[[object], int]:
-    """Return the reader of a size, `smallest` bytes or more: a plain number, or one with KiB, MB and the like."""
+    """Return the reader of a size of at least `smallest` bytes: a plain number, or one with KiB, MB and the like."""
 
     def size(value: object) -> int:
         parts = None if isinstance(value, bool) else _SIZE.fullmatch(str(value).strip())
         if parts is None:
-            raise ValueError(f"{shown(value)} is not a size: write bytes, or a number with KiB, MiB or GiB")
+            raise ValueError(f"{shown(value)} is not a size; use bytes, or a number with KiB, MiB or GiB")
         unit = (parts[2] or "B").upper()
         step = 1024 if "I" in unit else 1000
         factor: int = step ** "BKMG".index(unit[0])
         total = math.ceil(Fraction(parts[1]) * factor)
         if total >= 1 << 63:
-            raise ValueError(f"{shown(value)} is too large: write less than 8 EiB")
+            raise ValueError(f"{shown(value)} is too large; use less than 8 EiB")
         if total < smallest:
             raise ValueError(f"{shown(value)} must be {smallest} byte or more")
         return total
@@ -157,7 +156,7 @@ def size_in_bytes(smallest: int) -> Callable[[object], int]:
 
 
 def one_of(*allowed: str) -> Callable[[object], str]:
-    """Return the reader of a value that is one of `allowed`, in any case."""
+    """Return the reader of one of the `allowed` values, case-insensitive."""
 
     def choice(value: object) -> str:
         if not isinstance(value, str) or value.lower() not in allowed:
@@ -183,28 +182,28 @@ def read_time(value: object) -> int:
     try:
         ns = parse_rfc3339_ns(text)
     except ValueError:
-        raise ValueError(f"{shown(text)} is not a time: write RFC 3339, as in 2026-01-31T12:00:00Z") from None
+        raise ValueError(f"{shown(text)} is not a time; use RFC 3339 such as 2026-01-31T12:00:00Z") from None
     if not 0 <= ns <= _LONGEST_NS:
-        raise ValueError(f"{shown(text)} is out of range: write a time between 1970 and 2262")
+        raise ValueError(f"{shown(text)} is out of range; use a time between 1970 and 2262")
     return ns
 
 
 def read_timezone(value: object) -> str:
-    """Read the name of a time zone, as in `Europe/London`."""
+    """Read the name of a time zone, such as `Europe/London`."""
     text = read_text(value)
     try:
         return ZoneInfo(text).key
     except (ValueError, KeyError, OSError):
-        raise ValueError(f"{shown(text)} is no time zone: write a name as in UTC or Europe/London") from None
+        raise ValueError(f"{shown(text)} is not a time zone; use a name such as UTC or Europe/London") from None
 
 
 def read_file_mode(value: object) -> int:
-    """Read who may read a file, as octal text; YAML makes a number of one without quotes, of 0640 an octal one."""
+    """Read a file mode as octal text; YAML makes an octal number of an unquoted 0640."""
     modes = {f"{digits}{mode:o}": mode for mode in (0o600, 0o640, 0o644) for digits in ("", "0", "0o")}
     mode = value if value in modes.values() else modes.get(str(value))
     if not isinstance(mode, int):
-        raise ValueError(  # noqa: TRY004  pydantic takes ValueError
-            f"{shown(value)} is none of '0600' (the owner), '0640' (the group too), '0644' (everybody)"
+        raise ValueError(  # noqa: TRY004  pydantic requires ValueError
+            f"{shown(value)} is not one of '0600' (owner), '0640' (owner and group), '0644' (everyone)"
         )
     return mode
 
@@ -215,4 +214,4 @@ def read_path(value: object) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise ValueError(f"{shown(text)}: no such user's home") from None
+        raise ValueError(f"{shown(text)}: the user has no home directory") from None

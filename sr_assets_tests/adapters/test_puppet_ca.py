@@ -215,8 +215,8 @@ def test_a_key_that_is_there_is_never_replaced(ca: StandIn, tmp_path: Path, key:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     (
-        (("../x",), "cannot name a certificate"),
-        (("a/b",), "cannot name a certificate"),
+        (("../x",), "is not a certificate name"),
+        (("a/b",), "is not a certificate name"),
         ((ME, "--ca", "puppet"), "is not host:port"),
         ((ME, "--ca-fingerprint", "00"), "is not a SHA-256 fingerprint"),
         ((ME, "--ca", "localhost:1", "--timeout", "1s"), "localhost:1: "),

@@ -343,7 +343,7 @@ def test_concurrent_scrapes_all_succeed(tmp_path: Path) -> None:
     (
         ({"monitor_port": 99999}, "monitor_port"),
         ({"metrics": {"port": "many"}}, "metrics"),
-        ({"monitor_port": 9100, "metrics": {"port": 9200}}, "take one out"),
+        ({"monitor_port": 9100, "metrics": {"port": 9200}}, "remove one"),
     ),
 )
 def test_invalid_metrics_port_is_refused(tmp_path: Path, top: dict[str, object], problem: str) -> None:
