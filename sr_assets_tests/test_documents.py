@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from sr_assets.adapters.published.reading import open_fleet, read_rows
+from sr_assets.assets.columns import COLUMN_TYPES, table_schema
 from sr_assets.cli.base import cli
 from sr_assets.operate.documents import anchor
 from sr_assets.settings import load_settings
@@ -196,22 +197,34 @@ def raw_models(model: type[Raw] = Raw) -> Iterator[type[Raw]]:
 @pytest.mark.parametrize("model", list(raw_models()), ids=lambda model: model.__name__)
 def test_reference_has_every_configuration_key(model: type[Raw]) -> None:
     text = section("Configuration")
-    assert not [key for key in model.model_fields if f"`{key}`" not in text]
+    assert not [key for key in model.model_fields if not re.search(rf"`(\w+\.)?{key}`", text)]
+
+
+def column_table(table: str) -> str:
+    """Return the reference of a table's columns as the document has it."""
+    rows = (f"| `{column.name}` | {column.type} | {column.description} |" for column in table_schema(table).columns)
+    return "\n".join(("| column | type | meaning |", "| --- | --- | --- |", *rows, ""))
+
+
+@pytest.mark.parametrize("table", sorted(COLUMN_TYPES.keys() - {"messages"}))
+def test_reference_lists_the_columns_of_the_schema(table: str) -> None:
+    assert (
+        column_table(table) in section("Tables in fleet.duckdb").partition(f"\n### {table}\n")[2].partition("\n### ")[0]
+    )
 
 
 def test_reference_has_every_table_with_its_columns(home: Path) -> None:
     with open_fleet(home) as connection:
         columns = connection.execute("SELECT table_name, column_name FROM information_schema.columns").fetchall()
-    lines = {
-        match[1]: line
-        for line in section("Tables in fleet.duckdb").splitlines()
-        if (match := re.match(r"\| `(\w+)` \|", line))
+    reference = {
+        match[1]: match[2]
+        for match in re.finditer(
+            r"^### (\w+)\n(.*?)(?=^### )", section("Tables in fleet.duckdb"), re.MULTILINE | re.DOTALL
+        )
     }
     public = [(table, column) for table, column in columns if table != _PRIVATE_TABLE]
-    assert {table for table, _ in public} <= set(lines)
-    assert not [
-        (table, column) for table, column in public if not re.search(rf"\b{column}\b", lines[table].split("|")[3])
-    ]
+    assert {table for table, _ in public} <= set(reference)
+    assert not [(table, column) for table, column in public if f"| `{column}` |" not in reference[table]]
 
 
 def test_reference_and_operations_have_every_check(tmp_path: Path) -> None:
