@@ -24,7 +24,7 @@ test: $(READY) ## run all tests except the fault tests; ARGS='-k tracking'
 test-faults: $(READY) ## kill, suspend and starve runs, workers and servers, and check the data; ARGS='-k outbox'
 	$(PYTEST) sr_assets_tests/faults $(ARGS)
 
-check: fmt-check lint types coverage ## run everything that CI runs: format, lint, types, coverage of the fast tests, all tests
+check: fmt-check lint types coverage ## run all CI steps: format, lint, types, coverage of the fast tests, all tests
 	$(PYTEST)
 
 bench: $(READY) ## measure this machine; prints a table and JSON
