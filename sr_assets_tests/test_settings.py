@@ -438,17 +438,15 @@ def test_every_key_of_ours_and_of_the_stream_replicator_arrives_where_it_belongs
 @pytest.mark.parametrize(
     ("top", "keys", "expected"),
     (
-        ("", "", 2_000_000),
+        ("", "", 500_000),
         ("", ", batch_messages: 1000", 1_000),
         ("", ", batch_messages: 1000, catch_up_messages: 5000", 5_000),
         ("", ", catch_up_messages: 10", 50_000),
-        ("catch_up_messages: 700000\n", ", batch_messages: 1000", 700_000),
-        ("catch_up_messages: 700000\n", ", catch_up_messages: 800000", 800_000),
+        ("catch_up_messages: 400000\n", ", batch_messages: 1000", 400_000),
+        ("catch_up_messages: 400000\n", ", catch_up_messages: 450000", 450_000),
     ),
 )
-def test_a_batch_grows_up_to_what_is_named_and_never_beyond_one_that_is_named_alone(
-    load: Load, top: str, keys: str, expected: int
-) -> None:
+def test_catch_up_batch_is_bounded_by_the_configured_sizes(load: Load, top: str, keys: str, expected: int) -> None:
     assert load(TOP + top + STREAM % keys).streams[0].catch_up_messages == expected
 
 
@@ -801,6 +799,7 @@ def test_an_election_is_refused_with_what_to_do_instead(stream_refusal: Refusal)
         ("on_target_reset: explode", "on_target_reset: 'explode' is not one of continue, recopy, stop"),
         ("on_poison: explode", "on_poison: 'explode' is not one of park, stop"),
         ("batch_messages: 0", "batch_messages: 0 is not a whole number"),
+        ("catch_up_messages: 500001", "catch_up_messages: 500001 is not a whole number, 1 to 500000"),
         ("catch_up_messages: 0", "catch_up_messages: 0 is not a whole number"),
         ("batch_bytes: 0", "batch_bytes: 0 must be 1 byte or more"),
         ("batch_bytes: 1 lot", "batch_bytes: '1 lot' is not a size"),

@@ -9,12 +9,10 @@ FROM_MESSAGES: Final = 1_000
 _SMALL_BYTES: Final = 8 * 1024 * 1024
 #: Below this total, payloads are read with their headers in one request; a consumer needs several.
 _FETCHED_BYTES: Final = 1 << 20
-#: The default of `catch_up_messages`; `MAX_FOLD_MESSAGES` is a lower, fixed limit.
-CATCH_UP_MESSAGES: Final = 2_000_000
 #: Messages that one core reads in about ten seconds while catching up: the limit of a batch.
 _CORE_MESSAGES: Final = 250_000
 _CORE_BYTES: Final = 512 << 20
-#: Maximum messages in a batch of a tracked stream: with as many known senders the fold gets 1,000,000 rows, which take
+#: Maximum messages in a batch of a tracked stream, and default of `catch_up_messages`: with as many known senders the fold gets 1,000,000 rows, which take
 #: some hundred MB in the run's process.
 MAX_FOLD_MESSAGES: Final = 500_000
 #: A stream is far behind from this many batches on.
@@ -23,8 +21,6 @@ _FAR_BATCHES: Final = 4
 _TASK_MESSAGES: Final = 1_000
 #: Poll interval of a stream that has caught up; a message waits half of it on average.
 REST_SECONDS: Final = 1.5
-
-
 #: Additional poll interval per site if a process serves several: a step costs 0.06 s of CPU, and a host run takes half
 #: a core.
 _REST_SECONDS_A_SITE: Final = 0.12

@@ -12,6 +12,7 @@ from sr_assets.settings.links import RawChoria, RawTls
 from sr_assets.settings.mapping import Raw
 from sr_assets.settings.notify import RawNotify, refuse_unknown_sites
 from sr_assets.settings.shape import (
+    CatchUp,
     Duration,
     RawFeed,
     RawHistory,
@@ -58,7 +59,7 @@ class RawFile(Raw):
     sensor: RawSensor = RawSensor()
     run_budget: Duration = 5 * MINUTE_NS
     linger: Span | None = None
-    catch_up_messages: Annotated[int, BeforeValidator(whole_number(1))] | None = None
+    catch_up_messages: CatchUp | None = None
     concurrency: Annotated[int, BeforeValidator(whole_number(1))] | None = None
     snapshots: RawHistory = RawHistory()
     advisories: RawHistory = RawHistory()

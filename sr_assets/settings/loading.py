@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError
-from sr_assets.domain.sizing import CATCH_UP_MESSAGES
+from sr_assets.domain.sizing import MAX_FOLD_MESSAGES
 from sr_assets.domain.subjects import observer_subject
 from sr_assets.domain.tracking import Policy
 from sr_assets.settings.clusters import parse_cluster
@@ -177,7 +177,7 @@ def _catch_up_messages(raw: RawStream, top: RawFile) -> int:
     """Return the largest batch of a stream that is far behind; `batch_messages`, set alone, bounds every batch."""
     named = raw.catch_up_messages or top.catch_up_messages
     if named is None:
-        named = raw.batch_messages if "batch_messages" in raw.model_fields_set else CATCH_UP_MESSAGES
+        named = raw.batch_messages if "batch_messages" in raw.model_fields_set else MAX_FOLD_MESSAGES
     return max(raw.batch_messages, named)
 
 

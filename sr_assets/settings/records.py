@@ -11,7 +11,7 @@ from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.positions import DAY_NS, SECOND_NS
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
-from sr_assets.domain.sizing import CATCH_UP_MESSAGES
+from sr_assets.domain.sizing import MAX_FOLD_MESSAGES
 from sr_assets.domain.subjects import target_subject
 from sr_assets.domain.target_stream import TargetOptions
 from sr_assets.domain.tracking import Policy
@@ -134,7 +134,7 @@ class StreamSettings(Entry):
     force_path: tuple[str, ...] | None = None
     policy: Policy | None = None
     advisory: AdvisorySettings | None = None
-    catch_up_messages: int = CATCH_UP_MESSAGES
+    catch_up_messages: int = MAX_FOLD_MESSAGES
     workers: int = 1
     order: Order = "stream"
     on_target_reset: OnTargetReset = "continue"

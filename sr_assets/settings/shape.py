@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, InstanceOf, model_validator
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.positions import DAY_NS, SECOND_NS
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
-from sr_assets.domain.sizing import FROM_MESSAGES
+from sr_assets.domain.sizing import FROM_MESSAGES, MAX_FOLD_MESSAGES
 from sr_assets.settings.clusters import parse_cluster
 from sr_assets.settings.links import Inherited, RawChoria, RawTls, with_api, with_security
 from sr_assets.settings.mapping import Raw
@@ -55,6 +55,7 @@ StreamName = Annotated[str, BeforeValidator(read_stream_name)]
 Url = Annotated[InstanceOf[ClusterSettings], BeforeValidator(parse_cluster)]
 Domain = Annotated[str, BeforeValidator(read_domain)]
 ApiPrefix = Annotated[str, BeforeValidator(read_api_prefix)]
+CatchUp = Annotated[int, BeforeValidator(whole_number(1, MAX_FOLD_MESSAGES))]
 
 _ELECTION = (
     "remove it and run one host per site; a second host takes over with the same home, or with `sr-assets recover`"
@@ -148,7 +149,7 @@ class RawStream(Raw):
     on_target_reset: Annotated[OnTargetReset, BeforeValidator(one_of("continue", "recopy", "stop"))] = "continue"
     on_poison: Annotated[OnPoison, BeforeValidator(one_of("park", "stop"))] = "park"
     batch_messages: Annotated[int, BeforeValidator(whole_number(1))] = 50_000
-    catch_up_messages: Annotated[int, BeforeValidator(whole_number(1))] | None = None
+    catch_up_messages: CatchUp | None = None
     batch_bytes: Annotated[int, BeforeValidator(size_in_bytes(1))] = 64 * MEBIBYTE
     target: RawTarget | None = None
     tls: RawTls | None = None

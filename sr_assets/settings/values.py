@@ -113,15 +113,17 @@ def read_flag(value: object) -> bool:
     raise ValueError(f"{shown(value)} is neither true nor false")
 
 
-def whole_number(smallest: int) -> Callable[[object], int]:
-    """Return the reader of a whole number of at least `smallest`; a number from the environment is text."""
+def whole_number(smallest: int, largest: int | None = None) -> Callable[[object], int]:
+    """Return the reader of a whole number in an inclusive range; a number from the environment is text."""
+    most = (1 << 64) - 1 if largest is None else largest
+    allowed = f"{smallest} or more" if largest is None else f"{smallest} to {largest}"
 
     def whole(value: object) -> int:
         number = value
         if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}", value):
             number = int(value)
-        if not isinstance(number, int) or isinstance(number, bool) or not smallest <= number < 1 << 64:
-            raise ValueError(f"{shown(value)} is not a whole number, {smallest} or more")
+        if not isinstance(number, int) or isinstance(number, bool) or not smallest <= number <= most:
+            raise ValueError(f"{shown(value)} is not a whole number, {allowed}")
         return number
 
     return whole

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sr_assets.domain.sizing import (
-    CATCH_UP_MESSAGES,
     FROM_MESSAGES,
+    MAX_FOLD_MESSAGES,
     catch_up_size,
     is_far,
     needs_spark,
@@ -54,17 +54,17 @@ def test_payloads_stay_away_when_nobody_needs_them_and_a_consumer_is_worth_it(
 @pytest.mark.parametrize(
     ("message_bytes", "cores", "steady", "largest", "expected"),
     (
-        (1_000, 2, 50_000, CATCH_UP_MESSAGES, 500_000),
-        (1_000, 1, 50_000, CATCH_UP_MESSAGES, 250_000),
-        (1_000, 8, 50_000, CATCH_UP_MESSAGES, 500_000),
-        (7_000, 64, 50_000, CATCH_UP_MESSAGES, 500_000),
-        (7_000, 2, 50_000, CATCH_UP_MESSAGES, 153_391),
-        (64_000, 2, 10_485, CATCH_UP_MESSAGES, 16_777),
+        (1_000, 2, 50_000, MAX_FOLD_MESSAGES, 500_000),
+        (1_000, 1, 50_000, MAX_FOLD_MESSAGES, 250_000),
+        (1_000, 8, 50_000, MAX_FOLD_MESSAGES, 500_000),
+        (7_000, 64, 50_000, MAX_FOLD_MESSAGES, 500_000),
+        (7_000, 2, 50_000, MAX_FOLD_MESSAGES, 153_391),
+        (64_000, 2, 10_485, MAX_FOLD_MESSAGES, 16_777),
         # Payloads that nobody reads.
-        (1, 2, 50_000, CATCH_UP_MESSAGES, 500_000),
+        (1, 2, 50_000, MAX_FOLD_MESSAGES, 500_000),
         (1_000, 2, 50_000, 120_000, 120_000),
         (1_000, 2, 50_000, 50_000, 50_000),
-        (1 << 20, 2, 640, CATCH_UP_MESSAGES, 1_024),
+        (1 << 20, 2, 640, MAX_FOLD_MESSAGES, 1_024),
     ),
 )
 def test_a_batch_far_behind_is_what_the_cores_read_in_some_seconds(
