@@ -12,8 +12,8 @@ _FETCHED_BYTES: Final = 1 << 20
 #: Messages that one core reads in about ten seconds while catching up: the limit of a batch.
 _CORE_MESSAGES: Final = 250_000
 _CORE_BYTES: Final = 512 << 20
-#: Maximum messages in a batch of a tracked stream, and default of `catch_up_messages`: with as many known senders the fold gets 1,000,000 rows, which take
-#: some hundred MB in the run's process.
+#: Maximum messages in a batch of a tracked stream, and default of `catch_up_messages`: with as many known senders the
+#: fold gets 1,000,000 rows, which take some hundred MB in the run's process.
 MAX_FOLD_MESSAGES: Final = 500_000
 #: A stream is far behind from this many batches on.
 _FAR_BATCHES: Final = 4
