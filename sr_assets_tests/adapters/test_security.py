@@ -243,7 +243,7 @@ def test_a_nkey_signs_over_tls_too(world: World, unique: Callable[[str], str]) -
         ("mutual", {"ca": "ours", "cert": "others"}, {}, "refuses our certificate"),
         ("first", None, {"query": "tls_handshake_first=true"}, "set cert and key in tls"),
         ("first", {}, {"query": "connect_timeout=300ms"}, "needs ?tls_handshake_first=true"),
-        ("tls", None, {"query": "tls_handshake_first=true&connect_timeout=1s"}, "take tls_handshake_first out"),
+        ("tls", None, {"query": "tls_handshake_first=true&connect_timeout=1s"}, "remove tls_handshake_first"),
         ("plain", None, {}, "the server has no TLS"),
         ("plain", {}, {"scheme": "tls"}, "the server has no TLS"),
     ),

@@ -82,4 +82,4 @@ def test_heartbeat_fails_until_a_stream_stores_its_subject(
         assert said == [f"heartbeat {stream}.a: {nats_server.address}: {stream}.a: no stream takes this subject"]
         opened.create_stream({"name": stream, "subjects": [f"{stream}.>"]})
         wait_until(lambda: len(said) > 1, "the end of the error")
-    assert said[1:] == [f"heartbeat {stream}.a: is stored again"]
+    assert said[1:] == [f"heartbeat {stream}.a: stored again"]

@@ -55,7 +55,7 @@ def test_run_warns_about_configuration_mistakes(
     assert ended.returncode == 0, ended.stderr
     waiting, without = sorted(warnings(ended.stderr))
     assert waiting.startswith(f"warning: london/{stream}: no stream on ")
-    assert waiting.endswith(f"takes nobody.{stream}.*.>: 1 advisories wait for one")
+    assert waiting.endswith(f"takes nobody.{stream}.*.>: 1 advisories wait; create such a stream")
     assert without.startswith(f"warning: paris/{stream}: 3 of 3 messages have no sender (inspect_field: sendr)")
 
     # A renamed entry starts over, next to the copies that it made under its old name.

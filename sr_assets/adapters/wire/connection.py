@@ -127,7 +127,7 @@ class Connection:
             view = view[count:]
             if not count:
                 if not link.await_room(self.request_seconds):
-                    raise WireError(f"{self.address}: took no bytes for {self.request_seconds:g} s")
+                    raise WireError(f"{self.address}: accepted no data for {self.request_seconds:g} s")
                 self._received += self._read()
 
     def receive(self, timeout_seconds: float, stored: list[tuple[bytes, int]] | None = None) -> list[Frame]:

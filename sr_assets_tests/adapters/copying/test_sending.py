@@ -139,7 +139,7 @@ def test_what_is_refused_alone_while_others_are_taken_is_parked(rig: Rig) -> Non
     receipt = rig.copy()
     assert (receipt.failure, receipt.copied) == (None, 4)
     assert [parked.sequence for parked in receipt.parked] == [3, 4]
-    assert receipt.parked[0].reason == "refused, while others are taken: no stream takes this subject (503)"
+    assert receipt.parked[0].reason == "refused, while other messages are stored: no stream takes this subject (503)"
     assert rig.copied() == [1, 2, 5, 6]
 
 

@@ -30,7 +30,7 @@ PLANS: tuple[dict[str, Any], ...] = ({}, TRACKED, {"workers": 2, "order": "none"
 PLAN_NAMES = ("plain", "sampled", "plain, 2 workers", "sampled, 2 workers")
 
 
-class CrashError(Exception):
+class CrashError(BaseException):
     """Stands for the end of the process."""
 
 

@@ -464,7 +464,7 @@ def test_what_is_larger_than_info_allows_is_refused_and_not_sent() -> None:
 
 def test_a_server_that_takes_nothing_more_is_left() -> None:
     with player(*logged_in()) as cluster, Connection(cluster, request_seconds=0.1) as connection:
-        assert "took no bytes for 0.1 s" in error_of(lambda: connection.send(bytes(64 << 20)))
+        assert "accepted no data for 0.1 s" in error_of(lambda: connection.send(bytes(64 << 20)))
 
 
 def test_a_connection_cut_amid_acknowledgements_reports_what_was_stored_and_no_more() -> None:
