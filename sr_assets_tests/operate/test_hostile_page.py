@@ -126,4 +126,4 @@ def test_hostile_page_changes_nothing_while_the_ui_works(platform: Settings, chr
             answers = attack(page, ("localhost", "127.0.0.1", "evil.example"), up.port)
             assert answers
             assert not [answer for answer in answers if answer[0] != 403]
-        assert "started again" not in (tmp_path / "errors").read_text()
+        assert "restarting it" not in (tmp_path / "errors").read_text()

@@ -57,7 +57,7 @@ def test_up_refuses_cross_site_requests_and_restarts_the_code_server(platform: S
         )
         for headers in foreign:
             assert up.send("POST", f"/graphql?query={quote(SHUTDOWN)}", b"", **headers)[0] == 403
-        assert "started again" not in (tmp_path / "errors").read_text()
+        assert "restarting it" not in (tmp_path / "errors").read_text()
         # A request that the UI itself may send; it ends the code server, like a crash.
         up.ask(SHUTDOWN)
         wait_until(lambda: "restarting it" in (tmp_path / "errors").read_text(), "the end of the code server")

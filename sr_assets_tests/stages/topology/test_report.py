@@ -100,7 +100,7 @@ def test_a_cluster_that_cannot_be_asked_is_a_row_and_its_lags_are_unknown(
     assert code == 1
     assert "never" in out
     assert "unknown" in out
-    for options, message in ((("--cluster", "x"), "no such cluster"), (("--sort", "x"), "no such column")):
+    for options, message in ((("--cluster", "x"), "--cluster x is unknown"), (("--sort", "x"), "--sort x is not a column")):
         code, out, err = command("report", *options)
         assert (code, out) == (2, "")
         assert message in err
