@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
-from sr_assets.domain.tracking import Policy
+from sr_assets.domain.tracking.rules import Policy
 from sr_assets.settings import (
     ClusterSettings,
     FeedSettings,

@@ -7,7 +7,7 @@ import uuid
 from typing import Final
 
 from sr_assets.domain.positions import SECOND_NS, format_rfc3339_ns
-from sr_assets.domain.tracking import Transition
+from sr_assets.domain.tracking.rules import Transition
 
 PROTOCOL: Final = "io.choria.sr.v2.age_advisory"
 V1_SCHEMA: Final = "https://choria.io/schemas/sr/v1/age_advisory.json"

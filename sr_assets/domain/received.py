@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from sr_assets.domain.advisories import OBSERVER_EVENT, PROTOCOL
 from sr_assets.domain.positions import CLOCK_TOLERANCE_NS, SECOND_NS, parse_rfc3339_ns
 from sr_assets.domain.senders import MAX_SENDER_BYTES, refuse_constant
-from sr_assets.domain.tracking import Event, Status
+from sr_assets.domain.tracking.rules import Event, Status
 
 #: An advisory has about 500 bytes; larger payloads than this are not parsed.
 MAX_PAYLOAD_BYTES: Final = 64 << 10

@@ -11,7 +11,7 @@ from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.sizing import MAX_FOLD_MESSAGES
 from sr_assets.domain.subjects import observer_subject
-from sr_assets.domain.tracking import Policy
+from sr_assets.domain.tracking.rules import Policy
 from sr_assets.settings.clusters import parse_cluster
 from sr_assets.settings.document import read_tree, refuse, with_environment
 from sr_assets.settings.file import RawFile

@@ -14,7 +14,7 @@ from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
 from sr_assets.domain.sizing import MAX_FOLD_MESSAGES
 from sr_assets.domain.subjects import target_subject
 from sr_assets.domain.target_stream import TargetOptions
-from sr_assets.domain.tracking import Policy
+from sr_assets.domain.tracking.rules import Policy
 from sr_assets.settings.daily import DailySettings
 from sr_assets.settings.digest import digest_of
 from sr_assets.settings.heartbeats import HeartbeatSettings

@@ -16,7 +16,7 @@ from sr_assets.adapters.wire import Connection, read_range
 from sr_assets.domain.errors import RunError, SrAssetsError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.subjects import advisory_subject
-from sr_assets.domain.tracking import Event
+from sr_assets.domain.tracking.rules import Event
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.executors import try_executors
 from sr_assets.stages.heartbeat_publisher import try_heartbeats

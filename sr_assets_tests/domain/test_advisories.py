@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sr_assets.domain.advisories import encode, encode_v1, event_id, is_late, seconds
-from sr_assets.domain.tracking import Event, Status, Transition
+from sr_assets.domain.tracking.rules import Event, Status, Transition
 from sr_assets_tests.domain.advisory_schemas import V1, V2, problems
 
 S = 1_000_000_000

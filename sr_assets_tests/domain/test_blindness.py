@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sr_assets.domain.blindness import MAX_BLIND_SPANS, NO_BLIND_SPANS, BlindSpans, Span, find_blind_spans
 from sr_assets.domain.positions import SequenceRange, missing
-from sr_assets.domain.tracking import (
+from sr_assets.domain.tracking.rules import (
     NodeState,
     Policy,
     Sighting,

@@ -16,7 +16,7 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.domain.blindness import NO_BLIND_SPANS
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.registration import decode_payload
-from sr_assets.domain.tracking import Event, NodeState, Policy, Sighting, sight, splay_ns
+from sr_assets.domain.tracking.rules import Event, NodeState, Policy, Sighting, sight, splay_ns
 from sr_assets.embedded.emulator import Fleet
 from sr_assets.embedded.fleet_plan import Churn, FleetPlan, PlannedMessage
 from sr_assets.embedded.nats_server import NatsServer

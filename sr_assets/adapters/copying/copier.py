@@ -19,7 +19,7 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.domain.provenance import other_writer_text
 from sr_assets.domain.subjects import source_subject
-from sr_assets.domain.tracking import ALL, untracked
+from sr_assets.domain.tracking.rules import ALL, untracked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from sr_assets.adapters.spark.shipping import task_of
-from sr_assets.domain.tracking import Status
+from sr_assets.domain.tracking.rules import Status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.state.stream_table import StreamTable
-from sr_assets.domain.tracking import NODE_COLUMNS
+from sr_assets.domain.tracking.rules import NODE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.published.reading import count_rows, open_fleet, read_rows
-from sr_assets.domain.tracking import Event
+from sr_assets.domain.tracking.rules import Event
 from sr_assets.settings import ClusterSettings, Settings
 from sr_assets.stages.source.lag import measure_lag
 from sr_assets.stages.topology.planning import find_drift, topology_of

@@ -9,7 +9,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.domain.exposition import MetricKind, Sample, labels
-from sr_assets.domain.tracking import Event
+from sr_assets.domain.tracking.rules import Event
 from sr_assets.operate.metrics.stream import Metric
 from sr_assets.settings import StreamSettings
 

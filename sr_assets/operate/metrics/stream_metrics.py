@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.domain.exposition import MetricKind, Sample
-from sr_assets.domain.tracking import Status
+from sr_assets.domain.tracking.rules import Status
 from sr_assets.operate.metrics.stream import Metric
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.received import Advisory, read_message
 from sr_assets.domain.subjects import advisory_pattern
+from sr_assets.domain.tracking.rows import folded_table, node_row, node_table, state_of, transition_row
 from sr_assets.stages.replication.context import CopyContext, writers_folder
 from sr_assets.stages.replication.copies import compare_with_original, find_copies, read_stream
 from sr_assets.stages.replication.fencing import settle_fence
@@ -29,9 +30,6 @@ from sr_assets.stages.replication.rebuilding import Rebuilt, continue_counters, 
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.position import epoch_at, first_sequence
-from sr_assets.stages.tracking.columns import state_of
-from sr_assets.stages.tracking.fold import folded_table, transition_row
-from sr_assets.stages.tracking.node_rows import node_row, node_table
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 from sr_assets.stages.tracking.transitions import add_transitions
 
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sr_assets.adapters.nats.stream_info import StreamInfo
-    from sr_assets.domain.tracking import Policy
+    from sr_assets.domain.tracking.rules import Policy
     from sr_assets.settings import Settings, StreamSettings
     from sr_assets.stages.replication.copies import Copies
     from sr_assets.stages.replication.pending_copies import PendingCopies

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sr_assets.adapters.state.counters import Counter
-from sr_assets.domain.tracking import HEARTBEAT, NO_SENDER, SAMPLED, TOO_OLD, Reason, untracked
+from sr_assets.domain.tracking.rules import HEARTBEAT, NO_SENDER, SAMPLED, TOO_OLD, Reason, untracked
 
 if TYPE_CHECKING:
     from sr_assets.adapters.state.gaps import Gap

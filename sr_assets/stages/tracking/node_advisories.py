@@ -10,7 +10,7 @@ from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.state.counters import Counter
 from sr_assets.domain.advisories import encode, encode_v1
 from sr_assets.domain.subjects import advisory_pattern, advisory_subject
-from sr_assets.domain.tracking import Event, Status, Transition
+from sr_assets.domain.tracking.rules import Event, Status, Transition
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

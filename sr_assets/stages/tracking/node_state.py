@@ -18,7 +18,9 @@ from sr_assets.adapters.spark.source import encode_extractor
 from sr_assets.domain.blindness import BlindSpans, find_blind_spans
 from sr_assets.domain.positions import SequenceRange, missing
 from sr_assets.domain.senders import needs_payload
-from sr_assets.domain.tracking import NODE_COLUMNS
+from sr_assets.domain.tracking.columns import fold_batch
+from sr_assets.domain.tracking.rows import NODE_SCHEMA
+from sr_assets.domain.tracking.rules import NODE_COLUMNS
 from sr_assets.stages.progress import Progress
 from sr_assets.stages.source.position import advance, load_position, note_read, warn_of_blind_time, warn_of_clock
 from sr_assets.stages.source.reading import (
@@ -33,9 +35,7 @@ from sr_assets.stages.source.reading import (
 )
 from sr_assets.stages.source.suitability import check_source
 from sr_assets.stages.tracking.decisions import amounts_of, batch_decisions, count_decisions, due_copies, reasons_of
-from sr_assets.stages.tracking.fold import fold_batch
-from sr_assets.stages.tracking.node_rows import NODE_SCHEMA, follow_policy
-from sr_assets.stages.tracking.sweeping import sweep_due
+from sr_assets.stages.tracking.sweeping import follow_policy, sweep_due
 from sr_assets.stages.tracking.transitions import add_transitions
 
 if TYPE_CHECKING:

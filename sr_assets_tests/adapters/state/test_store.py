@@ -12,7 +12,7 @@ from sr_assets.adapters.state.records import Intent, StreamState
 from sr_assets.adapters.state.status_file import read_status, write_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError
-from sr_assets.domain.tracking import NODE_COLUMNS
+from sr_assets.domain.tracking.rules import NODE_COLUMNS
 
 INTENT = Intent("S", 1, 1, 11, 5, None, 7, 8, 9)
 

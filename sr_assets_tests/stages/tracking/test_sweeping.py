@@ -1,4 +1,4 @@
-"""Time passes for many nodes at once: as for one after the other, whatever the portions, and after a kill between them."""
+"""The sweep of a stream: its portions, and a kill between two of them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sr_assets.adapters import checkpoints
 from sr_assets.adapters.checkpoints import Point
@@ -17,12 +15,11 @@ from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.blindness import BlindSpans
-from sr_assets.domain.tracking import NodeState, Policy, Status, sweep
+from sr_assets.domain.tracking.rows import node_row, node_table
+from sr_assets.domain.tracking.rules import NodeState, Policy, Status
 from sr_assets.settings import StreamSettings, load_settings
 from sr_assets.stages.report import StreamReport
-from sr_assets.stages.tracking.fold import folded_table, transition_row
-from sr_assets.stages.tracking.node_rows import node_row, node_table
-from sr_assets.stages.tracking.sweeping import sweep_due, sweep_nodes
+from sr_assets.stages.tracking.sweeping import sweep_due
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,40 +28,8 @@ SECOND = 1_000_000_000
 POLICY = Policy(3_600 * SECOND, 1_800 * SECOND)
 NOW_NS = 20_000 * SECOND
 BLIND = BlindSpans(((15_000 * SECOND, 15_600 * SECOND),))
-#: Silences in seconds, on both sides of each limit, with the blind span and without.
+#: Seconds, on both sides of each limit, with and without the blind span.
 SILENCES = (0, 1_799, 1_800, 1_801, 2_401, 3_599, 3_600, 3_601, 4_200, 4_201, 9_000)
-
-states = st.builds(
-    lambda silence, status, since, copied: NodeState(
-        SECOND,
-        NOW_NS - silence * SECOND,
-        7,
-        copied,
-        copied,
-        status,
-        NOW_NS - min(since, silence) * SECOND,
-        NOW_NS if status is Status.RETIRED else None,
-        int(status is Status.RETIRED),
-        3,
-    ),
-    st.sampled_from(SILENCES),
-    st.sampled_from(Status),
-    st.sampled_from(SILENCES),
-    st.sampled_from([None, 50]),
-)
-
-
-@given(st.lists(states, min_size=1, max_size=20), st.just(BlindSpans()) | st.just(BLIND))
-def test_many_nodes_are_swept_as_the_rule_sweeps_each(nodes: list[NodeState], blind: BlindSpans) -> None:
-    named = {f"web{number}": state for number, state in enumerate(nodes)}
-    swept, happened = {}, []
-    for name, state in named.items():
-        swept[name], transitions = sweep(POLICY, state, NOW_NS, blind)
-        happened += [transition_row(name, transition) for transition in transitions]
-    before, after = (
-        node_table([node_row(POLICY, name, state, blind) for name, state in each.items()]) for each in (named, swept)
-    )
-    assert sweep_nodes(POLICY, before.drop(["deadline_ns"]), NOW_NS, blind) == (after, folded_table(happened))
 
 
 @pytest.fixture
@@ -77,14 +42,14 @@ def stream(tmp_path: Path) -> StreamSettings:
 
 
 def fill(state: SiteState) -> int:
-    """Write a fleet into a state, some nodes with one deadline; returns how many of them are due."""
+    """Write a fleet into a state, with equal deadlines of some nodes; return the number of due nodes."""
     fleet = {
         f"web{number}": NodeState(0, NOW_NS - silence * SECOND, number, 5, 5, status, 0, None, 0, number + 1)
         for number, (silence, status) in enumerate(
             (silence, status) for status in (Status.UP, Status.TIMEOUT) for silence in (*SILENCES, 2_401, 9_000)
         )
     }
-    # As they were written before the span was known: some are swept too early, and nothing happens to them.
+    # These deadlines ignore the blind span, so some nodes are swept too early and stay unchanged.
     table = node_table([node_row(POLICY, name, node, BlindSpans()) for name, node in fleet.items()])
     with state.transaction():
         state.save_stream(StreamState("REG", 7, 99, epoch_ns=5, watermark_ns=NOW_NS, planned_ns=NOW_NS))
@@ -95,7 +60,7 @@ def fill(state: SiteState) -> int:
 
 
 def committed(state: SiteState) -> list[list[tuple[Any, ...]]]:
-    """Return the transitions in the order in which they were written, and the nodes."""
+    """Return the transitions in the order of writing, and the nodes."""
     queries = ("SELECT * FROM transitions ORDER BY rowid", "SELECT * FROM nodes ORDER BY node")
     return [state.connection.execute(query).fetchall() for query in queries]
 
@@ -107,7 +72,7 @@ def sweep_all(state: SiteState, stream: StreamSettings, at_once: int) -> StreamR
     return report
 
 
-def test_portions_of_any_size_commit_the_same_in_the_same_order(tmp_path: Path, stream: StreamSettings) -> None:
+def test_sweep_commits_the_same_rows_with_every_portion_size(tmp_path: Path, stream: StreamSettings) -> None:
     with SiteState(tmp_path / "whole") as state:
         due = fill(state)
         report = sweep_all(state, stream, due)
@@ -123,7 +88,7 @@ def test_portions_of_any_size_commit_the_same_in_the_same_order(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("portions", (1, 3))
-def test_a_sweep_that_was_killed_between_portions_goes_on_and_the_tables_have_what_was_committed(
+def test_killed_sweep_publishes_committed_portions_and_continues(
     portions: int, tmp_path: Path, stream: StreamSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def kill(point: Point) -> None:

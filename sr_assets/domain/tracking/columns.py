@@ -1,35 +1,29 @@
-"""The rules of `domain.tracking` for many senders at once: states are columns, and a round is one step for all senders.
+"""The column form of the rules: the states of many senders are columns, and one step decides on one sighting of each.
 
 Most sightings come from a sender that is up and reported recently: its state gets one more sighting, copied or not. One
 step decides all of these, at a sixth of the cost of single steps, or less if senders report several times. Every other
-sighting goes through `sight`, which defines the rules.
+sighting goes through `rules.sight`, which defines the rules.
 """
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sr_assets.domain.tracking import NODE_COLUMNS, NodeState, Policy, Reason, Sighting, Status, sight, splay_ns
+from sr_assets.domain.tracking.rows import folded_rows, folded_table, transition_row
+from sr_assets.domain.tracking.rules import NODE_COLUMNS, NodeState, Policy, Reason, Sighting, Status, sight, splay_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sr_assets.domain.blindness import BlindSpans
-    from sr_assets.domain.tracking import Transition
+    from sr_assets.domain.tracking.rules import Transition
 
     Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
     Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
     Codes = np.ndarray[tuple[int], np.dtype[np.int8]]
 
-#: Columns of a state, in the order of `NODE_COLUMNS`.
-state_values: Final = attrgetter(*NODE_COLUMNS)
-_STATUS: Final = {status.value: status for status in Status}
-_STATUS_AT: Final = NODE_COLUMNS.index("status")
 _INTEGERS: Final = tuple(name for name in NODE_COLUMNS if name != "status")
 #: Integer for a missing value; no sender has this time or size.
 _NONE: Final = -(1 << 63)
@@ -44,13 +38,6 @@ _SAMPLED, _INTERVAL, _SIZE, _FORCED = (
 _NOT_PLAIN: Final = -1
 #: Minimum number of senders for a column step; below it, single steps are cheaper.
 _FEW: Final = 64
-
-
-def state_of(values: Sequence[Any]) -> NodeState:
-    """Return the state with values in the order of `NODE_COLUMNS`, which is the order of `NodeState`."""
-    fields = list(values)
-    fields[_STATUS_AT] = _STATUS[fields[_STATUS_AT]]
-    return NodeState(*fields)
 
 
 class BlindColumns:
@@ -237,3 +224,31 @@ class ColumnFold:
         status = pa.array(_STATUSES).take(pa.array(self._status))
         deadline_ns = deadlines(self._policy, self._blind, status, self._columns["seen_ns"])
         return {"sender": self._names, **columns, "status": status, "deadline_ns": deadline_ns}
+
+
+def fold_batch(
+    rows: pa.Table,
+    policy: Policy,
+    cutoff_ns: int | None,
+    blind: BlindSpans,
+    first_transition: int = 1,
+    read_until_ns: int | None = None,
+) -> pa.Table:
+    """Fold a batch's sightings into decisions, states and transitions.
+
+    `rows` come from `SiteState.fold_input`: one per sighting and one per known node, with columns sender, sighting (its
+    sequence; 0 for a known node), stored_ns, payload_bytes, forced and `NODE_COLUMNS`. `blind` has the stream's spans,
+    including this batch's; `first_transition` and `read_until_ns` are the arguments of `rules.sight`. A known
+    sender without a sighting stays unchanged. Returns `FOLDED_SCHEMA`, unordered.
+    """
+    names = rows["sender"].combine_chunks().dictionary_encode()
+    indexes, sequences = names.indices.to_numpy(), rows["sighting"].to_numpy()
+    fold = ColumnFold(policy, names.dictionary, blind, cutoff_ns, first_transition, read_until_ns)
+    fold.know(indexes[sequences == 0], rows.filter(pa.array(sequences == 0)))
+    columns = (rows[name].to_numpy() for name in ("stored_ns", "payload_bytes", "forced"))
+    order = np.lexsort((sequences, indexes))
+    seen = Sightings(indexes, sequences, *columns).take(order[sequences[order] > 0])
+    reasons = fold.see(seen)
+    decisions = {"sender": names.dictionary.take(pa.array(seen.sender)), "decided": seen.sequence, "reason": reasons}
+    transitions = [transition_row(names.dictionary[at].as_py(), event) for at, event in fold.transitions]
+    return pa.concat_tables([folded_rows(decisions), folded_rows(fold.states()), folded_table(transitions)])

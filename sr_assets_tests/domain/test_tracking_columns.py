@@ -1,4 +1,4 @@
-"""The fold of a batch: the rules themselves, one sender after the other; the same in this process as in Spark."""
+"""The column form of the rules, compared with the scalar rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sr_assets.domain.blindness import NO_BLIND_SPANS, BlindSpans
-from sr_assets.domain.tracking import (
+from sr_assets.domain.tracking import columns
+from sr_assets.domain.tracking.columns import BlindColumns, deadlines, fold_batch
+from sr_assets.domain.tracking.rows import (
+    FOLDED_SCHEMA,
+    folded_table,
+    node_row,
+    node_table,
+    state_of,
+    state_values,
+    transition_row,
+)
+from sr_assets.domain.tracking.rules import (
     NODE_COLUMNS,
     NodeState,
     Policy,
@@ -21,21 +32,20 @@ from sr_assets.domain.tracking import (
     deadline_ns,
     sight,
     splay_ns,
+    sweep,
 )
-from sr_assets.stages.tracking import columns
-from sr_assets.stages.tracking.columns import BlindColumns, deadlines, state_of, state_values
-from sr_assets.stages.tracking.fold import FOLDED_SCHEMA, fold_batch, folded_table, transition_row
+from sr_assets.domain.tracking.sweep import sweep_nodes
 
 SECOND = 1_000_000_000
 POLICY = Policy(3600 * SECOND, 1800 * SECOND, 100)
 KNOWN = NodeState(SECOND, 2 * SECOND, 7, 2 * SECOND, 50, Status.TIMEOUT, 2 * SECOND, None, 0, 2)
 
 senders = st.sampled_from(["web1", "web2", "é", "db.example.net"])
-anyhow = st.lists(
+arbitrary = st.lists(
     st.tuples(senders, st.integers(0, 10_000), st.integers(0, 300), st.booleans()), max_size=30
 )  # sender, seconds, payload bytes, forced
-#: A fleet that goes on: mostly seen in time, sooner or later due.
-steadily = st.lists(
+#: A steady fleet: most sightings are in time, and every sender becomes due.
+steady = st.lists(
     st.tuples(
         senders,
         st.sampled_from([0, 100, 300, 599, 600, 1799, 1800, 1801]),
@@ -49,8 +59,8 @@ steadily = st.lists(
         for at, (name, _, *rest) in enumerate(steps)
     ]
 )
-sightings = anyhow | steadily
-#: In seconds; most lengths matter to some silence.
+sightings = arbitrary | steady
+#: Lengths (1 s to 5,000 s) around the limits of the policy.
 blind_spans = st.lists(
     st.tuples(st.integers(0, 20_000), st.sampled_from([1, 600, 1800, 5_000])).map(
         lambda span: (span[0] * SECOND, sum(span) * SECOND)
@@ -103,10 +113,10 @@ def in_order(rows: list[dict[str, Any]]) -> list[str]:
     return sorted(map(repr, rows))
 
 
-@pytest.mark.parametrize("few", (1, 3, 64), ids=("together", "together, then one by one", "one by one"))
+@pytest.mark.parametrize("few", (1, 3, 64), ids=("columns", "columns, then scalar", "scalar"))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seen=sightings, nodes=known, blind=st.just(NO_BLIND_SPANS) | blind_spans)
-def test_a_batch_is_folded_as_the_rules_fold_each_sender(
+def test_fold_batch_equals_the_scalar_rules(
     few: int, monkeypatch: pytest.MonkeyPatch, seen: Sightings, nodes: dict[str, NodeState], blind: BlindSpans
 ) -> None:
     monkeypatch.setattr(columns, "_FEW", few)
@@ -116,26 +126,25 @@ def test_a_batch_is_folded_as_the_rules_fold_each_sender(
 
 
 @given(blind_spans, st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 9_000)), min_size=1))
-def test_columns_know_of_blind_time_what_the_spans_know(blind: BlindSpans, times: list[tuple[int, int]]) -> None:
+def test_blind_columns_equal_blind_spans(blind: BlindSpans, times: list[tuple[int, int]]) -> None:
     seen, lengths = (np.array(column, np.int64) * SECOND for column in zip(*times, strict=True))
-    asked = BlindColumns(blind)
+    together = BlindColumns(blind)
     pairs = list(zip(seen.tolist(), lengths.tolist(), strict=True))
-    assert asked.silence_ns(seen, seen + lengths).tolist() == [
+    assert together.silence_ns(seen, seen + lengths).tolist() == [
         length - blind.blind_ns(at, at + length) for at, length in pairs
     ]
-    assert asked.exceeds_at_ns(seen, lengths).tolist() == [blind.exceeds_at_ns(at, length) for at, length in pairs]
+    assert together.exceeds_at_ns(seen, lengths).tolist() == [blind.exceeds_at_ns(at, length) for at, length in pairs]
 
 
 @given(blind_spans, st.lists(st.sampled_from(Status), min_size=1), st.integers(0, 20_000))
-def test_deadlines_of_many_senders_are_those_of_each(blind: BlindSpans, statuses: list[Status], seen: int) -> None:
+def test_deadlines_equal_the_scalar_deadline(blind: BlindSpans, statuses: list[Status], seen: int) -> None:
     at_ns = seen * SECOND
     states = [NodeState(0, at_ns, 1, None, None, status, at_ns, None, 0, 1) for status in statuses]
     together = deadlines(POLICY, blind, pa.array(statuses), np.full(len(statuses), at_ns, np.int64))
     assert together.to_pylist() == [deadline_ns(POLICY, state, blind) for state in states]
 
 
-def test_what_a_blind_span_hides_is_decided_for_all_senders_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fleet that went on while nobody could see costs no more than any other batch."""
+def test_blind_silence_is_decided_without_the_scalar_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = {f"web{number}": NodeState(0, 9, 1, 9, 50, Status.UP, 0, None, 0, 1) for number in range(100)}
     seen = [(name, 7_200, 50, False) for name in nodes]
     monkeypatch.setattr(columns, "sight", None)
@@ -145,7 +154,44 @@ def test_what_a_blind_span_hides_is_decided_for_all_senders_at_once(monkeypatch:
 
 
 @given(known)
-def test_a_state_comes_back_from_its_columns(nodes: dict[str, NodeState]) -> None:
+def test_state_of_inverts_state_values(nodes: dict[str, NodeState]) -> None:
     for state in nodes.values():
         values = [str(value) if isinstance(value, Status) else value for value in state_values(state)]
         assert state_of(values) == state
+
+
+NOW_NS = 20_000 * SECOND
+BLIND = BlindSpans(((15_000 * SECOND, 15_600 * SECOND),))
+#: Seconds, on both sides of each limit, with and without the blind span.
+SILENCES = (0, 1_799, 1_800, 1_801, 2_401, 3_599, 3_600, 3_601, 4_200, 4_201, 9_000)
+silent_nodes = st.builds(
+    lambda silence, status, since, copied: NodeState(
+        SECOND,
+        NOW_NS - silence * SECOND,
+        7,
+        copied,
+        copied,
+        status,
+        NOW_NS - min(since, silence) * SECOND,
+        NOW_NS if status is Status.RETIRED else None,
+        int(status is Status.RETIRED),
+        3,
+    ),
+    st.sampled_from(SILENCES),
+    st.sampled_from(Status),
+    st.sampled_from(SILENCES),
+    st.sampled_from([None, 50]),
+)
+
+
+@given(st.lists(silent_nodes, min_size=1, max_size=20), st.just(BlindSpans()) | st.just(BLIND))
+def test_sweep_nodes_equals_the_scalar_sweep(nodes: list[NodeState], blind: BlindSpans) -> None:
+    states = {f"web{number}": state for number, state in enumerate(nodes)}
+    swept, changes = {}, []
+    for name, state in states.items():
+        swept[name], transitions = sweep(POLICY, state, NOW_NS, blind)
+        changes += [transition_row(name, transition) for transition in transitions]
+    before, after = (
+        node_table([node_row(POLICY, name, state, blind) for name, state in each.items()]) for each in (states, swept)
+    )
+    assert sweep_nodes(POLICY, before.drop(["deadline_ns"]), NOW_NS, blind) == (after, folded_table(changes))

@@ -1,19 +1,23 @@
-"""The fold of `domain.tracking` over one batch, by sender and in sequence order."""
+"""Arrow rows of node states, decisions and transitions."""
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import pyarrow as pa
 
-from sr_assets.domain.tracking import NODE_COLUMNS
-from sr_assets.stages.tracking.columns import ColumnFold, Sightings
+from sr_assets.domain.tracking.rules import NODE_COLUMNS, NodeState, Status, deadline_ns
 
 if TYPE_CHECKING:
-    from sr_assets.domain.blindness import BlindSpans
-    from sr_assets.domain.tracking import Policy, Transition
+    from collections.abc import Sequence
 
+    from sr_assets.domain.blindness import BlindSpans
+    from sr_assets.domain.tracking.rules import Policy, Transition
+
+_STATE_FIELDS: Final = tuple((name, pa.string() if name == "status" else pa.int64()) for name in NODE_COLUMNS)
+#: A node's state with its sweep deadline.
+NODE_SCHEMA: Final = pa.schema([("node", pa.string()), *_STATE_FIELDS, ("deadline_ns", pa.int64())])
 #: The rows of `fold_batch`, of three kinds. A decision: sender, sequence, reason. A node's state after its last
 #: sighting: sender and the columns of a node, including `deadline_ns`. A transition: sender, `event` and the columns
 #: after it.
@@ -36,34 +40,29 @@ FOLDED_SCHEMA: Final = pa.schema(
     ]
 )
 _TRANSITION: Final = ("sender", *(name for name in FOLDED_SCHEMA.names if name.startswith("event")))
+#: A state's values in the order of `NODE_COLUMNS`.
+state_values: Final = attrgetter(*NODE_COLUMNS)
+_STATUS: Final = {status.value: status for status in Status}
+_STATUS_AT: Final = NODE_COLUMNS.index("status")
 
 
-def fold_batch(
-    rows: pa.Table,
-    policy: Policy,
-    cutoff_ns: int | None,
-    blind: BlindSpans,
-    first_transition: int = 1,
-    read_until_ns: int | None = None,
-) -> pa.Table:
-    """Fold a batch's sightings into decisions, states and transitions.
+def state_of(values: Sequence[Any]) -> NodeState:
+    """Return the state with values in the order of `NODE_COLUMNS`, which is the order of `NodeState`."""
+    fields = list(values)
+    fields[_STATUS_AT] = _STATUS[fields[_STATUS_AT]]
+    return NodeState(*fields)
 
-    `rows` come from `SiteState.fold_input`: one per sighting and one per known node, with columns sender, sighting (its
-    sequence; 0 for a known node), stored_ns, payload_bytes, forced and `NODE_COLUMNS`. `blind` has the stream's spans,
-    including this batch's; `first_transition` and `read_until_ns` are the arguments of `domain.tracking.sight`. A known
-    sender without a sighting stays unchanged. Returns `FOLDED_SCHEMA`, unordered.
-    """
-    names = rows["sender"].combine_chunks().dictionary_encode()
-    indexes, sequences = names.indices.to_numpy(), rows["sighting"].to_numpy()
-    fold = ColumnFold(policy, names.dictionary, blind, cutoff_ns, first_transition, read_until_ns)
-    fold.know(indexes[sequences == 0], rows.filter(pa.array(sequences == 0)))
-    columns = (rows[name].to_numpy() for name in ("stored_ns", "payload_bytes", "forced"))
-    order = np.lexsort((sequences, indexes))
-    seen = Sightings(indexes, sequences, *columns).take(order[sequences[order] > 0])
-    reasons = fold.see(seen)
-    decisions = {"sender": names.dictionary.take(pa.array(seen.sender)), "decided": seen.sequence, "reason": reasons}
-    transitions = [transition_row(names.dictionary[at].as_py(), event) for at, event in fold.transitions]
-    return pa.concat_tables([folded_rows(decisions), folded_rows(fold.states()), folded_table(transitions)])
+
+def node_row(policy: Policy, node: str, state: NodeState, blind: BlindSpans) -> tuple[Any, ...]:
+    """Return a node's state, with its deadline, as a row for `node_table`."""
+    return node, *state_values(state), deadline_ns(policy, state, blind)
+
+
+def node_table(rows: Sequence[tuple[Any, ...]]) -> pa.Table:
+    """Return node states, rows of `node_row`, as a table of `NODE_SCHEMA`."""
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, NODE_SCHEMA, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=NODE_SCHEMA)
 
 
 def transition_row(sender: str, transition: Transition) -> tuple[Any, ...]:
