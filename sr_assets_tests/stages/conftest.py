@@ -1,4 +1,4 @@
-"""What tests of a run share: a source whose disk can be set back."""
+"""A fixture for tests of runs: a source server whose disk can be restored."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,9 +12,11 @@ from sr_assets_tests.rig import Rig
 
 @pytest.fixture
 def restore_source(rig: Rig, tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """A site whose source server is its own; `save` keeps its disk as it is now, `restore` sets it back to that."""
-    disk, saved = tmp_path / "frail", tmp_path / "saved"
-    with NatsServer(disk, "frail") as source:
+    """Return a function: `save` copies the source's disk, `restore` restores that copy. The site has its own source
+    server.
+    """
+    disk, saved = tmp_path / "source", tmp_path / "saved"
+    with NatsServer(disk, "source") as source:
         rig.source = source
 
         def act(action: str) -> None:

@@ -1,4 +1,4 @@
-"""Availability by day: what Spark computes, against a fold of each node's own history."""
+"""Daily availability: Spark's result against a separate fold of each node's history."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -53,7 +53,7 @@ def settings(tmp_path: Path) -> Settings:
 def expected(
     changes: list[Change], spans: list[tuple[int, int]], first_ns: int, next_ns: int, watermark_ns: int
 ) -> tuple[Any, ...] | None:
-    """Return a node's row of one day, in ns, by looking at each stretch of its history on its own."""
+    """Return a node's row of one day, in ns, from each interval of its history."""
     end_ns = min(next_ns, watermark_ns)
     lengths, blind, down, longest = dict.fromkeys(CODES, 0), 0, 0, 0
     ends = [change.at_ns for change in changes[1:]] + [max(end_ns, changes[-1].at_ns)]
@@ -91,10 +91,10 @@ def rows_of(home: Path, site: tuple[str, ...] = (SITE, STREAM, "US-EAST")) -> di
 
 
 @pytest.mark.parametrize("seed", (1, 2))
-def test_every_day_of_every_node_is_what_its_own_history_says(
+def test_daily_rows_match_each_node_history(
     seed: int, settings: Settings, spark: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With blind spans and in portions, of days and of nodes, or without and in one go."""
+    """With blind spans, in portions of days and nodes, or without blind spans in one portion."""
     if seed > 1:
         monkeypatch.setattr(daily, "_HELD_ROWS", 130)
         monkeypatch.setattr(daily, "_JOB_ROWS", 200)
@@ -107,18 +107,18 @@ def test_every_day_of_every_node_is_what_its_own_history_says(
         spans.append((since, since + chance.randrange(1, 5 * HOUR)))
     publish(settings.home, histories, watermark_ns, spans)
     with duckdb.connect(str(settings.home / "fleet.duckdb"), read_only=True) as connection:
-        known = connection.execute("SELECT since_ns, until_ns FROM blind_spans ORDER BY ALL").fetchall()
-    assert bool(known) == (seed > 1)
+        published_spans = connection.execute("SELECT since_ns, until_ns FROM blind_spans ORDER BY ALL").fetchall()
+    assert bool(published_spans) == (seed > 1)
     dates = list(dates_between(FIRST, FIRST + timedelta(days=4)))
     written = AVAILABILITY_STAGE.compute_days(settings, dates, spark)
     rows = rows_of(settings.home)
     assert sum(written.values()) == len(rows)
     merged = merge(spans)
-    for when in dates:
-        day = day_of(when)
+    for local_date in dates:
+        day = day_of(local_date)
         for node, changes in histories.items():
-            wanted = expected(changes, merged, day.first_ns, day.next_ns, watermark_ns)
-            assert rows.get((when, node)) == wanted, (when, node)
+            expected_row = expected(changes, merged, day.first_ns, day.next_ns, watermark_ns)
+            assert rows.get((local_date, node)) == expected_row, (local_date, node)
         assert wrong_sums(settings.home, day) == 0
         assert missing_nodes(settings.home, day) == 0
 
@@ -133,22 +133,22 @@ def merge(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def test_a_centre_knows_the_nodes_of_a_site_from_its_advisories(settings: Settings, spark: Callable[[], Any]) -> None:
-    """Also a node that has not changed since before the days."""
+def test_centre_computes_availability_from_advisories(settings: Settings, spark: Callable[[], Any]) -> None:
+    """Include a node whose last change was before these days."""
     watermark_ns = BEGIN_NS + 4 * DAY_NS + 7 * HOUR
     histories = random_histories(3, 30, watermark_ns) | {"steady": [Change(BEGIN_NS - 40 * DAY_NS, "new", None)]}
     publish_centre(settings.home, histories, watermark_ns)
     dates = list(dates_between(FIRST + timedelta(days=2), FIRST + timedelta(days=3)))
     AVAILABILITY_STAGE.compute_days(settings, dates, spark)
     rows = rows_of(settings.home, ("paris", STREAM, "EU"))
-    for when in dates:
-        day = day_of(when)
+    for local_date in dates:
+        day = day_of(local_date)
         for node, changes in histories.items():
-            wanted = expected(changes, [], day.first_ns, day.next_ns, watermark_ns)
-            assert rows.get((when, node)) == wanted, (when, node)
+            expected_row = expected(changes, [], day.first_ns, day.next_ns, watermark_ns)
+            assert rows.get((local_date, node)) == expected_row, (local_date, node)
 
 
-def test_a_day_computed_again_replaces_its_rows_and_becomes_final(settings: Settings, spark: Callable[[], Any]) -> None:
+def test_recomputed_day_replaces_its_rows_and_becomes_final(settings: Settings, spark: Callable[[], Any]) -> None:
     noon_ns = BEGIN_NS + DAY_NS // 2
     histories: Histories = {"a": [Change(BEGIN_NS, "new", None)]}
     publish(settings.home, histories, noon_ns)
@@ -163,9 +163,7 @@ def test_a_day_computed_again_replaces_its_rows_and_becomes_final(settings: Sett
     assert unfinished_dates(settings.home, AVAILABILITY) == []
 
 
-def test_days_of_a_time_zone_begin_at_its_midnight_also_when_its_clocks_change(
-    tmp_path: Path, spark: Callable[[], Any]
-) -> None:
+def test_days_begin_at_local_midnight_across_a_clock_change(tmp_path: Path, spark: Callable[[], Any]) -> None:
     settings = configured(tmp_path, availability="{timezone: Europe/London}")
     changed = date(2026, 3, 29)
     day = day_of(changed, "Europe/London")
@@ -174,13 +172,13 @@ def test_days_of_a_time_zone_begin_at_its_midnight_also_when_its_clocks_change(
     assert rows_of(settings.home) == {(changed, "a"): (23 * HOUR, 0, 0, 0, 0, 0, 0, True)}
 
 
-def test_a_fleet_without_a_node_has_days_without_rows(settings: Settings, spark: Callable[[], Any]) -> None:
+def test_empty_fleet_has_days_without_rows(settings: Settings, spark: Callable[[], Any]) -> None:
     publish(settings.home, {}, BEGIN_NS + DAY_NS)
     assert AVAILABILITY_STAGE.compute_days(settings, [FIRST], spark) == {FIRST: 0}
     assert rows_of(settings.home) == {}
 
 
-def test_what_cannot_be_computed_is_one_line(settings: Settings, spark: Callable[[], Any]) -> None:
+def test_missing_or_expired_history_is_an_error(settings: Settings, spark: Callable[[], Any]) -> None:
     with pytest.raises(RunError, match="nothing is published yet"):
         AVAILABILITY_STAGE.compute_days(settings, [FIRST], spark)
     publish(settings.home, {}, BEGIN_NS + 200 * DAY_NS)

@@ -1,4 +1,6 @@
-"""A whole Choria site by `check --connect` and `run --once`, on Spark, and its secrets looked for in all that is left of it."""
+"""A whole Choria site by `check --connect` and `run --once` on Spark, and a search for its secrets in everything it
+leaves.
+"""
 
 import subprocess
 import sys
@@ -20,14 +22,14 @@ NODES = [f"web{n}" for n in range(10)]
 
 
 @pytest.mark.process
-def test_a_choria_site_is_checked_and_run_and_its_secrets_are_nowhere(
+def test_choria_site_runs_without_leaking_its_secrets(
     tmp_path: Path, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority, issuer, home = Authority(tmp_path / "ca"), Issuer(tmp_path / "issuer"), tmp_path / "home"
     stream, events = unique("REG"), tmp_path / "events"
     events.mkdir()
-    with broker(tmp_path / "broker", authority, issuer) as made:
-        url = f"nats://localhost:{made.server.port}"
+    with broker(tmp_path / "broker", authority, issuer) as running:
+        url = f"nats://localhost:{running.server.port}"
         entry = {"stream": stream, "source_url": url, "target_url": url, "target_stream": f"{stream}_COPY"}
         entry |= {"target_subject_prefix": "copy", "inspect_field": "sender", "inspect_duration": "1h"}
         file = tmp_path / "replication.yaml"
@@ -47,31 +49,31 @@ def test_a_choria_site_is_checked_and_run_and_its_secrets_are_nowhere(
         with Cluster(load_settings(file, {}).streams[0].source) as opened:
             opened.create_stream({"name": stream, "subjects": [f"{stream}.>"], "allow_direct": True})
             opened.publish_many([(f"{stream}.{node}", b'{"sender":"%b"}' % node.encode(), node) for node in NODES])
-        seen, ended = [], threading.Event()
+        output, ended = [], threading.Event()
 
         def watch() -> None:
             while not ended.wait(0.5):
                 for process in psutil.process_iter(["cmdline"]):
-                    seen.append(repr(process.info))
+                    output.append(repr(process.info))
 
         watching = threading.Thread(target=watch)
         watching.start()
         try:
             for arguments in (("check", "--connect"), ("run", "--once")):
-                done = subprocess.run(
+                completed = subprocess.run(
                     [sys.executable, "-m", "sr_assets", *arguments], capture_output=True, text=True, check=False
                 )
-                seen += [done.stdout, done.stderr]
-                assert done.returncode == 0, done.stderr
+                output += [completed.stdout, completed.stderr]
+                assert completed.returncode == 0, completed.stderr
         finally:
             ended.set()
             watching.join()
             stop_engine(home.resolve())
         with Cluster(load_settings(file, {}).streams[0].target) as opened:
             assert opened.stream_info(f"{stream}_COPY").messages == len(NODES)
-    kept = [path for folder in (home, events) for path in folder.rglob("*") if path.is_file()]
-    plans = b"".join(path.read_bytes() for path in kept if events in path.parents)
-    assert str(home.resolve()).encode() in plans, "Spark's plans name the connection files"
+    files = [path for folder in (home, events) for path in folder.rglob("*") if path.is_file()]
+    plans = b"".join(path.read_bytes() for path in files if events in path.parents)
+    assert str(home.resolve()).encode() in plans, "Spark's plans do not name the connection files"
     for secret in issuer.secrets:
-        assert not any(secret in text for text in seen)
-        assert not [path for path in kept if secret.encode() in path.read_bytes()]
+        assert not any(secret in text for text in output)
+        assert not [path for path in files if secret.encode() in path.read_bytes()]

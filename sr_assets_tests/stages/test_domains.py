@@ -1,4 +1,4 @@
-"""Streams of another JetStream domain, and of another account under a prefix: read, copied, followed, checked, recovered."""
+"""Streams in another JetStream domain, and in another account under a prefix: copied, folded, checked, recovered."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ from sr_assets_tests.rig import SITE, Rig, Sent, address, wait_until
 
 NODES = [f"web{n}" for n in range(20)]
 SAMPLED = {"inspect_field": "sender", "inspect_duration": "1h"}
-#: What the account SITE may use of the fleet's: its streams by JetStream's API, under a prefix of its own choice.
+#: The SITE account may use the fleet's JetStream API under its own prefix.
 ACCOUNTS = """
 accounts: {
   FLEET: {
@@ -44,7 +44,7 @@ def sightings(size_bytes: int = 0) -> list[Sent]:
 
 
 def in_domain(home: Path, domain: str, config: str) -> NatsServer:
-    """Make a server whose JetStream is a domain of its own."""
+    """Return a server whose JetStream has its own domain."""
     store = json.dumps(str(home / "jetstream"))
     return NatsServer(
         home, domain, config=f"{config}jetstream: {{ domain: {domain}, store_dir: {store} }}\n", jetstream=False
@@ -53,32 +53,32 @@ def in_domain(home: Path, domain: str, config: str) -> NatsServer:
 
 @pytest.fixture
 def leaf(tmp_path: Path) -> Iterator[tuple[NatsServer, NatsServer]]:
-    """A leafnode with the domain `leaf`, and its hub."""
+    """A leaf node with the domain `leaf`, and its hub."""
     (port,) = free_ports(1)
     listen = f"leafnodes {{ listen: '{HOST}:{port}', no_advertise: true }}\n"
     remote = f"leafnodes {{ remotes: [{{ url: 'nats://{HOST}:{port}' }}] }}\n"
     with in_domain(tmp_path / "hub", "hub", listen) as hub, in_domain(tmp_path / "leaf", "leaf", remote) as leaf:
-        far = replace(address(hub), api_prefix=domain_api("leaf"))
+        remote_leaf = replace(address(hub), api_prefix=domain_api("leaf"))
 
         def joined() -> bool:
             try:
-                with Cluster(far, "test") as opened:
+                with Cluster(remote_leaf, "test") as opened:
                     return bool(opened.request_api("INFO"))
             except RunError:
                 return False
 
-        wait_until(joined, "the leafnode to join its hub")
+        wait_until(joined, "the leaf node to join its hub")
         yield leaf, hub
 
 
 @pytest.fixture
 def rig(leaf: tuple[NatsServer, NatsServer], engine_home: Path, unique: Callable[[str], str]) -> Rig:
-    """A rig between the leafnode and its hub."""
+    """A rig between the leaf node and its hub."""
     return Rig(engine_home, *leaf, unique)
 
 
 @pytest.mark.process
-def test_a_leafnodes_streams_are_read_followed_and_copied_through_its_hub(
+def test_leafnode_streams_are_copied_and_folded_through_the_hub(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stream, plain, advisories = rig.make(), rig.make("PLAIN", allow_direct=False), rig.make("ADV")
@@ -109,7 +109,7 @@ def test_a_leafnodes_streams_are_read_followed_and_copied_through_its_hub(
 
 
 @pytest.mark.process
-def test_a_target_of_another_domain_is_made_and_filled_through_the_leafnode(rig: Rig) -> None:
+def test_target_in_another_domain_is_created_through_the_leafnode(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, sightings())
     rig.add(stream, target_url=rig.source.url, target_domain="hub", target_subject_prefix="copy")
@@ -121,22 +121,22 @@ def test_a_target_of_another_domain_is_made_and_filled_through_the_leafnode(rig:
 
 
 @pytest.mark.process
-def test_a_copy_that_the_leafnodes_own_stream_takes_first_stops_the_stream_that_is_copied(rig: Rig) -> None:
-    stream, thief = rig.make(), rig.unique("THIEF")
+def test_copy_captured_by_a_leafnode_stream_stops_replication(rig: Rig) -> None:
+    stream, capturing = rig.make(), rig.unique("THIEF")
     rig.create(stream, rig.target, subjects=[f"copy.{stream}.>"])
-    rig.create(thief, subjects=[f"copy.{stream}.>"])
+    rig.create(capturing, subjects=[f"copy.{stream}.>"])
     rig.publish(stream, [Sent(b"1")])
     rig.add(stream, target_url=rig.source.url, target_domain="hub", target_subject_prefix="copy")
     failure = rig.run()[stream].failure
     if failure is None:
-        # The hub has answered first.
+        # The hub responded first.
         assert len(rig.copies(stream)) == 1
     else:
         assert f"another stream also accepts copy.{stream}.m; set another target_subject_prefix" in failure
 
 
 @pytest.mark.process
-def test_a_domain_that_nobody_serves_is_one_line(rig: Rig) -> None:
+def test_unserved_domain_is_an_error_with_a_remedy(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, source_domain="atlantis", target_subject_prefix="copy")
     failure = rig.failure()
@@ -145,7 +145,7 @@ def test_a_domain_that_nobody_serves_is_one_line(rig: Rig) -> None:
 
 
 @pytest.mark.process
-def test_another_accounts_streams_are_read_under_the_prefix_of_its_import(
+def test_streams_of_another_account_are_read_under_its_prefix(
     engine_home: Path,
     tmp_path: Path,
     unique: Callable[[str], str],
@@ -184,5 +184,5 @@ def test_another_accounts_streams_are_read_under_the_prefix_of_its_import(
         rig.entries[0]["target_url"] = f"{bound}?inbox_prefix=mine.inbox"
         rig.settings()
         assert run_command(("check", "--connect")) == 1
-        said = capsys.readouterr().err
-        assert '$js.api.stream.create.new"; give the user that permission' in said.lower(), said
+        errors = capsys.readouterr().err
+        assert '$js.api.stream.create.new"; give the user that permission' in errors.lower(), errors

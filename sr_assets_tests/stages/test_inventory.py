@@ -1,4 +1,4 @@
-"""The inventory by day: what Spark counts, against looking at each node and day on its own."""
+"""The daily inventory: Spark's counts against a count of each node and day."""
 
 import random
 from collections import Counter
@@ -37,7 +37,7 @@ from sr_assets_tests.histories import (
     random_histories,
 )
 
-#: Of the site in `histories`: a message holds for two intervals of an hour.
+#: A message of the site in `histories` is valid for two intervals of one hour.
 HELD_NS = 2 * HOUR
 PROPERTIES = ("class", "agent", "agent_version", "os_family", "facts.country", r"facts.a\.b.0")
 Row = tuple[int, int, int, int, bool]
@@ -68,33 +68,33 @@ def rows_of(home: Path) -> dict[tuple[date, str, str | None], Row]:
 
 
 def random_messages(chance: random.Random, histories: Histories, until_ns: int) -> list[Message]:
-    """Return what nodes tell while they are up, some of them seldom, some of them something else each time."""
+    """Return messages of the nodes while they are up; some nodes send rarely, some change their values."""
     messages = []
     for node, changes in histories.items():
-        seldom = chance.choice([HOUR, HOUR, 30 * HOUR])
+        interval_ns = chance.choice([HOUR, HOUR, 30 * HOUR])
         country = chance.choice(["uk", "fr", None])
         for change, end in zip(changes, [*(later.at_ns for later in changes[1:]), until_ns + HOUR], strict=True):
             at_ns = change.at_ns
             while AFTER[change.event] == "up" and at_ns < end:
                 version = chance.choice(["0.30.2", "0.31.0"])
-                says = {
+                content = {
                     "classes": chance.sample(["web", "db", "base"], chance.randrange(4)),
                     "agents": [{"name": "rpcutil", "version": version}, {"name": "puppet"}],
                     "build_info": {"version": version},
                     "facts": {"country": country, "os": {"family": chance.choice(["Debian", "RedHat"])}, "a.b": [7]},
                 }
-                messages.append(Message(node, at_ns, says))
-                at_ns += chance.randrange(1, 2 * seldom)
+                messages.append(Message(node, at_ns, content))
+                at_ns += chance.randrange(1, 2 * interval_ns)
     chance.shuffle(messages)
     return messages
 
 
-def values_of(says: Any) -> set[tuple[str, str | None]]:
-    """Return the properties of a message of `random_messages`; None: of a node without a recent message."""
-    if says is None:
+def values_of(content: Any) -> set[tuple[str, str | None]]:
+    """Return the properties in a message of `random_messages`; None stands for a node without a recent message."""
+    if content is None:
         return {(name, None) for name in PROPERTIES}
-    version, classes = says["build_info"]["version"], says["classes"]
-    single = (version, says["facts"]["os"]["family"], says["facts"]["country"], "7")
+    version, classes = content["build_info"]["version"], content["classes"]
+    single = (version, content["facts"]["os"]["family"], content["facts"]["country"], "7")
     return {
         *(("class", name) for name in classes or [None]),
         *(("agent", name) for name in (f"rpcutil {version}", "puppet")),
@@ -103,7 +103,7 @@ def values_of(says: Any) -> set[tuple[str, str | None]]:
 
 
 def held_on(day: Day, changes: list[Change], messages: list[Message], watermark_ns: int) -> set[tuple[str, str | None]]:
-    """Return a node's properties on a day; none when it was no part of the fleet."""
+    """Return a node's properties on a day, or an empty set if it was not part of the fleet."""
     end_ns = min(day.next_ns, watermark_ns)
     ends = [*(change.at_ns for change in changes[1:]), end_ns]
     if not any(
@@ -116,10 +116,10 @@ def held_on(day: Day, changes: list[Change], messages: list[Message], watermark_
 
 
 @pytest.mark.parametrize("seed", (1, 2))
-def test_every_value_of_every_day_is_what_looking_at_each_node_says(
+def test_daily_counts_match_a_count_of_each_node(
     seed: int, settings: Settings, spark: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All days in one go, or in portions of days and of nodes."""
+    """All days in one portion, or in portions of days and nodes."""
     if seed > 1:
         monkeypatch.setattr(daily, "_HELD_ROWS", 200)
         monkeypatch.setattr(daily, "_JOB_ROWS", 4_000)
@@ -138,26 +138,24 @@ def test_every_value_of_every_day_is_what_looking_at_each_node_says(
     rows = rows_of(settings.home)
     assert sum(written.values()) == len(rows)
     by_node = {node: [message for message in messages if message.node == node] for node in histories}
-    for when in dates:
-        day, eve = day_of(when), day_of(when - timedelta(days=1))
+    for local_date in dates:
+        day, eve = day_of(local_date), day_of(local_date - timedelta(days=1))
         now = {node: held_on(day, changes, by_node[node], watermark_ns) for node, changes in histories.items()}
         before = {node: held_on(eve, changes, by_node[node], watermark_ns) for node, changes in histories.items()}
         nodes = Counter(value for held in now.values() for value in held)
         came = Counter(value for node, held in now.items() for value in held - before[node])
         went = Counter(value for node, held in before.items() for value in held - now[node])
-        everybody = sum(map(bool, now.values()))
+        all_nodes = sum(map(bool, now.values()))
         expected = {
-            (when, *value): (nodes[value], came[value], went[value], everybody, day.next_ns <= watermark_ns)
+            (local_date, *value): (nodes[value], came[value], went[value], all_nodes, day.next_ns <= watermark_ns)
             for value in nodes.keys() | went.keys()
         }
-        assert {key: row for key, row in rows.items() if key[0] == when} == expected
+        assert {key: row for key, row in rows.items() if key[0] == local_date} == expected
         assert wrong_sums(settings.home, day) == 0
         assert missing_nodes(settings.home, day) == 0
 
 
-def test_messages_of_any_shape_are_counted_as_far_as_they_say_something(
-    settings: Settings, spark: Callable[[], Any]
-) -> None:
+def test_messages_of_any_shape_are_counted(settings: Settings, spark: Callable[[], Any]) -> None:
     shapes: dict[str, tuple[object, bool]] = {
         "plain": ({"classes": "web", "agents": "none", "country": "uk"}, False),
         "facts": ({"country": {"code": "fr"}, "osfamily": "Suse"}, True),
@@ -169,7 +167,7 @@ def test_messages_of_any_shape_are_counted_as_far_as_they_say_something(
         settings.home,
         {node: [Change(at_ns, "new", None)] for node in shapes},
         BEGIN_NS + DAY_NS,
-        messages=[Message(node, at_ns, says, registration) for node, (says, registration) in shapes.items()],
+        messages=[Message(node, at_ns, content, registration) for node, (content, registration) in shapes.items()],
     )
     INVENTORY_STAGE.compute_days(settings, [FIRST], spark)
     nodes = {key[1:]: row[0] for key, row in rows_of(settings.home).items()}
@@ -189,9 +187,7 @@ def test_messages_of_any_shape_are_counted_as_far_as_they_say_something(
     assert values_of_day(settings.home, FIRST, 1).values[0] == ("agent", None, 4, 4, 0)
 
 
-def test_a_day_of_a_time_zone_is_final_once_all_its_messages_are_copied(
-    tmp_path: Path, spark: Callable[[], Any]
-) -> None:
+def test_local_day_is_final_once_all_its_messages_are_copied(tmp_path: Path, spark: Callable[[], Any]) -> None:
     settings = configured(tmp_path, inventory="{timezone: America/New_York}")
     day = day_of(FIRST, "America/New_York")
     messages = [
@@ -210,7 +206,7 @@ def test_a_day_of_a_time_zone_is_final_once_all_its_messages_are_copied(
     assert unfinished_dates(settings.home, INVENTORY) == []
 
 
-def test_what_cannot_be_counted_is_one_line(settings: Settings, spark: Callable[[], Any]) -> None:
+def test_missing_or_expired_history_is_an_error(settings: Settings, spark: Callable[[], Any]) -> None:
     with pytest.raises(RunError, match="nothing is published yet"):
         INVENTORY_STAGE.compute_days(settings, [FIRST], spark)
     publish(settings.home, {}, BEGIN_NS + 200 * DAY_NS)

@@ -1,4 +1,4 @@
-"""The log of a run: every batch while it catches up, one line a minute after; and what a display receives instead."""
+"""A run's log: each batch while it catches up, then one entry per minute; and the calls to a progress display."""
 
 import time
 
@@ -8,9 +8,7 @@ from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.progress import LongWork, Progress, show_on
 
 
-def test_batches_of_a_stream_that_is_caught_up_are_one_line_a_minute(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_caught_up_stream_logs_once_a_minute(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     caplog.set_level("INFO")
@@ -25,14 +23,14 @@ def test_batches_of_a_stream_that_is_caught_up_are_one_line_a_minute(
     ]
 
 
-def test_every_batch_of_a_stream_that_is_behind_is_a_line_with_what_waited_before(
+def test_stream_behind_logs_every_batch(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
     log = Progress("site/STREAM", "copied")
     for first, left in ((1, True), (11, True), (21, False), (31, True)):
-        waits = 30 if first == 11 else 0
-        log.note(SequenceRange(first, first + 10), 10, 1.0, "some left", caught_up=not left, done=10, left=waits)
+        remaining = 30 if first == 11 else 0
+        log.note(SequenceRange(first, first + 10), 10, 1.0, "some left", caught_up=not left, done=10, left=remaining)
     assert caplog.messages == [
         "site/STREAM: [1, 11) 10 copied, 10/s, some left",
         "site/STREAM: [11, 21) 10 copied, 10/s, some left, 3 s to go",
@@ -40,53 +38,51 @@ def test_every_batch_of_a_stream_that_is_behind_is_a_line_with_what_waited_befor
     ]
 
 
-def test_a_long_look_is_a_line_every_ten_seconds(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_work_logs_every_ten_seconds(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     caplog.set_level("INFO")
-    said = []
-    with LongWork("looking", 10_000) as work:
+    logged_steps = []
+    with LongWork("scanning", 10_000) as work:
         for done in range(100, 1_101, 100):
             clock[0] += 2.5
-            said.append(work.reached(done))
-    assert [number for number, logged in enumerate(said, 1) if logged] == [4, 8]
-    assert caplog.messages == ["looking: 400 of 10000, 40/s, 4 min to go", "looking: 800 of 10000, 40/s, 4 min to go"]
+            logged_steps.append(work.reached(done))
+    assert [number for number, logged in enumerate(logged_steps, 1) if logged] == [4, 8]
+    assert caplog.messages == ["scanning: 400 of 10000, 40/s, 4 min to go", "scanning: 800 of 10000, 40/s, 4 min to go"]
 
 
-class Noted:
-    """A display that notes what it receives."""
+class RecordingDisplay:
+    """A display that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
 
     def show(self, work: str, done: int, total: int) -> None:
-        """Note it."""
+        """Record the call."""
         self.calls.append((work, done, total))
 
     def end(self, work: str) -> None:
-        """Note it."""
+        """Record the call."""
         self.calls.append((work,))
 
 
-def test_a_display_shows_what_is_done_and_left_and_the_log_has_no_line_of_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_display_replaces_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    log, display = Progress("site/STREAM", "messages"), Noted()
+    log, display = Progress("site/STREAM", "messages"), RecordingDisplay()
     with show_on(display):
         for done, left in ((10, 20), (10, 10), (10, 0)):
             log.note(SequenceRange(1, 11), done, 1.0, "", caught_up=not left, done=done, left=left)
-        with LongWork("looking", 50) as work:
+        with LongWork("scanning", 50) as work:
             work.reached(20)
     assert display.calls == [
         ("site/STREAM: messages", 10, 30),
         ("site/STREAM: messages", 20, 30),
         ("site/STREAM: messages",),
-        ("looking", 20, 50),
-        ("looking",),
+        ("scanning", 20, 50),
+        ("scanning",),
     ]
-    # Only that it has caught up, a minute after.
+    # The log entry for a caught-up stream follows a minute later.
     assert not caplog.messages
-    with LongWork("looking", 50) as work:
+    with LongWork("scanning", 50) as work:
         work.reached(20)
     assert len(display.calls) == 5

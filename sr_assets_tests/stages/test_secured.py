@@ -1,4 +1,4 @@
-"""A whole site over TLS with client certificates on both sides, and `check --connect` with credentials besides."""
+"""A whole site over TLS with client certificates on both sides, and `check --connect` with credentials."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture
 def secured(authority: Authority, engine_home: Path, tmp_path: Path, unique: Callable[[str], str]) -> Iterator[Rig]:
-    """A rig whose servers speak to nobody without a certificate."""
+    """A rig whose servers require a client certificate."""
     config = authority.block(**authority.certify("127.0.0.1"), verify=True)
     with (
         NatsServer(tmp_path / "source", "source", config=config) as source,
@@ -38,7 +38,7 @@ def secured(authority: Authority, engine_home: Path, tmp_path: Path, unique: Cal
         )
 
 
-def test_a_site_runs_over_tls_with_client_certificates_on_both_sides(secured: Rig) -> None:
+def test_site_runs_over_tls_with_client_certificates(secured: Rig) -> None:
     stream, advisories, plain = secured.make(), secured.make("ADV"), secured.make("PLAIN")
     nodes = [f"web{n}" for n in range(20)]
     secured.publish(stream, [Sent(json.dumps({"sender": node}).encode() + b" " * 20_000) for node in nodes * 2])
@@ -52,14 +52,12 @@ def test_a_site_runs_over_tls_with_client_certificates_on_both_sides(secured: Ri
     assert {row["node"] for row in secured.rows("last_seen_nodes")} == set(nodes)
     assert len(secured.stored(advisories)) == len(nodes)
     with secured.open() as site:
-        written = Path(site.files.path(site.streams[0].source))
-        assert "PRIVATE KEY" not in written.read_text()
-    assert not written.exists()
+        connection_file = Path(site.files.path(site.streams[0].source))
+        assert "PRIVATE KEY" not in connection_file.read_text()
+    assert not connection_file.exists()
 
 
-def test_a_target_that_does_not_know_our_certificate_is_one_line_and_costs_nothing_at_the_source(
-    secured: Rig, tmp_path: Path
-) -> None:
+def test_target_that_rejects_the_client_certificate_is_an_error(secured: Rig, tmp_path: Path) -> None:
     stream = secured.make()
     secured.publish(stream, [Sent(b"x")])
     stranger = Authority(tmp_path / "stranger").certify("eve@example.net")
@@ -98,6 +96,6 @@ def test_check_connect_works_with_credentials_over_tls(
         assert "failed" not in capsys.readouterr().out
         (tmp_path / "me.creds").write_text(creds(operator.user_jwt(user), new_key().seed))
         assert run_command(("check", "--connect")) == 1
-        said = capsys.readouterr()
-        assert "uthorization" in said.err
-        assert user.seed not in said.out + said.err
+        captured = capsys.readouterr()
+        assert "uthorization" in captured.err
+        assert user.seed not in captured.out + captured.err

@@ -1,4 +1,4 @@
-"""A run as a whole: one at a time for a site, closed and published however it ends."""
+"""A whole run: one at a time per site, closed and published however it ends."""
 
 import json
 import threading
@@ -29,7 +29,7 @@ def folder(rig: Rig, site: str = SITE) -> Path:
     return rig.home / "sites" / site
 
 
-def test_a_site_under_way_is_refused_with_its_owner_and_free_again_afterwards(rig: Rig) -> None:
+def test_locked_site_is_refused_with_its_owner(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream)
     rig.add(stream, name="PARIS")
@@ -44,26 +44,24 @@ def test_a_site_under_way_is_refused_with_its_owner_and_free_again_afterwards(ri
     rig.drain()
 
 
-def test_whoever_waits_for_a_site_gets_it_when_it_is_free(rig: Rig) -> None:
+def test_waiting_run_starts_when_the_site_is_unlocked(rig: Rig) -> None:
     rig.add(rig.make())
     settings = rig.settings()
     entered = threading.Event()
 
-    def wait_for_it() -> None:
+    def open_when_free() -> None:
         with Site(settings, SITE, owner="second", run_id="2", wait_seconds=30):
             entered.set()
 
     with rig.open():
-        second = threading.Thread(target=wait_for_it)
+        second = threading.Thread(target=open_when_free)
         second.start()
         assert not entered.wait(0.3)
     second.join()
     assert entered.is_set()
 
 
-def test_a_run_that_ends_with_an_exception_publishes_what_it_committed_and_closes_everything(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_run_publishes_its_commits_and_closes_the_state(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = rig.make(), rig.make()
     for stream in (first, second):
         rig.publish(stream, from_sender("a"))
@@ -89,7 +87,7 @@ def test_a_run_that_ends_with_an_exception_publishes_what_it_committed_and_close
     assert len(rig.copies(second)) == 1
 
 
-def test_a_stream_that_fails_leaves_the_others_running_and_says_why_until_it_is_well(rig: Rig) -> None:
+def test_failing_stream_keeps_its_error_and_leaves_others_running(rig: Rig) -> None:
     good, bad = rig.make(), rig.make()
     rig.create(bad, rig.target, no_ack=True)
     rig.add(bad)
@@ -100,8 +98,8 @@ def test_a_stream_that_fails_leaves_the_others_running_and_says_why_until_it_is_
     assert reports[good].failure is None
     assert "no_ack" in (reports[bad].failure or "")
     assert len(rig.copies(good)) == 1
-    shown = rig.row(f"SELECT * FROM replication WHERE stream = '{bad}'")
-    assert "no_ack" in shown["last_error"]
+    stream_status = rig.row(f"SELECT * FROM replication WHERE stream = '{bad}'")
+    assert "no_ack" in stream_status["last_error"]
     since = read_status(folder(rig))["streams"][bad]["last_error_since_ns"]
     rig.run()
     assert read_status(folder(rig))["streams"][bad]["last_error_since_ns"] == since
@@ -110,7 +108,7 @@ def test_a_stream_that_fails_leaves_the_others_running_and_says_why_until_it_is_
     assert rig.row(f"SELECT last_error FROM replication WHERE stream = '{bad}'") == {"last_error": None}
 
 
-def test_status_json_tells_the_position_the_watermark_and_the_next_deadline(rig: Rig) -> None:
+def test_status_json_holds_position_watermark_and_next_deadline(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, from_sender("a", "b"))
     rig.add(stream, **SAMPLED)
@@ -118,17 +116,22 @@ def test_status_json_tells_the_position_the_watermark_and_the_next_deadline(rig:
     info, stored = rig.info(stream), rig.stored(stream)
     status = read_status(folder(rig))
     assert status["site"] == SITE
-    shown = status["streams"][stream]
-    assert (shown["created_ns"], shown["next_sequence"], shown["source_last_sequence"]) == (info.created_ns, 3, 2)
-    assert shown["next_deadline_ns"] == stored[0].stored_ns + 300 * 10**9
-    assert (shown["last_error"], shown["unpublished"], shown["lag_messages"]) == (None, 0, 0)
+    stream_status = status["streams"][stream]
+    assert (stream_status["created_ns"], stream_status["next_sequence"], stream_status["source_last_sequence"]) == (
+        info.created_ns,
+        3,
+        2,
+    )
+    assert stream_status["next_deadline_ns"] == stored[0].stored_ns + 300 * 10**9
+    assert (stream_status["last_error"], stream_status["unpublished"], stream_status["lag_messages"]) == (None, 0, 0)
     row = rig.row("SELECT epoch_us(next_deadline) AS deadline, epoch_us(watermark) AS watermark FROM replication")
-    assert row == {"deadline": shown["next_deadline_ns"] // 1000, "watermark": shown["watermark_ns"] // 1000}
+    assert row == {
+        "deadline": stream_status["next_deadline_ns"] // 1000,
+        "watermark": stream_status["watermark_ns"] // 1000,
+    }
 
 
-def test_a_run_that_stops_before_the_end_dates_its_watermark_by_the_last_message(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_run_sets_its_watermark_to_the_last_message(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = rig.make()
     rig.publish(stream, from_sender(*"abcdef"))
     rig.add(stream, batch_messages=4, **SAMPLED)
@@ -142,12 +145,16 @@ def test_a_run_that_stops_before_the_end_dates_its_watermark_by_the_last_message
     monkeypatch.setattr(NodeStage, "_commit", commit_once)
     with pytest.raises(KeyboardInterrupt):
         rig.run()
-    shown = read_status(folder(rig))["streams"][stream]
-    assert (shown["watermark_ns"], shown["next_sequence"], shown["lag_messages"]) == (stored[3].stored_ns, 5, 2)
+    stream_status = read_status(folder(rig))["streams"][stream]
+    assert (stream_status["watermark_ns"], stream_status["next_sequence"], stream_status["lag_messages"]) == (
+        stored[3].stored_ns,
+        5,
+        2,
+    )
     assert rig.row("replication")["lag_seconds"] > 0
 
 
-def test_the_published_file_may_be_deleted_at_any_time(rig: Rig) -> None:
+def test_deleted_or_damaged_published_file_is_rebuilt(rig: Rig) -> None:
     stream, other = rig.make(), rig.make()
     rig.publish(stream, from_sender("a"))
     rig.publish(other, from_sender("b"))
@@ -171,7 +178,7 @@ def test_the_published_file_may_be_deleted_at_any_time(rig: Rig) -> None:
         assert rig.rows("SELECT name, node FROM last_seen_nodes ORDER BY name") == before
 
 
-def test_readers_keep_what_they_opened_and_never_block_a_run(rig: Rig) -> None:
+def test_readers_keep_their_version_and_never_block_a_run(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, from_sender("a"))
     rig.add(stream, **SAMPLED)
@@ -184,7 +191,7 @@ def test_readers_keep_what_they_opened_and_never_block_a_run(rig: Rig) -> None:
     assert len(rig.rows("last_seen_nodes")) == 2
 
 
-def test_stages_can_be_run_by_themselves_in_any_order(rig: Rig) -> None:
+def test_stages_run_alone_in_any_order(rig: Rig) -> None:
     stream, advisories = rig.make(), rig.make("ADV")
     rig.publish(stream, from_sender("a"))
     rig.add(stream, advisory={"subject": f"{advisories}.%s.%v"}, **SAMPLED)
@@ -199,7 +206,7 @@ def test_stages_can_be_run_by_themselves_in_any_order(rig: Rig) -> None:
     assert (rig.row("replication")["queued_messages"], rig.row("replication")["copied_messages"]) == (0, 1)
 
 
-def test_a_run_that_lingers_takes_what_comes_meanwhile_and_ends_when_nothing_does(rig: Rig) -> None:
+def test_lingering_run_copies_new_messages_then_ends(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, from_sender("a"))
     rig.add(stream)
@@ -215,9 +222,9 @@ def test_a_run_that_lingers_takes_what_comes_meanwhile_and_ends_when_nothing_doe
     assert [report.failure for report in reports[0].values()] == [None]
 
 
-def test_streams_that_are_configured_no_more_stay_in_the_tables(rig: Rig) -> None:
-    stream, gone = rig.make(), rig.make()
-    for source in (stream, gone):
+def test_removed_streams_stay_in_the_tables(rig: Rig) -> None:
+    stream, removed = rig.make(), rig.make()
+    for source in (stream, removed):
         rig.publish(source, from_sender("a"))
         rig.add(source, **SAMPLED)
     rig.drain()
@@ -225,10 +232,10 @@ def test_streams_that_are_configured_no_more_stay_in_the_tables(rig: Rig) -> Non
     rig.entries.pop()
     rig.drain()
     for table in ("node_availability", "node_snapshots", "replication", "site_summary"):
-        assert sorted(row["stream"] for row in rig.rows(table)) == sorted((stream, gone))
+        assert sorted(row["stream"] for row in rig.rows(table)) == sorted((stream, removed))
 
 
-def test_what_is_published_says_by_which_run_and_when(rig: Rig) -> None:
+def test_snapshot_info_names_the_run_and_the_time(rig: Rig) -> None:
     rig.add(rig.make())
     rig.drain()
     info = rig.row("snapshot_info")
@@ -236,7 +243,7 @@ def test_what_is_published_says_by_which_run_and_when(rig: Rig) -> None:
     assert abs(info["as_of"].timestamp() - time.time()) < 60
 
 
-def test_a_run_that_finds_more_publishes_once_it_is_caught_up(rig: Rig) -> None:
+def test_run_publishes_once_it_is_caught_up(rig: Rig) -> None:
     rig.add(rig.make())
     rig.drain()
     published = rig.home / "fleet.duckdb"

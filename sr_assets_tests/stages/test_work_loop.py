@@ -1,4 +1,4 @@
-"""A lane's steps and what is noted of their errors."""
+"""The steps of a work loop and the errors it records."""
 
 from pathlib import Path
 
@@ -9,16 +9,16 @@ from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.work_loop import WorkLoop
 
 
-def test_the_first_step_that_succeeds_clears_what_an_earlier_run_ended_with(tmp_path: Path) -> None:
+def test_first_successful_step_clears_the_previous_error(tmp_path: Path) -> None:
     entry = FeedSettings(name="centre", stream="ADV", source=ClusterSettings(("127.0.0.1:1",)))
-    noted: list[str | None] = []
-    lane = WorkLoop(
-        StreamReport(entry), tmp_path, frozenset({Stage.ADVISORY_FEED}), on_error=noted.append, on_lost=lambda: None
+    errors: list[str | None] = []
+    work_loop = WorkLoop(
+        StreamReport(entry), tmp_path, frozenset({Stage.ADVISORY_FEED}), on_error=errors.append, on_lost=lambda: None
     )
 
-    def lost() -> bool:
+    def fail() -> bool:
         raise TransientError("gone")
 
-    for step in (lambda: True, lambda: False, lost, lost, lambda: True, lambda: True):
-        lane.attempt(step, final=lambda: False)
-    assert noted == [None, "centre/ADV: gone", None]
+    for step in (lambda: True, lambda: False, fail, fail, lambda: True, lambda: True):
+        work_loop.attempt(step, final=lambda: False)
+    assert errors == [None, "centre/ADV: gone", None]

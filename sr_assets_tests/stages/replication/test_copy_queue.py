@@ -1,4 +1,4 @@
-"""The copy queue between watching and copying: its order, what the source loses meanwhile, pauses, another source."""
+"""The copy queue between watching and copying: order, losses at the source, pauses, and a recreated source."""
 
 import json
 from typing import Any
@@ -9,7 +9,6 @@ import pytest
 from pyarrow import parquet
 
 from sr_assets.adapters.state.pausing import set_paused
-from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.messages import last_origin
 from sr_assets.stages.replication.batch import Batch
 from sr_assets.stages.report import Stage
@@ -18,7 +17,7 @@ from sr_assets.stages.stream_work import StreamWork
 from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10h", "inspect_force_field": "force"}
-#: What may change of any entry while a batch is under way.
+#: Changes of an entry's settings while a batch is open.
 CHANGES = (
     {"target_subject_prefix": "other"},
     {"filter_subject": "{stream}.other"},
@@ -28,7 +27,7 @@ WATCHING = (Stage.NODE_STATE,)
 
 
 def forced(first: int, after: int, nodes: int = 7, **more: Any) -> list[Sent]:
-    """Messages that are all due."""
+    """Return messages that are all due for copying."""
     bodies = ({"sender": f"n{n % nodes}", "force": True, "n": n, **more} for n in range(first, after))
     return [Sent(json.dumps(body).encode()) for body in bodies]
 
@@ -38,7 +37,7 @@ def numbers(rig: Rig, stream: str) -> list[int]:
 
 
 def history(rig: Rig, stream: str) -> list[int]:
-    """Return what is in the history of a stream."""
+    """Return the message numbers in a stream's history."""
     files = (rig.home / "snapshots" / f"name={SITE}" / f"stream={stream}").rglob("*.parquet")
     payloads = [text for file in files for text in parquet.read_table(file, partitioning=None)["payload"].to_pylist()]
     return sorted(json.loads(text)["n"] for text in payloads)
@@ -51,7 +50,7 @@ def assert_counters_add_up(rig: Rig) -> dict[str, Any]:
     return row
 
 
-def test_a_long_queue_drains_in_batches_in_the_sources_order_without_what_the_source_lost(rig: Rig) -> None:
+def test_long_queue_drains_in_source_order_without_lost_messages(rig: Rig) -> None:
     stream, count, lost = rig.make(), 20_000, 5_000
     rig.publish(stream, forced(0, count))
     rig.add(stream, batch_messages=3_000, **TRACKED)
@@ -69,28 +68,26 @@ def test_a_long_queue_drains_in_batches_in_the_sources_order_without_what_the_so
     assert assert_counters_add_up(rig)["queued_messages"] == 0
 
 
-def test_a_drain_is_not_done_while_a_batch_that_has_just_ended_leaves_copies_in_the_queue(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drain_continues_while_an_ended_batch_leaves_queued_copies(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = rig.make()
     rig.add(stream, batch_messages=10, **TRACKED)
     rig.publish(stream, forced(0, 60))
     rig.drain(stages=WATCHING)
     step = StreamWork.step
 
-    def ended_meanwhile(work: StreamWork, ends: Ends) -> bool:
-        """Let each batch end between a round's step and the question whether anything is left to do."""
+    def step_then_join(work: StreamWork, ends: Ends) -> bool:
+        """End each batch before the round checks for remaining work."""
         busy = step(work, ends)
         work._background.join(PATIENCE_SECONDS)
         return busy
 
-    monkeypatch.setattr(StreamWork, "step", ended_meanwhile)
+    monkeypatch.setattr(StreamWork, "step", step_then_join)
     rig.drain()
     assert numbers(rig, stream) == list(range(60))
     assert assert_counters_add_up(rig)["queued_messages"] == 0
 
 
-def test_a_pause_stops_copying_and_nothing_else(rig: Rig) -> None:
+def test_pause_stops_only_copying(rig: Rig) -> None:
     stream, advisories = rig.make(), rig.make("ADV")
     rig.add(stream, advisory={"subject": f"{advisories}.%s.%v", "reliable": True}, **TRACKED)
     rig.publish(stream, forced(0, 10))
@@ -111,7 +108,7 @@ def test_a_pause_stops_copying_and_nothing_else(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("policy", ("stop", "recopy", "skip_to_now"))
-def test_what_was_due_of_a_source_that_was_made_again_is_never_taken_from_the_new_one(rig: Rig, policy: str) -> None:
+def test_queued_copies_never_come_from_a_recreated_source(rig: Rig, policy: str) -> None:
     stream = rig.make()
     rig.add(stream, on_source_reset=policy, **TRACKED)
     rig.publish(stream, forced(0, 5))
@@ -138,8 +135,8 @@ def test_what_was_due_of_a_source_that_was_made_again_is_never_taken_from_the_ne
     assert (row["queued_messages"], row["last_error"]) == (0, None)
 
 
-def cut_off(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Begin a run, and end it when a batch has made its copies and has not noted them."""
+def crash_before_noting_copies(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run until a batch has made its copies, then crash before it records them."""
 
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
@@ -151,7 +148,7 @@ def cut_off(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("entry", (TRACKED | {"target_subject_prefix": "up"}, {}), ids=("tracked", "plain"))
-def test_copies_that_an_open_batch_had_made_of_a_source_that_is_gone_count_as_copied(
+def test_copies_of_an_open_batch_count_after_the_source_is_deleted(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, entry: dict[str, Any]
 ) -> None:
     stream = rig.make()
@@ -159,15 +156,15 @@ def test_copies_that_an_open_batch_had_made_of_a_source_that_is_gone_count_as_co
     rig.publish(stream, forced(0, 25))
     if entry:
         rig.drain(stages=WATCHING)
-    cut_off(rig, monkeypatch)
+    crash_before_noting_copies(rig, monkeypatch)
     assert numbers(rig, stream) == list(range(10))
-    stood = rig.stored(stream)
+    stored = rig.stored(stream)
     rig.api(f"STREAM.DELETE.{stream}")
     rig.create(stream)
     rig.publish(stream, forced(100, 105))
     rig.drain()
     assert numbers(rig, stream) == [*range(10), *range(100, 105)]
-    # What was due and not copied is lost; what was not read was never seen.
+    # Queued messages without a copy are lost; unread messages were never seen.
     lost = 15 if entry else None
     assert rig.row("SELECT sum(messages) AS n FROM gaps WHERE reason = 'lost'")["n"] == lost
     row = assert_counters_add_up(rig)
@@ -175,21 +172,20 @@ def test_copies_that_an_open_batch_had_made_of_a_source_that_is_gone_count_as_co
     assert row["copied_bytes"] == sum(len(copy.payload) for copy in rig.copies(stream))
     if not entry:
         return
-    # The copies in the target are all there is of those messages.
+    # These messages now exist only in the target.
     assert history(rig, stream) == [*range(10), *range(100, 105)]
     newest = rig.rows("SELECT sequence, subject, stored_at, payload FROM node_snapshots WHERE node IN ('n0', 'n1')")
-    for row, was in zip(sorted(newest, key=lambda row: row["sequence"]), stood[7:9], strict=True):
-        assert (row["sequence"], row["subject"], row["payload"]) == (was.sequence, was.subject, was.payload.decode())
-        assert int(row["stored_at"].timestamp() * 1_000) == was.stored_ns // 1_000_000
+    for row, original in zip(sorted(newest, key=lambda row: row["sequence"]), stored[7:9], strict=True):
+        assert row["payload"] == original.payload.decode()
+        assert (row["sequence"], row["subject"]) == (original.sequence, original.subject)
+        assert int(row["stored_at"].timestamp() * 1_000) == original.stored_ns // 1_000_000
 
 
-def test_copies_that_an_open_batch_had_made_of_messages_that_the_source_has_lost_since_are_in_the_history(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_history_holds_open_batch_copies_that_the_source_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = rig.make()
     rig.add(stream, batch_messages=10, **TRACKED)
     rig.publish(stream, forced(0, 25))
-    cut_off(rig, monkeypatch)
+    crash_before_noting_copies(rig, monkeypatch)
     rig.api(f"STREAM.PURGE.{stream}", {"seq": 13})
     rig.drain()
     assert numbers(rig, stream) == history(rig, stream) == [*range(10), *range(12, 25)]
@@ -198,15 +194,15 @@ def test_copies_that_an_open_batch_had_made_of_messages_that_the_source_has_lost
     assert row["copied_bytes"] == sum(len(copy.payload) for copy in rig.copies(stream))
 
 
-def test_the_history_of_a_new_source_is_not_covered_by_the_old_ones(rig: Rig) -> None:
+def test_history_records_a_recreated_source_at_the_same_sequences(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, on_source_reset="recopy", **TRACKED)
     rig.publish(stream, forced(0, 10))
     rig.drain()
-    for beginning in (1, 2):
+    for restart in (1, 2):
         rig.api(f"STREAM.DELETE.{stream}")
         rig.create(stream)
-        rig.publish(stream, forced(100 * beginning, 100 * beginning + 3))
+        rig.publish(stream, forced(100 * restart, 100 * restart + 3))
         rig.drain()
         rig.drain()
     rows = rig.rows("SELECT CAST(payload->>'n' AS INTEGER) AS n FROM node_snapshots ORDER BY n")
@@ -217,7 +213,7 @@ def test_the_history_of_a_new_source_is_not_covered_by_the_old_ones(rig: Rig) ->
     assert history == [(16,)]
 
 
-def test_a_stream_that_is_not_tracked_any_more_still_gets_what_was_due(rig: Rig) -> None:
+def test_queue_is_copied_after_tracking_is_removed(rig: Rig) -> None:
     stream = rig.make()
     entry = rig.add(stream, **TRACKED)
     rig.publish(stream, forced(0, 6))
@@ -241,7 +237,7 @@ def test_a_stream_that_is_not_tracked_any_more_still_gets_what_was_due(rig: Rig)
     ),
     ids=str,
 )
-def test_a_batch_under_way_is_finished_exactly_although_the_configuration_has_changed(
+def test_open_batch_is_finished_exactly_after_a_settings_change(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, entry: dict[str, Any], change: dict[str, str]
 ) -> None:
     stream = rig.make()
@@ -249,10 +245,10 @@ def test_a_batch_under_way_is_finished_exactly_although_the_configuration_has_ch
     rig.add(stream, batch_messages=10, **entry)
     rig.publish(stream, forced(0, 25))
     if entry:
-        # What is due is decided before the configuration changes.
+        # Decide which messages are due before the settings change.
         rig.run(stages=(Stage.NODE_STATE,))
 
-    cut_off(rig, monkeypatch)
+    crash_before_noting_copies(rig, monkeypatch)
     assert numbers(rig, stream) == list(range(10))
     changed = {key: value.format(stream=stream) for key, value in change.items()}
     rig.entries[0] |= changed
@@ -264,16 +260,16 @@ def test_a_batch_under_way_is_finished_exactly_although_the_configuration_has_ch
     if target == stream:
         assert copies[:10] == list(range(10))
     assert len(copies) == len(set(copies))
-    wanted = range(25)
+    expected = range(25)
     if not entry and "filter_subject" in change:
-        wanted = range(25, 28)
-    assert set(wanted) <= set(copies) | set(numbers(rig, stream))
+        expected = range(25, 28)
+    assert set(expected) <= set(copies) | set(numbers(rig, stream))
     assert copies == sorted(copies)
     sequences = [last_origin(copy.headers) for copy in rig.copies(target)]
     assert all(origin is not None and origin.sequence > 0 for origin in sequences)
 
 
-def test_a_front_is_no_more_than_a_batch_however_long_the_queue(rig: Rig) -> None:
+def test_queue_front_is_at_most_one_batch(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, **TRACKED)
     with rig.open() as site:
@@ -298,8 +294,7 @@ def test_a_front_is_no_more_than_a_batch_however_long_the_queue(rig: Rig) -> Non
         assert (seen, queue.size()) == (200_000, 0)
         with site.state.transaction():
             queue.append(due, 1, 0)
-        few = queue.front(50_000, 1_000)
-        assert few is not None
-        assert few.rows["sequence"].to_pylist() == list(range(1, 11))
-    assert isinstance(site.state, SiteState)
+        small_front = queue.front(50_000, 1_000)
+        assert small_front is not None
+        assert small_front.rows["sequence"].to_pylist() == list(range(1, 11))
     assert (rig.home / "sites" / SITE / "state.duckdb").stat().st_size < 64 << 20

@@ -1,4 +1,4 @@
-"""Heartbeats through a tree of three servers: copied, never tracked, and measured hop by hop."""
+"""Heartbeats through a tree of three servers: copied, never tracked, and timed at each hop."""
 
 import socket
 import threading
@@ -14,8 +14,8 @@ from sr_assets.stages.heartbeat_publisher import publish_heartbeat
 from sr_assets_tests.rig import Rig, address
 
 
-class Delaying:
-    """A proxy in front of a server that holds back what each client sends first for `seconds`."""
+class DelayingProxy:
+    """A proxy that delays the first bytes of each client by `seconds`."""
 
     def __init__(self, server: NatsServer) -> None:
         self.seconds = 0.0
@@ -25,7 +25,7 @@ class Delaying:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Take no more clients, and let those that wait go."""
+        """Accept no more clients and release the delayed ones."""
         self._ended.set()
         self._listener.close()
 
@@ -52,10 +52,10 @@ class Delaying:
 
 
 @pytest.mark.process
-def test_the_table_tells_which_hop_of_a_tree_was_delayed(rig: Rig, tmp_path: Path) -> None:
+def test_heartbeat_table_shows_which_hop_of_a_tree_is_delayed(rig: Rig, tmp_path: Path) -> None:
     stream = rig.make("BEATS")
     with NatsServer(tmp_path, "centre") as centre:
-        proxy = Delaying(centre)
+        proxy = DelayingProxy(centre)
         rig.create(stream, rig.target)
         rig.create(stream, centre)
         tracked = {"inspect_subject_token": -1, "inspect_duration": "1h"}
@@ -72,12 +72,12 @@ def test_the_table_tells_which_hop_of_a_tree_was_delayed(rig: Rig, tmp_path: Pat
         assert len(copies) == 3, "always copied"
         assert rig.rows("last_seen_nodes") == [], "never tracked"
         assert rig.row("replication")["no_sender_messages"] == 0
-        took_ns = [
+        latencies_ns = [
             copy.stored_ns - sent.stored_ns // 10**6 * 10**6
             for copy, sent in zip(copies, rig.stored(stream), strict=True)
         ]
-        assert first["seconds"] == pytest.approx(took_ns[-1] / 1e9, abs=0.001)
-        assert first["max_seconds"] == pytest.approx(max(took_ns) / 1e9, abs=0.001)
+        assert first["seconds"] == pytest.approx(latencies_ns[-1] / 1e9, abs=0.001)
+        assert first["max_seconds"] == pytest.approx(max(latencies_ns) / 1e9, abs=0.001)
         assert first["p50_seconds"] <= first["p95_seconds"] <= first["max_seconds"]
         assert first["sent_at"] <= first["stored_at"] <= first["arrived_at"]
         proxy.seconds = first["max_seconds"] + 1.0

@@ -1,4 +1,4 @@
-"""Recovery by force: one stream of a site is rebuilt although its state is readable, and nothing else changes."""
+"""Recovery of one stream: a forced rebuild, pending copies, and recreated or rolled-back sources."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def numbers(rig: Rig, stream: str) -> list[int]:
 
 
 def state_rows(rig: Rig, stream: str) -> dict[str, list[Any]]:
-    """Return everything that the site's state holds of a stream."""
+    """Return all rows of a stream in the site's state."""
     with SiteState(rig.home / "sites" / SITE) as state:
         return {
             table: state.connection.execute(f"SELECT * FROM {table} WHERE stream = ? ORDER BY ALL", [stream]).fetchall()
@@ -44,17 +44,17 @@ def state_rows(rig: Rig, stream: str) -> dict[str, list[Any]]:
         }
 
 
-def waiting(rig: Rig, stream: str) -> list[str]:
-    """Return the ids of a stream's unpublished advisories, in the order in which they will be published."""
+def unpublished_ids(rig: Rig, stream: str) -> list[str]:
+    """Return the ids of a stream's unpublished advisories in publication order."""
     with SiteState(rig.home / "sites" / SITE) as state:
         return [row["event_id"] for row in state.outbox(stream).unpublished(1_000)]
 
 
 def epoch(rig: Rig, stream: str) -> int:
     with SiteState(rig.home / "sites" / SITE) as state:
-        known = state.load_stream(stream)
-    assert known is not None
-    return known.epoch_ns
+        loaded = state.load_stream(stream)
+    assert loaded is not None
+    return loaded.epoch_ns
 
 
 def recover(rig: Rig, stream: str, *, force: bool = True) -> str:
@@ -63,20 +63,20 @@ def recover(rig: Rig, stream: str, *, force: bool = True) -> str:
     return recover_stream(settings, chosen, force=force)
 
 
-def test_one_stream_is_rebuilt_by_force_and_the_other_keeps_everything(
+def test_forced_recovery_rebuilds_one_stream_and_leaves_the_other(
     rig: Rig,
 ) -> None:
     first, second, advisories = rig.make(), rig.make(), rig.unique("ADV")
     for stream in (first, second):
-        # No stream takes the advisories yet: they wait in the outbox.
+        # No stream stores the advisories yet, so they stay in the outbox.
         rig.add(stream, advisory={"subject": f"{advisories}.%s.%v", "reliable": True}, **SAMPLED)
         rig.publish(stream, numbered(3))
     rig.drain()
-    # A sampled message behind the last copy: it is read once more after the recovery.
+    # A message after the last copy that sampling skips: it is read again after the recovery.
     rig.publish(first, numbered(1))
     rig.drain()
-    before, announced, begun = state_rows(rig, second), waiting(rig, first), epoch(rig, first)
-    assert len(announced) == 3
+    before, unpublished, old_epoch = state_rows(rig, second), unpublished_ids(rig, first), epoch(rig, first)
+    assert len(unpublished) == 3
     with pytest.raises(RunError, match=r"has a readable state in .* use --force"):
         recover(rig, first, force=False)
     file = rig.home / "replication.yaml"
@@ -85,21 +85,21 @@ def test_one_stream_is_rebuilt_by_force_and_the_other_keeps_everything(
     output = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, check=True, env=environ).stdout
     assert output.startswith(f"{SITE}/{first}: goes on at 4; 3 copies found in {first}, the last one of 3\n")
     assert state_rows(rig, second) == before
-    assert waiting(rig, first) == announced
-    assert epoch(rig, first) > begun
+    assert unpublished_ids(rig, first) == unpublished
+    assert epoch(rig, first) > old_epoch
     rig.publish(first, numbered(1, first=4))
     rig.create(advisories)
     rig.drain()
     assert numbers(rig, first) == [1, 2, 3, 4]
-    of_first = [json.loads(message.payload) for message in rig.stored(advisories)]
-    ids = [advisory["event_id"] for advisory in of_first if advisory["stream"] == first]
-    assert ids[:3] == announced
+    published = [json.loads(message.payload) for message in rig.stored(advisories)]
+    ids = [advisory["event_id"] for advisory in published if advisory["stream"] == first]
+    assert ids[:3] == unpublished
     assert len(ids) == len(set(ids)) == 4
     assert len(rig.rows(f"SELECT * FROM node_advisories WHERE stream = '{first}'")) == 4
 
 
-def test_what_was_queued_before_the_new_position_and_never_copied_stays_queued(rig: Rig) -> None:
-    """Several writers may have made a later copy and not an earlier one."""
+def test_recovery_keeps_uncopied_messages_queued(rig: Rig) -> None:
+    """With several writers a later copy may exist without an earlier one."""
     stream = rig.make()
     rig.add(stream, workers=2, order="none", **SAMPLED)
     rig.publish(stream, numbered(4))
@@ -118,9 +118,7 @@ def test_what_was_queued_before_the_new_position_and_never_copied_stays_queued(r
 
 
 @pytest.mark.parametrize("tracked", (True, False), ids=("tracked", "plain"))
-def test_a_stream_that_stopped_for_a_source_made_again_goes_on_with_what_the_new_one_holds(
-    rig: Rig, tracked: bool
-) -> None:
+def test_forced_recovery_resumes_on_a_recreated_source(rig: Rig, tracked: bool) -> None:
     stream = rig.make()
     rig.add(stream, **(SAMPLED if tracked else {}))
     rig.publish(stream, numbered(3))
@@ -129,14 +127,14 @@ def test_a_stream_that_stopped_for_a_source_made_again_goes_on_with_what_the_new
     rig.create(stream)
     rig.publish(stream, numbered(3, first=11))
     assert "was recreated" in rig.failure()
-    begun = epoch(rig, stream)
+    old_epoch = epoch(rig, stream)
     shutil.move(rig.home / "sites", rig.home / "sites.aside")
     with pytest.raises(RunError, match=r"was recreated since it was copied.*--force"):
         recover(rig, stream, force=False)
     shutil.rmtree(rig.home / "sites")
     shutil.move(rig.home / "sites.aside", rig.home / "sites")
     assert "goes on at 1;" in recover(rig, stream)
-    assert epoch(rig, stream) > begun
+    assert epoch(rig, stream) > old_epoch
     rig.drain()
     rig.drain()
     assert numbers(rig, stream) == [1, 2, 3, 11, 12, 13]
@@ -152,7 +150,7 @@ def assert_counters_add_up(rig: Rig) -> None:
     assert row["seen_messages"] == sum(row[part] for part in parts), row
 
 
-def test_what_was_queued_of_a_source_that_was_made_again_is_recorded_as_lost(rig: Rig) -> None:
+def test_recovery_records_the_queue_of_a_recreated_source_as_lost(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, **SAMPLED)
     rig.publish(stream, numbered(5))
@@ -171,8 +169,8 @@ def test_what_was_queued_of_a_source_that_was_made_again_is_recorded_as_lost(rig
     assert_counters_add_up(rig)
 
 
-def cut_off(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Begin a run, and end it when a batch has made its copies and has not noted them."""
+def crash_before_noting_copies(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run until a batch has made its copies, then crash before it records them."""
 
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
@@ -183,14 +181,12 @@ def cut_off(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
             rig.run()
 
 
-def test_the_copies_of_a_batch_under_way_are_in_the_history_although_no_run_makes_them_again(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recovery_adds_the_copies_of_an_open_batch_to_the_history(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = rig.make()
     rig.add(stream, batch_messages=10, **SAMPLED)
     rig.publish(stream, numbered(25))
-    cut_off(rig, monkeypatch)
-    # A window that was cut off leaves a hole.
+    crash_before_noting_copies(rig, monkeypatch)
+    # An interrupted window leaves a hole.
     rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": 4}, rig.target)
     assert "1 copies that were queued or under way are made" in recover(rig, stream)
     rig.drain()
@@ -198,17 +194,15 @@ def test_the_copies_of_a_batch_under_way_are_in_the_history_although_no_run_make
     assert [row["sequence"] for row in rig.rows("SELECT sequence FROM node_snapshots ORDER BY 1")] == [*range(1, 26)]
 
 
-def test_a_batch_under_way_of_a_stream_that_is_not_tracked_is_finished_exactly(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recovery_finishes_an_open_batch_of_an_untracked_stream(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = rig.make()
     rig.add(stream, batch_messages=10, filter_subject=f"{stream}.m")
     bodies = [Sent(b'{"n": %d}' % n, "other" if n == 6 else "m") for n in range(1, 26)]
     rig.publish(stream, bodies)
 
-    cut_off(rig, monkeypatch)
+    crash_before_noting_copies(rig, monkeypatch)
     assert numbers(rig, stream) == [1, 2, 3, 4, 5, 7, 8, 9, 10]
-    # A window that was cut off leaves holes before later copies.
+    # An interrupted window leaves holes before later copies.
     for sequence in (2, 4):
         rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence}, rig.target)
     rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": 4})
@@ -219,7 +213,7 @@ def test_a_batch_under_way_of_a_stream_that_is_not_tracked_is_finished_exactly(
     assert rig.row("SELECT sum(messages) AS n FROM gaps WHERE first_sequence < 11")["n"] == 2
 
 
-def test_the_history_of_an_earlier_source_is_kept_apart_although_the_state_is_lost(rig: Rig) -> None:
+def test_recovery_keeps_the_history_of_an_earlier_source_separate(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, on_source_reset="recopy", inspect_force_field="force", **SAMPLED)
 
@@ -230,7 +224,7 @@ def test_the_history_of_an_earlier_source_is_kept_apart_although_the_state_is_lo
     rig.drain()
     rig.api(f"STREAM.DELETE.{stream}")
     rig.create(stream)
-    # The earlier source's last nodes, at lower sequences.
+    # The last nodes of the earlier source, at lower sequences.
     report("d", "c")
     rig.drain()
     shutil.rmtree(rig.home / "sites")
@@ -244,7 +238,7 @@ def test_the_history_of_an_earlier_source_is_kept_apart_although_the_state_is_lo
     assert duckdb.execute(f"SELECT count(*) FROM read_parquet({files})").fetchall() == [(7,)]
 
 
-def test_a_stream_that_stopped_for_a_source_that_went_back_goes_on_behind_what_both_hold(
+def test_recovery_resumes_after_the_last_message_before_a_rollback(
     rig: Rig, restore_source: Callable[[str], None]
 ) -> None:
     stream = rig.make()
@@ -254,7 +248,7 @@ def test_a_stream_that_stopped_for_a_source_that_went_back_goes_on_behind_what_b
     rig.publish(stream, numbered(3, first=4))
     rig.drain()
     restore_source("restore")
-    # It has grown past the position: the sequences 4 to 8 mean other messages now.
+    # The source has grown past the position: sequences 4 to 8 now hold other messages.
     rig.publish(stream, numbered(5, first=14))
     assert "holds another message 6" in rig.failure()
     assert "goes on at 4;" in recover(rig, stream)
@@ -262,12 +256,12 @@ def test_a_stream_that_stopped_for_a_source_that_went_back_goes_on_behind_what_b
     rig.drain()
     assert numbers(rig, stream) == [1, 2, 3, 4, 5, 6, 14, 15, 16, 17, 18]
     nodes = {row["node"] for row in rig.rows("last_seen_nodes")}
-    # What the source lost was seen all the same.
+    # Messages that the source lost still count as seen.
     assert nodes == {f"n{n}" for n in (1, 2, 3, 4, 5, 6, 14, 15, 16, 17, 18)}
 
 
 @pytest.mark.parametrize(
-    ("gone", "differs_from", "expected"),
+    ("missing", "differs_from", "expected"),
     (
         (set(), 5, 4),
         (set(), 1, None),
@@ -280,24 +274,22 @@ def test_a_stream_that_stopped_for_a_source_that_went_back_goes_on_behind_what_b
         (set(range(1, 9)), 1, None),
     ),
 )
-def test_the_last_copy_of_what_the_source_still_holds_is_found_whatever_else_it_lost(
-    gone: set[int], differs_from: int, expected: int | None
+def test_last_matching_finds_the_last_copy_the_source_still_holds(
+    missing: set[int], differs_from: int, expected: int | None
 ) -> None:
     copies = FoundCopies()
     for sequence in range(1, 9):
         copies.add(Copy(sequence, sequence, sequence * 1_000_000, 1, None))
 
     def stored_ns(sequence: int) -> int | None:
-        if sequence in gone:
+        if sequence in missing:
             return None
         return sequence * 1_000_000 + (0 if sequence < differs_from else 5_000_000)
 
     assert last_matching(copies, range(1, 9), stored_ns) == expected
 
 
-def test_a_stream_that_is_tracked_no_more_makes_its_queued_copies_first_and_forgets_its_nodes(
-    rig: Rig, tmp_path: Path
-) -> None:
+def test_untracked_stream_copies_its_queue_and_drops_its_nodes(rig: Rig, tmp_path: Path) -> None:
     stream = rig.make()
     with NatsServer(tmp_path / "target", "mortal") as target:
         rig.target = target
@@ -307,7 +299,7 @@ def test_a_stream_that_is_tracked_no_more_makes_its_queued_copies_first_and_forg
         target.stop()
         rig.publish(stream, [*numbered(2, first=3), *numbered(2, first=1)])
         assert rig.failure()
-        # Two new senders are due, the two known ones are sampled out.
+        # The two new senders are due; sampling skips the two known ones.
         assert len(state_rows(rig, stream)["copy_queue"]) == 2
         for key in SAMPLED:
             del entry[key]
@@ -322,7 +314,7 @@ def test_a_stream_that_is_tracked_no_more_makes_its_queued_copies_first_and_forg
         assert (row["queued_messages"], row["lag_messages"], row["copied_messages"]) == (0, 0, 6)
         assert row["seen_messages"] == row["copied_messages"] + row["skipped_messages"]
         assert find_work(rig.settings(), SITE) == (None, "caught up")
-        # Tracked again: its nodes are new, and counted on from before.
+        # Tracked again: nodes are new, but transition numbers continue.
         entry |= SAMPLED
         rig.publish(stream, numbered(1))
         rig.drain()
@@ -330,7 +322,7 @@ def test_a_stream_that_is_tracked_no_more_makes_its_queued_copies_first_and_forg
         assert [row["transition"] for row in rig.rows("node_advisories") if row["node"] == "n1"] == [1, 2]
 
 
-def test_a_watermark_of_forty_days_ahead_deletes_no_history_and_no_retired_node(rig: Rig) -> None:
+def test_watermark_far_ahead_deletes_no_history_or_retired_nodes(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, retired_retention="20d", **SAMPLED)
     rig.publish(stream, numbered(2))

@@ -1,4 +1,4 @@
-"""What is copied, byte for byte, and what is counted: one batch after the other from a real source to a real target."""
+"""Copied messages, byte for byte, and their counters, with a real source and a real target."""
 
 import json
 from collections import Counter
@@ -14,8 +14,8 @@ from sr_assets.stages.replication.batch import Batch
 from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10m"}
-#: What stays behind at the source, and what only looks as if it did.
-STEERING = (
+#: Headers that a copy drops.
+CONTROL_HEADERS = (
     "Nats-Msg-Id: one",
     "nats-msg-id: two",
     "Nats-Expected-Stream: {stream}",
@@ -35,7 +35,7 @@ STEERING = (
     "Nats-Num-Pending: 3",
     "Nats-Last-Sequence: 9",
 )
-TRAVELLING = ("Nats-Foo: 1", "Choria-SR-Source: S 7 R N 12", "A: 1", "A: 2", "a:\t3 ", "Odd : x", "X-Nats-TTL: 1")
+COPIED_HEADERS = ("Nats-Foo: 1", "Choria-SR-Source: S 7 R N 12", "A: 1", "A: 2", "a:\t3 ", "Odd : x", "X-Nats-TTL: 1")
 
 
 def block(*lines: str) -> bytes:
@@ -46,7 +46,7 @@ def sender(name: str, **more: Any) -> bytes:
     return json.dumps({"sender": name, **more}).encode()
 
 
-def own_headers(rig: Rig, stream: str, sequence: int, stored_ns: int) -> bytes:
+def headers_added_by_the_copy(rig: Rig, stream: str, sequence: int, stored_ns: int) -> bytes:
     created_ns = rig.info(stream).created_ns
     return (
         f"Choria-SR-Source: {stream} {sequence} {SITE} {SITE} {stored_ns // 1_000_000}\r\n"
@@ -56,11 +56,11 @@ def own_headers(rig: Rig, stream: str, sequence: int, stored_ns: int) -> bytes:
 
 @pytest.mark.parametrize("direct", (True, False))
 @pytest.mark.parametrize("entry", ({}, TRACKED), ids=("plain", "sampled"))
-def test_payloads_and_headers_arrive_byte_for_byte_except_those_that_steer(
-    rig: Rig, direct: bool, entry: dict[str, Any]
-) -> None:
+def test_copies_are_identical_except_for_control_headers(rig: Rig, direct: bool, entry: dict[str, Any]) -> None:
     stream = rig.make(allow_direct=direct)
-    mixed = [line for pair in zip(TRAVELLING, STEERING, strict=False) for line in pair] + list(STEERING[7:])
+    mixed = [line for pair in zip(COPIED_HEADERS, CONTROL_HEADERS, strict=False) for line in pair] + list(
+        CONTROL_HEADERS[7:]
+    )
     sent = [
         Sent(b"", headers=b""),
         Sent(bytes(range(256)) * 3, headers=block("X: \xff\xfe\xa0", "Y:")),
@@ -80,20 +80,20 @@ def test_payloads_and_headers_arrive_byte_for_byte_except_those_that_steer(
     stored, copies = rig.stored(stream), rig.copies(stream)
     assert [copy.payload for copy in copies] == [original.payload for original in sent]
     assert [copy.subject for copy in copies] == [f"{stream}.m"] * len(sent)
-    kept = [b""] * len(sent)
-    kept[1] = b"X: \xff\xfe\xa0\r\nY:\r\n"
-    kept[2] = "".join(f"{line}\r\n" for line in TRAVELLING).encode()
-    kept[3] = b"Z: z\r\n"
-    for copy, message, lines in zip(copies, stored, kept, strict=True):
-        own = own_headers(rig, stream, message.sequence, message.stored_ns)
-        assert copy.headers == b"NATS/1.0\r\n" + lines + own
+    copied_headers = [b""] * len(sent)
+    copied_headers[1] = b"X: \xff\xfe\xa0\r\nY:\r\n"
+    copied_headers[2] = "".join(f"{line}\r\n" for line in COPIED_HEADERS).encode()
+    copied_headers[3] = b"Z: z\r\n"
+    for copy, message, lines in zip(copies, stored, copied_headers, strict=True):
+        added_headers = headers_added_by_the_copy(rig, stream, message.sequence, message.stored_ns)
+        assert copy.headers == b"NATS/1.0\r\n" + lines + added_headers
     counted = rig.row("replication")
     assert counted["copied_messages"] == counted["seen_messages"] == len(sent)
     assert counted["copied_bytes"] == sum(len(original.payload) for original in sent)
     assert counted["no_sender_messages"] == (len(sent) if entry else 0)
 
 
-def test_a_second_hop_adds_its_origin_after_the_first_ones(rig: Rig) -> None:
+def test_second_hop_appends_its_origin_header(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, [Sent(b"x", headers=block("Choria-SR-Source: CITY 5 LONDON city 1", "Nats-Msg-Id: city/5"))])
     rig.add(stream)
@@ -116,7 +116,7 @@ def test_subjects_are_prefixed_then_shortened(rig: Rig) -> None:
     assert rig.info(target, rig.target).subjects == (f"eu.west.{stream}.>",)
 
 
-def test_small_batches_copy_the_same_in_the_same_order(rig: Rig) -> None:
+def test_small_batches_keep_the_order(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, [Sent(b"%d" % n * 100) for n in range(50)])
     rig.add(stream, batch_messages=20)
@@ -131,7 +131,7 @@ def test_small_batches_copy_the_same_in_the_same_order(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("order", ("sender", "none"))
-def test_two_workers_copy_everything_once_and_keep_each_senders_order(rig: Rig, order: str) -> None:
+def test_two_workers_copy_each_message_once_in_sender_order(rig: Rig, order: str) -> None:
     stream = rig.make()
     rig.publish(stream, [Sent(sender(f"n{n % 9}", force=True, n=n)) for n in range(600)])
     rig.add(stream, workers=2, order=order, inspect_force_field="force", batch_messages=400, **TRACKED)
@@ -147,7 +147,7 @@ def test_two_workers_copy_everything_once_and_keep_each_senders_order(rig: Rig, 
     assert rig.row("replication")["copied_messages"] == 600
 
 
-def test_two_workers_share_a_plain_copy(rig: Rig) -> None:
+def test_two_workers_share_an_untracked_stream(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, [Sent(b"%d" % n) for n in range(300)])
     rig.add(stream, workers=2, order="none")
@@ -155,7 +155,7 @@ def test_two_workers_share_a_plain_copy(rig: Rig) -> None:
     assert Counter(int(copy.payload) for copy in rig.copies(stream)) == Counter(range(300))
 
 
-def test_what_the_filter_leaves_out_is_one_gap_of_all_batches_and_counted_nowhere_else(rig: Rig) -> None:
+def test_filtered_messages_are_one_gap_across_batches(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, [Sent(b"%d" % n, "keep" if n % 3 == 0 else "drop") for n in range(30)])
     rig.add(stream, filter_subject=f"{stream}.keep", batch_messages=20)
@@ -177,7 +177,7 @@ def test_what_the_filter_leaves_out_is_one_gap_of_all_batches_and_counted_nowher
 
 
 @pytest.mark.parametrize("entry", ({}, TRACKED), ids=("plain", "sampled"))
-def test_deleted_messages_are_gaps_with_neighbours_merged(rig: Rig, entry: dict[str, Any]) -> None:
+def test_adjacent_deleted_messages_are_one_gap(rig: Rig, entry: dict[str, Any]) -> None:
     stream = rig.make()
     rig.publish(stream, [Sent(b"%d" % n) for n in range(1, 13)])
     for sequence in (1, 2, 5, 6, 7, 10, 12):
@@ -196,7 +196,7 @@ def test_deleted_messages_are_gaps_with_neighbours_merged(rig: Rig, entry: dict[
     assert counted["lag_messages"] == 0
 
 
-def test_what_retention_took_before_we_came_back_is_overtaken(rig: Rig) -> None:
+def test_messages_purged_between_runs_are_an_overtaken_gap(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream)
     rig.publish(stream, [Sent(b"1"), Sent(b"2")])
@@ -209,7 +209,7 @@ def test_what_retention_took_before_we_came_back_is_overtaken(rig: Rig) -> None:
     assert tuple(gap.values()) == (3, 6, 4, "overtaken")
 
 
-def test_a_source_that_was_emptied_is_caught_up(rig: Rig) -> None:
+def test_purged_source_is_caught_up(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream)
     rig.publish(stream, [Sent(b"1"), Sent(b"2"), Sent(b"3")])
@@ -222,7 +222,7 @@ def test_a_source_that_was_emptied_is_caught_up(rig: Rig) -> None:
     assert [copy.payload for copy in rig.copies(stream)] == [b"4"]
 
 
-def test_a_per_subject_limit_makes_one_gap_a_batch(rig: Rig) -> None:
+def test_per_subject_limit_makes_one_gap_per_batch(rig: Rig) -> None:
     stream = rig.make(max_msgs_per_subject=1)
     rig.publish(stream, [Sent(b"%d" % n, f"s{n % 3}") for n in range(1, 13)])
     rig.publish(stream, [Sent(b"x", "s9"), Sent(b"y", "s0"), Sent(b"z", "s0")])
@@ -247,7 +247,7 @@ def test_messages_older_than_max_age_are_skipped_and_counted(rig: Rig, entry: di
         assert rig.row("last_seen_nodes")["last_copied"] is None
 
 
-def test_a_message_the_target_cannot_take_is_parked_and_the_stream_goes_on(rig: Rig) -> None:
+def test_message_that_the_target_rejects_is_parked(rig: Rig) -> None:
     stream = rig.make()
     rig.create(stream, rig.target, max_msg_size=1000)
     rig.publish(stream, [Sent(sender("a")), Sent(sender("b", x="y" * 2000)), Sent(sender("c"))])
@@ -264,7 +264,7 @@ def test_a_message_the_target_cannot_take_is_parked_and_the_stream_goes_on(rig: 
     assert rig.row("SELECT count(*) AS nodes FROM last_seen_nodes WHERE last_copied IS NOT NULL")["nodes"] == 3
 
 
-def test_a_message_as_large_as_the_server_takes_is_parked_when_our_headers_do_not_fit(rig: Rig) -> None:
+def test_message_of_max_payload_is_parked_when_headers_do_not_fit(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, [Sent(b"x" * (1 << 20)), Sent(b"after")])
     rig.add(stream)
@@ -273,7 +273,7 @@ def test_a_message_as_large_as_the_server_takes_is_parked_when_our_headers_do_no
     assert "max_payload" in rig.row("parked_messages")["reason"]
 
 
-def test_on_poison_stop_stops_at_the_message_and_goes_on_once_the_target_takes_it(rig: Rig) -> None:
+def test_on_poison_stop_waits_until_the_target_accepts_the_message(rig: Rig) -> None:
     stream = rig.make()
     rig.create(stream, rig.target, max_msg_size=1000)
     rig.publish(stream, [Sent(b"1"), Sent(b"2" * 2000), Sent(b"3")])
@@ -290,7 +290,7 @@ def test_on_poison_stop_stops_at_the_message_and_goes_on_once_the_target_takes_i
     assert rig.row("replication")["last_error"] is None
 
 
-def test_messages_of_one_run_count_once_whatever_became_of_them(rig: Rig) -> None:
+def test_each_message_of_a_run_counts_once_by_outcome(rig: Rig) -> None:
     stream = rig.make()
     rig.create(stream, rig.target, max_msg_size=3000)
     names = [f"n{n % 5}" for n in range(40)]
@@ -306,7 +306,7 @@ def test_messages_of_one_run_count_once_whatever_became_of_them(rig: Rig) -> Non
     assert counted["no_sender_messages"] == 2
 
 
-def test_a_subject_of_bytes_that_are_no_text_is_copied_as_it_is(rig: Rig) -> None:
+def test_subject_that_is_not_utf8_is_copied_unchanged(rig: Rig) -> None:
     stream = rig.make()
     with_umlaut = Sent(b"1", "größe.☃")
     rig.publish(stream, [with_umlaut, Sent(b"2", "\udcff\udcfe")])
@@ -316,7 +316,7 @@ def test_a_subject_of_bytes_that_are_no_text_is_copied_as_it_is(rig: Rig) -> Non
     assert [row["node"] for row in rig.rows("last_seen_nodes")] == ["☃"]
 
 
-def test_a_batch_that_is_done_again_keeps_its_cut_off(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_batch_keeps_its_age_cutoff(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = rig.make()
     rig.publish(stream, [Sent(sender("a"))])
     rig.add(stream, max_age="5s", **TRACKED)
@@ -335,7 +335,7 @@ def test_a_batch_that_is_done_again_keeps_its_cut_off(rig: Rig, monkeypatch: pyt
     assert len(rig.copies(stream)) == 1
 
 
-def test_a_mirror_as_a_source_is_dated_by_its_last_message(rig: Rig) -> None:
+def test_mirror_source_takes_its_watermark_from_its_last_message(rig: Rig) -> None:
     origin, mirror = rig.make(), rig.unique("MIRROR")
     rig.publish(origin, [Sent(sender("a")), Sent(sender("b"))])
     answer = rig.api(f"STREAM.CREATE.{mirror}", {"name": mirror, "mirror": {"name": origin}, "allow_direct": True})
@@ -368,8 +368,8 @@ def test_source_and_target_may_be_one_cluster(rig: Rig) -> None:
     assert rig.info(stream).last_sequence == 2
 
 
-def test_a_message_stored_before_the_committed_watermark_is_counted_and_not_lost(rig: Rig) -> None:
-    """As after a server's clock went back: only the state can be made to say so here."""
+def test_message_before_the_watermark_is_copied_and_counted_as_late(rig: Rig) -> None:
+    """As after a server's clock was set back; only an edit of the state can simulate that here."""
     stream = rig.make()
     rig.add(stream, **TRACKED)
     rig.publish(stream, [Sent(sender("a"))])
@@ -388,7 +388,7 @@ def test_a_message_stored_before_the_committed_watermark_is_counted_and_not_lost
     assert {json.loads(copy.payload)["sender"] for copy in rig.copies(stream)} == {"a", "b"}
 
 
-def test_a_server_without_jetstream_is_one_line(rig: Rig, tmp_path: Path) -> None:
+def test_server_without_jetstream_fails_with_its_address(rig: Rig, tmp_path: Path) -> None:
     with NatsServer(tmp_path, "plain", jetstream=False) as plain:
         rig.add("ANY", source_url=plain.url)
         assert plain.address in rig.failure()

@@ -1,4 +1,4 @@
-"""What follows when the target is not what it was: rolled back, purged, made again, or written to by another."""
+"""Targets that were rolled back, purged, recreated, or written to by others."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -23,130 +23,126 @@ def payloads(rig: Rig, stream: str) -> list[int]:
 
 
 @pytest.fixture
-def frail(rig: Rig, tmp_path: Path) -> Iterator[Rig]:
-    """A site whose target server is its own, so that its disk can be set back."""
+def restorable(rig: Rig, tmp_path: Path) -> Iterator[Rig]:
+    """A site with its own target server, whose disk can be restored."""
     with NatsServer(tmp_path / "frail", "frail") as target:
         rig.target = target
         yield rig
 
 
 @pytest.fixture
-def set_back(frail: Rig, tmp_path: Path) -> Callable[[str], None]:
-    """A function: `save` keeps the target's disk as it is now, `restore` sets it back to that."""
+def restore_target(restorable: Rig, tmp_path: Path) -> Callable[[str], None]:
+    """Return a function: `save` copies the target's disk, `restore` restores that copy."""
     disk, saved = tmp_path / "frail", tmp_path / "saved"
 
     def act(action: str) -> None:
-        frail.target.stop()
+        restorable.target.stop()
         old, new = (disk, saved) if action == "save" else (saved, disk)
         shutil.rmtree(new, ignore_errors=True)
         shutil.copytree(old, new)
-        frail.target.start()
+        restorable.target.start()
 
     return act
 
 
 @pytest.mark.parametrize("entry", ({}, TRACKED), ids=("plain", "sampled"))
-def test_what_a_rolled_back_target_lost_is_sent_again_before_what_is_new(
-    frail: Rig, set_back: Callable[[str], None], entry: dict[str, str]
+def test_copies_lost_in_a_target_rollback_are_resent_first(
+    restorable: Rig, restore_target: Callable[[str], None], entry: dict[str, str]
 ) -> None:
-    stream = frail.make()
-    frail.add(stream, **entry)
-    frail.publish(stream, numbered(1, 4))
-    frail.drain()
-    set_back("save")
-    frail.publish(stream, numbered(4, 8))
-    frail.drain()
-    before = frail.row("SELECT * EXCLUDE (as_of, watermark, next_deadline) FROM replication")
-    set_back("restore")
-    assert payloads(frail, stream) == [1, 2, 3]
-    reports = frail.drain()
-    assert payloads(frail, stream) == [1, 2, 3, 4, 5, 6, 7]
+    stream = restorable.make()
+    restorable.add(stream, **entry)
+    restorable.publish(stream, numbered(1, 4))
+    restorable.drain()
+    restore_target("save")
+    restorable.publish(stream, numbered(4, 8))
+    restorable.drain()
+    before = restorable.row("SELECT * EXCLUDE (as_of, watermark, next_deadline) FROM replication")
+    restore_target("restore")
+    assert payloads(restorable, stream) == [1, 2, 3]
+    reports = restorable.drain()
+    assert payloads(restorable, stream) == [1, 2, 3, 4, 5, 6, 7]
     assert reports[stream].resent == 4
-    assert frail.row("SELECT * EXCLUDE (as_of, watermark, next_deadline) FROM replication") == before
-    frail.publish(stream, numbered(8, 10))
-    reports = frail.drain()
+    assert restorable.row("SELECT * EXCLUDE (as_of, watermark, next_deadline) FROM replication") == before
+    restorable.publish(stream, numbered(8, 10))
+    reports = restorable.drain()
     assert reports[stream].resent == 0
-    assert payloads(frail, stream) == list(range(1, 10))
-    assert not frail.rows("gaps")
+    assert payloads(restorable, stream) == list(range(1, 10))
+    assert not restorable.rows("gaps")
 
 
-def test_what_the_source_has_lost_too_is_a_gap(frail: Rig, set_back: Callable[[str], None]) -> None:
-    stream = frail.make()
-    frail.add(stream)
-    frail.publish(stream, numbered(1, 4))
-    frail.drain()
-    set_back("save")
-    frail.publish(stream, numbered(4, 8))
-    frail.drain()
+def test_copies_lost_on_both_sides_are_a_gap(restorable: Rig, restore_target: Callable[[str], None]) -> None:
+    stream = restorable.make()
+    restorable.add(stream)
+    restorable.publish(stream, numbered(1, 4))
+    restorable.drain()
+    restore_target("save")
+    restorable.publish(stream, numbered(4, 8))
+    restorable.drain()
     for sequence in (4, 5, 7):
-        frail.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})
-    set_back("restore")
-    frail.drain()
-    assert payloads(frail, stream) == [1, 2, 3, 6]
-    gaps = frail.rows("SELECT first_sequence, last_sequence, messages, reason FROM gaps ORDER BY ALL")
+        restorable.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})
+    restore_target("restore")
+    restorable.drain()
+    assert payloads(restorable, stream) == [1, 2, 3, 6]
+    gaps = restorable.rows("SELECT first_sequence, last_sequence, messages, reason FROM gaps ORDER BY ALL")
     assert gaps == [
         {"first_sequence": 4, "last_sequence": 5, "messages": 2, "reason": "lost"},
         {"first_sequence": 7, "last_sequence": 7, "messages": 1, "reason": "lost"},
     ]
-    counted = frail.row("replication")
+    counted = restorable.row("replication")
     assert counted["gap_messages"] == 3
     assert counted["seen_messages"] == counted["copied_messages"]
 
 
-def test_a_rolled_back_target_that_was_written_to_since_is_noticed_by_what_is_stored_in_place_of_our_copies(
-    frail: Rig, set_back: Callable[[str], None]
-) -> None:
-    stream = frail.make()
-    frail.add(stream)
-    frail.publish(stream, numbered(1, 4))
-    frail.drain()
-    set_back("save")
-    frail.publish(stream, numbered(4, 6))
-    frail.drain()
-    set_back("restore")
-    frail.publish(stream, numbered(91, 95), frail.target)
-    frail.drain()
-    assert payloads(frail, stream) == [1, 2, 3, 91, 92, 93, 94, 4, 5]
+def test_target_rollback_is_detected_after_other_writes(restorable: Rig, restore_target: Callable[[str], None]) -> None:
+    stream = restorable.make()
+    restorable.add(stream)
+    restorable.publish(stream, numbered(1, 4))
+    restorable.drain()
+    restore_target("save")
+    restorable.publish(stream, numbered(4, 6))
+    restorable.drain()
+    restore_target("restore")
+    restorable.publish(stream, numbered(91, 95), restorable.target)
+    restorable.drain()
+    assert payloads(restorable, stream) == [1, 2, 3, 91, 92, 93, 94, 4, 5]
 
 
-def test_a_batch_that_was_open_when_the_target_was_rolled_back_comes_after_what_was_lost(
-    frail: Rig, set_back: Callable[[str], None]
+def test_open_batch_follows_the_copies_resent_after_a_rollback(
+    restorable: Rig, restore_target: Callable[[str], None]
 ) -> None:
-    stream = frail.make()
-    frail.add(stream)
-    frail.publish(stream, numbered(1, 4))
-    frail.drain()
-    set_back("save")
-    frail.publish(stream, numbered(4, 6))
-    frail.drain()
-    frail.publish(stream, numbered(6, 9))
-    info = frail.info(stream, frail.target)
-    with frail.open() as site:
-        source = frail.info(stream)
+    stream = restorable.make()
+    restorable.add(stream)
+    restorable.publish(stream, numbered(1, 4))
+    restorable.drain()
+    restore_target("save")
+    restorable.publish(stream, numbered(4, 6))
+    restorable.drain()
+    restorable.publish(stream, numbered(6, 9))
+    info = restorable.info(stream, restorable.target)
+    with restorable.open() as site:
+        source = restorable.info(stream)
         intent = Intent(stream, 6, 6, 9, source.ts_ns, None, source.created_ns, info.created_ns, 5)
         with site.state.transaction():
             site.state.save_intent(intent)
-    set_back("restore")
-    frail.drain()
-    assert payloads(frail, stream) == [1, 2, 3, 4, 5, 6, 7, 8]
+    restore_target("restore")
+    restorable.drain()
+    assert payloads(restorable, stream) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_a_purged_target_is_no_reason_to_send_anything_again(frail: Rig) -> None:
-    stream = frail.make()
-    frail.add(stream)
-    frail.publish(stream, numbered(1, 4))
-    frail.drain()
-    frail.api(f"STREAM.PURGE.{stream}", server=frail.target)
-    frail.publish(stream, numbered(4, 6))
-    frail.drain()
-    assert payloads(frail, stream) == [4, 5]
-    assert not frail.rows("gaps")
+def test_purged_target_causes_no_resend(restorable: Rig) -> None:
+    stream = restorable.make()
+    restorable.add(stream)
+    restorable.publish(stream, numbered(1, 4))
+    restorable.drain()
+    restorable.api(f"STREAM.PURGE.{stream}", server=restorable.target)
+    restorable.publish(stream, numbered(4, 6))
+    restorable.drain()
+    assert payloads(restorable, stream) == [4, 5]
+    assert not restorable.rows("gaps")
 
 
 @pytest.mark.parametrize("entry", ({}, TRACKED), ids=("plain", "sampled"))
-def test_a_target_that_was_made_again_gets_everything_again_when_that_is_wanted(
-    rig: Rig, entry: dict[str, str]
-) -> None:
+def test_recreated_target_is_refilled_if_configured(rig: Rig, entry: dict[str, str]) -> None:
     stream = rig.make()
     rig.add(stream, on_target_reset="recopy", batch_messages=2, **entry)
     rig.publish(stream, numbered(1, 6))
@@ -162,21 +158,21 @@ def test_a_target_that_was_made_again_gets_everything_again_when_that_is_wanted(
     assert rig.drain()[stream].resent == 0
 
 
-@pytest.mark.parametrize("there", (True, False))
-def test_a_target_that_is_gone_stops_the_stream_when_that_is_wanted(rig: Rig, there: bool) -> None:
+@pytest.mark.parametrize("recreated", (True, False))
+def test_deleted_target_stops_the_stream_if_configured(rig: Rig, recreated: bool) -> None:
     stream = rig.make()
     rig.add(stream, on_target_reset="stop")
     rig.publish(stream, numbered(1, 3))
     rig.drain()
     rig.api(f"STREAM.DELETE.{stream}", server=rig.target)
-    if there:
+    if recreated:
         rig.create(stream, rig.target)
     failure = rig.failure()
     assert "on_target_reset" in failure
-    assert ("recreated" in failure) is there
+    assert ("recreated" in failure) is recreated
 
 
-def test_a_state_from_a_backup_is_not_mistaken_for_a_crash_and_stops(rig: Rig, tmp_path: Path) -> None:
+def test_state_restored_from_a_backup_stops_the_stream(rig: Rig, tmp_path: Path) -> None:
     stream = rig.make()
     rig.add(stream)
     rig.publish(stream, numbered(1, 4))
@@ -194,7 +190,7 @@ def test_a_state_from_a_backup_is_not_mistaken_for_a_crash_and_stops(rig: Rig, t
 
 
 @pytest.mark.parametrize("copied", (0, 2))
-def test_a_batch_that_was_open_when_its_target_was_deleted_is_done_in_the_new_one(rig: Rig, copied: int) -> None:
+def test_open_batch_is_finished_in_a_recreated_target(rig: Rig, copied: int) -> None:
     stream = rig.make()
     rig.add(stream)
     if copied:
@@ -202,10 +198,10 @@ def test_a_batch_that_was_open_when_its_target_was_deleted_is_done_in_the_new_on
     rig.create(stream, rig.target)
     rig.drain()
     rig.publish(stream, numbered(copied + 1, copied + 3))
-    source, made_ns = rig.info(stream), rig.info(stream, rig.target).created_ns
+    source, target_created_ns = rig.info(stream), rig.info(stream, rig.target).created_ns
     with rig.open() as site, site.state.transaction():
         first, after = copied + 1, copied + 3
-        intent = Intent(stream, first, first, after, source.ts_ns, None, source.created_ns, made_ns, copied)
+        intent = Intent(stream, first, first, after, source.ts_ns, None, source.created_ns, target_created_ns, copied)
         site.state.save_intent(intent)
     rig.api(f"STREAM.DELETE.{stream}", server=rig.target)
     rig.drain()
@@ -213,7 +209,7 @@ def test_a_batch_that_was_open_when_its_target_was_deleted_is_done_in_the_new_on
 
 
 @pytest.mark.parametrize("entry", ({}, TRACKED), ids=("plain", "sampled"))
-def test_a_batch_that_was_open_when_its_target_was_renamed_comes_after_what_is_copied_again(
+def test_open_batch_follows_recopied_messages_into_a_renamed_target(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, entry: dict[str, str]
 ) -> None:
     stream = rig.make()
@@ -237,23 +233,23 @@ def test_a_batch_that_was_open_when_its_target_was_renamed_comes_after_what_is_c
     assert rig.row("replication")["copied_messages"] == 19
 
 
-def test_the_first_look_through_a_target_goes_on_where_it_was_cut_off(rig: Rig) -> None:
+def test_first_target_scan_resumes_where_it_stopped(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream)
     rig.publish(stream, numbered(1, 4))
     rig.drain()
-    # The state is lost: only a look through the target tells that there are copies.
+    # The state is lost: only a scan of the target finds the copies.
     shutil.rmtree(rig.home / "sites" / SITE)
     assert "already holds copies" in rig.failure()
     created_ns = rig.info(stream, rig.target).created_ns
-    for looked_ns, looked, number in ((created_ns - 1, 3, 1), (created_ns, 1, 2), (created_ns, 3, None)):
+    for scanned_ns, scanned, number in ((created_ns - 1, 3, 1), (created_ns, 1, 2), (created_ns, 3, None)):
         with rig.open() as site, site.state.transaction():
-            site.state.save_copying(CopyState(stream, target_looked=looked, target_looked_ns=looked_ns))
+            site.state.save_copying(CopyState(stream, target_looked=scanned, target_looked_ns=scanned_ns))
         failure = rig.run()[stream].failure or ""
         assert (f"already holds copies of it ({number} at {number})" in failure) is (number is not None), failure
 
 
-def test_a_long_look_says_how_far_it_is_and_saves_that(
+def test_long_target_scan_logs_and_saves_its_progress(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -269,10 +265,8 @@ def test_a_long_look_says_how_far_it_is_and_saves_that(
     assert (copying.target_looked, copying.target_looked_ns) == (300, rig.info(target, rig.target).created_ns)
 
 
-@pytest.mark.parametrize("prefixes", (("a", "b"), ("", "")), ids=("subjects of their own", "the same subjects"))
-def test_another_writer_is_noticed_on_a_target_of_many_sites(
-    rig: Rig, tmp_path: Path, prefixes: tuple[str, str]
-) -> None:
+@pytest.mark.parametrize("prefixes", (("a", "b"), ("", "")), ids=("own_subjects", "same_subjects"))
+def test_foreign_copies_are_detected_on_a_shared_target(rig: Rig, tmp_path: Path, prefixes: tuple[str, str]) -> None:
     stream, target = rig.make(), rig.unique("SHARED")
     subjects = [f"{prefix}.>" for prefix in prefixes] if prefixes[0] else [f"{stream}.>"]
     rig.create(target, rig.target, subjects=subjects)
@@ -288,6 +282,6 @@ def test_another_writer_is_noticed_on_a_target_of_many_sites(
     shutil.copy(tmp_path / "older", state)
     rig.publish(stream, numbered(6, 8))
     assert "that no batch of this site made" in rig.failure()
-    # Those of others are nothing of ours.
+    # Copies by others do not matter.
     rig.drain("other")
     assert len(rig.copies(target)) == 5 + 7

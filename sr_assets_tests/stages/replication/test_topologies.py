@@ -1,4 +1,4 @@
-"""Topologies that meet: two entries into one target, an empty source, batches that end exactly where the source does."""
+"""Two entries with one target, an empty source, and batches that end exactly at the end of the source."""
 
 import json
 from typing import Any
@@ -18,37 +18,37 @@ def forced(first: int, after: int) -> list[Sent]:
 
 
 @pytest.mark.parametrize("entry", ({}, TRACKED), ids=("plain", "tracked"))
-def test_two_entries_fill_one_target_from_nothing_and_after_a_crash_at_the_end_of_a_batch(
+def test_two_entries_share_one_target_across_a_crash(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, entry: dict[str, Any]
 ) -> None:
     first, second, target = rig.make(), rig.make(), rig.unique("T")
     rig.create(target, rig.target)
     for stream in (first, second):
         rig.add(stream, target_stream=target, target_subject_prefix=target, batch_messages=10, **entry)
-    # Nothing is there yet.
+    # Both sources are still empty.
     rig.drain()
     rig.publish(first, forced(0, 20))
     rig.publish(second, forced(100, 110))
-    save = Batch._note_copies
+    note_copies = Batch._note_copies
 
     def crash(batch: Batch, *arguments: Any) -> None:
         if batch._stream.stream == first:
             raise KeyboardInterrupt
-        save(batch, *arguments)
+        note_copies(batch, *arguments)
 
     with monkeypatch.context() as patched:
         patched.setattr(Batch, "_note_copies", crash)
         with pytest.raises(KeyboardInterrupt):
             rig.run()
-    # Emptied behind the position, and gone on at the same sequences' end.
+    # Purge the source behind the position, then continue at the same sequences.
     rig.drain()
     rig.api(f"STREAM.PURGE.{first}")
     rig.drain()
     rig.publish(first, forced(20, 30))
     rig.drain()
-    for stream, wanted in ((first, range(30)), (second, range(100, 110))):
+    for stream, expected in ((first, range(30)), (second, range(100, 110))):
         copies = [copy for copy in rig.copies(target) if find_copy(copy.headers, Identity(stream, SITE, SITE))]
-        assert [json.loads(copy.payload)["n"] for copy in copies] == list(wanted)
+        assert [json.loads(copy.payload)["n"] for copy in copies] == list(expected)
         row = rig.row(f"SELECT * FROM replication WHERE stream = '{stream}'")
-        assert (row["copied_messages"], row["seen_messages"], row["lag_messages"]) == (len(wanted), len(wanted), 0)
+        assert (row["copied_messages"], row["seen_messages"], row["lag_messages"]) == (len(expected), len(expected), 0)
     assert rig.rows("gaps") == []

@@ -1,4 +1,4 @@
-"""Sources with holes, with less history than our downtime, that went back, and whose clock is wrong."""
+"""Sources with gaps, short retention, rollbacks, and wrong clocks."""
 
 import json
 import logging
@@ -27,12 +27,12 @@ SECOND = 10**9
 ENTRIES = pytest.mark.parametrize("entry", ({}, TRACKED), ids=("plain", "sampled"))
 
 
-def of(name: str, **more: Any) -> Sent:
+def message_of(name: str, **more: Any) -> Sent:
     return Sent(json.dumps({"sender": name, **more}).encode(), name)
 
 
 def forced(first: int, after: int) -> list[Sent]:
-    return [of(f"n{n % 3}", force=True, n=n) for n in range(first, after)]
+    return [message_of(f"n{n % 3}", force=True, n=n) for n in range(first, after)]
 
 
 def numbers(rig: Rig, stream: str) -> list[int]:
@@ -45,23 +45,23 @@ def events(rig: Rig, node: str) -> list[str]:
 
 
 @ENTRIES
-def test_a_hole_of_a_thousand_million_sequences_is_one_step(rig: Rig, entry: dict[str, Any]) -> None:
-    stream, far = rig.make(), 10**9
+def test_gap_of_a_billion_sequences_is_one_step(rig: Rig, entry: dict[str, Any]) -> None:
+    stream, next_sequence = rig.make(), 10**9
     rig.add(stream, batch_messages=100, **entry)
     rig.publish(stream, forced(0, 3))
     rig.drain()
-    rig.api(f"STREAM.PURGE.{stream}", {"seq": far})
+    rig.api(f"STREAM.PURGE.{stream}", {"seq": next_sequence})
     rig.publish(stream, forced(3, 5))
     (report,) = rig.drain().values()
     assert report.batches == 1
     assert numbers(rig, stream) == list(range(5))
     gap = rig.row("SELECT first_sequence, last_sequence, messages, reason FROM gaps")
-    assert tuple(gap.values()) == (4, far - 1, far - 4, "overtaken")
-    assert rig.row("replication")["next_sequence"] == far + 2
+    assert tuple(gap.values()) == (4, next_sequence - 1, next_sequence - 4, "overtaken")
+    assert rig.row("replication")["next_sequence"] == next_sequence + 2
 
 
 @ENTRIES
-def test_a_message_in_a_thousand_is_read_in_few_batches(rig: Rig, entry: dict[str, Any]) -> None:
+def test_sparse_source_is_read_in_few_batches(rig: Rig, entry: dict[str, Any]) -> None:
     stream, count, step = rig.make(max_msgs_per_subject=1), 100_000, 1_000
     messages = (
         Sent(forced(n, n + 1)[0].payload, f"kept{n}") if n % step == 0 else Sent(b"{}", "replaced")
@@ -79,7 +79,7 @@ def test_a_message_in_a_thousand_is_read_in_few_batches(rig: Rig, entry: dict[st
 
 
 @ENTRIES
-def test_a_wide_hole_between_two_messages_is_stepped_over(
+def test_wide_gap_between_two_messages_is_skipped(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, entry: dict[str, Any]
 ) -> None:
     stream = rig.make(max_msgs_per_subject=1)
@@ -96,25 +96,25 @@ def test_a_wide_hole_between_two_messages_is_stepped_over(
     assert {gap["reason"] for gap in rig.rows("gaps")} == {"per_subject_limit"}
 
 
-def heard(rig: Rig, stream: str, seconds: float, *nodes: str) -> None:
-    """Let nodes send for some seconds of stored time."""
+def send_for(rig: Rig, stream: str, seconds: float, *nodes: str) -> None:
+    """Publish from nodes for some seconds of stored time."""
     first_ns = rig.info(stream).ts_ns or 0
     while (rig.info(stream).ts_ns or 0) < first_ns + seconds * SECOND:
-        rig.publish(stream, [of(node) for node in nodes])
+        rig.publish(stream, [message_of(node) for node in nodes])
         time.sleep(0.1)
 
 
 @pytest.mark.parametrize("limited", (False, True), ids=("purged", "per_subject"))
-def test_what_the_source_did_not_keep_is_no_nodes_silence(rig: Rig, limited: bool) -> None:
+def test_messages_the_source_dropped_do_not_count_as_silence(rig: Rig, limited: bool) -> None:
     stream = rig.make(max_msgs_per_subject=1 if limited else -1)
     rig.add(stream, **SHORT)
     rig.drain()
-    rig.publish(stream, [of("alive"), of("dies")])
+    rig.publish(stream, [message_of("alive"), message_of("dies")])
     rig.drain()
-    heard(rig, stream, 12, "alive")
+    send_for(rig, stream, 12, "alive")
     if not limited:
         rig.api(f"STREAM.PURGE.{stream}")
-    rig.publish(stream, [of("alive")])
+    rig.publish(stream, [message_of("alive")])
     rig.drain()
     assert events(rig, "alive") == ["new"]
     assert events(rig, "dies") == ["new"]
@@ -122,8 +122,8 @@ def test_what_the_source_did_not_keep_is_no_nodes_silence(rig: Rig, limited: boo
     deadline = time.monotonic() + 60
     while "expire" not in events(rig, "dies"):
         assert time.monotonic() < deadline
-        # Each is read before the next takes its place.
-        rig.publish(stream, [of("alive")])
+        # Read each message before the next one replaces it.
+        rig.publish(stream, [message_of("alive")])
         rig.drain()
     assert events(rig, "dies") == ["new", "timeout", "expire"]
     row = rig.row(
@@ -132,10 +132,10 @@ def test_what_the_source_did_not_keep_is_no_nodes_silence(rig: Rig, limited: boo
     assert row["silent"] > 11 + 5
 
 
-def test_a_shorter_duration_takes_effect_with_the_next_run(rig: Rig) -> None:
+def test_shorter_duration_takes_effect_in_the_next_run(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, inspect_field="sender", inspect_duration="10h", warn_duration="1h")
-    rig.publish(stream, [of("a")])
+    rig.publish(stream, [message_of("a")])
     rig.drain()
     rig.entries[0] |= {"inspect_duration": "3s", "warn_duration": "1s"}
     stored_ns = rig.stored(stream)[0].stored_ns
@@ -148,17 +148,17 @@ def test_a_shorter_duration_takes_effect_with_the_next_run(rig: Rig) -> None:
     assert [round(row["s"]) for row in rows] == [1, 3]
 
 
-def test_a_clock_that_is_a_day_ahead_once_changes_nothing_and_is_reported(
+def test_clock_once_a_day_ahead_is_logged_and_ignored(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = rig.make()
     rig.add(stream, **{**SHORT, "inspect_duration": "10m", "warn_duration": "5m"})
-    rig.publish(stream, [of(f"n{n}") for n in range(25)])
+    rig.publish(stream, [message_of(f"n{n}") for n in range(25)])
     rig.drain()
-    asked = Cluster.stream_info
+    stream_info = Cluster.stream_info
 
     def ahead(self: Cluster, name: str, **options: Any) -> StreamInfo:
-        info = asked(self, name, **options)
+        info = stream_info(self, name, **options)
         return replace(info, ts_ns=(info.ts_ns or 0) + 86_400 * SECOND) if name == stream else info
 
     with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
@@ -176,17 +176,17 @@ def test_a_clock_that_is_a_day_ahead_once_changes_nothing_and_is_reported(
 
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[NatsServer]:
-    """A source of the test's own, whose disk may be restored."""
+    """A source server of the test's own, whose disk can be restored."""
     with NatsServer(tmp_path / "source", "source") as server:
         yield server
 
 
 @pytest.mark.parametrize("policy", ("stop", "recopy", "skip_to_now"))
 @pytest.mark.parametrize(
-    ("entry", "waiting"), (({}, False), (TRACKED, False), (TRACKED, True)), ids=("plain", "sampled", "queued")
+    ("entry", "queued"), (({}, False), (TRACKED, False), (TRACKED, True)), ids=("plain", "sampled", "queued")
 )
-def test_a_source_that_went_back_and_grew_past_our_position_is_noticed(
-    rig: Rig, source: NatsServer, tmp_path: Path, entry: dict[str, Any], policy: str, waiting: bool
+def test_source_rollback_is_detected_after_it_outgrew_the_position(
+    rig: Rig, source: NatsServer, tmp_path: Path, entry: dict[str, Any], policy: str, queued: bool
 ) -> None:
     stream = rig.make("S", source)
     rig.add(stream, source_url=source.url, on_source_reset=policy, **entry)
@@ -196,13 +196,13 @@ def test_a_source_that_went_back_and_grew_past_our_position_is_noticed(
     shutil.copytree(source.home / "jetstream", tmp_path / "backup")
     source.start()
     rig.publish(stream, forced(10, 20), source)
-    rig.drain(stages=[Stage.NODE_STATE]) if waiting else rig.drain()
+    rig.drain(stages=[Stage.NODE_STATE]) if queued else rig.drain()
     source.stop()
     shutil.rmtree(source.home / "jetstream")
     shutil.copytree(tmp_path / "backup", source.home / "jetstream")
     source.start()
     rig.publish(stream, forced(100, 125), source)
-    before = list(range(10 if waiting else 20))
+    before = list(range(10 if queued else 20))
     if policy == "stop":
         assert "was rolled back and has grown since" in rig.failure()
         assert numbers(rig, stream) == before
@@ -213,30 +213,28 @@ def test_a_source_that_went_back_and_grew_past_our_position_is_noticed(
     again = [*range(10), *range(100, 127)] if policy == "recopy" else [125, 126]
     assert numbers(rig, stream) == before + again
     lost = rig.row("SELECT coalesce(sum(messages), 0) AS n FROM gaps WHERE reason = 'lost'")["n"]
-    assert lost == (10 if waiting else 0)
+    assert lost == (10 if queued else 0)
     row = rig.row("replication")
     assert (row["next_sequence"], row["last_error"]) == (38, None)
 
 
-def test_a_source_that_went_back_brings_nobody_back_and_accuses_nobody(
-    rig: Rig, source: NatsServer, tmp_path: Path
-) -> None:
+def test_source_rollback_changes_no_node_status(rig: Rig, source: NatsServer, tmp_path: Path) -> None:
     stream = rig.make("S", source)
     silence = {"inspect_field": "sender", "inspect_duration": "3s", "warn_duration": "2s"}
     rig.add(stream, source_url=source.url, on_source_reset="recopy", **silence)
-    rig.publish(stream, [of("gone")], source)
+    rig.publish(stream, [message_of("gone")], source)
     source.stop()
     shutil.copytree(source.home / "jetstream", tmp_path / "backup")
     source.start()
-    with rig.beating(stream, of("alive"), source):
+    with rig.beating(stream, message_of("alive"), source):
         wait_until(lambda: bool(rig.drain()) and "expire" in events(rig, "gone"), "a node to retire")
-        # What comes from now on nobody reads before it is lost.
+        # Messages from now on are lost before any run reads them.
         rig.await_clock(stream, rig.clock_ns(stream, source) + 3 * SECOND, source)
     source.kill()
     shutil.rmtree(source.home / "jetstream")
     shutil.copytree(tmp_path / "backup", source.home / "jetstream")
     source.start()
-    with rig.beating(stream, of("alive"), source):
+    with rig.beating(stream, message_of("alive"), source):
         wait_until(lambda: rig.info(stream, source).last_sequence > 1, "a message behind the hole")
         rig.drain()
     assert {node: events(rig, node) for node in ("alive", "gone")} == {
@@ -245,18 +243,16 @@ def test_a_source_that_went_back_brings_nobody_back_and_accuses_nobody(
     }
 
 
-def test_a_source_that_is_made_again_while_it_is_read_is_not_taken_for_the_one_before(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_source_recreated_during_a_read_is_not_mixed_with_the_old(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = rig.make()
     rig.add(stream, on_source_reset="recopy", **TRACKED)
     rig.publish(stream, forced(0, 3))
     rig.drain()
     rig.publish(stream, forced(3, 6))
-    read, times = Reader.read, iter((1,))
+    read, first_read = Reader.read, iter((1,))
 
     def replaced(self: Reader, entry: Entry, source: StreamInfo, wanted: SequenceRange, **options: Any) -> pa.Table:
-        if next(times, None):
+        if next(first_read, None):
             rig.api(f"STREAM.DELETE.{stream}")
             rig.create(stream)
             rig.publish(stream, forced(100, 110))

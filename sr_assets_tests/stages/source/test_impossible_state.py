@@ -1,4 +1,4 @@
-"""A state that cannot be right, or cannot be read, is refused with what to do, and stays as it is."""
+"""Inconsistent or unreadable states: refused with a remedy, and left unchanged."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ def digest(file: Path) -> str:
 
 @pytest.fixture
 def stream(rig: Rig) -> str:
-    """A stream that was copied as far as it goes: three messages of three senders."""
+    """A fully copied stream: three messages of three senders."""
     name = rig.make()
     rig.publish(name, [Sent(json.dumps({"sender": f"n{n}"}).encode()) for n in range(3)])
     rig.add(name, **SAMPLED)
@@ -43,9 +43,7 @@ def stream(rig: Rig) -> str:
     return name
 
 
-def test_a_position_ahead_of_the_source_is_refused_and_recovered_once_the_state_is_out_of_the_way(
-    rig: Rig, stream: str
-) -> None:
+def test_position_ahead_of_the_source_is_refused_until_recovery(rig: Rig, stream: str) -> None:
     edit(state_file(rig), "UPDATE streams SET next_sequence = 100")
     failure = rig.failure()
     assert "ends at 3, before 99, which was read" in failure
@@ -57,7 +55,7 @@ def test_a_position_ahead_of_the_source_is_refused_and_recovered_once_the_state_
         columns = "next_sequence, copied_messages"
         rows = opened.execute(f"SELECT {columns} FROM streams JOIN copying USING (stream)").fetchall()
     assert rows == [(100, 3)]
-    # The sensor does not take it for caught up: it asks for a run, ever more patiently, whose error is in the table.
+    # The sensor does not report it as caught up: it requests runs at growing intervals, and each error is in the table.
     assert "ends at 3, before 99" in find_work(rig.settings(), SITE)[1]
     state_file(rig).rename(state_file(rig).with_suffix(".aside"))
     recover_stream(rig.settings(), rig.settings().streams[0])
@@ -66,14 +64,12 @@ def test_a_position_ahead_of_the_source_is_refused_and_recovered_once_the_state_
     assert len(rig.copies(stream)) == 4
 
 
-def test_a_recovered_nodes_transitions_go_on_from_what_was_announced_for_a_centre_goes_by_the_highest(
-    rig: Rig, stream: str
-) -> None:
+def test_recovered_transitions_continue_from_the_highest_announced(rig: Rig, stream: str) -> None:
     advisories = rig.make("ADVISORIES")
     rig.entries[0]["advisory"] = {"subject": f"{advisories}.%s.%v"}
-    said = {"protocol": PROTOCOL, "replicator": SITE, "stream": stream, "timestamp": 1, "event": "timeout"}
+    common = {"protocol": PROTOCOL, "replicator": SITE, "stream": stream, "timestamp": 1, "event": "timeout"}
     bodies = [
-        said | {"name": name, "value": node, "transition": transition}
+        common | {"name": name, "value": node, "transition": transition}
         for name, node, transition in ((SITE, "n0", 42), (SITE, "n0", 41), ("PARIS", "n1", 90), (SITE, "gone", 7))
     ]
     rig.publish(advisories, [Sent(json.dumps(body).encode(), "timeout.node") for body in bodies])
@@ -84,7 +80,7 @@ def test_a_recovered_nodes_transitions_go_on_from_what_was_announced_for_a_centr
     assert counters == [("n0", 42), ("n1", 1), ("n2", 1)]
 
 
-def test_a_state_of_an_unknown_schema_is_refused_and_not_a_byte_is_changed(rig: Rig, stream: str) -> None:
+def test_state_of_an_unknown_schema_is_refused_and_unchanged(rig: Rig, stream: str) -> None:
     later = SCHEMA_VERSION + 1
     edit(state_file(rig), f"UPDATE about SET schema_version = {later}; DROP TABLE gaps")
     before = digest(state_file(rig))
@@ -95,7 +91,7 @@ def test_a_state_of_an_unknown_schema_is_refused_and_not_a_byte_is_changed(rig: 
     assert digest(state_file(rig)) == before
 
 
-def cut_off(file: Path) -> None:
+def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:5_000])
 
 
@@ -107,16 +103,14 @@ def empty(file: Path) -> None:
     file.write_bytes(b"")
 
 
-def spoil(file: Path) -> None:
+def zero_fill(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[8_192:] = bytes(len(content) - 8_192)
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", (cut_off, overwrite, empty, spoil))
-def test_a_corrupt_state_is_never_overwritten_and_only_recover_sets_it_aside(
-    rig: Rig, stream: str, damage: Callable[[Path], None]
-) -> None:
+@pytest.mark.parametrize("damage", (truncate, overwrite, empty, zero_fill))
+def test_corrupt_state_is_set_aside_only_by_recover(rig: Rig, stream: str, damage: Callable[[Path], None]) -> None:
     file = state_file(rig)
     damage(file)
     before = digest(file)
@@ -124,16 +118,16 @@ def test_a_corrupt_state_is_never_overwritten_and_only_recover_sets_it_aside(
         with pytest.raises(RunError, match=r"cannot be read .*recover"):
             rig.run()
         assert digest(file) == before
-    said = recover_stream(rig.settings(), rig.settings().streams[0])
+    report = recover_stream(rig.settings(), rig.settings().streams[0])
     (aside,) = file.parent.glob("state.duckdb.broken-*")
-    assert str(aside) in said
+    assert str(aside) in report
     assert digest(aside) == before
     rig.publish(stream, [Sent(b'{"sender": "n3"}')])
     rig.drain()
     assert len(rig.copies(stream)) == 4
 
 
-def test_a_state_that_another_process_has_open_is_not_taken_for_broken(rig: Rig, stream: str) -> None:
+def test_state_open_in_another_process_is_not_set_aside(rig: Rig, stream: str) -> None:
     script = f"import duckdb, sys; c = duckdb.connect({str(state_file(rig))!r}); print(1, flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""Where a stream begins, and what happens when the source, the target or the state is not what it was."""
+"""Where a stream starts, and how it continues after the source, the target or the state changed."""
 
 import json
 import shutil
@@ -40,9 +40,7 @@ def payloads(rig: Rig, stream: str) -> list[int]:
         ({"start_delta": "1h"}, 1),
     ),
 )
-def test_a_new_stream_begins_where_the_first_option_that_is_set_says(
-    rig: Rig, entry: dict[str, Any], first: int | None
-) -> None:
+def test_new_stream_starts_at_the_first_start_option_set(rig: Rig, entry: dict[str, Any], first: int | None) -> None:
     stream = rig.make()
     rig.create(stream, rig.target)
     rig.publish(stream, numbered(rig, 6))
@@ -57,7 +55,7 @@ def test_a_new_stream_begins_where_the_first_option_that_is_set_says(
     assert not rig.rows("gaps")
 
 
-def test_start_time_begins_with_the_first_message_stored_at_or_after_it(rig: Rig) -> None:
+def test_start_time_begins_at_the_first_message_not_before_it(rig: Rig) -> None:
     stream = rig.make()
     for n in range(6):
         rig.publish(stream, numbered(rig, 1, first=n + 1))
@@ -81,9 +79,7 @@ def test_start_time_begins_with_the_first_message_stored_at_or_after_it(rig: Rig
 @pytest.mark.parametrize(
     ("policy", "expected"), (("stop", [1, 2, 3]), ("recopy", [1, 2, 3, 11, 12, 13, 14]), ("skip_to_now", [1, 2, 3, 14]))
 )
-def test_a_source_that_was_made_again_is_treated_as_on_source_reset_says(
-    rig: Rig, policy: str, expected: list[int]
-) -> None:
+def test_recreated_source_follows_on_source_reset(rig: Rig, policy: str, expected: list[int]) -> None:
     stream = rig.make()
     rig.add(stream, on_source_reset=policy)
     rig.publish(stream, numbered(rig, 3))
@@ -104,7 +100,7 @@ def test_a_source_that_was_made_again_is_treated_as_on_source_reset_says(
         assert len({copy.headers for copy in rig.copies(stream)}) == len(expected)
 
 
-def test_a_lost_state_stops_a_stream_whose_target_has_our_copies(rig: Rig) -> None:
+def test_lost_state_stops_a_stream_whose_target_holds_copies(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream)
     rig.publish(stream, numbered(rig, 3))
@@ -114,7 +110,7 @@ def test_a_lost_state_stops_a_stream_whose_target_has_our_copies(rig: Rig) -> No
     assert payloads(rig, stream) == [1, 2, 3]
 
 
-def test_an_ephemeral_stream_is_copied_again_once_per_start(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ephemeral_stream_is_recopied_once_per_start(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = rig.make()
     rig.add(stream, ephemeral=True)
     rig.publish(stream, numbered(rig, 2))
@@ -131,7 +127,7 @@ def test_an_ephemeral_stream_is_copied_again_once_per_start(rig: Rig, monkeypatc
     assert payloads(rig, stream) == [1, 2] * 3
 
 
-def test_a_target_that_was_made_again_goes_on_with_what_is_new_or_stops(rig: Rig) -> None:
+def test_recreated_target_gets_new_messages_or_stops_the_stream(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream)
     rig.publish(stream, numbered(rig, 2))
@@ -148,14 +144,12 @@ def test_a_target_that_was_made_again_goes_on_with_what_is_new_or_stops(rig: Rig
 
 
 @pytest.mark.parametrize(("policy", "expected"), (("stop", [1, 2, 3]), ("skip_to_now", [1, 2, 3, 14])))
-def test_a_source_that_went_back_behind_the_position_is_treated_as_one_that_was_made_again(
-    rig: Rig, policy: str, expected: list[int]
-) -> None:
+def test_source_behind_the_position_follows_on_source_reset(rig: Rig, policy: str, expected: list[int]) -> None:
     stream = rig.make()
     rig.add(stream, on_source_reset=policy)
     rig.publish(stream, numbered(rig, 3))
     rig.drain()
-    # As after a source was restored from a backup, or by a hand that edited the state.
+    # As after a restore of the source from a backup, or an edit of the state.
     with duckdb.connect(str(rig.home / "sites" / SITE / "state.duckdb")) as state:
         state.execute("UPDATE streams SET next_sequence = 40")
     if policy == "stop":
@@ -169,7 +163,7 @@ def test_a_source_that_went_back_behind_the_position_is_treated_as_one_that_was_
     assert payloads(rig, stream) == expected
 
 
-def test_silence_is_known_until_the_last_message_read_when_a_source_begins_anew(rig: Rig) -> None:
+def test_new_source_opens_a_hole_after_the_last_message_read(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, on_source_reset="recopy")
     state = StreamState(stream, 1, next_sequence=5, watermark_ns=7, last_stored_ns=9, mark_sequence=4, mark_ns=9)
@@ -177,13 +171,13 @@ def test_silence_is_known_until_the_last_message_read_when_a_source_begins_anew(
     assert (state.watermark_ns, state.last_stored_ns, state.hole_open, state.next_sequence) == (9, 9, True, 1)
 
 
-def test_a_source_that_lost_what_was_not_read_yet_is_caught_up_and_watched_again(rig: Rig) -> None:
+def test_source_that_lost_unread_messages_is_caught_up(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, inspect_field="sender", inspect_duration="10h")
     rig.publish(stream, [Sent(b'{"sender": "n"}')])
     rig.drain()
     watermark = rig.row("replication")["watermark"]
-    # As after a run that saw more than it read, of a source that was then restored from a copy.
+    # As after a run that saw more messages than it read, from a source that was then restored.
     with duckdb.connect(str(rig.home / "sites" / SITE / "state.duckdb")) as state:
         state.execute("UPDATE streams SET source_last_sequence = 40")
     rig.drain()
@@ -192,10 +186,8 @@ def test_a_source_that_lost_what_was_not_read_yet_is_caught_up_and_watched_again
     assert row["watermark"] > watermark
 
 
-def test_stream_info_that_jumps_backwards_moves_nothing_backwards_and_lets_no_time_pass(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server that fell behind says its clock with an old state: what it does not know of was not silent."""
+def test_stale_stream_info_moves_nothing_backwards(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lagging server may return its clock with an old state; the messages it lacks are not silence."""
     stream, target = rig.make(), rig.unique("T")
     rig.add(stream, target_stream=target, target_subject_prefix="to", inspect_field="sender", inspect_duration="10m")
     rig.publish(stream, [Sent(json.dumps({"sender": f"n{n}"}).encode()) for n in range(10)])
@@ -203,18 +195,18 @@ def test_stream_info_that_jumps_backwards_moves_nothing_backwards_and_lets_no_ti
     columns = "next_sequence, source_last_sequence, watermark, lag_messages, copied_messages"
     before = rig.row(f"SELECT {columns} FROM replication")
     assert (before["next_sequence"], before["source_last_sequence"], before["lag_messages"]) == (11, 10, 0)
-    asked, old = Cluster.stream_info, iter((4,))
+    stream_info, stale_end = Cluster.stream_info, iter((4,))
 
     def once_behind(self: Cluster, name: str, **options: Any) -> StreamInfo:
-        info = asked(self, name, **options)
-        last = next(old, info.last_sequence) if name == stream else info.last_sequence
+        info = stream_info(self, name, **options)
+        last = next(stale_end, info.last_sequence) if name == stream else info.last_sequence
         return replace(info, last_sequence=last)
 
     rig.publish(stream, [Sent(json.dumps({"sender": f"n{n}"}).encode()) for n in range(5)])
     with monkeypatch.context() as patched:
         patched.setattr(Cluster, "stream_info", once_behind)
         rig.drain()
-    assert next(old, None) is None
+    assert next(stale_end, None) is None
     meanwhile = rig.row(f"SELECT {columns} FROM replication")
     processed = datetime.fromtimestamp(rig.stored(stream)[9].stored_ns / 1e9, UTC)
     assert before["watermark"] <= meanwhile["watermark"] <= max(before["watermark"], processed)
@@ -225,36 +217,47 @@ def test_stream_info_that_jumps_backwards_moves_nothing_backwards_and_lets_no_ti
     assert after["watermark"] > before["watermark"]
 
 
-def test_what_an_info_that_fell_behind_does_not_know_is_neither_read_nor_silent(rig: Rig) -> None:
+def test_reading_end_stays_at_the_first_end_of_the_run(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream)
     rig.publish(stream, numbered(rig, 6))
-    known = rig.info(stream)
+    info = rig.info(stream)
     ends: Ends = {}
-    drained = StreamState(stream, known.created_ns, 1)
-    infos = [replace(known, last_sequence=last) for last in (6, 4, 9)]
+    drained = StreamState(stream, info.created_ns, 1)
+    infos = [replace(info, last_sequence=last) for last in (6, 4, 9)]
     assert [reading_end(ends, drained, info) for info in infos] == [6, 4, 6]
-    # Another source, which has another beginning, ends elsewhere.
+    # A restarted source has an end of its own.
     assert [reading_end(ends, replace(drained, starts=1), info) for info in infos[1:]] == [4, 4]
     assert [reading_end(None, drained, info) for info in infos] == [6, 4, 9]
-    assert known.ts_ns is not None
-    stored_ns = known.ts_ns - 60_000_000_000
-    assert epoch_at(known) == known.ts_ns
-    # A state that begins under a clock far ahead is outranked by one that begins later under a right one.
-    ahead_ns = known.ts_ns + 40 * 86_400 * 10**9
-    for wrong in (replace(known, ts_ns=ahead_ns), replace(known, ts_ns=None)):
-        assert epoch_at(wrong) < known.ts_ns + 3_600 * 10**9
-    state = StreamState(stream, known.created_ns, next_sequence=5, last_stored_ns=stored_ns, seen_messages=4)
-    advance(state, known, warning_ns=None, caught_up=False, own_clock_ns=Clock.own_ns())
+
+
+def test_epoch_ignores_a_clock_that_is_far_ahead(rig: Rig) -> None:
+    info = rig.info(rig.make())
+    assert info.ts_ns is not None
+    assert epoch_at(info) == info.ts_ns
+    # A later epoch under a correct clock outranks an epoch from a clock far ahead.
+    ahead_ns = info.ts_ns + 40 * 86_400 * 10**9
+    for wrong in (replace(info, ts_ns=ahead_ns), replace(info, ts_ns=None)):
+        assert epoch_at(wrong) < info.ts_ns + 3_600 * 10**9
+
+
+def test_advance_holds_the_watermark_under_stale_stream_info(rig: Rig) -> None:
+    stream = rig.make()
+    rig.publish(stream, numbered(rig, 6))
+    info = rig.info(stream)
+    assert info.ts_ns is not None
+    stored_ns = info.ts_ns - 60_000_000_000
+    state = StreamState(stream, info.created_ns, next_sequence=5, last_stored_ns=stored_ns, seen_messages=4)
+    advance(state, info, warning_ns=None, caught_up=False, own_clock_ns=Clock.own_ns())
     assert (state.source_last_sequence, state.lag_messages, state.watermark_ns) == (6, 2, stored_ns)
-    # It ends where we stand: that looks caught up.
-    advance(state, replace(known, last_sequence=4), warning_ns=None, caught_up=True, own_clock_ns=Clock.own_ns())
+    # The stale end equals the position, so the stream seems caught up.
+    advance(state, replace(info, last_sequence=4), warning_ns=None, caught_up=True, own_clock_ns=Clock.own_ns())
     assert (state.source_last_sequence, state.lag_messages, state.watermark_ns) == (6, 2, stored_ns)
     state.next_sequence = 7
-    advance(state, known, warning_ns=None, caught_up=True, own_clock_ns=Clock.own_ns())
-    assert (state.lag_messages, state.watermark_ns) == (0, known.ts_ns - 1_000_000_000)
-    # A position that `start_sequence` put ahead of its source knows nothing of it.
-    ahead = StreamState(stream, known.created_ns, next_sequence=99)
-    advance(ahead, known, warning_ns=None, caught_up=True, own_clock_ns=Clock.own_ns())
-    advance(ahead, known, warning_ns=None, caught_up=True, own_clock_ns=Clock.own_ns())
-    assert (ahead.source_last_sequence, ahead.lag_messages, ahead.watermark_ns) == (6, 0, known.ts_ns - 1_000_000_000)
+    advance(state, info, warning_ns=None, caught_up=True, own_clock_ns=Clock.own_ns())
+    assert (state.lag_messages, state.watermark_ns) == (0, info.ts_ns - 1_000_000_000)
+    # A position that `start_sequence` set past the end says nothing about the source.
+    ahead = StreamState(stream, info.created_ns, next_sequence=99)
+    advance(ahead, info, warning_ns=None, caught_up=True, own_clock_ns=Clock.own_ns())
+    advance(ahead, info, warning_ns=None, caught_up=True, own_clock_ns=Clock.own_ns())
+    assert (ahead.source_last_sequence, ahead.lag_messages, ahead.watermark_ns) == (6, 0, info.ts_ns - 1_000_000_000)

@@ -1,4 +1,4 @@
-"""A source that is made again, or goes back, at any moment of a run: no message counts at another one's sequence."""
+"""Sources that are recreated or rolled back during a run: copies and nodes keep the positions of their own messages."""
 
 import json
 import threading
@@ -14,8 +14,8 @@ from sr_assets_tests.rig import SITE, Rig, Sent
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10h", "inspect_force_field": "force"}
 FOLD, COPY = "MainThread", "copying"
-#: What becomes of the source, and when: the point, the thread that reaches it, for the n-th time. The second batch ends
-#: behind what the copy of the disk holds, the third begins there.
+#: The change of the source, and its moment: a checkpoint, the thread that reaches it, and the number of times. The
+#: second batch ends after the saved disk's last message; the third begins there.
 MOMENTS: tuple[tuple[bool, dict[str, Any], Point, str, int], ...] = (
     (False, TRACKED, Point.PLANNED, FOLD, 3),
     (False, TRACKED, Point.PLANNED, COPY, 1),
@@ -32,43 +32,43 @@ def forced(first: int, after: int) -> list[Sent]:
     return [Sent(json.dumps(body).encode()) for body in bodies]
 
 
-class Change:
-    """A change of the source that happens once, at a moment; what the source held before and after is known."""
+class SourceChange:
+    """A change of the source at one checkpoint; it records the source's messages before and after."""
 
     def __init__(self, rig: Rig, stream: str, change: Callable[[], None]) -> None:
         self._rig, self._stream, self._change = rig, stream, change
-        self.happened = False
-        #: Where each message stood, by its number: sequence, stored time in ms, created time of its stream.
-        self.stood: dict[int, tuple[int, int, int]] = {}
+        self.applied = False
+        #: Position of each message by its number: sequence, stored time in ms, created time of its stream.
+        self.positions: dict[int, tuple[int, int, int]] = {}
 
-    def look(self) -> None:
-        """Note where each message stands."""
+    def record_positions(self) -> None:
+        """Record the position of each message."""
         created_ns = self._rig.info(self._stream).created_ns
         for message in self._rig.stored(self._stream):
-            stood = (message.sequence, message.stored_ns // 1_000_000, created_ns)
-            self.stood[json.loads(message.payload)["n"]] = stood
+            position = (message.sequence, message.stored_ns // 1_000_000, created_ns)
+            self.positions[json.loads(message.payload)["n"]] = position
 
-    def happen(self) -> None:
+    def apply(self) -> None:
         """Change the source."""
-        self.look()
+        self.record_positions()
         self._change()
-        self.look()
-        self.happened = True
+        self.record_positions()
+        self.applied = True
 
-    def at(self, point: Point, who: str, count: int) -> Callable[[Point], None]:
-        """Return a hook that changes the source when a thread reaches a point for the n-th time."""
-        left = [count]
+    def at(self, point: Point, thread: str, count: int) -> Callable[[Point], None]:
+        """Return a hook that changes the source when a thread reaches a checkpoint for the n-th time."""
+        remaining = [count]
 
         def hook(reached: Point) -> None:
-            if reached is point and threading.current_thread().name.startswith(who):
-                left[0] -= 1
-                if left[0] == 0:
-                    self.happen()
+            if reached is point and threading.current_thread().name.startswith(thread):
+                remaining[0] -= 1
+                if remaining[0] == 0:
+                    self.apply()
 
         return hook
 
 
-def made_again(rig: Rig, stream: str) -> Callable[[], None]:
+def recreate_source(rig: Rig, stream: str) -> Callable[[], None]:
     def change() -> None:
         rig.api(f"STREAM.DELETE.{stream}")
         rig.create(stream)
@@ -77,14 +77,14 @@ def made_again(rig: Rig, stream: str) -> Callable[[], None]:
     return change
 
 
-def assert_nothing_is_mistaken(rig: Rig, stream: str, change: Change) -> list[int]:
-    """See that each copy and each node names a message where it stood, and that all is counted; returns the copies."""
+def assert_copies_match_positions(rig: Rig, stream: str, change: SourceChange) -> list[int]:
+    """Assert that copies and nodes match message positions and all counters add up; return the numbers of the copies."""
     copied = []
     for copy in rig.copies(stream):
         origin, number = find_copy(copy.headers, Identity(stream, SITE, SITE)), json.loads(copy.payload)["n"]
-        assert origin == change.stood[number], number
+        assert origin == change.positions[number], number
         copied.append(number)
-    seen = {stood[:2] for stood in change.stood.values()}
+    seen = {position[:2] for position in change.positions.values()}
     for node in rig.rows("last_seen_nodes"):
         assert (node["last_sequence"], int(node["last_seen"].timestamp() * 1_000)) in seen, node
     row = rig.row("replication")
@@ -94,44 +94,44 @@ def assert_nothing_is_mistaken(rig: Rig, stream: str, change: Change) -> list[in
     return copied
 
 
-@pytest.mark.parametrize(("goes_back", "entry", "point", "who", "count"), MOMENTS)
-def test_another_source_is_followed_and_never_taken_for_the_old_one(
+@pytest.mark.parametrize(("rolled_back", "entry", "point", "thread", "count"), MOMENTS)
+def test_changed_source_is_followed_and_never_mixed_with_the_old(
     rig: Rig,
     monkeypatch: pytest.MonkeyPatch,
     restore_source: Callable[[str], None],
-    goes_back: bool,
+    rolled_back: bool,
     entry: dict[str, Any],
     point: Point,
-    who: str,
+    thread: str,
     count: int,
 ) -> None:
     stream = rig.make()
     rig.add(stream, on_source_reset="recopy", batch_messages=20, **entry)
     rig.publish(stream, forced(0, 30))
-    if goes_back:
+    if rolled_back:
         restore_source("save")
     rig.publish(stream, forced(30, 60))
 
-    def restored() -> None:
+    def roll_back() -> None:
         restore_source("restore")
         rig.publish(stream, forced(130, 170))
 
-    change = Change(rig, stream, restored if goes_back else made_again(rig, stream))
+    change = SourceChange(rig, stream, roll_back if rolled_back else recreate_source(rig, stream))
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoints, "hook", change.at(point, who, count))
+        patched.setattr(checkpoints, "hook", change.at(point, thread, count))
         rig.run()
-    assert change.happened
+    assert change.applied
     rig.drain()
     rig.drain()
-    copied = assert_nothing_is_mistaken(rig, stream, change)
-    new = [*range(30), *range(130, 170)] if goes_back else [*range(100, 170)]
+    copied = assert_copies_match_positions(rig, stream, change)
+    new = [*range(30), *range(130, 170)] if rolled_back else [*range(100, 170)]
     assert copied[-len(new) :] == new
-    # Before those only the old one's, each once: what both hold was copied from each.
+    # Before them come only copies from the old source, once each; messages of both sources were copied from each.
     assert copied[: -len(new)] == list(range(len(copied) - len(new)))
     assert not [gap for gap in rig.rows("gaps") if gap["reason"] != "lost"]
 
 
-def test_a_source_that_went_back_under_an_open_batch_is_begun_anew_once_although_the_target_is_away(
+def test_rollback_under_an_open_batch_restarts_the_stream_once(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, restore_source: Callable[[str], None]
 ) -> None:
     stream = rig.make()
@@ -150,10 +150,10 @@ def test_a_source_that_went_back_under_an_open_batch_is_begun_anew_once_although
             rig.run()
     restore_source("restore")
     rig.publish(stream, forced(130, 190))
-    reachable, entry["target_url"] = entry["target_url"], "nats://127.0.0.1:1"
+    target_url, entry["target_url"] = entry["target_url"], "nats://127.0.0.1:1"
     for _ in range(2):
         assert "127.0.0.1:1" in rig.failure()
-    entry["target_url"] = reachable
+    entry["target_url"] = target_url
     rig.drain()
     with rig.open() as site:
         state = site.state.load_stream(stream)
@@ -163,10 +163,10 @@ def test_a_source_that_went_back_under_an_open_batch_is_begun_anew_once_although
 
 
 @pytest.mark.parametrize("entry", (TRACKED, {}), ids=("tracked", "plain"))
-def test_a_source_that_went_back_is_noticed_although_the_last_message_read_was_replaced_since(
+def test_rollback_is_detected_when_the_last_message_read_was_replaced(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, restore_source: Callable[[str], None], entry: dict[str, Any]
 ) -> None:
-    """It keeps one message of each subject: where the last message read was, there is none any more."""
+    """The source keeps one message per subject, so the sequence of the last message read is empty."""
     monkeypatch.setattr("sr_assets.stages.source.position._CLOCKS_DIFFER_NS", 0)
     stream = rig.make(max_msgs_per_subject=1)
     rig.add(stream, on_source_reset="recopy", **entry)

@@ -1,1 +1,1 @@
-"""Tests of native mirrors and sources at work."""
+"""Tests of native mirrors and sources on real servers."""

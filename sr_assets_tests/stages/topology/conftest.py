@@ -1,4 +1,4 @@
-"""A configuration of their own for the tests of native streams, which use the command."""
+"""The configuration fixture of native-stream tests, which call the command line."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ Configure = Callable[..., Path]
 
 @pytest.fixture
 def configure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
-    """Return a function that writes the configuration of these keys and has the command use it."""
+    """Return a function that writes a configuration with these keys and points the command to it."""
 
     def write(**keys: Any) -> Path:
         file = tmp_path / "replication.yaml"

@@ -1,4 +1,4 @@
-"""`topology plan`, `apply` and `adopt` on real servers: what is made, changed, left alone, and what a failure leaves."""
+"""`topology plan`, `apply` and `adopt` on real servers, with drift and partial failures."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
 
 
 def rows(command: Command, *arguments: str) -> list[dict[str, Any]]:
-    """Return what `topology …` shows, which succeeds."""
+    """Return the rows of a successful `topology …` command."""
     code, out, err = command("topology", *arguments, "--format", "json")
     assert code == 0, err
     return list(json.loads(out))
@@ -36,7 +36,7 @@ def info(server: NatsServer, stream: str) -> dict[str, Any]:
     return ask(server, f"$JS.API.STREAM.INFO.{stream}")
 
 
-def test_two_streams_are_sourced_into_an_archive_that_a_report_mirrors(
+def test_apply_builds_an_archive_of_two_streams_and_its_mirror(
     trio: NatsCluster, configure: Configure, command: Command, tmp_path: Path
 ) -> None:
     archive = {"stream": "ARCHIVE", "replicas": 3, "sources": [{"stream": "ORDERS"}, {"stream": "RETURNS"}]}
@@ -47,8 +47,8 @@ def test_two_streams_are_sourced_into_an_archive_that_a_report_mirrors(
     assert {row["stream"]: row["action"] for row in rows(command, "plan")} == dict.fromkeys(
         ("ORDERS", "RETURNS", "ARCHIVE", "REPORT"), "create"
     )
-    done = rows(command, "apply")
-    assert [(row["stream"], row["result"], row["detail"]) for row in done] == [
+    results = rows(command, "apply")
+    assert [(row["stream"], row["result"], row["detail"]) for row in results] == [
         (name, "done", None) for name in ("ORDERS", "RETURNS", "ARCHIVE", "REPORT")
     ]
     server = trio.servers[0]
@@ -56,11 +56,14 @@ def test_two_streams_are_sourced_into_an_archive_that_a_report_mirrors(
         publish(server, subject, count)
 
     def links() -> list[Any]:
-        made = json.loads(command("report", "--format", "json")[1])["links"]
-        return [(link["stream"], link["origin_stream"], link["lag_messages"], link["dead"]) for link in made]
+        reported = json.loads(command("report", "--format", "json")[1])["links"]
+        return [(link["stream"], link["origin_stream"], link["lag_messages"], link["dead"]) for link in reported]
 
     caught_up = [("ARCHIVE", "ORDERS", 0, False), ("ARCHIVE", "RETURNS", 0, False), ("REPORT", "ARCHIVE", 0, False)]
-    wait_until(lambda: links() == caught_up and info(server, "REPORT")["state"]["messages"] == 200, "200 of 200")
+    wait_until(
+        lambda: links() == caught_up and info(server, "REPORT")["state"]["messages"] == 200,
+        "all 200 messages in the mirror",
+    )
     streams = {stream["stream"]: stream for stream in json.loads(command("report", "--format", "json")[1])["streams"]}
     assert (streams["ARCHIVE"]["replicas"], streams["REPORT"]["replicas"]) == (3, 1)
     assert streams["ARCHIVE"]["leader"] == trio.leader("ARCHIVE").name
@@ -79,23 +82,23 @@ def test_two_streams_are_sourced_into_an_archive_that_a_report_mirrors(
     assert [row["result"] for row in rows(command, "apply")] == ["done"]
     assert rows(command, "plan") == []
 
-    # Two names for one JetStream, as clusters that are linked by gateways are.
+    # Two names for one JetStream, as for clusters linked by gateways.
     clusters = {f"c{number}": {"url": server.url} for number, server in enumerate(trio.servers)}
     twice = [{**origins[0], "cluster": name} for name in ("c1", "c2")]
     configure(topology={"manage": "create", "clusters": clusters, "streams": [*twice, {**report, "cluster": "c0"}]})
     shown = json.loads(command("report", "--format", "json")[1])
     listed = {stream["stream"]: stream["cluster"] for stream in shown["streams"]}
-    assert len(listed) == len(shown["streams"]), "each once"
+    assert len(listed) == len(shown["streams"]), "a stream is listed twice"
     assert (listed["ORDERS"], listed["RETURNS"], listed["REPORT"]) == ("c1", "c0", "c0")
-    came = {link["origin_stream"]: link["origin_cluster"] for link in shown["links"]}
-    assert came == {"ORDERS": "c1", "RETURNS": "c0", "ARCHIVE": "c0"}
+    origin_clusters = {link["origin_stream"]: link["origin_cluster"] for link in shown["links"]}
+    assert origin_clusters == {"ORDERS": "c1", "RETURNS": "c0", "ARCHIVE": "c0"}
     assert len(shown["links"]) == 3
     code, _, err = command("topology", "plan")
     assert code == 1
     assert "c2/ORDERS: is c1/ORDERS: c2 and c1 are one JetStream" in err
 
 
-def test_a_partial_failure_says_what_was_not_done_and_the_next_apply_completes_it(
+def test_next_apply_completes_a_partial_failure(
     nats_server: NatsServer, configure: Configure, command: Command, unique: Callable[[str], str]
 ) -> None:
     origin, copy, other = unique("O"), unique("C"), unique("P")
@@ -108,34 +111,34 @@ def test_a_partial_failure_says_what_was_not_done_and_the_next_apply_completes_i
     configure(topology=topology)
     code, out, _ = command("topology", "apply", "--format", "json")
     assert code == 1
-    done = {row["stream"]: (row["result"], row["detail"]) for row in json.loads(out)}
-    assert done[origin][0] == "failed"
-    assert "replicas" in done[origin][1]
-    assert done[copy] == ("not done", f"it copies from here/{origin}")
-    assert done[other] == ("done", None)
+    results = {row["stream"]: (row["result"], row["detail"]) for row in json.loads(out)}
+    assert results[origin][0] == "failed"
+    assert "replicas" in results[origin][1]
+    assert results[copy] == ("not done", f"it copies from here/{origin}")
+    assert results[other] == ("done", None)
     streams[0]["replicas"] = 1
     configure(topology=topology)
     assert [row["stream"] for row in rows(command, "apply")] == [origin, copy]
     assert rows(command, "apply") == []
 
 
-def test_what_cannot_be_done_is_named_before_anything_is_changed(
+def test_apply_refuses_an_impossible_plan_without_changes(
     nats_server: NatsServer, configure: Configure, command: Command, unique: Callable[[str], str]
 ) -> None:
-    fine, copy, gone = unique("F"), unique("C"), unique("G")
-    streams = [{"stream": fine, "subjects": [fine]}, {"stream": copy, "sources": [{"stream": gone}]}]
+    fine, copy, missing = unique("F"), unique("C"), unique("G")
+    streams = [{"stream": fine, "subjects": [fine]}, {"stream": copy, "sources": [{"stream": missing}]}]
     topology = {"clusters": {"here": {"url": nats_server.url}}, "streams": streams}
     configure(topology=topology)
     assert command("topology", "apply")[0] == 2
     configure(topology={**topology, "manage": "create"})
     code, _, err = command("topology", "apply")
     assert code == 1
-    assert f"here/{gone} does not exist" in err
+    assert f"here/{missing} does not exist" in err
     assert "no stream was changed" in err
     assert "error" in info(nats_server, fine)
 
 
-def test_a_stream_of_others_is_left_alone_until_it_is_adopted_and_made_again_only_by_its_name(
+def test_foreign_stream_is_changed_only_after_adopt(
     nats_server: NatsServer, configure: Configure, command: Command, unique: Callable[[str], str]
 ) -> None:
     stream = unique("S")
@@ -148,9 +151,9 @@ def test_a_stream_of_others_is_left_alone_until_it_is_adopted_and_made_again_onl
     assert [row["action"] for row in rows(command, "adopt")] == ["adopt"]
     assert info(nats_server, stream)["config"]["metadata"][OWNER] == "CENTRE"
     assert info(nats_server, stream)["config"]["max_age"] == 90 * 10**9
-    done = rows(command, "apply")
-    assert [(row["action"], row["result"]) for row in done] == [("update", "done"), ("update", "left")]
-    assert f"--recreate here/{stream}" in done[1]["detail"]
+    results = rows(command, "apply")
+    assert [(row["action"], row["result"]) for row in results] == [("update", "done"), ("update", "left")]
+    assert f"--recreate here/{stream}" in results[1]["detail"]
     assert info(nats_server, stream)["state"]["messages"] == 3
     assert [(row["action"], row["result"]) for row in rows(command, "apply", "--recreate", stream)] == [
         ("recreate", "done")
@@ -159,7 +162,7 @@ def test_a_stream_of_others_is_left_alone_until_it_is_adopted_and_made_again_onl
     assert rows(command, "plan") == []
 
 
-def test_what_our_user_may_not_do_is_named_before_anything_is_deleted_and_by_check(
+def test_missing_permissions_are_reported_before_any_deletion(
     tmp_path: Path, configure: Configure, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     denied = '["$JS.API.STREAM.DELETE.KEPT", "$JS.API.STREAM.CREATE.NEW"]'

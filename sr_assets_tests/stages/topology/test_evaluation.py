@@ -1,4 +1,4 @@
-"""Native streams in Dagster: one lineage with the entries, what the job makes and records, what a tick sees and publishes."""
+"""Native streams in Dagster: lineage, the job's changes and records, and the sensor's results."""
 
 import json
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def key(*parts: str) -> dg.AssetKey:
     return dg.AssetKey(parts)
 
 
-def test_native_streams_are_in_one_lineage_with_what_entries_read_and_write(configure: Configure) -> None:
+def test_native_streams_share_one_lineage_with_replication_entries(configure: Configure) -> None:
     hub = {"url": "hub:4222", "domain": "hub"}
     streams = [
         {"cluster": "hub", "stream": "M", "mirror": {"stream": "CITY", "cluster": "city"}},
@@ -52,8 +52,8 @@ def test_native_streams_are_in_one_lineage_with_what_entries_read_and_write(conf
     }
 
 
-class Watched:
-    """A configuration with its instance: run the job, tick the sensor, ask the tables."""
+class TopologyInstance:
+    """A configuration and its Dagster instance: run the job, evaluate the sensor, read the tables."""
 
     def __init__(self, file: Path, instance: dg.DagsterInstance) -> None:
         self.settings: Settings = load_settings(file, {})
@@ -61,11 +61,11 @@ class Watched:
         self._cursor: str | None = None
 
     def run(self) -> dg.ExecuteInProcessResult:
-        """Run the job as Dagster does."""
+        """Run the job in this process."""
         return build(self.settings).resolve_job_def("topology").execute_in_process(instance=self._instance)
 
     def tick(self) -> dg.SensorResult:
-        """Evaluate the sensor once, as the daemon does."""
+        """Evaluate the sensor once."""
         definitions = build(self.settings)
         sensor = definitions.resolve_sensor_def("topology_watch")
         with dg.build_sensor_context(instance=self._instance, cursor=self._cursor, definitions=definitions) as context:
@@ -82,13 +82,13 @@ class Watched:
             return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 
 
-def failing(result: dg.SensorResult) -> set[tuple[str, str]]:
-    """Return stream and check of each verdict that a tick recorded as bad."""
+def failed_checks(result: dg.SensorResult) -> set[tuple[str, str]]:
+    """Return stream and check name of each failed check of a tick."""
     events = [event for event in result.asset_events if isinstance(event, dg.AssetCheckEvaluation)]
     return {(event.asset_key.path[-1], event.check_name) for event in events if not event.passed}
 
 
-def test_the_job_makes_what_is_missing_and_a_tick_records_what_changed_since(
+def test_job_creates_missing_streams_and_tick_records_changes(
     nats_server: NatsServer, configure: Configure, unique: Callable[[str], str]
 ) -> None:
     origin, mirror, lost = unique("O"), unique("M"), unique("L")
@@ -99,43 +99,45 @@ def test_the_job_makes_what_is_missing_and_a_tick_records_what_changed_since(
     streams = [{"stream": mirror, "mirror": {"stream": origin}}, {"stream": lost, "sources": [nowhere]}]
     file = configure(topology={"manage": "create", "clusters": cluster, "streams": streams}, sensor={"interval": "1s"})
     with dg.DagsterInstance.ephemeral() as instance:
-        watched = Watched(file, instance)
+        watched = TopologyInstance(file, instance)
         first = watched.tick()
         assert first.run_requests is not None
         assert first.run_requests[0].tags["sr_assets/reason"] == "first run"
-        assert {(mirror, "no_drift"), (lost, "link_active")} <= failing(first)
+        assert {(mirror, "no_drift"), (lost, "link_active")} <= failed_checks(first)
         assert {row["key"] for row in watched.rows("topology_drift")} == {"stream"}
 
         result = watched.run()
         assert result.success
-        made = {event.asset_key.path[-1] for event in result.get_asset_materialization_events() if event.asset_key}
-        assert made == {mirror, lost}
+        materialized = {
+            event.asset_key.path[-1] for event in result.get_asset_materialization_events() if event.asset_key
+        }
+        assert materialized == {mirror, lost}
         (event,) = [
             e for e in result.asset_materializations_for_node("native_streams") if e.asset_key.path[-1] == mirror
         ]
         assert str(event.metadata["picture"].value).startswith("![streams](data:image/svg+xml;base64,")
         assert {row["stream"] for row in watched.rows("topology_streams")} >= {origin, mirror, lost}
 
-        def level() -> bool:
+        def caught_up() -> bool:
             result = watched.tick()
             assert not result.run_requests
             links = {row["stream"]: row["lag_messages"] for row in watched.rows("topology_links")}
             return links[mirror] == 0 and links[lost] is None and not watched.rows("topology_drift")
 
-        wait_until(level, "a tick that sees the mirror alive")
+        wait_until(caught_up, "a tick that sees the mirror active")
         exposition = Exposition(watched.settings)
         exposition.renew()
         labels = f'{{cluster="here",stream="{mirror}",kind="mirror",origin="here/{origin}"}}'
         assert f"sr_assets_link_lag_messages{labels} 0" in exposition.text()
         assert f"sr_assets_link_active_seconds{labels}" in exposition.text()
-        # What is recorded already is not recorded again; the server may tell more of the lost one at any time.
+        # Recorded results are not repeated; the lost source may change at any time, so check only the mirror.
         assert mirror not in {event.asset_key.path[-1] for event in watched.tick().asset_events}
 
         config = ask(nats_server, f"$JS.API.STREAM.INFO.{mirror}")["config"]
         ask(nats_server, f"$JS.API.STREAM.UPDATE.{mirror}", {**config, "max_msgs": 9})
         edited = watched.tick()
-        assert {check for stream, check in failing(edited) if stream == mirror} == {"no_drift"}
-        # `manage: create` leaves what was edited by hand alone.
+        assert {check for stream, check in failed_checks(edited) if stream == mirror} == {"no_drift"}
+        # `manage: create` does not undo manual edits.
         assert not edited.run_requests
         drift = [(row["stream"], row["key"], row["remedy"]) for row in watched.rows("topology_drift")]
         assert drift == [(mirror, "max_msgs", "updatable")]

@@ -1,4 +1,4 @@
-"""`report` on real servers: true lags, links that die and heal, what cannot be asked, many streams in little time."""
+"""`report` on real servers: true lag, dead links, and unreachable clusters."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -18,18 +18,18 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Linked]:
-    with linked(tmp_path_factory.mktemp("linked")) as both:
-        yield both
+    with linked(tmp_path_factory.mktemp("linked")) as servers:
+        yield servers
 
 
 def links_of(command: Command, *options: str) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Return the links that `report` shows now, by stream, kind and origin."""
+    """Return the current links of `report` by stream, kind and origin."""
     code, out, err = command("report", "--format", "json", *options)
     assert code == 0, err
     return {(link["stream"], link["kind"], link["origin_stream"]): link for link in json.loads(out)["links"]}
 
 
-def test_a_link_that_is_cut_is_dead_with_its_true_lag(
+def test_cut_link_is_dead_with_its_true_lag(
     pair: Linked, configure: Configure, command: Command, tmp_path: Path
 ) -> None:
     make(pair.city, "ORDERS", subjects=["orders.>"])
@@ -54,7 +54,7 @@ def test_a_link_that_is_cut_is_dead_with_its_true_lag(
         keys = (("ORDERS", "mirror", "ORDERS"), ("ALL", "source", "ORDERS"), ("ALL", "source", "LOCAL"))
         return [(links[key]["lag_messages"], links[key]["dead"]) for key in keys]
 
-    wait_until(lambda: lags() == [(0, False)] * 3, "the links to have copied everything")
+    wait_until(lambda: lags() == [(0, False)] * 3, "all links to catch up")
     mirror = links_of(command)["ORDERS", "mirror", "ORDERS"]
     assert (mirror["cluster"], mirror["origin_cluster"], mirror["api_prefix"]) == ("hub", "city", "$JS.city.API")
     assert links_of(command)["COPIES", "replica", "RETURNS"]["transforms"] == "prefix city"
@@ -67,7 +67,7 @@ def test_a_link_that_is_cut_is_dead_with_its_true_lag(
     mirror = links_of(command)["ORDERS", "mirror", "ORDERS"]
     assert mirror["active_seconds"] > 10
     assert mirror["lag_seconds"] > 5
-    # What the server itself says of the same link.
+    # The server reports no lag for this link.
     assert ask(pair.hub, "$JS.API.STREAM.INFO.ORDERS")["mirror"]["lag"] == 0
     graph = tmp_path / "graph.dot"
     command("report", "--dot", str(graph))
@@ -76,12 +76,12 @@ def test_a_link_that_is_cut_is_dead_with_its_true_lag(
         assert f'[label="{label}"]' in graph.read_text()
 
 
-def test_a_cluster_that_cannot_be_asked_is_a_row_and_its_lags_are_unknown(
+def test_unreachable_cluster_is_a_row_with_unknown_lags(
     nats_server: NatsServer, configure: Configure, command: Command, unique: Callable[[str], str]
 ) -> None:
     stream = unique("S")
     make(nats_server, stream, mirror={"name": "GONE", "external": {"api": "$JS.nowhere.API", "deliver": ""}})
-    # Its servers answer, and no JetStream of that domain does.
+    # The servers respond, but no JetStream of that domain does.
     cut = {"url": nats_server.url, "domain": "nowhere"}
     clusters = {"here": {"url": nats_server.url}, "gone": {"url": "127.0.0.1:1"}, "cut": cut}
     configure(topology={"clusters": clusters, "streams": [{"cluster": "cut", "stream": "S", "subjects": ["s"]}]})
@@ -91,9 +91,9 @@ def test_a_cluster_that_cannot_be_asked_is_a_row_and_its_lags_are_unknown(
     report = json.loads(out)
     (row,) = [row for row in report["streams"] if row["cluster"] == "cut"]
     assert "no responder" in row["error"]
-    (gone,) = [row for row in report["streams"] if row["cluster"] == "gone"]
-    assert gone["stream"] is None
-    assert "Connection refused" in gone["error"]
+    (unreachable,) = [row for row in report["streams"] if row["cluster"] == "gone"]
+    assert unreachable["stream"] is None
+    assert "Connection refused" in unreachable["error"]
     (link,) = [row for row in report["links"] if row["stream"] == stream]
     assert (link["active_seconds"], link["lag_messages"], link["dead"]) == (None, None, True)
     code, out, err = command("report")
@@ -106,7 +106,7 @@ def test_a_cluster_that_cannot_be_asked_is_a_row_and_its_lags_are_unknown(
         assert message in err
 
 
-def test_a_source_of_a_server_that_reports_no_sequence_is_measured_by_the_marks_of_its_messages(
+def test_source_lag_is_measured_without_reported_sequences(
     tmp_path: Path, configure: Configure, command: Command
 ) -> None:
     with NatsServer(tmp_path / "old", "old", binary=server_binary("2.11")) as old:
@@ -122,5 +122,5 @@ def test_a_source_of_a_server_that_reports_no_sequence_is_measured_by_the_marks_
             rows = json.loads(command("report", "--format", "json")[1])["links"]
             return sorted((row["origin_stream"], row["filter"] or "", row["lag_messages"]) for row in rows)
 
-        level = [("A", "", 0), ("B", "B.x", 0), ("B", "B.y", 0), ("IDLE", "", 0)]
-        wait_until(lambda: lags() == level, "the sources to have copied everything")
+        caught_up = [("A", "", 0), ("B", "B.x", 0), ("B", "B.y", 0), ("IDLE", "", 0)]
+        wait_until(lambda: lags() == caught_up, "all sources to catch up")

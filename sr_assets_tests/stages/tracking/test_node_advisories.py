@@ -1,4 +1,4 @@
-"""The outbox: kept until acknowledged, sent once, in order for each node."""
+"""The outbox: advisories stay until acknowledged, are stored once, and keep each node's order."""
 
 import json
 import socket
@@ -17,11 +17,11 @@ def from_sender(*names: str) -> list[Sent]:
     return [Sent(json.dumps({"sender": name}).encode()) for name in names]
 
 
-def announced(rig: Rig, stream: str, **where: Any) -> list[str]:
+def published_nodes(rig: Rig, stream: str, **where: Any) -> list[str]:
     return [json.loads(message.payload)["value"] for message in rig.stored(stream, **where)]
 
 
-def test_without_an_advisory_block_transitions_are_recorded_and_never_published(rig: Rig) -> None:
+def test_transitions_are_not_published_without_an_advisory_block(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, from_sender("a"))
     rig.add(stream, **SAMPLED)
@@ -31,24 +31,24 @@ def test_without_an_advisory_block_transitions_are_recorded_and_never_published(
 
 
 @pytest.mark.parametrize("reliable", (None, True))
-def test_advisories_go_to_the_stream_that_takes_them_once(rig: Rig, reliable: bool | None) -> None:
+def test_advisories_are_stored_once(rig: Rig, reliable: bool | None) -> None:
     stream, advisories = rig.make(), rig.make("ADV")
     rig.publish(stream, from_sender("a", "b", "a"))
     rig.add(stream, advisory={"subject": f"{advisories}.%s.%v", "reliable": reliable}, **SAMPLED)
     rig.drain()
     rig.drain()
-    assert announced(rig, advisories) == ["a", "b"]
+    assert published_nodes(rig, advisories) == ["a", "b"]
     assert all(row["published_at"] for row in rig.rows("node_advisories"))
 
 
-def test_the_old_format_announces_all_but_new_nodes(rig: Rig) -> None:
+def test_v1_format_omits_new_nodes(rig: Rig) -> None:
     stream, advisories = rig.make(), rig.make("ADV")
     rig.publish(stream, from_sender("a", "b"))
     short = {"inspect_field": "sender", "inspect_duration": "2s", "warn_duration": "1s"}
     rig.add(stream, advisory={"subject": f"{advisories}.old", "reliable": True, "format": "v1"}, **short)
     rig.drain()
-    assert announced(rig, advisories) == []
-    assert all(row["published_at"] for row in rig.rows("node_advisories")), "nothing waits"
+    assert published_nodes(rig, advisories) == []
+    assert all(row["published_at"] for row in rig.rows("node_advisories")), "the outbox is not empty"
     rig.await_clock(stream, rig.clock_ns(stream) + 3 * 10**9)
     rig.drain()
     stored = [message.payload for message in rig.stored(advisories)]
@@ -58,34 +58,32 @@ def test_the_old_format_announces_all_but_new_nodes(rig: Rig) -> None:
     assert {json.loads(payload)["replicator"] for payload in stored} == {SITE}
 
 
-def test_advisories_go_to_the_target_cluster_when_that_is_configured(rig: Rig) -> None:
+def test_advisories_go_to_the_target_cluster_if_configured(rig: Rig) -> None:
     stream, advisories = rig.make(), rig.make("ADV", rig.target)
     rig.publish(stream, from_sender("a"))
     rig.add(stream, advisory={"subject": f"{advisories}.%s.%v", "cluster": "target"}, **SAMPLED)
     rig.drain()
-    assert announced(rig, advisories, server=rig.target) == ["a"]
+    assert published_nodes(rig, advisories, server=rig.target) == ["a"]
 
 
 @pytest.mark.parametrize("reliable", (None, False))
-def test_unreliable_advisories_reach_those_who_listen_and_are_marked_as_sent(rig: Rig, reliable: bool | None) -> None:
+def test_unreliable_advisories_reach_subscribers(rig: Rig, reliable: bool | None) -> None:
     stream, subject = rig.make(), rig.unique("heard")
     rig.publish(stream, from_sender("a"))
     rig.add(stream, advisory={"subject": f"{subject}.%s.%v", "reliable": reliable}, **SAMPLED)
     with socket.create_connection(("127.0.0.1", rig.source.port), timeout=30) as listener:
         listener.sendall(b'CONNECT {"verbose":false}\r\nSUB %b.> 1\r\nPING\r\n' % subject.encode())
-        heard = b""
-        while b"PONG" not in heard:
-            heard += listener.recv(65536)
+        received = b""
+        while b"PONG" not in received:
+            received += listener.recv(65536)
         rig.drain()
-        while b"io.choria.sr.v2.age_advisory" not in heard:
-            heard += listener.recv(65536)
-    assert f"MSG {subject}.new.a 1".encode() in heard
+        while b"io.choria.sr.v2.age_advisory" not in received:
+            received += listener.recv(65536)
+    assert f"MSG {subject}.new.a 1".encode() in received
     assert rig.row("node_advisories")["published_at"] is not None
 
 
-def test_what_was_sent_but_not_marked_is_sent_again_under_the_same_id(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unmarked_advisories_are_resent_with_the_same_id(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     stream, advisories = rig.make(), rig.make("ADV")
     rig.publish(stream, from_sender("a", "b"))
     rig.add(stream, advisory={"subject": f"{advisories}.%s.%v"}, **SAMPLED)
@@ -99,12 +97,12 @@ def test_what_was_sent_but_not_marked_is_sent_again_under_the_same_id(
             rig.run()
     assert [row["published_at"] for row in rig.rows("node_advisories")] == [None, None]
     rig.drain()
-    # The server's dedupe window knows the ids.
-    assert announced(rig, advisories) == ["a", "b"]
+    # The server's dedupe window recognises the ids.
+    assert published_nodes(rig, advisories) == ["a", "b"]
     assert all(row["published_at"] for row in rig.rows("node_advisories"))
 
 
-def test_advisories_a_stream_refuses_wait_and_the_run_says_why(rig: Rig) -> None:
+def test_refused_advisories_stay_in_the_outbox_with_a_reason(rig: Rig) -> None:
     stream, advisories = rig.make(), rig.make("ADV", max_msgs=2, discard="new")
     rig.publish(stream, from_sender("a", "b", "c", "d"))
     rig.add(stream, advisory={"subject": f"{advisories}.%s.%v"}, **SAMPLED)
@@ -117,10 +115,10 @@ def test_advisories_a_stream_refuses_wait_and_the_run_says_why(rig: Rig) -> None
         assert "error" not in opened.request(f"$JS.API.STREAM.UPDATE.{advisories}", body)
     (report,) = rig.drain().values()
     assert (report.waiting, report.undeliverable) == (0, None)
-    assert announced(rig, advisories) == ["a", "b", "c", "d"]
+    assert published_nodes(rig, advisories) == ["a", "b", "c", "d"]
 
 
-def test_an_outbox_that_cannot_be_delivered_fails_no_run_and_keeps_copying(rig: Rig) -> None:
+def test_undeliverable_outbox_does_not_stop_copying(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, from_sender("a"))
     rig.add(stream, advisory={"subject": "nobody.%s.%v", "reliable": True}, **SAMPLED)

@@ -1,4 +1,4 @@
-"""The newest message of each node, whatever it is, and the Parquet history behind it."""
+"""The newest message of each node, for any payload, and its Parquet history."""
 
 import base64
 import gzip
@@ -16,8 +16,8 @@ from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 SAMPLED = {"inspect_subject_token": 2, "inspect_duration": "10m", "size_trigger": 1}
-#: Text that is JSON for Python, or nearly, and not for every reader of JSON.
-ODD = (
+#: Text that Python parses as JSON, or almost, but not every JSON parser accepts.
+ODD_PAYLOADS = (
     b'{"a": "\\ud800"}',
     b'{"a": 1e999, "b": -1e999}',
     b'{"a": NaN}',
@@ -40,7 +40,7 @@ ODD = (
 
 
 def compact(site: Site, now_ns: int) -> None:
-    """Compact the history of the site's one stream, as a run does at its end."""
+    """Compact the history of the site's only stream, as at the end of a run."""
     stream, settings = site.streams[0], site.settings
     retention_ns = settings.snapshots_retention_ns
     stage = SnapshotStage(stream, site.state, settings.home, site.folder, retention_ns, StreamReport(stream))
@@ -49,14 +49,14 @@ def compact(site: Site, now_ns: int) -> None:
 
 def registration(content: dict[str, object]) -> bytes:
     zipped = base64.b64encode(gzip.compress(json.dumps(content).encode())).decode()
-    inner = {"protocol": "choria:registration:inventorycontent:1", "zcontent": zipped}
+    content_message = {"protocol": "choria:registration:inventorycontent:1", "zcontent": zipped}
     outer = {"protocol": "choria:adapters:natsstream:output:1", "sender": "x", "time": "2026-01-01T00:00:00Z"}
-    return json.dumps({**outer, "data": json.dumps(inner)}).encode()
+    return json.dumps({**outer, "data": json.dumps(content_message)}).encode()
 
 
-def test_any_payload_can_be_asked_for(rig: Rig) -> None:
+def test_any_payload_can_be_queried(rig: Rig) -> None:
     stream = rig.make()
-    payloads = [*ODD, registration({"facts": {"os": "größe"}})]
+    payloads = [*ODD_PAYLOADS, registration({"facts": {"os": "größe"}})]
     rig.publish(stream, [Sent(payload, f"n{n:02}") for n, payload in enumerate(payloads)])
     rig.add(stream, **SAMPLED)
     rig.drain()
@@ -69,12 +69,12 @@ def test_any_payload_can_be_asked_for(rig: Rig) -> None:
         assert int(row["stored_at"].timestamp() * 1000) == message.stored_ns // 1_000_000
         assert (row["payload"] is None) != (row["payload_raw"] is None)
         assert (row["payload_raw"] if row["payload"] is None else row["payload"].encode()) == message.payload
-    assert [row["metadata"] is None for row in rows] == [True] * len(ODD) + [False]
+    assert [row["metadata"] is None for row in rows] == [True] * len(ODD_PAYLOADS) + [False]
     assert json.loads(rows[-1]["metadata"])["facts"] == {"os": "größe"}
     assert rig.row("SELECT payload->>'a' AS a FROM node_snapshots WHERE node = 'n03'")["a"] in ("1", "2")
 
 
-def test_others_may_read_what_is_published_if_they_may_at_all_and_nothing_else(rig: Rig) -> None:
+def test_published_mode_opens_only_the_published_files(rig: Rig) -> None:
     def others() -> dict[str, int]:
         paths = (path for path in rig.home.rglob("*") if path.name != "replication.yaml")
         modes = {str(path.relative_to(rig.home)): path.stat().st_mode & 0o777 for path in paths}
@@ -97,7 +97,7 @@ def test_others_may_read_what_is_published_if_they_may_at_all_and_nothing_else(r
     assert not others()
 
 
-def test_the_newest_copied_message_of_each_node_is_shown_and_all_are_in_the_history(rig: Rig) -> None:
+def test_snapshots_show_the_newest_message_and_history_has_all(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, batch_messages=4, **SAMPLED)
     rig.publish(stream, [Sent(b"x" * n, f"n{n % 3}") for n in range(1, 11)])
@@ -112,7 +112,7 @@ def test_the_newest_copied_message_of_each_node_is_shown_and_all_are_in_the_hist
     assert not list((rig.home / "sites" / SITE / "staging").rglob("*.parquet"))
 
 
-def test_the_history_of_a_node_is_asked_for_like_its_newest_message(rig: Rig) -> None:
+def test_history_view_has_the_columns_of_the_snapshot_view(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, name="A1%b=c", batch_messages=2, **SAMPLED)
     rig.publish(stream, [*(Sent(b'{"n": %d}' % (10**n), "web1") for n in range(5)), Sent(b"\xff", "web2")])
@@ -131,7 +131,7 @@ def test_the_history_of_a_node_is_asked_for_like_its_newest_message(rig: Rig) ->
     )
 
 
-def test_files_staged_by_a_run_that_ended_there_are_indexed_by_the_next(rig: Rig) -> None:
+def test_staged_files_are_indexed_by_the_next_run(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, **SAMPLED)
     rig.publish(stream, [Sent(b"1", "a"), Sent(b"22", "b")])
@@ -143,7 +143,7 @@ def test_files_staged_by_a_run_that_ended_there_are_indexed_by_the_next(rig: Rig
     assert [row["sequence"] for row in rig.rows("SELECT * FROM node_snapshots ORDER BY node")] == [3, 2]
 
 
-def test_messages_without_a_sender_and_streams_without_sampling_have_no_snapshots(rig: Rig) -> None:
+def test_untracked_messages_have_no_snapshots(rig: Rig) -> None:
     stream, plain = rig.make(), rig.make()
     rig.add(stream, inspect_subject_token=3, inspect_duration="10m")
     rig.add(plain)
@@ -154,7 +154,7 @@ def test_messages_without_a_sender_and_streams_without_sampling_have_no_snapshot
     assert [len(rig.copies(name)) for name in (stream, plain)] == [1, 1]
 
 
-def test_closed_days_become_one_file_and_readers_of_the_old_ones_are_not_disturbed(rig: Rig) -> None:
+def test_compaction_of_a_closed_day_keeps_files_of_open_readers(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, batch_messages=1, **SAMPLED)
     rig.publish(stream, [Sent(b"x" * n, "n") for n in range(1, 4)])
@@ -166,7 +166,7 @@ def test_closed_days_become_one_file_and_readers_of_the_old_ones_are_not_disturb
     with rig.open() as site:
         tomorrow_ns = rig.stored(stream)[-1].stored_ns + 86_400 * 10**9
         compact(site, tomorrow_ns)
-        # The published view still names the old files.
+        # The published view still refers to the old files.
         assert rig.row("SELECT node, sequence, payload_raw FROM node_snapshots") == before
         site.publish()
         assert rig.row("SELECT node, sequence, payload_raw FROM node_snapshots") == before
@@ -175,37 +175,35 @@ def test_closed_days_become_one_file_and_readers_of_the_old_ones_are_not_disturb
     assert rig.row("SELECT node, sequence, payload_raw FROM node_snapshots") == before
 
 
-def test_a_day_that_is_written_to_has_few_files_and_a_merge_that_was_cut_off_leaves_nothing(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_current_day_stays_compact_after_an_interrupted_merge(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "FILES_OF_A_LEVEL", 3)
     stream = rig.make()
     rig.add(stream, batch_messages=1, **SAMPLED)
     rig.publish(stream, [Sent(b"x" * n, f"n{n % 2}") for n in range(1, 8)])
 
-    def cut_off(*_: object) -> None:
+    def crash(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(SnapshotIndex, "move", cut_off)
+        patched.setattr(SnapshotIndex, "move", crash)
         with pytest.raises(KeyboardInterrupt):
             rig.run()
     folder = rig.home / "snapshots" / f"name={SITE}" / f"stream={stream}"
     (day,) = folder.glob("date=*")
     assert len(list(day.glob("*.parquet"))) == 8
-    for more in (8, 9):
-        rig.publish(stream, [Sent(b"x" * more, f"n{more % 2}")])
+    for number in (8, 9):
+        rig.publish(stream, [Sent(b"x" * number, f"n{number % 2}")])
         rig.drain()
         newest = rig.rows("SELECT sequence, payload_raw FROM node_snapshots ORDER BY sequence")
-        assert [(row["sequence"], len(row["payload_raw"])) for row in newest] == [(n, n) for n in (more - 1, more)]
+        assert [(row["sequence"], len(row["payload_raw"])) for row in newest] == [(n, n) for n in (number - 1, number)]
         history = rig.rows("SELECT sequence FROM node_snapshot_history ORDER BY sequence")
-        assert [row["sequence"] for row in history] == list(range(1, more + 1))
+        assert [row["sequence"] for row in history] == list(range(1, number + 1))
     assert sorted(file.name for file in day.glob("*.parquet")) == ["1-9.parquet", "9-10.parquet"]
     rows = [parquet.read_table(file, partitioning=None)["sequence"].to_pylist() for file in day.glob("*.parquet")]
-    assert sorted(sequence for of_file in rows for sequence in of_file) == list(range(1, 10))
+    assert sorted(sequence for file_rows in rows for sequence in file_rows) == list(range(1, 10))
 
 
-def test_days_beyond_the_retention_are_deleted_with_what_pointed_there(rig: Rig) -> None:
+def test_days_past_retention_are_deleted_with_their_snapshots(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, **SAMPLED)
     rig.publish(stream, [Sent(b"x", "n")])
@@ -220,7 +218,7 @@ def test_days_beyond_the_retention_are_deleted_with_what_pointed_there(rig: Rig)
     assert len(rig.rows("last_seen_nodes")) == 1
 
 
-def test_the_history_of_a_stream_that_is_tracked_no_more_is_kept_no_longer_than_any(rig: Rig) -> None:
+def test_history_of_an_untracked_stream_expires_by_retention(rig: Rig) -> None:
     stream = rig.make()
     entry = rig.add(stream, **SAMPLED)
     rig.publish(stream, [Sent(b"{}", "web1"), Sent(b"{}", "web2")])

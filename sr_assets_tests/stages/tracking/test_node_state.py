@@ -1,4 +1,4 @@
-"""Time passes between runs and inside them: nobody is asked, the committed watermark decides."""
+"""Node status by the committed watermark, between runs and within them."""
 
 import json
 from typing import Any
@@ -34,7 +34,7 @@ def drain_until_watermark(rig: Rig, at_ns: int) -> None:
         rig.drain()
 
 
-def test_silent_nodes_time_out_and_retire_although_nothing_arrives(rig: Rig) -> None:
+def test_silent_nodes_time_out_and_retire_without_messages(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, from_sender("a", "b"))
     rig.add(stream, **SHORT)
@@ -58,17 +58,17 @@ def test_silent_nodes_time_out_and_retire_although_nothing_arrives(rig: Rig) -> 
     assert status["next_deadline_ns"] is None
     rig.publish(stream, from_sender("a"))
     rig.drain()
-    back = rig.row("SELECT * FROM node_advisories WHERE node = 'a' AND returned")
-    assert (back["event"], back["previous"], back["transition"]) == ("new", "retired", 4)
-    assert back["outage_seconds"] > 2
+    returned = rig.row("SELECT * FROM node_advisories WHERE node = 'a' AND returned")
+    assert (returned["event"], returned["previous"], returned["transition"]) == ("new", "retired", 4)
+    assert returned["outage_seconds"] > 2
     assert [json.loads(copy.payload)["sender"] for copy in rig.copies(stream)] == ["a", "b", "a"]
 
 
-def test_a_sweep_is_never_applied_twice_to_the_same_silence(rig: Rig) -> None:
+def test_sweep_reports_each_transition_once(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, from_sender("a"))
     rig.add(stream, **SHORT)
-    # Watching needs the source alone.
+    # NODE_STATE needs only the source.
     rig.entries[0]["target_url"] = "nats://127.0.0.1:2"
     rig.drain(stages=[Stage.NODE_STATE])
     assert events(rig) == [("a", "new")]
@@ -80,11 +80,11 @@ def test_a_sweep_is_never_applied_twice_to_the_same_silence(rig: Rig) -> None:
     assert len(set(events(rig))) == len(events(rig))
 
 
-def test_catching_up_on_history_is_published_and_marked_late(rig: Rig) -> None:
+def test_transitions_from_history_are_published_as_late(rig: Rig) -> None:
     stream, advisories = rig.make(), rig.make("ADV")
     rig.publish(stream, from_sender("old"))
     stored_ns = rig.stored(stream)[0].stored_ns
-    # The interval and the warning are over for the server too when the site first looks.
+    # The interval and the warning have passed on the server too when the site first reads the stream.
     rig.await_clock(stream, stored_ns + 4 * SECOND)
     rig.publish(stream, from_sender("fresh"))
     rig.add(stream, advisory={"subject": f"{advisories}.%s.%v"}, **SHORT)
@@ -93,8 +93,8 @@ def test_catching_up_on_history_is_published_and_marked_late(rig: Rig) -> None:
     assert late["old", "new"]
     assert late["old", "timeout"]
     assert not late["fresh", "new"]
-    announced = {(body["value"], body["event"]): body["late"] for body in map(body_of, rig.stored(advisories))}
-    assert announced == late
+    published = {(body["value"], body["event"]): body["late"] for body in map(body_of, rig.stored(advisories))}
+    assert published == late
     detected = rig.row("SELECT epoch_us(detected_at) AS at FROM node_advisories WHERE node = 'old' AND event = 'new'")
     assert detected["at"] * 1000 > stored_ns + 2 * SECOND
 
@@ -104,7 +104,7 @@ def body_of(message: Message) -> dict[str, object]:
     return body
 
 
-def test_retired_nodes_are_forgotten_after_their_retention(rig: Rig) -> None:
+def test_retired_nodes_are_deleted_after_their_retention(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, from_sender("a"))
     rig.add(stream, retired_retention="1s", **SHORT)
@@ -128,7 +128,7 @@ def test_retired_nodes_are_forgotten_after_their_retention(rig: Rig) -> None:
         ({"inspect_field": "sender"}, False),
     ),
 )
-def test_payloads_are_fetched_for_copies_alone_when_the_sender_stands_elsewhere(
+def test_sender_outside_the_payload_needs_only_headers(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], *, expected: bool
 ) -> None:
     stream = rig.make()
@@ -141,11 +141,11 @@ def test_payloads_are_fetched_for_copies_alone_when_the_sender_stands_elsewhere(
     rig.entries[0] |= {key: value.format(stream) for key, value in keys.items() if key == "filter_subject"}
     read: list[dict[str, str]] = []
 
-    def noted(options: dict[str, str]) -> pa.Table:
+    def record_read(options: dict[str, str]) -> pa.Table:
         read.append(options)
         return read_here(options)
 
-    monkeypatch.setattr(reading, "read_here", noted)
+    monkeypatch.setattr(reading, "read_here", record_read)
     rig.drain(spark={"from_messages": 1_000_000})
     assert [options.get("headers_only") == "true" for options in read] == [expected] * len(read)
     assert [(len(copy.payload), copy.payload.strip()) for copy in rig.copies(stream)] == [(9_000, body), (9_050, body)]
@@ -153,7 +153,7 @@ def test_payloads_are_fetched_for_copies_alone_when_the_sender_stands_elsewhere(
         assert state.counters(stream).totals()[Counter.SEEN_BYTES][""] == 100 * (9_000 + 9_050)
 
 
-def test_a_stream_that_is_far_behind_is_folded_in_larger_batches(rig: Rig) -> None:
+def test_stream_far_behind_is_folded_in_larger_batches(rig: Rig) -> None:
     stream = rig.make()
     rules = Rules(SITE, SITE, stream, 3600 * SECOND, 1800 * SECOND, "sender", by_field)
     rig.add(stream, inspect_field="sender", inspect_duration="1h", batch_messages=10, catch_up_messages=60)
