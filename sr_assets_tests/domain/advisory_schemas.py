@@ -1,6 +1,6 @@
-"""Choria's schemas of advisories as they are published, and a check of a document against one. No library has to be there.
+"""Choria's published schemas of advisories, and a check of documents against them without a schema library.
 
-Both are of objects whose fields are all required; a reader takes fields that it does not know.
+In both schemas all fields are required; readers accept unknown fields.
 """
 
 import json
@@ -35,13 +35,13 @@ V2: dict[str, dict[str, Any]] = {
 
 
 def problems(payload: bytes, schema: dict[str, dict[str, Any]]) -> list[str]:
-    """Return what contradicts the schema; nothing when the payload is valid."""
+    """Return the contradictions to the schema, or an empty list if the payload is valid."""
     document = json.loads(payload)
     contradictions = [f"{key} is missing" for key in schema if key not in document]
     for key, rule in schema.items():
         value = document.get(key)
         if type(value) is not rule["type"]:
-            contradictions.append(f"{key}: {value!r} is no {rule['type'].__name__}")
+            contradictions.append(f"{key}: {value!r} is not a {rule['type'].__name__}")
         elif value not in rule.get("enum", [value]) or (isinstance(value, str) and not value):
             contradictions.append(f"{key}: {value!r} is not allowed")
     return contradictions

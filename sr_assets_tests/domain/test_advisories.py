@@ -1,4 +1,4 @@
-"""Advisories: the document of the rules to the byte, one row per event, ids for ever the same."""
+"""Advisories: the documented JSON byte for byte, the v1 format, and stable event ids."""
 
 import json
 import uuid
@@ -14,9 +14,13 @@ from sr_assets_tests.domain.advisory_schemas import V1, V2, problems
 S = 1_000_000_000
 T0 = 1_647_351_430 * S
 TIMEOUT = Transition(Event.TIMEOUT, T0 + 660 * S, T0, 660 * S, 10_631, Status.UP, 2, returned=False, outage_ns=None)
-AWAY = 1_300_123_456_789
-RECOVER = Transition(Event.RECOVER, T0 + AWAY, T0, AWAY, 10_700, Status.TIMEOUT, 3, returned=False, outage_ns=AWAY)
-RETURN = Transition(Event.NEW, T0 + AWAY, T0 + AWAY, 0, 10_700, Status.RETIRED, 4, returned=True, outage_ns=AWAY)
+OUTAGE_NS = 1_300_123_456_789
+RECOVER = Transition(
+    Event.RECOVER, T0 + OUTAGE_NS, T0, OUTAGE_NS, 10_700, Status.TIMEOUT, 3, returned=False, outage_ns=OUTAGE_NS
+)
+RETURN = Transition(
+    Event.NEW, T0 + OUTAGE_NS, T0 + OUTAGE_NS, 0, 10_700, Status.RETIRED, 4, returned=True, outage_ns=OUTAGE_NS
+)
 
 
 def body(transition: Transition, *, sender: str = "web1.example.net", late: bool = False) -> bytes:
@@ -32,7 +36,7 @@ def body(transition: Transition, *, sender: str = "web1.example.net", late: bool
     )
 
 
-def test_a_timeout_reads_as_the_rules_say_byte_for_byte() -> None:
+def test_timeout_is_encoded_exactly_as_documented() -> None:
     key = f'["US-EAST","east","CHORIA_REGISTRATION","web1.example.net","timeout",{T0 + 660 * S}]'
     assert body(TIMEOUT).decode() == (
         '{"protocol":"io.choria.sr.v2.age_advisory","event_id":"' + str(uuid.uuid5(uuid.NAMESPACE_URL, key)) + '",'
@@ -52,7 +56,7 @@ def test_a_timeout_reads_as_the_rules_say_byte_for_byte() -> None:
         (Transition(Event.NEW, T0, T0, 0, 1, None, 1, returned=False, outage_ns=None), {"previous": None, "age": 0}),
     ),
 )
-def test_whole_seconds_are_rounded_down_and_others_go_to_the_millisecond(
+def test_seconds_are_rounded_down_and_fractions_to_milliseconds(
     transition: Transition, expected: dict[str, object]
 ) -> None:
     document = json.loads(body(transition))
@@ -61,7 +65,7 @@ def test_whole_seconds_are_rounded_down_and_others_go_to_the_millisecond(
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1), st.booleans())
-def test_the_json_carries_the_true_name_whatever_it_is(sender: str, late: bool) -> None:
+def test_encoded_advisory_keeps_any_sender_name(sender: str, late: bool) -> None:
     document = json.loads(body(TIMEOUT, sender=sender, late=late))
     assert (document["value"], document["late"]) == (sender, late)
     assert document["event_id"] == event_id(
@@ -69,7 +73,7 @@ def test_the_json_carries_the_true_name_whatever_it_is(sender: str, late: bool) 
     )
 
 
-def test_an_id_is_for_ever_and_its_own() -> None:
+def test_event_id_is_stable_and_unique() -> None:
     assert event_id("R", "n", "S", "wéb", Event.NEW, 1) == event_id("R", "n", "S", "wéb", "new", 1)
     assert event_id("R", "n", "S", "web1", "new", 1) == "434b386c-6e18-526c-96ae-9754f473e423"
     others = {
@@ -79,25 +83,25 @@ def test_an_id_is_for_ever_and_its_own() -> None:
     assert len(others) == 3
 
 
-def test_late_is_more_than_an_interval_before_the_plan() -> None:
+def test_is_late_after_more_than_one_interval() -> None:
     assert not is_late(100, 40, 60)
     assert is_late(101, 40, 60)
     assert not is_late(None, 40, 60)
 
 
-def test_durations_are_rounded_to_the_millisecond() -> None:
+def test_seconds_rounds_to_the_millisecond() -> None:
     assert seconds(1_500_000) == 0.002
 
 
 @pytest.mark.parametrize("transition", (TIMEOUT, RECOVER, RETURN))
-def test_advisories_are_valid_by_the_published_schemas(transition: Transition) -> None:
+def test_advisories_match_the_published_schemas(transition: Transition) -> None:
     assert problems(body(transition), V2) == []
-    old = encode_v1(transition, name="east", sender="web1", inspect_field="sender")
-    assert problems(old, V1) == (["event: 'new' is not allowed"] if transition is RETURN else [])
-    assert problems(old.replace(b'"age":', b'"age":"x","old":'), V1)[0].startswith("age: 'x'")
+    v1 = encode_v1(transition, name="east", sender="web1", inspect_field="sender")
+    assert problems(v1, V1) == (["event: 'new' is not allowed"] if transition is RETURN else [])
+    assert problems(v1.replace(b'"age":', b'"age":"x","old":'), V1)[0].startswith("age: 'x'")
 
 
-def test_the_old_format_reads_as_the_old_replicator_wrote_it_byte_for_byte() -> None:
+def test_v1_advisory_is_encoded_exactly_as_by_the_old_replicator() -> None:
     assert encode_v1(TIMEOUT, name="east", sender="web1", inspect_field="sender").decode() == (
         '{"$schema":"https://choria.io/schemas/sr/v1/age_advisory.json","inspect":"sender","value":"web1","age":660,'
         '"seen":1647351430,"replicator":"east","timestamp":1647352090,"event":"timeout"}'

@@ -1,4 +1,4 @@
-"""Days of a time zone, and which of them are due."""
+"""Days in a time zone, and the days that are due."""
 
 from datetime import date
 
@@ -19,7 +19,7 @@ TODAY = date(2026, 3, 10)
         ("Europe/London", date(2026, 10, 25), 25),
     ),
 )
-def test_a_day_lasts_from_midnight_to_midnight_of_its_time_zone(zone: str, when: date, hours: int) -> None:
+def test_day_lasts_from_local_midnight_to_midnight(zone: str, when: date, hours: int) -> None:
     day = day_of(when, zone)
     assert day.next_ns - day.first_ns == hours * HOUR_NS
     assert date_at(day.first_ns, zone) == date_at(day.next_ns - 1, zone) == when
@@ -37,15 +37,15 @@ def test_a_day_lasts_from_midnight_to_midnight_of_its_time_zone(zone: str, when:
         (date(2025, 3, 1), [], (date(2026, 2, 8), TODAY)),
     ),
     ids=(
-        "nothing computed",
-        "today computed",
-        "yesterday computed",
-        "days missed",
-        "a day over since",
-        "a year missed",
+        "nothing_computed",
+        "today_computed",
+        "yesterday_computed",
+        "days_missed",
+        "day_unfinished",
+        "year_missed",
     ),
 )
-def test_due_is_today_with_what_is_missing_or_over_since(
+def test_due_dates_are_today_and_missing_or_unfinished_days(
     last: date | None, unfinished: list[date], due: tuple[date, date]
 ) -> None:
     assert due_dates(TODAY, last, unfinished) == due

@@ -1,4 +1,4 @@
-"""Heartbeats: how long each hop took, by the streams' own clocks, which may differ."""
+"""Heartbeats: the duration of each hop by the clocks of the streams, which may differ."""
 
 from sr_assets.domain.heartbeats import Hop, hops, is_heartbeat
 from sr_assets.domain.senders import SubjectToken, inspect
@@ -10,7 +10,7 @@ FIRST = b"Choria-SR-Source: CITY 7 LDN london %d\r\n" % (T0 * 1000 + 250)
 SECOND = b"Choria-SR-Source: REGION 9 EU region %d\r\n" % (T0 * 1000 + 1250)
 
 
-def test_each_hop_takes_from_the_time_in_its_stream_to_that_in_the_next() -> None:
+def test_hop_lasts_from_its_stream_time_to_the_next() -> None:
     block = OWN + FIRST + SECOND + b"\r\n"
     assert hops(block, b"%d" % T0, (T0 + 60) * S) == [
         Hop("london", "CITY", "hb.a", "sr1", T0 * S, T0 * S + S // 4, T0 * S + S // 4 + S),
@@ -18,13 +18,13 @@ def test_each_hop_takes_from_the_time_in_its_stream_to_that_in_the_next() -> Non
     ]
 
 
-def test_clocks_that_differ_show_and_what_is_unreadable_is_not_there() -> None:
+def test_hop_shows_clock_differences_and_skips_invalid_values() -> None:
     (hop,) = hops(OWN + FIRST + b"Choria-SR-Source: nonsense\r\n\r\n", b"soon", (T0 - 1) * S)
     assert (hop.sent_ns, hop.arrived_ns - hop.stored_ns) == (None, -S - S // 4)
     assert hops(OWN + b"\r\n", b"1", S) == []
 
 
-def test_a_heartbeat_is_known_by_its_header_and_is_nobodys() -> None:
+def test_heartbeat_is_detected_by_its_header_and_has_no_sender() -> None:
     assert is_heartbeat(OWN + b"\r\n")
     assert not is_heartbeat(b"NATS/1.0\r\nX: Choria-SR-Subject: a\r\n\r\n")
     assert inspect(SubjectToken(-1), None, "hb.a", OWN + b"\r\n", b"1") == (None, True)

@@ -1,4 +1,4 @@
-"""Headers as bytes: what a copy keeps and what it gets added."""
+"""Header bytes: the headers that a copy keeps, and those that it adds."""
 
 import pytest
 from hypothesis import given
@@ -21,7 +21,7 @@ NAME = st.sampled_from(
 VALUE = st.binary(max_size=12).map(lambda value: value.replace(b"\r", b"").replace(b"\n", b""))
 LINE = st.tuples(NAME, st.sampled_from([b":", b": ", b":  "]), VALUE).map(b"".join)
 TEXT = st.text(alphabet=st.characters(exclude_characters=" \r\n", exclude_categories=["Cs"]), min_size=1, max_size=12)
-# At the edge of a value a tab would be trimmed.
+# A tab at the edge of a value would be trimmed.
 NAMED = TEXT.filter(lambda text: "\t" not in text)
 CREATED = st.integers(0, 2**63)
 ORIGIN = Origin("REG", 7, "US", "east", 1_647_351_430_123)
@@ -32,7 +32,7 @@ def block(*lines: bytes) -> bytes:
 
 
 def outgoing_headers(headers: bytes) -> bytes:
-    """The headers of a first copy of a message from `ORIGIN`."""
+    """Return the headers of a first copy of a message from `ORIGIN`."""
     return header_writer("US", "east", "REG", 5)(headers, ORIGIN.sequence, ORIGIN.stored_ms * 1_000_000, 0)
 
 
@@ -65,7 +65,7 @@ def outgoing_headers(headers: bytes) -> bytes:
         b"NATS-TTL:1s",
     ),
 )
-def test_headers_that_steer_the_server_do_not_travel(line: bytes) -> None:
+def test_control_headers_are_dropped(line: bytes) -> None:
     assert kept_headers(block(b"A: 1", line, b"B: 2")) == block(b"A: 1", b"B: 2")
 
 
@@ -85,7 +85,7 @@ def test_headers_that_steer_the_server_do_not_travel(line: bytes) -> None:
         b"Nats-Marker-Reason: MaxAge",
     ),
 )
-def test_everything_else_travels_byte_for_byte_in_order_with_duplicates(line: bytes) -> None:
+def test_other_headers_are_kept_in_order_with_duplicates(line: bytes) -> None:
     headers = block(line, b"Nats-Rollup: all", b"A: 1", line)
     assert kept_headers(headers) == block(line, b"A: 1", line)
 
@@ -93,9 +93,7 @@ def test_everything_else_travels_byte_for_byte_in_order_with_duplicates(line: by
 @given(
     st.lists(LINE), st.builds(Origin, NAMED, st.integers(0, 2**64 - 1), NAMED, NAMED, st.integers(0, 2**63)), CREATED
 )
-def test_a_copy_has_what_travelled_then_its_origin_then_its_id(
-    lines: list[bytes], origin: Origin, created_ns: int
-) -> None:
+def test_copy_has_the_kept_headers_then_its_origin_and_id(lines: list[bytes], origin: Origin, created_ns: int) -> None:
     write = header_writer(origin.replicator, origin.name, origin.stream, created_ns)
     for resend in (0, 3):
         headers = write(block(*lines), origin.sequence, origin.stored_ms * 1_000_000 + 999_999, resend)
@@ -116,12 +114,12 @@ def test_a_copy_has_what_travelled_then_its_origin_then_its_id(
         (b"NATS/1.0\r\nA: b", b"NATS/1.0\r\nA: b\r\n"),
     ),
 )
-def test_a_copy_always_has_a_complete_block(headers: bytes, start: bytes) -> None:
+def test_copy_always_has_a_complete_header_block(headers: bytes, start: bytes) -> None:
     added = block(b"Choria-SR-Source: " + ORIGIN.encode(), b"Nats-Msg-Id: US/east/REG/5/7")
     assert outgoing_headers(headers) == start + added.removeprefix(b"NATS/1.0\r\n")
 
 
-def test_of_several_hops_the_last_one_counts() -> None:
+def test_last_origin_is_that_of_the_last_hop() -> None:
     headers = outgoing_headers(block(b"Choria-SR-Source: CITY 1 a b 2"))
     assert len(header_values(headers, b"Choria-SR-Source")) == 2
     assert last_origin(headers) == ORIGIN
@@ -130,28 +128,28 @@ def test_of_several_hops_the_last_one_counts() -> None:
 
 
 @given(st.builds(Origin, TEXT, st.integers(0, 2**64 - 1), TEXT, TEXT, st.integers(0, 2**63)))
-def test_an_origin_survives_the_round_trip(origin: Origin) -> None:
+def test_origin_round_trips(origin: Origin) -> None:
     assert parse_origin(origin.encode()) == origin
 
 
 @pytest.mark.parametrize(
     "value", (b"", b"S 1 r n", b"S x r n 1", b"S 1 r n 1 2", b"S -1 r n 1", b"\xff 1 r n 1", b"S 1 r n +1")
 )
-def test_what_is_no_origin_is_none(value: bytes) -> None:
+def test_invalid_origin_is_none(value: bytes) -> None:
     assert parse_origin(value) is None
 
 
-def test_header_values_are_exact_in_case_and_trimmed_of_blanks_and_tabs() -> None:
+def test_header_values_match_case_and_are_trimmed() -> None:
     headers = block(b"Sender:\t one two \t", b"sender: no", b"Sender:", b"Sender: \xff", b"X-Sender: no")
     assert header_values(headers, b"Sender") == [b"one two", b"", b"\xff"]
     assert header_values(b"", b"Sender") == []
 
 
 @given(TEXT, TEXT, TEXT, st.integers(0, 2**63), st.integers(1, 2**64 - 1), st.integers(0, 9))
-def test_a_message_id_names_its_source_and_is_read_back(
+def test_message_id_names_its_source_and_is_parsed_back(
     replicator: str, name: str, stream: str, created: int, sequence: int, resend: int
 ) -> None:
     text = message_id(replicator, name, stream, created, sequence, resend)
     assert text == f"{replicator}/{name}/{stream}/{created}/{sequence}" + (f"/r{resend}" if resend else "")
     assert parse_message_id(text.encode()) == (created, sequence)
-    assert parse_message_id(b"somebody else's") is None
+    assert parse_message_id(b"not-an-id") is None

@@ -29,7 +29,7 @@ def sequences(ranges: list[SequenceRange]) -> set[int]:
 
 
 @given(RANGES, st.integers(1, 40))
-def test_a_split_covers_the_range_in_order_in_fair_parts(whole: SequenceRange, parts: int) -> None:
+def test_split_covers_the_range_in_order_in_even_parts(whole: SequenceRange, parts: int) -> None:
     cut = whole.split(parts)
     assert len(cut) == min(parts, len(whole))
     assert [sequence for part in cut for sequence in range(part.first, part.next)] == list(
@@ -40,7 +40,7 @@ def test_a_split_covers_the_range_in_order_in_fair_parts(whole: SequenceRange, p
 
 
 @given(st.lists(RANGES))
-def test_merged_ranges_hold_the_same_sequences_and_do_not_touch(ranges: list[SequenceRange]) -> None:
+def test_merged_ranges_are_disjoint_and_hold_the_same_sequences(ranges: list[SequenceRange]) -> None:
     merged = merge_ranges(ranges)
     assert sequences(merged) == sequences(ranges)
     assert all(before.next < after.first for before, after in itertools.pairwise(merged))
@@ -48,13 +48,13 @@ def test_merged_ranges_hold_the_same_sequences_and_do_not_touch(ranges: list[Seq
 
 
 @given(RANGES, st.lists(st.integers(0, 100)).map(sorted))
-def test_what_is_missing_and_what_is_present_make_up_the_range(wanted: SequenceRange, present: list[int]) -> None:
+def test_missing_is_the_complement_of_the_present_sequences(wanted: SequenceRange, present: list[int]) -> None:
     holes = missing(wanted, present)
     assert sequences(holes) == sequences([wanted]) - set(present)
     assert merge_ranges(holes) == holes
 
 
-def test_a_range_knows_its_length_and_its_members_and_cannot_run_backwards() -> None:
+def test_range_has_length_and_members_and_rejects_reversed_bounds() -> None:
     covered = SequenceRange(3, 5)
     assert len(covered) == 2
     assert [sequence in covered for sequence in (2, 3, 4, 5)] == [False, True, True, False]
@@ -79,7 +79,7 @@ def test_a_range_knows_its_length_and_its_members_and_cannot_run_backwards() -> 
         (100 * S, None, 1, 60 * S, True, False, None, 99 * S),
     ),
 )
-def test_the_watermark_is_the_sources_clock_only_when_everything_is_read(
+def test_watermark_is_the_source_clock_only_when_caught_up(
     ts: int | None,
     last: int | None,
     replicas: int,
@@ -103,7 +103,7 @@ def test_the_watermark_is_the_sources_clock_only_when_everything_is_read(
 
 
 @pytest.mark.parametrize(
-    ("ts", "last", "own", "ahead"),
+    ("ts", "last", "own_clock", "ahead"),
     (
         (HOUR + 10, 9, 10, False),
         (HOUR + 11, 9, 10, True),
@@ -115,29 +115,27 @@ def test_the_watermark_is_the_sources_clock_only_when_everything_is_read(
         (9, HOUR + 11, 10, False),
     ),
 )
-def test_a_clock_an_hour_ahead_of_the_last_message_and_of_ours_is_not_believed(
-    ts: int | None, last: int | None, own: int, ahead: bool
-) -> None:
-    assert clock_is_ahead(ts, last, own) is ahead
+def test_clock_over_an_hour_ahead_is_ignored(ts: int | None, last: int | None, own_clock: int, ahead: bool) -> None:
+    assert clock_is_ahead(ts, last, own_clock) is ahead
     mark = watermark(
-        ts, last, replicas=1, warning_ns=None, caught_up=True, mirror=False, previous_ns=7, own_clock_ns=own
+        ts, last, replicas=1, warning_ns=None, caught_up=True, mirror=False, previous_ns=7, own_clock_ns=own_clock
     )
     assert mark.clock_ahead is ahead
     if ahead:
         assert mark == (max(7, last or 0), False, True)
 
 
-def test_a_retention_counts_from_the_earlier_clock_and_without_a_watermark_not_at_all() -> None:
+def test_retention_clock_is_the_earlier_clock_or_none() -> None:
     assert [retention_clock_ns(ns, 10) for ns in (9, 10, 11, None)] == [9, 10, 10, None]
 
 
-def test_a_retention_moves_on_in_hundredths_and_keeps_no_less() -> None:
+def test_retention_start_advances_in_hundredths() -> None:
     assert [retention_begins_ns(now_ns, 1000) for now_ns in (5000, 5009, 5010, 5011)] == [4000, 4000, 4010, 4010]
     assert retention_begins_ns(50, 7) == 43
 
 
 @given(st.integers(0, 4_000_000_000 * S))
-def test_a_time_survives_the_round_trip_to_the_nanosecond(ns: int) -> None:
+def test_time_round_trips_to_the_nanosecond(ns: int) -> None:
     text = format_rfc3339_ns(ns)
     assert len(text) == 30
     assert parse_rfc3339_ns(text) == ns
@@ -159,7 +157,7 @@ def test_a_time_survives_the_round_trip_to_the_nanosecond(ns: int) -> None:
         ("0001-01-01T00:00:00Z", "0001-01-01T00:00:00", 0),
     ),
 )
-def test_times_are_read_exactly(text: str, seconds: str, ns: int) -> None:
+def test_times_are_parsed_exactly(text: str, seconds: str, ns: int) -> None:
     whole = round(
         (datetime.fromisoformat(seconds).replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
     )
@@ -169,6 +167,6 @@ def test_times_are_read_exactly(text: str, seconds: str, ns: int) -> None:
 @pytest.mark.parametrize(
     "text", ("", "2022-03-15", "2022-03-15T13:48:10", "2022-13-15T13:48:10Z", "now", "2022-03-15T13:48:10.Z")
 )
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_invalid_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_rfc3339_ns(text)

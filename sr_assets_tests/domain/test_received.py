@@ -1,4 +1,4 @@
-"""Reading what others wrote, and the order of advisories: the same view whatever the order, the repetitions, the cuts."""
+"""Reading advisories of all formats, and a fold that does not depend on order, repetitions or batch boundaries."""
 
 import json
 import random
@@ -60,7 +60,7 @@ def advisory(document: object) -> Advisory:
     return message
 
 
-def test_ours_says_everything() -> None:
+def test_own_advisory_is_read_completely() -> None:
     assert advisory(FIELDS) == Advisory(
         "EAST",
         "london",
@@ -81,25 +81,25 @@ def test_ours_says_everything() -> None:
     )
 
 
-def test_an_older_one_of_ours_has_no_epoch_which_is_before_all_others() -> None:
+def test_own_advisory_without_epoch_has_epoch_zero() -> None:
     assert advisory({key: value for key, value in FIELDS.items() if key != "epoch"}).epoch_ns == 0
 
 
-def test_stream_replicators_give_no_name_no_stream_no_epoch_and_no_transition() -> None:
+def test_stream_replicator_advisory_lacks_name_epoch_and_transition() -> None:
     newer = advisory(V2 | {"epoch": 5})
     assert newer[:7] == ("EAST", "", "", "web1", 0, 0, 1_699_999_000 * SECOND_NS)
     assert (newer.origin, newer.event_id, newer.age_seconds) == ("v2", "an-id", 60.0)
     older = advisory(V1)
     assert older[:7] == newer[:7]
     assert older.origin == "v1"
-    # It has no id, so one is made of its fields: the same for a repetition, another for another.
+    # Its id is derived from its fields: equal for a repetition, different for another advisory.
     assert older.event_id == advisory(V1 | {"age": 61}).event_id != advisory(V1 | {"timestamp": 1_699_999_001}).event_id
 
 
 @pytest.mark.parametrize(
     "change", ({"seen": -62_135_596_800, "age": -1}, {"seen": None, "age": None}, {"seen": "x", "age": True})
 )
-def test_what_a_writer_does_not_know_of_a_node_is_not_known(change: dict[str, object]) -> None:
+def test_invalid_seen_and_age_are_none(change: dict[str, object]) -> None:
     unknown = advisory(V2 | change)
     assert (unknown.seen_ns, unknown.age_seconds) == (None, None)
 
@@ -157,24 +157,24 @@ def test_what_a_writer_does_not_know_of_a_node_is_not_known(change: dict[str, ob
         ({"event": "observer_alive", "replicator": "EAST", "watermark": "x"}, Reject.BAD_TIME),
     ),
 )
-def test_what_is_no_advisory_is_rejected_with_the_reason(payload: object, reason: Reject) -> None:
+def test_invalid_advisory_is_rejected_with_its_reason(payload: object, reason: Reject) -> None:
     message = read(payload)
     assert isinstance(message, Rejected), message
     assert message.reason is reason
 
 
-def test_a_clock_that_is_ahead_decides_nothing_where_the_transition_does_but_is_a_warning() -> None:
+def test_clock_ahead_is_only_a_warning_on_numbered_advisories() -> None:
     assert advisory(FIELDS | {"event_time": "2023-11-15T01:00:00Z"}).warning is Reject.CLOCK_AHEAD
     assert advisory(FIELDS | {"event_time": "2023-11-14T22:40:00Z"}).warning is None
-    # Hours behind is what every message is that waited for a connection.
+    # A message that waited for a connection may be hours old.
     assert advisory(FIELDS | {"event_time": "2023-11-13T00:00:00Z"}).warning is None
 
 
-def test_a_recover_of_a_node_whose_beginning_was_never_received_is_no_mistake() -> None:
+def test_recover_without_a_received_new_is_valid() -> None:
     assert advisory(FIELDS | {"event": "recover", "transition": 3, "previous": "timeout"}).warning is None
 
 
-def test_a_heartbeat_is_a_sites_and_no_nodes() -> None:
+def test_heartbeat_is_read_as_an_observation_of_a_site() -> None:
     def body(watermark_ns: int | None, next_within_ns: int | None) -> bytes:
         return observer_alive(
             replicator="EAST",
@@ -197,7 +197,7 @@ def test_a_heartbeat_is_a_sites_and_no_nodes() -> None:
 
 
 @given(st.binary() | st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists))
-def test_no_message_of_any_kind_raises(content: object) -> None:
+def test_read_message_never_raises(content: object) -> None:
     payload = (
         content if isinstance(content, bytes) else json.dumps(FIELDS | {"value": content, "seen": content}).encode()
     )
@@ -239,21 +239,21 @@ histories = st.lists(st.tuples(advisories, times), max_size=40)
 
 
 @given(histories, st.randoms(use_true_random=False), st.data())
-def test_order_repetitions_and_cuts_change_nothing(
+def test_fold_ignores_order_repetitions_and_cuts(
     history: list[tuple[Advisory, int]], chance: random.Random, data: st.DataObject
 ) -> None:
-    whole = fold({}, history)
-    again = [*history, *(chance.choice(history) for _ in range(data.draw(st.integers(0, 20))) if history)]
-    chance.shuffle(again)
-    view: dict[Key, Standing] = {}
-    while again:
-        cut = data.draw(st.integers(1, len(again)))
-        view, again = fold(view, again[:cut]), again[cut:]
-    assert view == whole
+    uncut = fold({}, history)
+    repeated = [*history, *(chance.choice(history) for _ in range(data.draw(st.integers(0, 20))) if history)]
+    chance.shuffle(repeated)
+    folded: dict[Key, Standing] = {}
+    while repeated:
+        cut = data.draw(st.integers(1, len(repeated)))
+        folded, repeated = fold(folded, repeated[:cut]), repeated[cut:]
+    assert folded == uncut
 
 
 @given(histories)
-def test_the_latest_epoch_wins_then_the_highest_transition_and_without_one_the_latest_event(
+def test_fold_prefers_epoch_then_transition_then_event_time(
     history: list[tuple[Advisory, int]],
 ) -> None:
     for key, standing in fold({}, history).items():
@@ -265,13 +265,13 @@ def test_the_latest_epoch_wins_then_the_highest_transition_and_without_one_the_l
             assert standing[2:4] == max((advisory.event_ns, advisory.event_code) for advisory in of_node)
 
 
-def test_a_state_begun_anew_is_believed_although_it_counts_from_one_again() -> None:
+def test_later_epoch_wins_over_a_higher_transition() -> None:
     retired = advisory(FIELDS | {"event": "expire", "transition": 9, "previous": "timeout"})
-    anew = advisory(FIELDS | {"event": "new", "transition": 1, "previous": None, "epoch": NOW_NS})
-    (standing,) = fold({}, [(anew, 1), (retired, 2)]).values()
+    restarted = advisory(FIELDS | {"event": "new", "transition": 1, "previous": None, "epoch": NOW_NS})
+    (standing,) = fold({}, [(restarted, 1), (retired, 2)]).values()
     assert STATUS[standing.event_code] == "up"
 
 
-def test_every_field_that_decides_is_one_of_an_advisory_or_when_it_was_received() -> None:
+def test_rank_fields_exist() -> None:
     assert set(RANK) - {"received_ns"} <= set(Advisory._fields)
     assert len(STATUS) == len(LIFE_CYCLE)

@@ -1,4 +1,4 @@
-"""Registration messages: every wrapper and content, bombs, and what is none of it."""
+"""Registration messages: every wrapper and content, oversized content, and other payloads."""
 
 import base64
 import gzip
@@ -23,20 +23,20 @@ JSON_OBJECTS = st.dictionaries(
 )
 
 
-def packed(content: bytes) -> str:
+def as_base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def wrapped(inner: object, protocol: str = "choria:adapters:choria_streams:output:1") -> bytes:
-    data = inner if isinstance(inner, str) else json.dumps(inner)
+def wrapped(registration: object, protocol: str = "choria:adapters:choria_streams:output:1") -> bytes:
+    data = registration if isinstance(registration, str) else json.dumps(registration)
     document = {"protocol": protocol, "data": data, "sender": "web1", "time": "2026-03-15T17:20:24Z", "requestid": "5c"}
     return json.dumps(document).encode()
 
 
 @given(JSON_OBJECTS)
-def test_an_inventory_is_read_out_of_its_wrappers(inventory: dict[str, object]) -> None:
+def test_inventory_is_unwrapped(inventory: dict[str, object]) -> None:
     content = gzip.compress(json.dumps(inventory).encode())
-    payload = wrapped({"protocol": INVENTORY_PROTOCOL, "zcontent": packed(content)})
+    payload = wrapped({"protocol": INVENTORY_PROTOCOL, "zcontent": as_base64(content)})
     text, metadata = decode_payload(payload)
     assert text == payload.decode()
     assert metadata is not None
@@ -48,45 +48,43 @@ def test_an_inventory_is_read_out_of_its_wrappers(inventory: dict[str, object]) 
 @pytest.mark.parametrize(
     "content",
     (
-        {"zcontent": packed(gzip.compress(b'{"a": 1.50}'))},
-        {"zcontent": packed(zlib.compress(b'{"a": 1.50}'))},
-        {"zcontent": packed(gzip.compress(b'{"a": ') + gzip.compress(b"1.50}"))},
+        {"zcontent": as_base64(gzip.compress(b'{"a": 1.50}'))},
+        {"zcontent": as_base64(zlib.compress(b'{"a": 1.50}'))},
+        {"zcontent": as_base64(gzip.compress(b'{"a": ') + gzip.compress(b"1.50}"))},
         {"content": '{"a": 1.50}'},
     ),
 )
-def test_the_content_of_every_wrapper_comes_as_it_was_written(
-    protocol: str, kind: str, content: dict[str, object]
-) -> None:
+def test_content_of_every_wrapper_is_returned_unchanged(protocol: str, kind: str, content: dict[str, object]) -> None:
     payload = wrapped({"protocol": kind, **content}, protocol)
     assert decode_payload(payload) == (payload.decode(), '{"a": 1.50}')
 
 
-def test_content_may_stand_inline_and_a_file_may_be_plain_text() -> None:
-    for inner, metadata in (
+def test_content_may_be_inline_and_a_file_may_be_plain_text() -> None:
+    for registration, metadata in (
         ({"protocol": INVENTORY_PROTOCOL, "content": {"a": ["é", 10**30]}}, '{"a":["é",1' + "0" * 30 + "]}"),
         ({"protocol": FILE_PROTOCOL, "content": "a: 1\n"}, '"a: 1\\n"'),
         ({"protocol": INVENTORY_PROTOCOL, "content": "a: 1\n"}, None),
     ):
-        payload = wrapped(inner)
+        payload = wrapped(registration)
         assert decode_payload(payload) == (payload.decode(), metadata)
 
 
 @pytest.mark.parametrize(
-    "inner",
+    "registration",
     (
         {"protocol": INVENTORY_PROTOCOL},
         {"protocol": INVENTORY_PROTOCOL, "zcontent": "not base64!"},
-        {"protocol": INVENTORY_PROTOCOL, "zcontent": packed(b"not packed")},
-        {"protocol": INVENTORY_PROTOCOL, "zcontent": packed(gzip.compress(b"{}")[:-3])},
-        {"protocol": INVENTORY_PROTOCOL, "zcontent": packed(gzip.compress(b"\xff"))},
+        {"protocol": INVENTORY_PROTOCOL, "zcontent": as_base64(b"not packed")},
+        {"protocol": INVENTORY_PROTOCOL, "zcontent": as_base64(gzip.compress(b"{}")[:-3])},
+        {"protocol": INVENTORY_PROTOCOL, "zcontent": as_base64(gzip.compress(b"\xff"))},
         {"protocol": INVENTORY_PROTOCOL, "content": '{"a":NaN}'},
         {"protocol": INVENTORY_PROTOCOL, "content": '{"a":1e999}'},
         {"protocol": INVENTORY_PROTOCOL, "content": '{"a":"\\ud800"}'},
         f'{{"protocol":"{INVENTORY_PROTOCOL}","content":{"[" * 1_020}{"]" * 1_020}}}',
     ),
 )
-def test_content_that_cannot_be_read_is_no_metadata(inner: object) -> None:
-    payload = wrapped(inner)
+def test_unreadable_content_has_no_metadata(registration: object) -> None:
+    payload = wrapped(registration)
     assert decode_payload(payload) == (payload.decode(), None)
 
 
@@ -107,7 +105,7 @@ def test_content_that_cannot_be_read_is_no_metadata(inner: object) -> None:
         json.dumps({"protocol": ["choria:adapters:jetstream:output:1"]}).encode(),
     ),
 )
-def test_anything_else_has_no_metadata(payload: bytes) -> None:
+def test_other_payloads_have_no_metadata(payload: bytes) -> None:
     assert decode_payload(payload)[1] is None
 
 
@@ -115,26 +113,26 @@ def test_anything_else_has_no_metadata(payload: bytes) -> None:
     "payload",
     (b"", b"\xff", b'{"a":NaN}', b'{"a":1e999}', b'["\\ud800"]', b"{} rest", b"\xef\xbb\xbf{}", b"[" * 100_000),
 )
-def test_a_payload_that_not_every_reader_takes_for_json_is_no_text(payload: bytes) -> None:
+def test_payload_that_is_not_strict_json_has_no_text(payload: bytes) -> None:
     assert decode_payload(payload) == (None, None)
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])) | JSON_OBJECTS)
-def test_a_payload_that_is_json_but_no_registration_is_text_alone(value: object) -> None:
+def test_json_that_is_not_a_registration_is_text_only(value: object) -> None:
     text = json.dumps(value)
     assert decode_payload(text.encode()) == (text, None)
 
 
-def test_a_bomb_is_refused_before_it_goes_off() -> None:
+def test_oversized_compressed_content_is_refused() -> None:
     exact = b" " * (MAX_INFLATED_BYTES - 2) + b"{}"
     assert inflate(gzip.compress(exact, 1)) == exact
     assert inflate(gzip.compress(exact + b" ", 1)) is None
     assert inflate(gzip.compress(exact, 1) + gzip.compress(b" ")) is None
     assert inflate(zlib.compress(b" " * 8 * MAX_INFLATED_BYTES, 9)) is None
-    bomb = wrapped({"protocol": FILE_PROTOCOL, "zcontent": packed(gzip.compress(exact + b" "))})
+    bomb = wrapped({"protocol": FILE_PROTOCOL, "zcontent": as_base64(gzip.compress(exact + b" "))})
     assert decode_payload(bomb) == (bomb.decode(), None)
 
 
-def test_rubbish_after_what_was_packed_is_refused() -> None:
+def test_trailing_bytes_after_compressed_content_are_refused() -> None:
     assert inflate(gzip.compress(b"{}") + b"rubbish") is None
     assert inflate(b"") == b""

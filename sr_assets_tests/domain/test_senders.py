@@ -1,4 +1,4 @@
-"""Who sent it: what counts as a sender, field by field, and that nothing a message holds can raise."""
+"""Sender extraction from JSON fields, headers and subjects; no message content raises."""
 
 import json
 
@@ -78,7 +78,7 @@ def sender(path: str, payload: str | bytes) -> str | None:
         ("é", '{"é":"x"}', "x"),
     ),
 )
-def test_a_json_field_names_the_sender(path: str, payload: str | bytes, expected: str | None) -> None:
+def test_json_field_yields_the_sender(path: str, payload: str | bytes, expected: str | None) -> None:
     assert sender(path, payload) == expected
 
 
@@ -86,12 +86,12 @@ def test_a_json_field_names_the_sender(path: str, payload: str | bytes, expected
     ("text", "path"),
     (("a", ("a",)), ("a.b", ("a", "b")), (r"a\.b.c", ("a.b", "c")), (r"a\b", (r"a\b",)), (r"\.", (".",))),
 )
-def test_paths_are_cut_at_dots_that_are_not_escaped(text: str, path: tuple[str, ...]) -> None:
+def test_path_is_split_at_unescaped_dots(text: str, path: tuple[str, ...]) -> None:
     assert parse_path(text) == path
 
 
 @pytest.mark.parametrize("text", ("", ".", "a.", ".a", "a..b"))
-def test_an_empty_segment_is_refused(text: str) -> None:
+def test_empty_path_segment_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="empty segment"):
         JsonField(text)
 
@@ -99,7 +99,8 @@ def test_an_empty_segment_is_refused(text: str) -> None:
 @example(["a\\\\", "b"], "v")
 @given(st.lists(TEXT, min_size=1, max_size=4), TEXT)
 def test_every_key_can_be_reached(keys: list[str], value: str) -> None:
-    # A backslash before a dot of the path belongs to the dot: no key that ends in one can be named before another.
+    # In a path, a backslash before a dot escapes the dot, so a key that ends in a backslash cannot be followed by
+    # another key.
     keys = [key.rstrip("\\") or "k" for key in keys]
     document: object = value
     for key in reversed(keys):
@@ -121,20 +122,20 @@ def test_every_key_can_be_reached(keys: list[str], value: str) -> None:
         (b"Other: web1", None),
     ),
 )
-def test_the_first_value_of_a_header_names_the_sender(lines: bytes, expected: str | None) -> None:
+def test_first_header_value_yields_the_sender(lines: bytes, expected: str | None) -> None:
     assert HeaderName("Sender").extract("s", b"NATS/1.0\r\n" + lines + b"\r\n\r\n", b"") == expected
 
 
 @pytest.mark.parametrize(("number", "expected"), ((1, "reg"), (2, "web1"), (3, "net"), (4, None), (-1, "reg.web1.net")))
-def test_a_token_of_the_subject_names_the_sender(number: int, expected: str | None) -> None:
+def test_subject_token_yields_the_sender(number: int, expected: str | None) -> None:
     assert SubjectToken(number).extract("reg.web1.net", b"", b"") == expected
 
 
-def test_a_subject_that_is_not_utf8_names_nobody() -> None:
+def test_subject_that_is_not_utf8_has_no_sender() -> None:
     assert SubjectToken(1).extract(b"\xff.a".decode(errors="surrogateescape"), b"", b"") is None
 
 
-def test_each_extractor_says_what_it_looks_at() -> None:
+def test_extractor_text_is_its_configuration() -> None:
     extractors: list[SenderExtractor] = [JsonField(r"a\.b"), HeaderName("Sender"), SubjectToken(-1)]
     assert [extractor.text for extractor in extractors] == [r"a\.b", "Sender", "-1"]
 
@@ -154,7 +155,7 @@ def test_each_extractor_says_what_it_looks_at() -> None:
         (b"\xff", False),
     ),
 )
-def test_only_json_true_forces(payload: bytes, expected: bool) -> None:
+def test_only_json_true_forces_a_copy(payload: bytes, expected: bool) -> None:
     assert inspect(SubjectToken(1), ("f",), "s", b"", payload) == ("s", expected)
 
 
@@ -167,7 +168,7 @@ def test_only_json_true_forces(payload: bytes, expected: bool) -> None:
     ),
     st.sampled_from([b"", b"NATS/1.0\r\nA: h\r\n\r\n", b"NATS/1.0\r\nA: \xff\r\n\r\n"]),
 )
-def test_one_parse_says_the_same_as_two_and_nothing_raises(
+def test_inspect_equals_two_separate_parses(
     extractor: SenderExtractor, force: tuple[str, ...] | None, payload: bytes, headers: bytes
 ) -> None:
     _, forced = inspect(SubjectToken(1), force, "s.t", headers, payload)
@@ -205,11 +206,11 @@ _DOCUMENTS = st.recursive(
 
 
 @given(_DOCUMENTS, st.sampled_from(["a", "a.b", "a.0", "b"]))
-def test_the_fast_parser_extracts_what_the_exact_one_does(document: str, path: str) -> None:
-    assert sender(path, document) == _extracted_exactly(document, path.split("."))
+def test_fast_parser_agrees_with_the_standard_parser(document: str, path: str) -> None:
+    assert sender(path, document) == _extract_with_standard_parser(document, path.split("."))
 
 
-def _extracted_exactly(document: str, path: list[str]) -> str | None:
+def _extract_with_standard_parser(document: str, path: list[str]) -> str | None:
     def refuse(constant: str) -> object:
         raise ValueError(constant)
 
@@ -232,7 +233,7 @@ def _extracted_exactly(document: str, path: list[str]) -> str | None:
 @pytest.mark.parametrize("extractor", (HeaderName("Node"), SubjectToken(2)))
 @given(payload=st.binary(max_size=100))
 @example(payload=b'{"Node": "b", "force": true}')
-def test_a_payload_that_is_not_needed_decides_nothing(extractor: SenderExtractor, payload: bytes) -> None:
+def test_unneeded_payload_does_not_change_the_sender(extractor: SenderExtractor, payload: bytes) -> None:
     assert not needs_payload(extractor, None)
     assert inspect(extractor, None, "s.a", b"NATS/1.0\r\nNode: a\r\n\r\n", payload) == ("a", False)
     assert needs_payload(extractor, ("force",))

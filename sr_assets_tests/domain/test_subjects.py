@@ -1,4 +1,4 @@
-"""Subjects: wildcards against a brute-force reading of them, rewriting, and names made safe."""
+"""Subjects: wildcards against a brute-force match, rewriting, and safe encoding of names."""
 
 import itertools
 import re
@@ -27,50 +27,52 @@ LITERALS = st.lists(st.text("ab-_1", min_size=1, max_size=4), min_size=1, max_si
 
 
 @cache
-def falls_under(pattern: str) -> set[str]:
+def matching_subjects(pattern: str) -> set[str]:
     meaning = {"*": "[ab]", ">": r"[ab](\.[ab])*"}
     expression = re.compile(r"\.".join(meaning.get(part, part) for part in pattern.split(".")))
     return {subject for subject in SUBJECTS if expression.fullmatch(subject)}
 
 
-def test_a_pattern_covers_the_subjects_that_its_wildcards_mean() -> None:
+def test_pattern_covers_the_subjects_of_its_wildcards() -> None:
     for pattern in PATTERNS:
-        assert {subject for subject in SUBJECTS if covers(pattern, subject)} == falls_under(pattern), pattern
+        assert {subject for subject in SUBJECTS if covers(pattern, subject)} == matching_subjects(pattern), pattern
 
 
-def test_a_matcher_takes_the_subjects_that_one_of_its_patterns_covers() -> None:
+def test_matcher_accepts_subjects_that_any_pattern_covers() -> None:
     subjects = [*SUBJECTS, "", ".", "a.", "a..b", "a.b\n", "ab", "a+b"]
     for patterns in [(), *((pattern,) for pattern in [*PATTERNS, "a+b", "a.b|b"]), *PAIRS]:
-        takes = matcher(patterns)
+        matches = matcher(patterns)
         for subject in subjects:
-            assert bool(takes(subject)) == any(covers(pattern, subject) for pattern in patterns), (patterns, subject)
+            assert bool(matches(subject)) == any(covers(pattern, subject) for pattern in patterns), (patterns, subject)
 
 
-def test_overlap_is_a_common_subject() -> None:
+def test_patterns_overlap_if_they_share_a_subject() -> None:
     for left, right in PAIRS:
-        assert overlaps(left, right) == bool(falls_under(left) & falls_under(right)), (left, right)
+        assert overlaps(left, right) == bool(matching_subjects(left) & matching_subjects(right)), (left, right)
 
 
-def test_covering_is_taking_every_subject() -> None:
+def test_pattern_covers_another_if_it_covers_its_subjects() -> None:
     for wide, narrow in PAIRS:
-        # Two letters cannot tell `*` from both letters, so wildcards are asked for a third one too.
+        # Two letters cannot distinguish `*` from both letters, so replace wildcards with a third one too.
         third = narrow.replace("*", "c")
-        probes = falls_under(narrow) | {third.replace(">", "c"), third.replace(">", "c.c")}
+        probes = matching_subjects(narrow) | {third.replace(">", "c"), third.replace(">", "c.c")}
         assert covers(wide, narrow) == all(covers(wide, probe) for probe in probes), (wide, narrow)
 
 
-@pytest.mark.parametrize("good", ("a", "a.b", ">", "*", "a.*.>", "a*b.c", "é.ü", "$JS.API"))
-def test_a_filter_a_server_takes_is_valid(good: str) -> None:
-    assert is_valid_filter(good)
+@pytest.mark.parametrize("pattern", ("a", "a.b", ">", "*", "a.*.>", "a*b.c", "é.ü", "$JS.API"))
+def test_filter_accepted_by_a_server_is_valid(pattern: str) -> None:
+    assert is_valid_filter(pattern)
 
 
-@pytest.mark.parametrize("bad", ("", ".", "a.", ".a", "a..b", ">.a", "a.>.b", "a b", "a\tb", "a\r\nPUB x 0", "\x00"))
-def test_a_filter_a_server_refuses_is_not(bad: str) -> None:
-    assert not is_valid_filter(bad)
+@pytest.mark.parametrize(
+    "pattern", ("", ".", "a.", ".a", "a..b", ">.a", "a.>.b", "a b", "a\tb", "a\r\nPUB x 0", "\x00")
+)
+def test_filter_refused_by_a_server_is_invalid(pattern: str) -> None:
+    assert not is_valid_filter(pattern)
 
 
 @pytest.mark.parametrize(("number", "expected"), ((1, "a"), (3, "c"), (4, None), (0, None), (-2, None), (-1, "a.b.c")))
-def test_tokens_are_counted_from_one_and_minus_one_is_the_whole(number: int, expected: str | None) -> None:
+def test_token_counts_from_one_and_minus_one_is_the_subject(number: int, expected: str | None) -> None:
     assert token("a.b.c", number) == expected
 
 
@@ -88,14 +90,12 @@ def test_tokens_are_counted_from_one_and_minus_one_is_the_whole(number: int, exp
         ("a.stream.>", "p", "stream.", "p.a.>"),
     ),
 )
-def test_a_copys_subject_has_the_prefix_and_not_the_removed(
-    subject: str, prefix: str, remove: str, expected: str
-) -> None:
+def test_target_subject_adds_the_prefix_and_removes_text(subject: str, prefix: str, remove: str, expected: str) -> None:
     assert target_subject(subject, prefix, remove) == expected
 
 
 @given(LITERALS, st.one_of(st.just(""), LITERALS), st.one_of(st.just(""), st.text("ab.", max_size=3)))
-def test_rewriting_leaves_no_empty_token_inside(subject: str, prefix: str, remove: str) -> None:
+def test_target_subject_has_no_empty_token_inside(subject: str, prefix: str, remove: str) -> None:
     result = target_subject(subject, prefix, remove)
     assert ".." not in result
     whole = f"{prefix}.{subject}" if prefix else subject
@@ -120,12 +120,12 @@ def test_rewriting_leaves_no_empty_token_inside(subject: str, prefix: str, remov
         ("a_b-C9", "adv.timeout.a_b-C9"),
     ),
 )
-def test_a_senders_name_is_encoded_token_by_token(sender: str, expected: str) -> None:
+def test_sender_name_is_encoded_token_by_token(sender: str, expected: str) -> None:
     assert advisory_subject("adv.%s.%v", "timeout", sender) == expected
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1))
-def test_no_name_can_break_a_subject(sender: str) -> None:
+def test_any_sender_name_gives_a_valid_subject(sender: str) -> None:
     subject = advisory_subject("adv.%v.%s", "new", sender)
     assert is_valid_filter(subject)
     assert subject.isascii()

@@ -1,4 +1,4 @@
-"""The target that is created: what it takes from the source and what it does not."""
+"""The configuration of a created target: options copied from the source, and overrides."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from sr_assets.domain.target_stream import TargetOptions, target_config
 MINUTE_NS = 60 * 1_000_000_000
 
 
-def test_a_target_gets_what_the_contract_lists_and_nothing_else() -> None:
+def test_target_config_copies_only_the_documented_options() -> None:
     source = {
         "name": "SRC",
         "subjects": ["a.>", "b.*"],
@@ -53,7 +53,7 @@ def test_a_target_gets_what_the_contract_lists_and_nothing_else() -> None:
         (["a.*", "a.>"], ["a.>"]),
     ),
 )
-def test_of_overlapping_subjects_the_widest_stay(patterns: list[str], subjects: list[str]) -> None:
+def test_overlapping_subjects_are_reduced_to_the_widest(patterns: list[str], subjects: list[str]) -> None:
     assert target_config("COPY", patterns, {})["subjects"] == subjects
 
 
@@ -66,19 +66,19 @@ def test_of_overlapping_subjects_the_widest_stay(patterns: list[str], subjects: 
         (0, MINUTE_NS, MINUTE_NS),
     ),
 )
-def test_the_duplicate_window_is_two_minutes_or_what_the_server_allows(
+def test_duplicate_window_is_two_minutes_unless_max_age_is_less(
     window_ns: int, max_age_ns: int, expected_ns: int
 ) -> None:
     source = {"duplicate_window": window_ns, "max_age": max_age_ns}
     assert target_config("COPY", ["a"], source)["duplicate_window"] == expected_ns
 
 
-def test_a_source_that_names_no_defaults_gets_them() -> None:
+def test_missing_source_options_get_defaults() -> None:
     config = target_config("COPY", ["a"], {})
     assert (config["storage"], config["num_replicas"]) == ("file", 1)
 
 
-def test_the_options_of_a_target_win_over_its_source() -> None:
+def test_target_options_override_the_source() -> None:
     options = TargetOptions("memory", 3, MINUTE_NS, 1000, 5, "east", ("ssd",))
     config = target_config("COPY", ["a"], {"storage": "file", "max_age": 60 * MINUTE_NS, "max_msg_size": 7}, options)
     assert config == {
@@ -94,7 +94,7 @@ def test_the_options_of_a_target_win_over_its_source() -> None:
     assert options.drift(config) == []
 
 
-def test_what_an_existing_target_has_instead_of_the_options_is_named() -> None:
+def test_drift_names_options_that_differ() -> None:
     config = {"storage": "file", "num_replicas": 3, "max_age": 0, "placement": {"tags": ["hdd"], "cluster": "east"}}
     assert TargetOptions("memory", 3, MINUTE_NS, tags=("ssd",)).drift(config) == [
         "storage file, wanted memory",

@@ -1,4 +1,4 @@
-"""Native streams by rule: what differs and what mends it, which limits a link has, whose copy a message is, the pictures."""
+"""Native streams: drift and remedies, plans, link limits, source marks, and graphs."""
 
 import shutil
 import subprocess
@@ -19,23 +19,28 @@ from sr_assets.domain.topology.wanted import OWNER, Upstream, WantedStream
 NEW, OLD = (2, 15, 0), (2, 11, 0)
 
 
-def existing(config: dict[str, Any], **more: Any) -> FoundStream:
+def found_stream(config: dict[str, Any], **more: Any) -> FoundStream:
     return read_stream({"config": {"name": "S", **config}, "state": {"last_seq": 0, "messages": 0}, **more})
 
 
-def ours(wanted: WantedStream, **edited: Any) -> FoundStream:
-    """Return a stream as we made it, edited by hand since."""
-    return existing({**wanted.whole("ME"), **edited})
+def own_stream(wanted: WantedStream, **edited: Any) -> FoundStream:
+    """Return a stream as this replicator created it, then edited by hand."""
+    return found_stream({**wanted.whole("ME"), **edited})
 
 
 SOURCED = WantedStream("hub", "S", sources=(Upstream("hub", "A", start_sequence=5),), config={"max_age": 60})
 MIRROR = WantedStream("hub", "S", mirror=Upstream("hub", "A"))
 
 
-def test_a_stream_that_is_as_we_made_it_has_no_drift_whatever_the_server_adds() -> None:
-    echoed = {"metadata": {OWNER: "ME", "_nats.level": "4"}, "max_consumers": -1, "sealed": False, "max_msgs": -1}
+def test_server_additions_are_no_drift() -> None:
+    server_additions = {
+        "metadata": {OWNER: "ME", "_nats.level": "4"},
+        "max_consumers": -1,
+        "sealed": False,
+        "max_msgs": -1,
+    }
     for wanted in (SOURCED, MIRROR):
-        assert compare(wanted, ours(wanted, **echoed), "ME", NEW) == []
+        assert compare(wanted, own_stream(wanted, **server_additions), "ME", NEW) == []
 
 
 @pytest.mark.parametrize(
@@ -54,79 +59,79 @@ def test_a_stream_that_is_as_we_made_it_has_no_drift_whatever_the_server_adds() 
         (MIRROR, {"mirror": None}, "mirror", Remedy.NEEDS_RECREATE),
     ),
 )
-def test_an_edit_by_hand_is_drift_with_its_remedy(
+def test_manual_edit_is_drift_with_its_remedy(
     wanted: WantedStream, edited: dict[str, Any], key: str, remedy: Remedy
 ) -> None:
-    assert [(drift.key, drift.remedy) for drift in compare(wanted, ours(wanted, **edited), "ME", NEW)] == [
+    assert [(drift.key, drift.remedy) for drift in compare(wanted, own_stream(wanted, **edited), "ME", NEW)] == [
         (key, remedy)
     ]
 
 
-def test_a_mirror_can_be_made_a_stream_of_its_own_since_2_12() -> None:
+def test_mirror_can_be_promoted_since_server_2_12() -> None:
     promoted = WantedStream("hub", "S", config={"subjects": ["a"]})
-    there = existing({"mirror": {"name": "A"}})
+    found = found_stream({"mirror": {"name": "A"}})
     for version, remedy in ((NEW, Remedy.UPDATABLE), (OLD, Remedy.NEEDS_RECREATE)):
-        (mirror,) = [drift for drift in compare(promoted, there, "ME", version) if drift.key == "mirror"]
+        (mirror,) = [drift for drift in compare(promoted, found, "ME", version) if drift.key == "mirror"]
         assert mirror.remedy is remedy
 
 
-def test_of_a_stream_that_others_made_only_what_the_configuration_names_counts() -> None:
-    there = existing({"max_age": 60, "max_msgs": 5, "sources": [{"name": "A", "opt_start_seq": 5}]})
-    assert compare(SOURCED, there, "ME", NEW) == []
+def test_foreign_stream_is_compared_by_configured_keys_only() -> None:
+    found = found_stream({"max_age": 60, "max_msgs": 5, "sources": [{"name": "A", "opt_start_seq": 5}]})
+    assert compare(SOURCED, found, "ME", NEW) == []
 
 
-def plan(wanted: WantedStream, there: FoundStream | None, manage: Any = "reconcile", *, recreate: bool = False) -> Any:
-    return plan_stream(wanted, there, owner="ME", manage=manage, version=NEW, recreate=recreate)
+def plan(wanted: WantedStream, found: FoundStream | None, manage: Any = "reconcile", *, recreate: bool = False) -> Any:
+    return plan_stream(wanted, found, owner="ME", manage=manage, version=NEW, recreate=recreate)
 
 
-def test_what_is_missing_is_made_unless_we_only_observe() -> None:
+def test_missing_stream_is_created_unless_manage_is_observe() -> None:
     assert plan(SOURCED, None, "observe").action is Action.NONE
     assert plan(SOURCED, None, "create").action is Action.CREATE
     assert plan(SOURCED, None, "create").config["metadata"] == {OWNER: "ME"}
 
 
-def test_an_edit_is_taken_back_when_we_reconcile_a_stream_of_ours_and_in_no_other_case() -> None:
-    edited = ours(SOURCED, max_age=90, max_msgs=7)
+def test_only_reconcile_of_an_owned_stream_reverts_an_edit() -> None:
+    edited = own_stream(SOURCED, max_age=90, max_msgs=7)
     update = plan(SOURCED, edited)
     assert update.action is Action.UPDATE
     assert (update.config["max_age"], update.config["max_msgs"]) == (60, -1)
     for manage in ("observe", "create"):
         assert plan(SOURCED, edited, manage).action is Action.NONE
     for metadata, reason in (({}, "has no owner"), ({OWNER: "YOU"}, "belongs to replicator YOU")):
-        left = plan(SOURCED, ours(SOURCED, max_age=90, metadata=metadata))
-        assert left.action is Action.NONE
-        assert reason in left.reason
+        step = plan(SOURCED, own_stream(SOURCED, max_age=90, metadata=metadata))
+        assert step.action is Action.NONE
+        assert reason in step.reason
 
 
-def test_only_a_named_stream_is_made_again_and_only_for_what_no_update_can_change() -> None:
-    other = ours(MIRROR, mirror={"name": "B"})
+def test_only_a_named_owned_stream_is_recreated() -> None:
+    other = own_stream(MIRROR, mirror={"name": "B"})
     assert plan(MIRROR, other).action is Action.NONE
     assert "--recreate hub/S" in plan(MIRROR, other).reason
     assert plan(MIRROR, other, recreate=True).action is Action.RECREATE
-    assert plan(SOURCED, ours(SOURCED, max_age=90), recreate=True).action is Action.UPDATE
-    foreign = ours(MIRROR, mirror={"name": "B"}, metadata={})
+    assert plan(SOURCED, own_stream(SOURCED, max_age=90), recreate=True).action is Action.UPDATE
+    foreign = own_stream(MIRROR, mirror={"name": "B"}, metadata={})
     assert plan(MIRROR, foreign, recreate=True).action is Action.NONE
 
 
-def test_an_update_sends_no_start_that_would_be_taken_and_have_no_effect() -> None:
-    there = ours(SOURCED, max_age=90, sources=[{"name": "A", "opt_start_seq": 1}])
-    step = plan(SOURCED, there)
+def test_update_keeps_a_source_start_that_servers_ignore() -> None:
+    found = own_stream(SOURCED, max_age=90, sources=[{"name": "A", "opt_start_seq": 1}])
+    step = plan(SOURCED, found)
     assert step.action is Action.UPDATE
     assert step.config["sources"] == [{"name": "A", "opt_start_seq": 1}]
     assert "accept the new start and ignore it" in step.reason
 
 
-def test_adoption_changes_the_owner_alone() -> None:
-    there = existing({"max_age": 1, "metadata": {"team": "x", "_nats.level": "4"}})
-    step = plan_adoption(SOURCED, there, "ME", named=False)
+def test_adoption_changes_only_the_owner() -> None:
+    found = found_stream({"max_age": 1, "metadata": {"team": "x", "_nats.level": "4"}})
+    step = plan_adoption(SOURCED, found, "ME", named=False)
     assert step.action is Action.ADOPT
-    assert step.config == {**there.config, "metadata": {"team": "x", OWNER: "ME"}}
-    theirs = existing({"metadata": {OWNER: "YOU"}})
-    assert plan_adoption(SOURCED, theirs, "ME", named=False).action is Action.NONE
-    assert plan_adoption(SOURCED, theirs, "ME", named=True).action is Action.ADOPT
+    assert step.config == {**found.config, "metadata": {"team": "x", OWNER: "ME"}}
+    foreign = found_stream({"metadata": {OWNER: "YOU"}})
+    assert plan_adoption(SOURCED, foreign, "ME", named=False).action is Action.NONE
+    assert plan_adoption(SOURCED, foreign, "ME", named=True).action is Action.ADOPT
 
 
-def test_a_stream_is_made_after_those_that_it_copies_from() -> None:
+def test_streams_are_created_after_their_origins() -> None:
     streams = [
         WantedStream("hub", "REPORT", mirror=Upstream("hub", "ARCHIVE")),
         WantedStream("hub", "ARCHIVE", sources=(Upstream("city", "ORDERS"),)),
@@ -136,7 +141,7 @@ def test_a_stream_is_made_after_those_that_it_copies_from() -> None:
     assert [step.wanted.stream for step in ordered] == ["ORDERS", "ARCHIVE", "REPORT"]
 
 
-def test_a_link_is_dead_when_it_was_never_heard_or_is_silent_for_longer_than_its_stream_allows() -> None:
+def test_link_is_dead_if_never_active_or_silent_past_its_limit() -> None:
     def link(active: float | None, **keys: str) -> Link:
         return Link("hub", "S", "mirror", "A", active_seconds=active, limits=limits(keys))
 
@@ -148,18 +153,18 @@ def test_a_link_is_dead_when_it_was_never_heard_or_is_silent_for_longer_than_its
     )
 
 
-def test_a_message_belongs_to_the_source_whose_origin_and_filter_it_names() -> None:
-    # Marks as a server wrote them: 2.15.1, from a domain, with a filter, and with two transforms.
+def test_mark_identifies_the_source_by_origin_and_filter() -> None:
+    # Marks written by server 2.15.1: from a domain, with a filter, and with two transforms.
     config = [
         {"name": "O", "external": {"api": "$JS.leaf.API"}},
         {"name": "P", "filter_subject": "p.a"},
         {"name": "P", "subject_transforms": [{"src": "p.b", "dest": "x.b"}, {"src": "p.c", "dest": ""}]},
     ]
-    links = existing({"sources": config}).links
+    links = found_stream({"sources": config}).links
     marks = ["O:mSx7q4yJ 5 > > o.4 LUyGXFmd", "P 9 p.a > p.a", "P 4 p.b\fp.c x.b\f p.b"]
     assert api_hash("$JS.leaf.API") == "mSx7q4yJ"
-    brought = [[brought_by(mark, link, links) for link in links] for mark in map(read_mark, marks) if mark]
-    assert brought == [[True, False, False], [False, True, False], [False, False, True]]
+    matches = [[brought_by(mark, link, links) for link in links] for mark in map(read_mark, marks) if mark]
+    assert matches == [[True, False, False], [False, True, False], [False, False, True]]
     assert read_mark("$JS.ACK.O.x.1.5.5.0.0") is None
 
 
@@ -172,7 +177,7 @@ LINKS = [
 ]
 
 
-def test_a_graph_keeps_streams_of_one_name_apart_and_says_what_is_dead() -> None:
+def test_graph_separates_equal_names_and_marks_dead_links() -> None:
     graph = graph_of(STREAMS, LINKS)
     assert [(node.place, node.stream) for node in graph.nodes][:2] == [("hub", "S"), ("city", "S")]
     assert [(edge.colour, edge.dashed) for edge in graph.edges] == [("blue", False), ("red", False), ("black", True)]
@@ -183,7 +188,7 @@ def test_a_graph_keeps_streams_of_one_name_apart_and_says_what_is_dead() -> None
     assert len(around(alone, graph.nodes[0]).nodes) == len(alone.nodes) - 1
 
 
-def test_the_pictures_are_well_formed_whatever_the_names_are() -> None:
+def test_pictures_are_well_formed_for_hostile_names() -> None:
     graph = graph_of(STREAMS, LINKS)
     drawn = ET.fromstring(svg(graph))
     assert any(
@@ -197,7 +202,7 @@ def test_the_pictures_are_well_formed_whatever_the_names_are() -> None:
 
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz is not installed")
-def test_graphviz_takes_the_graph_and_shows_hostile_names_as_they_are() -> None:
+def test_graphviz_renders_hostile_names_literally() -> None:
     drawn = subprocess.run(
         ["dot", "-Tsvg"], input=dot(graph_of(STREAMS, LINKS)), capture_output=True, text=True, timeout=60, check=True
     )

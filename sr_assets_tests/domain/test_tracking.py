@@ -1,4 +1,4 @@
-"""The fold: examples straight from the rules, and what must hold for every history."""
+"""The fold: examples from the rules, and properties of every history."""
 
 import hashlib
 from dataclasses import astuple
@@ -46,7 +46,7 @@ def fold(
     until_ns: int | None = None,
     blind: BlindSpans = NO_BLIND_SPANS,
 ) -> tuple[NodeState | None, list[Step], list[Transition]]:
-    """Fold a history; `sweeps` maps an index to the time at which the sender is swept just before that message."""
+    """Fold a history; `sweeps` maps an index to the time of a sweep just before that message."""
     state: NodeState | None = None
     steps: list[Step] = []
     transitions: list[Transition] = []
@@ -74,7 +74,7 @@ def reasons(steps: list[Step]) -> list[str]:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Sighting]:
-    """Draw sightings whose gaps crowd around every limit and whose clock goes back now and then by up to a second."""
+    """Draw sightings with gaps near every limit and a clock that sometimes goes back by up to a second."""
     limits = [0, 1, S, W - 1, W, W + 1, I - S, I - 1, I, I + 1, 3 * I]
     gaps = st.one_of(st.sampled_from(limits), st.integers(-S, I), st.integers(0, 10 * S))
     at, sightings = T0, []
@@ -91,14 +91,14 @@ blind_spans = st.lists(
 ).map(lambda spans: BlindSpans(tuple(spans)))
 
 
-def test_the_first_message_of_a_sender_is_new_and_copied() -> None:
+def test_first_message_of_a_sender_is_new_and_copied() -> None:
     state, steps, transitions = fold(seen_at(0))
     assert reasons(steps) == ["new"]
     assert transitions == [Transition(Event.NEW, T0, T0, 0, 1, None, 1, False, None)]
     assert state == NodeState(T0, T0, 1, T0, 500, Status.UP, T0, None, 0, 1)
 
 
-def test_silence_of_exactly_the_warning_or_the_interval_is_not_yet_one() -> None:
+def test_silence_of_exactly_a_limit_does_not_exceed_it() -> None:
     state, _, _ = fold(seen_at(0))
     assert state
     assert sweep(POLICY, state, T0 + W, NO_BLIND_SPANS) == (state, ())
@@ -106,13 +106,13 @@ def test_silence_of_exactly_the_warning_or_the_interval_is_not_yet_one() -> None
     assert timeout == Transition(Event.TIMEOUT, T0 + W, T0, W, 1, Status.UP, 2, False, None)
     assert (silent.status, silent.status_since_ns, silent.copied_ns) == (Status.TIMEOUT, T0 + W, T0)
     assert sweep(POLICY, silent, T0 + I, NO_BLIND_SPANS) == (silent, ())
-    gone, (expire,) = sweep(POLICY, silent, T0 + I + 1, NO_BLIND_SPANS)
+    retired, (expire,) = sweep(POLICY, silent, T0 + I + 1, NO_BLIND_SPANS)
     assert expire == Transition(Event.EXPIRE, T0 + I, T0, I, 1, Status.TIMEOUT, 3, False, None)
-    assert gone == NodeState(T0, T0, 1, None, None, Status.RETIRED, T0 + I, T0 + I, 1, 3)
-    assert sweep(POLICY, gone, T0 + 100 * I, NO_BLIND_SPANS) == (gone, ())
+    assert retired == NodeState(T0, T0, 1, None, None, Status.RETIRED, T0 + I, T0 + I, 1, 3)
+    assert sweep(POLICY, retired, T0 + 100 * I, NO_BLIND_SPANS) == (retired, ())
 
 
-def test_a_gap_inside_one_batch_gives_timeout_then_recover_and_no_copy_of_its_own() -> None:
+def test_gap_within_a_batch_gives_timeout_and_recover_without_copy() -> None:
     at = T0 + W + 1
     state, steps, transitions = fold(seen_at(0, W + 1))
     assert reasons(steps) == ["new", "sampled"]
@@ -123,7 +123,7 @@ def test_a_gap_inside_one_batch_gives_timeout_then_recover_and_no_copy_of_its_ow
     assert state == NodeState(T0, at, 2, T0, 500, Status.UP, at, None, 0, 3)
 
 
-def test_a_sender_that_returns_after_the_interval_is_new_again_and_keeps_its_past() -> None:
+def test_sender_returning_after_the_interval_is_new_with_its_history() -> None:
     at = T0 + 3 * I
     state, steps, transitions = fold(seen_at(0, 3 * I))
     assert reasons(steps) == ["new", "new"]
@@ -132,7 +132,7 @@ def test_a_sender_that_returns_after_the_interval_is_new_again_and_keeps_its_pas
     assert state == NodeState(T0, at, 2, at, 500, Status.UP, at, None, 1, 4)
 
 
-def test_a_message_is_due_an_interval_after_the_last_copy_less_tolerance_and_splay() -> None:
+def test_copy_is_due_after_the_interval_less_tolerance_and_splay() -> None:
     splay = 2 * S
     due = I - S - splay
     _, steps, _ = fold(seen_at(0, 20 * S, 40 * S, due - 1, due, due + 20 * S), splay=splay)
@@ -149,24 +149,22 @@ def test_a_message_is_due_an_interval_after_the_last_copy_less_tolerance_and_spl
         (1000, [0, 1], ["new", "size"]),
     ),
 )
-def test_size_is_compared_with_the_last_copied_size_so_slow_growth_is_noticed(
-    trigger: int, sizes: list[int], expected: list[str]
-) -> None:
+def test_size_trigger_compares_with_the_last_copied_size(trigger: int, sizes: list[int], expected: list[str]) -> None:
     sightings = [Sighting(number, T0 + number, size, False) for number, size in enumerate(sizes)]
     assert reasons(fold(sightings, policy=Policy(I, W, trigger))[1]) == expected
 
 
-def test_force_comes_before_size_and_resets_the_distance() -> None:
+def test_forced_copy_precedes_size_and_resets_the_size() -> None:
     sightings = [Sighting(1, T0, 500, True), Sighting(2, T0 + 1, 900, True), Sighting(3, T0 + 2, 950, False)]
     assert reasons(fold(sightings)[1]) == ["new", "forced", "sampled"]
 
 
-def test_too_old_comes_first_looks_at_the_stored_time_and_still_counts_as_a_sighting() -> None:
+def test_too_old_takes_precedence_and_counts_as_a_sighting() -> None:
     cutoff = T0 + 10
     sightings = [
         Sighting(1, T0 + 9, 500, True),
         Sighting(2, T0 + 10, 500, False),
-        Sighting(3, T0 + 9, 5_000, True),  # a clock that went back
+        Sighting(3, T0 + 9, 5_000, True),  # The clock was set back.
     ]
     state, steps, transitions = fold(sightings, cutoff_ns=cutoff)
     assert reasons(steps) == ["too_old", "new", "too_old"]
@@ -180,18 +178,18 @@ def test_messages_without_a_sender_are_copied_unless_too_old() -> None:
     assert untracked(T0, T0 + 1, tracking.ALL) == Decision(copy=False, reason=Reason.TOO_OLD)
 
 
-def test_a_clock_that_goes_back_stops_a_senders_time_but_never_turns_it() -> None:
+def test_clock_set_back_never_turns_back_a_sender_time() -> None:
     state, _, transitions = fold(seen_at(10 * S, 3 * S))
     assert state
     assert (state.seen_ns, state.sequence) == (T0 + 10 * S, 2)
     assert len(transitions) == 1
     silent, _ = sweep(POLICY, state, T0 + 50 * S, NO_BLIND_SPANS)
-    back, _, (recover,) = sight(POLICY, 0, silent, Sighting(3, T0, 500, False), NO_BLIND_SPANS)
+    recovered, _, (recover,) = sight(POLICY, 0, silent, Sighting(3, T0, 500, False), NO_BLIND_SPANS)
     assert recover.event is Event.RECOVER
-    assert recover.event_ns == back.seen_ns == silent.status_since_ns == T0 + 35 * S
+    assert recover.event_ns == recovered.seen_ns == silent.status_since_ns == T0 + 35 * S
 
 
-def test_what_is_read_again_brings_no_silent_sender_back_and_is_new_of_nobody_else() -> None:
+def test_message_read_again_does_not_revive_a_silent_sender() -> None:
     up, _, _ = fold(seen_at(0, 10 * S))
     assert up
     silent, retired = (sweep(POLICY, up, T0 + now, NO_BLIND_SPANS)[0] for now in (40 * S, 80 * S))
@@ -204,14 +202,14 @@ def test_what_is_read_again_brings_no_silent_sender_back_and_is_new_of_nobody_el
         )
         _, _, transitions = sight(POLICY, 0, state, again, NO_BLIND_SPANS, read_until_ns=T0 + 10 * S - 1)
         assert transitions
-    known, decision, transitions = sight(POLICY, 0, up, again, NO_BLIND_SPANS, read_until_ns=T0 + 10 * S)
-    assert (known.sequence, decision, transitions) == (3, tracking.SAMPLED, ())
-    unknown, _, (new,) = sight(POLICY, 0, None, again, NO_BLIND_SPANS, read_until_ns=T0 + 10 * S)
-    assert (unknown.seen_ns, new.event) == (T0 + 10 * S, Event.NEW)
+    seen_again, decision, transitions = sight(POLICY, 0, up, again, NO_BLIND_SPANS, read_until_ns=T0 + 10 * S)
+    assert (seen_again.sequence, decision, transitions) == (3, tracking.SAMPLED, ())
+    new_state, _, (new,) = sight(POLICY, 0, None, again, NO_BLIND_SPANS, read_until_ns=T0 + 10 * S)
+    assert (new_state.seen_ns, new.event) == (T0 + 10 * S, Event.NEW)
 
 
 @given(blind_spans, st.integers(0, 3 * I))
-def test_the_deadline_is_the_last_instant_at_which_a_sweep_does_nothing(blind: BlindSpans, seen: int) -> None:
+def test_deadline_is_the_last_instant_without_a_sweep_effect(blind: BlindSpans, seen: int) -> None:
     state, _, _ = fold(seen_at(seen))
     for _ in range(2):
         assert state
@@ -224,7 +222,7 @@ def test_the_deadline_is_the_last_instant_at_which_a_sweep_does_nothing(blind: B
     assert deadline_ns(POLICY, state, blind) is None
 
 
-def test_a_sender_that_was_forgotten_counts_on_above_all_that_were() -> None:
+def test_unknown_sender_starts_at_first_transition() -> None:
     state, _, (new,) = sight(POLICY, 0, None, Sighting(1, T0, 500, False), NO_BLIND_SPANS, first_transition=18)
     assert new == Transition(Event.NEW, T0, T0, 0, 1, None, 18, False, None)
     assert state.transition == 18
@@ -232,7 +230,7 @@ def test_a_sender_that_was_forgotten_counts_on_above_all_that_were() -> None:
     assert (timeout.transition, recover.transition) == (19, 20)
 
 
-def test_a_shorter_policy_applies_to_a_silence_that_is_under_way() -> None:
+def test_shorter_policy_applies_to_a_current_silence() -> None:
     state, _, _ = fold(seen_at(0))
     assert state
     shorter = Policy(20 * S, 5 * S)
@@ -241,24 +239,24 @@ def test_a_shorter_policy_applies_to_a_silence_that_is_under_way() -> None:
     assert (timeout.event_ns, expire.event_ns) == (T0 + 5 * S, T0 + 20 * S)
 
 
-#: From far shorter to far longer, so that an interval of one ends before the warning of another.
+#: From far shorter to far longer, so that one policy's interval ends before another's warning.
 policies = st.sampled_from([Policy(2, 1), Policy(20 * S, 5 * S), POLICY, Policy(I + 1, I), Policy(4 * I, 2 * I)])
-passing = st.sampled_from([0, 1, 2, 5 * S + 1, W, W + 1, I, I + 1, 2 * I + 1, 4 * I])
+elapsed_times = st.sampled_from([0, 1, 2, 5 * S + 1, W, W + 1, I, I + 1, 2 * I + 1, 4 * I])
 
 
 @given(
-    st.lists(st.tuples(policies, st.booleans(), passing), min_size=2, max_size=12),
+    st.lists(st.tuples(policies, st.booleans(), elapsed_times), min_size=2, max_size=12),
     st.just(NO_BLIND_SPANS) | blind_spans,
 )
-def test_a_changed_policy_holds_at_once_and_an_end_never_comes_before_its_timeout(
+def test_changed_policy_applies_immediately_in_event_order(
     steps: list[tuple[Policy, bool, int]], blind: BlindSpans
 ) -> None:
-    """Each step has a policy of its own, and is a sighting or the passing of time."""
+    """Each step has its own policy, and is a sighting or a passage of time."""
     state, _, _ = fold(seen_at(0))
     now = T0
-    for sequence, (policy, is_sighting, passed) in enumerate(steps, 2):
+    for sequence, (policy, is_sighting, elapsed) in enumerate(steps, 2):
         assert state
-        now += passed
+        now += elapsed
         before = state
         if is_sighting:
             state, _, transitions = sight(policy, 0, before, Sighting(sequence, now, 500, False), blind)
@@ -279,51 +277,51 @@ def test_a_changed_policy_holds_at_once_and_an_end_never_comes_before_its_timeou
         assert state.transition == before.transition + len(transitions)
 
 
-def test_the_columns_of_a_node_keep_their_names_and_their_order() -> None:
+def test_node_columns_keep_their_names_and_order() -> None:
     names = "first_seen_ns seen_ns sequence copied_ns copied_bytes status status_since_ns retired_at_ns times_retired"
     assert list(NODE_COLUMNS) == [*names.split(), "transition"]
 
 
 @pytest.mark.parametrize(("interval", "tolerance"), ((10 * S, S), (10 * S - 1, S - 1), (3600 * S, S), (5 * S, S // 2)))
-def test_tolerance_is_a_second_or_a_tenth_of_short_intervals(interval: int, tolerance: int) -> None:
+def test_tolerance_is_a_second_or_a_tenth_of_a_short_interval(interval: int, tolerance: int) -> None:
     assert tolerance_ns(interval) == tolerance
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])), st.integers(2, 10**17))
-def test_splay_is_below_a_tenth_of_the_interval_and_the_same_for_ever(sender: str, interval: int) -> None:
+def test_splay_is_stable_and_below_a_tenth_of_the_interval(sender: str, interval: int) -> None:
     share = int(hashlib.blake2b(sender.encode("utf-8")).hexdigest()[:16], 16)
     assert splay_ns(sender, interval) == interval * share // (10 * 2**64)
     assert 0 <= splay_ns(sender, interval) <= interval // 10
 
 
-def test_splay_has_not_changed_since_the_first_release() -> None:
+def test_splay_is_the_same_as_in_the_first_release() -> None:
     assert splay_ns("web1.example.net", 3600 * S) == 349_037_605_700
 
 
 @pytest.mark.parametrize(("interval", "warning", "trigger"), ((10, 10, 0), (10, 0, 0), (10, 11, 0), (10, 5, -1)))
-def test_a_policy_out_of_bounds_is_refused(interval: int, warning: int, trigger: int) -> None:
+def test_policy_out_of_bounds_is_refused(interval: int, warning: int, trigger: int) -> None:
     with pytest.raises(ValueError, match="must"):
         Policy(interval, warning, trigger)
 
 
 @given(histories(), splays, blind_spans, st.data())
-def test_a_history_cut_and_swept_anywhere_gives_the_same_decisions_and_transitions(
+def test_fold_gives_the_same_result_for_any_cuts_and_sweeps(
     history: list[Sighting], splay: int, blind: BlindSpans, data: st.DataObject
 ) -> None:
     end = max(sighting.stored_ns for sighting in history) + data.draw(st.integers(0, 4 * I))
-    whole = fold(history, splay=splay, until_ns=end, blind=blind)
+    uncut = fold(history, splay=splay, until_ns=end, blind=blind)
     cuts = data.draw(st.sets(st.integers(1, len(history))))
-    # Whatever a watermark says has passed, no later message is stored before it.
+    # No later message is stored before a watermark.
     bounds = {cut: min([end, *(sighting.stored_ns for sighting in history[cut:])]) for cut in cuts}
     sweeps = {cut: bound - data.draw(st.integers(0, 2 * I)) for cut, bound in bounds.items()}
     parts = fold(history, splay=splay, sweeps=sweeps, until_ns=end, blind=blind)
-    assert [step[1] for step in parts[1]] == [step[1] for step in whole[1]]
-    assert parts[2] == whole[2]
-    assert parts[0] == whole[0]
+    assert [step[1] for step in parts[1]] == [step[1] for step in uncut[1]]
+    assert parts[2] == uncut[2]
+    assert parts[0] == uncut[0]
 
 
 @given(histories(), splays, blind_spans)
-def test_transitions_alternate_are_numbered_and_never_go_back_in_time(
+def test_transitions_follow_the_life_cycle_in_numbered_order(
     history: list[Sighting], splay: int, blind: BlindSpans
 ) -> None:
     after = {
@@ -350,9 +348,7 @@ def test_transitions_alternate_are_numbered_and_never_go_back_in_time(
 
 
 @given(histories(), splays)
-def test_an_interval_copy_is_never_nearer_to_the_copy_before_than_nine_tenths_less_a_second(
-    history: list[Sighting], splay: int
-) -> None:
+def test_interval_copies_are_nearly_an_interval_apart(history: list[Sighting], splay: int) -> None:
     for _, decision, before, state in fold(history, splay=splay)[1]:
         if decision.reason is Reason.INTERVAL:
             assert before
@@ -361,9 +357,7 @@ def test_an_interval_copy_is_never_nearer_to_the_copy_before_than_nine_tenths_le
 
 
 @given(histories(), splays)
-def test_a_live_sender_is_never_without_a_copy_for_longer_than_the_interval(
-    history: list[Sighting], splay: int
-) -> None:
+def test_live_sender_is_copied_at_least_every_interval(history: list[Sighting], splay: int) -> None:
     for _, decision, _, state in fold(history, splay=splay)[1]:
         assert state.copied_ns is not None
         assert state.seen_ns - state.copied_ns < I
@@ -371,7 +365,7 @@ def test_a_live_sender_is_never_without_a_copy_for_longer_than_the_interval(
 
 
 @given(histories(), splays)
-def test_a_replay_gives_the_same_event_ids(history: list[Sighting], splay: int) -> None:
+def test_replay_gives_the_same_event_ids(history: list[Sighting], splay: int) -> None:
     def ids() -> list[str]:
         transitions = fold(history, splay=splay)[2]
         return [event_id("R", "n", "S", "web1", transition.event, transition.event_ns) for transition in transitions]
@@ -380,7 +374,7 @@ def test_a_replay_gives_the_same_event_ids(history: list[Sighting], splay: int) 
 
 
 @given(histories(), splays)
-def test_states_count_what_happened(history: list[Sighting], splay: int) -> None:
+def test_state_fields_match_the_history(history: list[Sighting], splay: int) -> None:
     state, steps, transitions = fold(history, splay=splay)
     assert state
     assert state.first_seen_ns == history[0].stored_ns
