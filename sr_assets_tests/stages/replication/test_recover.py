@@ -83,7 +83,7 @@ def test_forced_recovery_rebuilds_one_stream_and_leaves_the_other(
     arguments = [sys.executable, "-m", "sr_assets", "--config", str(file), "recover", "--stream", first, "--force"]
     environ = {key: value for key, value in os.environ.items() if key != "SR_ASSETS_HOME"}
     output = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, check=True, env=environ).stdout
-    assert output.startswith(f"{SITE}/{first}: goes on at 4; 3 copies found in {first}, the last one of 3\n")
+    assert output.startswith(f"{SITE}/{first}: continues at 4; 3 copies found in {first}, the last one of 3\n")
     assert state_rows(rig, second) == before
     assert unpublished_ids(rig, first) == unpublished
     assert epoch(rig, first) > old_epoch
@@ -133,7 +133,7 @@ def test_forced_recovery_resumes_on_a_recreated_source(rig: Rig, tracked: bool) 
         recover(rig, stream, force=False)
     shutil.rmtree(rig.home / "sites")
     shutil.move(rig.home / "sites.aside", rig.home / "sites")
-    assert "goes on at 1;" in recover(rig, stream)
+    assert "continues at 1;" in recover(rig, stream)
     assert epoch(rig, stream) > old_epoch
     rig.drain()
     rig.drain()
@@ -251,7 +251,7 @@ def test_recovery_resumes_after_the_last_message_before_a_rollback(
     # The source has grown past the position: sequences 4 to 8 now hold other messages.
     rig.publish(stream, numbered(5, first=14))
     assert "holds another message 6" in rig.failure()
-    assert "goes on at 4;" in recover(rig, stream)
+    assert "continues at 4;" in recover(rig, stream)
     rig.drain()
     rig.drain()
     assert numbers(rig, stream) == [1, 2, 3, 4, 5, 6, 14, 15, 16, 17, 18]
