@@ -199,7 +199,7 @@ def test_missing_permissions_are_reported_before_any_deletion(
             ("topology here", "$JS.away.API.STREAM.INFO.KEPT"),
             ("topology gone", "connect"),
         }
-        assert "the way from here/NEW to here/KEPT is closed" in err
+        assert "the route from here/NEW to here/KEPT is closed" in err
 
         monkeypatch.setattr("sr_assets.cli.topology._PATIENCE_SECONDS", 0.2)
         with topology_lock(load_settings(), "run 7", 0):
