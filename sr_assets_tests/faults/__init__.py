@@ -1,1 +1,1 @@
-"""Tests that break things: runs, workers and servers are killed, stopped and starved. Slow: `make test-faults`."""
+"""Fault tests: they kill, stop and starve runs, workers and servers. Slow; run them with `make test-faults`."""

@@ -1,4 +1,4 @@
-"""What tests of faults share: an engine whose writers can be held in the middle of a batch."""
+"""A fixture for fault tests: an engine whose writers can be held in the middle of a batch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,43 +11,45 @@ from sr_assets.settings import SparkSettings
 from sr_assets_tests.faults.holding import hold_at
 from sr_assets_tests.rig import ALL_ON_SPARK, Rig, wait_until
 
-_prepared: set[int] = set()
+_engines_with_hold: set[int] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Holds the next writer at its first acknowledgement, once for each time it is armed, until it is released."""
+    """A hold on the next writer at its first acknowledgement, once per arming, until released."""
 
     marker: Path
 
     def arm(self) -> None:
-        """Let the next writer stand still."""
+        """Hold the next writer."""
         self.marker.unlink(missing_ok=True)
 
     def await_writer(self) -> int:
-        """Wait until one does; returns the process id of its Python worker."""
-        wait_until(lambda: self.marker.exists() and bool(self.marker.read_text()), "a writer amid its batch")
+        """Wait until a writer is held; return the process id of its Python worker."""
+        wait_until(
+            lambda: self.marker.exists() and bool(self.marker.read_text()), "a writer in the middle of its batch"
+        )
         return int(self.marker.read_text())
 
     def release(self) -> None:
-        """Let it go on, and hold nobody else."""
+        """Release the writer and hold no other."""
         self.marker.write_text("released")
 
 
 @pytest.fixture
 def hold(rig: Rig) -> Hold:
-    """A hold on the writers of the home's engine, which is started anew when it does not know of it."""
-    # Only Spark's writers are held: the run's own process has other things to do than to stand still.
+    """A hold on the writers of the home's engine; an engine started without the hook is restarted."""
+    # Hold only Spark's writers, not the run's own process.
     rig.spark = ALL_ON_SPARK
-    # What is there holds nobody: the engine's processes have the point in their environment from its start on.
-    held = Hold(rig.home / "writer-held")
-    held.marker.write_text("nobody")
+    # An existing marker holds no process. The engine's processes inherit the hook from their environment.
+    writer_hold = Hold(rig.home / "writer-held")
+    writer_hold.marker.write_text("disarmed")
     engine = engine_status(rig.home)
-    if engine is None or engine.pid not in _prepared:
+    if engine is None or engine.pid not in _engines_with_hold:
         stop_engine(rig.home)
         with pytest.MonkeyPatch.context() as environment:
-            for name, text in hold_at(Point.PUBLISHING, held.marker).items():
+            for name, text in hold_at(Point.PUBLISHING, writer_hold.marker).items():
                 environment.setenv(name, text)
             engine = start_engine(SparkSettings(), rig.home)
-        _prepared.add(engine.pid)
-    return held
+        _engines_with_hold.add(engine.pid)
+    return writer_hold

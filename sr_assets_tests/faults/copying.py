@@ -1,4 +1,4 @@
-"""The plan and the settings that tests hand to a writer in their own process."""
+"""The plan and settings of a writer that a test runs in its own process."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +13,14 @@ BATCH = "b1"
 
 
 def copy_plan(folder: Path, cluster: ClusterSettings, source: str, target: str, **changes: Any) -> CopyPlan:
-    """Plan to copy messages 1 to 20,000 of a stream into another of the same cluster, `to.` before their subjects."""
-    here = str(write_connection(folder / "connection", cluster))
+    """Plan to copy messages 1 to 20,000 of a stream into another of the same cluster, with the subject prefix `to.`."""
+    connection_file = str(write_connection(folder / "connection", cluster))
     (folder / "batch").write_text(BATCH)
     plan = CopyPlan(
-        connection=here,
+        connection=connection_file,
         stream=target,
         subjects=(f"to.{source}.>",),
-        source_connection=here,
+        source_connection=connection_file,
         source_stream=source,
         direct=True,
         replicator=SITE,

@@ -1,4 +1,4 @@
-"""The environment in which a process, and all its children, can be held at a point of a run."""
+"""The environment in which a process and its children can be held at a checkpoint."""
 
 import os
 from collections.abc import Mapping
@@ -11,6 +11,6 @@ _FOLDER = Path(__file__).parent / "hold"
 
 
 def hold_at(point: Point | str, marker: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that hold a process at a point; what PYTHONPATH holds stays in it."""
+    """Return the variables that hold a process at a checkpoint; PYTHONPATH keeps its entries."""
     path = os.pathsep.join(filter(None, [str(_FOLDER), environ.get("PYTHONPATH")]))
     return {HOLD_VARIABLE: f"{point}:{marker}", "PYTHONPATH": path}

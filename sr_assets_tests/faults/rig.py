@@ -1,8 +1,4 @@
-"""`sr-assets run` in a process of its own: held at a point, killed there, and what it left, to be compared.
-
-Here: what several tests of faults need. Not here: the faults (the tests), the site between two servers
-(`sr_assets_tests.rig`).
-"""
+"""`sr-assets run` in its own process: hold it at a checkpoint, kill it there, and compare the outcome."""
 
 import json
 import os
@@ -19,7 +15,7 @@ from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.faults.holding import hold_at
 from sr_assets_tests.rig import PATIENCE_SECONDS, Rig, Sent, wait_until
 
-#: What no fault may change; when something was noticed or published is another matter.
+#: Columns that no fault may change. Times of detection and publication may differ.
 TABLES = {
     "last_seen_nodes": "node, first_seen, last_seen, last_copied, last_sequence, copied_bytes, status, status_since",
     "retired_nodes": "node, first_seen, last_seen, retired_at, times_retired",
@@ -38,7 +34,7 @@ TABLES = {
 def start_run(
     rig: Rig, hold: tuple[Point | str, Path] | None = None, *, mode: str = "--once", log: IO[bytes] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start `sr-assets run`, to be held at a point (its marker beside it) if one is named, with its output in a log if one is."""
+    """Start `sr-assets run`, optionally held at a checkpoint (with its marker file) and with its output in a log."""
     environ = {**os.environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml"), **(hold_at(*hold) if hold else {})}
     for name in ("DAGSTER_HOME", "SR_ASSETS_HOME"):
         environ.pop(name, None)
@@ -51,22 +47,22 @@ def start_run(
 
 
 def finish(process: subprocess.Popen[bytes], code: int = 0) -> str:
-    """Wait for the end of a run; returns what it said on stderr, which is never a traceback."""
-    _, said = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == code, said.decode()
-    assert b"Traceback" not in said, said.decode()
-    return said.decode()
+    """Wait for a run to end; return its stderr, which must contain no traceback."""
+    _, stderr = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == code, stderr.decode()
+    assert b"Traceback" not in stderr, stderr.decode()
+    return stderr.decode()
 
 
 def await_marker(process: subprocess.Popen[Any], marker: Path) -> int:
-    """Wait until a run stands at its point; returns the process id of whoever is held there."""
+    """Wait until a run reaches its checkpoint; return the process id of the held process."""
     wait_until(lambda: process.poll() is not None or (marker.exists() and bool(marker.read_text())), marker.name)
     assert process.poll() is None, process.communicate()[1]
     return int(marker.read_text())
 
 
 def kill_run(process: subprocess.Popen[Any]) -> None:
-    """Kill a run; its sites die with it, but not the engine, although one of them may have started it."""
+    """Kill a run. Its sites die with it; the engine survives, even if a site started it."""
     children = psutil.Process(process.pid).children()
     process.kill()
     process.wait()
@@ -77,7 +73,7 @@ def kill_run(process: subprocess.Popen[Any]) -> None:
 
 
 def outcome(rig: Rig, target: str, server: NatsServer | None = None) -> dict[str, Any]:
-    """Return what a run left: the copies in order, the advisories per node, and every table."""
+    """Return the outcome of a run: copies in order, advisories per node, and all tables."""
     stored = rig.stored(target, server or rig.target)
     copies = [(getattr(last_origin(copy.headers), "sequence", None), copy.payload) for copy in stored]
     tables = {table: rig.rows(f"SELECT {columns} FROM {table} ORDER BY ALL") for table, columns in TABLES.items()}
@@ -85,13 +81,13 @@ def outcome(rig: Rig, target: str, server: NatsServer | None = None) -> dict[str
 
 
 def publish_rounds(rig: Rig, stream: str, senders: int, rounds: int, server: NatsServer | None = None) -> None:
-    """Publish rounds of messages, each with one of every sender, and a message without a sender at the end."""
+    """Publish rounds with one message per sender, then a message without a sender."""
     bodies = [{"sender": f"n{n % senders}", "n": n, "fill": "x" * 200} for n in range(senders * rounds)]
-    rig.publish(stream, [*(Sent(json.dumps(body).encode()) for body in bodies), Sent(b"nobody")], server)
+    rig.publish(stream, [*(Sent(json.dumps(body).encode()) for body in bodies), Sent(b"no sender")], server)
 
 
 def configure(rig: Rig, stream: str, feed: str, target: str, **entry: Any) -> None:
-    """Make one sampled stream with advisories the whole configuration."""
+    """Configure a single sampled stream with advisories."""
     rig.entries.clear()
     rig.add(
         stream,

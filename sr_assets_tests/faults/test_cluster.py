@@ -1,8 +1,8 @@
-"""Three servers that are one cluster, source and target in three copies: a leader is killed, a follower lags.
+"""A cluster of three servers with three replicas of source and target: a leader is killed, or a follower lags.
 
-What holds then: nothing is lost and nothing stands there twice. In order where the leader itself is asked: what it has left of
-a window when it is killed is its beginning, and the next attempt goes on from there. A server between may lose some of a window
-with the old leader and bring the rest to the new one: those are sent again behind it, and counted.
+No message is lost or duplicated. Copies keep their order if the writer is connected to the leader: a killed leader
+keeps the start of a window, and the next attempt continues there. Through a follower, part of a window may be lost with
+the old leader while later messages reach the new one; the lost part is resent after them and counted as disordered.
 """
 
 import itertools
@@ -34,22 +34,22 @@ _SECONDS = 240.0
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
     with NatsCluster(tmp_path_factory.mktemp("cluster"), "trio") as started:
         yield started
 
 
 @pytest.fixture
-def cluster(shared: NatsCluster) -> Iterator[NatsCluster]:
-    """The cluster, with all its servers again afterwards."""
-    yield shared
-    for server in shared.servers:
+def cluster(shared_cluster: NatsCluster) -> Iterator[NatsCluster]:
+    """The cluster; all its servers run again afterwards."""
+    yield shared_cluster
+    for server in shared_cluster.servers:
         server.start()
-    shared.await_quorum()
+    shared_cluster.await_quorum()
 
 
-def replicated(cluster: NatsCluster, name: str, subjects: str, count: int = 0) -> str:
-    """Make a stream in three copies, with some messages that all of them have."""
+def create_replicated(cluster: NatsCluster, name: str, subjects: str, count: int = 0) -> str:
+    """Create a stream with three replicas, all of which have the same messages."""
     cluster.create(name, subjects)
     with Connection(address(cluster.servers[0])) as connection:
         fill(connection, name, count, size_bytes=300)
@@ -58,10 +58,10 @@ def replicated(cluster: NatsCluster, name: str, subjects: str, count: int = 0) -
 
 
 def fill(connection: Connection, name: str, last: int, size_bytes: int) -> None:
-    """Publish until a stream's last sequence is this.
+    """Publish until a stream has this last sequence.
 
-    In portions, and again what was refused: a leader just elected is not yet known to all, one with a member that stands
-    still may refuse what comes too fast.
+    Publish in portions and repeat refused messages: a new leader is not yet known to all servers, and a leader with a
+    stopped follower may refuse a fast publisher.
     """
     deadline = time.monotonic() + _SECONDS
     while (held := connection.request(f"$JS.API.STREAM.INFO.{name}", {})["state"]["last_seq"]) < last:
@@ -69,20 +69,20 @@ def fill(connection: Connection, name: str, last: int, size_bytes: int) -> None:
         publish(connection, outgoing(name, min(2_000, last - held), first=held + 1, size_bytes=size_bytes))
 
 
-def first(leader: NatsServer, cluster: NatsCluster) -> tuple[str, ...]:
-    """All addresses, one of them before the others."""
+def addresses_from(leader: NatsServer, cluster: NatsCluster) -> tuple[str, ...]:
+    """Return all addresses of the cluster, this server's first."""
     return (leader.address, *(server.address for server in cluster.servers if server is not leader))
 
 
-def copied(server: NatsServer, target: str) -> list[Message]:
-    """Everything a stream holds, in its order."""
+def copies_of(server: NatsServer, target: str) -> list[Message]:
+    """Return all messages of a stream in order."""
     with Connection(address(server)) as connection:
-        return attempts(lambda: flat(read_confirmed(connection, target, SequenceRange(1, 1 << 40), direct=True)))
+        return retry(lambda: flat(read_confirmed(connection, target, SequenceRange(1, 1 << 40), direct=True)))
 
 
 @contextmanager
-def killing(victim: NatsServer, survivor: NatsServer, target: str) -> Iterator[None]:
-    """Kill a server, by SIGKILL, in the middle of what `with` copies into a target: of 20,000 messages, 2,000 or a few more."""
+def kill_during_copy(victim: NatsServer, survivor: NatsServer, target: str) -> Iterator[None]:
+    """Kill a server with SIGKILL after about 2,000 of the 20,000 messages that the block copies into a target."""
 
     def kill() -> int:
         deadline, held = time.monotonic() + _SECONDS, 0
@@ -103,32 +103,34 @@ def killing(victim: NatsServer, survivor: NatsServer, target: str) -> Iterator[N
 @pytest.mark.parametrize(
     ("killed", "through"),
     (("target", "leader"), ("target", "follower"), ("source", "leader")),
-    ids=("target", "target, not asked", "source"),
+    ids=("target", "target_through_follower", "source"),
 )
-def test_a_leader_killed_in_the_middle_of_a_batch_costs_nothing_but_another_attempt(
+def test_killed_leader_costs_only_another_attempt(
     cluster: NatsCluster, unique: Names, tmp_path: Path, killed: str, through: str
 ) -> None:
     name = unique("R")
-    source = replicated(cluster, name, f"{name}.>", 20_000)
-    target = replicated(cluster, f"{name}_T", f"to.{name}.>")
+    source = create_replicated(cluster, name, f"{name}.>", 20_000)
+    target = create_replicated(cluster, f"{name}_T", f"to.{name}.>")
     victim = cluster.leader(target if killed == "target" else source)
     survivor = next(server for server in cluster.servers if server is not victim)
-    settings = ClusterSettings(first(victim if through == "leader" else survivor, cluster), connect_timeout_seconds=2.0)
+    settings = ClusterSettings(
+        addresses_from(victim if through == "leader" else survivor, cluster), connect_timeout_seconds=2.0
+    )
     plan = copy_plan(tmp_path, settings, source, target)
-    with killing(victim, survivor, target):
-        receipt = attempts(lambda: Copier(plan, dict.fromkeys(range(1, 20_001)), 0).run())
+    with kill_during_copy(victim, survivor, target):
+        receipt = retry(lambda: Copier(plan, dict.fromkeys(range(1, 20_001)), 0).run())
     assert (receipt.failure, receipt.missing, receipt.parked) == (None, [], [])
     assert receipt.copied == 20_000
-    stands = [origin.sequence for copy in copied(survivor, target) if (origin := last_origin(copy.headers))]
-    assert sorted(stands) == list(range(1, 20_001))
-    backwards = sum(after < before for before, after in itertools.pairwise(stands))
+    sequences = [origin.sequence for copy in copies_of(survivor, target) if (origin := last_origin(copy.headers))]
+    assert sorted(sequences) == list(range(1, 20_001))
+    backwards = sum(after < before for before, after in itertools.pairwise(sequences))
     assert receipt.disordered == backwards
     if (killed, through) != ("target", "follower"):
         assert backwards == 0
 
 
-def attempts(task: Callable[[], T]) -> T:
-    """Try again as Spark does, and the next run after it, until nothing is in the way."""
+def retry(task: Callable[[], T]) -> T:
+    """Retry as Spark and later runs do, until the task succeeds."""
     deadline = time.monotonic() + _SECONDS
     while True:
         try:
@@ -139,25 +141,25 @@ def attempts(task: Callable[[], T]) -> T:
         time.sleep(0.2)
 
 
-def test_a_range_is_whole_although_the_follower_that_is_asked_lags(cluster: NatsCluster, unique: Names) -> None:
-    """A follower that was stopped is asked as soon as it goes on, before it can know what was stored meanwhile."""
+def test_range_is_complete_from_a_lagging_follower(cluster: NatsCluster, unique: Names) -> None:
+    """A stopped follower is read as soon as it resumes, before it has the messages stored meanwhile."""
     name = unique("LAG")
-    replicated(cluster, name, f"{name}.>", 100)
+    create_replicated(cluster, name, f"{name}.>", 100)
     leader, lagging = cluster.leader(name), cluster.followers(name)[0]
-    whole = SequenceRange(1, 20_101)
+    all_sequences = SequenceRange(1, 20_101)
     with (
-        Connection(address(leader)) as writing,
-        Connection(address(lagging)) as directly,
-        Connection(address(lagging)) as looking,
+        Connection(address(leader)) as to_leader,
+        Connection(address(lagging)) as direct_reader,
+        Connection(address(lagging)) as header_reader,
         ThreadPoolExecutor(2) as pool,
     ):
         stop_process(lagging.pid)
         try:
-            fill(writing, name, 20_100, size_bytes=500)
-            others = flat(read_confirmed(writing, name, whole, direct=True))
+            fill(to_leader, name, 20_100, size_bytes=500)
+            others = flat(read_confirmed(to_leader, name, all_sequences, direct=True))
             reads = [
-                pool.submit(flat, read_confirmed(directly, name, whole, direct=True)),
-                pool.submit(flat, read_headers(looking, name, whole)),
+                pool.submit(flat, read_confirmed(direct_reader, name, all_sequences, direct=True)),
+                pool.submit(flat, read_headers(header_reader, name, all_sequences)),
             ]
         finally:
             os.kill(lagging.pid, signal.SIGCONT)
@@ -165,20 +167,18 @@ def test_a_range_is_whole_although_the_follower_that_is_asked_lags(cluster: Nats
             assert [message.sequence for message in read] == list(range(1, 20_101))
 
 
-def test_a_whole_site_outlives_the_leader_of_its_streams(
-    engine_home: Path, cluster: NatsCluster, unique: Names
-) -> None:
+def test_site_survives_the_death_of_its_stream_leader(engine_home: Path, cluster: NatsCluster, unique: Names) -> None:
     name = unique("SITE")
-    plain = replicated(cluster, f"{name}_P", f"{name}_P.>")
-    tracked = replicated(cluster, f"{name}_N", f"{name}_N.>")
-    feed = replicated(cluster, f"{name}_F", f"{name}_F.>")
+    plain = create_replicated(cluster, f"{name}_P", f"{name}_P.>")
+    tracked = create_replicated(cluster, f"{name}_N", f"{name}_N.>")
+    feed = create_replicated(cluster, f"{name}_F", f"{name}_F.>")
     for stream in (plain, tracked):
-        replicated(cluster, f"{stream}_T", f"to.{stream}.>")
+        create_replicated(cluster, f"{stream}_T", f"to.{stream}.>")
     victim = cluster.leader(f"{plain}_T")
     survivor = next(server for server in cluster.servers if server is not victim)
     rig = Rig(engine_home, survivor, survivor, unique)
     rig.publish(tracked, [Sent(json.dumps({"sender": f"n{n % 40}", "n": n}).encode()) for n in range(400)])
-    urls = dict.fromkeys(("source_url", "target_url"), ",".join(first(victim, cluster)))
+    urls = dict.fromkeys(("source_url", "target_url"), ",".join(addresses_from(victim, cluster)))
     rig.add(plain, target_stream=f"{plain}_T", target_subject_prefix="to", **urls)
     rig.add(
         tracked,
@@ -190,19 +190,19 @@ def test_a_whole_site_outlives_the_leader_of_its_streams(
         **urls,
     )
     rig.publish(plain, [Sent(b"%d" % n * 60) for n in range(20_000)])
-    with killing(victim, survivor, f"{plain}_T"):
-        runs(rig)
-    assert [copy.payload for copy in copied(survivor, f"{plain}_T")] == [b"%d" % n * 60 for n in range(20_000)]
-    assert [json.loads(copy.payload)["n"] for copy in copied(survivor, f"{tracked}_T")] == list(range(40))
-    advisories = copied(survivor, feed)
+    with kill_during_copy(victim, survivor, f"{plain}_T"):
+        run_until_success(rig)
+    assert [copy.payload for copy in copies_of(survivor, f"{plain}_T")] == [b"%d" % n * 60 for n in range(20_000)]
+    assert [json.loads(copy.payload)["n"] for copy in copies_of(survivor, f"{tracked}_T")] == list(range(40))
+    advisories = copies_of(survivor, feed)
     assert len({advisory.headers for advisory in advisories}) == len(advisories) == 40
     rows = {row["stream"]: row for row in rig.rows("replication")}
     assert (rows[plain]["copied_messages"], rows[plain]["gap_messages"]) == (20_000, 0)
     assert (rows[tracked]["seen_messages"], rows[tracked]["copied_messages"]) == (400, 40)
 
 
-def runs(rig: Rig) -> None:
-    """Run the site, and once more after each failure, as the sensor does; each is one line."""
+def run_until_success(rig: Rig) -> None:
+    """Run the site, again after each failure as the sensor would; each failure is one line."""
     deadline = time.monotonic() + _SECONDS
     while failures := [report.failure for report in rig.run().values() if report.failure]:
         assert not any("\n" in failure or "Traceback" in failure for failure in failures), failures

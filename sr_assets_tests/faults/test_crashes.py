@@ -1,6 +1,6 @@
-"""The crash matrix: a real `sr-assets run` is killed with SIGKILL at every named point, and the next one mends it.
+"""The crash matrix: SIGKILL a real `sr-assets run` at every checkpoint; the next run must recover.
 
-Compared is with a run nobody disturbed: what stands in the target, and every table.
+The target and every table are compared with those of an undisturbed run.
 """
 
 import json
@@ -28,13 +28,13 @@ from sr_assets_tests.rig import ALL_ON_SPARK, Rig, Sent
 
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[str, Any]:
-    """What a run leaves that nobody disturbed, kept between the tests: the same history gives the same answer."""
+    """The outcome of an undisturbed run, shared by the tests: the same history gives the same outcome."""
     return {}
 
 
 @pytest.fixture
 def disturbed(rig: Rig, undisturbed: dict[str, Any]) -> str:
-    """The site of `undisturbed` once more, with another target; returns its feed."""
+    """The site of `undisturbed` with another target; returns its feed."""
     if not undisturbed:
         stream = rig.make()
         publish_rounds(rig, stream, senders=40, rounds=2)
@@ -49,15 +49,15 @@ def disturbed(rig: Rig, undisturbed: dict[str, Any]) -> str:
     return feed
 
 
-def assert_mended(rig: Rig, undisturbed: dict[str, Any], feed: str) -> None:
-    """See that nothing differs from the undisturbed, and that every advisory is there once."""
+def assert_recovered(rig: Rig, undisturbed: dict[str, Any], feed: str) -> None:
+    """Assert that the outcome equals the undisturbed one, with each advisory stored once."""
     assert outcome(rig, rig.entries[0]["target_stream"]) == undisturbed["outcome"]
     assert len({message.headers for message in rig.stored(feed)}) == len(rig.stored(feed)) == 40
 
 
-# Nobody falls silent here; a kill between two portions of a sweep has a test of its own (`test_sweeping`).
+# No node falls silent here; `test_sweeping` tests kills between portions of a sweep.
 @pytest.mark.parametrize("point", [point for point in Point if point is not Point.SWEPT])
-def test_a_run_killed_at_a_point_is_mended_by_the_next(
+def test_next_run_recovers_from_a_kill_at_any_point(
     rig: Rig, undisturbed: dict[str, Any], disturbed: str, tmp_path: Path, point: Point
 ) -> None:
     marker = tmp_path / point
@@ -65,13 +65,13 @@ def test_a_run_killed_at_a_point_is_mended_by_the_next(
     await_marker(process, marker)
     kill_run(process)
     finish(start_run(rig))
-    assert_mended(rig, undisturbed, disturbed)
+    assert_recovered(rig, undisturbed, disturbed)
 
 
-def test_a_run_killed_amid_catching_up_is_mended_by_the_next(
+def test_next_run_recovers_from_a_kill_while_catching_up(
     rig: Rig, undisturbed: dict[str, Any], disturbed: str, tmp_path: Path
 ) -> None:
-    """One large batch, read by all cores, where the undisturbed run took small ones."""
+    """Read one large batch on all cores; the undisturbed run read small batches."""
     rig.spark = ALL_ON_SPARK
     rig.entries[0] |= {"batch_messages": 10, "catch_up_messages": 1_000}
     rig.settings()
@@ -80,33 +80,33 @@ def test_a_run_killed_amid_catching_up_is_mended_by_the_next(
         await_marker(process, tmp_path / point)
         kill_run(process)
     finish(start_run(rig))
-    assert_mended(rig, undisturbed, disturbed)
+    assert_recovered(rig, undisturbed, disturbed)
 
 
-@pytest.mark.parametrize("goes_on", (True, False))
-def test_a_run_killed_amid_publishing_is_mended_although_its_writer_lives_on(
-    rig: Rig, hold: Hold, undisturbed: dict[str, Any], disturbed: str, goes_on: bool
+@pytest.mark.parametrize("writer_resumes", (True, False))
+def test_next_run_recovers_although_the_old_writer_survives(
+    rig: Rig, hold: Hold, undisturbed: dict[str, Any], disturbed: str, writer_resumes: bool
 ) -> None:
-    """The engine outlives the run: its writer stands still for good, or goes on when the next run has begun."""
+    """The engine outlives the run: its writer stays stopped, or resumes after the next run has started."""
     hold.arm()
     process = start_run(rig)
     writer = psutil.Process(hold.await_writer())
     kill_run(process)
     assert writer.is_running()
-    if goes_on:
+    if writer_resumes:
         release = threading.Timer(1.0, hold.release)
         release.start()
         rig.drain()
         release.join()
     else:
-        # The next run makes the copies itself, and needs Spark only to stop the earlier writer.
+        # The next run copies in its own process and needs Spark only to stop the earlier writer.
         rig.spark = {}
         rig.drain()
         assert not writer.is_running()
-    assert_mended(rig, undisturbed, disturbed)
+    assert_recovered(rig, undisturbed, disturbed)
 
 
-def test_a_batch_whose_python_worker_is_killed_is_finished_by_the_same_run(
+def test_run_finishes_its_batch_after_its_python_worker_dies(
     rig: Rig, hold: Hold, undisturbed: dict[str, Any], disturbed: str
 ) -> None:
     hold.arm()
@@ -117,10 +117,10 @@ def test_a_batch_whose_python_worker_is_killed_is_finished_by_the_same_run(
     assert engine.pid in [parent.pid for parent in writer.parents()]
     writer.kill()
     finish(process)
-    assert_mended(rig, undisturbed, disturbed)
+    assert_recovered(rig, undisturbed, disturbed)
 
 
-def test_a_run_whose_engine_is_killed_starts_another_and_goes_on(
+def test_run_starts_another_engine_after_its_engine_dies(
     rig: Rig, undisturbed: dict[str, Any], disturbed: str, tmp_path: Path
 ) -> None:
     rig.spark, marker = ALL_ON_SPARK, tmp_path / Point.READ
@@ -133,15 +133,15 @@ def test_a_run_whose_engine_is_killed_starts_another_and_goes_on(
         engine_process.kill()
     marker.write_text("released")
     assert "Spark no longer responds" in finish(process)
-    assert_mended(rig, undisturbed, disturbed)
+    assert_recovered(rig, undisturbed, disturbed)
 
 
-def test_a_run_killed_in_mid_feed_folds_nothing_twice_and_leaves_nothing_out(rig: Rig, tmp_path: Path) -> None:
+def test_killed_feed_run_folds_each_advisory_once(rig: Rig, tmp_path: Path) -> None:
     feed = rig.make("FEED", rig.target)
     advisories = [
         {"protocol": "io.choria.sr.v2.age_advisory", "event_id": f"{event}{n}", "replicator": "EAST", "value": f"n{n}"}
-        | {"timestamp": 1_700_000_000 + place, "event": event}
-        for place, event in enumerate(("new", "timeout"))
+        | {"timestamp": 1_700_000_000 + seconds, "event": event}
+        for seconds, event in enumerate(("new", "timeout"))
         for n in range(50)
     ]
     rig.publish(feed, [*(Sent(json.dumps(advisory).encode()) for advisory in advisories), Sent(b"nothing")], rig.target)

@@ -1,4 +1,4 @@
-"""A full disk, by a limit on how large a file may grow: one clear line, nothing half done, mended when there is room."""
+"""A full disk, simulated by a file size limit: one clear error, nothing half-written, and recovery once space is free."""
 
 import os
 import re
@@ -22,13 +22,13 @@ _SENDERS = 2_000
 
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[str, Any]:
-    """What is left when there is room."""
+    """The outcome with enough space."""
     return {}
 
 
 @pytest.fixture
 def prepared(rig: Rig, undisturbed: dict[str, Any]) -> dict[str, Any]:
-    """A site with a short history behind it and a batch before it that is larger than the limits; what is to come of it."""
+    """A site with a short history and a next batch that exceeds the limits; returns the expected outcome."""
     first, rig.spark = _SENDERS // 2, ALL_ON_SPARK
     if not undisturbed:
         stream = rig.make()
@@ -43,15 +43,15 @@ def prepared(rig: Rig, undisturbed: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def limited_workers(rig: Rig, file_bytes: int) -> Iterator[None]:
-    """Let no file of the engine's Python workers, present and to come, grow beyond a size."""
+    """Limit the file size for current and future Python workers of the engine."""
     engine = engine_status(rig.home)
     assert engine is not None
-    living = [
+    processes = [
         process
         for process in psutil.Process(engine.pid).children(recursive=True)
         if process.status() != psutil.STATUS_ZOMBIE
     ]
-    daemons = [process.pid for process in living if "pyspark.daemon" in process.cmdline()]
+    daemons = [process.pid for process in processes if "pyspark.daemon" in process.cmdline()]
     assert daemons
     before = resource.prlimit(daemons[0], resource.RLIMIT_FSIZE)
 
@@ -68,7 +68,7 @@ def limited_workers(rig: Rig, file_bytes: int) -> Iterator[None]:
 
 
 def run_limited(rig: Rig, file_bytes: int) -> subprocess.CompletedProcess[str]:
-    """Run `sr-assets run --once`, none of whose files may grow beyond a size."""
+    """Run `sr-assets run --once` with a limit on file size."""
     environ = {**os.environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml")}
     environ.pop("DAGSTER_HOME", None)
     return subprocess.run(
@@ -82,30 +82,26 @@ def run_limited(rig: Rig, file_bytes: int) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_parquet_that_cannot_be_staged_is_one_line_and_staged_when_there_is_room(
-    rig: Rig, prepared: dict[str, Any]
-) -> None:
+def test_full_disk_while_staging_parquet_is_an_error_until_freed(rig: Rig, prepared: dict[str, Any]) -> None:
     with limited_workers(rig, 4_096):
         failure = rig.failure()
         assert re.search(r"/staging/\S+ cannot be written \(.*[Ff]ile too large\); free some space", failure), failure
         assert rig.row("replication")["last_error"] == failure
         assert not list(Path(rig.home, "snapshots").rglob("*.parquet"))
-        # Only the copying needs the room.
+        # Only copying needs the space.
         assert len(rig.rows("node_availability")) == _SENDERS
     rig.drain()
     assert outcome(rig, rig.entries[0]["target_stream"]) == prepared["outcome"]
 
 
-def test_a_state_that_cannot_be_written_is_one_line_and_written_when_there_is_room(
-    rig: Rig, prepared: dict[str, Any]
-) -> None:
-    """With less and less room: for the commit of a large batch, for the state at all, for anything."""
+def test_full_disk_while_writing_state_is_an_error_until_freed(rig: Rig, prepared: dict[str, Any]) -> None:
+    """Three limits: too small for the commit of a large batch, for any state, and for any file."""
     for file_bytes in (300_000, 20_000, 100):
-        done = run_limited(rig, file_bytes)
-        assert done.returncode == 1, done
-        assert "Traceback" not in done.stderr
-        (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-        assert re.search(r"(?i)file too large|disk I/O error|is full", line), done.stderr
+        completed = run_limited(rig, file_bytes)
+        assert completed.returncode == 1, completed
+        assert "Traceback" not in completed.stderr
+        (line,) = [line for line in completed.stderr.splitlines() if line.startswith("error: ")]
+        assert re.search(r"(?i)file too large|disk I/O error|is full", line), completed.stderr
         assert not (rig.home / "fleet.duckdb").exists() or not rig.rows("node_availability")
     rig.drain()
     assert outcome(rig, rig.entries[0]["target_stream"]) == prepared["outcome"]

@@ -1,4 +1,4 @@
-"""A run that is killed while it starts the engine: the next one goes on with that very engine, and there is no second."""
+"""A run killed while it starts the engine: the next run uses that engine and starts no other."""
 
 import subprocess
 import sys
@@ -18,21 +18,21 @@ start_engine(SparkSettings(), Path(sys.argv[1]))
 """
 
 
-def test_an_engine_begun_by_a_killed_run_is_taken_over(tmp_path: Path) -> None:
+def test_engine_started_by_a_killed_run_is_reused(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", _START, str(tmp_path)])
     record, deadline = tmp_path / "spark" / "engine.json", time.monotonic() + 60.0
     try:
         while not record.exists():
             assert process.poll() is None
-            assert time.monotonic() < deadline, "no engine was begun"
+            assert time.monotonic() < deadline, "no engine was started"
             time.sleep(0.005)
-        begun = record.read_text()
+        first_record = record.read_text()
         process.kill()
         assert process.wait() < 0
-        assert engine_status(tmp_path) is None, "it was killed before the engine was there"
+        assert engine_status(tmp_path) is None, "the engine was ready before the kill"
         engine = start_engine(SparkSettings(), tmp_path)
         assert engine.alive
-        assert record.read_text() == begun
+        assert record.read_text() == first_record
     finally:
         stop_engine(tmp_path)
     assert not engine.running

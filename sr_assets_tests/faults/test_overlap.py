@@ -1,4 +1,4 @@
-"""Two that want the same site: never two at work, nobody waits for ever, and nothing is doubled or lost."""
+"""Competing runs of one site: one at a time, none waits forever, and nothing is lost or duplicated."""
 
 import os
 import signal
@@ -31,13 +31,13 @@ from sr_assets_tests.rig import SITE, Rig, stop_process, wait_until
 
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[str, Any]:
-    """What one run leaves."""
+    """The outcome of a single run."""
     return {}
 
 
 @pytest.fixture
-def alone(rig: Rig, undisturbed: dict[str, Any]) -> dict[str, Any]:
-    """What one run of the site leaves that now is before us."""
+def single_run(rig: Rig, undisturbed: dict[str, Any]) -> dict[str, Any]:
+    """The expected outcome of the site, which the tests run again with another target."""
     if not undisturbed:
         stream = rig.make()
         publish_rounds(rig, stream, senders=40, rounds=2)
@@ -49,9 +49,9 @@ def alone(rig: Rig, undisturbed: dict[str, Any]) -> dict[str, Any]:
     return undisturbed
 
 
-def assert_alike(rig: Rig, alone: dict[str, Any]) -> None:
+def assert_same_outcome(rig: Rig, single_run: dict[str, Any]) -> None:
     target, feed = rig.entries[0]["target_stream"], rig.entries[0]["advisory"]["subject"].partition(".")[0]
-    assert outcome(rig, target) == alone["outcome"]
+    assert outcome(rig, target) == single_run["outcome"]
     assert len({message.headers for message in rig.stored(feed)}) == len(rig.stored(feed)) == 40
 
 
@@ -59,38 +59,38 @@ def site_owner(rig: Rig) -> str | None:
     return lock_owner(rig.home / "sites" / SITE)
 
 
-def test_of_two_runs_at_once_one_waits_for_the_other(rig: Rig, alone: dict[str, Any]) -> None:
+def test_concurrent_runs_take_turns(rig: Rig, single_run: dict[str, Any]) -> None:
     runs = [start_run(rig), start_run(rig)]
     for run in runs:
         finish(run)
-    assert_alike(rig, alone)
+    assert_same_outcome(rig, single_run)
 
 
-def test_a_stopped_owner_keeps_its_site_and_finishes_when_it_goes_on(
-    rig: Rig, alone: dict[str, Any], tmp_path: Path
+def test_stopped_owner_keeps_its_site_and_finishes_after_resuming(
+    rig: Rig, single_run: dict[str, Any], tmp_path: Path
 ) -> None:
     marker = tmp_path / "read"
     with pytest.MonkeyPatch.context() as environment:
         for name, text in hold_at(Point.READ, marker).items():
             environment.setenv(name, text)
         owner = rig.start()
-    held = await_marker(owner, marker)
-    stop_process(held)
+    held_pid = await_marker(owner, marker)
+    stop_process(held_pid)
     try:
         marker.write_text("released")
         with (
-            pytest.raises(SiteBusyError, match=rf"{SITE} is under way: child \(pid {held}\) since \d{{4}}-"),
+            pytest.raises(SiteBusyError, match=rf"{SITE} is under way: child \(pid {held_pid}\) since \d{{4}}-"),
             Site(rig.settings(), SITE, owner="second", run_id="2", wait_seconds=1.0),
         ):
             pass
     finally:
-        os.kill(held, signal.SIGCONT)
-    said, _ = owner.communicate()
-    assert (owner.returncode, said) == (0, "[]\n")
-    assert_alike(rig, alone)
+        os.kill(held_pid, signal.SIGCONT)
+    stdout, _ = owner.communicate()
+    assert (owner.returncode, stdout) == (0, "[]\n")
+    assert_same_outcome(rig, single_run)
 
 
-def test_a_killed_run_leaves_no_site_running(rig: Rig) -> None:
+def test_killed_run_leaves_no_site_running(rig: Rig) -> None:
     stream = rig.make()
     for name in (SITE, "PARIS"):
         rig.add(stream, name=name, target_stream=rig.unique(name), target_subject_prefix=name)
@@ -100,7 +100,7 @@ def test_a_killed_run_leaves_no_site_running(rig: Rig) -> None:
     following = subprocess.Popen([sys.executable, "-m", "sr_assets", "run", "--follow"], env=environ)
     folders = [rig.home / "sites" / name for name in (SITE, "PARIS")]
     try:
-        wait_until(lambda: all(lock_owner(folder) for folder in folders), "both sites at work")
+        wait_until(lambda: all(lock_owner(folder) for folder in folders), "both sites to be running")
         children = psutil.Process(following.pid).children()
     finally:
         following.kill()
@@ -111,10 +111,10 @@ def test_a_killed_run_leaves_no_site_running(rig: Rig) -> None:
     assert not any(lock_owner(folder) for folder in folders)
 
 
-def test_a_run_next_to_dagsters_waits_for_it_and_one_cancelled_there_is_mended(
-    rig: Rig, hold: Hold, alone: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_run_waits_for_dagster_and_recovers_its_cancelled_run(
+    rig: Rig, hold: Hold, single_run: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The sensor asks for runs, the daemon launches them: what is held and cancelled are real ones of theirs."""
+    """The sensor requests the runs and the daemon launches them, so the held and cancelled runs are Dagster's own."""
     settings = rig.settings(sensor={"interval": "1s"}, linger="1s")
     monkeypatch.setenv("SR_ASSETS_CONFIG", str(rig.home / "replication.yaml"))
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "dagster"))
@@ -123,24 +123,24 @@ def test_a_run_next_to_dagsters_waits_for_it_and_one_cancelled_there_is_mended(
         worker = psutil.Process(hold.await_writer())
         (cancelled,) = instance.get_runs(dg.RunsFilter(job_name=site_job_name(SITE)), limit=1)
         assert cancelled.run_id in (site_owner(rig) or "")
-        beside = start_run(rig)
+        second = start_run(rig)
         try:
-            # It has an instance of its own, where it is recorded as begun before it asks for the site.
-            wait_until(lambda: any((rig.home / "dagster").glob("history/runs/*-*.db")), "the run beside")
+            # The second run has its own Dagster instance, which records its start before it requests the site.
+            wait_until(lambda: any((rig.home / "dagster").glob("history/runs/*-*.db")), "the second run to start")
             assert instance.run_launcher.terminate(cancelled.run_id)
-            wait_until(lambda: found_again(instance, cancelled).is_finished, "the end of the cancelled run")
-            assert found_again(instance, cancelled).status is dg.DagsterRunStatus.CANCELED
-            # Its writer was interrupted with it, not only by the next run.
+            wait_until(lambda: reload(instance, cancelled).is_finished, "the end of the cancelled run")
+            assert reload(instance, cancelled).status is dg.DagsterRunStatus.CANCELED
+            # Its writer stopped with it, before the next run.
             wait_until(lambda: not worker.is_running(), "the end of the writer", 30)
-            finish(beside)
+            finish(second)
         finally:
-            beside.kill()
-        wait_until(lambda: caught_up(rig), "a run of the sensor's, or the one beside, to mend it")
+            second.kill()
+        wait_until(lambda: caught_up(rig), "the sensor's or the second run to recover the site")
         wait_until(lambda: site_owner(rig) is None, "the end of all runs")
-    assert_alike(rig, alone)
+    assert_same_outcome(rig, single_run)
 
 
-def found_again(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRun:
+def reload(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRun:
     recorded = instance.get_run_by_id(run.run_id)
     assert recorded is not None
     return recorded

@@ -28,19 +28,19 @@ with duckdb.connect(sys.argv[1]) as shell:
 
 def two_sites(rig: Rig) -> tuple[str, str]:
     """Configure two sites with one stream each, and publish the first."""
-    here, there = rig.make(), rig.make()
-    rig.add(here)
-    rig.add(there, name="PARIS")
-    for stream in (here, there):
+    london, paris = rig.make(), rig.make()
+    rig.add(london)
+    rig.add(paris, name="PARIS")
+    for stream in (london, paris):
         rig.publish(stream, [Sent(b"x")])
     rig.drain()
-    return here, there
+    return london, paris
 
 
 def test_stopped_run_in_publication_blocks_others_briefly(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, there = two_sites(rig)
+    _, paris = two_sites(rig)
     marker = tmp_path / "held"
     with monkeypatch.context() as environ:
         for variable, value in hold_at(Point.PUBLISHING_TABLES, marker).items():
@@ -50,10 +50,10 @@ def test_stopped_run_in_publication_blocks_others_briefly(
     stop_process(holder)
     try:
         monkeypatch.setattr("sr_assets.stages.site.LOCK_SECONDS", 3.0)
-        began = time.monotonic()
+        started = time.monotonic()
         with pytest.raises(RunError, match=rf"fleet\.lock has been held by {SITE} \(pid {holder}\)") as refused:
             rig.run("PARIS")
-        assert time.monotonic() - began < 60
+        assert time.monotonic() - started < 60
         assert "\n" not in str(refused.value)
     finally:
         os.kill(holder, signal.SIGCONT)
@@ -62,7 +62,7 @@ def test_stopped_run_in_publication_blocks_others_briefly(
     rig.drain("PARIS")
     assert {row["name"] for row in rig.rows("replication")} == {SITE, "PARIS"}
     assert manifest.LOCK_SECONDS == 30.0
-    assert len(rig.copies(there)) == 1
+    assert len(rig.copies(paris)) == 1
 
 
 def test_shell_with_the_file_open_for_writing_loses_no_rows(rig: Rig) -> None:

@@ -1,7 +1,6 @@
-"""One contract for every server a site may meet: reader, writer and administration, then a whole run on the oldest.
+"""One contract for every supported server version: reader, writer and administration; then a whole run on the oldest.
 
-Each version has one server, shared by its cases; its streams are kept in files and in memory, with direct get and
-without.
+Each version has one server for all tests; streams use file and memory storage, with and without direct get.
 """
 
 import itertools
@@ -45,7 +44,7 @@ from sr_assets_tests.rig import Rig, Sent, address, cluster
 from sr_assets_tests.server_versions import MINORS, server_binary
 
 Write = Callable[..., Receipt]
-#: What a full stream answers, and one that expects another last sequence.
+#: Error codes of a full stream, and of an unexpected last sequence.
 STREAM_FULL = 10077
 WRONG_LAST_SEQUENCE = 10071
 
@@ -79,7 +78,7 @@ def storage(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=(True, False), ids=("direct", "no direct"))
+@pytest.fixture(params=(True, False), ids=("direct", "no_direct"))
 def direct(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
@@ -89,12 +88,12 @@ def stream(connection: Connection, unique: Names, storage: str, direct: bool) ->
     return made(connection, unique("V"), storage=storage, allow_direct=direct)
 
 
-def ways(direct: bool) -> tuple[bool, ...]:
-    """How a stream can be read: the consumer always, direct gets when it allows them."""
+def read_modes(direct: bool) -> tuple[bool, ...]:
+    """Return the read modes of a stream: always a consumer, and direct get if allowed."""
     return (False, True) if direct else (False,)
 
 
-def test_the_server_is_of_the_version_that_was_asked_for(minor: str, admin: Cluster, connection: Connection) -> None:
+def test_server_has_the_requested_version(minor: str, admin: Cluster, connection: Connection) -> None:
     assert f"{admin.server_version[0]}.{admin.server_version[1]}" == minor
     assert connection.server_version.startswith(f"{minor}.")
 
@@ -102,41 +101,44 @@ def test_the_server_is_of_the_version_that_was_asked_for(minor: str, admin: Clus
 # ------------------------------------------------------------------------------------------------------------ reading
 
 
-def test_every_way_of_reading_brings_the_same_bytes_in_order(
+def test_every_read_mode_returns_the_same_bytes_in_order(
     connection: Connection, stream: str, direct: bool, minor: str
 ) -> None:
     payloads = (b"", bytes(range(256)), b"\r\nPING\r\n", b"{}", b"x" * 900_000, b"\0", b"last")
     odd = [Outgoing(n, f"{stream}.x", h, p) for n, (h, p) in enumerate(zip(ODD, payloads, strict=True), 1)]
     sent = [*odd, *outgoing(stream, 293, first=8)]
     assert [ack.target_sequence for ack in publish(connection, sent)] == list(range(1, 301))
-    gone = {10, 40, *range(60, 120), 299}
-    delete(connection, stream, *gone)
-    there = [item for item in sent if item.sequence not in gone]
+    deleted_sequences = {10, 40, *range(60, 120), 299}
+    delete(connection, stream, *deleted_sequences)
+    existing = [item for item in sent if item.sequence not in deleted_sequences]
     reads: list[list[Message]] = []
-    for way in ways(direct):
-        reads.append(flat(read_confirmed(connection, stream, SequenceRange(0, 301), direct=way)))
+    for use_direct in read_modes(direct):
+        reads.append(flat(read_confirmed(connection, stream, SequenceRange(0, 301), direct=use_direct)))
         reads.append(flat(read_sequences(connection, stream, range(1, 400), direct=False)))
-        assert flat(read_confirmed(connection, stream, SequenceRange(60, 120), direct=way)) == []
-        assert flat(read_confirmed(connection, stream, SequenceRange(301, 999), direct=way)) == []
-        inside = flat(read_confirmed(connection, stream, SequenceRange(5, 130), direct=way, max_bytes=3000))
+        assert flat(read_confirmed(connection, stream, SequenceRange(60, 120), direct=use_direct)) == []
+        assert flat(read_confirmed(connection, stream, SequenceRange(301, 999), direct=use_direct)) == []
+        inside = flat(read_confirmed(connection, stream, SequenceRange(5, 130), direct=use_direct, max_bytes=3000))
         assert inside == reads[0][4:67]
-        # Before 2.11 a direct get knows no batches, and a hole is where its answer ends.
-        if minor != "2.10" or not way:
-            assert flat(read_range(connection, stream, SequenceRange(0, 301), batch_messages=7, direct=way)) == reads[0]
+        # Servers before 2.11 have no batched direct get: a hole ends the response.
+        if minor != "2.10" or not use_direct:
+            assert (
+                flat(read_range(connection, stream, SequenceRange(0, 301), batch_messages=7, direct=use_direct))
+                == reads[0]
+            )
     assert all(read == reads[0] for read in reads)
     assert [(m.sequence, m.subject, m.headers, m.payload) for m in reads[0]] == [
-        (item.sequence, item.subject, item.headers, item.payload) for item in there
+        (item.sequence, item.subject, item.headers, item.payload) for item in existing
     ]
 
 
-def test_a_filter_single_messages_and_what_follows_are_found(connection: Connection, stream: str, direct: bool) -> None:
+def test_filtered_single_and_next_messages_are_found(connection: Connection, stream: str, direct: bool) -> None:
     sent = outgoing(stream, 200)
     publish(connection, sent)
     delete(connection, stream, 24, 150, 200)
     scattered = [1, 24, 30, *range(100, 180), 199, 200, 5000]
-    for way in ways(direct):
+    for use_direct in read_modes(direct):
         filtered = read_confirmed(
-            connection, stream, SequenceRange(20, 60), filter_subject=f"{stream}.3", direct=way, max_bytes=60
+            connection, stream, SequenceRange(20, 60), filter_subject=f"{stream}.3", direct=use_direct, max_bytes=60
         )
         assert [m.sequence for m in flat(filtered)] == [31, 38, 45, 52, 59]
     runs = flat(read_sequences(connection, stream, [1, 24, 30, 199, 200, 5000], direct=direct))
@@ -157,38 +159,40 @@ def test_headers_are_read_without_payloads(connection: Connection, stream: str) 
     assert consumers(connection, stream) == 0
 
 
-def test_messages_that_use_up_a_request_exactly_are_no_reason_to_wait(
+def test_messages_that_fill_a_request_exactly_cause_no_wait(
     connection: Connection, stream: str, direct: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All servers end a pull without a status when what it delivered makes `max_bytes` exactly."""
+    """All servers end a pull without a status if its messages fill `max_bytes` exactly."""
     publish(connection, [Outgoing(n, f"{stream}.x", b"NATS/1.0\r\nA: b\r\n\r\n", b"x" * 40) for n in range(1, 10)])
     whole = SequenceRange(1, 10)
-    # As the server counts: subject, the delivery's reply, headers, payload.
+    # The sizes that a server counts: subject, reply subject, headers, payload.
     reply = f"$JS.ACK.{stream}.sr_0123456789abcdef.1.1.1.{time.time_ns()}.1"
     fixed_bytes = len(f"{stream}.x") + len(reply)
     size_bytes = fixed_bytes + len("NATS/1.0\r\nA: b\r\n\r\n") + 40
     header_bytes = fixed_bytes + len("NATS/1.0\r\nA: b\r\nNats-Msg-Size: 40\r\n\r\n")
     started = time.monotonic()
-    for count, off in itertools.product((1, 2, 3, 4, 8, 9, 10), (-1, 0, 1)):
-        for way in ways(direct):
-            lists = list(read_confirmed(connection, stream, whole, direct=way, max_bytes=count * size_bytes + off))
+    for count, offset in itertools.product((1, 2, 3, 4, 8, 9, 10), (-1, 0, 1)):
+        for use_direct in read_modes(direct):
+            lists = list(
+                read_confirmed(connection, stream, whole, direct=use_direct, max_bytes=count * size_bytes + offset)
+            )
             assert [message.sequence for message in flat(lists)] == list(range(1, 10))
-            if not way and off == 0:
-                # This is the boundary: as many as fit.
+            if not use_direct and offset == 0:
+                # At the exact boundary, as many messages as fit are delivered.
                 assert len(lists[0]) == min(count, 9)
-        monkeypatch.setattr(reading, "BATCH_BYTES", count * header_bytes + off)
+        monkeypatch.setattr(reading, "BATCH_BYTES", count * header_bytes + offset)
         lists = list(read_headers(connection, stream, whole))
         assert [message.sequence for message in flat(lists)] == list(range(1, 10))
-        if off == 0:
+        if offset == 0:
             assert len(lists[0]) == min(count, 9)
     assert time.monotonic() - started < SILENCE_SECONDS
     assert consumers(connection, stream) == 0
 
 
-def test_what_one_server_of_the_source_lacks_is_asked_of_its_leader(
+def test_messages_missing_on_a_mirror_are_read_from_the_leader(
     connection: Connection, stream: str, direct: bool
 ) -> None:
-    """Before a stream stands a mirror that answers its direct gets with the last ten messages only."""
+    """A mirror that holds only the last ten messages serves direct gets for the stream."""
     publish(connection, outgoing(stream, 400))
     config = {"name": f"{stream}_M", "mirror": {"name": stream}, "max_msgs": 10, "mirror_direct": direct}
     assert "error" not in connection.request(f"$JS.API.STREAM.CREATE.{stream}_M", {**config, "allow_direct": direct})
@@ -197,12 +201,12 @@ def test_what_one_server_of_the_source_lacks_is_asked_of_its_leader(
         assert time.monotonic() < deadline
         time.sleep(0.02)
     delete(connection, stream, 7, 200)
-    there = [n for n in range(1, 401) if n not in (7, 200)]
-    for way, _ in itertools.product(ways(direct), range(8)):
-        read = flat(read_confirmed(connection, stream, SequenceRange(1, 401), direct=way, max_bytes=4000))
-        assert [message.sequence for message in read] == there
-        singles = flat(read_sequences(connection, stream, range(1, 401, 2), direct=way))
-        assert [message.sequence for message in singles] == [n for n in there if n % 2]
+    existing = [n for n in range(1, 401) if n not in (7, 200)]
+    for use_direct, _ in itertools.product(read_modes(direct), range(8)):
+        read = flat(read_confirmed(connection, stream, SequenceRange(1, 401), direct=use_direct, max_bytes=4000))
+        assert [message.sequence for message in read] == existing
+        singles = flat(read_sequences(connection, stream, range(1, 401, 2), direct=use_direct))
+        assert [message.sequence for message in singles] == [n for n in existing if n % 2]
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
@@ -210,7 +214,7 @@ def test_what_one_server_of_the_source_lacks_is_asked_of_its_leader(
 
 @pytest.fixture
 def target(connection: Connection, stream: str, storage: str, direct: bool) -> str:
-    """The stream that the copies of `stream` go to, with `to.` before their subject."""
+    """The target of the copies of `stream`, with the subject prefix `to.`."""
     return made(connection, f"{stream}_T", subjects=[f"to.{stream}.>"], storage=storage, allow_direct=direct)
 
 
@@ -218,7 +222,7 @@ def target(connection: Connection, stream: str, storage: str, direct: bool) -> s
 def write(
     server: NatsServer, stream: str, target: str, direct: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Write:
-    """Copy some sequences of `stream` into `target`, in this process."""
+    """Return a function that copies sequences of `stream` into `target` in this process."""
     monkeypatch.setattr(sending, "_REFUSAL_SECONDS", 0.2)
     plan = copy_plan(tmp_path, address(server), stream, target, direct=direct)
 
@@ -233,7 +237,7 @@ def copies(connection: Connection, target: str) -> list[Message]:
 
 
 def origins(connection: Connection, target: str) -> list[int]:
-    """The source sequences of what stands in the target, in its order."""
+    """Return the source sequences of the copies in the target, in order."""
     return [origin.sequence for copy in copies(connection, target) if (origin := last_origin(copy.headers))]
 
 
@@ -241,22 +245,27 @@ def last_sequence(connection: Connection, stream: str) -> int:
     return int(connection.request(f"$JS.API.STREAM.INFO.{stream}", {})["state"]["last_seq"])
 
 
-def test_everything_is_copied_once_and_in_order_whoever_asks_again(
+def test_messages_are_copied_once_in_order_on_repeated_writes(
     connection: Connection, stream: str, target: str, write: Write
 ) -> None:
     sent = outgoing(stream, 1000)
     publish(connection, sent)
     delete(connection, stream, 7, 500)
-    first, again = write(range(1, 1001)), write(range(1, 1001))
+    first, repeated = write(range(1, 1001)), write(range(1, 1001))
     assert (first.copied, first.found, first.missing, first.failure) == (998, 0, [(7, 8), (500, 501)], None)
-    assert (again.copied, again.found, again.missing, again.failure) == (998, 998, [(7, 8), (500, 501)], None)
+    assert (repeated.copied, repeated.found, repeated.missing, repeated.failure) == (
+        998,
+        998,
+        [(7, 8), (500, 501)],
+        None,
+    )
     assert origins(connection, target) == [s for s in range(1, 1001) if s not in (7, 500)]
-    there = [item for item in sent if item.sequence not in (7, 500)]
-    assert [copy.payload for copy in copies(connection, target)] == [item.payload for item in there]
-    assert [copy.subject for copy in copies(connection, target)] == [f"to.{item.subject}" for item in there]
+    existing = [item for item in sent if item.sequence not in (7, 500)]
+    assert [copy.payload for copy in copies(connection, target)] == [item.payload for item in existing]
+    assert [copy.subject for copy in copies(connection, target)] == [f"to.{item.subject}" for item in existing]
 
 
-def test_a_half_done_attempt_is_filled_up_by_the_set_that_is_there(
+def test_second_attempt_completes_a_partial_copy(
     connection: Connection, stream: str, target: str, write: Write
 ) -> None:
     publish(connection, outgoing(stream, 300))
@@ -269,9 +278,7 @@ def test_a_half_done_attempt_is_filled_up_by_the_set_that_is_there(
     assert len(copies(connection, target)) == 300
 
 
-def test_a_duplicate_of_what_was_purged_is_no_proof(
-    connection: Connection, stream: str, target: str, write: Write
-) -> None:
+def test_duplicate_of_a_purged_copy_is_resent(connection: Connection, stream: str, target: str, write: Write) -> None:
     publish(connection, outgoing(stream, 50))
     write(range(1, 51))
     for time_purged in (1, 2):
@@ -283,7 +290,7 @@ def test_a_duplicate_of_what_was_purged_is_no_proof(
         assert all(message_id.endswith(b"/r%d" % time_purged) for message_id in ids)
 
 
-def test_a_duplicate_that_is_there_but_no_intent_explains_means_another_writer(
+def test_unexplained_duplicate_means_another_writer(
     connection: Connection, stream: str, target: str, write: Write
 ) -> None:
     publish(connection, outgoing(stream, 5))
@@ -294,7 +301,7 @@ def test_a_duplicate_that_is_there_but_no_intent_explains_means_another_writer(
     assert len(copies(connection, target)) == 5
 
 
-def test_what_belongs_to_one_message_parks_it_and_the_rest_goes_on(
+def test_error_of_one_message_parks_only_that_message(
     connection: Connection, stream: str, unique: Names, storage: str, write: Write
 ) -> None:
     small = made(connection, unique("SMALL"), storage=storage, max_msg_size=60_000)
@@ -319,7 +326,7 @@ def test_what_belongs_to_one_message_parks_it_and_the_rest_goes_on(
 
 
 @pytest.mark.parametrize("limit", ({"max_msgs": 4}, {"max_bytes": 1500}), ids=str)
-def test_a_full_target_stops_the_batch_and_gets_the_rest_when_it_has_room(
+def test_full_target_stops_the_batch_until_it_has_room(
     connection: Connection, stream: str, target: str, storage: str, direct: bool, write: Write, limit: dict[str, int]
 ) -> None:
     config = {"name": target, "subjects": [f"to.{stream}.>"], "storage": storage, "allow_direct": direct}
@@ -328,33 +335,38 @@ def test_a_full_target_stops_the_batch_and_gets_the_rest_when_it_has_room(
     publish(connection, outgoing(stream, 30))
     receipt = write(range(1, 31))
     assert f"({STREAM_FULL})" in (receipt.failure or "")
-    there = origins(connection, target)
-    assert 0 < len(there) == receipt.copied < 30
+    existing = origins(connection, target)
+    assert 0 < len(existing) == receipt.copied < 30
     assert "error" not in connection.request(f"$JS.API.STREAM.UPDATE.{target}", config)
     receipt = write(range(1, 31))
-    assert (receipt.failure, receipt.copied, receipt.found) == (None, 30, len(there))
+    assert (receipt.failure, receipt.copied, receipt.found) == (None, 30, len(existing))
     assert origins(connection, target) == list(range(1, 31))
 
 
-def test_headers_that_steer_the_source_do_not_steer_the_target(
+def test_control_headers_do_not_reach_the_target(
     connection: Connection, unique: Names, storage: str, minor: str, write: Write, target: str, stream: str
 ) -> None:
-    ours = {} if minor == "2.10" else {"allow_msg_ttl": True}
-    steering = made(connection, unique("STEER"), storage=storage, allow_rollup_hdrs=True, **ours)
-    lines = (b"Nats-TTL: 1h", b"Nats-Rollup: sub", b"Nats-Expected-Stream: " + steering.encode(), b"Nats-Msg-Id: mine")
+    options = {} if minor == "2.10" else {"allow_msg_ttl": True}
+    controlled = made(connection, unique("STEER"), storage=storage, allow_rollup_hdrs=True, **options)
+    lines = (
+        b"Nats-TTL: 1h",
+        b"Nats-Rollup: sub",
+        b"Nats-Expected-Stream: " + controlled.encode(),
+        b"Nats-Msg-Id: mine",
+    )
     sent = [
-        Outgoing(n, f"{steering}.{n}", b"NATS/1.0\r\n%b\r\nKeep: 1\r\n\r\n" % line, b"")
+        Outgoing(n, f"{controlled}.{n}", b"NATS/1.0\r\n%b\r\nKeep: 1\r\n\r\n" % line, b"")
         for n, line in enumerate(lines, 1)
     ]
     assert not any(ack.error for ack in publish(connection, sent))
-    receipt = write(range(1, 5), source_stream=steering, subjects=(f"to.{stream}.>",), prefix=f"to.{stream}")
+    receipt = write(range(1, 5), source_stream=controlled, subjects=(f"to.{stream}.>",), prefix=f"to.{stream}")
     assert (receipt.copied, receipt.parked, receipt.failure) == (4, [], None)
     for copy in copies(connection, target):
         names = [line.partition(b":")[0] for line in copy.headers.split(b"\r\n")[1:] if line]
         assert names == [b"Keep", b"Choria-SR-Source", b"Nats-Msg-Id"]
 
 
-def test_a_full_subject_of_the_target_parks_its_messages_and_no_others(
+def test_full_target_subject_parks_only_its_messages(
     connection: Connection, stream: str, storage: str, write: Write
 ) -> None:
     config = {"storage": storage, "discard": "new", "discard_new_per_subject": True, "max_msgs_per_subject": 1}
@@ -370,7 +382,7 @@ def test_a_full_subject_of_the_target_parks_its_messages_and_no_others(
 # ----------------------------------------------------------------------------------------------------- administration
 
 
-def test_stream_info_says_where_a_stream_stands(
+def test_stream_info_reports_positions_and_times(
     admin: Cluster, connection: Connection, stream: str, storage: str
 ) -> None:
     empty = admin.stream_info(stream)
@@ -399,7 +411,7 @@ def test_stream_info_says_where_a_stream_stands(
     assert caught.value.code == STREAM_NOT_FOUND
 
 
-def test_advisories_are_acknowledged_and_the_right_to_publish_is_proven(admin: Cluster, stream: str) -> None:
+def test_publications_are_acknowledged_and_permission_is_verified(admin: Cluster, stream: str) -> None:
     admin.try_publishing(f"{stream}.x")
     for count in (600, 2):
         deliveries = admin.publish_many([(f"{stream}.x", b"", f"{stream}-{n}") for n in range(count)])
@@ -408,15 +420,15 @@ def test_advisories_are_acknowledged_and_the_right_to_publish_is_proven(admin: C
     assert not admin.publish_many([(f"{stream}_NOBODY.x", b"", "n")])[0].acknowledged
 
 
-#: What a stream may have that a target does not get, by the version that brought it.
+#: Source options that a target does not get, by the version that introduced them.
 _LATER: dict[str, dict[str, Any]] = {
     "2.11": {"allow_msg_ttl": True, "subject_delete_marker_ttl": 60_000_000_000, "allow_rollup_hdrs": True},
     "2.12": {"allow_atomic": True, "allow_msg_schedules": True},
 }
 
 
-def rich(name: str, storage: str, version: tuple[int, int, int]) -> dict[str, Any]:
-    """The configuration of a source that uses what its server's version has."""
+def full_config(name: str, storage: str, version: tuple[int, int, int]) -> dict[str, Any]:
+    """Return a source configuration with the options of the server's version."""
     config: dict[str, Any] = {"name": name, "subjects": [f"{name}.>"], "storage": storage, "max_age": 3_600_000_000_000}
     config |= {"max_msgs": 1000, "max_msgs_per_subject": 5, "max_msg_size": 4000, "discard": "old", "compression": "s2"}
     config |= {"metadata": {"owner": "x"}, "deny_delete": True, "consumer_limits": {"max_ack_pending": 5}}
@@ -427,19 +439,19 @@ def rich(name: str, storage: str, version: tuple[int, int, int]) -> dict[str, An
     return config
 
 
-@pytest.mark.parametrize("newest_first", (True, False), ids=("from the packaged", "to the packaged"))
-def test_a_target_is_made_from_a_source_of_another_version(
+@pytest.mark.parametrize("newest_first", (True, False), ids=("from_packaged", "to_packaged"))
+def test_target_is_created_from_a_source_of_another_version(
     admin: Cluster, nats_server: NatsServer, unique: Names, storage: str, newest_first: bool
 ) -> None:
     name = unique("RICH")
-    with cluster(nats_server) as packed:
-        source, target = (packed, admin) if newest_first else (admin, packed)
-        info = source.create_stream(rich(name, storage, source.server_version))
+    with cluster(nats_server) as packaged:
+        source, target = (packaged, admin) if newest_first else (admin, packaged)
+        info = source.create_stream(full_config(name, storage, source.server_version))
         config = target_config(f"{name}_COPY", [f"copy.{name}.>"], {**info.config, "num_replicas": 3})
         copy = target.create_stream(config)
     assert (copy.subjects, copy.config["storage"], copy.replicas) == ((f"copy.{name}.>",), storage, 1)
     assert (copy.allow_direct, copy.config["max_msg_size"], copy.max_msgs_per_subject) == (True, 4000, 5)
-    given = (
+    not_copied = (
         "allow_msg_ttl",
         "allow_atomic",
         "allow_msg_schedules",
@@ -447,25 +459,25 @@ def test_a_target_is_made_from_a_source_of_another_version(
         "deny_delete",
         "allow_rollup_hdrs",
     )
-    assert not any(copy.config.get(key) for key in given)
+    assert not any(copy.config.get(key) for key in not_copied)
 
 
-def test_every_link_is_tried_and_works(server: NatsServer, tmp_path: Path, unique: Names, direct: bool) -> None:
+def test_connectivity_probes_all_succeed(server: NatsServer, tmp_path: Path, unique: Names, direct: bool) -> None:
     rig = Rig(tmp_path, server, server, unique)
-    stream, there = rig.make(allow_direct=direct), rig.unique("T")
+    stream, existing = rig.make(allow_direct=direct), rig.unique("T")
     rig.publish(stream, [Sent(b"x")])
-    rig.create(there, allow_direct=direct)
-    rig.add(stream, target_stream=there, target_subject_prefix=there)
+    rig.create(existing, allow_direct=direct)
+    rig.add(stream, target_stream=existing, target_subject_prefix=existing)
     rig.add(stream, name="OTHER", target_stream=rig.unique("NEW"), target_subject_prefix="new")
-    trials = probe_connectivity(rig.settings())
-    assert [trial for trial in trials if not trial.works] == []
-    assert len(trials) > 12
+    probes = probe_connectivity(rig.settings())
+    assert [probe for probe in probes if not probe.works] == []
+    assert len(probes) > 12
 
 
 # -------------------------------------------------------------------------------------------------- the whole site run
 
 
-def test_a_whole_site_runs_on_the_oldest_server(engine_home: Path, unique: Names, tmp_path: Path, direct: bool) -> None:
+def test_site_runs_on_the_oldest_server(engine_home: Path, unique: Names, tmp_path: Path, direct: bool) -> None:
     with NatsServer(tmp_path, "oldest", binary=server_binary(MINORS[0])) as oldest:
         rig = Rig(engine_home, oldest, oldest, unique)
         plain, tracked, feed = rig.make(allow_direct=direct), rig.make(allow_direct=direct), rig.make("FEED")

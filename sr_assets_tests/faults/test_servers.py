@@ -1,6 +1,6 @@
-"""Servers that die or fall silent in the middle of a batch: what is left is what a run leaves that nobody disturbed.
+"""Servers that die or stop responding during a batch: the outcome equals that of an undisturbed run.
 
-The run may ride it out or fail with one line; the next ones mend it.
+The run may survive the fault or fail with one line; later runs recover.
 """
 
 import os
@@ -24,8 +24,8 @@ _SILENCE_SECONDS = 32.0
 
 
 @pytest.fixture(scope="module")
-def mortals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, NatsServer]]:
-    """A source and a target that may die."""
+def failing_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, NatsServer]]:
+    """A source and a target server that tests kill or stop."""
     home = tmp_path_factory.mktemp("mortals")
     with NatsServer(home / "source", "source") as source, NatsServer(home / "target", "target") as target:
         yield {"source": source, "target": target}
@@ -33,7 +33,7 @@ def mortals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Nats
 
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[str, Any]:
-    """What a run leaves that nobody disturbed."""
+    """The outcome of an undisturbed run."""
     return {}
 
 
@@ -53,50 +53,50 @@ def silence(server: NatsServer) -> None:
 
 @pytest.mark.parametrize("victim", ("target", "source"))
 @pytest.mark.parametrize("fault", (crash, silence))
-def test_a_server_that_fails_amid_a_batch_costs_nothing_but_time(
+def test_server_failure_during_a_batch_changes_no_outcome(
     rig: Rig,
     hold: Hold,
-    mortals: dict[str, NatsServer],
+    failing_servers: dict[str, NatsServer],
     undisturbed: dict[str, Any],
     fault: Callable[[NatsServer], None],
     victim: str,
     tmp_path: Path,
 ) -> None:
-    source, target = mortals["source"], mortals["target"]
-    where = {"source_url": source.url, "target_url": target.url, "batch_messages": 6_000}
+    source, target = failing_servers["source"], failing_servers["target"]
+    options = {"source_url": source.url, "target_url": target.url, "batch_messages": 6_000}
     if not undisturbed:
         stream = rig.make("S", source)
-        # More than a window of messages, so that some are not even fetched when the fault comes.
+        # More than a window of messages, so that some are not yet fetched at the time of the fault.
         publish_rounds(rig, stream, senders=9_000, rounds=2, server=source)
-        configure(rig, stream, rig.make("FEED", source), rig.unique("WHOLE"), **where)
+        configure(rig, stream, rig.make("FEED", source), rig.unique("WHOLE"), **options)
         rig.drain()
         undisturbed.update(stream=stream, outcome=outcome(rig, rig.entries[0]["target_stream"], target))
         assert len(undisturbed["outcome"]["copies"]) == 9_001
         rig.__post_init__()
-        hold.marker.write_text("nobody")
-    feed, cut = rig.make("FEED", source), rig.unique("CUT")
-    configure(rig, undisturbed["stream"], feed, cut, **where)
+        hold.marker.write_text("disarmed")
+    feed, target_stream = rig.make("FEED", source), rig.unique("CUT")
+    configure(rig, undisturbed["stream"], feed, target_stream, **options)
     reports: list[Any] = []
     hold.arm()
     run = threading.Thread(target=lambda: reports.append(rig.run()))
     run.start()
     hold.await_writer()
-    failing = threading.Thread(target=fault, args=(mortals[victim],))
+    failing = threading.Thread(target=fault, args=(failing_servers[victim],))
     failing.start()
-    wait_until(lambda: is_down(mortals[victim]), "the fault")
+    wait_until(lambda: is_down(failing_servers[victim]), "the fault")
     hold.release()
     for thread in (failing, run):
         thread.join()
     failures = [report.failure for report in reports[0].values() if report.failure]
     assert all("\n" not in failure and "Traceback" not in failure for failure in failures)
     rig.drain()
-    assert outcome(rig, cut, target) == undisturbed["outcome"]
+    assert outcome(rig, target_stream, target) == undisturbed["outcome"]
     assert len({message.headers for message in rig.stored(feed, source)}) == len(rig.stored(feed, source)) == 9_000
 
 
 def is_down(server: NatsServer) -> bool:
-    """Tell whether a server's process is gone or stopped."""
+    """Tell whether a server's process has ended or is stopped."""
     try:
         return Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except Exception:  # noqa: BLE001  no process, or one that is just going
+    except Exception:  # noqa: BLE001  no process, or one that is about to end
         return True

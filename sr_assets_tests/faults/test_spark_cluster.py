@@ -1,6 +1,6 @@
-"""A site on a Spark cluster that shares nothing with us, undisturbed and with executors, workers and drivers killed.
+"""A site on a Spark cluster without a shared file system: undisturbed, and with killed executors, workers and drivers.
 
-What is copied is compared with the source: every message once, in order where one writer copies.
+The target is compared with the source: each message once, in order if one writer copies.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ from sr_assets_tests.spark_cluster import SparkCluster, free_port
 
 MANY = 100_000
 _USER, _PASSWORD = "replicator", "S3cret-of-the-fleet"
-#: A run that tells at its end what Spark's UI shows of it.
-_SHOWN = """
+#: A run that finally prints all that Spark's UI shows about it.
+_RUN_AND_READ_UI = """
 import json, sys, urllib.request
 from pathlib import Path
 from sr_assets.settings import load_settings
@@ -71,18 +71,18 @@ def clustered(rig: Rig, cluster: SparkCluster) -> Rig:
     return rig
 
 
-def test_a_site_runs_where_nothing_of_ours_is_and_no_secret_is_shown(
+def test_site_runs_on_a_cluster_without_leaking_secrets(
     cluster: SparkCluster, engine_home: Path, tmp_path: Path, unique: Callable[[str], str]
 ) -> None:
-    """The servers want a client certificate, and get a password too: the executors have both from their tasks alone."""
+    """The servers require a client certificate and a password; executors get both only through their tasks."""
     authority = Authority(tmp_path / "authority")
     config = authority.block(**authority.certify("127.0.0.1"), verify=True)
-    ours = {"ca": str(authority.file), **authority.certify("replicator@example.net")}
+    tls = {"ca": str(authority.file), **authority.certify("replicator@example.net")}
     with (
         NatsServer(tmp_path / "source", "source", config=config) as source,
         NatsServer(tmp_path / "target", "target", config=config) as target,
     ):
-        rig = Rig(engine_home, source, target, unique, ours)
+        rig = Rig(engine_home, source, target, unique, tls)
         log = tmp_path / "events"
         log.mkdir()
         shown = {"spark.ui.enabled": "true", "spark.ui.port": str(free_port()), "spark.eventLog.enabled": "true"}
@@ -98,15 +98,15 @@ def test_a_site_runs_where_nothing_of_ours_is_and_no_secret_is_shown(
         rig.add(plain, workers=2, order="none", **urls)
         rig.add(tracked, inspect_field="sender", inspect_duration="1h", **urls)
         rig.settings()
-        done = subprocess.run(
-            [sys.executable, "-c", _SHOWN, str(rig.home / "replication.yaml")],
+        completed = subprocess.run(
+            [sys.executable, "-c", _RUN_AND_READ_UI, str(rig.home / "replication.yaml")],
             capture_output=True,
             text=True,
             check=False,
             timeout=240,
         )
-        assert done.returncode == 0, done.stderr
-        result = json.loads(done.stdout.splitlines()[-1])
+        assert completed.returncode == 0, completed.stderr
+        result = json.loads(completed.stdout.splitlines()[-1])
         assert result["failures"] == []
         assert sorted(int(copy.payload) for copy in rig.copies(plain)) == list(range(3_000))
         assert [json.loads(copy.payload)["n"] for copy in rig.copies(tracked)] == list(range(40))
@@ -114,7 +114,7 @@ def test_a_site_runs_where_nothing_of_ours_is_and_no_secret_is_shown(
         assert sorted(row["node"] for row in history) == sorted(f"n{n}" for n in range(40))
         assert sorted(json.loads(row["payload"])["n"] for row in history) == list(range(40))
     events = "".join(file.read_text(errors="replace") for file in log.rglob("*") if file.is_file())
-    key = Path(ours["key"]).read_text().splitlines()[1]
+    key = Path(tls["key"]).read_text().splitlines()[1]
     logs = "".join(file.read_text(errors="replace") for file in cluster.folder.rglob("*.log"))
     executors = "".join(file.read_text(errors="replace") for file in cluster.folder.rglob("std*"))
     searched = {
@@ -122,22 +122,22 @@ def test_a_site_runs_where_nothing_of_ours_is_and_no_secret_is_shown(
         "ui": "".join(result["shown"]),
         "logs": logs,
         "executors": executors,
-        "us": done.stderr,
+        "us": completed.stderr,
     }
-    assert "mapinarrow" in searched["ui"].lower(), "the plans are there to be looked at"
+    assert "mapinarrow" in searched["ui"].lower(), "the UI shows no query plans"
     assert "SparkListenerSQLExecutionStart" in events
     assert [name for name, text in searched.items() if _PASSWORD in text or key in text] == []
-    assert cluster.user is None or executed_by(cluster) == {cluster.user}
+    assert cluster.user is None or worker_users(cluster) == {cluster.user}
 
 
-def executed_by(cluster: SparkCluster) -> set[str]:
-    """Return whose processes the workers are."""
+def worker_users(cluster: SparkCluster) -> set[str]:
+    """Return the users that own the workers' processes."""
     return {process.username() for process in cluster.workers()}
 
 
 @contextlib.contextmanager
-def standing_still(server: NatsServer) -> Iterator[None]:
-    """Stop a server where it is, until the end of the block."""
+def paused(server: NatsServer) -> Iterator[None]:
+    """Pause a server for the duration of the block."""
     stop_process(server.pid)
     try:
         yield
@@ -145,43 +145,43 @@ def standing_still(server: NatsServer) -> Iterator[None]:
         os.kill(server.pid, signal.SIGCONT)
 
 
-def held(rig: Rig, target: str) -> int:
-    """Return how many messages a target has got."""
+def message_count(rig: Rig, target: str) -> int:
+    """Return the number of messages in a target."""
     return int(rig.api(f"STREAM.INFO.{target}", server=rig.target).get("state", {}).get("last_seq", 0))
 
 
 @pytest.mark.timeout(600)
-def test_a_driver_executors_and_workers_killed_in_the_middle_cost_nothing_but_time(
+def test_killed_driver_executors_and_workers_lose_nothing(
     clustered: Rig, cluster: SparkCluster, tmp_path: Path
 ) -> None:
     rig = clustered
     target = publish_many(rig)
     first = start_run(rig)
-    wait_until(lambda: held(rig, target) > 2_000, "copies")
-    # The target stands still meanwhile: else a busy machine could be done with the copying before it comes to the killing.
-    with standing_still(rig.target):
+    wait_until(lambda: message_count(rig, target) > 2_000, "copies")
+    # Pause the target, or a slow machine might finish copying before the kill.
+    with paused(rig.target):
         kill_run(first)
         wait_until(lambda: not cluster.executors() and not cluster.pythons(), "the end of the killed run's writers")
-    before = held(rig, target)
+    before = message_count(rig, target)
     assert before < MANY // 2, "killed too late"
-    said = tmp_path / "said"
-    with said.open("wb") as log:
+    run_log = tmp_path / "run.log"
+    with run_log.open("wb") as log:
         second = start_run(rig, log=log)
-    wait_until(lambda: held(rig, target) > before + 2_000, "copies of the second run")
-    lose_executors(rig, cluster, target)
-    wait_until(lambda: said.read_text().count("cluster writers were lost") == 2, "the loss to be noticed", 300.0)
-    # Those by which Spark has replaced the executors go with their workers.
+    wait_until(lambda: message_count(rig, target) > before + 2_000, "copies of the second run")
+    kill_executors(rig, cluster, target)
+    wait_until(lambda: run_log.read_text().count("cluster writers were lost") == 2, "the loss to be detected", 300.0)
+    # Kill the replacement executors together with their workers.
     for worker in cluster.workers():
         cluster.kill(worker)
     for name in ("worker3", "worker4"):
         cluster.start_worker(name)
     wait_until(lambda: second.poll() is not None, "the run to end", 300.0)
-    assert second.returncode == 0, said.read_text()
-    assert_copied(rig, target, said.read_text())
+    assert second.returncode == 0, run_log.read_text()
+    assert_copied(rig, target, run_log.read_text())
 
 
 def publish_many(rig: Rig, **entry: Any) -> str:
-    """Publish MANY messages to a new stream, and configure it to be copied in one batch; returns the target's name."""
+    """Publish MANY messages to a new stream and configure one batch for them; return the target's name."""
     stream, target = rig.make(), rig.unique("COPY")
     rig.publish(stream, [Sent(b"%08d" % n + b"x" * 500) for n in range(MANY)])
     rig.add(stream, **{"target_stream": target, "target_subject_prefix": "to", "batch_messages": MANY, **entry})
@@ -189,29 +189,29 @@ def publish_many(rig: Rig, **entry: Any) -> str:
     return target
 
 
-def lose_executors(rig: Rig, cluster: SparkCluster, target: str) -> None:
-    """Kill the executors' own processes in the middle of the copying: their workers live, and replace them."""
-    with standing_still(rig.target):
+def kill_executors(rig: Rig, cluster: SparkCluster, target: str) -> None:
+    """Kill the executors during the copy; their workers survive and replace them."""
+    with paused(rig.target):
         pythons = cluster.pythons()
         for executor in cluster.executors():
             executor.kill()
         _, alive = psutil.wait_procs(pythons, timeout=PATIENCE_SECONDS)
-        assert not alive, "what an executor has started ends with it"
-    assert held(rig, target) < MANY, "killed too late"
+        assert not alive, "a Python worker outlived its executor"
+    assert message_count(rig, target) < MANY, "killed too late"
 
 
-def assert_copied(rig: Rig, target: str, said: str) -> None:
-    """See that the target is the source, each message once and in order, that this was counted, and no fence is left."""
+def assert_copied(rig: Rig, target: str, run_log: str) -> None:
+    """Assert that the target equals the source in order, that counters agree, and that no fence remains."""
     copies = rig.copies(target)
-    assert [int(copy.payload[:8]) for copy in copies] == list(range(MANY)), said
+    assert [int(copy.payload[:8]) for copy in copies] == list(range(MANY)), run_log
     assert [origin.sequence for copy in copies if (origin := last_origin(copy.headers))] == list(range(1, MANY + 1))
     assert rig.row("replication")["copied_messages"] == MANY
-    assert rig.api(f"CONSUMER.NAMES.{target}", server=rig.target)["consumers"] in (None, []), "no fence stays behind"
-    assert "Traceback" not in said
+    assert rig.api(f"CONSUMER.NAMES.{target}", server=rig.target)["consumers"] in (None, []), "a fence remains"
+    assert "Traceback" not in run_log
 
 
-def ended(process: subprocess.Popen[bytes], code: int = 0) -> str:
-    """Wait for the end of a run, which waits for earlier writers and for other machines; returns what it said."""
+def await_end(process: subprocess.Popen[bytes], code: int = 0) -> str:
+    """Wait for the end of a run, which may wait for earlier writers and other machines; return its stderr."""
     wait_until(lambda: process.poll() is not None, "the run to end", 300.0)
     return finish(process, code)
 
@@ -231,66 +231,64 @@ with Lease(plan, 0, seconds=2.0):
 
 
 def writer(plan: CopyPlan) -> subprocess.Popen[str]:
-    """Start a writer with a lease of 2 s, in a process of its own that writes nothing."""
+    """Start a writer with a lease of 2 s in its own process; it writes no message."""
     command = [sys.executable, "-c", _WRITER, json.dumps(plan.encode())]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("stands_still", (True, False), ids=("stands still", "asks"))
-def test_a_writer_whose_fence_was_taken_away_ends_before_its_next_instruction(
-    rig: Rig, tmp_path: Path, stands_still: bool
-) -> None:
+@pytest.mark.parametrize("stopped", (True, False), ids=("stopped", "running"))
+def test_writer_ends_when_its_fence_is_removed(rig: Rig, tmp_path: Path, stopped: bool) -> None:
     target = rig.make("COPY", rig.target)
     plan = copy_plan(tmp_path, address(rig.target), "NONE", target, fence="sr_assets_b1", subjects=(f"{target}.>",))
-    with connection(rig.target) as asking:
-        make_fence(asking, target, "sr_assets_b1", plan.subjects)
+    with connection(rig.target) as opened:
+        make_fence(opened, target, "sr_assets_b1", plan.subjects)
         with writer(plan) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "writing\n"
-            if stands_still:
+            if stopped:
                 stop_process(process.pid)
-            assert take_away(asking, target, "sr_assets_b1", 2), "a writer is at work"
-            if not stands_still:
-                # It reads of it in the file that its copier looks at; a copier that does not look is ended too.
+            assert take_away(opened, target, "sr_assets_b1", 2), "no writer held a part"
+            if not stopped:
+                # The writer reads this from the file that its copier checks; a copier that does not check is ended too.
                 wait_until(lambda: (tmp_path / "batch").read_text() != BATCH, "the writer to see it")
-            assert process.wait(30) == -signal.SIGALRM if not stands_still else resumed(process) == -signal.SIGALRM
-        assert take_away(asking, target, "sr_assets_b1", 2), "it did not give its part back"
-        forget_claims(asking, target, "sr_assets_b1", 2)
-        assert not take_away(asking, target, "sr_assets_b1", 2)
+            assert process.wait(30) == -signal.SIGALRM if not stopped else resume(process) == -signal.SIGALRM
+        assert take_away(opened, target, "sr_assets_b1", 2), "the writer released its part"
+        forget_claims(opened, target, "sr_assets_b1", 2)
+        assert not take_away(opened, target, "sr_assets_b1", 2)
 
 
-def resumed(process: subprocess.Popen[str]) -> int:
-    """Let a process go on that has stood still longer than its lease; returns how it ended."""
-    began = time.monotonic()
-    wait_until(lambda: time.monotonic() - began > 2.5, "the lease to pass")
+def resume(process: subprocess.Popen[str]) -> int:
+    """Resume a process after its lease has expired; return its exit code."""
+    started = time.monotonic()
+    wait_until(lambda: time.monotonic() - started > 2.5, "the lease to pass")
     process.send_signal(signal.SIGCONT)
     return process.wait(30)
 
 
-def test_a_part_of_a_batch_has_one_writer_until_it_is_given_back(rig: Rig, tmp_path: Path) -> None:
+def test_batch_part_has_one_writer_until_released(rig: Rig, tmp_path: Path) -> None:
     target = rig.make("COPY", rig.target)
     plan = copy_plan(tmp_path, address(rig.target), "NONE", target, fence="sr_assets_b1", subjects=(f"{target}.>",))
-    with connection(rig.target) as asking:
-        make_fence(asking, target, "sr_assets_b1", plan.subjects)
+    with connection(rig.target) as opened:
+        make_fence(opened, target, "sr_assets_b1", plan.subjects)
         with writer(plan) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "writing\n"
             with writer(plan) as second:
-                _, said = second.communicate(timeout=30)
-                assert "an earlier attempt to write into" in said
+                _, run_log = second.communicate(timeout=30)
+                assert "an earlier attempt to write into" in run_log
             process.communicate(timeout=30)
             assert process.returncode == 0
         with writer(plan) as third:
             third.communicate(timeout=30)
             assert third.returncode == 0
-        assert not take_away(asking, target, "sr_assets_b1", 2)
+        assert not take_away(opened, target, "sr_assets_b1", 2)
         with writer(plan) as late:
-            _, said = late.communicate(timeout=30)
-            assert "was abandoned before this writer started" in said
+            _, run_log = late.communicate(timeout=30)
+            assert "was abandoned before this writer started" in run_log
 
 
 @pytest.mark.parametrize("scheme", ("spark", "sc"))
-def test_a_cluster_that_is_not_there_is_one_line(rig: Rig, scheme: str) -> None:
+def test_unreachable_cluster_is_an_error(rig: Rig, scheme: str) -> None:
     rig.spark = {"mode": f"{scheme}://127.0.0.1:{free_port()}"}
     rig.add(rig.make(server=rig.source))
     rig.publish(rig.entries[0]["stream"], [Sent(b"1")])
@@ -310,42 +308,42 @@ socket.socket = Walled
 """
 
 
-def test_check_names_the_executor_and_the_server_that_it_does_not_reach(clustered: Rig, cluster: SparkCluster) -> None:
+def test_check_names_the_executor_and_the_unreachable_server(clustered: Rig, cluster: SparkCluster) -> None:
     rig = clustered
     port = int(rig.target.address.rpartition(":")[2])
     rig.spark["config"] = {"spark.pyspark.python": cluster.python_that("is-walled", _FIREWALL.format(port=port))}
     rig.add(rig.make())
     rig.settings()
-    assert_each_tried(check(rig), "No route to host")
+    assert_each_executor_probed(check(rig), "No route to host")
 
 
-def assert_each_tried(said: str, reason: str) -> None:
-    """See that each executor has tried each server, and which one was not reached."""
-    lines = [line for line in said.splitlines() if "connect from executor" in line]
-    assert any(reason in line and socket.gethostname() in line for line in lines), said
-    assert len({line.partition("executor ")[2].partition(")")[0] for line in lines}) == 2, said
-    assert len(lines) == 4, said
+def assert_each_executor_probed(run_log: str, reason: str) -> None:
+    """Assert that each executor probed each server, and that the unreachable one is named."""
+    lines = [line for line in run_log.splitlines() if "connect from executor" in line]
+    assert any(reason in line and socket.gethostname() in line for line in lines), run_log
+    assert len({line.partition("executor ")[2].partition(")")[0] for line in lines}) == 2, run_log
+    assert len(lines) == 4, run_log
 
 
-def test_workers_without_pyarrow_are_one_line_and_nothing_is_half_done(clustered: Rig, cluster: SparkCluster) -> None:
+def test_workers_without_pyarrow_are_an_error_without_copies(clustered: Rig, cluster: SparkCluster) -> None:
     rig = clustered
     rig.spark["config"] = {
         "spark.pyspark.python": cluster.python_without("pyarrow"),
-        # One attempt at the task is enough to hear of it.
+        # One attempt at the task is enough.
         "spark.task.maxFailures": "1",
     }
     stream = rig.make()
     rig.publish(stream, [Sent(b"1")])
     rig.add(stream)
     rig.settings()
-    said = ended(start_run(rig), 1)
-    assert "lacks PyArrow: install it there" in said or "lacks pyarrow" in said, said
+    run_log = await_end(start_run(rig), 1)
+    assert "lacks PyArrow: install it there" in run_log or "lacks pyarrow" in run_log, run_log
     assert rig.copies(stream) == []
 
 
 @pytest.fixture(scope="module")
 def server(cluster: SparkCluster) -> Iterator[str]:
-    """Run a Connect server, which takes the whole cluster: what needs the cluster itself comes before."""
+    """A Connect server on the whole cluster; tests that need the cluster itself must run before."""
     with cluster.connect() as mode:
         yield mode
 
@@ -357,7 +355,7 @@ def served(rig: Rig, server: str) -> Rig:
 
 
 @pytest.mark.timeout(600)
-def test_a_site_runs_through_a_connect_server_although_it_loses_executors_and_drivers(
+def test_connect_server_run_survives_lost_executors_and_drivers(
     served: Rig, cluster: SparkCluster, tmp_path: Path
 ) -> None:
     rig = served
@@ -366,35 +364,40 @@ def test_a_site_runs_through_a_connect_server_although_it_loses_executors_and_dr
         for side, server in (("source", rig.source), ("target", rig.target))
     }
     target = publish_many(rig, **urls)
-    log = tmp_path / "said"
+    log = tmp_path / "run.log"
     with log.open("wb") as output:
         first = start_run(rig, log=output)
-    wait_until(lambda: held(rig, target) > 2_000, "copies")
-    lose_executors(rig, cluster, target)
-    before = held(rig, target)
-    wait_until(lambda: held(rig, target) > before + 2_000, "copies of a later attempt", 300.0)
-    # The server outlives the run, and its writer too: that is held, or it would be done before the next run comes.
-    with standing_still(rig.target):
+    wait_until(lambda: message_count(rig, target) > 2_000, "copies")
+    kill_executors(rig, cluster, target)
+    before = message_count(rig, target)
+    wait_until(lambda: message_count(rig, target) > before + 2_000, "copies of a later attempt", 300.0)
+    # The server and its writer outlive the run; pause the writer, or it would finish before the next run.
+    with paused(rig.target):
         (writer,) = cluster.connected_to(int(rig.target.address.rpartition(":")[2]))
         stop_process(writer.pid)
         kill_run(first)
-    assert held(rig, target) < MANY, "killed too late"
-    said = ended(start_run(rig))
-    assert_copied(rig, target, log.read_text() + said)
-    searched = {"events": cluster.events, "ui": cluster.shown(), "logs": cluster.logs(), "us": log.read_text() + said}
+    assert message_count(rig, target) < MANY, "killed too late"
+    run_log = await_end(start_run(rig))
+    assert_copied(rig, target, log.read_text() + run_log)
+    searched = {
+        "events": cluster.events,
+        "ui": cluster.shown(),
+        "logs": cluster.logs(),
+        "us": log.read_text() + run_log,
+    }
     assert "SparkListenerConnectOperationStarted" in searched["events"]
-    assert "mapinarrow" in searched["ui"].lower(), "the plans are there to be looked at"
+    assert "mapinarrow" in searched["ui"].lower(), "the UI shows no query plans"
     assert [name for name, text in searched.items() if _PASSWORD in text] == []
 
 
-def test_check_tries_every_server_from_each_executor_of_a_connect_server(served: Rig) -> None:
+def test_check_probes_every_server_from_each_connect_executor(served: Rig) -> None:
     rig = served
     rig.add(rig.make(), target_url=f"nats://127.0.0.1:{free_port()}")
     rig.settings()
-    assert_each_tried(check(rig), "Connection refused")
+    assert_each_executor_probed(check(rig), "Connection refused")
 
 
-def test_a_connect_servers_own_option_is_refused_with_one_line(served: Rig) -> None:
+def test_connect_server_option_is_refused_in_spark_config(served: Rig) -> None:
     rig = served
     rig.spark["config"] = {"spark.cores.max": "1"}
     stream = rig.make()
@@ -403,7 +406,7 @@ def test_a_connect_servers_own_option_is_refused_with_one_line(served: Rig) -> N
     assert "spark.config spark.cores.max: a Connect server has it from its start: set it there" in rig.failure()
 
 
-def test_a_site_keeps_its_session_on_a_connect_server_until_that_has_closed_it(server: str, tmp_path: Path) -> None:
+def test_connect_session_is_reused_until_closed(server: str, tmp_path: Path) -> None:
     ids = []
     for closed in (False, True, False):
         session = open_session(SparkSettings(mode=server), tmp_path, "LONDON")
@@ -428,10 +431,10 @@ def test_daily_tables_are_computed_through_a_connect_server(server: str, tmp_pat
 
 
 def check(rig: Rig) -> str:
-    """Return what `check --connect` prints, which ends with 1."""
+    """Return the output of `check --connect`, which must exit with 1."""
     environ = {**os.environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml")}
     command = [sys.executable, "-m", "sr_assets", "check", "--connect", "--wide"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=240)
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout
+    completed = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=240)
+    assert completed.returncode == 1, completed.stderr
+    assert "Traceback" not in completed.stderr
+    return completed.stdout

@@ -1,4 +1,4 @@
-"""A target that is away, goes, or stands still: everything but the copies is done, and the copies are made later."""
+"""A target that is down, dies or stops responding: a run does everything except the copies, which follow later."""
 
 import json
 import os
@@ -22,13 +22,13 @@ BUDGET_SECONDS = 15
 
 @pytest.fixture
 def target(tmp_path: Path) -> Iterator[NatsServer]:
-    """A target of the test's own, which may die."""
+    """A target of the test's own, which it may kill or stop."""
     with NatsServer(tmp_path / "target", "target") as server:
         yield server
 
 
 def forced(first: int, after: int, nodes: int = 20) -> list[Sent]:
-    """Messages that are all due."""
+    """Return messages that are all due for copying."""
     bodies = ({"sender": f"n{n % nodes}", "force": True, "n": n} for n in range(first, after))
     return [Sent(json.dumps(body).encode()) for body in bodies]
 
@@ -47,8 +47,8 @@ def kill(server: NatsServer) -> Callable[[], None]:
     return lambda: (server.start(), None)[1]
 
 
-def announced(rig: Rig, target: NatsServer, **entry: Any) -> tuple[str, str]:
-    """Configure a stream whose advisories go to the source's cluster; returns it and the stream of its advisories."""
+def add_tracked_stream(rig: Rig, target: NatsServer, **entry: Any) -> tuple[str, str]:
+    """Configure a stream with advisories on the source's cluster; return it and the advisory stream."""
     stream, advisories = rig.make(), rig.make("ADV")
     advisory = {"subject": f"{advisories}.%s.%v", "cluster": "source", "reliable": True}
     rig.add(stream, **{"target_url": target.url, "advisory": advisory, "batch_messages": 50, **TRACKED, **entry})
@@ -56,16 +56,16 @@ def announced(rig: Rig, target: NatsServer, **entry: Any) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("fault", (kill, freeze))
-def test_without_its_target_a_run_does_everything_else_and_fails_with_one_line(
+def test_run_without_its_target_does_everything_else_and_fails(
     rig: Rig, target: NatsServer, fault: Callable[[NatsServer], Callable[[], None]]
 ) -> None:
-    stream, advisories = announced(rig, target)
+    stream, advisories = add_tracked_stream(rig, target)
     rig.publish(stream, forced(0, 120))
     heal = fault(target)
     rig.settings(run_budget=f"{BUDGET_SECONDS}s")
-    began = time.monotonic()
+    started = time.monotonic()
     (line,) = [line for line in finish(start_run(rig), 1).splitlines() if line.startswith("error: ")]
-    assert time.monotonic() - began < BUDGET_SECONDS + 60
+    assert time.monotonic() - started < BUDGET_SECONDS + 60
     assert target.address in line
     row = rig.row("replication")
     assert (row["seen_messages"], row["lag_messages"], row["queued_messages"]) == (120, 0, 120)
@@ -80,10 +80,10 @@ def test_without_its_target_a_run_does_everything_else_and_fails_with_one_line(
 
 
 @pytest.mark.parametrize("fault", (kill, freeze))
-def test_while_its_target_is_away_a_lingering_run_publishes_transitions_at_once(
+def test_lingering_run_publishes_promptly_during_a_target_outage(
     rig: Rig, target: NatsServer, fault: Callable[[NatsServer], Callable[[], None]]
 ) -> None:
-    stream, advisories = announced(rig, target)
+    stream, advisories = add_tracked_stream(rig, target)
     rig.publish(stream, forced(0, 20))
     rig.drain()
     reports: list[dict[str, StreamReport]] = []
@@ -99,10 +99,10 @@ def test_while_its_target_is_away_a_lingering_run_publishes_transitions_at_once(
             rig.publish(
                 stream, [Sent(json.dumps({"sender": f"late{round_}", "force": True, "n": 20 + round_}).encode())]
             )
-            began = time.monotonic()
+            started = time.monotonic()
             wait_until(lambda: rig.info(advisories).last_sequence > before, "an advisory", 30)  # noqa: B023  at once
             if round_ > 2:
-                delays.append(time.monotonic() - began)
+                delays.append(time.monotonic() - started)
     finally:
         for repair in heal:
             repair()
@@ -113,17 +113,17 @@ def test_while_its_target_is_away_a_lingering_run_publishes_transitions_at_once(
     assert len(rig.stored(advisories)) == 32
 
 
-def test_a_target_that_dies_in_mid_copy_costs_nothing(rig: Rig, target: NatsServer) -> None:
-    stream, advisories = announced(rig, target)
+def test_target_that_dies_during_a_copy_loses_nothing(rig: Rig, target: NatsServer) -> None:
+    stream, advisories = add_tracked_stream(rig, target)
     rig.publish(stream, forced(0, 3_000))
     reports: list[dict[str, StreamReport]] = []
     run = threading.Thread(target=lambda: reports.append(rig.run(run_budget="20s")))
     run.start()
     wait_until(lambda: bool(rig.api(f"STREAM.INFO.{stream}", server=target).get("state", {}).get("messages")), "copies")
-    began = time.monotonic()
+    started = time.monotonic()
     target.kill()
     run.join()
-    assert time.monotonic() - began < 80
+    assert time.monotonic() - started < 80
     failure = reports[0][stream].failure
     row = rig.row("replication")
     assert (row["seen_messages"], row["lag_messages"]) == (3_000, 0)
@@ -137,8 +137,8 @@ def test_a_target_that_dies_in_mid_copy_costs_nothing(rig: Rig, target: NatsServ
     assert (row["copied_messages"], row["queued_messages"]) == (3_000, 0)
 
 
-def test_a_dead_target_of_one_stream_does_not_touch_the_others(rig: Rig, target: NatsServer) -> None:
-    tracked, advisories = announced(rig, rig.target)
+def test_dead_target_of_one_stream_leaves_others_running(rig: Rig, target: NatsServer) -> None:
+    tracked, advisories = add_tracked_stream(rig, rig.target)
     dead, plain = rig.make(), rig.make()
     rig.add(dead, target_url=target.url, **TRACKED)
     rig.add(plain, target_url=target.url)
@@ -151,17 +151,17 @@ def test_a_dead_target_of_one_stream_does_not_touch_the_others(rig: Rig, target:
     assert len(rig.stored(advisories)) == 20
     rows = {row["stream"]: row for row in rig.rows("replication")}
     assert rows[dead]["queued_messages"] == rows[dead]["seen_messages"] == 100
-    # In a run that lingers too, the plain stream is tried again and again beside the other's advisories.
-    seen: list[float] = []
+    # A lingering run also retries the plain stream between the other stream's advisories.
+    delays: list[float] = []
     run = threading.Thread(target=lambda: rig.run(drain_only=False, run_budget="15s", linger="10s"))
     run.start()
     for n in range(6):
-        before, began = rig.info(advisories).last_sequence, time.monotonic()
+        before, started = rig.info(advisories).last_sequence, time.monotonic()
         rig.publish(tracked, [Sent(json.dumps({"sender": f"new{n}"}).encode())])
         wait_until(lambda: rig.info(advisories).last_sequence > before, "an advisory", 30)  # noqa: B023  at once
-        seen.append(time.monotonic() - began)
+        delays.append(time.monotonic() - started)
     run.join()
-    assert sorted(seen)[3] < 3, seen
+    assert sorted(delays)[3] < 3, delays
     target.start()
     rig.drain()
     assert numbers(rig, dead, target) == numbers(rig, plain, target) == list(range(100))

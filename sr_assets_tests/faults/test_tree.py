@@ -1,4 +1,6 @@
-"""A tree of three servers, city → region → centre: samples and advisories climb it, and the city is cut off and returns."""
+"""A tree of three servers, city → region → centre: samples and advisories pass up, and the city disconnects and
+returns.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,24 +19,24 @@ from sr_assets_tests.rig import Rig, Sent, cluster
 
 NODES = [f"web{number}" for number in range(6)]
 SECOND_NS = 1_000_000_000
-#: What the nodes send more than at first: the city copies what differs by 10 bytes, the region what differs by 100.
+#: Growth of the nodes' messages in bytes: the city copies changes of 10 bytes, the region of 100.
 MORE_BYTES = (0, 0, 20, 40, 200)
 _ORIGIN = b"Choria-SR-Source: "
-#: Every hop is a replicator of its own, as if it ran elsewhere; that each has its share of one configuration is the test's.
+#: Each hop is a separate replicator, as if on another host; only this test keeps them in one configuration.
 REPLICATORS = {"city": "LDN", "region": "EUROPE", "centre": "HQ"}
 ADVISORIES = ["adv.>", "sr_assets.observer_alive.>"]
 
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[list[NatsServer]]:
-    """City, region, centre."""
+    """The servers of city, region and centre."""
     with ExitStack() as stack:
-        yield [stack.enter_context(NatsServer(tmp_path / place, place)) for place in REPLICATORS]
+        yield [stack.enter_context(NatsServer(tmp_path / site_name, site_name)) for site_name in REPLICATORS]
 
 
 @pytest.fixture
 def tree(engine_home: Path, servers: list[NatsServer], unique: Callable[[str], str]) -> Rig:
-    """The city's nodes, sampled twice, at the centre; its advisories, and those of the region's harbour, folded there."""
+    """The city's nodes, sampled twice on their way to the centre; the centre folds the advisories of city and harbour."""
     city, region, centre = servers
     rig = Rig(engine_home, region, centre, unique)
     rig.create("NODES", city)
@@ -61,10 +63,12 @@ def tree(engine_home: Path, servers: list[NatsServer], unique: Callable[[str], s
     return rig
 
 
-def climb(rig: Rig, *places: str) -> None:
-    """Drain hop by hop, all of them unless said; in each the nodes first, so that all their advisories go up with it."""
-    for place in places or REPLICATORS:
-        with rig.open(place, name=REPLICATORS[place]) as site:
+def drain_tree(rig: Rig, *sites: str) -> None:
+    """Drain the sites in order, by default all; nodes first in each, so that their advisories pass up in the same
+    round.
+    """
+    for site_name in sites or REPLICATORS:
+        with rig.open(site_name, name=REPLICATORS[site_name]) as site:
             for tracked in (True, False):
                 _drain(site, [entry.stream for entry in site.entries if entry.tracked is tracked])
 
@@ -74,13 +78,13 @@ def _drain(site: Site, streams: list[str]) -> None:
     assert [report.failure for report in reports.values() if report.failure] == []
 
 
-def say(rig: Rig, server: NatsServer, stream: str, nodes: list[str], more_bytes: int = 0) -> None:
-    """Let each of the nodes report once."""
+def send_reports(rig: Rig, server: NatsServer, stream: str, nodes: list[str], more_bytes: int = 0) -> None:
+    """Publish one report of each node."""
     rig.publish(stream, [Sent(f'{{"sender": "{node}", "a": "{"x" * more_bytes}"}}'.encode()) for node in nodes], server)
 
 
-def view(rig: Rig, where: str) -> set[tuple[Any, ...]]:
-    """What a table says of the nodes of a stream: who they are, how they stand, since when."""
+def statuses(rig: Rig, where: str) -> set[tuple[Any, ...]]:
+    """Return node, status and time of the status for each node in a table."""
     return {tuple(row.values()) for row in rig.rows(f"SELECT node, status, status_since FROM {where}")}
 
 
@@ -89,18 +93,16 @@ CITY, HARBOUR = (f"global_availability WHERE stream = '{stream}'" for stream in 
 
 
 def origins(message: Message) -> list[list[str]]:
-    """Return the fields of each hop's header, in their order."""
+    """Return the fields of each hop's header in order."""
     return [line.removeprefix(_ORIGIN).decode().split() for line in message.headers.split(b"\r\n") if _ORIGIN in line]
 
 
-def test_samples_climb_a_tree_and_each_hop_puts_its_header_after_the_one_before(
-    tree: Rig, servers: list[NatsServer]
-) -> None:
+def test_each_hop_of_a_tree_appends_its_header(tree: Rig, servers: list[NatsServer]) -> None:
     city, region, centre = servers
     for more_bytes in MORE_BYTES:
-        say(tree, city, "NODES", NODES, more_bytes)
-    say(tree, region, "HARBOUR", ["ship"])
-    climb(tree)
+        send_reports(tree, city, "NODES", NODES, more_bytes)
+    send_reports(tree, region, "HARBOUR", ["ship"])
+    drain_tree(tree)
     reported, at_region, at_centre = (
         {message.sequence: message for message in tree.stored(stream, server)}
         for stream, server in (("NODES", city), ("CITY", region), ("REGION", centre))
@@ -126,34 +128,32 @@ def test_samples_climb_a_tree_and_each_hop_puts_its_header_after_the_one_before(
         if "adv" in message.subject
     }
     assert hops == {"city": ["LDN", "EUROPE"], "harbour": ["EUROPE"]}
-    assert view(tree, CITY) == view(tree, AT_CITY)
-    assert {node for node, *_ in view(tree, CITY)} == set(NODES)
-    assert view(tree, HARBOUR) == view(tree, AT_HARBOUR)
+    assert statuses(tree, CITY) == statuses(tree, AT_CITY)
+    assert {node for node, *_ in statuses(tree, CITY)} == set(NODES)
+    assert statuses(tree, HARBOUR) == statuses(tree, AT_HARBOUR)
 
 
-def test_a_city_that_is_cut_off_keeps_its_last_received_state_and_is_blind_until_it_is_back(
-    tree: Rig, servers: list[NatsServer]
-) -> None:
+def test_disconnected_city_is_blind_until_it_returns(tree: Rig, servers: list[NatsServer]) -> None:
     city, region, _ = servers
-    say(tree, city, "NODES", NODES)
-    climb(tree)
-    silent, *heard = NODES
-    while {node: status for node, status, _ in view(tree, CITY)}[silent] == "up":
-        say(tree, city, "NODES", heard)
-        climb(tree)
-    assert view(tree, CITY) == view(tree, AT_CITY)
-    _promise_a_heartbeat_within_a_second(tree, city)
-    climb(tree, "region", "centre")
-    last_received = view(tree, CITY)
+    send_reports(tree, city, "NODES", NODES)
+    drain_tree(tree)
+    silent, *active = NODES
+    while {node: status for node, status, _ in statuses(tree, CITY)}[silent] == "up":
+        send_reports(tree, city, "NODES", active)
+        drain_tree(tree)
+    assert statuses(tree, CITY) == statuses(tree, AT_CITY)
+    _promise_heartbeat_within_a_second(tree, city)
+    drain_tree(tree, "region", "centre")
+    last_received = statuses(tree, CITY)
 
     city.stop()
     assert all(report.failure for report in tree.run("city", name=REPLICATORS["city"]).values())
-    say(tree, region, "HARBOUR", ["ship"])
+    send_reports(tree, region, "HARBOUR", ["ship"])
     while not tree.row("SELECT blind FROM global_summary WHERE stream = 'NODES'")["blind"]:
-        climb(tree, "region", "centre")
-    assert view(tree, CITY) == last_received
-    assert {node for node, *_ in view(tree, HARBOUR)} == {"ship"}
-    assert view(tree, HARBOUR) == view(tree, AT_HARBOUR)
+        drain_tree(tree, "region", "centre")
+    assert statuses(tree, CITY) == last_received
+    assert {node for node, *_ in statuses(tree, HARBOUR)} == {"ship"}
+    assert statuses(tree, HARBOUR) == statuses(tree, AT_HARBOUR)
     columns = "stream, observer, up + timeout + retired AS known"
     assert {tuple(row.values()) for row in tree.rows(f"SELECT {columns} FROM global_summary")} == {
         ("NODES", "blind", len(NODES)),
@@ -161,18 +161,18 @@ def test_a_city_that_is_cut_off_keeps_its_last_received_state_and_is_blind_until
     }
 
     city.start()
-    say(tree, city, "NODES", [*NODES, "late"])
-    climb(tree)
-    assert view(tree, CITY) == view(tree, AT_CITY)
-    assert {node for node, *_ in view(tree, CITY)} == {*NODES, "late"}
+    send_reports(tree, city, "NODES", [*NODES, "late"])
+    drain_tree(tree)
+    assert statuses(tree, CITY) == statuses(tree, AT_CITY)
+    assert {node for node, *_ in statuses(tree, CITY)} == {*NODES, "late"}
     assert tree.row("SELECT observer FROM global_summary WHERE stream = 'NODES'")["observer"] == "ok"
-    story = tree.rows(f"SELECT event FROM global_advisories WHERE node = '{silent}' ORDER BY transition")
-    assert [row["event"] for row in story][:3] == ["new", "timeout", "recover"]
+    events = tree.rows(f"SELECT event FROM global_advisories WHERE node = '{silent}' ORDER BY transition")
+    assert [row["event"] for row in events][:3] == ["new", "timeout", "recover"]
 
 
-def _promise_a_heartbeat_within_a_second(rig: Rig, city: NatsServer) -> None:
-    """Promise the next of the city's heartbeats soon: what it promises by itself allows for a run that starts slowly."""
-    said = observer_alive(
+def _promise_heartbeat_within_a_second(rig: Rig, city: NatsServer) -> None:
+    """Publish a heartbeat of the city that promises the next one in a second; a real promise allows for slow starts."""
+    body = observer_alive(
         replicator=REPLICATORS["city"],
         name="city",
         stream="NODES",
@@ -185,6 +185,6 @@ def _promise_a_heartbeat_within_a_second(rig: Rig, city: NatsServer) -> None:
         next_within_ns=SECOND_NS,
     )
     with cluster(city) as opened:
-        opened.publish_many([("sr_assets.observer_alive.LDN.city.NODES", said, "hasty")])
+        opened.publish_many([("sr_assets.observer_alive.LDN.city.NODES", body, "hasty")])
     with rig.open("city", name=REPLICATORS["city"]) as site:
         _drain(site, ["ADVISORIES_CITY"])

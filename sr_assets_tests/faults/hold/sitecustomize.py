@@ -1,8 +1,8 @@
-"""Installs a hook that holds a process at a point of its run: with this folder in PYTHONPATH, in every Python process.
+"""Hold a process at a checkpoint: with this folder in PYTHONPATH, the hook is installed in every Python process.
 
-`SR_ASSETS_HOLD` is `POINT:FILE`: at that point the process writes its id to FILE, which says that it may be killed now,
-and waits until FILE holds something else. A FILE that is there already holds nobody. Python imports this module at its
-start, so without the variable, or without `sr_assets`, nothing is imported and nothing happens.
+`SR_ASSETS_HOLD` is `POINT:FILE`. At that point the process writes its id to FILE, which tells the test to act, and
+waits until the content of FILE changes. An existing FILE holds no process. Python imports this module at startup;
+without the variable, or without `sr_assets`, it does nothing.
 """  # noqa: INP001  Python finds it by its name in a folder, not in a package
 
 import os
@@ -20,9 +20,9 @@ def _install(name: str, path: str) -> None:
     def hold(point: checkpoints.Point) -> None:
         if name != point or file.exists():
             return
-        ours = str(os.getpid())
-        file.write_text(ours)
-        while file.exists() and file.read_text() == ours:
+        own_id = str(os.getpid())
+        file.write_text(own_id)
+        while file.exists() and file.read_text() == own_id:
             time.sleep(0.1)
 
     checkpoints.hook = hold
