@@ -69,19 +69,21 @@ def test_manual_edit_is_drift_with_its_remedy(
 
 def test_mirror_can_be_promoted_since_server_2_12() -> None:
     promoted = WantedStream("hub", "S", config={"subjects": ["a"]})
-    found = found_stream({"mirror": {"name": "A"}})
+    existing = found_stream({"mirror": {"name": "A"}})
     for version, remedy in ((NEW, Remedy.UPDATABLE), (OLD, Remedy.NEEDS_RECREATE)):
-        (mirror,) = [drift for drift in compare(promoted, found, "ME", version) if drift.key == "mirror"]
+        (mirror,) = [drift for drift in compare(promoted, existing, "ME", version) if drift.key == "mirror"]
         assert mirror.remedy is remedy
 
 
 def test_foreign_stream_is_compared_by_configured_keys_only() -> None:
-    found = found_stream({"max_age": 60, "max_msgs": 5, "sources": [{"name": "A", "opt_start_seq": 5}]})
-    assert compare(SOURCED, found, "ME", NEW) == []
+    existing = found_stream({"max_age": 60, "max_msgs": 5, "sources": [{"name": "A", "opt_start_seq": 5}]})
+    assert compare(SOURCED, existing, "ME", NEW) == []
 
 
-def plan(wanted: WantedStream, found: FoundStream | None, manage: Any = "reconcile", *, recreate: bool = False) -> Any:
-    return plan_stream(wanted, found, owner="ME", manage=manage, version=NEW, recreate=recreate)
+def plan(
+    wanted: WantedStream, existing: FoundStream | None, manage: Any = "reconcile", *, recreate: bool = False
+) -> Any:
+    return plan_stream(wanted, existing, owner="ME", manage=manage, version=NEW, recreate=recreate)
 
 
 def test_missing_stream_is_created_unless_manage_is_observe() -> None:
@@ -114,18 +116,18 @@ def test_only_a_named_owned_stream_is_recreated() -> None:
 
 
 def test_update_keeps_a_source_start_that_servers_ignore() -> None:
-    found = own_stream(SOURCED, max_age=90, sources=[{"name": "A", "opt_start_seq": 1}])
-    step = plan(SOURCED, found)
+    existing = own_stream(SOURCED, max_age=90, sources=[{"name": "A", "opt_start_seq": 1}])
+    step = plan(SOURCED, existing)
     assert step.action is Action.UPDATE
     assert step.config["sources"] == [{"name": "A", "opt_start_seq": 1}]
     assert "accept the new start and ignore it" in step.reason
 
 
 def test_adoption_changes_only_the_owner() -> None:
-    found = found_stream({"max_age": 1, "metadata": {"team": "x", "_nats.level": "4"}})
-    step = plan_adoption(SOURCED, found, "ME", named=False)
+    existing = found_stream({"max_age": 1, "metadata": {"team": "x", "_nats.level": "4"}})
+    step = plan_adoption(SOURCED, existing, "ME", named=False)
     assert step.action is Action.ADOPT
-    assert step.config == {**found.config, "metadata": {"team": "x", OWNER: "ME"}}
+    assert step.config == {**existing.config, "metadata": {"team": "x", OWNER: "ME"}}
     foreign = found_stream({"metadata": {OWNER: "YOU"}})
     assert plan_adoption(SOURCED, foreign, "ME", named=False).action is Action.NONE
     assert plan_adoption(SOURCED, foreign, "ME", named=True).action is Action.ADOPT

@@ -13,10 +13,10 @@ copies = st.lists(
 
 
 def collect(added: list[Copy]) -> FoundCopies:
-    found = FoundCopies()
+    collected = FoundCopies()
     for copy in added:
-        found.add(copy)
-    return found
+        collected.add(copy)
+    return collected
 
 
 @given(copies)
