@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.domain.tracking import rules as tracking
 from sr_assets.domain.advisories import event_id
 from sr_assets.domain.blindness import NO_BLIND_SPANS, BlindSpans
+from sr_assets.domain.tracking import rules as tracking
 from sr_assets.domain.tracking.rules import (
     NODE_COLUMNS,
     Decision,

@@ -100,7 +100,10 @@ def test_unreachable_cluster_is_a_row_with_unknown_lags(
     assert code == 1
     assert "never" in out
     assert "unknown" in out
-    for options, message in ((("--cluster", "x"), "--cluster x is unknown"), (("--sort", "x"), "--sort x is not a column")):
+    for options, message in (
+        (("--cluster", "x"), "--cluster x is unknown"),
+        (("--sort", "x"), "--sort x is not a column"),
+    ):
         code, out, err = command("report", *options)
         assert (code, out) == (2, "")
         assert message in err
