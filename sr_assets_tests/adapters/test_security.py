@@ -15,7 +15,7 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings, TlsSettings, parse_cluster
-from sr_assets_tests.adapters.wire.rig import flat, made, outgoing, publish
+from sr_assets_tests.adapters.wire.rig import create_stream, flat, outgoing, publish
 from sr_assets_tests.secured import Authority, Key, Operator, creds, new_key
 
 pytestmark = pytest.mark.process
@@ -94,7 +94,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 def used_by_wire(cluster: ClusterSettings, name: str) -> None:
     """Publish and read so much that many TLS records and full socket buffers are needed."""
     with Connection(cluster) as connection:
-        made(connection, name)
+        create_stream(connection, name)
         items = outgoing(name, 300, size_bytes=20_000)
         assert [ack.error for ack in publish(connection, items)] == [None] * 300
         for direct in (True, False):

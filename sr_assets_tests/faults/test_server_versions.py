@@ -38,7 +38,16 @@ from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.target_stream import target_config
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.stages.connectivity import probe_connectivity
-from sr_assets_tests.adapters.wire.rig import ODD, Names, consumers, delete, flat, made, outgoing, publish
+from sr_assets_tests.adapters.wire.rig import (
+    ODD_HEADERS,
+    Names,
+    consumer_count,
+    create_stream,
+    delete,
+    flat,
+    outgoing,
+    publish,
+)
 from sr_assets_tests.faults.copying import copy_plan
 from sr_assets_tests.rig import Rig, Sent, address, cluster
 from sr_assets_tests.server_versions import MINORS, server_binary
@@ -85,7 +94,7 @@ def direct(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def stream(connection: Connection, unique: Names, storage: str, direct: bool) -> str:
-    return made(connection, unique("V"), storage=storage, allow_direct=direct)
+    return create_stream(connection, unique("V"), storage=storage, allow_direct=direct)
 
 
 def read_modes(direct: bool) -> tuple[bool, ...]:
@@ -105,7 +114,7 @@ def test_every_read_mode_returns_the_same_bytes_in_order(
     connection: Connection, stream: str, direct: bool, minor: str
 ) -> None:
     payloads = (b"", bytes(range(256)), b"\r\nPING\r\n", b"{}", b"x" * 900_000, b"\0", b"last")
-    odd = [Outgoing(n, f"{stream}.x", h, p) for n, (h, p) in enumerate(zip(ODD, payloads, strict=True), 1)]
+    odd = [Outgoing(n, f"{stream}.x", h, p) for n, (h, p) in enumerate(zip(ODD_HEADERS, payloads, strict=True), 1)]
     sent = [*odd, *outgoing(stream, 293, first=8)]
     assert [ack.target_sequence for ack in publish(connection, sent)] == list(range(1, 301))
     deleted_sequences = {10, 40, *range(60, 120), 299}
@@ -152,11 +161,11 @@ def test_filtered_single_and_next_messages_are_found(connection: Connection, str
 
 
 def test_headers_are_read_without_payloads(connection: Connection, stream: str) -> None:
-    publish(connection, [Outgoing(n, f"{stream}.x", h, b"payload") for n, h in enumerate(ODD[:5], 1)])
+    publish(connection, [Outgoing(n, f"{stream}.x", h, b"payload") for n, h in enumerate(ODD_HEADERS[:5], 1)])
     delete(connection, stream, 3)
     read = flat(read_headers(connection, stream, SequenceRange(2, 6)))
-    assert [(m.sequence, m.headers, m.payload) for m in read] == [(n, ODD[n - 1], b"") for n in (2, 4, 5)]
-    assert consumers(connection, stream) == 0
+    assert [(m.sequence, m.headers, m.payload) for m in read] == [(n, ODD_HEADERS[n - 1], b"") for n in (2, 4, 5)]
+    assert consumer_count(connection, stream) == 0
 
 
 def test_messages_that_fill_a_request_exactly_cause_no_wait(
@@ -186,7 +195,7 @@ def test_messages_that_fill_a_request_exactly_cause_no_wait(
         if offset == 0:
             assert len(lists[0]) == min(count, 9)
     assert time.monotonic() - started < SILENCE_SECONDS
-    assert consumers(connection, stream) == 0
+    assert consumer_count(connection, stream) == 0
 
 
 def test_messages_missing_on_a_mirror_are_read_from_the_leader(
@@ -215,7 +224,7 @@ def test_messages_missing_on_a_mirror_are_read_from_the_leader(
 @pytest.fixture
 def target(connection: Connection, stream: str, storage: str, direct: bool) -> str:
     """The target of the copies of `stream`, with the subject prefix `to.`."""
-    return made(connection, f"{stream}_T", subjects=[f"to.{stream}.>"], storage=storage, allow_direct=direct)
+    return create_stream(connection, f"{stream}_T", subjects=[f"to.{stream}.>"], storage=storage, allow_direct=direct)
 
 
 @pytest.fixture
@@ -304,7 +313,7 @@ def test_unexplained_duplicate_means_another_writer(
 def test_error_of_one_message_parks_only_that_message(
     connection: Connection, stream: str, unique: Names, storage: str, write: Write
 ) -> None:
-    small = made(connection, unique("SMALL"), storage=storage, max_msg_size=60_000)
+    small = create_stream(connection, unique("SMALL"), storage=storage, max_msg_size=60_000)
     block = b"NATS/1.0\r\nA: " + b"x" * 65_500 + b"\r\n\r\n"
     sent = outgoing(stream, 9)
     sent[3] = Outgoing(4, f"{stream}.big", b"", b"x" * 70_000)
@@ -347,7 +356,7 @@ def test_control_headers_do_not_reach_the_target(
     connection: Connection, unique: Names, storage: str, minor: str, write: Write, target: str, stream: str
 ) -> None:
     options = {} if minor == "2.10" else {"allow_msg_ttl": True}
-    controlled = made(connection, unique("STEER"), storage=storage, allow_rollup_hdrs=True, **options)
+    controlled = create_stream(connection, unique("STEER"), storage=storage, allow_rollup_hdrs=True, **options)
     lines = (
         b"Nats-TTL: 1h",
         b"Nats-Rollup: sub",
@@ -370,7 +379,7 @@ def test_full_target_subject_parks_only_its_messages(
     connection: Connection, stream: str, storage: str, write: Write
 ) -> None:
     config = {"storage": storage, "discard": "new", "discard_new_per_subject": True, "max_msgs_per_subject": 1}
-    target = made(connection, f"{stream}_ONE", subjects=[f"one.{stream}.>"], **config)
+    target = create_stream(connection, f"{stream}_ONE", subjects=[f"one.{stream}.>"], **config)
     publish(connection, outgoing(stream, 10))
     receipt = write(range(1, 11), stream=target, subjects=(f"one.{stream}.>",), prefix="one")
     assert (receipt.copied, receipt.failure) == (7, None)

@@ -20,7 +20,7 @@ from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.messages import last_origin
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets_tests.adapters.wire.rig import flat, made, outgoing, publish
+from sr_assets_tests.adapters.wire.rig import create_stream, flat, outgoing, publish
 from sr_assets_tests.faults.copying import copy_plan
 
 pytestmark = pytest.mark.process
@@ -39,8 +39,8 @@ class Rig:
 
     def fill(self, sent: tuple[int, ...] = (1, 2, 3, 4, 5, 6), **target: Any) -> None:
         """Make both streams and store one message a subject."""
-        made(self.connection, "FROM")
-        made(self.connection, "TO", **{"subjects": ["to.FROM.>"], **target})
+        create_stream(self.connection, "FROM")
+        create_stream(self.connection, "TO", **{"subjects": ["to.FROM.>"], **target})
         with Cluster(self.cluster) as admin:
             items = [(f"FROM.{subject}", b"%d" % n, f"{n}") for n, subject in enumerate(sent, 1)]
             assert all(admin.publish_many(items))
@@ -99,8 +99,8 @@ def test_however_many_a_full_subject_does_not_take_the_others_are_copied_in_orde
     rig: Rig, tmp_path: Path
 ) -> None:
     count = 6_000
-    made(rig.connection, "FROM")
-    made(
+    create_stream(rig.connection, "FROM")
+    create_stream(
         rig.connection,
         "TO",
         subjects=["to.FROM.>"],
@@ -175,11 +175,11 @@ def test_a_target_that_answers_nothing_is_a_lost_connection_not_a_parked_message
 
 def test_a_source_that_is_lost_amid_a_batch_fails_it_although_the_target_answers(rig: Rig, tmp_path: Path) -> None:
     count = 60_000
-    made(rig.connection, "TO", subjects=["to.FROM.>"])
+    create_stream(rig.connection, "TO", subjects=["to.FROM.>"])
     with NatsServer(tmp_path, "mortal") as mortal:
         source = ClusterSettings((mortal.address,))
         with Connection(source) as connection:
-            made(connection, "FROM", storage="memory")
+            create_stream(connection, "FROM", storage="memory")
             assert not any(ack.error for ack in publish(connection, outgoing("FROM", count, size_bytes=600)))
         here = str(write_connection(tmp_path / "source", source))
         killer = threading.Thread(target=kill_once, args=(mortal, rig.cluster, "TO"))
@@ -201,7 +201,7 @@ def test_of_a_source_that_was_made_again_nothing_is_copied_any_more(rig: Rig, en
         assert [message.sequence for message in next(lists)[0]] == [1, 3, 5, 7]
         assert [message.sequence for message in next(fetch(rig.connection, plan, [1, 2]))[0]] == [1, 2]
         admin.request_api("STREAM.DELETE.FROM")
-        made(rig.connection, "FROM")
+        create_stream(rig.connection, "FROM")
         assert all(admin.publish_many([(f"FROM.{n}", b"new", f"{n}") for n in range(1, 3 if ends_before else 12)]))
     for sequences in ([1, 3, 5, 7], [1, 2], [7, 8]):
         with pytest.raises((TransientError, WireError), match=r"was recreated or rolled back|which it held"):
@@ -215,7 +215,7 @@ def test_a_copy_of_another_message_at_the_same_sequence_is_not_taken_for_this_on
     with Cluster(rig.cluster) as admin:
         admin.request_api("STREAM.PURGE.FROM", {"keep": 0})
         admin.request_api("STREAM.DELETE.FROM")
-        made(rig.connection, "FROM")
+        create_stream(rig.connection, "FROM")
         assert all(admin.publish_many([(f"FROM.{n}", b"new", f"{n}") for n in range(1, 4)]))
     with pytest.raises(RunError, match="holds another message 1 than the one that was copied"):
         rig.copy(3)

@@ -25,7 +25,7 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.senders import HeaderName, JsonField, SenderExtractor, SubjectToken
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings, SparkSettings
-from sr_assets_tests.adapters.wire.rig import ODD, made, outgoing, publish
+from sr_assets_tests.adapters.wire.rig import ODD_HEADERS, made, outgoing, publish
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 Options = Callable[..., dict[str, str]]
@@ -87,7 +87,7 @@ def shuffled(rig: Rig, random: Random) -> tuple[str, dict[int, Sent]]:
     """A stream of messages with odd headers and of all sizes, some of them gone; and what is left of it."""
     stream = rig.make()
     headers = (
-        *ODD,
+        *ODD_HEADERS,
         b"NATS/1.0\r\nNode: a\r\n\r\n",
         b"NATS/1.0\r\nNode: \xc3\xa4\r\nNats-Msg-Size: 7\r\n\r\n",
         b"NATS/1.0\r\nNats-Msg-Size: 3\r\n\r\n",

@@ -1,4 +1,4 @@
-"""A connection to a real server, and a stream of its own for each test."""
+"""Fixtures of the wire tests: a connection to a real server, and a new stream for each test."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ import pytest
 
 from sr_assets.adapters.wire import Connection
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets_tests.adapters.wire.rig import Names, made
+from sr_assets_tests.adapters.wire.rig import Names, create_stream
 from sr_assets_tests.rig import address
 
 
@@ -18,4 +18,4 @@ def connection(nats_server: NatsServer) -> Iterator[Connection]:
 
 @pytest.fixture
 def stream(connection: Connection, unique: Names) -> str:
-    return made(connection, unique("WIRE"))
+    return create_stream(connection, unique("WIRE"))

@@ -1,4 +1,4 @@
-"""What the tests of the wire make, send and count."""
+"""Helpers of the wire tests: create streams; publish, delete and count messages."""
 
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -7,8 +7,8 @@ from typing import Any
 from sr_assets.adapters.wire import Ack, Connection, Outgoing, Publisher
 from sr_assets.domain.messages import Message
 
-# Header blocks as senders make them, whole or not.
-ODD = (
+# Header blocks that senders produce, well-formed and malformed.
+ODD_HEADERS = (
     b"",
     b"NATS/1.0\r\nA: 1\r\nA:2 \r\na: \t3\r\n\r\n",
     b"NATS/1.0\r\nB : \xff\xfe\x00\r\nNo colon\r\n folded\r\n\r\n",
@@ -21,8 +21,8 @@ ODD = (
 Names = Callable[[str], str]
 
 
-def made(connection: Connection, name: str, **config: Any) -> str:
-    """A stream that takes `<name>.>`."""
+def create_stream(connection: Connection, name: str, **config: Any) -> str:
+    """Create a stream with the subjects `<name>.>` and return its name."""
     body = {"name": name, "subjects": [f"{name}.>"], "allow_direct": True, **config}
     answer = connection.request(f"$JS.API.STREAM.CREATE.{name}", body)
     assert "error" not in answer, answer
@@ -49,6 +49,6 @@ def delete(connection: Connection, stream: str, *sequences: int) -> None:
         assert connection.request(f"$JS.API.STREAM.MSG.DELETE.{stream}", {"seq": sequence})["success"]
 
 
-def consumers(connection: Connection, stream: str) -> int:
+def consumer_count(connection: Connection, stream: str) -> int:
     answer = connection.request(f"$JS.API.STREAM.INFO.{stream}", {})
     return int(answer["state"]["consumer_count"])

@@ -1,4 +1,4 @@
-"""The protocol as bytes: every cut parses alike, headers stay bytes, only the server's own lines are taken off."""
+"""Frames as bytes: parsing is independent of splits, headers stay bytes, only the server's headers are removed."""
 
 import base64
 import contextlib
@@ -62,8 +62,8 @@ frames = st.one_of(
 )
 
 
-def written(frame: Frame) -> bytes:
-    """What a server sends for this frame."""
+def encode_frame(frame: Frame) -> bytes:
+    """Return the bytes that a server sends for a frame."""
     if frame.verb not in (b"MSG", b"HMSG"):
         return b" ".join(filter(None, [frame.verb, frame.payload])) + b"\r\n"
     sizes = [b"%d" % len(frame.headers)] if frame.verb == b"HMSG" else []
@@ -73,8 +73,8 @@ def written(frame: Frame) -> bytes:
 
 
 @given(st.lists(frames, max_size=8), st.lists(st.integers(0, 3000), max_size=12))
-def test_every_cut_of_the_byte_stream_gives_the_same_frames(sent: list[Frame], cuts: list[int]) -> None:
-    stream = b"".join(map(written, sent))
+def test_parser_yields_same_frames_for_every_split(sent: list[Frame], cuts: list[int]) -> None:
+    stream = b"".join(map(encode_frame, sent))
     edges = [0, *sorted(cut for cut in cuts if cut < len(stream)), len(stream)]
     parser = FrameParser()
     received = [frame for at, to in itertools.pairwise(edges) for frame in parser.feed(stream[at:to])]
@@ -82,21 +82,19 @@ def test_every_cut_of_the_byte_stream_gives_the_same_frames(sent: list[Frame], c
 
 
 @given(st.lists(st.integers(0, 3 << 20), max_size=40), st.integers(0, 5))
-def test_a_huge_message_comes_whole_from_any_pieces_with_what_is_around_it(cuts: list[int], between: int) -> None:
+def test_parser_reassembles_huge_message_among_others(cuts: list[int], between: int) -> None:
     others = [Frame(b"INFO", payload=b"{}"), Frame(b"PING"), Frame(b"-ERR", payload=b"'x'"), Frame(b"+OK")][:between]
     huge = Frame(b"HMSG", b"a", b"r", b"NATS/1.0\r\nA: \xff\r\n\r\n", b"MSG a 1 3\r\n" * (2 << 20 >> 4))
     sent = [*others, huge, *others]
-    stream = b"".join(map(written, sent))
+    stream = b"".join(map(encode_frame, sent))
     edges = [0, *sorted(cut for cut in cuts if cut < len(stream)), len(stream)]
     parser = FrameParser()
     assert [frame for at, to in itertools.pairwise(edges) for frame in parser.feed(stream[at:to])] == sent
 
 
 @given(st.lists(frames, min_size=1, max_size=5), st.data())
-def test_damaged_bytes_give_frames_of_what_is_there_or_an_error_and_nothing_else(
-    sent: list[Frame], data: st.DataObject
-) -> None:
-    stream = bytearray(b"".join(map(written, sent)))
+def test_parser_yields_only_received_bytes_or_fails_on_damage(sent: list[Frame], data: st.DataObject) -> None:
+    stream = bytearray(b"".join(map(encode_frame, sent)))
     at = data.draw(st.integers(0, len(stream) - 1))
     stream[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
     parser = FrameParser()
@@ -127,8 +125,8 @@ almost_acks = st.sampled_from(
 @given(
     st.lists(stored_acks | stored_acks | almost_acks | frames, max_size=12), st.lists(st.integers(0, 1500), max_size=6)
 )
-def test_acknowledgements_taken_by_the_run_are_those_that_are_there(sent: list[Frame], cuts: list[int]) -> None:
-    stream = b"".join(map(written, sent))
+def test_parser_collects_plain_acks_and_yields_all_other_frames(sent: list[Frame], cuts: list[int]) -> None:
+    stream = b"".join(map(encode_frame, sent))
     edges = [0, *sorted(cut for cut in cuts if cut < len(stream)), len(stream)]
     parser = FrameParser()
     received: list[tuple[bytes, int] | Frame] = []
@@ -146,17 +144,17 @@ def test_acknowledgements_taken_by_the_run_are_those_that_are_there(sent: list[F
             assert "duplicate" not in payload
 
 
-def test_a_run_of_acknowledgements_leaves_no_frames() -> None:
+def test_parser_yields_no_frames_for_collected_acks() -> None:
     stream = b"".join(
-        written(Frame(b"MSG", b"a.%d" % n, b"", b"", b'{"stream":"S","seq":%d}' % n)) for n in range(9999)
+        encode_frame(Frame(b"MSG", b"a.%d" % n, b"", b"", b'{"stream":"S","seq":%d}' % n)) for n in range(9999)
     )
     stored: list[tuple[bytes, int]] = []
     assert FrameParser().feed(stream + b"PING\r\n", stored) == [Frame(b"PING")]
     assert stored == [(b"a.%d" % n, n) for n in range(9999)]
 
 
-def test_one_byte_at_a_time_is_enough() -> None:
-    stream = written(Frame(b"HMSG", b"a", b"r", b"NATS/1.0\r\nA: \xff\r\n\r\n", b"\r\nHMSG x\r\n")) + b"PING\r\n"
+def test_parser_accepts_single_bytes() -> None:
+    stream = encode_frame(Frame(b"HMSG", b"a", b"r", b"NATS/1.0\r\nA: \xff\r\n\r\n", b"\r\nHMSG x\r\n")) + b"PING\r\n"
     parser = FrameParser()
     received = [frame for at in range(len(stream)) for frame in parser.feed(stream[at : at + 1])]
     assert [frame.verb for frame in received] == [b"HMSG", b"PING"]
@@ -182,18 +180,18 @@ def test_one_byte_at_a_time_is_enough() -> None:
         b"\r\n",
     ),
 )
-def test_what_is_not_the_protocol_is_refused_at_once(garbage: bytes) -> None:
+def test_parser_rejects_invalid_frames_immediately(garbage: bytes) -> None:
     with pytest.raises(ValueError):
         FrameParser().feed(garbage)
 
 
-def test_a_line_that_never_ends_is_refused() -> None:
+def test_parser_rejects_endless_line() -> None:
     with pytest.raises(ValueError, match="without an end"):
         FrameParser().feed(b"x" * (1 << 20) + b"y")
 
 
 @given(blocks | st.just(b""), st.binary(max_size=200))
-def test_a_publish_carries_headers_and_payload_byte_for_byte(headers: bytes, payload: bytes) -> None:
+def test_encode_pub_keeps_headers_and_payload_unchanged(headers: bytes, payload: bytes) -> None:
     line, _, rest = encode_pub("a.ü", b"_INBOX.1", headers, payload).partition(b"\r\n")
     verb = b"HPUB" if headers else b"PUB"
     assert line.startswith(verb + b" a.\xc3\xbc _INBOX.1 ")
@@ -201,31 +199,31 @@ def test_a_publish_carries_headers_and_payload_byte_for_byte(headers: bytes, pay
     assert rest == headers + payload + b"\r\n"
 
 
-def test_bytes_of_a_subject_that_are_not_utf8_go_out_as_they_came_in() -> None:
+def test_encode_pub_keeps_non_utf8_bytes_of_a_subject() -> None:
     frame = FrameParser().feed(b"MSG a.\xff 1 $JS.ACK.S.c.1.2.1.3.0 0\r\n\r\n")[0]
     assert encode_pub(delivered_message(frame)[0].subject, b"", b"", b"").startswith(b"PUB a.\xff 0")
 
 
 @pytest.mark.parametrize("subject", ("", "a b", "a\r\nPUB x 0\r\n\r\n", "a\tb", "a\nb", "a\0"))
-def test_a_subject_cannot_break_out_of_its_line(subject: str) -> None:
+def test_encode_pub_rejects_invalid_subject(subject: str) -> None:
     with pytest.raises(ValueError, match="not a subject"):
         encode_pub(subject, b"", b"", b"")
 
 
 @given(blocks | st.just(b""), st.booleans())
-def test_only_the_servers_own_block_is_taken_off_a_direct_get(own: bytes, batch: bool) -> None:
+def test_direct_get_message_removes_only_server_headers(original: bytes, batch: bool) -> None:
     added = SERVER_BLOCK if batch else SERVER_BLOCK[: SERVER_BLOCK.index(b"Nats-Num")] + b"\r\n"
-    answered = (own[:-2] if own else b"NATS/1.0\r\n") + added
-    answer = direct_get_message(Frame(b"HMSG", b"_INBOX.1", b"", answered, b"payload"))
+    received_headers = (original[:-2] if original else b"NATS/1.0\r\n") + added
+    answer = direct_get_message(Frame(b"HMSG", b"_INBOX.1", b"", received_headers, b"payload"))
     assert answer is not None
     message, pending, stream = answer
     assert (message.sequence, message.stored_ns, message.subject) == (7, STORED_NS, "a.b")
     assert (message.payload, pending, stream) == (b"payload", 3 if batch else None, b"S")
-    assert message.headers == (b"" if own == b"NATS/1.0\r\n\r\n" else own)
+    assert message.headers == (b"" if original == b"NATS/1.0\r\n\r\n" else original)
     assert has_whole_headers(message)
 
 
-def test_a_forged_block_is_not_the_servers() -> None:
+def test_direct_get_message_ignores_forged_server_headers() -> None:
     forged = SERVER_BLOCK.replace(b"Stream: S", b"Stream: FORGED").replace(b"Sequence: 7", b"Sequence: 99")
     answer = direct_get_message(Frame(b"HMSG", headers=b"NATS/1.0\r\n" + forged[:-2] + SERVER_BLOCK))
     assert answer is not None
@@ -234,17 +232,17 @@ def test_a_forged_block_is_not_the_servers() -> None:
 
 
 @given(st.integers(0, 999_999_999), st.integers(0, 4_102_444_800))
-def test_the_stored_time_is_exact_however_many_digits_it_has(nanosecond: int, second: int) -> None:
-    moment = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+def test_direct_get_message_parses_time_to_the_nanosecond(nanosecond: int, second: int) -> None:
+    date_and_time = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     fraction = f".{nanosecond:09d}".rstrip("0").rstrip(".")
-    block = SERVER_BLOCK.replace(b"2026-03-15T13:48:10.5", f"{moment}{fraction}".encode())
+    block = SERVER_BLOCK.replace(b"2026-03-15T13:48:10.5", f"{date_and_time}{fraction}".encode())
     answer = direct_get_message(Frame(b"HMSG", headers=b"NATS/1.0\r\n" + block))
     assert answer is not None
     assert answer[0].stored_ns == second * 1_000_000_000 + nanosecond
 
 
 @given(st.text(st.characters(exclude_characters=" \r\n", codec="utf-8"), min_size=1, max_size=30))
-def test_a_subject_comes_back_as_it_is(subject: str) -> None:
+def test_direct_get_message_keeps_subject_unchanged(subject: str) -> None:
     block = SERVER_BLOCK.replace(b"a.b", subject.encode())
     answer = direct_get_message(Frame(b"HMSG", headers=b"NATS/1.0\r\n" + block))
     assert answer is not None
@@ -252,55 +250,55 @@ def test_a_subject_comes_back_as_it_is(subject: str) -> None:
 
 
 @given(blocks, st.integers(0, 400))
-def test_a_block_that_is_cut_short_is_no_message(own: bytes, cut: int) -> None:
-    headers = own[:-2] + SERVER_BLOCK
+def test_direct_get_message_is_none_for_truncated_headers(original: bytes, cut: int) -> None:
+    headers = original[:-2] + SERVER_BLOCK
     assert direct_get_message(Frame(b"HMSG", headers=headers[: len(headers) - 1 - cut % len(SERVER_BLOCK)])) is None
 
 
-def test_a_status_is_never_a_message() -> None:
+def test_direct_get_message_is_none_for_status() -> None:
     end = Frame(b"HMSG", headers=b"NATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 12\r\n\r\n")
     assert (end.status, end.status_text, direct_get_message(end)) == (204, "204 EOB", None)
     assert Frame(b"HMSG", headers=b"NATS/1.0\r\nStatus: 204\r\n\r\n").status is None
 
 
-def test_an_impossible_time_is_no_message() -> None:
+def test_direct_get_message_is_none_for_impossible_time() -> None:
     block = SERVER_BLOCK.replace(b"2026-03-15", b"2026-02-30")
     assert direct_get_message(Frame(b"HMSG", headers=b"NATS/1.0\r\n" + block)) is None
 
 
-def test_a_block_the_server_damaged_is_noticed() -> None:
+def test_has_whole_headers_detects_headers_damaged_by_server() -> None:
     answer = direct_get_message(Frame(b"HMSG", headers=b"NATS/1.0\r\nno e" + SERVER_BLOCK))
     assert answer is not None
     assert not has_whole_headers(answer[0])
 
 
 @pytest.mark.parametrize("reply", (b"$JS.ACK.S.c.1.7.3.1700.9", b"$JS.ACK.hub.AHASH.S.c.1.7.3.1700.9.r4nd"))
-def test_a_delivery_is_read_from_either_form_of_its_reply(reply: bytes) -> None:
+def test_delivered_message_accepts_both_reply_forms(reply: bytes) -> None:
     message, number, pending = delivered_message(Frame(b"HMSG", b"a.b", reply, b"NATS/1.0\r\n\r\n", b"p"))
     assert (message.sequence, message.stored_ns, message.headers, number, pending) == (7, 1700, b"", 3, 9)
 
 
 @pytest.mark.parametrize("reply", (b"", b"_INBOX.a", b"$JS.ACK.S.c.1.7.3.x.9"))
-def test_another_reply_is_no_delivery(reply: bytes) -> None:
+def test_delivered_message_rejects_other_replies(reply: bytes) -> None:
     with pytest.raises(ValueError):
         delivered_message(Frame(b"MSG", b"a", reply))
 
 
 @given(blocks)
-def test_the_message_size_of_a_headers_only_consumer_is_taken_off(own: bytes) -> None:
-    frame = Frame(b"HMSG", b"a", b"$JS.ACK.S.c.1.7.3.1700.9", own[:-2] + b"Nats-Msg-Size: 12\r\n\r\n")
+def test_delivered_message_removes_size_header_of_server(original: bytes) -> None:
+    frame = Frame(b"HMSG", b"a", b"$JS.ACK.S.c.1.7.3.1700.9", original[:-2] + b"Nats-Msg-Size: 12\r\n\r\n")
     message, _, _ = delivered_message(frame, headers_only=True)
-    assert message.headers == (b"" if own == b"NATS/1.0\r\n\r\n" else own)
+    assert message.headers == (b"" if original == b"NATS/1.0\r\n\r\n" else original)
     assert (message.payload, message.payload_bytes) == (b"", 12)
 
 
 @pytest.mark.parametrize("headers", (b"", b"NATS/1.0\r\nNats-Msg-Size: 12\r\nA: b\r\n\r\n"))
-def test_a_delivery_without_the_size_that_was_asked_for_is_refused(headers: bytes) -> None:
+def test_delivered_message_requires_size_as_last_header(headers: bytes) -> None:
     with pytest.raises(ValueError):
         delivered_message(Frame(b"HMSG", b"a", b"$JS.ACK.S.c.1.7.3.1700.9", headers), headers_only=True)
 
 
-def test_a_stored_message_keeps_its_bytes() -> None:
+def test_stored_message_keeps_headers_and_payload_unchanged() -> None:
     headers, payload = b"NATS/1.0\r\nB : \xff\r\nno end", bytes(range(256))
     stored = {"subject": "a", "seq": 3, "time": "2026-03-15T13:48:10.5Z"}
     stored |= {"hdrs": base64.b64encode(headers).decode(), "data": base64.b64encode(payload).decode()}

@@ -1,4 +1,4 @@
-"""Reading from real servers: all bytes come back as they were sent, in order, whichever way they are read."""
+"""Reading from real servers: every way of reading returns the messages unchanged and in order."""
 
 from typing import Any
 
@@ -14,13 +14,22 @@ from sr_assets.adapters.wire import (
     stored_message,
 )
 from sr_assets.domain.positions import SequenceRange
-from sr_assets_tests.adapters.wire.rig import ODD, Names, consumers, delete, flat, made, outgoing, publish
+from sr_assets_tests.adapters.wire.rig import (
+    ODD_HEADERS,
+    Names,
+    consumer_count,
+    create_stream,
+    delete,
+    flat,
+    outgoing,
+    publish,
+)
 
 
 @pytest.mark.parametrize("direct", (True, False))
-def test_odd_headers_and_payloads_come_back_byte_for_byte(connection: Connection, stream: str, direct: bool) -> None:
+def test_reads_return_odd_headers_and_payloads_unchanged(connection: Connection, stream: str, direct: bool) -> None:
     payloads = (b"", bytes(range(256)), b"\r\nPING\r\n", b"{}", b"x" * 900_000, b"\0", b"last")
-    sent = [Outgoing(n, f"{stream}.x", h, p) for n, (h, p) in enumerate(zip(ODD, payloads, strict=True), 1)]
+    sent = [Outgoing(n, f"{stream}.x", h, p) for n, (h, p) in enumerate(zip(ODD_HEADERS, payloads, strict=True), 1)]
     assert [ack.target_sequence for ack in publish(connection, sent)] == list(range(1, 8))
     read = flat(read_range(connection, stream, SequenceRange(1, 8), direct=direct))
     assert [(m.headers, m.payload) for m in read] == [(item.headers, item.payload) for item in sent]
@@ -29,7 +38,7 @@ def test_odd_headers_and_payloads_come_back_byte_for_byte(connection: Connection
     assert stored_message(connection, stream, 7) == read[6]
 
 
-def test_both_ways_of_reading_agree_to_the_nanosecond(connection: Connection, stream: str) -> None:
+def test_direct_and_consumer_reads_return_equal_messages(connection: Connection, stream: str) -> None:
     publish(connection, outgoing(stream, 300))
     both = [flat(read_range(connection, stream, SequenceRange(0, 301), direct=direct)) for direct in (True, False)]
     assert both[0] == both[1]
@@ -38,7 +47,7 @@ def test_both_ways_of_reading_agree_to_the_nanosecond(connection: Connection, st
 
 @pytest.mark.parametrize("direct", (True, False))
 @pytest.mark.parametrize("limits", ({}, {"batch_messages": 7}, {"max_bytes": 3000}, {"batch_messages": 1}))
-def test_a_range_with_holes_is_read_in_order_and_nothing_outside_it(
+def test_read_range_skips_holes_and_stays_within_range(
     connection: Connection, stream: str, direct: bool, limits: dict[str, Any]
 ) -> None:
     publish(connection, outgoing(stream, 120))
@@ -52,7 +61,7 @@ def test_a_range_with_holes_is_read_in_order_and_nothing_outside_it(
 
 
 @pytest.mark.parametrize("direct", (True, False))
-def test_a_filter_is_applied_by_the_server(connection: Connection, stream: str, direct: bool) -> None:
+def test_read_range_applies_subject_filter(connection: Connection, stream: str, direct: bool) -> None:
     publish(connection, outgoing(stream, 100))
     read = flat(
         read_range(
@@ -68,56 +77,54 @@ def test_a_filter_is_applied_by_the_server(connection: Connection, stream: str, 
 
 
 @pytest.mark.parametrize("direct", (True, False))
-def test_one_message_larger_than_a_batch_does_not_stop_the_reading(
-    connection: Connection, stream: str, direct: bool
-) -> None:
+def test_read_range_returns_message_larger_than_a_batch(connection: Connection, stream: str, direct: bool) -> None:
     publish(connection, [Outgoing(n, f"{stream}.x", b"", b"x" * (50_000 if n == 3 else 10)) for n in range(1, 6)])
     read = flat(read_range(connection, stream, SequenceRange(1, 6), max_bytes=1000, direct=direct))
     assert [m.sequence for m in read] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("direct", (True, False))
-def test_scattered_messages_and_runs_are_read_in_order_and_missing_ones_left_out(
-    connection: Connection, stream: str, direct: bool
-) -> None:
+def test_read_sequences_returns_existing_messages_in_order(connection: Connection, stream: str, direct: bool) -> None:
     publish(connection, outgoing(stream, 400))
     delete(connection, stream, 3, 150)
-    asked = [1, 3, 5, *range(100, 200), 399, 400, 401, 9999]
-    read = flat(read_sequences(connection, stream, asked, direct=direct, max_bytes=2000))
-    assert [m.sequence for m in read] == [s for s in asked if s <= 400 and s not in (3, 150)]
+    requested = [1, 3, 5, *range(100, 200), 399, 400, 401, 9999]
+    read = flat(read_sequences(connection, stream, requested, direct=direct, max_bytes=2000))
+    assert [m.sequence for m in read] == [s for s in requested if s <= 400 and s not in (3, 150)]
     assert flat(read_sequences(connection, stream, [], direct=direct)) == []
 
 
-def test_headers_are_read_without_payloads(connection: Connection, stream: str) -> None:
-    publish(connection, [Outgoing(n, f"{stream}.x", h, b"payload") for n, h in enumerate(ODD[:5], 1)])
+def test_read_headers_omits_payloads(connection: Connection, stream: str) -> None:
+    publish(connection, [Outgoing(n, f"{stream}.x", h, b"payload") for n, h in enumerate(ODD_HEADERS[:5], 1)])
     read = flat(read_headers(connection, stream, SequenceRange(2, 5)))
-    assert [(m.sequence, m.headers, m.payload) for m in read] == [(n + 1, ODD[n], b"") for n in (1, 2, 3)]
+    assert [(m.sequence, m.headers, m.payload) for m in read] == [(n + 1, ODD_HEADERS[n], b"") for n in (1, 2, 3)]
     assert [m.payload_bytes for m in read] == [len(b"payload")] * 3
 
 
-def test_a_reader_that_is_dropped_leaves_no_consumer_and_a_usable_connection(
-    connection: Connection, stream: str
-) -> None:
+def test_closed_read_deletes_its_consumer(connection: Connection, stream: str) -> None:
     publish(connection, outgoing(stream, 50))
     reading = read_range(connection, stream, SequenceRange(1, 51), batch_messages=10, direct=False)
     assert len(next(reading)) == 10
-    assert consumers(connection, stream) == 1
+    assert consumer_count(connection, stream) == 1
     reading.close()  # type: ignore[attr-defined]
-    assert consumers(connection, stream) == 0
-    direct = read_range(connection, stream, SequenceRange(1, 51), batch_messages=10, direct=True)
-    next(direct)
+    assert consumer_count(connection, stream) == 0
+
+
+def test_connection_is_usable_after_an_abandoned_direct_read(connection: Connection, stream: str) -> None:
+    publish(connection, outgoing(stream, 50))
+    abandoned = read_range(connection, stream, SequenceRange(1, 51), batch_messages=10, direct=True)
+    next(abandoned)
     assert len(flat(read_range(connection, stream, SequenceRange(1, 51), direct=True))) == 50
 
 
 @pytest.mark.parametrize("direct", (True, False))
-def test_a_missing_stream_is_one_clear_line(connection: Connection, direct: bool) -> None:
+def test_read_range_names_missing_stream_in_one_line(connection: Connection, direct: bool) -> None:
     with pytest.raises(WireError, match="NO_SUCH") as caught:
         flat(read_range(connection, "NO_SUCH", SequenceRange(1, 5), direct=direct))
     assert "\n" not in str(caught.value)
 
 
-def test_a_stream_without_direct_get_says_so(connection: Connection, unique: Names) -> None:
-    stream = made(connection, unique("INDIRECT"), allow_direct=False)
+def test_direct_read_requires_allow_direct(connection: Connection, unique: Names) -> None:
+    stream = create_stream(connection, unique("INDIRECT"), allow_direct=False)
     publish(connection, outgoing(stream, 3))
     with pytest.raises(WireError, match="allow_direct"):
         flat(read_range(connection, stream, SequenceRange(1, 4), direct=True))
