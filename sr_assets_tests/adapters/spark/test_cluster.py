@@ -1,4 +1,4 @@
-"""What machines of a cluster lack, as Spark says it and as a user reads it. The texts are Spark's own."""
+"""Translation of Spark's errors about misconfigured clusters into one line; the original texts are Spark's own."""
 
 import platform
 
@@ -25,36 +25,39 @@ Traceback (most recent call last):
 pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: \
 3.12 than that in driver: 3.11, PySpark cannot run with different minor versions.
 """
-CLASSIC = f"""An error occurred while calling o95.getResult.
+NO_START_CLASSIC = f"""An error occurred while calling o95.getResult.
 : org.apache.spark.SparkException: Exception thrown in awaitResult:
 {NO_START}"""
 
-OTHER_MASTER = """An error occurred while calling None.org.apache.spark.sql.classic.SparkSession.
+OTHER_SPARK = """An error occurred while calling None.org.apache.spark.sql.classic.SparkSession.
 : java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.
 """
 
 
 @pytest.mark.parametrize(
-    ("text", "line"),
+    ("text", "expected"),
     (
         (NO_START, "the workers' Python does not start: /opt/bin/python3.12: error while loading shared libraries"),
-        (CLASSIC, "the workers' Python does not start: /opt/bin/python3.12: error while loading shared libraries"),
+        (
+            NO_START_CLASSIC,
+            "the workers' Python does not start: /opt/bin/python3.12: error while loading shared libraries",
+        ),
         (
             OTHER_PYTHON,
             f"the workers' Python is 3.12 and ours {DRIVER_PYTHON}; install {DRIVER_PYTHON} there and set it",
         ),
-        (OTHER_MASTER, "it refused or ended our application; check that its master and workers run Spark"),
+        (OTHER_SPARK, "it refused or ended our application; check that its master and workers run Spark"),
         (f"An error occurred while calling o9.x.\n: {'x' * 9}\n\tat y", f"Spark: {'x' * 9}"),
     ),
-    ids=("no start", "no start, classic", "another Python", "another Spark", "anything else"),
+    ids=("no Python", "no Python, classic mode", "other Python", "other Spark", "other error"),
 )
-def test_what_a_worker_lacks_is_one_line(text: str, line: str) -> None:
-    said = str(spark_error(RuntimeError(text)))
-    assert said.startswith(line)
-    assert "\n" not in said
+def test_spark_error_is_one_line_about_the_cause(text: str, expected: str) -> None:
+    message = str(spark_error(RuntimeError(text)))
+    assert message.startswith(expected)
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("kind", ("SESSION_CLOSED", "SESSION_CHANGED", "SESSION_NOT_FOUND", "OPERATION_NOT_FOUND"))
-def test_a_session_that_a_connect_server_has_no_more_is_begun_again(kind: str) -> None:
+def test_spark_error_is_engine_lost_when_session_does_not_exist(kind: str) -> None:
     text = f"[INVALID_HANDLE.{kind}] The handle 4ad76a37-c4b8-4692-8305-ce66d1b6dc7d is invalid. SQLSTATE: HY000"
     assert isinstance(spark_error(RuntimeError(text)), EngineLostError)

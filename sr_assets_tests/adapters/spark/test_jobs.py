@@ -1,4 +1,4 @@
-"""What an executor says of a server that it does not reach: the run's own machine may reach it."""
+"""Errors of read jobs: they name the executor's machine, because the driver may reach a server that it cannot."""
 
 import socket
 
@@ -13,11 +13,11 @@ from sr_assets.settings import ClusterSettings
 from sr_assets_tests.spark_cluster import free_port
 
 
-def test_a_task_names_the_machine_that_does_not_reach_a_server() -> None:
-    nowhere = f"127.0.0.1:{free_port()}"
+def test_read_job_names_executor_that_cannot_reach_server() -> None:
+    unreachable = f"127.0.0.1:{free_port()}"
     options = {"connection": "", "stream": "S", "first": "1", "next": "2", "direct": "true"}
     partitions = tuple(JetStreamReader(options).partitions())
-    job = ReadJob(options, partitions, pack_cluster(ClusterSettings((nowhere,))))
+    job = ReadJob(options, partitions, pack_cluster(ClusterSettings((unreachable,))))
     rows = pa.RecordBatch.from_pydict({"id": [0]})
-    with pytest.raises(WireError, match=f"^executor on {socket.gethostname()}: cannot connect to NATS: {nowhere}"):
+    with pytest.raises(WireError, match=f"^executor on {socket.gethostname()}: cannot connect to NATS: {unreachable}"):
         list(job.run(iter([rows])))

@@ -1,4 +1,4 @@
-"""A site's session: the same one for every run, another when the server closed it, and the same code without a server."""
+"""A site's Spark session: shared by its runs, replaced when the server closed it; and runs in classic mode."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from sr_assets_tests.rig import SITE, Rig, Sent
 
 
 def session_id(session: SparkSession) -> str:
-    """Return by what the server knows a session; only the client of Spark Connect has it."""
+    """Return the server's id of a session; only the Spark Connect client has one."""
     return str(session.client._session_id)
 
 
@@ -28,21 +28,21 @@ def descendants(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
-def listening(process: psutil.Process) -> list[int]:
+def listening_ports(process: psutil.Process) -> list[int]:
     return [each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
 
 
-def ask(port: int) -> bytes:
-    """Send a request of Spark's own protocol, as a stranger would, and return what comes back, if anything does."""
+def send_without_secret(port: int) -> bytes:
+    """Send a request of Spark's own protocol without the secret; return the response, empty if there is none."""
     body = b"hello"
     request = struct.pack(">BqI", 3, 1, len(body)) + body
-    with socket.create_connection(("127.0.0.1", port), timeout=2.0) as stranger, contextlib.suppress(OSError):
-        stranger.sendall(struct.pack(">q", 8 + len(request)) + request)
-        return stranger.recv(65536)
+    with socket.create_connection(("127.0.0.1", port), timeout=2.0) as client_socket, contextlib.suppress(OSError):
+        client_socket.sendall(struct.pack(">q", 8 + len(request)) + request)
+        return client_socket.recv(65536)
     return b""
 
 
-def test_every_run_of_a_site_joins_the_same_session_of_the_same_engine(rig: Rig) -> None:
+def test_runs_of_a_site_share_session_and_engine(rig: Rig) -> None:
     seen = set()
     for _ in range(2):
         session = open_session(SparkSettings(), rig.home, SITE)
@@ -56,7 +56,7 @@ def test_every_run_of_a_site_joins_the_same_session_of_the_same_engine(rig: Rig)
     leave_session(other)
 
 
-def test_a_session_the_server_closed_is_followed_by_another(rig: Rig) -> None:
+def test_open_session_replaces_session_closed_by_server(rig: Rig) -> None:
     session = open_session(SparkSettings(), rig.home, "CLOSED")
     session.client.release_session()
     leave_session(session)
@@ -67,40 +67,40 @@ def test_a_session_the_server_closed_is_followed_by_another(rig: Rig) -> None:
     leave_session(again)
 
 
-def test_sparks_client_is_silent_whoever_sets_up_logging_later(rig: Rig) -> None:
+def test_spark_client_logger_stays_silent_when_enabled(rig: Rig) -> None:
     leave_session(open_session(SparkSettings(), rig.home, SITE))
     client = logging.getLogger("pyspark.sql.connect.logging")
-    client.disabled = False  # as logging.config.dictConfig does to all that it does not name
+    client.disabled = False  # as logging.config.dictConfig does to loggers that it does not name
     assert not client.isEnabledFor(logging.ERROR)
 
 
-def test_other_settings_and_other_code_mean_another_engine(rig: Rig) -> None:
+def test_start_engine_reuses_engine_with_equal_fingerprint(rig: Rig) -> None:
     engine = start_engine(SparkSettings(), rig.home)
     assert start_engine(SparkSettings(), rig.home) == engine
     assert engine_config(SparkSettings(), rig.home) != engine_config(
         SparkSettings(config={"spark.driver.memory": "1g"}), rig.home
     )
-    # Whoever finds an engine that was started with something else stops it: here only the record says so.
+    # A run stops an engine with another fingerprint; here only the records are compared.
     assert replace(engine, fingerprint="other") != engine
     assert engine.alive
     assert (rig.home / "spark" / "engine.json").stat().st_mode & 0o077 == 0
 
 
-def test_the_drivers_ports_answer_nobody_without_the_engines_secret(rig: Rig) -> None:
+def test_driver_ports_refuse_clients_without_engine_secret(rig: Rig) -> None:
     engine = start_engine(SparkSettings(), rig.home)
-    answers = [ask(port) for process in descendants(engine.pid) for port in listening(process)]
+    answers = [send_without_secret(port) for process in descendants(engine.pid) for port in listening_ports(process)]
     refusals = [answer for answer in answers if b"Expected SaslMessage" in answer]
-    assert len(refusals) == 2, "the driver's and its block manager's"
+    assert len(refusals) == 2, "of the driver and of its block manager"
     assert not [answer for answer in answers if b"org.apache.spark" in answer and answer not in refusals]
 
 
-def test_the_same_code_runs_in_classic_spark_and_its_process_ends(rig: Rig) -> None:
+def test_run_succeeds_in_classic_mode_and_exits(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, [Sent(json.dumps({"sender": f"n{n % 3}"}).encode()) for n in range(9)])
     rig.add(stream, inspect_field="sender", inspect_duration="10m", workers=2)
     with rig.start(spark={"mode": "classic"}) as child:
-        printed, said = child.communicate(timeout=180)
-    assert printed.strip() == "[]", said
+        printed, errors = child.communicate(timeout=180)
+    assert printed.strip() == "[]", errors
     assert len(rig.copies(stream)) == 3
     assert rig.row("replication")["skipped_messages"] == 6
 
@@ -115,7 +115,7 @@ def test_the_same_code_runs_in_classic_spark_and_its_process_ends(rig: Rig) -> N
         ("RunError", False),
     ),
 )
-def test_the_error_of_a_task_is_found_in_what_spark_says_of_it(kind: str, transient: bool) -> None:
+def test_spark_error_extracts_error_of_a_task(kind: str, transient: bool) -> None:
     text = (
         f"An exception was thrown from the Python worker.\n  File x\nsr_assets.adapters.wire.link.{kind}: host: gone\n"
     )

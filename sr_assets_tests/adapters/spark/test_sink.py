@@ -1,4 +1,4 @@
-"""The sink: whatever happens between an intent and its commit, nothing is stored twice and nothing is lost."""
+"""The sink: interruptions between an intent and its commit neither duplicate nor lose messages."""
 
 import json
 import signal
@@ -31,7 +31,7 @@ PLAN_NAMES = ("plain", "sampled", "plain, 2 workers", "sampled, 2 workers")
 
 
 class CrashError(BaseException):
-    """Stands for the end of the process."""
+    """Simulates the end of the process."""
 
 
 def numbered(count: int, *, first: int = 1, size_bytes: int = 0) -> list[Sent]:
@@ -48,12 +48,12 @@ def crash(*_: object) -> None:
     raise CrashError
 
 
-# ---------------------------------------------------------------------------------------------- whole runs, interrupted
+# ----------------------------------------------------------------------------------------------------- interrupted runs
 
 
 @pytest.mark.parametrize("entry", PLANS, ids=PLAN_NAMES)
 @pytest.mark.parametrize("step", ("run", "_save_receipt"), ids=("before writing", "before the commit"))
-def test_a_batch_that_a_crash_left_open_is_finished_as_it_was_meant(
+def test_run_finishes_batch_interrupted_by_a_crash(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, entry: dict[str, Any], step: str
 ) -> None:
     stream = rig.make()
@@ -67,12 +67,12 @@ def test_a_batch_that_a_crash_left_open_is_finished_as_it_was_meant(
             rig.run()
         with pytest.raises(CrashError):
             rig.run()
-    # What was decided is committed without the copies, which wait in the queue.
-    counted = rig.row("replication")
-    decided = ("inspect_field" in entry) * 40
-    assert (counted["next_sequence"], counted["queued_messages"], counted["copied_messages"]) == (
-        11 + decided,
-        decided,
+    # The decisions are committed; the copies wait in the queue.
+    counters = rig.row("replication")
+    decided_messages = ("inspect_field" in entry) * 40
+    assert (counters["next_sequence"], counters["queued_messages"], counters["copied_messages"]) == (
+        11 + decided_messages,
+        decided_messages,
         10,
     )
     rig.publish(stream, numbered(5, first=51))
@@ -81,19 +81,17 @@ def test_a_batch_that_a_crash_left_open_is_finished_as_it_was_meant(
     copied = numbers(rig, stream)
     assert sorted(copied) == list(range(1, 56))
     assert entry.get("workers") or copied == sorted(copied)
-    counted = rig.row("replication")
-    assert (counted["seen_messages"], counted["copied_messages"], counted["next_sequence"]) == (55, 55, 56)
-    assert counted["copied_bytes"] == sum(len(message.payload) for message in rig.stored(stream))
+    counters = rig.row("replication")
+    assert (counters["seen_messages"], counters["copied_messages"], counters["next_sequence"]) == (55, 55, 56)
+    assert counters["copied_bytes"] == sum(len(message.payload) for message in rig.stored(stream))
     if "inspect_field" in entry:
         newest = rig.rows("SELECT node, sequence FROM node_snapshots ORDER BY node")
         assert [row["sequence"] for row in newest] == [55, 51, 52, 53, 54]
         assert rig.row("SELECT count(*) AS n FROM node_advisories")["n"] == 5
 
 
-def test_messages_found_after_a_crash_are_filled_up_not_continued_from_the_highest(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Holes before a later stored message are filled: the set that is there counts, not its end."""
+def test_run_fills_holes_between_copies_found_after_a_crash(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next run reads all stored copies, not just the last, and fills the holes between them."""
     stream = rig.make()
     rig.add(stream)
     rig.publish(stream, numbered(30))
@@ -111,64 +109,64 @@ def test_messages_found_after_a_crash_are_filled_up_not_continued_from_the_highe
     assert rig.row("replication")["copied_messages"] == 30
 
 
-def test_a_target_that_dies_in_the_middle_of_a_batch_gets_the_rest_when_it_is_back(rig: Rig, tmp_path: Path) -> None:
+def test_run_finishes_batch_after_killed_target_returns(rig: Rig, tmp_path: Path) -> None:
     stream = rig.make()
     rig.publish(stream, numbered(20_000, size_bytes=300))
     with NatsServer(tmp_path, "mortal") as mortal:
         rig.create(stream, mortal)
         rig.add(stream, target_url=mortal.url)
-        killer = threading.Thread(target=kill_when_it_holds, args=(mortal, stream, 3_000))
+        killer = threading.Thread(target=kill_at_message_count, args=(mortal, stream, 3_000))
         killer.start()
         failure = rig.failure(run_budget="2s")
         killer.join()
         assert mortal.address in failure
         assert rig.row("replication")["last_error"] == failure
         mortal.start()
-        there = rig.info(stream, mortal).last_sequence
-        assert 0 < there < 20_000
+        stored_messages = rig.info(stream, mortal).last_sequence
+        assert 0 < stored_messages < 20_000
         (report,) = rig.drain().values()
-        assert report.found == there
+        assert report.found == stored_messages
         copied = [json.loads(copy.payload)["n"] for copy in rig.stored(stream, mortal)]
         assert copied == list(range(1, 20_001))
         assert rig.row("replication")["copied_messages"] == 20_000
 
 
-def test_a_run_outlives_a_target_that_is_away_for_a_while(rig: Rig, tmp_path: Path) -> None:
+def test_run_survives_short_target_outage(rig: Rig, tmp_path: Path) -> None:
     stream = rig.make()
     rig.publish(stream, numbered(20_000, size_bytes=300))
     with NatsServer(tmp_path, "mortal") as mortal:
         rig.create(stream, mortal)
         rig.add(stream, target_url=mortal.url)
 
-        def replace_it() -> None:
-            kill_when_it_holds(mortal, stream, 3_000)
+        def restart_target() -> None:
+            kill_at_message_count(mortal, stream, 3_000)
             mortal.start()
 
-        keeper = threading.Thread(target=replace_it)
-        keeper.start()
+        restarter = threading.Thread(target=restart_target)
+        restarter.start()
         (report,) = rig.drain().values()
-        keeper.join()
+        restarter.join()
         assert 0 < report.found < 20_000
         copied = [json.loads(copy.payload)["n"] for copy in rig.stored(stream, mortal)]
         assert copied == list(range(1, 20_001))
         assert rig.row("replication")["last_error"] is None
 
 
-def kill_when_it_holds(server: NatsServer, stream: str, messages: int) -> None:
-    with cluster(server) as asked:
-        while asked.stream_info(stream).last_sequence < messages:
+def kill_at_message_count(server: NatsServer, stream: str, messages: int) -> None:
+    with cluster(server) as admin:
+        while admin.stream_info(stream).last_sequence < messages:
             pass
     server.kill()
 
 
-def test_a_run_that_is_killed_while_it_writes_is_taken_over(rig: Rig) -> None:
+def test_next_run_finishes_batch_of_run_killed_while_writing(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, numbered(30_000, size_bytes=200))
     rig.create(stream, rig.target)
     rig.add(stream)
     with rig.start() as victim:
-        with cluster(rig.target) as asked:
-            while victim.poll() is None and asked.stream_info(stream).last_sequence < 2_000:
+        with cluster(rig.target) as admin:
+            while victim.poll() is None and admin.stream_info(stream).last_sequence < 2_000:
                 time.sleep(0.001)
         victim.kill()
     assert victim.returncode == -signal.SIGKILL
@@ -177,7 +175,7 @@ def test_a_run_that_is_killed_while_it_writes_is_taken_over(rig: Rig) -> None:
     assert rig.row("replication")["copied_messages"] == 30_000
 
 
-# ------------------------------------------------------------------------------------------------ one writer by itself
+# ------------------------------------------------------------------------------------------------------ single writers
 
 
 Write = Callable[..., Receipt]
@@ -193,7 +191,7 @@ def stream(rig: Rig) -> str:
 
 @pytest.fixture
 def write(rig: Rig, stream: str, tmp_path: Path) -> Write:
-    """Run one writer task over some sequences, in this process."""
+    """A function that runs a writer task for some sequences in this process."""
 
     def connect(server: NatsServer) -> str:
         return str(write_connection(tmp_path / server.name, ClusterSettings((server.address,))))
@@ -227,7 +225,7 @@ def write(rig: Rig, stream: str, tmp_path: Path) -> Write:
     return task
 
 
-def test_a_task_that_runs_twice_stores_everything_once(rig: Rig, stream: str, write: Write) -> None:
+def test_repeated_task_stores_each_message_once(rig: Rig, stream: str, write: Write) -> None:
     first, second = write(), write()
     assert (first.copied, first.found, first.missing) == (6, 0, [])
     assert (second.copied, second.found, second.copied_bytes) == (6, 6, first.copied_bytes)
@@ -235,21 +233,19 @@ def test_a_task_that_runs_twice_stores_everything_once(rig: Rig, stream: str, wr
     assert numbers(rig, stream) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_duplicate_that_was_purged_since_is_sent_again_under_another_id(rig: Rig, stream: str, write: Write) -> None:
+def test_writer_resends_purged_duplicate_with_another_id(rig: Rig, stream: str, write: Write) -> None:
     write()
-    for time_purged in (1, 2):
+    for purge_number in (1, 2):
         rig.api(f"STREAM.PURGE.{stream}", server=rig.target)
         receipt = write(since=str(rig.info(stream, rig.target).last_sequence))
         assert (receipt.failure, receipt.copied) == (None, 6)
         copies = rig.copies(stream)
         assert [json.loads(copy.payload)["n"] for copy in copies] == [1, 2, 3, 4, 5, 6]
         ids = [header_values(copy.headers, MESSAGE_ID_HEADER) for copy in copies]
-        assert all(len(values) == 1 and values[0].endswith(b"/r%d" % time_purged) for values in ids)
+        assert all(len(values) == 1 and values[0].endswith(b"/r%d" % purge_number) for values in ids)
 
 
-def test_a_duplicate_is_looked_up_once_the_acknowledgements_of_what_follows_are_here(
-    rig: Rig, stream: str, write: Write
-) -> None:
+def test_writer_looks_up_duplicates_after_pending_acknowledgements(rig: Rig, stream: str, write: Write) -> None:
     rig.publish(stream, numbered(3000, first=7))
     write((1, 2))
     rig.api(f"STREAM.PURGE.{stream}", server=rig.target)
@@ -258,7 +254,7 @@ def test_a_duplicate_is_looked_up_once_the_acknowledgements_of_what_follows_are_
     assert sorted(numbers(rig, stream)) == list(range(1, 3007))
 
 
-def test_a_duplicate_that_no_intent_explains_means_another_writer(rig: Rig, stream: str, write: Write) -> None:
+def test_duplicate_before_the_intent_reveals_another_replicator(rig: Rig, stream: str, write: Write) -> None:
     write()
     failure = write(since=str(rig.info(stream, rig.target).last_sequence)).failure
     assert failure is not None
@@ -266,24 +262,20 @@ def test_a_duplicate_that_no_intent_explains_means_another_writer(rig: Rig, stre
     assert numbers(rig, stream) == [1, 2, 3, 4, 5, 6]
 
 
-def test_copies_behind_the_intent_that_no_batch_of_ours_made_mean_another_writer(
-    rig: Rig, stream: str, write: Write
-) -> None:
+def test_copies_outside_the_intent_reveal_another_replicator(rig: Rig, stream: str, write: Write) -> None:
     write(range(1, 7))
     with pytest.raises(RunError, match="another replicator"):
         write(range(1, 3), first="1", next="3")
     assert len(rig.copies(stream)) == 6
 
 
-def test_copies_of_an_earlier_source_of_the_same_name_are_not_taken_for_ours(
-    rig: Rig, stream: str, write: Write
-) -> None:
+def test_writer_ignores_copies_of_earlier_source_of_same_name(rig: Rig, stream: str, write: Write) -> None:
     write()
     assert write(created_ns="1800000000000000000").found == 0
     assert numbers(rig, stream) == [1, 2, 3, 4, 5, 6] * 2
 
 
-def test_a_full_target_is_tried_again_and_then_the_batch_is_left_open(
+def test_batch_stays_open_when_target_remains_full(
     rig: Rig, stream: str, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sending, "_REFUSAL_SECONDS", 0.3)
@@ -299,36 +291,36 @@ def test_a_full_target_is_tried_again_and_then_the_batch_is_left_open(
     assert numbers(rig, stream) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_target_that_has_room_again_in_time_gets_everything_in_order(rig: Rig, stream: str, write: Write) -> None:
+def test_writer_keeps_order_when_full_target_gets_room(rig: Rig, stream: str, write: Write) -> None:
     limited = {"name": stream, "subjects": [f"{stream}.>"], "discard": "new", "max_msgs": 4, "allow_direct": True}
     rig.api(f"STREAM.UPDATE.{stream}", limited, rig.target)
 
     def make_room() -> None:
-        with cluster(rig.target) as asked:
-            while asked.stream_info(stream).last_sequence < 4:
+        with cluster(rig.target) as admin:
+            while admin.stream_info(stream).last_sequence < 4:
                 pass
         rig.api(f"STREAM.UPDATE.{stream}", {**limited, "max_msgs": -1}, rig.target)
 
-    helper = threading.Thread(target=make_room)
-    helper.start()
+    limiter = threading.Thread(target=make_room)
+    limiter.start()
     receipt = write()
-    helper.join()
+    limiter.join()
     assert (receipt.failure, receipt.copied, receipt.disordered) == (None, 6, 0)
     assert numbers(rig, stream) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_batch_that_was_given_up_is_not_written(rig: Rig, stream: str, write: Write, tmp_path: Path) -> None:
+def test_writer_rejects_replaced_batch(rig: Rig, stream: str, write: Write, tmp_path: Path) -> None:
     (tmp_path / "batch").write_text("b2")
     with pytest.raises(RunError, match="was replaced by"):
         write()
     assert not rig.copies(stream)
 
 
-def test_a_writer_waits_for_the_one_before_it(
+def test_writer_waits_for_earlier_writer(
     rig: Rig, stream: str, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with (tmp_path / "writer-0.lock").open("a") as held:
-        assert lock(held)
+    with (tmp_path / "writer-0.lock").open("a") as held_lock:
+        assert lock(held_lock)
         with monkeypatch.context() as patched:
             patched.setattr(sink, "_LOCK_SECONDS", 0.1)
             with pytest.raises(RunError, match="earlier writer"):
@@ -337,7 +329,7 @@ def test_a_writer_waits_for_the_one_before_it(
     assert write().copied == 6
 
 
-def test_messages_the_source_lost_meanwhile_are_reported_missing(rig: Rig, stream: str, write: Write) -> None:
+def test_writer_reports_messages_missing_in_source(rig: Rig, stream: str, write: Write) -> None:
     for sequence in (2, 3, 6):
         rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})
     assert write().missing == [(2, 4), (6, 7)]
@@ -345,14 +337,14 @@ def test_messages_the_source_lost_meanwhile_are_reported_missing(rig: Rig, strea
     assert numbers(rig, stream) == [1, 4, 5]
 
 
-def test_a_message_the_source_lost_after_it_was_copied_counts_as_copied(rig: Rig, stream: str, write: Write) -> None:
+def test_copied_message_counts_after_source_lost_it(rig: Rig, stream: str, write: Write) -> None:
     write()
     rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": 2})
     receipt = write()
     assert (receipt.copied, receipt.found, receipt.missing) == (6, 6, [])
 
 
-def test_subjects_the_target_does_not_take_are_parked(rig: Rig, stream: str, write: Write) -> None:
+def test_writer_parks_messages_with_unaccepted_subjects(rig: Rig, stream: str, write: Write) -> None:
     receipt = write(remove=f"{stream}.")
     assert [parked.sequence for parked in receipt.parked] == [1, 2, 3, 4, 5, 6]
     assert "does not take subject m" in receipt.parked[0].reason
@@ -361,9 +353,7 @@ def test_subjects_the_target_does_not_take_are_parked(rig: Rig, stream: str, wri
     assert not rig.copies(stream)
 
 
-def test_what_is_copied_is_staged_as_parquet_also_by_the_task_that_repairs(
-    rig: Rig, stream: str, write: Write, tmp_path: Path
-) -> None:
+def test_repeated_task_stages_earlier_copies_as_parquet(rig: Rig, stream: str, write: Write, tmp_path: Path) -> None:
     staging = tmp_path / "staging"
     write((1,))
     write((1, 2, 4), ("a", None, "b"), staging=str(staging))
@@ -376,13 +366,13 @@ def test_what_is_copied_is_staged_as_parquet_also_by_the_task_that_repairs(
     assert numbers(rig, stream) == [1, 2, 4]
 
 
-def test_a_connection_that_is_lost_raises_so_that_spark_tries_again(
-    rig: Rig, stream: str, write: Write, tmp_path: Path
-) -> None:
-    with NatsServer(tmp_path / "gone", "gone") as gone:
-        lost = write_connection(tmp_path / "lost", ClusterSettings((gone.address,), connect_timeout_seconds=1.0))
-    with pytest.raises(RunError, match=str(gone.port)):
-        write(connection=str(lost))
+def test_writer_raises_when_target_is_unreachable(rig: Rig, stream: str, write: Write, tmp_path: Path) -> None:
+    with NatsServer(tmp_path / "gone", "gone") as stopped:
+        unreachable = write_connection(
+            tmp_path / "lost", ClusterSettings((stopped.address,), connect_timeout_seconds=1.0)
+        )
+    with pytest.raises(RunError, match=str(stopped.port)):
+        write(connection=str(unreachable))
     assert not rig.copies(stream)
 
 
@@ -390,7 +380,7 @@ def files(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*") if path.is_file())
 
 
-def test_after_a_run_no_secret_is_in_any_file_nor_in_its_failure(rig: Rig, tmp_path: Path) -> None:
+def test_run_leaves_no_secret_in_files_or_errors(rig: Rig, tmp_path: Path) -> None:
     users = '{user: me, password: "hunter2secret"}'
     with NatsServer(tmp_path, "guarded", config=f"authorization {{ users: [{users}] }}") as guarded:
         stream = rig.make()
@@ -401,4 +391,4 @@ def test_after_a_run_no_secret_is_in_any_file_nor_in_its_failure(rig: Rig, tmp_p
         guarded.stop()
         assert "hunter2secret" not in rig.failure()
     leaks = [path for path in files(rig.home) if b"hunter2secret" in path.read_bytes()]
-    assert [path.name for path in leaks] == ["replication.yaml"], "connection files end with the run"
+    assert [path.name for path in leaks] == ["replication.yaml"], "only the configuration may hold it"

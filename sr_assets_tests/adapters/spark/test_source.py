@@ -1,4 +1,4 @@
-"""The source: a range's partitions, the same rows however often a task runs, and no secret in a plan."""
+"""The source: the partitions of a range, repeatable reads, and plans without secrets."""
 
 import contextlib
 import io
@@ -25,7 +25,7 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.senders import HeaderName, JsonField, SenderExtractor, SubjectToken
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings, SparkSettings
-from sr_assets_tests.adapters.wire.rig import ODD_HEADERS, made, outgoing, publish
+from sr_assets_tests.adapters.wire.rig import ODD_HEADERS, create_stream, outgoing, publish
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 Options = Callable[..., dict[str, str]]
@@ -33,17 +33,17 @@ Options = Callable[..., dict[str, str]]
 
 @pytest.fixture
 def options(rig: Rig, tmp_path: Path) -> Options:
-    """Make the options that read a stream of 100 messages, of which 10 to 19 are gone."""
+    """A function that returns the options to read a stream of 100 messages, of which 10 to 19 are deleted."""
     stream = rig.make()
     rig.publish(stream, [Sent(b'{"sender": "n%d", "force": true}' % n, f"s{n % 2}") for n in range(1, 101)])
     for sequence in range(10, 20):
         rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})
     connection = str(write_connection(tmp_path / "c.json", ClusterSettings((rig.source.address,))))
 
-    def made(**more: str) -> dict[str, str]:
+    def build(**more: str) -> dict[str, str]:
         return {"connection": connection, "stream": stream, "first": "1", "next": "101", "direct": "true"} | more
 
-    return made
+    return build
 
 
 def read(options: dict[str, str]) -> list[dict[str, Any]]:
@@ -54,14 +54,14 @@ def read(options: dict[str, str]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("direct", ("true", "false"))
 @pytest.mark.parametrize("partitions", ("1", "3", "200"))
-def test_partitions_cover_the_range_once_and_in_order(options: Options, direct: str, partitions: str) -> None:
-    asked = options(direct=direct, partitions=partitions, first="5", next="91")
-    rows = read(asked)
+def test_partitions_cover_range_once_in_order(options: Options, direct: str, partitions: str) -> None:
+    selected = options(direct=direct, partitions=partitions, first="5", next="91")
+    rows = read(selected)
     assert [row["sequence"] for row in rows] == [*range(5, 10), *range(20, 91)]
-    assert read(asked) == rows
+    assert read(selected) == rows
 
 
-def test_a_partition_reads_its_range_and_nothing_else(options: Options) -> None:
+def test_partition_reads_only_its_range(options: Options) -> None:
     reader = JetStreamReader(options())
     for _ in range(2):
         rows = [row for batch in reader.read(RangePartition(8, 22)) for row in batch.to_pylist()]
@@ -70,21 +70,21 @@ def test_a_partition_reads_its_range_and_nothing_else(options: Options) -> None:
 
 
 @pytest.mark.parametrize("direct", ("true", "false"))
-def test_a_filter_leaves_the_other_subjects_out(options: Options, direct: str) -> None:
-    asked = options(direct=direct)
-    rows = read(asked | {"filter": f"{asked['stream']}.s1"})
+def test_filter_excludes_other_subjects(options: Options, direct: str) -> None:
+    selected = options(direct=direct)
+    rows = read(selected | {"filter": f"{selected['stream']}.s1"})
     assert [row["sequence"] for row in rows] == [n for n in range(1, 101, 2) if not 10 <= n < 20]
 
 
-def test_sightings_have_who_and_how_large_and_no_payload(options: Options) -> None:
+def test_sightings_contain_sender_and_size_without_payload(options: Options) -> None:
     rows = read(options(inspect=encode_extractor(JsonField("sender"), ("force",)), next="3"))
     assert [row | {"stored_ns": 0} for row in rows] == [
         {"sequence": n, "stored_ns": 0, "sender": f"n{n}", "payload_bytes": 31, "forced": True} for n in (1, 2)
     ]
 
 
-def shuffled(rig: Rig, random: Random) -> tuple[str, dict[int, Sent]]:
-    """A stream of messages with odd headers and of all sizes, some of them gone; and what is left of it."""
+def create_random_stream(rig: Rig, random: Random) -> tuple[str, dict[int, Sent]]:
+    """Create a stream of messages with odd headers and various sizes, delete some, and return the remaining ones."""
     stream = rig.make()
     headers = (
         *ODD_HEADERS,
@@ -102,19 +102,19 @@ def shuffled(rig: Rig, random: Random) -> tuple[str, dict[int, Sent]]:
     rig.publish(stream, sent)
     first = random.choice((1, 1, 40))
     rig.api(f"STREAM.PURGE.{stream}", {"seq": first})
-    gone = set(random.sample(range(first, 301), random.choice((0, 5, 120))))
-    for sequence in gone:
+    deleted = set(random.sample(range(first, 301), random.choice((0, 5, 120))))
+    for sequence in deleted:
         rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})
-    return stream, {n: message for n, message in enumerate(sent, 1) if n >= first and n not in gone}
+    return stream, {n: message for n, message in enumerate(sent, 1) if n >= first and n not in deleted}
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_without_payloads_the_sightings_are_the_same(rig: Rig, options: Options, seed: int) -> None:
+def test_sightings_are_equal_when_only_headers_are_read(rig: Rig, options: Options, seed: int) -> None:
     random = Random(seed)
-    stream, left = shuffled(rig, random)
+    stream, remaining = create_random_stream(rig, random)
     for extractor in (HeaderName("Node"), HeaderName("Nats-Msg-Size"), SubjectToken(2)):
         first, after = sorted(random.sample(range(1, 302), 2))
-        asked = options(
+        selected = options(
             stream=stream,
             inspect=encode_extractor(extractor, None),
             first=str(first),
@@ -124,17 +124,17 @@ def test_without_payloads_the_sightings_are_the_same(rig: Rig, options: Options,
         )
         for direct in ("true", "false"):
             for subject in (None, "1"):
-                way = asked | {"direct": direct} | ({"filter": f"{stream}.{subject}.>"} if subject else {})
-                whole = read(way)
-                assert [(row["sequence"], row["payload_bytes"]) for row in whole] == [
+                variant = selected | {"direct": direct} | ({"filter": f"{stream}.{subject}.>"} if subject else {})
+                expected = read(variant)
+                assert [(row["sequence"], row["payload_bytes"]) for row in expected] == [
                     (n, len(message.payload))
-                    for n, message in left.items()
+                    for n, message in remaining.items()
                     if first <= n < after and message.subject[0] == (subject or message.subject[0])
                 ]
-                assert read(way | {"headers_only": "true"}) == whole
+                assert read(variant | {"headers_only": "true"}) == expected
 
 
-def test_where_no_consumer_may_be_made_the_messages_are_read_whole(rig: Rig, options: Options, tmp_path: Path) -> None:
+def test_whole_messages_are_read_when_consumers_are_refused(rig: Rig, options: Options, tmp_path: Path) -> None:
     by_header = encode_extractor(HeaderName("Node"), None)
     full = rig.make(max_consumers=1)
     rig.api(
@@ -144,38 +144,34 @@ def test_where_no_consumer_may_be_made_the_messages_are_read_whole(rig: Rig, opt
     with NatsServer(tmp_path / "strict", "strict", config=f"authorization {{ users: [{denied}] }}") as server:
         strict = ClusterSettings((server.address,), user="me", password="p")
         with Connection(strict) as connection:
-            stream = made(connection, "DENIED")
+            stream = create_stream(connection, "DENIED")
             publish(connection, outgoing(stream, 50))
         rig.publish(full, [Sent(b"x" * n) for n in range(1, 51)])
         file = str(write_connection(tmp_path / "strict.json", strict))
-        for asked, words in (
+        for selected, error in (
             (options(stream=full, inspect=by_header, next="51"), "maximum consumers limit"),
             (options(stream=stream, inspect=by_header, next="51", connection=file), "CONSUMER.CREATE"),
         ):
-            rows = read(asked | {"headers_only": "true"})
+            rows = read(selected | {"headers_only": "true"})
             assert len(rows) == 50
-            assert rows == read(asked)
-            with pytest.raises(RunError, match=words):
-                read(asked | {"headers_only": "true", "direct": "false"})
+            assert rows == read(selected)
+            with pytest.raises(RunError, match=error):
+                read(selected | {"headers_only": "true", "direct": "false"})
 
 
 @pytest.mark.parametrize("extractor", (JsonField(r"a.b\.c.0"), HeaderName("Node"), SubjectToken(-1)))
 @pytest.mark.parametrize("force", (None, ("a", "b.c")))
-def test_a_way_to_find_the_sender_survives_being_an_option(
-    extractor: SenderExtractor, force: tuple[str, ...] | None
-) -> None:
+def test_extractor_survives_encoding_as_an_option(extractor: SenderExtractor, force: tuple[str, ...] | None) -> None:
     assert decode_extractor(encode_extractor(extractor, force)) == (extractor, force)
 
 
-def test_a_stream_that_is_gone_fails_the_task_with_its_name(options: Options) -> None:
+def test_read_names_missing_stream(options: Options) -> None:
     for direct in ("true", "false"):
         with pytest.raises(RunError, match="GONE"):
             read(options(stream="GONE", direct=direct))
 
 
-def test_credentials_stand_in_a_file_only_we_can_read_and_in_no_plan(
-    rig: Rig, options: Options, tmp_path: Path
-) -> None:
+def test_credentials_are_in_private_file_and_not_in_plans(rig: Rig, options: Options, tmp_path: Path) -> None:
     cluster = ClusterSettings((rig.source.address,), user="me", password="hunter2")
     file = write_connection(tmp_path / "deep" / "c.json", cluster)
     assert file.stat().st_mode & 0o777 == 0o600
