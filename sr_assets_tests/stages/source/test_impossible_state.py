@@ -46,7 +46,7 @@ def stream(rig: Rig) -> str:
 def test_position_ahead_of_the_source_is_refused_until_recovery(rig: Rig, stream: str) -> None:
     edit(state_file(rig), "UPDATE streams SET next_sequence = 100")
     failure = rig.failure()
-    assert "ends at 3, before 99, which was read" in failure
+    assert "ends at 3, before 99, the last message read" in failure
     assert (
         f"the state was edited (then set the state aside and run `sr-assets recover --stream {SITE}/{stream}`"
         in failure
