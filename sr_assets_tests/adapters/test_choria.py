@@ -59,7 +59,7 @@ def said(block: dict[str, str]) -> str:
 @pytest.mark.process
 @pytest.mark.parametrize("use", (used_by_wire, used_by_admin))
 @pytest.mark.parametrize("purpose", ("choria_client_id", "choria_server"))
-def test_a_token_lets_in_with_a_signed_nonce_and_answers_come_to_its_own_inbox(
+def test_token_logs_in_and_uses_its_own_inbox(
     world: World, use: Callable[[ClusterSettings, str], None], purpose: str, unique: Callable[[str], str]
 ) -> None:
     server = purpose == "choria_server"
@@ -73,7 +73,7 @@ def test_a_token_lets_in_with_a_signed_nonce_and_answers_come_to_its_own_inbox(
 
 
 @pytest.mark.process
-def test_a_token_that_the_broker_refuses_is_one_line_without_it(world: World) -> None:
+def test_refused_token_is_one_line_without_the_token(world: World) -> None:
     for block, verified, says in (
         (world.others.block("eve"), {}, "uthorization"),
         (world.ours.block("sr", public_key="00" * 32), {}, "does not match the token"),
@@ -87,9 +87,7 @@ def test_a_token_that_the_broker_refuses_is_one_line_without_it(world: World) ->
 
 
 @pytest.mark.process
-def test_a_task_reads_the_token_where_it_runs_and_its_connection_file_has_paths_alone(
-    world: World, tmp_path: Path
-) -> None:
+def test_connection_file_has_only_paths_of_token_files(world: World, tmp_path: Path) -> None:
     cluster = world.cluster(world.ours.block("sr"))
     file = write_connection(tmp_path / "0.json", cluster)
     assert not any(secret in file.read_text() for secret in world.ours.secrets)
@@ -97,7 +95,7 @@ def test_a_task_reads_the_token_where_it_runs_and_its_connection_file_has_paths_
         assert opened.request(opened.api("INFO"), {})["limits"]
 
 
-def test_what_the_broker_would_refuse_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+def test_invalid_token_is_refused_before_connecting(tmp_path: Path) -> None:
     issuer, now = Issuer(tmp_path / "issuer"), int(time.time())
     nowhere = ClusterSettings(
         ("127.0.0.1:1",), tls=TlsSettings(), choria=ChoriaSettings(**issuer.block("a", exp=now - 5))
@@ -120,7 +118,7 @@ def test_what_the_broker_would_refuse_is_refused_before_anything_is_sent(tmp_pat
         assert says in said(issuer.block("sr", **claims))
 
 
-def test_a_file_that_cannot_be_used_is_named_with_what_is_wrong(tmp_path: Path) -> None:
+def test_unusable_file_is_named_with_problem(tmp_path: Path) -> None:
     issuer = Issuer(tmp_path / "issuer")
     good = issuer.block("sr")
     token = Path(good["jwt_file"]).read_text()

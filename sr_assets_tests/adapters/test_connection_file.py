@@ -8,7 +8,7 @@ from sr_assets.adapters.connection_file import write_connection
 from sr_assets.domain.clusters import ClusterSettings
 
 
-def test_threads_that_write_the_same_file_at_once_all_succeed(tmp_path: Path) -> None:
+def test_concurrent_writes_of_connection_file_succeed(tmp_path: Path) -> None:
     cluster, writers = ClusterSettings(("nats://127.0.0.1:4222",)), 8
     with ThreadPoolExecutor(writers) as threads:
         for attempt in range(200):

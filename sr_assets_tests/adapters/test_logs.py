@@ -30,7 +30,7 @@ def lines(file: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_a_line_is_an_object_with_stream_run_and_numbers(tmp_path: Path) -> None:
+def test_json_line_has_stream_run_and_numbers(tmp_path: Path) -> None:
     file = tmp_path / "sr.log"
     open_log("info", "json", file)
     note_run("london", "1234")
@@ -47,7 +47,7 @@ def test_a_line_is_an_object_with_stream_run_and_numbers(tmp_path: Path) -> None
     assert (retry["stream"], retry["run"]) == ("london/REG", "1234")
 
 
-def test_an_error_with_a_trace_is_one_line(tmp_path: Path) -> None:
+def test_error_with_traceback_is_one_line(tmp_path: Path) -> None:
     open_log("info", "json", tmp_path / "sr.log")
     try:
         raise ValueError("two\nlines")
@@ -57,7 +57,7 @@ def test_an_error_with_a_trace_is_one_line(tmp_path: Path) -> None:
     assert "ValueError: two" in str(line["error"])
 
 
-def test_a_file_that_is_moved_away_is_opened_anew(tmp_path: Path) -> None:
+def test_renamed_log_file_is_reopened(tmp_path: Path) -> None:
     file = tmp_path / "sr.log"
     open_log("warn", "text", file)
     log = logging.getLogger("sr_assets.test")

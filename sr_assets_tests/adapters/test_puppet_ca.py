@@ -134,9 +134,7 @@ def enrolled(ca: StandIn, folder: Path, *, timeout: float = 30.0, fingerprint: s
     return said
 
 
-def test_a_host_is_enrolled_into_puppets_folders_with_the_ca_that_was_named(
-    ca: StandIn, tmp_path: Path, command: Command
-) -> None:
+def test_enrolment_writes_puppet_layout(ca: StandIn, tmp_path: Path, command: Command) -> None:
     folder = tmp_path / "ssl"
     colons = ":".join(ca.fingerprint[at : at + 2] for at in range(0, 64, 2)).lower()
     arguments = ("enroll", ME, "--dir", str(folder), "--ca", ca.address)
@@ -155,7 +153,7 @@ def test_a_host_is_enrolled_into_puppets_folders_with_the_ca_that_was_named(
     assert (code, errors) == (2, f"error: {folder}: already has key, certificate and CA of {ME}\n")
 
 
-def test_an_enrolment_that_was_cut_off_goes_on_with_its_key_and_request(ca: StandIn, tmp_path: Path) -> None:
+def test_interrupted_enrolment_resumes_with_its_key(ca: StandIn, tmp_path: Path) -> None:
     folder, ca.delay = tmp_path / "ssl", 10**9
     with pytest.raises(RunError, match=f"timed out waiting for a certificate: .*sign the request of {ME} there and"):
         enrolled(ca, folder, timeout=0.1)
@@ -167,7 +165,7 @@ def test_an_enrolment_that_was_cut_off_goes_on_with_its_key_and_request(ca: Stan
     assert any("sent before" in line and "already has a requested certificate" in line for line in said)
 
 
-def test_a_ca_with_another_fingerprint_or_a_certificate_of_another_is_refused(ca: StandIn, tmp_path: Path) -> None:
+def test_wrong_fingerprint_or_certificate_is_refused(ca: StandIn, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="has the SHA-256 fingerprint of --ca-fingerprint; no file was written"):
         enrolled(ca, tmp_path / "pinned", fingerprint="00" * 32)
     assert not (tmp_path / "pinned" / "certs" / "ca.pem").exists()
@@ -198,7 +196,7 @@ def test_a_ca_with_another_fingerprint_or_a_certificate_of_another_is_refused(ca
         ("locked", "has a password; replace it by a key without one"),
     ),
 )
-def test_a_key_that_is_there_is_never_replaced(ca: StandIn, tmp_path: Path, key: str, says: str) -> None:
+def test_existing_key_is_never_replaced(ca: StandIn, tmp_path: Path, key: str, says: str) -> None:
     file = tmp_path / "ssl" / "private_keys" / f"{ME}.pem"
     file.parent.mkdir(parents=True)
     content = key.encode()
@@ -222,9 +220,7 @@ def test_a_key_that_is_there_is_never_replaced(ca: StandIn, tmp_path: Path, key:
         ((ME, "--ca", "localhost:1", "--timeout", "1s"), "localhost:1: "),
     ),
 )
-def test_what_cannot_be_enrolled_is_one_line(
-    tmp_path: Path, command: Command, arguments: tuple[str, ...], says: str
-) -> None:
+def test_failed_enrolment_is_one_line(tmp_path: Path, command: Command, arguments: tuple[str, ...], says: str) -> None:
     code, _, errors = command("enroll", *arguments, "--dir", str(tmp_path / "ssl"))
     assert code == (1 if "--timeout" in arguments else 2)
     assert says in errors

@@ -141,7 +141,7 @@ both_ways = pytest.mark.parametrize("use", (used_by_wire, used_by_admin))
     ),
     ids=("password", "token", "nkey", "credentials", "jwt and nkey"),
 )
-def test_every_login_lets_in(
+def test_every_login_method_works(
     world: World,
     server: str,
     login: str,
@@ -153,7 +153,7 @@ def test_every_login_lets_in(
     use(world.cluster(server, {}, login=login, query=query.format(creds=creds_file, jwt=jwt, seed=seed)), unique("IN"))
 
 
-def test_a_wrong_login_is_one_line_without_it(world: World) -> None:
+def test_wrong_login_is_one_line_without_secret(world: World) -> None:
     stranger = new_key()
     _, _, seed = world.user_files(stranger)
     _, jwt, _ = world.user_files(world.nkey)
@@ -173,7 +173,7 @@ def test_a_wrong_login_is_one_line_without_it(world: World) -> None:
         assert stranger.seed not in said
 
 
-def test_a_file_that_cannot_be_used_is_named_with_what_is_wrong_and_nothing_that_is_in_it(world: World) -> None:
+def test_unusable_file_is_named_without_its_content(world: World) -> None:
     creds_file, jwt, seed = world.user_files(world.nkey)
     broken = world.file("broken", f"{SECRET}\n-----BEGIN NATS USER JWT-----\nnone\n{world.nkey.seed[:-1]}")
     no_seed = world.file("no_seed", creds(world.operator.user_jwt(world.nkey), "S" + SECRET))
@@ -211,7 +211,7 @@ def test_a_file_that_cannot_be_used_is_named_with_what_is_wrong_and_nothing_that
     ),
     ids=("password", "tls://", "optional", "mutual", "first", "mapped", "insecure"),
 )
-def test_tls_is_spoken_as_the_server_wants_it(
+def test_tls_follows_server_requirements(
     world: World,
     server: str,
     url: dict[str, str],
@@ -225,7 +225,7 @@ def test_tls_is_spoken_as_the_server_wants_it(
     assert not caplog.records, "a connection that ends well logs nothing"
 
 
-def test_a_nkey_signs_over_tls_too(world: World, unique: Callable[[str], str]) -> None:
+def test_nkey_login_works_over_tls(world: World, unique: Callable[[str], str]) -> None:
     _, _, seed = world.user_files(world.nkey)
     used_by_wire(world.cluster("tls", query=f"nkey={seed}"), unique("NKEY"))
 
@@ -248,7 +248,7 @@ def test_a_nkey_signs_over_tls_too(world: World, unique: Callable[[str], str]) -
         ("plain", {}, {"scheme": "tls"}, "the server has no TLS"),
     ),
 )
-def test_a_connection_that_is_not_trusted_is_one_line_that_says_what_to_do(
+def test_untrusted_connection_is_one_line_with_remedy(
     world: World, server: str, block: dict[str, str] | None, url: dict[str, str], says: str
 ) -> None:
     files: dict[str, str] | None = None
@@ -260,7 +260,7 @@ def test_a_connection_that_is_not_trusted_is_one_line_that_says_what_to_do(
     assert all(says in line for line in said.split("\n")), said
 
 
-def test_a_pem_file_that_cannot_be_used_is_named(world: World) -> None:
+def test_unusable_pem_file_is_named(world: World) -> None:
     ca, cert, key = str(world.ours.file), world.client["cert"], world.client["key"]
     other = world.others.certify("eve@example.net")["key"]
     nonsense = world.file("nonsense.pem", SECRET)
@@ -282,7 +282,7 @@ def test_a_pem_file_that_cannot_be_used_is_named(world: World) -> None:
         assert all(says in line for line in said.split("\n")), said
 
 
-def test_a_renewed_file_counts_from_the_next_connection_on(world: World) -> None:
+def test_renewed_file_applies_to_next_connection(world: World) -> None:
     ca, file = str(world.ours.file), world.file("renewed.pem", world.others.file.read_text())
     assert "CA" in refused(world.cluster("tls", {"ca": file}, login=f"ada:{SECRET}@"))
     Path(file).write_text(Path(ca).read_text())
@@ -290,7 +290,7 @@ def test_a_renewed_file_counts_from_the_next_connection_on(world: World) -> None
         assert connection.server_version.startswith("2.")
 
 
-def test_a_tasks_connection_file_has_paths_and_nothing_that_is_in_them(world: World, tmp_path: Path) -> None:
+def test_connection_file_has_paths_without_contents(world: World, tmp_path: Path) -> None:
     creds_file, _, _ = world.user_files(world.nkey)
     block = {"ca": str(world.ours.file), **world.client}
     for server, query in (("operator", f"credentials={creds_file}"), ("first", "tls_handshake_first=true")):

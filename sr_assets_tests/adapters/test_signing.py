@@ -9,7 +9,7 @@ from sr_assets.adapters.signing import PlainKey
 
 
 @given(st.binary(min_size=32, max_size=32), st.binary(max_size=40))
-def test_a_signature_in_plain_python_is_the_librarys(raw: bytes, nonce: bytes) -> None:
+def test_python_signature_equals_library_signature(raw: bytes, nonce: bytes) -> None:
     seed = user_seed(raw)
     assert seed == bytes(nkeys.encode_seed(raw, nkeys.PREFIX_BYTE_USER)).rstrip(b"=")
     plain, known = PlainKey.decode(seed), nkeys.from_seed(bytearray(seed))

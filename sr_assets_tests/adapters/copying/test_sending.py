@@ -72,7 +72,7 @@ def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "_PROBE_SECONDS", 2.0)
 
 
-def test_a_publish_that_is_not_permitted_stops_the_stream_at_once(tmp_path: Path) -> None:
+def test_forbidden_publish_stops_stream_immediately(tmp_path: Path) -> None:
     denied = '{user: mute, password: p, permissions: {publish: {deny: ["to.>"]}}}'
     users = f"authorization {{ users: [{{user: a, password: a}}, {denied}] }}"
     with NatsServer(tmp_path, "denied", config=users) as server:
@@ -86,7 +86,7 @@ def test_a_publish_that_is_not_permitted_stops_the_stream_at_once(tmp_path: Path
             assert rig.copied() == []
 
 
-def test_what_a_full_subject_does_not_take_is_parked_and_the_rest_is_copied(rig: Rig) -> None:
+def test_message_for_full_subject_is_parked(rig: Rig) -> None:
     rig.fill((1, 2, 1, 1, 4, 2), discard="new", discard_new_per_subject=True, max_msgs_per_subject=1)
     receipt = rig.copy()
     assert (receipt.failure, receipt.copied) == (None, 3)
@@ -95,9 +95,7 @@ def test_what_a_full_subject_does_not_take_is_parked_and_the_rest_is_copied(rig:
     assert rig.copied() == [1, 2, 5]
 
 
-def test_however_many_a_full_subject_does_not_take_the_others_are_copied_in_order_and_only_they_are_staged(
-    rig: Rig, tmp_path: Path
-) -> None:
+def test_many_messages_for_full_subject_leave_others_in_order(rig: Rig, tmp_path: Path) -> None:
     count = 6_000
     create_stream(rig.connection, "FROM")
     create_stream(
@@ -126,14 +124,14 @@ def numbered(stream: str, subjects: Iterable[int]) -> Iterator[Outgoing]:
     return (Outgoing(n, f"{stream}.of{subject}", b"", b"%d" % n) for n, subject in enumerate(subjects, 1))
 
 
-def test_a_full_target_stops_the_stream_and_parks_nothing(rig: Rig) -> None:
+def test_full_target_stops_stream_without_parking(rig: Rig) -> None:
     rig.fill(discard="new", max_msgs=4)
     receipt = rig.copy()
     assert receipt.failure == "target stream TO refuses: maximum messages exceeded (10077)"
     assert (receipt.copied, receipt.parked) == (4, [])
 
 
-def test_what_is_refused_alone_while_others_are_taken_is_parked(rig: Rig) -> None:
+def test_single_refused_message_is_parked(rig: Rig) -> None:
     """The target's subjects were edited after the plan was made: nobody takes to.FROM.4 any more."""
     rig.fill((1, 2, 4, 4, 5, 6), subjects=["to.FROM.1", "to.FROM.2", "to.FROM.5", "to.FROM.6"])
     receipt = rig.copy()
@@ -143,7 +141,7 @@ def test_what_is_refused_alone_while_others_are_taken_is_parked(rig: Rig) -> Non
     assert rig.copied() == [1, 2, 5, 6]
 
 
-def test_a_target_that_takes_nothing_stops_the_stream_and_parks_nothing(rig: Rig) -> None:
+def test_target_refusing_all_stops_stream_without_parking(rig: Rig) -> None:
     rig.fill(subjects=["elsewhere"])
     receipt = rig.copy()
     assert receipt.failure == "target stream TO refuses: no stream takes this subject (503)"
@@ -151,7 +149,7 @@ def test_a_target_that_takes_nothing_stops_the_stream_and_parks_nothing(rig: Rig
 
 
 @pytest.mark.parametrize("subjects", ((1, 2, 9, 4, 5, 6), (1, 2, 3, 4, 5, 9)), ids=("in the middle", "at the end"))
-def test_what_is_never_answered_while_others_are_is_parked(rig: Rig, subjects: tuple[int, ...]) -> None:
+def test_single_unanswered_message_is_parked(rig: Rig, subjects: tuple[int, ...]) -> None:
     rig.fill(subjects)
     with Connection(rig.cluster) as listener:
         listener.send(b"SUB void.> 99\r\n")
@@ -167,13 +165,13 @@ def test_what_is_never_answered_while_others_are_is_parked(rig: Rig, subjects: t
     assert len(heard) == 2, "sent once more, and not again"
 
 
-def test_a_target_that_answers_nothing_is_a_lost_connection_not_a_parked_message(rig: Rig) -> None:
+def test_silent_target_is_a_lost_connection(rig: Rig) -> None:
     rig.fill(no_ack=True)
     with pytest.raises(WireError, match=r"no acknowledgement within 0\.5 s"):
         rig.copy()
 
 
-def test_a_source_that_is_lost_amid_a_batch_fails_it_although_the_target_answers(rig: Rig, tmp_path: Path) -> None:
+def test_lost_source_fails_batch(rig: Rig, tmp_path: Path) -> None:
     count = 60_000
     create_stream(rig.connection, "TO", subjects=["to.FROM.>"])
     with NatsServer(tmp_path, "mortal") as mortal:
@@ -191,7 +189,7 @@ def test_a_source_that_is_lost_amid_a_batch_fails_it_although_the_target_answers
 
 
 @pytest.mark.parametrize("ends_before", (False, True), ids=("other messages", "less"))
-def test_of_a_source_that_was_made_again_nothing_is_copied_any_more(rig: Rig, ends_before: bool) -> None:
+def test_recreated_source_is_not_copied(rig: Rig, ends_before: bool) -> None:
     rig.fill((1, 2, 3, 4, 5, 6, 1, 2))
     with Cluster(rig.cluster) as admin:
         planned = admin.stream_info("FROM")
@@ -208,7 +206,7 @@ def test_of_a_source_that_was_made_again_nothing_is_copied_any_more(rig: Rig, en
             list(fetch(rig.connection, plan, sequences))
 
 
-def test_a_copy_of_another_message_at_the_same_sequence_is_not_taken_for_this_ones(rig: Rig) -> None:
+def test_copy_of_other_message_at_same_sequence_is_refused(rig: Rig) -> None:
     """A source that went back after a batch was cut off holds other messages where the batch had copied some."""
     rig.fill((1, 2, 3))
     assert rig.copy(2).copied == 2

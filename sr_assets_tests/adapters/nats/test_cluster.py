@@ -33,7 +33,7 @@ def made(cluster: Cluster, name: str, **config: Any) -> StreamInfo:
     return cluster.create_stream({"name": name, "subjects": [f"{name}.>"], **config})
 
 
-def test_stream_info_says_where_a_stream_stands(cluster: Cluster, unique: Names) -> None:
+def test_stream_info_has_position_and_clock(cluster: Cluster, unique: Names) -> None:
     name = unique("INFO")
     empty = made(cluster, name, allow_direct=True, max_msgs_per_subject=5)
     assert (empty.last_sequence, empty.messages, empty.last_stored_ns) == (0, 0, None)
@@ -56,14 +56,14 @@ def test_stream_info_says_where_a_stream_stands(cluster: Cluster, unique: Names)
     ("allow_direct", "version", "supported"),
     ((True, (2, 11, 0), True), (True, (2, 10, 25), False), (False, (2, 15, 1), False)),
 )
-def test_ranges_are_read_by_direct_get_where_stream_and_server_allow_it(
+def test_direct_get_support_needs_stream_and_server(
     cluster: Cluster, unique: Names, allow_direct: bool, version: Version, supported: bool
 ) -> None:
     info = made(cluster, unique("DIRECT"), allow_direct=allow_direct)
     assert replace(info, server_version=version).supports_batched_direct_get is supported
 
 
-def test_a_missing_stream_is_named_with_its_cluster(cluster: Cluster) -> None:
+def test_missing_stream_is_named_with_cluster(cluster: Cluster) -> None:
     with pytest.raises(RunError, match=rf"NOT_HERE does not exist on {cluster.settings.label}"):
         cluster.stream_info("NOT_HERE")
     assert not cluster.stream_exists("NOT_HERE")
@@ -78,7 +78,7 @@ def test_streams_are_found_by_subject(cluster: Cluster, unique: Names) -> None:
     assert cluster.stream_names(unique("nobody")) == []
 
 
-def test_single_messages_come_from_the_leader(cluster: Cluster, unique: Names) -> None:
+def test_single_messages_come_from_leader(cluster: Cluster, unique: Names) -> None:
     name = unique("SINGLE")
     made(cluster, name)
     cluster.publish_many([(f"{name}.{n % 2}", bytes([n, 255]), f"{name}-{n}") for n in range(6)])
@@ -115,7 +115,7 @@ def test_more_advisories_than_a_window_arrive_in_order(cluster: Cluster, unique:
     assert cluster.publish_many([]) == []
 
 
-def test_what_no_stream_takes_is_not_acknowledged_and_says_why(cluster: Cluster, unique: Names) -> None:
+def test_publish_without_stream_returns_reason(cluster: Cluster, unique: Names) -> None:
     items = [(unique("nowhere"), b"", f"n{n}") for n in range(1000)]
     deliveries = cluster.publish_many(items)
     assert not any(acknowledged(deliveries))
@@ -123,7 +123,7 @@ def test_what_no_stream_takes_is_not_acknowledged_and_says_why(cluster: Cluster,
     assert deliveries[-1].refusal is None, "so many refusals in a row are not about single messages"
 
 
-def test_a_refusal_is_reported_for_each_message_that_was_sent(cluster: Cluster, unique: Names) -> None:
+def test_each_refused_message_is_reported(cluster: Cluster, unique: Names) -> None:
     name = unique("FULL")
     made(cluster, name, max_msgs=2, discard="new")
     deliveries = cluster.publish_many([(f"{name}.x", b"", f"{name}-{n}") for n in range(5)])
@@ -131,7 +131,7 @@ def test_a_refusal_is_reported_for_each_message_that_was_sent(cluster: Cluster, 
     assert {delivery.refusal for delivery in deliveries[2:]} == {"maximum messages exceeded (10077)"}
 
 
-def test_a_sender_that_is_refused_holds_back_its_own_messages_and_nobody_elses(cluster: Cluster, unique: Names) -> None:
+def test_refusal_holds_back_only_its_sender(cluster: Cluster, unique: Names) -> None:
     name = unique("HALF")
     made(cluster, name)
     nowhere = unique("nowhere")
@@ -142,16 +142,14 @@ def test_a_sender_that_is_refused_holds_back_its_own_messages_and_nobody_elses(c
     assert cluster.stream_info(name).last_sequence == 2
 
 
-def test_a_stream_that_never_acknowledges_ends_at_the_timeout(cluster: Cluster, unique: Names) -> None:
+def test_missing_acknowledgement_ends_at_timeout(cluster: Cluster, unique: Names) -> None:
     name = unique("MUTE")
     made(cluster, name, no_ack=True)
     assert acknowledged(cluster.publish_many([(f"{name}.x", b"", "id")], timeout_seconds=0.2)) == [False]
     assert cluster.last_refusal == "no acknowledgement within 0.2 s"
 
 
-def test_a_senders_next_message_waits_for_the_acknowledgement_of_the_one_before(
-    cluster: Cluster, unique: Names
-) -> None:
+def test_next_message_of_sender_waits_for_acknowledgement(cluster: Cluster, unique: Names) -> None:
     name = unique("MUTE")
     made(cluster, name, no_ack=True)
     items = [(f"{name}.{number}", b"", str(number)) for number in range(4)]
@@ -161,7 +159,7 @@ def test_a_senders_next_message_waits_for_the_acknowledgement_of_the_one_before(
 
 
 @pytest.mark.process
-def test_what_was_acknowledged_before_the_connection_was_lost_is_known(tmp_path: Path) -> None:
+def test_acknowledgements_before_lost_connection_count(tmp_path: Path) -> None:
     with NatsServer(tmp_path, "mortal") as mortal, rig.cluster(mortal) as cluster:
         made(cluster, "FEED")
 
@@ -188,7 +186,7 @@ def _await_messages(server: NatsServer, stream: str, count: int) -> None:
             pass
 
 
-def test_core_messages_reach_who_listens(cluster: Cluster, nats_server: NatsServer, unique: Names) -> None:
+def test_core_messages_reach_subscribers(cluster: Cluster, nats_server: NatsServer, unique: Names) -> None:
     subject = unique("core")
     with socket.create_connection(("127.0.0.1", nats_server.port)) as listener, listener.makefile("rb") as lines:
         listener.sendall(b'CONNECT {"verbose":false}\r\nSUB %b 1\r\nPING\r\n' % subject.encode())
@@ -198,7 +196,7 @@ def test_core_messages_reach_who_listens(cluster: Cluster, nats_server: NatsServ
         assert [lines.readline() for _ in range(4)][1::2] == [b"one\r\n", b"two\r\n"]
 
 
-def test_the_right_to_publish_is_proven_without_storing_anything(cluster: Cluster, unique: Names) -> None:
+def test_publish_permission_is_proven_without_storing(cluster: Cluster, unique: Names) -> None:
     name = unique("PROOF")
     made(cluster, name)
     cluster.try_publishing(f"{name}.x")
@@ -211,7 +209,7 @@ def test_the_right_to_publish_is_proven_without_storing_anything(cluster: Cluste
 
 
 @pytest.mark.parametrize("max_age_ns", (0, MINUTE_NS))
-def test_a_real_server_takes_the_configuration_with_the_replicas_it_can_give(
+def test_real_server_creates_stream_with_available_replicas(
     nats_pair: tuple[NatsServer, NatsServer], unique: Names, max_age_ns: int
 ) -> None:
     source, target = (ClusterSettings((server.address,)) for server in nats_pair)
@@ -226,7 +224,7 @@ def test_a_real_server_takes_the_configuration_with_the_replicas_it_can_give(
 # ---------------------------------------------------------------------------------------------------------- connecting
 
 
-def test_an_unreachable_server_is_one_line_at_once(nats_server: NatsServer) -> None:
+def test_unreachable_server_is_one_immediate_line(nats_server: NatsServer) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         nobody = f"127.0.0.1:{closed.getsockname()[1]}"
@@ -239,7 +237,7 @@ def test_an_unreachable_server_is_one_line_at_once(nats_server: NatsServer) -> N
 
 
 @pytest.mark.process
-def test_credentials_let_in_and_a_refused_permission_is_named(tmp_path: Path) -> None:
+def test_refused_permission_is_named_with_credentials(tmp_path: Path) -> None:
     users = '{ user: "ada", password: "s3cret", permissions: { publish: { deny: ["$JS.API.STREAM.INFO.>", "no.>"] } } }'
     with NatsServer(tmp_path, "guarded", config=f"authorization {{ users: [ {users} ] }}") as server:
         servers = (server.address,)
@@ -257,7 +255,7 @@ def test_credentials_let_in_and_a_refused_permission_is_named(tmp_path: Path) ->
 
 
 @pytest.mark.process
-def test_a_server_without_jetstream_is_recognised(tmp_path: Path) -> None:
+def test_server_without_jetstream_is_detected(tmp_path: Path) -> None:
     with NatsServer(tmp_path, "core", config='authorization { token: "t0ken" }', jetstream=False) as server:
         settings = ClusterSettings((server.address,), token="t0ken")
         with Cluster(settings) as cluster, pytest.raises(ApiError, match="is JetStream enabled"):
@@ -265,7 +263,7 @@ def test_a_server_without_jetstream_is_recognised(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_the_next_call_connects_again_after_the_server_was_away(tmp_path: Path) -> None:
+def test_next_call_reconnects_after_outage(tmp_path: Path) -> None:
     with NatsServer(tmp_path, "phoenix") as server, Cluster(ClusterSettings((server.address,))) as cluster:
         made(cluster, "KEPT")
         server.kill()
@@ -276,7 +274,7 @@ def test_the_next_call_connects_again_after_the_server_was_away(tmp_path: Path) 
         assert cluster.stream_exists("KEPT")
 
 
-def test_an_error_of_the_api_carries_the_servers_text_and_code(cluster: Cluster, unique: Names) -> None:
+def test_api_error_has_server_text_and_code(cluster: Cluster, unique: Names) -> None:
     name = unique("TWICE")
     made(cluster, name)
     with pytest.raises(ApiError, match="10058") as caught:
