@@ -733,7 +733,7 @@ def test_check_connect_counts_messages_with_sender(connected: tuple[str, Cluster
 
     result, learned = sender_probe()
     assert result == "failed"
-    assert learned.startswith("0 of the newest 2 messages have one: correct inspect_field (sender), ")
+    assert learned.startswith("0 of the newest 2 messages have one; correct inspect_field (sender), ")
     source.publish_many([(f"{stream}.{number}", b'{"sender": "web1"}', f"s{number}") for number in range(3)])
     assert sender_probe() == ("ok", "3 of the newest 5 messages have one, such as web1")
 

@@ -75,7 +75,7 @@ def tls_error_text(error: ssl.SSLError) -> str:
 def silence_hint(cluster: ClusterSettings) -> str:
     """Return a possible cause of a server's silence, to be appended to the error."""
     if cluster.tls and cluster.tls.handshake_first:
-        return " (if the server does not begin with TLS, take tls_handshake_first out of the URL)"
+        return " (if the server does not start with TLS, remove tls_handshake_first from the URL)"
     return " (a server that begins with TLS needs ?tls_handshake_first=true)"
 
 

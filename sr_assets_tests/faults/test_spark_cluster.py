@@ -403,7 +403,7 @@ def test_connect_server_option_is_refused_in_spark_config(served: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, [Sent(b"1")])
     rig.add(stream)
-    assert "spark.config spark.cores.max: a Connect server has it from its start: set it there" in rig.failure()
+    assert "spark.config spark.cores.max: a Connect server fixes it at its start; set it there" in rig.failure()
 
 
 def test_connect_session_is_reused_until_closed(server: str, tmp_path: Path) -> None:

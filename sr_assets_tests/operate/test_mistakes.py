@@ -63,11 +63,11 @@ def test_run_warns_about_configuration_mistakes(
     code, output, errors = command("check", "--connect", "--format", "json")
     (probe,) = (probe for probe in json.loads(output) if probe["tried"] == "no other copies of the source")
     assert (code, probe["result"]) == (1, "failed")
-    assert "holds copies of the same source by US-EAST/london, so every message gets there twice" in errors
+    assert "holds copies of the same source by US-EAST/london, so it gets every message twice" in errors
     ended = run("--once")
     assert f"site london has a state ({stream}), but no entry has that name" in ended.stderr
     assert "`sr-assets forget --site paris`" in ended.stderr
-    assert "holds copies of the same source by US-EAST/london, so every message gets there twice" in ended.stderr
+    assert "holds copies of the same source by US-EAST/london, so it gets every message twice" in ended.stderr
     with open_fleet(settings.home) as connection:
         names = read_rows(connection, "SELECT name FROM last_seen_nodes ORDER BY name").values
     assert names == [("londn",), ("london",)]

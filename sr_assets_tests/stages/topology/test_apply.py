@@ -201,7 +201,7 @@ def test_missing_permissions_are_reported_before_any_deletion(
         }
         assert "the route from here/NEW to here/KEPT is closed" in err
 
-        monkeypatch.setattr("sr_assets.cli.topology._PATIENCE_SECONDS", 0.2)
+        monkeypatch.setattr("sr_assets.cli.topology._LOCK_WAIT_SECONDS", 0.2)
         with topology_lock(load_settings(), "run 7", 0):
             code, _, err = command("topology", "apply")
         assert code == 1
