@@ -11,8 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from sr_assets.adapters.jetstream import encode_json
 from sr_assets.adapters.wire import Connection, WireError
-from sr_assets.adapters.wire.frames import encode_json, encode_pub
+from sr_assets.adapters.wire.frames import encode_pub
 from sr_assets.embedded.nats_server import HOST, NatsServer
 from sr_assets.settings import ClusterSettings
 

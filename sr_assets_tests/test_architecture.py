@@ -43,6 +43,7 @@ PACKAGE_ORDER = {
         "login",
         "choria",
         "security",
+        "jetstream",
         "wire",
         "connection_file",
         "nats",

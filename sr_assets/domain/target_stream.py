@@ -11,9 +11,8 @@ from sr_assets.domain.subjects import covers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-#: The last sequence of no stream: every stream refuses a publish that expects it, with code `WRONG_LAST_SEQUENCE`.
+#: The last sequence of no stream: every stream refuses a publish that expects it, with code 10071.
 IMPOSSIBLE_SEQUENCE: Final = 18446744073709551614
-WRONG_LAST_SEQUENCE: Final = 10071
 _MIN_DUPLICATE_WINDOW_NS: Final = 120 * 1_000_000_000
 #: Copied unchanged from the source's configuration; all other keys are omitted.
 _TAKEN_OVER: Final = ("max_msgs", "max_bytes", "max_age", "max_msgs_per_subject", "max_msg_size", "discard")

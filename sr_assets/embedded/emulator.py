@@ -12,7 +12,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
-from sr_assets.adapters.nats.api import ApiError
+from sr_assets.adapters.jetstream import ApiError
 from sr_assets.adapters.nats.client import error_text, secure_options
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.domain.clusters import ClusterSettings

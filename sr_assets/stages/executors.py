@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.connection_file import pack_cluster
-from sr_assets.adapters.copying.fence import may_ask
+from sr_assets.adapters.copying.fence import probe_fence
+from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.spark.cluster import without_secret
 from sr_assets.adapters.spark.config import is_cluster
 from sr_assets.adapters.spark.remote import try_remotely
 from sr_assets.adapters.spark.session import leave_session, open_session, spark_error
-from sr_assets.adapters.wire import Connection
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.settings import StreamSettings
 
@@ -55,8 +55,8 @@ def _try_fences(settings: Settings) -> list[Tried]:
     for stream in (entry for entry in settings.entries if isinstance(entry, StreamSettings)):
         asked, failure = stream.target.api(f"CONSUMER.INFO.{stream.target_stream}"), None
         try:
-            with Connection(stream.target, "sr-assets check") as target:
-                may_ask(target, stream.target_stream)
+            with Cluster(stream.target, "sr-assets check") as target:
+                probe_fence(target, stream.target_stream)
         except SrAssetsError as error:
             failure = str(error)
         tried.append((stream.target.label, asked, failure))

@@ -16,11 +16,9 @@ import pytest
 from sr_assets.adapters.copying import sending
 from sr_assets.adapters.copying.copier import Copier
 from sr_assets.adapters.copying.receipt import Receipt
-from sr_assets.adapters.nats.api import STREAM_NOT_FOUND, ApiError
+from sr_assets.adapters.jetstream import HEADERS_TOO_LARGE, MESSAGE_TOO_LARGE, STREAM_NOT_FOUND, ApiError
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import (
-    HEADERS_TOO_LARGE,
-    MESSAGE_TOO_LARGE,
     Connection,
     Outgoing,
     next_message,

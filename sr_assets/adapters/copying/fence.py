@@ -17,13 +17,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from sr_assets.adapters.connection_file import open_connection
-from sr_assets.adapters.wire import Connection, WireError
+from sr_assets.adapters.jetstream import (
+    CONSUMER_EXISTS,
+    CONSUMER_NOT_FOUND,
+    STREAM_NOT_FOUND,
+    ApiError,
+    consumer_creation,
+)
+from sr_assets.adapters.wire import WireError
 from sr_assets.domain.errors import ExecutorLostError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from sr_assets.adapters.copying.plan import CopyPlan
+    from sr_assets.adapters.jetstream import JetStreamApi
+    from sr_assets.adapters.wire import Connection
 
 #: How long a writer may write after it has checked its fence.
 LEASE_SECONDS: Final = 10.0
@@ -34,77 +43,68 @@ _CHECK_SECONDS: Final = 2.0
 _ANSWER_SECONDS: Final = 5.0
 #: After this time the server deletes a consumer that a killed run left behind.
 _INACTIVE_NS: Final = 24 * 3_600 * 1_000_000_000
-_NO_CONSUMER: Final = 10014
-_NO_STREAM: Final = 10059
-_GONE: Final = frozenset({_NO_CONSUMER, _NO_STREAM})
-_CLAIMED: Final = 10148
 
 
-def make_fence(target: Connection, stream: str, fence: str, subjects: tuple[str, ...]) -> None:
-    """Create a batch's fence; raises WireError if the target does not respond or refuses."""
-    _create(target, stream, fence, subjects)
+def make_fence(target: JetStreamApi, stream: str, fence: str, subjects: tuple[str, ...]) -> None:
+    """Create a batch's fence, a consumer that delivers no messages; also a writer's claim of its part.
 
-
-def take_away(target: Connection, stream: str, fence: str, writers: int) -> bool:
-    """Delete a batch's fence, if it exists; return whether a writer may continue for up to `LAST_WRITE_SECONDS`.
-
-    Raises WireError if the target does not respond: then the fence may still exist.
+    Raises ExecutorLostError if another writer has created it, ApiError on another refusal.
     """
-    _ask(target, f"CONSUMER.DELETE.{stream}.{fence}")
-    return any(_ask(target, f"CONSUMER.INFO.{stream}.{claim}") for claim in _claims(fence, writers))
-
-
-def forget_claims(target: Connection, stream: str, fence: str, writers: int) -> None:
-    """Delete the claims that ended writers left behind."""
-    for claim in _claims(fence, writers):
-        _ask(target, f"CONSUMER.DELETE.{stream}.{claim}")
-
-
-def may_ask(target: Connection, stream: str) -> None:
-    """Request the info of a nonexistent fence; raises WireError if the server refuses or does not respond."""
-    _ask(target, f"CONSUMER.INFO.{stream}.sr_assets_check")
-
-
-def _claims(fence: str, writers: int) -> list[str]:
-    return [f"{fence}_{partition}" for partition in range(writers)]
-
-
-def _ask(target: Connection, operation: str) -> bool:
-    """Request a consumer's info or deletion; return whether it existed. Raises WireError on any other refusal."""
-    return _exists(target, operation, target.request(target.api(operation), {}))
-
-
-def _exists(target: Connection, operation: str, answer: dict[str, Any]) -> bool:
-    error = answer.get("error")
-    if error and error.get("err_code") not in _GONE:
-        raise WireError(f"{target.address}: {operation}: {error.get('description')} ({error.get('err_code')})")
-    return not error
-
-
-def _create(target: Connection, stream: str, name: str, subjects: tuple[str, ...]) -> None:
-    """Create a consumer that delivers no messages; raises ExecutorLostError if another writer created it, or WireError."""
     config: dict[str, Any] = {
-        "name": name,
-        "durable_name": name,
+        "name": fence,
+        "durable_name": fence,
         # Makes each claim unique: the server accepts a second creation of an equal consumer.
         "description": secrets.token_hex(8),
         "deliver_policy": "new",
         "ack_policy": "explicit",
         "inactive_threshold": _INACTIVE_NS,
     }
-    operation = f"CONSUMER.CREATE.{stream}.{name}"
     if subjects:
         # A subject without messages, so that the consumer affects no stream with interest or work-queue retention.
-        config["filter_subject"] = ".".join(name if token in ("*", ">") else token for token in subjects[0].split("."))
-        operation += f".{config['filter_subject']}"
-    answer = target.request(target.api(operation), {"stream_name": stream, "config": config, "action": "create"})
-    error = answer.get("error")
-    if error and error.get("err_code") == _CLAIMED:
+        config["filter_subject"] = ".".join(fence if token in ("*", ">") else token for token in subjects[0].split("."))
+    try:
+        target.request_api(*consumer_creation(stream, config, action="create"))
+    except ApiError as error:
+        if error.code != CONSUMER_EXISTS:
+            raise
         raise ExecutorLostError(
             f"an earlier attempt to write into {stream} may still be running; the batch is restarted"
-        )
-    if error:
-        raise WireError(f"{target.address}: {operation}: {error.get('description')} ({error.get('err_code')})")
+        ) from None
+
+
+def take_away(target: JetStreamApi, stream: str, fence: str, writers: int) -> bool:
+    """Delete a batch's fence, if it exists; return whether a writer may continue for up to `LAST_WRITE_SECONDS`.
+
+    Raises TransientError if the target does not respond: then the fence may still exist.
+    """
+    _request_consumer(target, f"CONSUMER.DELETE.{stream}.{fence}")
+    return any(_request_consumer(target, f"CONSUMER.INFO.{stream}.{claim}") for claim in _claims(fence, writers))
+
+
+def forget_claims(target: JetStreamApi, stream: str, fence: str, writers: int) -> None:
+    """Delete the claims that ended writers left behind."""
+    for claim in _claims(fence, writers):
+        _request_consumer(target, f"CONSUMER.DELETE.{stream}.{claim}")
+
+
+def probe_fence(target: JetStreamApi, stream: str) -> None:
+    """Request the info of a nonexistent fence; raises RunError if the server refuses or does not respond."""
+    _request_consumer(target, f"CONSUMER.INFO.{stream}.sr_assets_check")
+
+
+def _claims(fence: str, writers: int) -> list[str]:
+    return [f"{fence}_{partition}" for partition in range(writers)]
+
+
+def _request_consumer(target: JetStreamApi, operation: str) -> bool:
+    """Request a consumer's info or deletion; return whether it existed."""
+    try:
+        target.request_api(operation)
+    except ApiError as error:
+        if error.code not in (CONSUMER_NOT_FOUND, STREAM_NOT_FOUND):
+            raise
+        return False
+    return True
 
 
 class Lease:
@@ -125,10 +125,10 @@ class Lease:
     def __enter__(self) -> Self:
         """Claim the part and start the lease; raises ExecutorLostError if the fence was deleted or the part is claimed."""
         with self._connection() as target:
-            _create(target, self._plan.stream, self._claim, self._plan.subjects)
+            make_fence(target, self._plan.stream, self._claim, self._plan.subjects)
             if not self._renew(target):
                 signal.setitimer(signal.ITIMER_REAL, 0)
-                _ask(target, f"CONSUMER.DELETE.{self._plan.stream}.{self._claim}")
+                _request_consumer(target, f"CONSUMER.DELETE.{self._plan.stream}.{self._claim}")
                 raise ExecutorLostError(f"batch {self._plan.batch} was abandoned before this writer started")
         self._renewing.start()
         return self
@@ -141,7 +141,7 @@ class Lease:
         self._renewing.join()
         signal.setitimer(signal.ITIMER_REAL, 0)
         with contextlib.suppress(WireError), self._connection() as target:
-            _ask(target, f"CONSUMER.DELETE.{self._plan.stream}.{self._claim}")
+            _request_consumer(target, f"CONSUMER.DELETE.{self._plan.stream}.{self._claim}")
 
     def _connection(self) -> Connection:
         return open_connection(self._plan.connection, "sr-assets writer: lease", request_seconds=_ANSWER_SECONDS)
@@ -149,7 +149,7 @@ class Lease:
     def _renew(self, target: Connection) -> bool:
         """Extend the lease, counted from this request, if the fence exists; return whether it does."""
         requested_at = time.monotonic()
-        if not _ask(target, f"CONSUMER.INFO.{self._plan.stream}.{self._fence}"):
+        if not _request_consumer(target, f"CONSUMER.INFO.{self._plan.stream}.{self._fence}"):
             return False
         left_seconds = requested_at + self._seconds - time.monotonic()
         # The kernel's default action of SIGALRM ends the process; 0 would disable the timer.

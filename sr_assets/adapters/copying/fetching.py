@@ -6,6 +6,7 @@ import bisect
 from typing import TYPE_CHECKING
 
 from sr_assets.adapters import wire
+from sr_assets.adapters.jetstream import ApiError
 from sr_assets.domain.errors import TransientError
 from sr_assets.domain.positions import SequenceRange, parse_rfc3339_ns
 
@@ -57,11 +58,13 @@ def _check_source(source: wire.Connection, plan: CopyPlan) -> None:
     """
     if plan.source_sequence is None:
         return
-    info = source.request(source.api(f"STREAM.INFO.{plan.source_stream}"), {})
-    changed = "error" in info or parse_rfc3339_ns(info["created"]) != plan.created_ns
-    if not changed:
+    try:
+        info = source.request_api(f"STREAM.INFO.{plan.source_stream}")
+    except ApiError:
+        changed = True
+    else:
         last, last_ns = info["state"]["last_seq"], parse_rfc3339_ns(info["state"]["last_ts"])
-        changed = last < plan.source_sequence
+        changed = parse_rfc3339_ns(info["created"]) != plan.created_ns or last < plan.source_sequence
         if not changed and (last, last_ns) != (plan.source_sequence, plan.source_ns):
             known = wire.stored_message(source, plan.source_stream, plan.source_sequence)
             changed = known is not None and known.stored_ns != plan.source_ns

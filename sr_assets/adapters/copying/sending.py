@@ -14,6 +14,15 @@ from typing import TYPE_CHECKING, Final
 from sr_assets.adapters import wire
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.copying.receipt import MOST_HEARTBEATS, Parked
+from sr_assets.adapters.jetstream import (
+    HEADERS_TOO_LARGE,
+    MESSAGE_TOO_LARGE,
+    SERVER_FULL,
+    STREAM_FULL,
+    STREAM_NOT_FOUND,
+    WRONG_LAST_SEQUENCE,
+    ApiError,
+)
 from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.heartbeats import is_heartbeat
@@ -21,7 +30,7 @@ from sr_assets.domain.messages import header_writer
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.provenance import find_copy, other_writer_text
 from sr_assets.domain.subjects import matcher, printable, target_subject
-from sr_assets.domain.target_stream import IMPOSSIBLE_SEQUENCE, WRONG_LAST_SEQUENCE
+from sr_assets.domain.target_stream import IMPOSSIBLE_SEQUENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -32,11 +41,11 @@ if TYPE_CHECKING:
     from sr_assets.domain.provenance import CopyOf
 
 #: Refusals that concern one message, not the target.
-_ABOUT_THE_MESSAGE: Final = frozenset({wire.MESSAGE_TOO_LARGE, wire.HEADERS_TOO_LARGE, wire.INVALID_SUBJECT})
+_ABOUT_THE_MESSAGE: Final = frozenset({MESSAGE_TOO_LARGE, HEADERS_TOO_LARGE, wire.INVALID_SUBJECT})
 #: The text that distinguishes `discard_new_per_subject` from a full stream, which has the same code.
 _SUBJECT_FULL: Final = "per subject"
 #: Refusals that always concern the target and its server: full, or out of memory or disk.
-_ABOUT_THE_TARGET: Final = frozenset({10077, 10023, 10028, 10047})
+_ABOUT_THE_TARGET: Final = SERVER_FULL | {STREAM_FULL}
 _REFUSAL_SECONDS: Final = 30.0
 _ACK_SECONDS: Final = 30.0
 _PROBE_SECONDS: Final = 5.0
@@ -88,10 +97,13 @@ class Sender:
     def copies(self) -> Iterator[tuple[int, CopyOf]]:
         """Yield our copies that the target has stored since the intent, each with its target sequence."""
         plan = self._plan
-        state = self._target.request(self._target.api(f"STREAM.INFO.{plan.stream}"), {}).get("state")
-        if state is None:
-            raise RunError(f"target stream {plan.stream} does not exist on {self._target.address}")
-        stored_since = SequenceRange(plan.since + 1, max(plan.since, int(state["last_seq"])) + 1)
+        try:
+            last = int(self._target.request_api(f"STREAM.INFO.{plan.stream}")["state"]["last_seq"])
+        except ApiError as error:
+            if error.code == STREAM_NOT_FOUND:
+                raise RunError(f"target stream {plan.stream} does not exist on {self._target.address}") from None
+            raise
+        stored_since = SequenceRange(plan.since + 1, max(plan.since, last) + 1)
         for message in itertools.chain.from_iterable(wire.read_headers(self._target, plan.stream, stored_since)):
             copy = find_copy(message.headers, plan.identity, plan.created_ns)
             if copy is not None:

@@ -15,7 +15,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from sr_assets.adapters.nats.api import UNAVAILABLE, ApiError
+from sr_assets.adapters.jetstream import NO_RESPONDERS, ApiError
 from sr_assets.adapters.security import (
     NO_TLS,
     denied_text,
@@ -105,7 +105,7 @@ class ClientThread:
             return await answer
         except nats.errors.NoRespondersError:
             text = f"{self.settings.label}: {subject}: no responder ({no_responder_hint(self.settings)})"
-            raise ApiError(text, UNAVAILABLE) from None
+            raise ApiError(text, NO_RESPONDERS) from None
         except nats.errors.TimeoutError:
             raise TransientError(
                 f"{self.settings.label}: {subject}: no response within {REQUEST_SECONDS:.0f} s"

@@ -11,23 +11,26 @@ from typing import Any, Final, Self
 
 from nats.aio.client import Client
 
-from sr_assets.adapters.nats.api import (
+from sr_assets.adapters.jetstream import (
     MESSAGE_NOT_FOUND,
     STREAM_NOT_FOUND,
     TOO_FEW_SERVERS,
+    WRONG_LAST_SEQUENCE,
     ApiError,
-    read_ack,
-    read_answer,
-    refusal_text,
+    check_response,
+    consumer_creation,
+    decode_response,
+    encode_json,
+    parse_message,
+    temporary_consumer,
 )
 from sr_assets.adapters.nats.client import REQUEST_SECONDS, ClientThread
-from sr_assets.adapters.nats.publishing import Delivery, Item, ItemPublisher
+from sr_assets.adapters.nats.publishing import Delivery, Item, ItemPublisher, read_ack, refusal_text
 from sr_assets.adapters.nats.stream_info import StreamInfo, Version, parse_stream_info
-from sr_assets.adapters.wire.frames import encode_json, stored_message
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.messages import Message
-from sr_assets.domain.target_stream import IMPOSSIBLE_SEQUENCE, WRONG_LAST_SEQUENCE
+from sr_assets.domain.target_stream import IMPOSSIBLE_SEQUENCE
 
 #: How long the server keeps a counting consumer that we failed to delete.
 _COUNTER_LIFETIME_NS: Final = 30 * 1_000_000_000
@@ -73,9 +76,9 @@ class Cluster:
         """The largest message that the server accepts, headers included, in bytes."""
         return self._thread.connected().max_payload
 
-    def request_api(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Send a request to a JetStream API subject, such as `STREAM.NAMES`; raises ApiError with the server's message."""
-        return self._thread.run(self._request(subject, body))
+    def request_api(self, operation: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the response to an API operation such as `STREAM.NAMES`; raises ApiError with the server's message."""
+        return self._thread.run(self._request(operation, body))
 
     def stream_info(self, stream: str) -> StreamInfo:
         """Return a stream's info from its leader; raises ApiError if the stream does not exist."""
@@ -155,19 +158,8 @@ class Cluster:
     def count_from(self, stream: str, sequence: int, subject: str | None = None) -> int:
         """Count the messages at or after a sequence, by creating and deleting a consumer."""
         name = f"sr_count_{secrets.token_hex(8)}"
-        config: dict[str, Any] = {
-            "name": name,
-            "deliver_policy": "by_start_sequence",
-            "opt_start_seq": max(1, sequence),
-            "ack_policy": "none",
-            "mem_storage": True,
-            "num_replicas": 1,
-            "inactive_threshold": _COUNTER_LIFETIME_NS,
-        }
-        if subject:
-            config["filter_subject"] = subject
-        create = f"CONSUMER.CREATE.{stream}.{name}" + (f".{subject}" if subject else "")
-        answer = self.request_api(create, {"stream_name": stream, "config": config})
+        config = temporary_consumer(name, sequence, subject, _COUNTER_LIFETIME_NS)
+        answer = self.request_api(*consumer_creation(stream, config))
         self.request_api(f"CONSUMER.DELETE.{stream}.{name}")
         return int(answer["num_pending"])
 
@@ -207,7 +199,7 @@ class Cluster:
 
     def _message(self, stream: str, body: dict[str, Any]) -> Message | None:
         try:
-            return stored_message(self.request_api(f"STREAM.MSG.GET.{stream}", body))
+            return parse_message(self.request_api(f"STREAM.MSG.GET.{stream}", body))
         except ApiError as error:
             if error.code == MESSAGE_NOT_FOUND:
                 return None
@@ -215,9 +207,13 @@ class Cluster:
 
     # ----------------------------------------------------------------------------- in the connection's own thread
 
-    async def _request(self, subject: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        answer = await self._thread.ask(self.settings.api(subject), encode_json(body) if body else b"")
-        return read_answer(self.settings.label, subject, answer.data)
+    async def _request(self, operation: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        answer = await self._thread.ask(self.settings.api(operation), encode_json(body) if body else b"")
+        try:
+            response = decode_response(answer.data)
+        except ValueError as error:
+            raise RunError(f"{self.settings.label}: {operation}: {error}") from None
+        return check_response(self.settings.label, operation, response)
 
     async def _stream_info(self, stream: str) -> StreamInfo:
         try:

@@ -9,8 +9,10 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from sr_assets.adapters.nats.api import read_ack, refusal_text
+from sr_assets.adapters.jetstream import NO_RESPONDERS
 from sr_assets.adapters.nats.client import ClientThread, error_text
+from sr_assets.adapters.wire import Ack, parse_ack
+from sr_assets.adapters.wire.frames import Frame
 
 _WINDOW: Final = 256
 #: More consecutive refusals than this are not about single messages.
@@ -98,3 +100,17 @@ class ItemPublisher:
 
     def _postpone(self) -> None:
         self._deadline = asyncio.get_running_loop().time() + self._timeout_seconds
+
+
+def read_ack(message: Msg) -> Ack:
+    """Parse an acknowledgement that nats-py received, with the parser of `wire`."""
+    status = (message.headers or {}).get("Status")
+    headers = f"NATS/1.0 {status}\r\n\r\n".encode() if status else b""
+    return parse_ack(0, Frame(b"HMSG", headers=headers, payload=message.data))
+
+
+def refusal_text(ack: Ack) -> str | None:
+    """Return why the server did not store a message, with its error code, or None if it did."""
+    if ack.error is None or ack.error_code in (None, NO_RESPONDERS):
+        return ack.error
+    return f"{ack.error} ({ack.error_code})"

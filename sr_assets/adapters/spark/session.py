@@ -149,7 +149,7 @@ def _prepared(session: SparkSession) -> SparkSession:
 
 _OUR_ERRORS = re.compile(
     r"(?:sr_assets\.[\w.]*)?"
-    r"(WireError|SilenceError|DeniedError|NoConsumerError|TransientError|ExecutorLostError|RunError|ApiError): ([^\n]+)"
+    r"((?:Wire|Silence|Refused|Denied|NoConsumer|Transient|ExecutorLost|Run|Api)Error): ([^\n]+)"
 )
 
 
@@ -157,6 +157,7 @@ _OUR_ERRORS = re.compile(
 _KINDS = {
     "WireError": TransientError,
     "SilenceError": TransientError,
+    "RefusedError": TransientError,
     "TransientError": TransientError,
     "ExecutorLostError": ExecutorLostError,
 }

@@ -7,10 +7,7 @@ from sr_assets.adapters.wire.connection import Connection
 from sr_assets.adapters.wire.gets import next_message, stored_message
 from sr_assets.adapters.wire.link import DeniedError, WireError
 from sr_assets.adapters.wire.publishing import (
-    HEADERS_TOO_LARGE,
     INVALID_SUBJECT,
-    MESSAGE_TOO_LARGE,
-    NO_STREAM,
     Ack,
     Outgoing,
     Publisher,
@@ -28,10 +25,7 @@ from sr_assets.adapters.wire.reading import (
 __all__ = [
     "BATCH_BYTES",
     "BATCH_MESSAGES",
-    "HEADERS_TOO_LARGE",
     "INVALID_SUBJECT",
-    "MESSAGE_TOO_LARGE",
-    "NO_STREAM",
     "Ack",
     "Connection",
     "DeniedError",

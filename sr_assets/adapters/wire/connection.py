@@ -1,12 +1,12 @@
 """One synchronous connection to a NATS server: login, frames, and requests to the JetStream API."""
 
-import json
 import secrets
 import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
+from sr_assets.adapters.jetstream import ApiError, check_response, decode_response, encode_json
 from sr_assets.adapters.login import Login
 from sr_assets.adapters.security import (
     NO_TLS,
@@ -18,8 +18,9 @@ from sr_assets.adapters.security import (
 )
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.frames import Frame
-from sr_assets.adapters.wire.link import DeniedError, Link, WireError
+from sr_assets.adapters.wire.link import DeniedError, Link, RefusedError, WireError
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
+from sr_assets.domain.errors import RunError
 
 REQUEST_SECONDS: Final = 30.0
 RESEND_SECONDS: Final = 2.0
@@ -159,15 +160,30 @@ class Connection:
                 raise SilenceError(f"{self.address}: no answer to {question} within {seconds:g} s")
             yield from received
 
+    def request_api(
+        self, operation: str, body: dict[str, Any] | None = None, timeout_seconds: float | None = None
+    ) -> dict[str, Any]:
+        """Return the response to an API operation such as `STREAM.NAMES`, as `request` does; raises RefusedError for an error."""
+        return self.check(operation, self.request(self.api(operation), body or {}, timeout_seconds))
+
+    def check(self, operation: str, response: dict[str, Any]) -> dict[str, Any]:
+        """Return a response of the API; raises RefusedError if it is an error, WireError if the API is unavailable."""
+        try:
+            return check_response(self.address, operation, response)
+        except ApiError as error:
+            raise RefusedError(str(error), error.code) from None
+        except RunError as error:
+            raise WireError(str(error)) from None
+
     def request(self, subject: str, body: dict[str, Any], timeout_seconds: float | None = None) -> dict[str, Any]:
-        """Send a request to the JetStream API and return its JSON, `error` included; raises WireError without responders.
+        """Send a JSON request to a subject and return its JSON, `error` included; raises WireError without responders.
 
         The request is resent every 2 s until the timeout (default `request_seconds`), because a stream without a leader
         does not respond and its next leader has not received the request. Use it only for requests that may be repeated.
         """
         seconds = self.request_seconds if timeout_seconds is None else timeout_seconds
         inbox, deadline = self.new_inbox(), time.monotonic() + seconds
-        question = f.encode_pub(subject, inbox, b"", f.encode_json(body) if body else b"")
+        question = f.encode_pub(subject, inbox, b"", encode_json(body) if body else b"")
         while time.monotonic() < deadline:
             self.send(question)
             again = min(deadline, time.monotonic() + RESEND_SECONDS)
@@ -180,19 +196,16 @@ class Connection:
     def _answer(self, subject: str, frame: Frame) -> dict[str, Any]:
         if frame.status is not None:
             raise WireError(
-                f"{self.address}: {subject} answered {frame.status_text} ({no_responder_hint(self._cluster)})"
+                f"{self.address}: {subject}: answered {frame.status_text} ({no_responder_hint(self._cluster)})"
             )
         return self.decoded(frame.payload, subject)
 
     def decoded(self, payload: bytes, question: str) -> dict[str, Any]:
         """Return the JSON of a response, `error` included; raises WireError if it is not a JetStream response."""
         try:
-            answer = json.loads(payload)
-            if isinstance(answer, dict) and isinstance(answer.get("error") or {}, dict):
-                return answer
-        except (ValueError, RecursionError):
-            pass
-        raise WireError(f"{self.address}: {question}: not a response of JetStream: {payload[:80]!r}")
+            return decode_response(payload)
+        except ValueError as error:
+            raise WireError(f"{self.address}: {question}: {error}") from None
 
     def _open(self, server: str, login: Login) -> None:
         self.address = server
@@ -202,7 +215,7 @@ class Connection:
         options: dict[str, Any] = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True}
         options |= {"protocol": 1, "lang": "python", "version": "1", "name": self._name, "echo": False}
         options |= {"tls_required": self._cluster.tls is not None} | login.connect_options(info.get("nonce"))
-        self.send(b"CONNECT %b\r\nSUB %b* 1\r\nPING\r\n" % (f.encode_json(options), self._inbox))
+        self.send(b"CONNECT %b\r\nSUB %b* 1\r\nPING\r\n" % (encode_json(options), self._inbox))
         self._await_frame(b"PONG")
 
     def _greeting(self) -> dict[str, Any]:

@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
+from sr_assets.adapters.jetstream import NO_RESPONDERS, consumer_creation, encode_json, temporary_consumer
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.connection import Connection, SilenceError
 from sr_assets.adapters.wire.frames import Frame
-from sr_assets.adapters.wire.gets import refused, stored_message, succeeded
+from sr_assets.adapters.wire.gets import refused, stored_message
 from sr_assets.adapters.wire.link import WireError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
@@ -48,7 +49,9 @@ def read_consumer(
     cursor = max(wanted.first, 1)
     deadline = time.monotonic() + connection.request_seconds
     while cursor < wanted.next:
-        config = _config(cursor, filter_subject, headers_only)
+        config = temporary_consumer("", cursor, filter_subject, CONSUMER_INACTIVE_NS)
+        if headers_only:
+            config["headers_only"] = True
         consumer = _create_on_leader(connection, stream, config, deadline)
         try:
             for messages in consumer.pull(SequenceRange(cursor, wanted.next), batch_messages, max_bytes):
@@ -63,22 +66,6 @@ def read_consumer(
             max_bytes, batch_messages = max(1, max_bytes * 2 // 3), max(1, batch_messages * 2 // 3)
         finally:
             consumer.delete()
-
-
-def _config(first: int, filter_subject: str | None, headers_only: bool) -> dict[str, Any]:
-    config: dict[str, Any] = {
-        "deliver_policy": "by_start_sequence",
-        "opt_start_seq": first,
-        "ack_policy": "none",
-        "mem_storage": True,
-        "num_replicas": 1,
-        "inactive_threshold": CONSUMER_INACTIVE_NS,
-    }
-    if filter_subject:
-        config["filter_subject"] = filter_subject
-    if headers_only:
-        config["headers_only"] = True
-    return config
 
 
 def _with_whole_headers(connection: Connection, stream: str, messages: list[Message]) -> list[Message]:
@@ -102,21 +89,16 @@ def _create_on_leader(connection: Connection, stream: str, config: dict[str, Any
         if consumer.server is None or not attempts:
             return consumer
         if leader is None:
-            answer = succeeded(connection, stream, connection.request(connection.api(f"STREAM.INFO.{stream}"), {}))
-            leader = _server(answer)
+            leader = _server(connection.request_api(f"STREAM.INFO.{stream}"))
         if consumer.server == leader or leader is None:
             return consumer
         consumer.delete()
 
 
 def _create(connection: Connection, stream: str, config: dict[str, Any], deadline: float) -> "_Consumer":
-    name, filter_subject = f"sr_{secrets.token_hex(8)}", config.get("filter_subject")
-    subject = connection.api(f"CONSUMER.CREATE.{stream}.{name}" + (f".{filter_subject}" if filter_subject else ""))
-    config = {"name": name, **config}
-    left_seconds = deadline - time.monotonic()
+    config = {**config, "name": f"sr_{secrets.token_hex(8)}"}
     try:
-        answer = connection.request(subject, {"stream_name": stream, "config": config}, left_seconds)
-        succeeded(connection, stream, answer)
+        answer = connection.request_api(*consumer_creation(stream, config), deadline - time.monotonic())
     except SilenceError:
         raise
     except WireError as error:
@@ -160,7 +142,7 @@ class _Consumer:
                 reachable_until = time.monotonic() + self._connection.silence_seconds
             if self._silence:
                 raise self._silence
-            if not messages and status == f.NO_RESPONDERS:
+            if not messages and status == NO_RESPONDERS:
                 if time.monotonic() > reachable_until:
                     address = self._connection.address
                     raise SilenceError(f"{address}: stream {self._stream}: its consumer no longer exists")
@@ -175,8 +157,8 @@ class _Consumer:
     def delete(self) -> None:
         """Delete the consumer; if this fails, the server deletes it once it is inactive."""
         with contextlib.suppress(WireError):
-            subject = self._connection.api(f"CONSUMER.DELETE.{self._stream}.{self._name}")
-            self._connection.request(subject, {}, min(_DELETE_SECONDS, self._connection.request_seconds))
+            seconds = min(_DELETE_SECONDS, self._connection.request_seconds)
+            self._connection.request_api(f"CONSUMER.DELETE.{self._stream}.{self._name}", None, seconds)
 
     def _pull_batch(self, batch_messages: int, max_bytes: int) -> tuple[list[Message], int | None]:
         """Return the messages of one pull, and the status that ended it.
@@ -188,7 +170,7 @@ class _Consumer:
         if max_bytes:
             request["max_bytes"] = max_bytes
         question = self._connection.api(f"CONSUMER.MSG.NEXT.{self._stream}.{self._name}")
-        self._connection.send(f.encode_pub(question, inbox, b"", f.encode_json(request)))
+        self._connection.send(f.encode_pub(question, inbox, b"", encode_json(request)))
         mark, left_bytes = b".%b." % self._name.encode(), max_bytes
         messages: list[Message] = []
         late = time.monotonic() + self._connection.silence_seconds
@@ -224,6 +206,6 @@ class _Consumer:
     def _status(self, frame: Frame) -> int | None:
         """Return the status that ended a pull; raises WireError if the consumer can no longer deliver."""
         too_large = frame.status == _TOO_LARGE and "MaxBytes" in frame.status_text
-        if frame.status in (_NO_MESSAGES, _TIMED_OUT, f.NO_RESPONDERS) or too_large:
+        if frame.status in (_NO_MESSAGES, _TIMED_OUT, NO_RESPONDERS) or too_large:
             return frame.status
         raise refused(self._connection, self._stream, frame)

@@ -1,22 +1,17 @@
 """The NATS client protocol without I/O: encoding and parsing of frames, and of JetStream's messages in them."""
 
-import base64
-import json
 import re
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from sr_assets.adapters.jetstream import EMPTY_HEADERS
 from sr_assets.domain.messages import Message
-from sr_assets.domain.positions import parse_rfc3339_ns
 
 CRLF: Final = b"\r\n"
-EMPTY_BLOCK: Final = b"NATS/1.0\r\n\r\n"
 MAX_LINE_BYTES: Final = 1 << 20
 # More than any server accepts for a message: waiting for more bytes would only fill the memory.
 MAX_MESSAGE_BYTES: Final = 1 << 30
-# The status of a response to a subject without subscribers.
-NO_RESPONDERS: Final = 503
 
 _NOT_IN_A_SUBJECT: Final = bytes(range(0x21))
 # A stream's acknowledgement of a stored message.
@@ -210,7 +205,7 @@ def delivered_message(frame: Frame, *, headers_only: bool = False) -> tuple[Mess
         raise ValueError(f"not a delivery of a stream: {frame.reply[:80]!r}")
     sequence, number, stored_ns, pending = tokens[5:9] if len(tokens) == 9 else tokens[7:11]
     headers, unread_bytes = _without_size(frame.headers) if headers_only else (frame.headers, 0)
-    if headers == EMPTY_BLOCK:
+    if headers == EMPTY_HEADERS:
         headers = b""
     subject = frame.subject.decode(errors="surrogateescape")
     message = Message(int(sequence), int(stored_ns), subject, headers, frame.payload, unread_bytes)
@@ -224,21 +219,3 @@ def _without_size(headers: bytes) -> tuple[bytes, int]:
     if added is None:
         raise ValueError(f"not headers with the size of a message: {headers[-80:]!r}")
     return headers[:at] + CRLF, int(added[1])
-
-
-def stored_message(answer: dict[str, Any]) -> Message:
-    """Return the message in the JSON response of `STREAM.MSG.GET`, with headers byte for byte."""
-    stored = answer["message"]
-    headers = base64.b64decode(stored.get("hdrs") or "", validate=True)
-    return Message(
-        sequence=int(stored["seq"]),
-        stored_ns=parse_rfc3339_ns(stored["time"]),
-        subject=stored["subject"],
-        headers=b"" if headers == EMPTY_BLOCK else headers,
-        payload=base64.b64decode(stored.get("data") or "", validate=True),
-    )
-
-
-def encode_json(value: dict[str, Any]) -> bytes:
-    """Return compact JSON, the body of an API request."""
-    return json.dumps(value, separators=(",", ":")).encode()

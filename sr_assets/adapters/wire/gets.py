@@ -8,26 +8,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from sr_assets.adapters.jetstream import MESSAGE_NOT_FOUND, NO_RESPONDERS, ApiError, encode_json, parse_message
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.connection import Connection, SilenceError
-from sr_assets.adapters.wire.frames import NO_RESPONDERS, Frame
+from sr_assets.adapters.wire.frames import Frame
 from sr_assets.adapters.wire.link import WireError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
 
-_NO_MESSAGE: Final = 10037
 _NOT_FOUND: Final = 404
 _FIRST_WINDOW: Final = 32
 _LAST_WINDOW: Final = 256
-
-
-def succeeded(connection: Connection, stream: str, answer: dict[str, Any]) -> dict[str, Any]:
-    """Return a response of the API; raises WireError with the server's description if it is an error."""
-    error = answer.get("error")
-    if error:
-        reason = f"{error.get('description')} ({error.get('err_code', error.get('code'))})"
-        raise WireError(f"{connection.address}: stream {stream}: {reason}")
-    return answer
 
 
 def refused(connection: Connection, stream: str, frame: Frame) -> WireError:
@@ -181,11 +172,12 @@ def _leader_subject(connection: Connection, stream: str) -> str:
 
 
 def _stored(connection: Connection, stream: str, answer: dict[str, Any]) -> Message | None:
-    if (answer.get("error") or {}).get("err_code") == _NO_MESSAGE:
-        return None
-    stored = succeeded(connection, stream, answer)
     try:
-        return f.stored_message(stored)
+        return parse_message(connection.check(f"STREAM.MSG.GET.{stream}", answer))
+    except ApiError as error:
+        if error.code == MESSAGE_NOT_FOUND:
+            return None
+        raise
     except (AttributeError, KeyError, TypeError, ValueError):
         raise WireError(f"{connection.address}: stream {stream} sent a response that is not a message") from None
 
@@ -223,7 +215,7 @@ def _direct_batch(
 ) -> tuple[list[Message], int]:
     """Return the messages of one batched direct get, and how many follow (404: none, without an end marker)."""
     inbox, asked = connection.new_inbox(), stream.encode()
-    connection.send(f.encode_pub(connection.api(f"DIRECT.GET.{stream}"), inbox, b"", f.encode_json(request)))
+    connection.send(f.encode_pub(connection.api(f"DIRECT.GET.{stream}"), inbox, b"", encode_json(request)))
     messages: list[Message] = []
     damaged: list[int] = []
     pending: int | None = 0

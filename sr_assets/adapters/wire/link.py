@@ -9,6 +9,7 @@ import struct
 import time
 from typing import Final
 
+from sr_assets.adapters.jetstream import ApiError
 from sr_assets.adapters.security import tls_error_text
 from sr_assets.domain.errors import TransientError
 
@@ -39,6 +40,14 @@ class WireError(TransientError):
 
 class DeniedError(WireError):
     """The user lacks a permission: a retry fails too."""
+
+
+class RefusedError(WireError, ApiError):
+    """JetStream answered a task's request with an error; a later attempt may succeed."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Link:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from sr_assets.adapters.jetstream import MESSAGE_TOO_LARGE, NO_RESPONDERS
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.connection import Connection
 from sr_assets.adapters.wire.frames import Frame
@@ -13,11 +14,8 @@ from sr_assets.adapters.wire.link import WireError
 SEND_BYTES: Final = 256 << 10
 MAX_CONTROL_LINE_BYTES: Final = 4096
 
-# Error codes for messages that are not stored, from the server or from the publisher itself.
-NO_STREAM: Final = f.NO_RESPONDERS
+#: The publisher's own code for a message that it did not send.
 INVALID_SUBJECT: Final = 400
-MESSAGE_TOO_LARGE: Final = 10054
-HEADERS_TOO_LARGE: Final = 10097
 
 _UNKNOWN: Final = (0, 0)
 
@@ -153,8 +151,8 @@ def parse_ack(sequence: int, frame: Frame) -> Ack:
     stored = f.STORED.fullmatch(frame.payload)
     if stored:
         return Ack(sequence, int(stored[1]))
-    if frame.status == NO_STREAM:
-        return Ack(sequence, error_code=NO_STREAM, error="no stream takes this subject")
+    if frame.status == NO_RESPONDERS:
+        return Ack(sequence, error_code=NO_RESPONDERS, error="no stream takes this subject")
     try:
         answer = json.loads(frame.payload)
         error = answer.get("error")

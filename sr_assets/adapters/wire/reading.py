@@ -10,7 +10,7 @@ from typing import Final
 
 from sr_assets.adapters.wire.connection import Connection, SilenceError
 from sr_assets.adapters.wire.consumer import NoConsumerError, read_consumer
-from sr_assets.adapters.wire.gets import next_message, next_sequences, read_direct, read_singles, succeeded
+from sr_assets.adapters.wire.gets import next_message, next_sequences, read_direct, read_singles
 from sr_assets.adapters.wire.link import WireError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, merge_ranges
@@ -176,8 +176,7 @@ def _read_direct_first(
 
 def _check_end(connection: Connection, stream: str, after: int) -> None:
     """Raise WireError if the leader ends before `after`, although the stream held those sequences."""
-    answer = succeeded(connection, stream, connection.request(connection.api(f"STREAM.INFO.{stream}"), {}))
-    last = int(answer["state"]["last_seq"])
+    last = int(connection.request_api(f"STREAM.INFO.{stream}")["state"]["last_seq"])
     if last < after - 1:
         raise WireError(f"{connection.address}: stream {stream} ends at {last}, before {after - 1}, which it held")
 

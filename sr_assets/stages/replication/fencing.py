@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.copying.fence import LAST_WRITE_SECONDS, forget_claims, make_fence, take_away
 from sr_assets.adapters.private import write_private
-from sr_assets.adapters.wire import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from sr_assets.adapters.copying.plan import CopyPlan
-    from sr_assets.settings import ClusterSettings
+    from sr_assets.adapters.nats.cluster import Cluster
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +29,7 @@ _FILE: Final = "fence.json"
 
 
 @contextlib.contextmanager
-def fenced(plan: CopyPlan, folder: Path, target: ClusterSettings, writers: int) -> Iterator[CopyPlan]:
+def fenced(plan: CopyPlan, folder: Path, target: Cluster, writers: int) -> Iterator[CopyPlan]:
     """Yield the plan with a fence for this many writers, and delete the fence after all of them succeeded.
 
     After a failure it stays, because some writers may be active; the next run settles it.
@@ -39,31 +38,27 @@ def fenced(plan: CopyPlan, folder: Path, target: ClusterSettings, writers: int) 
     # Write the name to disk before creating the fence: the next run must know the fence of a run that is killed in
     # between.
     write_private(folder / _FILE, json.dumps(fence))
-    with Connection(target, "sr-assets fence") as connection:
-        make_fence(connection, plan.stream, str(fence["fence"]), plan.subjects)
+    make_fence(target, plan.stream, str(fence["fence"]), plan.subjects)
     yield replace(plan, fence=str(fence["fence"]))
     settle_fence(folder, target)
 
 
-def settle_fence(folder: Path, target: ClusterSettings) -> None:
+def settle_fence(folder: Path, target: Cluster) -> None:
     """Delete the last batch's fence, if any, and wait until none of its writers can write.
 
-    Raises WireError if the target does not respond: then its content proves nothing.
+    Raises TransientError if the target does not respond: then its content proves nothing.
     """
     file = folder / _FILE
     if not file.exists():
         return
     fence: dict[str, Any] = json.loads(file.read_text())
-    with Connection(target, "sr-assets fence") as connection:
-        may_write = take_away(connection, **fence)
-    if may_write:
+    if take_away(target, **fence):
         logger.warning(
             "%s: cluster writers were lost; waiting %g s until none of them can write",
             fence["stream"],
             LAST_WRITE_SECONDS,
         )
         time.sleep(LAST_WRITE_SECONDS)
-        with Connection(target, "sr-assets fence") as connection:
-            forget_claims(connection, **fence)
+        forget_claims(target, **fence)
     # Last: a run that is killed during the wait leaves the claims, so that the next run waits too.
     file.unlink()

@@ -66,7 +66,7 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
             )
         source = site.clusters.connect(stream.source).stream_info(stream.stream)
         site.clock.set(source.ts_ns)
-        settle_fence(writers_folder(site.folder, stream), stream.target)
+        settle_fence(writers_folder(site.folder, stream), site.clusters.connect(stream.target))
         copies, rebuilt = find_copies(site, stream, source), Rebuilt()
         if not len(copies):
             raise RunError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from sr_assets.adapters.nats.api import SUBJECTS_TAKEN, ApiError
+from sr_assets.adapters.jetstream import SUBJECTS_TAKEN, ApiError
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.provenance import Identity, doubled_text, foreign_copy
 from sr_assets.domain.subjects import overlaps

@@ -57,7 +57,7 @@ class Writers:
             # Joining the session interrupts them; an uninterruptible task notices that another batch has started.
             self._context.spark.session()
             await_writers(writers)
-        settle_fence(writers, self._stream.target)
+        settle_fence(writers, self._context.clusters.connect(self._stream.target))
 
     def write(self, rows: pa.Table | SequenceRange) -> Receipt:
         """Copy the messages in `rows` (sequence, for a tracked stream also node): many in Spark, a few in this process.
@@ -70,7 +70,8 @@ class Writers:
         receipt_file = context.writers / "receipt.json"
         plan = self._plan(str(receipt_file))
         if context.spark.remote:
-            with context.spark.use() as session, fenced(plan, context.writers, stream.target, stream.workers) as behind:
+            cluster = context.clusters.connect(stream.target)
+            with context.spark.use() as session, fenced(plan, context.writers, cluster, stream.workers) as behind:
                 receipt = copy_remotely(session, self._spread(session, rows), behind)
         elif context.spark.needed(len(rows), len(rows) * average_bytes(self._source)):
             receipt_file.unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sr_assets.adapters.nats.api import NAME_MISMATCH, NAME_TAKEN, NOT_EMPTY, ApiError
+from sr_assets.adapters.jetstream import BODY_NOT_EMPTY, NAME_MISMATCH, NAME_TAKEN, ApiError
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.topology.drift import compare
 from sr_assets.domain.topology.found import read_stream
@@ -115,7 +115,7 @@ def probe_update(cluster: Cluster, operation: str, stream: str) -> None:
 
 def try_deleting(cluster: Cluster, stream: str) -> None:
     """Raise RunError if the user may not delete a stream: the server refuses a request with a payload."""
-    _expect(cluster, f"STREAM.DELETE.{stream}", {"only": "asked"}, NOT_EMPTY)
+    _expect(cluster, f"STREAM.DELETE.{stream}", {"only": "asked"}, BODY_NOT_EMPTY)
 
 
 def _expect(cluster: Cluster, subject: str, body: dict[str, Any], code: int) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sr_assets.adapters.nats.api import STREAM_NOT_FOUND, ApiError
+from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, ApiError
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.domain.errors import RunError, SrAssetsError, TransientError
 from sr_assets.stages.topology.applying import probe_update

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from sr_assets.adapters.nats.api import STREAM_NOT_FOUND, ApiError
+from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, ApiError
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.domain.clusters import OWN_API
 from sr_assets.domain.errors import RunError, TransientError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters.nats.api import ApiError
+from sr_assets.adapters.jetstream import ApiError
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.publishing import Delivery
 from sr_assets.adapters.nats.stream_info import StreamInfo, Version

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sr_assets.adapters.jetstream import parse_message
 from sr_assets.adapters.wire.frames import (
     Frame,
     FrameParser,
@@ -17,7 +18,6 @@ from sr_assets.adapters.wire.frames import (
     direct_get_message,
     encode_pub,
     has_whole_headers,
-    stored_message,
 )
 
 SERVER_BLOCK = (
@@ -302,6 +302,6 @@ def test_stored_message_keeps_headers_and_payload_unchanged() -> None:
     headers, payload = b"NATS/1.0\r\nB : \xff\r\nno end", bytes(range(256))
     stored = {"subject": "a", "seq": 3, "time": "2026-03-15T13:48:10.5Z"}
     stored |= {"hdrs": base64.b64encode(headers).decode(), "data": base64.b64encode(payload).decode()}
-    message = stored_message({"message": stored})
+    message = parse_message({"message": stored})
     assert (message.sequence, message.stored_ns) == (3, STORED_NS)
     assert (message.headers, message.payload) == (headers, payload)

@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
+from sr_assets.adapters.jetstream import encode_json
 from sr_assets.adapters.wire import Connection, Outgoing, WireError, read_confirmed, read_headers, read_sequences
-from sr_assets.adapters.wire.frames import direct_get_message, encode_json, encode_pub
+from sr_assets.adapters.wire.frames import direct_get_message, encode_pub
 from sr_assets.domain.positions import SequenceRange
 from sr_assets_tests.adapters.wire.rig import Names, create_stream, delete, flat, outgoing, publish
 

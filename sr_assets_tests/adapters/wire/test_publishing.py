@@ -6,11 +6,9 @@ from itertools import islice
 
 import pytest
 
+from sr_assets.adapters.jetstream import HEADERS_TOO_LARGE, MESSAGE_TOO_LARGE, NO_RESPONDERS
 from sr_assets.adapters.wire import (
-    HEADERS_TOO_LARGE,
     INVALID_SUBJECT,
-    MESSAGE_TOO_LARGE,
-    NO_STREAM,
     Ack,
     Connection,
     Outgoing,
@@ -102,7 +100,7 @@ def test_stream_refuses_headers_over_64_kib(connection: Connection, stream: str)
 
 def test_publisher_reports_subject_without_stream_immediately(connection: Connection, unique: Names) -> None:
     acks = publish(connection, [Outgoing(n, unique("nowhere"), b"", b"") for n in range(3)])
-    assert [ack.error_code for ack in acks] == [NO_STREAM] * 3
+    assert [ack.error_code for ack in acks] == [NO_RESPONDERS] * 3
 
 
 def test_publisher_rejects_response_of_another_subscriber(nats_server: NatsServer, unique: Names) -> None:

@@ -1,0 +1,116 @@
+"""JetStream's JSON API for both transports: error codes, request bodies, and the parsing of responses and errors.
+
+`nats.Cluster` sends the requests of a run, `wire.Connection` those of a bulk task.
+"""
+
+import base64
+import json
+from typing import Any, Final, Protocol
+
+from sr_assets.domain.errors import RunError, TransientError
+from sr_assets.domain.messages import Message
+from sr_assets.domain.positions import parse_rfc3339_ns
+
+#: The status of a subject without responders, and of a server that has no leader or is just starting.
+NO_RESPONDERS: Final = 503
+
+CONSUMER_NOT_FOUND: Final = 10014
+CONSUMER_EXISTS: Final = 10148
+#: A request with a body where the API expects none, such as `STREAM.DELETE`.
+BODY_NOT_EMPTY: Final = 10038
+MESSAGE_NOT_FOUND: Final = 10037
+MESSAGE_TOO_LARGE: Final = 10054
+HEADERS_TOO_LARGE: Final = 10097
+STREAM_NOT_FOUND: Final = 10059
+#: The name in a `STREAM.CREATE` contradicts its subject.
+NAME_MISMATCH: Final = 10056
+#: A `STREAM.CREATE` of a stream that exists with another configuration.
+NAME_TAKEN: Final = 10058
+SUBJECTS_TAKEN: Final = 10065
+WRONG_LAST_SEQUENCE: Final = 10071
+#: A stream at a limit that discards new messages: the whole stream, or one subject of it.
+STREAM_FULL: Final = 10077
+#: A server without memory, resources for streams, or disk.
+SERVER_FULL: Final = frozenset({10023, 10028, 10047})
+#: A cluster too small for the replicas, or a server without a cluster.
+TOO_FEW_SERVERS: Final = frozenset({10005, 10074})
+
+EMPTY_HEADERS: Final = b"NATS/1.0\r\n\r\n"
+
+
+class ApiError(RunError):
+    """JetStream answered with an error; `code` is its `err_code`."""
+
+    def __init__(self, message: str, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class JetStreamApi(Protocol):
+    """A connection that sends requests to JetStream's API."""
+
+    def request_api(self, operation: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the response to an operation such as `STREAM.NAMES`; raises ApiError with the server's description."""
+        ...
+
+
+def encode_json(value: dict[str, Any]) -> bytes:
+    """Return compact JSON, the body of a request."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def decode_response(payload: bytes) -> dict[str, Any]:
+    """Return the JSON of a response, `error` included; raises ValueError if it is not a response of JetStream."""
+    try:
+        response = json.loads(payload)
+        if isinstance(response, dict) and isinstance(response.get("error") or {}, dict):
+            return response
+    except (ValueError, RecursionError):
+        pass
+    raise ValueError(f"not a response of JetStream: {payload[:80]!r}")
+
+
+def check_response(label: str, operation: str, response: dict[str, Any]) -> dict[str, Any]:
+    """Return a response; raises ApiError if it is an error, TransientError if the API is unavailable."""
+    error = response.get("error")
+    if error:
+        code = error.get("err_code") or error.get("code")
+        text = f"{label}: {operation}: {error.get('description')} ({code})"
+        if error.get("code") == NO_RESPONDERS:
+            raise TransientError(text)
+        raise ApiError(text, code if isinstance(code, int) else 0)
+    return response
+
+
+def parse_message(response: dict[str, Any]) -> Message:
+    """Return the message in the response of `STREAM.MSG.GET`, with headers byte for byte."""
+    stored = response["message"]
+    headers = base64.b64decode(stored.get("hdrs") or "", validate=True)
+    return Message(
+        sequence=int(stored["seq"]),
+        stored_ns=parse_rfc3339_ns(stored["time"]),
+        subject=stored["subject"],
+        headers=b"" if headers == EMPTY_HEADERS else headers,
+        payload=base64.b64decode(stored.get("data") or "", validate=True),
+    )
+
+
+def temporary_consumer(name: str, first: int, filter_subject: str | None, inactive_ns: int) -> dict[str, Any]:
+    """Return the configuration of a pull consumer from a sequence on, which the server deletes after `inactive_ns`."""
+    config: dict[str, Any] = {
+        "name": name,
+        "deliver_policy": "by_start_sequence",
+        "opt_start_seq": max(1, first),
+        "ack_policy": "none",
+        "mem_storage": True,
+        "num_replicas": 1,
+        "inactive_threshold": inactive_ns,
+    }
+    return {**config, "filter_subject": filter_subject} if filter_subject else config
+
+
+def consumer_creation(stream: str, config: dict[str, Any], **more: str) -> tuple[str, dict[str, Any]]:
+    """Return the operation and the body that create a consumer; the operation names its filter, for permissions."""
+    subject = config.get("filter_subject")
+    operation = f"CONSUMER.CREATE.{stream}.{config['name']}" + (f".{subject}" if subject else "")
+    return operation, {"stream_name": stream, "config": config, **more}
