@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
@@ -168,10 +167,10 @@ def test_job_snapshot_does_not_grow_with_the_number_of_sites(tmp_path: Path) -> 
 
 def test_copied_into_returns_the_streams_that_feed_reads(tmp_path: Path) -> None:
     settings = many(tmp_path, 3)
-    feed = FeedSettings(name="centre", stream="T1", source=settings.streams[0].target)
+    feed = FeedSettings.model_validate({"name": "centre", "stream": "T1", "url": settings.streams[0].target.label})
     assert settings.copied_into(feed) == [settings.streams[1]]
-    assert settings.copied_into(replace(feed, stream="T9")) == []
-    assert settings.copied_into(replace(feed, source=settings.streams[0].source)) == []
+    assert settings.copied_into(feed.changed(stream="T9")) == []
+    assert settings.copied_into(feed.changed(url=settings.streams[0].source)) == []
 
 
 def loaded_jobs(queue: "multiprocessing.Queue[list[str]]") -> None:

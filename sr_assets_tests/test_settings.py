@@ -3,7 +3,6 @@
 import os
 import pickle
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +16,6 @@ from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
 from sr_assets.domain.tracking.rules import Policy
 from sr_assets.settings import (
     ClusterSettings,
-    FeedSettings,
     Settings,
     SparkSettings,
     Start,
@@ -339,30 +337,19 @@ def test_the_smallest_file_has_the_documented_defaults(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     settings = load(TOP + STREAM % "")
-    assert settings == Settings(
-        replicator="EAST",
-        home=tmp_path / ".sr_assets",
-        streams=(
-            StreamSettings(
-                replicator="EAST",
-                name="EAST",
-                stream="REG",
-                source=ClusterSettings(("city:4222",)),
-                target=ClusterSettings(("centre:4222",)),
-                target_stream="REG",
-            ),
-        ),
-        concurrency=os.cpu_count() or 1,
-    )
+    assert (settings.replicator, settings.home) == ("EAST", tmp_path / ".sr_assets")
+    assert (settings.concurrency, settings.metrics.port, settings.topology) == (os.cpu_count(), None, None)
     entry = settings.streams[0]
+    assert (entry.replicator, entry.label, entry.target_stream) == ("EAST", "EAST/REG", "REG")
+    assert entry.clusters == (ClusterSettings(("city:4222",)), ClusterSettings(("centre:4222",)))
     assert (entry.batch_messages, entry.batch_bytes, entry.workers, entry.order) == (50_000, 64 << 20, 1, "stream")
     assert (entry.on_poison, entry.on_source_reset, entry.on_target_reset) == ("park", "stop", "continue")
     assert (entry.tracked, entry.create_target, entry.start) == (False, True, Start("all"))
     assert (settings.run_budget_ns, settings.linger_ns) == (300 * SECOND_NS, 60 * SECOND_NS)
     assert (settings.sensor.interval_ns, settings.sensor.lag_messages, settings.sensor.lag_ns) == (30 * SECOND_NS, 1, 0)
     assert (settings.spark, settings.warnings) == (SparkSettings(), ())
-    assert settings.snapshots_retention_ns == settings.advisories_retention_ns == 90 * DAY_NS
-    assert (settings.gaps_retention_ns, entry.retired_retention_ns) == (90 * DAY_NS, None)
+    assert settings.snapshots == settings.advisories == settings.gaps
+    assert (settings.gaps.retention_ns, entry.retired_retention_ns) == (90 * DAY_NS, None)
 
 
 def test_every_key_of_ours_and_of_the_stream_replicator_arrives_where_it_belongs(load: Load) -> None:
@@ -418,8 +405,8 @@ def test_every_key_of_ours_and_of_the_stream_replicator_arrives_where_it_belongs
     assert settings.spark.mode == "classic"
     assert settings.spark.config == {"spark.driver.memory": "2g", "spark.ui.enabled": "false", "spark.cores.max": "4"}
     assert (settings.sensor.interval_ns, settings.sensor.lag_messages) == (10 * SECOND_NS, 100)
-    assert (settings.sensor.lag_ns, settings.snapshots_retention_ns) == (3 * SECOND_NS // 2, 30 * DAY_NS)
-    assert settings.gaps_retention_ns == 7 * DAY_NS
+    assert (settings.sensor.lag_ns, settings.snapshots.retention_ns) == (3 * SECOND_NS // 2, 30 * DAY_NS)
+    assert settings.gaps.retention_ns == 7 * DAY_NS
     assert (entry.replicator, entry.name, entry.label) == ("US-EAST", "city.one", "city.one/REG")
     assert entry.asset_prefix == ["city_one", "REG"]
     assert (entry.target_stream, entry.prefix, entry.remove) == ("FLEET", "fleet", "in.")
@@ -588,7 +575,7 @@ def test_settings_travel_to_other_processes(load: Load) -> None:
 
 def test_changed_settings_have_the_sites_of_their_own_streams(load: Load) -> None:
     settings = load(TOP + STREAM % "" + "feeds: [{stream: ADV, url: a, name: centre}]\n")
-    changed = replace(settings, streams=())
+    changed = settings.changed(streams=())
     assert (list(settings.sites), list(changed.sites)) == (["EAST", "centre"], ["centre"])
     with pytest.raises(ConfigurationError, match="stream 'REG' is not configured"):
         changed.find("REG")
@@ -1082,13 +1069,12 @@ def test_entries_that_would_share_a_folder_or_a_key_are_refused(
 def test_a_feed_needs_no_stream_and_has_the_documented_defaults(load: Load) -> None:
     settings = load(TOP + "feeds: [{stream: ADVISORIES, url: 'nats://me:hunter2@centre'}]")
     (feed,) = settings.feeds
-    assert feed == FeedSettings(
-        name="EAST", stream="ADVISORIES", source=ClusterSettings(("centre:4222",), "me", "hunter2", None)
-    )
+    assert (feed.label, feed.filter_subject) == ("EAST/ADVISORIES", None)
+    assert feed.source == ClusterSettings(("centre:4222",), "me", "hunter2", None)
     assert (feed.batch_messages, feed.on_source_reset, feed.start) == (200_000, "stop", Start("all"))
     assert feed.retired_retention_ns == 365 * DAY_NS
     assert (settings.streams, settings.entries, settings.sites) == ((), (feed,), {"EAST": (feed,)})
-    assert settings.advisories_retention_ns == 90 * 24 * HOUR_NS
+    assert settings.advisories.retention_ns == 90 * 24 * HOUR_NS
     assert settings.find("EAST/ADVISORIES") == (feed,)
     assert "hunter2" not in repr(settings)
 
@@ -1097,20 +1083,12 @@ def test_every_key_of_a_feed_arrives_where_it_belongs(load: Load) -> None:
     feed = "Name: centre, stream: ADV, url: 'a,b', filter_subject: adv.>, start_delta: 1h, on_source_reset: recopy"
     feed += ", batch_messages: 7, batch_bytes: 1KiB, retired_retention: 2w"
     settings = load(TOP + "advisories: {retention: 7d}\nfeeds: [{" + feed + "}]\n" + STREAM % "")
-    assert settings.feeds == (
-        FeedSettings(
-            name="centre",
-            stream="ADV",
-            source=ClusterSettings(("a:4222", "b:4222")),
-            filter_subject="adv.>",
-            start=Start("delta", HOUR_NS),
-            on_source_reset="recopy",
-            batch_messages=7,
-            batch_bytes=1024,
-            retired_retention_ns=14 * DAY_NS,
-        ),
-    )
-    assert settings.advisories_retention_ns == 7 * 24 * HOUR_NS
+    (loaded,) = settings.feeds
+    assert (loaded.label, loaded.filter_subject) == ("centre/ADV", "adv.>")
+    assert loaded.source == ClusterSettings(("a:4222", "b:4222"))
+    assert (loaded.start, loaded.on_source_reset) == (Start("delta", HOUR_NS), "recopy")
+    assert (loaded.batch_messages, loaded.batch_bytes, loaded.retired_retention_ns) == (7, 1024, 14 * DAY_NS)
+    assert settings.advisories.retention_ns == 7 * 24 * HOUR_NS
     assert list(settings.sites) == ["EAST", "centre"]
 
 
@@ -1122,7 +1100,7 @@ def test_every_key_of_a_feed_arrives_where_it_belongs(load: Load) -> None:
         ("feeds: [{stream: A, name: x, url: 'nats://me:hunter2@'}]", "feed 'A' (name 'x'): url: a server must be host"),
         (
             "feeds: [{stream: A, url: a, target_url: b}]",
-            "feed 'A': unknown key 'target_url'; allowed: stream, name, url",
+            "feed 'A': unknown key 'target_url'; allowed: stream, name, filter_subject",
         ),
         ("feeds: [{stream: A, url: a, filter_subject: 'a..b'}]", "feed 'A': filter_subject: "),
         ("feeds: {stream: A}", "feeds: must be a list"),

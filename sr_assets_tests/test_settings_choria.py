@@ -177,7 +177,7 @@ def test_a_target_may_differ_from_its_source(tmp_path: Path) -> None:
     ("keys", "says"),
     (
         ("target: {storage: disk}", "target.storage: 'disk' is not one of file, memory"),
-        ("target: {replicas: 7}", "target.replicas: 7 exceed the maximum of 5"),
+        ("target: {replicas: 7}", "target.replicas: 7 is not a whole number, 1 to 5"),
         ("target: {max_age: 0s}", "target.max_age: '0s' must be longer than zero"),
         ("target: {placement: {tags: ssd}}", "target.placement.tags: must be a list"),
         ("target: {subjects: [a]}", "target: unknown key 'subjects'"),

@@ -71,7 +71,7 @@ def test_a_stream_becomes_what_jetstream_is_sent(tmp_path: Path) -> None:
         ({"mirror": {"stream": "S"}}, "hub/S → hub/S: the links form a loop"),
         ({}, "needs mirror, sources or subjects"),
         ({"subjects": ["a.>", "a.b"]}, "'a.>' and 'a.b' overlap"),
-        ({"subjects": ["a"], "replicas": 7}, "7 exceed the maximum of 5"),
+        ({"subjects": ["a"], "replicas": 7}, "7 is not a whole number, 1 to 5"),
         ({"subjects": ["a"], "colour": "red"}, "unknown key 'colour'"),
         ({"mirror": {"stream": "A", "filter_subjects": "a"}}, "did you mean filter_subject?"),
     ),

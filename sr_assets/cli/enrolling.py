@@ -9,7 +9,7 @@ from sr_assets.cli.base import SECONDS, cli
 
 
 def _identity(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    from sr_assets.settings.links import read_identity
+    from sr_assets.settings.names import read_identity
 
     try:
         return read_identity(value)

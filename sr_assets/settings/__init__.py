@@ -5,27 +5,16 @@ The file format is the Stream Replicator's, with additional keys. Anything that 
 """
 
 from sr_assets.domain.clusters import ChoriaSettings, ClusterSettings, TlsSettings
+from sr_assets.settings.blocks import DailySettings, MetricsSettings, SensorSettings, SparkSettings
 from sr_assets.settings.clusters import parse_cluster
-from sr_assets.settings.daily import DailySettings
+from sr_assets.settings.deployment import Settings
+from sr_assets.settings.entries import FeedSettings, Kind, OnSourceReset, Start
+from sr_assets.settings.heartbeats import HeartbeatSettings, HeartbeatSubject
 from sr_assets.settings.loading import DEFAULT_CONFIG, load_cluster, load_settings
-from sr_assets.settings.monitoring import EmailSettings, MetricsSettings, NotifySettings
 from sr_assets.settings.names import asset_name
-from sr_assets.settings.records import (
-    AdvisorySettings,
-    Entry,
-    FeedSettings,
-    Kind,
-    OnPoison,
-    OnSourceReset,
-    OnTargetReset,
-    Order,
-    SensorSettings,
-    Settings,
-    Start,
-    StreamSettings,
-)
-from sr_assets.settings.spark import SparkSettings
-from sr_assets.settings.topology_records import TopologyCluster, TopologySettings
+from sr_assets.settings.notify import EmailSettings, NotifySettings
+from sr_assets.settings.streams import AdvisorySettings, Entry, OnPoison, OnTargetReset, Order, StreamSettings
+from sr_assets.settings.topology import TopologyCluster, TopologySettings
 from sr_assets.settings.values import parse_duration
 
 __all__ = [
@@ -37,6 +26,8 @@ __all__ = [
     "EmailSettings",
     "Entry",
     "FeedSettings",
+    "HeartbeatSettings",
+    "HeartbeatSubject",
     "Kind",
     "MetricsSettings",
     "NotifySettings",

@@ -1,4 +1,4 @@
-"""Parsing a cluster's URL into ClusterSettings.
+"""The URL of a cluster, parsed into ClusterSettings.
 
 Errors show no part of the URL. The files that it names are read when a connection is opened.
 """
@@ -7,13 +7,15 @@ import ipaddress
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import parse_qsl, unquote
+
+from pydantic import InstanceOf
 
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.settings.names import read_plain_subject
-from sr_assets.settings.values import read_duration, read_flag, read_path
+from sr_assets.settings.values import Value, read_duration, read_flag, read_path
 
 
 def parse_cluster(value: object) -> ClusterSettings:
@@ -141,3 +143,7 @@ def _refuse_two_logins(user: str | None, credentials: str | None, jwt: str | Non
         raise ValueError("jwt needs nkey, the file with the seed of the same user")
     if user is not None and (credentials or nkey):
         raise ValueError("user:password@ and a credentials file exclude each other; remove one")
+
+
+Url = Annotated[InstanceOf[ClusterSettings], Value(parse_cluster, type="URL")]
+FilePath = Annotated[str, Value(read_file_path, type="path")]

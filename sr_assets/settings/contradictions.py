@@ -3,28 +3,32 @@
 Each function raises ValueError with the message about the first contradiction.
 """
 
+from __future__ import annotations
+
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from sr_assets.domain import subjects
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.settings.names import asset_name, rewritten
-from sr_assets.settings.shape import RawStream
 from sr_assets.settings.values import shown
+
+if TYPE_CHECKING:
+    from sr_assets.settings.streams import StreamSettings
 
 _EXTRACTORS = "one of inspect_field, inspect_header or inspect_subject_token"
 
 
-def refuse_contradiction(entry: RawStream) -> None:
-    """Refuse an entry with contradictory keys."""
+def refuse_contradiction(entry: StreamSettings) -> StreamSettings:
+    """Return a stream; raises ValueError with the first contradiction in it."""
     for contradicted, message in (*_sampling_contradictions(entry), *_copying_contradictions(entry)):
         if contradicted:
             raise ValueError(message)
-    _refuse_loop(
-        entry, rewritten(entry.filter_subject or ">", entry.target_subject_prefix, entry.target_subject_remove)
-    )
+    _refuse_loop(entry, rewritten(entry.filter_subject or ">", entry.prefix, entry.remove))
     _refuse_advisory_into_source(entry)
+    return entry
 
 
 def refuse_same_names(pairs: Sequence[tuple[str, str]]) -> None:
@@ -42,15 +46,15 @@ def refuse_same_names(pairs: Sequence[tuple[str, str]]) -> None:
         _refuse_collision(streams, f"name {site!r}: stream", "get the same asset keys", asset_name)
 
 
-def _sampling_contradictions(entry: RawStream) -> Iterable[tuple[bool, str]]:
+def _sampling_contradictions(entry: StreamSettings) -> Iterable[tuple[bool, str]]:
     modes = [key for key in ("inspect_field", "inspect_header", "inspect_subject_token") if getattr(entry, key)]
-    sampled, interval, warning = bool(modes), entry.inspect_duration, entry.warn_duration
+    sampled, interval, warning = bool(modes), entry.inspect_duration_ns, entry.warn_duration_ns
     yield len(modes) > 1, f"{' and '.join(modes)} exclude each other; keep one way to find the sender"
     yield sampled and interval is None, f"{''.join(modes[:1])}: needs inspect_duration, the copy interval"
     yield not sampled and interval is not None, f"inspect_duration: needs {_EXTRACTORS} to find the sender"
     for key in ("warn_duration", "inspect_force_field", "size_trigger", "advisory", "retired_retention"):
-        alone = getattr(entry, key) is not None and not sampled
-        yield alone and getattr(entry, key) != 0, f"{key}: needs sampling with inspect_duration and {_EXTRACTORS}"
+        value = getattr(entry, entry.keys()[key])
+        yield value not in (None, 0) and not sampled, f"{key}: needs sampling with inspect_duration and {_EXTRACTORS}"
     if warning is not None and interval is not None:
         both = f"{warning / SECOND_NS:g}s must be shorter than inspect_duration ({interval / SECOND_NS:g}s)"
         yield warning >= interval, f"warn_duration: {both}"
@@ -59,28 +63,24 @@ def _sampling_contradictions(entry: RawStream) -> Iterable[tuple[bool, str]]:
     yield entry.target_initiated and sampled, "target_initiated: cannot be used with sampling; remove it"
 
 
-def _copying_contradictions(entry: RawStream) -> Iterable[tuple[bool, str]]:
-    order, both = entry.effective_order, entry.create_target is not None and entry.no_target_create is not None
-    yield entry.target_initiated and entry.max_age is not None, "target_initiated: cannot be used with max_age"
-    yield both and entry.create_target == entry.no_target_create, "create_target: contradicts no_target_create"
-    kept = entry.target is not None and (entry.no_target_create or entry.create_target is False)
-    yield kept, "target: configures a new target, but no_target_create forbids creating one; remove one of them"
+def _copying_contradictions(entry: StreamSettings) -> Iterable[tuple[bool, str]]:
+    order, both = entry.order, None not in (entry.creates_target, entry.no_target_create)
+    yield entry.target_initiated and entry.max_age_ns is not None, "target_initiated: cannot be used with max_age"
+    yield both and entry.creates_target == entry.no_target_create, "create_target: contradicts no_target_create"
+    unused = entry.target_block is not None and not entry.create_target
+    yield unused, "target: configures a new target, but no_target_create forbids creating one; remove one of them"
     yield entry.workers > 1 and order == "stream", "order: 'stream' needs workers: 1; use sender or none"
     no_sender = entry.workers > 1 and order == "sender" and entry.extractor is None
-    for end in ("source", "target"):
-        apis = getattr(entry, f"{end}_domain") and getattr(entry, f"{end}_api_prefix")
-        named = f"{end}_domain, {end}_api_prefix"
-        yield bool(apis), f"{named}: exclude each other; use the JetStream domain or its API prefix"
     yield no_sender, f"order: 'sender' (the default when workers > 1) needs {_EXTRACTORS}; or set order: none"
 
 
-def _refuse_loop(entry: RawStream, pattern: str) -> None:
+def _refuse_loop(entry: StreamSettings, pattern: str) -> None:
     """Refuse to copy a stream into itself, directly or through the target's subjects, as far as the keys show."""
-    source, target = entry.source_link(), entry.target_link()
+    source, target = entry.source, entry.target
     if not source.shares_subjects(target):
         return
     where = f"is the cluster of source_url ({entry.source_url.label})"
-    if source.same_as(target) and (entry.target_stream or entry.stream) == entry.stream:
+    if source.same_as(target) and entry.target_stream == entry.stream:
         raise ValueError(f"target_url: {where}, so {entry.stream!r} would be copied into itself; set target_stream")
     # A filter of everything does not show the source's subjects; unrewritten subjects always overlap.
     known = entry.filter_subject not in (None, ">")
@@ -91,7 +91,7 @@ def _refuse_loop(entry: RawStream, pattern: str) -> None:
         )
 
 
-def _refuse_advisory_into_source(entry: RawStream) -> None:
+def _refuse_advisory_into_source(entry: StreamSettings) -> None:
     if entry.advisory is None or entry.advisory.cluster == "target" or entry.filter_subject in (None, ">"):
         return
     templates = {"subject": entry.advisory.subject, "observer_subject": entry.advisory.observer_subject}

@@ -1,4 +1,4 @@
-"""A digest of records: equal digests mean equal behaviour. It excludes hidden fields and secrets."""
+"""A digest of settings: equal digests mean equal behaviour. It excludes hidden fields and secrets."""
 
 import hashlib
 import json
@@ -6,6 +6,8 @@ from collections.abc import Collection
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
 
 
 def digest_of(record: Any, without: Collection[str]) -> str:
@@ -18,6 +20,9 @@ def _plain(value: Any) -> Any:
     """Convert records to JSON, without hidden fields; of a record with a public part, only that part."""
     if hasattr(value, "public"):
         return value.public
+    if isinstance(value, BaseModel):
+        visible = {name: _plain(getattr(value, name)) for name, field in type(value).model_fields.items() if field.repr}
+        return {"is": type(value).__name__, **visible}
     if is_dataclass(value):
         visible = {item.name: _plain(getattr(value, item.name)) for item in fields(value) if item.repr}
         return {"is": type(value).__name__, **visible}

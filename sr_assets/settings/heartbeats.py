@@ -1,46 +1,25 @@
 """The block `heartbeats`, in the Stream Replicator's format."""
 
 import re
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from functools import cached_property
+from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field, InstanceOf
+from pydantic import Field, model_validator
 
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.heartbeats import ORIGINATOR_HEADER, SUBJECT_HEADER
-from sr_assets.domain.positions import SECOND_NS
-from sr_assets.settings.clusters import parse_cluster
-from sr_assets.settings.links import RawChoria, RawTls, with_security
-from sr_assets.settings.mapping import Raw
-from sr_assets.settings.names import read_plain_subject
-from sr_assets.settings.values import read_duration, read_flag, read_secret, shown
+from sr_assets.settings.clusters import Url
+from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_security
+from sr_assets.settings.mapping import Block, file_key
+from sr_assets.settings.names import Subject
+from sr_assets.settings.values import Duration, Flag, Value, read_secret, shown
 
 #: Headers of every heartbeat.
 ORIGINATOR = ORIGINATOR_HEADER.decode()
 SUBJECT = SUBJECT_HEADER.decode()
 
-Url = Annotated[InstanceOf[ClusterSettings], BeforeValidator(parse_cluster)]
-Headers = tuple[tuple[str, str], ...]
 
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatSubject:
-    """A subject for heartbeats, its interval, and its headers including the common ones."""
-
-    subject: str
-    interval_ns: int
-    headers: Headers = ()
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatSettings:
-    """The heartbeats that this host publishes. `Settings.digest` includes them without secrets."""
-
-    cluster: ClusterSettings
-    subjects: tuple[HeartbeatSubject, ...] = field(default=())
-
-
-def read_headers(value: object) -> Headers:
+def _headers(value: object) -> tuple[tuple[str, str], ...]:
     """Read a mapping of header names to text."""
     if not isinstance(value, dict):
         raise ValueError("must be a mapping of header names to text")  # noqa: TRY004  pydantic requires ValueError
@@ -56,35 +35,41 @@ def read_headers(value: object) -> Headers:
     return tuple((name, text.strip()) for name, text in value.items())
 
 
-class RawHeartbeatSubject(Raw):
-    """One of `subjects`."""
-
-    subject: Annotated[str, BeforeValidator(read_plain_subject)]
-    interval: Annotated[int, BeforeValidator(read_duration)] | None = None
-    headers: Annotated[Any, BeforeValidator(read_headers)] = ()
+Headers = Annotated[tuple[tuple[str, str], ...], Value(_headers, type="mapping")]
 
 
-class RawHeartbeats(Raw):
-    """`heartbeats` of the file; its `tls` and `choria` are not inherited."""
+class HeartbeatSubject(Block):
+    """One of `subjects`: a subject for heartbeats, with the common interval and headers filled in."""
 
-    url: Url
-    interval: Annotated[int, BeforeValidator(read_duration)] = 10 * SECOND_NS
-    headers: Annotated[Any, BeforeValidator(read_headers)] = ()
-    subjects: list[RawHeartbeatSubject] = Field(min_length=1)
-    leader_election: Annotated[bool, BeforeValidator(read_flag)] = False
-    tls: RawTls | None = None
-    choria: RawChoria | None = None
+    subject: Subject = file_key("the subject")
+    interval_ns: Duration = file_key("time between heartbeats", "10s", name="interval", default_text="the common one")
+    headers: Headers = file_key("its headers, in addition to the common ones", {}, default_text="none")
 
-    @property
-    def settings(self) -> HeartbeatSettings:
-        """The settings of the block; raises ValueError for contradictory parts."""
-        common = dict(self.headers)
-        subjects = [
-            HeartbeatSubject(
-                heartbeat.subject,
-                heartbeat.interval or self.interval,
-                tuple((common | dict(heartbeat.headers)).items()),
+
+class HeartbeatSettings(Block):
+    """`heartbeats`: the heartbeats that this host publishes; its `tls` and `choria` are not inherited."""
+
+    url: Url = file_key("the cluster")
+    interval_ns: Duration = file_key("time between the heartbeats of a subject", "10s", name="interval")
+    headers: Headers = file_key("headers of every heartbeat", {}, default_text="none")
+    subjects: Annotated[tuple[HeartbeatSubject, ...], Field(min_length=1)] = file_key("the [subjects](#a-heartbeat)")
+    leader_election: Flag = file_key("accepted with a warning: this host publishes", False)
+    tls: TlsBlock | None = file_key("see [URLs and TLS](#urls-and-tls)", None)
+    choria: ChoriaBlock | None = file_key("see [Choria](#choria)", None)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        _ = self.cluster
+        subjects = tuple(
+            subject.changed(
+                interval_ns=subject.interval_ns if "interval_ns" in subject.model_fields_set else self.interval_ns,
+                headers=tuple((dict(self.headers) | dict(subject.headers)).items()),
             )
-            for heartbeat in self.subjects
-        ]
-        return HeartbeatSettings(with_security(self.url, [self.tls], [self.choria]), tuple(subjects))
+            for subject in self.subjects
+        )
+        return self.changed(subjects=subjects)
+
+    @cached_property
+    def cluster(self) -> ClusterSettings:
+        """The cluster that receives the heartbeats; raises ValueError if keys about it contradict each other."""
+        return with_security(self.url, [self.tls], [self.choria])

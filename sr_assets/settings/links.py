@@ -3,42 +3,35 @@
 The named files are read when a connection is opened.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, Protocol, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import model_validator
 
 from sr_assets.domain.clusters import ChoriaSettings, ClusterSettings, TlsSettings, domain_api
-from sr_assets.settings.clusters import read_file_path
-from sr_assets.settings.mapping import Raw
-from sr_assets.settings.names import read_plain_subject
-from sr_assets.settings.values import one_of, read_text, shown
+from sr_assets.settings.clusters import FilePath
+from sr_assets.settings.mapping import Block, file_key
+from sr_assets.settings.names import Identity, Subject
+from sr_assets.settings.values import choice
 
-FilePath = Annotated[str, BeforeValidator(read_file_path)]
-
-
-def read_identity(value: object) -> str:
-    """Read the name of a host's certificate, which is also used in file names."""
-    text = read_text(value)
-    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}", text):
-        raise ValueError(f"{shown(text)} is not a certificate name; use letters, digits, '.', '_' and '-'")
-    return text
+Scheme = Literal["puppet", "manual", "file"]
 
 
-class RawTls(Raw):
+class TlsBlock(Block):
     """`tls` of the file, of a stream or of one of its ends: PEM files by path, or in Puppet's directories."""
 
-    ca: FilePath | None = None
-    cert: FilePath | None = None
-    key: FilePath | None = None
-    scheme: (
-        Annotated[Literal["puppet", "manual", "file"], BeforeValidator(one_of("puppet", "manual", "file"))] | None
-    ) = None
-    identity: Annotated[str, BeforeValidator(read_identity)] | None = None
-    ssl_dir: FilePath | None = None
+    ca: FilePath | None = file_key("the CA of the server's certificate", None, default_text="the system's CAs")
+    cert: FilePath | None = file_key("our certificate", None)
+    key: FilePath | None = file_key("its key", None)
+    scheme: Annotated[Scheme, choice(Scheme)] | None = file_key(
+        "`puppet` finds the files in `ssl_dir`; `manual` and `file` need `ca`, or `cert` and `key`", None
+    )
+    identity: Identity | None = file_key("with `puppet`: the name of this host's certificate", None)
+    ssl_dir: FilePath | None = file_key(
+        "with `puppet`: the directory of `certs/ca.pem`, `certs/<identity>.pem` and `private_keys/<identity>.pem`", None
+    )
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -64,12 +57,12 @@ class RawTls(Raw):
         return str(folder / "certs" / "ca.pem"), str(folder / "certs" / pem), str(folder / "private_keys" / pem)
 
 
-class RawChoria(Raw):
+class ChoriaBlock(Block):
     """`choria` of the file, of a stream or of one of its ends: a token with its seed."""
 
-    seed_file: FilePath | None = None
-    jwt_file: FilePath | None = None
-    collective: Annotated[str, BeforeValidator(read_plain_subject)] | None = None
+    seed_file: FilePath | None = file_key("64 hexadecimal digits, which sign the broker's nonce", None)
+    jwt_file: FilePath | None = file_key("the matching token of a client or server", None)
+    collective: Subject | None = file_key("responses arrive at the token's inbox in this collective", None)
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -86,28 +79,23 @@ class RawChoria(Raw):
         return ChoriaSettings(self.seed_file, self.jwt_file, self.collective)
 
 
-class Inherited(Protocol):
-    """An object with the blocks of the top level."""
+def with_api(cluster: ClusterSettings, domain: str | None, api_prefix: str | None, end: str = "") -> ClusterSettings:
+    """Return the cluster with the JetStream of a domain or behind an API prefix; raises ValueError if both are set.
 
-    @property
-    def tls(self) -> RawTls | None:
-        """The block `tls`."""
-
-    @property
-    def choria(self) -> RawChoria | None:
-        """The block `choria`."""
-
-
-def with_api(cluster: ClusterSettings, domain: str | None, api_prefix: str | None) -> ClusterSettings:
-    """Return the cluster with the JetStream of a domain or behind an API prefix."""
+    `end` is the beginning of both keys.
+    """
+    if domain and api_prefix:
+        raise ValueError(
+            f"{end}domain, {end}api_prefix: exclude each other; use the JetStream domain or its API prefix"
+        )
     prefix = domain_api(domain) if domain else api_prefix
     return replace(cluster, api_prefix=prefix) if prefix else cluster
 
 
 def with_security(
     cluster: ClusterSettings,
-    tls: Sequence[RawTls | None],
-    choria: Sequence[RawChoria | None] = (),
+    tls: Sequence[TlsBlock | None],
+    choria: Sequence[ChoriaBlock | None] = (),
     *,
     plain: str | None = None,
 ) -> ClusterSettings:

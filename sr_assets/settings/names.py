@@ -1,14 +1,17 @@
-"""Readers of names: sites, streams, subjects, headers, fields of a message, Spark's mode.
+"""The types of names: sites, streams, subjects, headers, fields of a message.
 
 A reader returns the value for Settings, or raises ValueError with the mistake and the allowed values.
 """
 
 import re
+from typing import Annotated
 from urllib.parse import quote
+
+from pydantic import InstanceOf
 
 from sr_assets.domain import subjects
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken, parse_path
-from sr_assets.settings.values import read_text, shown
+from sr_assets.settings.values import Value, read_text, shown
 
 #: Prefix of the placeholder that `import` writes for an unknown stream.
 PLACEHOLDER = "STREAM-THAT-TAKES "
@@ -154,19 +157,25 @@ def read_subject_token(value: object) -> SubjectToken | None:
     return SubjectToken(number) if number else None
 
 
-def read_spark_mode(value: object) -> str:
-    """Read Spark's mode; an address may contain a token, so the error does not show it."""
+def read_identity(value: object) -> str:
+    """Read the name of a host's certificate, which is also used in file names."""
     text = read_text(value)
-    if text not in ("connect-local", "classic") and not re.match(r"(sc|spark)://[^/;]", text):
-        raise ValueError("must be connect-local, classic, sc://host:port or spark://host:port")
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}", text):
+        raise ValueError(f"{shown(text)} is not a certificate name; use letters, digits, '.', '_' and '-'")
     return text
 
 
-def read_spark_config(value: object) -> dict[str, str]:
-    """Read Spark's configuration; numbers and flags of YAML become text for Spark."""
-    if not isinstance(value, dict):
-        raise ValueError("must be a mapping of Spark's configuration keys")  # noqa: TRY004  as in read_text
-    for key, item in value.items():
-        if not (isinstance(key, str) and isinstance(item, (str, int, float))):
-            raise ValueError(f"{shown(key)} must be text with one value")  # noqa: TRY004  as in read_text
-    return {key: str(item).lower() if isinstance(item, bool) else str(item) for key, item in value.items()}
+SiteName = Annotated[str, Value(read_site_name, type="name")]
+StreamName = Annotated[str, Value(read_stream_name, type="stream name")]
+Filter = Annotated[str, Value(read_filter, type="subject, with wildcards")]
+Subject = Annotated[str, Value(read_plain_subject, type="subject")]
+Prefix = Annotated[str, Value(read_prefix, type="beginning of a subject")]
+Remove = Annotated[str, Value(read_remove, type="part of a subject")]
+AdvisoryTemplate = Annotated[str, Value(read_advisory_template, type="subject with `%s`, `%v`")]
+Domain = Annotated[str, Value(read_domain, type="JetStream domain")]
+ApiPrefix = Annotated[str, Value(read_api_prefix, type="subject")]
+FieldPath = Annotated[tuple[str, ...], Value(read_json_path, type="path of a JSON field")]
+SenderField = Annotated[InstanceOf[JsonField], Value(read_json_field, type="path of a JSON field")]
+SenderHeader = Annotated[InstanceOf[HeaderName], Value(read_header_name, type="header name")]
+SenderToken = Annotated[InstanceOf[SubjectToken] | None, Value(read_subject_token, type="number, -1 or more")]
+Identity = Annotated[str, Value(read_identity, type="certificate name")]

@@ -1,30 +1,33 @@
-"""The block `notify`."""
+"""The block `notify`: the receivers of notifications, and their events."""
 
 import re
 from collections.abc import Collection, Sequence
-from typing import Annotated, Any, Literal, Self
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import Field, model_validator
 
-from sr_assets.settings.mapping import Raw
-from sr_assets.settings.monitoring import EmailSettings, NotifySettings
-from sr_assets.settings.shape import Text
-from sr_assets.settings.values import one_of, read_port, read_secret, read_text, shown, whole_number
+from sr_assets.settings.mapping import Block, file_key
+from sr_assets.settings.values import (
+    Port,
+    Positive,
+    Secret,
+    Text,
+    Texts,
+    Value,
+    as_list,
+    choice,
+    read_secret,
+    read_text,
+    shown,
+)
 
 #: Events of notifications: the transitions of nodes, and failed streams.
-EVENTS = ("new", "timeout", "recover", "expire", "failed")
-_DEFAULT_EVENTS = ("timeout", "expire", "failed")
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    """Read a text or a list of texts."""
-    items = value if isinstance(value, list) else [value]
-    return tuple(read_text(item) for item in items)
-
-
-def _events(value: Any) -> tuple[str, ...]:
-    return tuple(one_of(*EVENTS)(item) for item in (value if isinstance(value, list) else [value]))
+Event = Literal["new", "timeout", "recover", "expire", "failed"]
+MailTls = Literal["none", "starttls", "tls"]
+_MAIL_PORTS = {"none": 25, "starttls": 587, "tls": 465}
+_EVENT = choice(Event)
 
 
 def _webhook(value: object) -> str:
@@ -49,40 +52,42 @@ def _address(value: object) -> str:
     return text
 
 
-def _addresses(value: Any) -> tuple[str, ...]:
-    """Read an address or a list of addresses."""
-    addresses = tuple(map(_address, value if isinstance(value, list) else [value]))
-    if not addresses:
-        raise ValueError("is empty; add at least one address")
-    return addresses
+Address = Annotated[str, Value(_address, type="address")]
 
 
-Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
+class EmailSettings(Block):
+    """`email` of a notification: the mail server and the addresses."""
+
+    host: Text = file_key("the mail server")
+    port: Port = file_key("its port", 0, default_text="25; 587 with `starttls`; 465 with `tls`")
+    sender: Address = file_key("the sender")
+    to: Annotated[tuple[Address, ...], Value(as_list, type="address, or a list of them"), Field(min_length=1)] = (
+        file_key("the receivers")
+    )
+    tls: Annotated[MailTls, choice(MailTls)] = file_key("the encryption", "none")
+    user: Text | None = file_key("the login", None)
+    password: Secret | None = file_key("its password", None, secret=True)
+
+    @model_validator(mode="after")
+    def _with_port(self) -> Self:
+        return self if self.port else self.changed(port=_MAIL_PORTS[self.tls])
 
 
-class RawEmail(Raw):
-    """`email` of a notification."""
+class NotifySettings(Block):
+    """One of `notify`: a receiver and its events. Fewer simultaneous events than `min_nodes` are not sent."""
 
-    host: Text
-    port: Annotated[int, BeforeValidator(read_port)] | None = None
-    sender: Annotated[str, BeforeValidator(_address)]
-    to: Annotated[tuple[str, ...], BeforeValidator(_addresses)]
-    tls: Annotated[Literal["none", "starttls", "tls"], BeforeValidator(one_of("none", "starttls", "tls"))] = "none"
-    user: Text | None = None
-    password: Annotated[str, BeforeValidator(read_secret)] | None = None
-
-
-class RawNotify(Raw):
-    """One of `notify`."""
-
-    name: Text | None = None
-    webhook: Annotated[str, BeforeValidator(_webhook)] | None = None
-    command: Texts = ()
-    email: RawEmail | None = None
-    events: Annotated[tuple[str, ...], BeforeValidator(_events)] = _DEFAULT_EVENTS
-    match: Texts = ()
-    sites: Texts = ()
-    min_nodes: Annotated[int, BeforeValidator(whole_number(1))] = 1
+    name: Text = file_key("identifies the receiver", "", default_text="by index")
+    webhook: Annotated[str, Value(_webhook, type="URL")] | None = file_key(
+        "a URL; one of `webhook`, `command` and `email` is required", None, secret=True
+    )
+    command: Texts = file_key("a program with its arguments", [], default_text="none")
+    email: EmailSettings | None = file_key("[a mail](#block-email)", None)
+    events: Annotated[tuple[Annotated[Event, _EVENT], ...], Value(as_list, type=f"list of {_EVENT.type}")] = file_key(
+        "the events", ["timeout", "expire", "failed"], default_text="`timeout`, `expire`, `failed`"
+    )
+    match: Texts = file_key("patterns of nodes", [], default_text="all")
+    sites: Texts = file_key("names of sites", [], default_text="all")
+    min_nodes: Positive = file_key("minimum number of nodes within 5 minutes", 1)
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -90,8 +95,21 @@ class RawNotify(Raw):
             raise ValueError("needs exactly one of webhook, command and email")
         return self
 
+    @property
+    def label(self) -> str:
+        """The receiver without its secrets, such as a webhook's path."""
+        if self.webhook is not None:
+            return f"notify {self.name} (webhook {urlsplit(self.webhook).hostname})"
+        return f"notify {self.name} ({f'mail by {self.email.host}' if self.email else f'command {self.command[0]}'})"
 
-def refuse_unknown_sites(entries: Sequence[RawNotify], names: Collection[str]) -> None:
+    def wants(self, event: str, site: str, node: str | None) -> bool:
+        """Return whether an event is sent; a failure has no node."""
+        if event not in self.events or (self.sites and site not in self.sites):
+            return False
+        return node is None or not self.match or any(fnmatchcase(node, pattern) for pattern in self.match)
+
+
+def refuse_unknown_sites(entries: Sequence[NotifySettings], names: Collection[str]) -> None:
     """Refuse a notification about an unknown site, and two with the same name."""
     for entry in entries:
         for site in entry.sites:
@@ -105,14 +123,3 @@ def refuse_unknown_sites(entries: Sequence[RawNotify], names: Collection[str]) -
             raise ValueError(
                 f"notify.name: {shown(name)} appears twice; delivered events are recorded by name, so rename one"
             )
-
-
-def notify_settings(raw: RawNotify, number: int) -> NotifySettings:
-    """Return the record of a notification; its index is the default name."""
-    email = None
-    if raw.email is not None:
-        default = {"none": 25, "starttls": 587, "tls": 465}[raw.email.tls]
-        email = EmailSettings(**{**raw.email.model_dump(), "port": raw.email.port or default})
-    return NotifySettings(
-        raw.name or str(number), raw.events, raw.webhook, raw.command, email, raw.match, raw.sites, raw.min_nodes
-    )

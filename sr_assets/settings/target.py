@@ -1,40 +1,32 @@
-"""The block `target` of a stream: the differences of a new target from its source."""
+"""The blocks `target` of a stream (the differences of a new target from its source) and `placement`."""
 
-from typing import Annotated
-
-from pydantic import BeforeValidator, Field
+from typing import Annotated, Literal
 
 from sr_assets.domain.target_stream import TargetOptions
-from sr_assets.settings.mapping import Raw
-from sr_assets.settings.values import one_of, read_duration, read_text, size_in_bytes, whole_number
+from sr_assets.settings.mapping import Block, file_key
+from sr_assets.settings.values import Duration, Positive, Size, Text, choice, whole_number
 
-_MOST_REPLICAS = 5
-
-
-def read_replicas(value: object) -> int:
-    """Read the number of replicas of a stream."""
-    replicas = whole_number(1)(value)
-    if replicas > _MOST_REPLICAS:
-        raise ValueError(f"{replicas} exceed the maximum of {_MOST_REPLICAS} replicas")
-    return replicas
+Storage = Literal["file", "memory"]
+#: JetStream's maximum of replicas.
+Replicas = Annotated[int, whole_number(1, 5)]
 
 
-class RawPlacement(Raw):
+class PlacementBlock(Block):
     """`placement` of a stream: the cluster and tags of its servers."""
 
-    cluster: Annotated[str, BeforeValidator(read_text)] | None = None
-    tags: list[Annotated[str, BeforeValidator(read_text)]] = Field(default_factory=list)
+    cluster: Text | None = file_key("the name of the servers' cluster", None)
+    tags: tuple[Text, ...] = file_key("tags that each server has", [])
 
 
-class RawTarget(Raw):
-    """`target`."""
+class TargetBlock(Block):
+    """`target` of a stream."""
 
-    storage: Annotated[str, BeforeValidator(one_of("file", "memory"))] | None = None
-    replicas: Annotated[int, BeforeValidator(read_replicas)] | None = None
-    max_age: Annotated[int, BeforeValidator(read_duration)] | None = None
-    max_bytes: Annotated[int, BeforeValidator(size_in_bytes(1))] | None = None
-    max_msgs: Annotated[int, BeforeValidator(whole_number(1))] | None = None
-    placement: RawPlacement = RawPlacement()
+    storage: Annotated[Storage, choice(Storage)] | None = file_key("the storage", None)
+    replicas: Replicas | None = file_key("the number of replicas", None)
+    max_age: Duration | None = file_key("maximum age of a message", None)
+    max_bytes: Size | None = file_key("maximum size", None)
+    max_msgs: Positive | None = file_key("maximum number of messages", None)
+    placement: PlacementBlock = file_key("[placement](#block-placement)", {}, default_text="none")
 
     @property
     def options(self) -> TargetOptions | None:
@@ -46,6 +38,6 @@ class RawTarget(Raw):
             self.max_bytes,
             self.max_msgs,
             self.placement.cluster,
-            tuple(self.placement.tags),
+            self.placement.tags,
         )
         return options if options.wanted else None

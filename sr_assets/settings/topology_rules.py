@@ -15,43 +15,53 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from sr_assets.domain.topology.wanted import Upstream, WantedStream
-    from sr_assets.settings.topology_shape import RawNativeStream, RawUpstream
+    from sr_assets.settings.native_streams import NativeStreamBlock, UpstreamBlock
 
 
-def stream_contradictions(raw: RawNativeStream) -> Iterator[tuple[bool, str]]:
+def refuse_contradiction(stream: NativeStreamBlock) -> NativeStreamBlock:
+    """Return a stream of `topology`; raises ValueError with the first contradiction in it."""
+    upstreams = filter(None, [stream.mirror, *stream.sources])
+    for rules in (_stream_contradictions(stream), *map(_upstream_contradictions, upstreams)):
+        for contradicted, message in rules:
+            if contradicted:
+                raise ValueError(message)
+    return stream
+
+
+def _stream_contradictions(block: NativeStreamBlock) -> Iterator[tuple[bool, str]]:
     """Yield each rule about the keys of one stream: whether it is broken, and the message."""
-    yield raw.mirror is not None and bool(raw.sources), "mirror, sources: a stream has either one mirror or sources"
+    yield block.mirror is not None and bool(block.sources), "mirror, sources: a stream has either one mirror or sources"
     yield (
-        raw.mirror is not None and raw.subjects is not None,
+        block.mirror is not None and block.subjects is not None,
         ("mirror, subjects: a mirror stores no messages of its own; remove subjects, or use sources"),
     )
     yield (
-        raw.mirror is not None and raw.duplicate_window is not None,
+        block.mirror is not None and block.duplicate_window is not None,
         ("mirror, duplicate_window: a mirror does not detect duplicates; remove duplicate_window"),
     )
-    yield raw.mirror is None and bool(raw.mirror_direct), "mirror_direct: needs mirror"
-    yield not (raw.mirror or raw.sources or raw.subjects), "needs mirror, sources or subjects"
-    window, age = raw.duplicate_window, raw.max_age
+    yield block.mirror is None and bool(block.mirror_direct), "mirror_direct: needs mirror"
+    yield not (block.mirror or block.sources or block.subjects), "needs mirror, sources or subjects"
+    window, age = block.duplicate_window, block.max_age
     yield bool(window and age) and window > age, "duplicate_window: must not be longer than max_age"  # type: ignore[operator]
-    yield from _overlapping(raw.subjects or (), "subjects")
-    named = Counter(_identity(source) for source in raw.sources)
-    for source in raw.sources:
+    yield from _overlapping(block.subjects or (), "subjects")
+    named = Counter(_identity(source) for source in block.sources)
+    for source in block.sources:
         twice = named[_identity(source)] > 1
         yield twice, f"sources: {source.stream!r} appears twice with the same filter; give each another filter"
 
 
-def source_contradictions(raw: RawUpstream) -> Iterator[tuple[bool, str]]:
+def _upstream_contradictions(block: UpstreamBlock) -> Iterator[tuple[bool, str]]:
     """Yield each rule about the keys of one mirror or source: whether it is broken, and the message."""
     yield (
-        raw.filter_subject is not None and bool(raw.subject_transforms),
+        block.filter_subject is not None and bool(block.subject_transforms),
         ("filter_subject, subject_transforms: use one of them; the src of a transform is a filter"),
     )
     yield (
-        raw.start_sequence is not None and raw.start_time is not None,
+        block.start_sequence is not None and block.start_time is not None,
         ("start_sequence, start_time: exclude each other; use one"),
     )
-    yield raw.deliver_prefix is not None and raw.api_prefix is None, "deliver_prefix: needs api_prefix"
-    yield from _overlapping([transform.src for transform in raw.subject_transforms], "subject_transforms")
+    yield block.deliver_prefix is not None and block.api_prefix is None, "deliver_prefix: needs api_prefix"
+    yield from _overlapping([transform.src for transform in block.subject_transforms], "subject_transforms")
 
 
 def refuse_same_streams(wanted: Sequence[WantedStream]) -> None:
@@ -115,6 +125,6 @@ def _overlapping(patterns: Sequence[str], key: str) -> Iterator[tuple[bool, str]
             yield subjects.overlaps(pattern, other), f"{key}: {pattern!r} and {other!r} overlap; make them distinct"
 
 
-def _identity(source: RawUpstream) -> tuple[object, ...]:
+def _identity(source: UpstreamBlock) -> tuple[object, ...]:
     transforms = tuple((transform.src, transform.dest) for transform in source.subject_transforms)
     return source.stream, source.cluster, source.filter_subject, transforms, source.api_prefix

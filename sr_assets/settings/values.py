@@ -1,30 +1,31 @@
-"""Readers of single values: durations, sizes, numbers, flags, times, paths.
+"""The types of the keys' values: durations, sizes, numbers, choices, flags, times, paths.
 
 A reader returns the value for Settings, or raises ValueError with the mistake and the allowed values; `document`
-prepends the key.
+prepends the key. Add a type here if several blocks use it.
 """
 
 import math
 import re
-from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Annotated, Any, get_args
 from zoneinfo import ZoneInfo
+
+from pydantic import BeforeValidator
 
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.positions import DAY_NS, SECOND_NS, parse_rfc3339_ns
 
-MINUTE_NS = 60 * SECOND_NS
-HOUR_NS = 60 * MINUTE_NS
-
-MEBIBYTE = 1 << 20
+_MINUTE_NS = 60 * SECOND_NS
+_HOUR_NS = 60 * _MINUTE_NS
 
 # A month and a year are the Stream Replicator's: 30 and 365 days.
 _UNIT_NS = {
     "ms": SECOND_NS // 1000,
     "s": SECOND_NS,
-    "m": MINUTE_NS,
-    "h": HOUR_NS,
+    "m": _MINUTE_NS,
+    "h": _HOUR_NS,
     "d": DAY_NS,
     "D": DAY_NS,
     "w": 7 * DAY_NS,
@@ -36,6 +37,13 @@ _UNIT_NS = {
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|[smhdDwWMyY])")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMG]i?B?|B)?", re.IGNORECASE)
 _LONGEST_NS = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Value(BeforeValidator):
+    """The reader of a key's value, and the value's type as the reference names it."""
+
+    type: str = "text"
 
 
 def parse_duration(text: str) -> int:
@@ -113,8 +121,8 @@ def read_flag(value: object) -> bool:
     raise ValueError(f"{shown(value)} is neither true nor false")
 
 
-def whole_number(smallest: int, largest: int | None = None) -> Callable[[object], int]:
-    """Return the reader of a whole number in an inclusive range; a number from the environment is text."""
+def whole_number(smallest: int, largest: int | None = None) -> Value:
+    """Return the type of a whole number in an inclusive range; a number from the environment is text."""
     most = (1 << 64) - 1 if largest is None else largest
     allowed = f"{smallest} or more" if largest is None else f"{smallest} to {largest}"
 
@@ -126,19 +134,11 @@ def whole_number(smallest: int, largest: int | None = None) -> Callable[[object]
             raise ValueError(f"{shown(value)} is not a whole number, {allowed}")
         return number
 
-    return whole
+    return Value(whole, type=f"number, {allowed}")
 
 
-def read_port(value: object) -> int:
-    """Read a port; 0 means none."""
-    number = whole_number(0)(value)
-    if number > 65_535:
-        raise ValueError(f"{shown(value)} is not a port; use 1 to 65535, or 0 for none")
-    return number
-
-
-def size_in_bytes(smallest: int) -> Callable[[object], int]:
-    """Return the reader of a size of at least `smallest` bytes: a plain number, or one with KiB, MB and the like."""
+def size_in_bytes(smallest: int) -> Value:
+    """Return the type of a size of at least `smallest` bytes: a plain number, or one with KiB, MB and the like."""
 
     def size(value: object) -> int:
         parts = None if isinstance(value, bool) else _SIZE.fullmatch(str(value).strip())
@@ -154,28 +154,19 @@ def size_in_bytes(smallest: int) -> Callable[[object], int]:
             raise ValueError(f"{shown(value)} must be {smallest} byte or more")
         return total
 
-    return size
+    return Value(size, type="size")
 
 
-def one_of(*allowed: str) -> Callable[[object], str]:
-    """Return the reader of one of the `allowed` values, case-insensitive."""
+def choice(literal: Any) -> Value:
+    """Return the type of one of the values of a Literal, case-insensitive."""
+    allowed: tuple[str, ...] = get_args(literal)
 
-    def choice(value: object) -> str:
+    def choose(value: object) -> str:
         if not isinstance(value, str) or value.lower() not in allowed:
             raise ValueError(f"{shown(value)} is not one of {', '.join(allowed)}")
         return value.lower()
 
-    return choice
-
-
-def unsupported(remedy: str) -> Callable[[object], None]:
-    """Return the reader of a block that only the Stream Replicator supports: refused unless it is empty or off."""
-
-    def refuse(value: object) -> None:
-        if value not in ({}, [], False):
-            raise ValueError(f"is not supported in this version: {remedy}")
-
-    return refuse
+    return Value(choose, type=", ".join(f"`{item}`" for item in allowed))
 
 
 def read_time(value: object) -> int:
@@ -217,3 +208,25 @@ def read_path(value: object) -> Path:
         return Path(text).expanduser()
     except RuntimeError:
         raise ValueError(f"{shown(text)}: the user has no home directory") from None
+
+
+def as_list(value: object) -> object:
+    """Return a list, or a single value as a list."""
+    return value if isinstance(value, list) else [value]
+
+
+Text = Annotated[str, Value(read_text)]
+Texts = Annotated[tuple[Text, ...], Value(as_list, type="text, or a list of texts")]
+Secret = Annotated[str, Value(read_secret)]
+Flag = Annotated[bool, Value(read_flag, type="`true`, `false`")]
+Span = Annotated[int, Value(read_span, type="duration, also 0")]
+Duration = Annotated[int, Value(read_duration, type="duration")]
+Seconds = Annotated[int, Value(read_seconds, type="seconds, or a duration")]
+Time = Annotated[int, Value(read_time, type="time")]
+Natural = Annotated[int, whole_number(0)]
+Positive = Annotated[int, whole_number(1)]
+Port = Annotated[int, whole_number(0, 65_535)]
+Size = Annotated[int, size_in_bytes(1)]
+Timezone = Annotated[str, Value(read_timezone, type="time zone")]
+FileMode = Annotated[int, Value(read_file_mode, type="`'0600'`, `'0640'`, `'0644'`")]
+File = Annotated[Path, Value(read_path, type="path")]

@@ -34,7 +34,7 @@ class AvailabilityStage(DailyStage):
 
     def kept(self, settings: Settings) -> tuple[int, str]:
         """Return the retention of transitions."""
-        return settings.advisories_retention_ns, "advisories.retention"
+        return settings.advisories.retention_ns, "advisories.retention"
 
     def compute_portion(
         self,

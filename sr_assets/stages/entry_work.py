@@ -150,8 +150,8 @@ class EntryWork(ABC):
         if now_ns is not None:
             self._site.state.forget_history(
                 self._entry.stream,
-                gaps_ns=now_ns - settings.gaps_retention_ns,
-                transitions_ns=retention_begins_ns(now_ns, settings.advisories_retention_ns),
+                gaps_ns=now_ns - settings.gaps.retention_ns,
+                transitions_ns=retention_begins_ns(now_ns, settings.advisories.retention_ns),
             )
 
     def _note_lag(self, state: StreamState) -> None:

@@ -50,4 +50,4 @@ class FeedWork(EntryWork):
         return busy
 
     def _forget_old(self, state: StreamState) -> None:
-        self._feed.forget_old(state, self._site.settings.advisories_retention_ns)
+        self._feed.forget_old(state, self._site.settings.advisories.retention_ns)

@@ -19,7 +19,7 @@ from sr_assets.settings.heartbeats import ORIGINATOR, SUBJECT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sr_assets.settings.heartbeats import HeartbeatSettings, HeartbeatSubject
+    from sr_assets.settings import HeartbeatSettings, HeartbeatSubject
 
 _CLIENT: Final = "sr-assets heartbeats"
 #: Interval of the log lines about a persistent failure.

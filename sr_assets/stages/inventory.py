@@ -38,8 +38,8 @@ class InventoryStage(DailyStage):
     def kept(self, settings: Settings) -> tuple[int, str]:
         """Return the shorter retention of messages and transitions."""
         return min(
-            (settings.advisories_retention_ns, "advisories.retention"),
-            (settings.snapshots_retention_ns, "snapshots.retention"),
+            (settings.advisories.retention_ns, "advisories.retention"),
+            (settings.snapshots.retention_ns, "snapshots.retention"),
         )
 
     def compute_portion(
@@ -57,7 +57,7 @@ class InventoryStage(DailyStage):
         held_ns = {
             (stream.name, stream.stream): 2 * stream.policy.interval_ns for stream in settings.streams if stream.policy
         }
-        unknown = observe(published, days, settings.inventory_facts, held_ns)
+        unknown = observe(published, days, settings.inventory.facts, held_ns)
         with spark_errors():
             parts = [
                 count_values(session(), observed(published, part.nodes), days, unknown)

@@ -82,7 +82,7 @@ class StreamWork(EntryWork):
 
     def _make_snapshots(self) -> SnapshotStage:
         settings, folder = self._site.settings, self._site.folder
-        retention_ns = settings.snapshots_retention_ns
+        retention_ns = settings.snapshots.retention_ns
         return SnapshotStage(self._stream, self._context.store, settings.home, folder, retention_ns, self.report)
 
     @property

@@ -15,7 +15,7 @@ NOW_NS = 1_769_860_800 * SECOND_NS
 TRACKED = EntryRules(starts_empty=True, deadline_passed="a deadline has passed", pause_stops_reading=False)
 PLAIN = replace(TRACKED, pause_stops_reading=True)
 FEED = EntryRules(starts_empty=False, deadline_passed="a heartbeat is overdue", pause_stops_reading=False)
-SENSOR = SensorSettings(interval_ns=30 * SECOND_NS, lag_messages=1, lag_ns=0)
+SENSOR = SensorSettings()
 #: Caught up with a source of the sequences 1 to 9; copy queue and outbox are empty.
 STATUS = StreamStatus(created_ns=5, next_sequence=10, seen_messages=9, watermark_ns=NOW_NS)
 SOURCE = SourceNow(created_ns=5, first_sequence=1, last_sequence=9, watermark_ns=NOW_NS)
@@ -81,7 +81,7 @@ def test_decide_returns_reason_if_there_is_work(seen: Observed, reason: str | No
 def test_decide_tolerates_configured_lag(
     behind: int, lag_messages: int, lag_seconds: int, unread_seconds: float | None, reason: str | None
 ) -> None:
-    sensor = SensorSettings(lag_messages=lag_messages, lag_ns=lag_seconds * SECOND_NS)
+    sensor = SensorSettings().changed(lag_messages=lag_messages, lag_ns=lag_seconds * SECOND_NS)
     seen = observed(source={"last_sequence": 9 + behind, "unread_seconds": unread_seconds})
     assert decide(seen, sensor).reason == reason
 

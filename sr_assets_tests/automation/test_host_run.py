@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
@@ -99,7 +98,7 @@ def test_run_slot_goes_to_longest_waiting_site(settings: Settings, instance: dg.
 
 
 def test_instance_limit_reduces_run_slots(settings: Settings, single_run_instance: dg.DagsterInstance) -> None:
-    three = replace(settings, concurrency=3)
+    three = settings.changed(named_concurrency=3)
     run_slots = RunSlots(three)
     assert [run_slots.acquire(site, single_run_instance) for site in SITES] == [True, False, False]
     assert queued_sites(settings.home, 10.0) == ["berlin", "cairo"]
@@ -120,7 +119,7 @@ def test_run_without_process_frees_its_slot(
 
 
 def test_no_site_is_queued_with_a_slot_for_each(settings: Settings, instance: dg.DagsterInstance) -> None:
-    run_slots = RunSlots(replace(settings, concurrency=3))
+    run_slots = RunSlots(settings.changed(named_concurrency=3))
     assert all(run_slots.acquire(site, instance) for site in (*SITES, *SITES))
     assert queued_sites(settings.home, 10.0) == []
 

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import TransientError
 from sr_assets.settings import FeedSettings
 from sr_assets.stages.report import Stage, StreamReport
@@ -10,7 +9,7 @@ from sr_assets.stages.work_loop import WorkLoop
 
 
 def test_first_successful_step_clears_the_previous_error(tmp_path: Path) -> None:
-    entry = FeedSettings(name="centre", stream="ADV", source=ClusterSettings(("127.0.0.1:1",)))
+    entry = FeedSettings.model_validate({"name": "centre", "stream": "ADV", "url": "127.0.0.1:1"})
     errors: list[str | None] = []
     work_loop = WorkLoop(
         StreamReport(entry), tmp_path, frozenset({Stage.ADVISORY_FEED}), on_error=errors.append, on_lost=lambda: None

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -112,7 +111,7 @@ class _Demo:
             fleets = [self._start_fleet(seed, city, settings) for seed, city in enumerate(self._cities)]
             engine = self._start_engine(settings)
             with step(self._console, "Dagster"):
-                logged = replace(settings, logfile=self._folder / _LOG)
+                logged = settings.changed(logfile=self._folder / _LOG)
                 services = self._stack.enter_context(Services(logged, Ui(port) if ui else None))
             metrics = self._stack.enter_context(MetricsServer(Exposition(settings), _LOOPBACK, 0))
             self._print_addresses(services.url, metrics)

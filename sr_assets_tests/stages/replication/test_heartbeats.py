@@ -9,7 +9,7 @@ import pytest
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.embedded.nats_server import HOST, NatsServer
 from sr_assets.operate.metrics import Exposition
-from sr_assets.settings.heartbeats import HeartbeatSubject
+from sr_assets.settings import HeartbeatSubject
 from sr_assets.stages.heartbeat_publisher import publish_heartbeat
 from sr_assets_tests.rig import Rig, address
 
@@ -63,7 +63,7 @@ def test_heartbeat_table_shows_which_hop_of_a_tree_is_delayed(rig: Rig, tmp_path
         rig.add(stream, name="region", source_url=rig.target.url, target_url=proxy.url)
         with Cluster(address(rig.source), "test") as opened:
             for _ in range(3):
-                publish_heartbeat(opened, HeartbeatSubject(f"{stream}.beat", 10**9))
+                publish_heartbeat(opened, HeartbeatSubject(subject=f"{stream}.beat"))
         rig.drain("city")
         first = rig.row("heartbeats")
         assert (first["name"], first["stream"], first["subject"]) == ("city", stream, f"{stream}.beat")

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import StreamSettings
@@ -46,13 +45,11 @@ def test_missing_target_is_created_with_only_the_source_limits(rig: Rig) -> None
 
 def test_new_target_of_a_mirror_requires_filter_subject(rig: Rig) -> None:
     mirror = replace(rig.info(rig.make()), subjects=())
-    cluster = ClusterSettings(("127.0.0.1:4222",))
-    stream = StreamSettings(
-        name="site", stream=mirror.stream, source=cluster, replicator="sr", target=cluster, target_stream="COPY"
-    )
+    urls = dict.fromkeys(("source_url", "target_url"), "127.0.0.1:4222")
+    stream = StreamSettings.model_validate({"stream": mirror.stream, "target_stream": "COPY", **urls})
     with pytest.raises(RunError, match="filter_subject"):
         new_target(stream, mirror)
-    assert new_target(replace(stream, filter_subject="a.b", prefix="p"), mirror)["subjects"] == ["p.a.b"]
+    assert new_target(stream.changed(filter_subject="a.b", prefix="p"), mirror)["subjects"] == ["p.a.b"]
 
 
 def test_no_target_create_fails_on_a_missing_target(rig: Rig) -> None:

@@ -1,0 +1,215 @@
+"""The whole configuration: the keys of the top level, the checks across entries, and lookups of entries."""
+
+import difflib
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
+
+from pydantic import AfterValidator, model_validator
+
+from sr_assets.domain.clusters import ClusterSettings
+from sr_assets.domain.errors import ConfigurationError
+from sr_assets.settings.blocks import (
+    DailySettings,
+    InventorySettings,
+    MetricsSettings,
+    RetentionSettings,
+    SensorSettings,
+    SparkSettings,
+)
+from sr_assets.settings.contradictions import refuse_contradiction, refuse_same_names
+from sr_assets.settings.digest import digest_of
+from sr_assets.settings.entries import FeedSettings
+from sr_assets.settings.heartbeats import HeartbeatSettings
+from sr_assets.settings.links import ChoriaBlock, TlsBlock
+from sr_assets.settings.mapping import Block, file_key
+from sr_assets.settings.names import SiteName
+from sr_assets.settings.notify import NotifySettings, refuse_unknown_sites
+from sr_assets.settings.streams import CatchUp, Entry, StreamSettings
+from sr_assets.settings.topology import TopologySettings
+from sr_assets.settings.values import Duration, File, FileMode, Port, Positive, Span, Value, choice, shown
+
+T = TypeVar("T")
+AnyEntry = TypeVar("AnyEntry", StreamSettings, FeedSettings)
+LogLevel = Literal["debug", "info", "warn", "error"]
+LogFormat = Literal["text", "json"]
+
+#: Settings that differ between hosts and do not affect a run.
+_WITHOUT_EFFECT: Final = frozenset({"home", "logfile", "log_format", "named_concurrency", "metrics", "notify"})
+
+
+class Settings(Block):
+    """The settings of a deployment. Streams and feeds have the inherited keys filled in."""
+
+    replicator: SiteName = file_key("the replicator, and the default `name` of entries", name="name")
+    streams: tuple[Annotated[StreamSettings, AfterValidator(refuse_contradiction)], ...] = file_key(
+        "the [streams](#a-stream); at least one, or a feed", [], default_text="none"
+    )
+    feeds: tuple[FeedSettings, ...] = file_key(
+        "[advisory streams](#a-feed) for the global view", [], default_text="none"
+    )
+    home: File = file_key("the home, on a local disk; `SR_ASSETS_HOME` overrides it", ".sr_assets", name="state_store")
+    published_mode: FileMode = file_key(
+        "readers of the tables and the Parquet history, payloads included: `'0600'` owner, `'0640'` owner and group,"
+        " `'0644'` everyone. [All other files are private](operations.md#security-on-a-shared-machine)",
+        "0600",
+        default_text="`'0600'`",
+    )
+    run_budget_ns: Duration = file_key("duration of a run, retries included", "5m", name="run_budget")
+    named_linger_ns: Span | None = file_key(
+        "how long a run waits for new messages", None, name="linger", default_text="twice the `interval` of `sensor`"
+    )
+    named_concurrency: Positive | None = file_key(
+        "simultaneous site runs: sensors' runs, which also serve queued sites, and those of `run --once`. A lower"
+        " `max_concurrent_runs` of the Dagster instance takes precedence",
+        None,
+        name="concurrency",
+        default_text="number of cores",
+    )
+    catch_up_messages: CatchUp | None = file_key("default of all [streams](#a-stream)", None)
+    sensor: SensorSettings = file_key("[polling](#block-sensor)", {})
+    spark: SparkSettings = file_key("[the Spark engine](#block-spark)", {})
+    snapshots: RetentionSettings = file_key("[retention](#retention-blocks) of the Parquet history", {})
+    advisories: RetentionSettings = file_key(
+        "[retention](#retention-blocks) of `node_advisories` (the last one of each node stays), `global_advisories` and"
+        " `global_rejects`",
+        {},
+    )
+    gaps: RetentionSettings = file_key("[retention](#retention-blocks) of `gaps` and `parked_messages`", {})
+    availability: DailySettings = file_key("[days](#daily-blocks) of `availability_daily`", {})
+    inventory: InventorySettings = file_key("[days](#daily-blocks) of `inventory_daily`", {})
+    tls: TlsBlock | None = file_key("the default of every link; see [URLs and TLS](#urls-and-tls)", None)
+    choria: ChoriaBlock | None = file_key("the default of every link; see [Choria](#choria)", None)
+    heartbeats: HeartbeatSettings | None = file_key(
+        "[heartbeats](#heartbeats) published by `up` and `run --follow`", None
+    )
+    loglevel: Annotated[LogLevel, choice(LogLevel)] = file_key("the least important lines of the log", "info")
+    logfile: File | None = file_key("a log file in addition to stderr", None)
+    log_format: Annotated[LogFormat, choice(LogFormat)] = file_key("see [logs](monitoring.md#logs)", "text")
+    metrics: MetricsSettings = file_key("[outlets of metrics](#block-metrics)", {})
+    monitor_port: Port | None = file_key("the port of `/metrics`, same as `port` of `metrics`", None)
+    notify: tuple[NotifySettings, ...] = file_key("[notifications](#block-notify)", [], default_text="none")
+    profiling: Annotated[Any, Value(lambda value: value, type="any")] = file_key(
+        "accepted with a warning; without effect", None
+    )
+    topology: TopologySettings | None = file_key("[native mirrors and sources](#native-mirrors-and-sources)", None)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        """Check the entries against each other and fill in the inherited keys."""
+        if "streams" not in self.model_fields_set and not (self.feeds or self.heartbeats or self.topology):
+            raise ValueError("streams: is required")
+        if self.monitor_port and self.metrics.port not in (None, self.monitor_port):
+            raise ValueError(f"monitor_port: is {self.monitor_port}, metrics.port {self.metrics.port}; remove one")
+        names = [(entry.name or self.replicator, entry.stream) for entry in self.entries]
+        if names or not (self.heartbeats or self.topology):
+            refuse_same_names(names)
+        refuse_unknown_sites(self.notify, {name for name, _ in names})
+        return self.changed(
+            streams=tuple(map(self._filled_in, self.streams)),
+            feeds=tuple(map(self._filled_in, self.feeds)),
+            topology=self.topology and self._topology_filled_in(self.topology),
+            metrics=self.metrics.changed(port=self.metrics.port or self.monitor_port or None),
+            notify=tuple(entry.changed(name=entry.name or str(n)) for n, entry in enumerate(self.notify, 1)),
+        )
+
+    def _filled_in(self, entry: AnyEntry) -> AnyEntry:
+        try:
+            return entry.within(self)
+        except ValueError as error:
+            raise ValueError(f"stream {entry.stream!r}: {error}") from None
+
+    def _topology_filled_in(self, topology: TopologySettings) -> TopologySettings:
+        try:
+            return topology.within(self)
+        except ValueError as error:
+            raise ValueError(f"topology: {error}") from None
+
+    @property
+    def linger_ns(self) -> int:
+        """How long a run waits for new messages."""
+        return 2 * self.sensor.interval_ns if self.named_linger_ns is None else self.named_linger_ns
+
+    @cached_property
+    def concurrency(self) -> int:
+        """The maximum number of simultaneous site runs."""
+        return self.named_concurrency or os.cpu_count() or 1
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The streams and the feeds, in the order of the file."""
+        return (*self.streams, *self.feeds)
+
+    @cached_property
+    def sites(self) -> Mapping[str, tuple[Entry, ...]]:
+        """The entries of each site, in the order of the file, streams before feeds."""
+        return _grouped((entry.name, entry) for entry in self.entries)
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, tuple[Entry, ...]]:
+        return _grouped((name, entry) for entry in self.entries for name in (entry.stream, entry.label))
+
+    @cached_property
+    def _by_target(self) -> Mapping[str, tuple[StreamSettings, ...]]:
+        return _grouped((stream.target_stream, stream) for stream in self.streams)
+
+    @cached_property
+    def digest(self) -> str:
+        """The sha256 of the effective settings without secrets: equal digests mean equal behaviour."""
+        return digest_of(self, _WITHOUT_EFFECT)
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """Lines for the user: keys without effect, and links that the Stream Replicator would not verify."""
+        patient = [stream.stream for stream in self.streams if stream.target_initiated]
+        notes = (
+            (self.profiling, "profiling has no effect: there is no profiler"),
+            (
+                self.heartbeats and self.heartbeats.leader_election,
+                "heartbeats.leader_election has no effect: this host publishes",
+            ),
+            (patient, f"target_initiated has no effect ({', '.join(patient)}); copying always tolerates latency"),
+        )
+        return tuple(note for condition, note in notes if condition) + self._verified()
+
+    def _verified(self) -> tuple[str, ...]:
+        """Return a warning about the links with `choria` whose server the Stream Replicator would not verify."""
+        links = [link for entry in self.entries for link in entry.clusters]
+        named = [link.label for link in links if link.choria and link.tls and not link.tls.ca and not link.tls.insecure]
+        if not named:
+            return ()
+        verified = "the server's certificate is verified, against the system's CAs"
+        before = "the Stream Replicator does not verify it without tls.cert"
+        remedy = "set its CA in tls.ca, or insecure=true in the URL"
+        return (f"choria without tls.ca ({', '.join(dict.fromkeys(named))}): {verified}; {before}: {remedy}",)
+
+    def linked(self, first: ClusterSettings, second: ClusterSettings) -> bool:
+        """Return whether the servers of two clusters are linked, according to the configuration."""
+        return self.topology is not None and None not in map(self.topology.cluster_of, (first, second))
+
+    def copied_into(self, entry: Entry) -> list[StreamSettings]:
+        """Return the streams whose target an entry reads."""
+        return [stream for stream in self._by_target.get(entry.stream, ()) if stream.target.same_as(entry.source)]
+
+    def find(self, name: str) -> tuple[Entry, ...]:
+        """Return the entries with a name: a stream at every site that has it, or `name/stream`.
+
+        Raises ConfigurationError if there is none.
+        """
+        entries = self._by_name.get(name)
+        if entries is None:
+            near = difflib.get_close_matches(name, self._by_name, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            labels = ", ".join(entry.label for entry in self.entries)
+            raise ConfigurationError(f"stream {shown(name)} is not configured; {hint}configured: {labels}")
+        return entries
+
+
+def _grouped(pairs: Iterable[tuple[str, T]]) -> dict[str, tuple[T, ...]]:
+    """Return the values of each key, in their order."""
+    groups = defaultdict[str, list[T]](list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return {key: tuple(values) for key, values in groups.items()}

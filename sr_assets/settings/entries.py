@@ -1,0 +1,132 @@
+"""The entries of a site: the keys of streams and feeds, the keys of one kind, and their common properties."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, ClassVar, Literal, Protocol, Self
+
+from sr_assets.domain.clusters import ClusterSettings
+from sr_assets.settings.clusters import Url
+from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_api, with_security
+from sr_assets.settings.mapping import Block, file_key
+from sr_assets.settings.names import ApiPrefix, Domain, Filter, SiteName, StreamName, asset_name
+from sr_assets.settings.values import Duration, Flag, Natural, Positive, Size, Time, choice
+
+Kind = Literal["stream", "feed"]
+OnSourceReset = Literal["stop", "recopy", "skip_to_now"]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The start of an entry without a position; `value` is a sequence, a time in unix ns, a delta in ns, or 0."""
+
+    kind: Literal["all", "end", "sequence", "time", "delta"]
+    value: int = 0
+
+
+class TopLevel(Protocol):
+    """The keys of the top level that entries inherit."""
+
+    @property
+    def replicator(self) -> str:
+        """The name of the replicator, and of entries without a name."""
+
+    @property
+    def tls(self) -> TlsBlock | None:
+        """The block `tls`."""
+
+    @property
+    def choria(self) -> ChoriaBlock | None:
+        """The block `choria`."""
+
+    @property
+    def catch_up_messages(self) -> int | None:
+        """The default of all streams."""
+
+
+class CommonKeys(Block):
+    """The keys that streams and feeds have in common."""
+
+    #: The purpose of the entry: a copy in a target (`stream`), or the global view (`feed`).
+    kind: ClassVar[Kind]
+
+    stream: StreamName = file_key("the source stream")
+    name: SiteName = file_key("the site; unique together with `stream`", "", default_text="the top-level `name`")
+    filter_subject: Filter | None = file_key("the subjects to read", None, default_text="all")
+    start_at_end: Flag = file_key("an entry without a position starts with the next message", False)
+    start_sequence: Natural = file_key("it starts at this sequence, unless `start_at_end` is set", 0)
+    start_delta: Duration | None = file_key("it starts this long ago, unless one of the keys above is set", None)
+    start_time: Time | None = file_key("it starts at this time, unless one of the keys above is set", None)
+    on_source_reset: Annotated[OnSourceReset, choice(OnSourceReset)] = file_key(
+        "the reaction to a source that was recreated or rolled back", "stop"
+    )
+    batch_bytes: Size = file_key("the maximum size of a batch", "64 MiB")
+    tls: TlsBlock | None = file_key("see [URLs and TLS](#urls-and-tls)", None, default_text="the outer block")
+    choria: ChoriaBlock | None = file_key("see [Choria](#choria)", None, default_text="the outer block")
+
+    @property
+    def asset_prefix(self) -> list[str]:
+        """The first two parts of this entry's asset keys."""
+        return [asset_name(self.name), asset_name(self.stream)]
+
+    @property
+    def label(self) -> str:
+        """`name/stream`, unique in a configuration."""
+        return f"{self.name}/{self.stream}"
+
+    @property
+    def start(self) -> Start:
+        """The start option; the first one set applies, in the Stream Replicator's order."""
+        if self.start_at_end:
+            return Start("end")
+        if self.start_sequence:
+            return Start("sequence", self.start_sequence)
+        if self.start_delta is not None:
+            return Start("delta", self.start_delta)
+        return Start("all") if self.start_time is None else Start("time", self.start_time)
+
+    def within(self, top: TopLevel) -> Self:
+        """Return the entry with the inherited keys filled in; raises ValueError if they contradict its own."""
+        entry = self.changed(
+            name=self.name or top.replicator, tls=self.tls or top.tls, choria=self.choria or top.choria
+        )
+        _ = entry.clusters
+        return entry
+
+    @property
+    def clusters(self) -> tuple[ClusterSettings, ...]:
+        """The clusters of its source and target."""
+        raise NotImplementedError
+
+
+class FeedSettings(CommonKeys):
+    """One of `feeds`: an advisory stream that is folded into its site's global view."""
+
+    kind: ClassVar[Kind] = "feed"
+    policy: ClassVar[None] = None
+    tracked: ClassVar[bool] = False
+    advisory: ClassVar[None] = None
+    advisory_cluster: ClassVar[None] = None
+    ephemeral: ClassVar[bool] = False
+
+    url: Url = file_key("the cluster; see [URLs and TLS](#urls-and-tls)")
+    domain: Domain | None = file_key("as `source_domain` of a stream", None, default_text="the server's own")
+    api_prefix: ApiPrefix | None = file_key("as `source_api_prefix` of a stream", None, default_text="`$JS.API`")
+    batch_messages: Positive = file_key("the maximum number of messages in a batch", 200_000)
+    retired_retention_ns: Duration = file_key(
+        "retention of retired nodes in the global view", "1Y", name="retired_retention"
+    )
+
+    @cached_property
+    def source(self) -> ClusterSettings:
+        """The cluster of the advisory stream; raises ValueError if keys about it contradict each other."""
+        return with_security(with_api(self.url, self.domain, self.api_prefix), [self.tls], [self.choria])
+
+    @property
+    def clusters(self) -> tuple[ClusterSettings, ...]:
+        """The cluster of its source."""
+        return (self.source,)
+
+    @property
+    def catch_up_messages(self) -> int:
+        """The largest batch while it is far behind."""
+        return self.batch_messages

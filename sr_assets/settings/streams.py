@@ -1,0 +1,270 @@
+"""The keys of a stream: source, target, sampling and tracking."""
+
+from functools import cached_property
+from typing import Annotated, ClassVar, Literal, Self
+
+from sr_assets.domain.clusters import ClusterSettings
+from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
+from sr_assets.domain.sizing import MAX_FOLD_MESSAGES
+from sr_assets.domain.subjects import observer_subject, target_subject
+from sr_assets.domain.target_stream import TargetOptions
+from sr_assets.domain.tracking.rules import Policy
+from sr_assets.settings.clusters import Url
+from sr_assets.settings.entries import CommonKeys, FeedSettings, TopLevel
+from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_api, with_security
+from sr_assets.settings.mapping import Block, file_key
+from sr_assets.settings.names import (
+    AdvisoryTemplate,
+    ApiPrefix,
+    Domain,
+    FieldPath,
+    Prefix,
+    Remove,
+    SenderField,
+    SenderHeader,
+    SenderToken,
+    StreamName,
+    rewritten,
+)
+from sr_assets.settings.target import TargetBlock
+from sr_assets.settings.values import Duration, Flag, Positive, Value, choice, size_in_bytes, whole_number
+
+Order = Literal["stream", "sender", "none"]
+OnTargetReset = Literal["continue", "recopy", "stop"]
+OnPoison = Literal["park", "stop"]
+End = Literal["source", "target"]
+Format = Literal["v2", "v1"]
+CatchUp = Annotated[int, whole_number(1, MAX_FOLD_MESSAGES)]
+
+
+def _refuse_election(value: object) -> None:
+    """Refuse the Stream Replicator's leader election, unless it is off."""
+    if value not in ({}, [], False):
+        raise ValueError(
+            "is not supported in this version: remove it and run one host per site; a second host takes over with the"
+            " same home, or with `sr-assets recover`"
+        )
+
+
+class AdvisorySettings(Block):
+    """`advisory` of a stream: the announcement of transitions. `reliable` None means JetStream if a stream takes it."""
+
+    subject: AdvisoryTemplate = file_key("`%s` is the event, `%v` the node")
+    reliable: Flag | None = file_key("see [rules](rules.md#an-advisory)", None, default_text="automatic")
+    cluster: Annotated[End, choice(End)] = file_key("where to publish", "source")
+    observer_subject: AdvisoryTemplate = file_key(
+        "the subject of the site's heartbeats", "", default_text="see [rules](rules.md#the-heartbeat)"
+    )
+    format: Annotated[Format, choice(Format)] = file_key(
+        "`v1` is the old replicator's format, without `new`; its replicator is the entry's `name`", "v2"
+    )
+
+
+class StreamSettings(CommonKeys):
+    """One of `streams`. Only `within` the top level it has the inherited keys."""
+
+    kind: ClassVar[Literal["stream"]] = "stream"
+
+    source_url: Url = file_key("the source's cluster; see [URLs and TLS](#urls-and-tls)")
+    target_url: Url = file_key("the target's cluster")
+    source_domain: Domain | None = file_key(
+        "the JetStream domain of a leafnode or hub, whose API is `$JS.<domain>.API`",
+        None,
+        default_text="the server's own",
+    )
+    target_domain: Domain | None = file_key("the same for the target", None, default_text="the server's own")
+    source_api_prefix: ApiPrefix | None = file_key(
+        "instead of a domain: the API prefix, such as `$JS.leaf.API`, of an imported account",
+        None,
+        default_text="`$JS.API`",
+    )
+    target_api_prefix: ApiPrefix | None = file_key("the same for the target", None, default_text="`$JS.API`")
+    named_target: StreamName | None = file_key(
+        "the target, created if missing", None, name="target_stream", default_text="`stream`"
+    )
+    prefix: Prefix = file_key("prepended to each subject, with a dot", "", name="target_subject_prefix")
+    remove: Remove = file_key("removed from each subject, at every occurrence", "", name="target_subject_remove")
+    creates_target: Flag | None = file_key(
+        "whether a missing target is created", None, name="create_target", default_text="true"
+    )
+    no_target_create: Flag | None = file_key("the opposite of `create_target`", None, default_text="false")
+    target_block: TargetBlock | None = file_key(
+        "[differences](#block-target) of a new target", None, name="target", default_text="as the source"
+    )
+    ephemeral: Flag = file_key("each `up` or `run` copies the stream once from the start", False)
+    max_age_ns: Duration | None = file_key(
+        "older messages are not copied; they count as signs of life", None, name="max_age"
+    )
+    inspect_field: SenderField | None = file_key("the [sender](rules.md#who-sent-it) is in this JSON field", None)
+    inspect_header: SenderHeader | None = file_key("the sender is in this header", None)
+    inspect_subject_token: SenderToken = file_key(
+        "the sender is this token of the subject: 1 is the first, -1 the whole subject, 0 none", None
+    )
+    inspect_duration_ns: Duration | None = file_key(
+        "the sampling interval; longer silence retires a node", None, name="inspect_duration"
+    )
+    warn_duration_ns: Duration | None = file_key(
+        "longer silence is a timeout", None, name="warn_duration", default_text="half of `inspect_duration`"
+    )
+    size_trigger: Annotated[int, size_in_bytes(0)] | None = file_key(
+        "copy if the size differs from the last copy by this much", None
+    )
+    force_path: FieldPath | None = file_key(
+        "a JSON field that forces a copy if it is `true`", None, name="inspect_force_field"
+    )
+    advisory: AdvisorySettings | None = file_key("[announce](#block-advisory) transitions", None)
+    retired_retention_ns: Duration | None = file_key(
+        "retention of retired nodes", None, name="retired_retention", default_text="forever"
+    )
+    workers: Positive = file_key("parallel writers", 1)
+    named_order: Annotated[Order, choice(Order)] | None = file_key(
+        "the order of copies: the source's, each sender's, or none",
+        None,
+        name="order",
+        default_text="`stream`; `sender` with several workers",
+    )
+    on_target_reset: Annotated[OnTargetReset, choice(OnTargetReset)] = file_key(
+        "the reaction to a target that was deleted or recreated: `continue` with new messages, `recopy` the messages"
+        " that the source still holds, or `stop`",
+        "continue",
+    )
+    on_poison: Annotated[OnPoison, choice(OnPoison)] = file_key(
+        "the reaction to a message that the target cannot store", "park"
+    )
+    batch_messages: Positive = file_key(
+        "the maximum number of messages in a batch; of a tracked stream at most 500,000", 50_000
+    )
+    named_catch_up: CatchUp | None = file_key(
+        "limits the batches of a tracked stream that is four or more batches behind. Such a batch has at most 250,000"
+        " messages or 512 MiB per core of the engine, whichever is less",
+        None,
+        name="catch_up_messages",
+        default_text="500,000; `batch_messages` if set",
+    )
+    source_tls: TlsBlock | None = file_key("as `tls`, for one link", None, default_text="`tls`")
+    target_tls: TlsBlock | None = file_key("as `tls`, for one link", None, default_text="`tls`")
+    source_choria: ChoriaBlock | None = file_key("as `choria`, for one link", None, default_text="`choria`")
+    target_choria: ChoriaBlock | None = file_key("as `choria`, for one link", None, default_text="`choria`")
+    disable_source_tls: Flag = file_key("ignore every `tls` block for this link", False)
+    disable_target_tls: Flag = file_key("ignore every `tls` block for this link", False)
+    target_initiated: Flag = file_key("accepted with a warning: copying always tolerates latency", False)
+    leader_election_name: Annotated[None, Value(_refuse_election)] = file_key("refused: one host runs a site", None)
+    #: The top-level `name`, and the top-level `catch_up_messages`.
+    replicator: str = ""
+    default_catch_up: int | None = None
+
+    def within(self, top: TopLevel) -> Self:
+        """Return the stream with the inherited keys filled in; raises ValueError if they contradict its own."""
+        entry = super().within(top)
+        advisory = entry.advisory
+        if advisory is not None:
+            template = advisory.observer_subject or None
+            observer = observer_subject(template, top.replicator, entry.name, entry.stream)
+            advisory = advisory.changed(observer_subject=observer)
+        return entry.changed(replicator=top.replicator, default_catch_up=top.catch_up_messages, advisory=advisory)
+
+    @cached_property
+    def source(self) -> ClusterSettings:
+        """The cluster of the source; raises ValueError if keys about it contradict each other."""
+        return with_security(
+            with_api(self.source_url, self.source_domain, self.source_api_prefix, "source_"),
+            [self.source_tls, self.tls],
+            [self.source_choria, self.choria],
+            plain="disable_source_tls" if self.disable_source_tls else None,
+        )
+
+    @cached_property
+    def target(self) -> ClusterSettings:
+        """The cluster of the target; raises ValueError if keys about it contradict each other."""
+        return with_security(
+            with_api(self.target_url, self.target_domain, self.target_api_prefix, "target_"),
+            [self.target_tls, self.tls],
+            [self.target_choria, self.choria],
+            plain="disable_target_tls" if self.disable_target_tls else None,
+        )
+
+    @property
+    def clusters(self) -> tuple[ClusterSettings, ...]:
+        """The clusters of source and target."""
+        return self.source, self.target
+
+    @property
+    def target_stream(self) -> str:
+        """The name of the target."""
+        return self.named_target or self.stream
+
+    @property
+    def create_target(self) -> bool:
+        """Whether a missing target is created."""
+        return not self.no_target_create if self.creates_target is None else self.creates_target
+
+    @cached_property
+    def target_options(self) -> TargetOptions | None:
+        """The differences of a new target from its source, or None."""
+        return self.target_block.options if self.target_block else None
+
+    @property
+    def order(self) -> Order:
+        """The order of the copies: by default the stream's, or each sender's with several workers."""
+        return self.named_order or ("stream" if self.workers == 1 else "sender")
+
+    @property
+    def catch_up_messages(self) -> int:
+        """The largest batch while it is far behind; `batch_messages`, set alone, bounds every batch."""
+        named = self.named_catch_up or self.default_catch_up
+        if named is None:
+            named = self.batch_messages if "batch_messages" in self.model_fields_set else MAX_FOLD_MESSAGES
+        return max(self.batch_messages, named)
+
+    @property
+    def extractor(self) -> JsonField | HeaderName | SubjectToken | None:
+        """The sender extractor, or None without sampling."""
+        return self.inspect_field or self.inspect_header or self.inspect_subject_token
+
+    @cached_property
+    def policy(self) -> Policy | None:
+        """The sampling and tracking of senders, or None."""
+        interval_ns = self.inspect_duration_ns
+        if interval_ns is None:
+            return None
+        warning_ns = interval_ns // 2 if self.warn_duration_ns is None else self.warn_duration_ns
+        return Policy(interval_ns, warning_ns, self.size_trigger or 0)
+
+    @property
+    def tracked(self) -> bool:
+        """Whether senders are sampled and tracked."""
+        return self.policy is not None
+
+    @property
+    def advisory_cluster(self) -> ClusterSettings | None:
+        """The cluster for announcements, or None."""
+        if self.advisory is None:
+            return None
+        return self.source if self.advisory.cluster == "source" else self.target
+
+    @property
+    def copies_all_unchanged(self) -> bool:
+        """Whether its target gets every message of its source with an unchanged subject."""
+        chosen = self.tracked or self.filter_subject not in (None, ">") or self.max_age_ns is not None
+        return not (chosen or self.prefix or self.remove or self.ephemeral)
+
+    @property
+    def copies_pattern(self) -> str | None:
+        """The pattern of all subjects of our copies, or None if it is every subject or unknown."""
+        pattern = target_subject(self.filter_subject or ">", self.prefix)
+        return None if self.remove or pattern == ">" else pattern
+
+    def target_pattern(self, pattern: str) -> str:
+        """Rewrite a subject of the source, with or without wildcards, as its messages are rewritten.
+
+        Raises ConfigurationError if the result is invalid. Without a filter the source's own subjects decide, so a run
+        calls this for each of them before it copies a message.
+        """
+        try:
+            return rewritten(pattern, self.prefix, self.remove)
+        except ValueError as error:
+            raise ConfigurationError(f"stream {self.stream!r} (name {self.name!r}): {error}") from None
+
+
+Entry = StreamSettings | FeedSettings
