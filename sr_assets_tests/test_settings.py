@@ -1,4 +1,4 @@
-"""The configuration file: what is accepted, what it means, and with which message everything else is refused."""
+"""The configuration: keys and their effects, the environment, invalid values, contradictions between keys."""
 
 import os
 import pickle
@@ -44,7 +44,7 @@ class Load(Protocol):
 
 
 class LoadStream(Protocol):
-    """Load one stream with more keys."""
+    """Load one stream with additional keys."""
 
     def __call__(self, keys: str = "", **environ: str) -> StreamSettings:
         """Load one stream."""
@@ -52,7 +52,7 @@ class LoadStream(Protocol):
 
 
 class Refusal(Protocol):
-    """Load what must be refused, and return the one line that says why."""
+    """Load an invalid configuration, and return the error."""
 
     def __call__(self, text: str, **environ: str) -> str:
         """Return the line."""
@@ -61,7 +61,7 @@ class Refusal(Protocol):
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
-    """Return a function that writes a file's text and loads it, without anything of the real environment."""
+    """Return a function that writes a file's text and loads it, without the process's environment."""
     path = tmp_path / "replication.yaml"
 
     def write_and_load(text: str, **environ: str) -> Settings:
@@ -73,7 +73,7 @@ def load(tmp_path: Path) -> Load:
 
 @pytest.fixture
 def stream(load: Load) -> LoadStream:
-    """Return a function that loads one stream with these keys more."""
+    """Return a function that loads one stream with additional keys."""
 
     def load_stream(keys: str = "", **environ: str) -> StreamSettings:
         return load(TOP + STREAM % (keys and f", {keys}"), **environ).streams[0]
@@ -83,7 +83,7 @@ def stream(load: Load) -> LoadStream:
 
 @pytest.fixture
 def refusal(load: Load) -> Refusal:
-    """Return a function that loads a file that must be refused, and gives the one line."""
+    """Return a function that loads an invalid file and returns the error without the file's path."""
 
     def load_and_fail(text: str, **environ: str) -> str:
         with pytest.raises(ConfigurationError) as caught:
@@ -100,7 +100,7 @@ def refusal(load: Load) -> Refusal:
 
 @pytest.fixture
 def stream_refusal(refusal: Refusal) -> Refusal:
-    """Return a function that loads one stream with these keys more, which must be refused in the stream's name."""
+    """Return a function that loads one invalid stream and returns the error without the stream."""
 
     def load_and_fail(text: str, **environ: str) -> str:
         line = refusal(TOP + STREAM % f", {text}", **environ)
@@ -108,9 +108,6 @@ def stream_refusal(refusal: Refusal) -> Refusal:
         return line.removeprefix("stream 'REG': ")
 
     return load_and_fail
-
-
-# ------------------------------------------------------------------------------------------------------- durations
 
 
 @pytest.mark.parametrize(
@@ -133,25 +130,22 @@ def stream_refusal(refusal: Refusal) -> Refusal:
         ("1M1m", 720 * HOUR_NS + 60 * SECOND_NS),
     ),
 )
-def test_a_duration_is_a_number_and_a_unit_or_a_sum_of_them(text: str, ns: int) -> None:
+def test_duration_is_one_number_with_unit_or_a_sum(text: str, ns: int) -> None:
     assert parse_duration(text) == ns
 
 
 @pytest.mark.parametrize(
     "text", ("", "5", "h", "5 parsecs", "-1h", "1h 30m", "1h-30m", "1e3s", "1..5d", "\u096bs", "999999Y")
 )
-def test_anything_else_is_no_duration_and_the_error_shows_it(text: str) -> None:
+def test_invalid_duration_is_shown_in_the_error(text: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(repr(text))):
         parse_duration(text)
 
 
 @given(st.integers(0, 99), st.integers(0, 99), st.integers(0, 9999), st.integers(0, 99999))
-def test_a_sum_of_durations_is_the_sum_of_its_parts(days: int, hours: int, minutes: int, seconds: int) -> None:
+def test_duration_of_a_sum_is_the_sum_of_its_parts(days: int, hours: int, minutes: int, seconds: int) -> None:
     parts = (f"{days}d", f"{hours}h", f"{minutes}m", f"{seconds}s")
     assert parse_duration("".join(parts)) == sum(parse_duration(part) for part in parts)
-
-
-# ------------------------------------------------------------------------------------------------------------ URLs
 
 
 @pytest.mark.parametrize(
@@ -166,11 +160,11 @@ def test_a_sum_of_durations_is_the_sum_of_its_parts(days: int, hours: int, minut
         ("nats://[2001:DB8:0::7]", ("[2001:db8::7]:4222",)),
     ),
 )
-def test_a_url_names_servers_with_the_usual_port_unless_it_says_another(url: str, servers: tuple[str, ...]) -> None:
+def test_url_has_servers_with_default_port_4222(url: str, servers: tuple[str, ...]) -> None:
     assert parse_cluster(url) == ClusterSettings(servers)
 
 
-def test_user_and_password_are_percent_decoded_and_count_for_all_servers() -> None:
+def test_url_login_is_percent_decoded_and_applies_to_all_servers() -> None:
     cluster = parse_cluster("nats://me:p%40ss%2Fw%2C@a,b")
     assert (cluster.servers, cluster.user, cluster.password, cluster.token) == (
         ("a:4222", "b:4222"),
@@ -180,13 +174,11 @@ def test_user_and_password_are_percent_decoded_and_count_for_all_servers() -> No
     )
 
 
-def test_a_login_without_a_colon_is_a_token() -> None:
+def test_url_login_without_colon_is_a_token() -> None:
     assert parse_cluster("s%3Acret@host").token == "s:cret"
 
 
-def test_files_to_log_in_with_are_named_in_the_url_and_count_for_all_servers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_url_credential_files_apply_to_all_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cluster = parse_cluster("nats://a,b?credentials=keys/me%2c.creds")
     assert cluster == ClusterSettings(("a:4222", "b:4222"), credentials=str(tmp_path / "keys/me,.creds"))
@@ -208,16 +200,16 @@ def test_files_to_log_in_with_are_named_in_the_url_and_count_for_all_servers(
         ("a,b?tls_handshake_first=true&insecure=true", TlsSettings(handshake_first=True, insecure=True)),
     ),
 )
-def test_the_url_says_whether_tls_is_wanted(url: str, tls: TlsSettings | None) -> None:
+def test_url_scheme_and_options_require_tls(url: str, tls: TlsSettings | None) -> None:
     assert parse_cluster(url).tls == tls
 
 
-def test_connect_timeout_is_taken_from_the_url() -> None:
+def test_url_sets_connect_timeout() -> None:
     assert parse_cluster("nats://a,b?connect_timeout=1500ms").connect_timeout_seconds == 1.5
 
 
 @pytest.mark.parametrize(
-    ("url", "says"),
+    ("url", "message"),
     (
         ("wss://u:hunter2@host", "wss:// is not supported"),
         ("http://u:hunter2@host", "must begin with nats://"),
@@ -253,17 +245,17 @@ def test_connect_timeout_is_taken_from_the_url() -> None:
         ("nats://", "host:port"),
     ),
 )
-def test_a_url_that_cannot_be_used_is_refused_without_showing_any_of_it(url: str, says: str, refusal: Refusal) -> None:
+def test_invalid_url_is_refused_without_showing_any_of_it(url: str, message: str, refusal: Refusal) -> None:
     line = refusal(f"name: EAST\nstreams:\n- {{stream: REG, source_url: '{url}', target_url: centre}}")
     assert line.startswith("stream 'REG': source_url: ")
-    assert says in line
+    assert message in line
     assert "hunter2" not in line
 
 
 @pytest.mark.parametrize(
     "keys", ("target_stream: nats://me:hunter2@city", "nats://me:hunter2@city: 1", "workers: me:hunter2@city:4222")
 )
-def test_a_url_in_the_wrong_place_keeps_its_login_to_itself(keys: str, stream_refusal: Refusal) -> None:
+def test_url_as_value_of_another_key_is_shown_without_login(keys: str, stream_refusal: Refusal) -> None:
     assert "hunter2" not in stream_refusal(keys)
 
 
@@ -281,7 +273,7 @@ def test_a_url_in_the_wrong_place_keeps_its_login_to_itself(keys: str, stream_re
         ("/top", "tls: null", "/top", "/top"),
     ),
 )
-def test_a_tls_block_is_inherited_as_a_whole_and_an_empty_one_asks_for_nothing(
+def test_tls_block_is_inherited_as_a_whole_and_may_be_empty(
     top: str, keys: str, source: str | None, target: str | None, load: Load
 ) -> None:
     block = f"tls: {{ca: {top}, cert: /c, key: /k}}\n" if top else ""
@@ -291,7 +283,7 @@ def test_a_tls_block_is_inherited_as_a_whole_and_an_empty_one_asks_for_nothing(
         assert cluster.tls == (TlsSettings(ca, **inherited) if ca else None)
 
 
-def test_a_tls_block_and_the_url_add_up(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_block_and_url_options_are_combined(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = TOP + "tls: {cert: c.pem, key: c.key}\nstreams:\n- {stream: A, source_url: 'a?tls_handshake_first=true', "
     entry = load(text + "target_url: 'tls://b?insecure=true'}").streams[0]
@@ -300,14 +292,14 @@ def test_a_tls_block_and_the_url_add_up(load: Load, tmp_path: Path, monkeypatch:
     assert entry.target.tls == TlsSettings(**files, insecure=True)
 
 
-def test_a_feed_has_a_tls_block_of_its_own_or_the_one_at_the_top(load: Load) -> None:
+def test_feed_has_its_own_tls_block_or_inherits_it(load: Load) -> None:
     feeds = "feeds: [{stream: A, url: 'tls://a?nkey=/n'}, {stream: B, url: a, tls: {ca: /own}}]\n"
     inheriting, own = load(TOP + "tls: {ca: /top}\n" + feeds).feeds
     assert inheriting.source == ClusterSettings(("a:4222",), nkey="/n", tls=TlsSettings("/top"))
     assert own.source.tls == TlsSettings("/own")
 
 
-def test_the_digest_follows_who_we_are_and_whom_we_trust(load: Load) -> None:
+def test_digest_depends_on_login_and_tls_files(load: Load) -> None:
     files = [
         TOP + STREAM % more for more in ("", ", tls: {ca: /a}", ", tls: {ca: /b}", ", target_tls: {cert: /c, key: /k}")
     ]
@@ -318,7 +310,7 @@ def test_the_digest_follows_who_we_are_and_whom_we_trust(load: Load) -> None:
     assert len({load(text).digest for text in files}) == len(files)
 
 
-def test_no_secret_is_in_a_repr_or_in_the_digest(load: Load) -> None:
+def test_repr_and_digest_contain_no_secret(load: Load) -> None:
     text = TOP + "spark: {mode: 'sc://h:15002/;token=%s', config: {spark.ssl.keyPassword: %s, spark.a: b}}\n"
     text += "streams: [{stream: REG, source_url: 'nats://me:%s@city', target_url: '%s@centre'}]"
     settings, other = (load(text % ((secret,) * 4)) for secret in ("hunter2", "swordfish"))
@@ -329,12 +321,7 @@ def test_no_secret_is_in_a_repr_or_in_the_digest(load: Load) -> None:
     assert settings != other
 
 
-# -------------------------------------------------------------------------------------------------- what is accepted
-
-
-def test_the_smallest_file_has_the_documented_defaults(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_smallest_file_has_the_documented_defaults(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     settings = load(TOP + STREAM % "")
     assert (settings.replicator, settings.home) == ("EAST", tmp_path / ".sr_assets")
@@ -352,7 +339,7 @@ def test_the_smallest_file_has_the_documented_defaults(
     assert (settings.gaps.retention_ns, entry.retired_retention_ns) == (90 * DAY_NS, None)
 
 
-def test_every_key_of_ours_and_of_the_stream_replicator_arrives_where_it_belongs(load: Load) -> None:
+def test_every_key_sets_its_field(load: Load) -> None:
     settings = load(
         """
         Name: US-EAST
@@ -437,7 +424,7 @@ def test_catch_up_batch_is_bounded_by_the_configured_sizes(load: Load, top: str,
     assert load(TOP + top + STREAM % keys).streams[0].catch_up_messages == expected
 
 
-def test_the_example_in_the_repository_is_valid() -> None:
+def test_example_configuration_is_valid() -> None:
     settings = load_settings(Path(__file__).parent.parent / "conf" / "replication.yaml", {})
     assert settings.streams[0].tracked
     assert settings.warnings == ()
@@ -451,7 +438,7 @@ def test_the_example_in_the_repository_is_valid() -> None:
         ("inspect_subject_token: -1", SubjectToken(-1)),
     ),
 )
-def test_header_and_subject_token_sampling_are_active(
+def test_header_and_subject_token_are_sender_extractors(
     keys: str, extractor: HeaderName | SubjectToken, stream: LoadStream
 ) -> None:
     entry = stream(f"{keys}, inspect_duration: 1h")
@@ -472,7 +459,7 @@ def test_header_and_subject_token_sampling_are_active(
         ("start_delta: 1h, start_sequence: 7, start_at_end: true", Start("end")),
     ),
 )
-def test_the_first_start_option_that_is_set_wins(keys: str, start: Start, stream: LoadStream) -> None:
+def test_first_start_option_applies(keys: str, start: Start, stream: LoadStream) -> None:
     assert stream(keys).start == start
 
 
@@ -480,7 +467,7 @@ def test_the_first_start_option_that_is_set_wins(keys: str, start: Start, stream
     ("keys", "order"),
     (("workers: 1", "stream"), (f"workers: 4, {SAMPLED}", "sender"), ("workers: 4, order: none", "none")),
 )
-def test_several_workers_keep_each_senders_order_by_default(keys: str, order: str, stream: LoadStream) -> None:
+def test_default_order_depends_on_workers(keys: str, order: str, stream: LoadStream) -> None:
     assert stream(keys).order == order
 
 
@@ -492,21 +479,19 @@ def test_several_workers_keep_each_senders_order_by_default(keys: str, order: st
         ("monitor_port: 0\nprofiling: false\n", None),
     ),
 )
-def test_harmless_keys_of_the_stream_replicator_are_accepted_with_one_warning(
-    keys: str, warning: str | None, load: Load
-) -> None:
+def test_keys_without_effect_are_accepted_with_one_warning(keys: str, warning: str | None, load: Load) -> None:
     warnings = load(TOP + keys + STREAM % "").warnings
     assert [note.split()[0] for note in warnings] == ([warning] if warning else [])
 
 
-def test_target_initiated_is_accepted_with_one_warning_for_all_streams(load: Load) -> None:
+def test_target_initiated_gives_one_warning_for_all_streams(load: Load) -> None:
     entry = "- {stream: %s, source_url: a, target_url: b, target_initiated: true}\n"
     (warning,) = load(TOP + "streams:\n" + entry % "ONE" + entry % "TWO").warnings
     assert warning.startswith("target_initiated has no effect (ONE, TWO)")
 
 
 @pytest.mark.parametrize(
-    ("block", "says"),
+    ("block", "message"),
     (
         ("{facts: country}", "inventory.facts: 'country' is not a list; use [os.name, role]"),
         ("{facts: [a, a]}", "inventory.facts: names 'a' twice; remove one"),
@@ -514,11 +499,11 @@ def test_target_initiated_is_accepted_with_one_warning_for_all_streams(load: Loa
         ("{timezone: Mars}", "inventory.timezone: 'Mars' is not a time zone; use a name such as UTC or Europe/London"),
     ),
 )
-def test_facts_that_cannot_be_counted_are_refused(block: str, says: str, refusal: Refusal) -> None:
-    assert says in refusal(f"{TOP}streams: [{{stream: S, source_url: a, target_url: b}}]\ninventory: {block}\n")
+def test_invalid_inventory_block_is_refused(block: str, message: str, refusal: Refusal) -> None:
+    assert message in refusal(f"{TOP}streams: [{{stream: S, source_url: a, target_url: b}}]\ninventory: {block}\n")
 
 
-def test_null_and_empty_values_are_not_set(stream: LoadStream) -> None:
+def test_null_and_empty_values_count_as_unset(stream: LoadStream) -> None:
     assert stream("name: '', tls: null, leader_election_name: '', filter_subject: ") == stream()
 
 
@@ -530,7 +515,7 @@ def test_merge_keys_and_anchors_share_settings_between_streams(load: Load) -> No
     assert [(entry.stream, entry.max_age_ns) for entry in settings.streams] == [("ONE", HOUR_NS), ("TWO", HOUR_NS)]
 
 
-def test_a_thousand_entries_may_share_their_keys_by_an_alias(load: Load) -> None:
+def test_thousand_entries_may_share_keys_through_an_alias(load: Load) -> None:
     base = "- &base {stream: S, source_url: '${CITY}', target_url: b, max_age: 1h}\n"
     others = "".join(f"- {{<<: *base, stream: S{number}}}\n" for number in range(1_000))
     settings = load(TOP + "streams:\n" + base + others, CITY="city")
@@ -540,19 +525,19 @@ def test_a_thousand_entries_may_share_their_keys_by_an_alias(load: Load) -> None
 
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("twice", ("[*a{0}, *a{0}]", "{{x: *a{0}, y: *a{0}}}", "{{<<: [*a{0}, *a{0}]}}"))
-def test_aliases_that_repeat_too_much_are_refused_before_they_become_values(twice: str, refusal: Refusal) -> None:
+def test_too_many_alias_values_are_refused_before_expansion(twice: str, refusal: Refusal) -> None:
     doublings = [f"k{level + 1}: &a{level + 1} {twice.format(level)}\n" for level in range(40)]
     text = "name: EAST\nk0: &a0 {x: 1}\n" + "".join(doublings) + "streams: *a40\n"
     assert refusal(text) == "its aliases (*name) repeat more than 500,000 values; use fewer of them"
 
 
 @pytest.mark.timeout(10)
-def test_a_long_text_that_aliases_repeat_is_refused_too(refusal: Refusal) -> None:
+def test_long_text_repeated_by_aliases_is_refused(refusal: Refusal) -> None:
     text = "name: EAST\nstreams: [&a {stream: " + "x" * 1_000_000 + "}, " + "*a, " * 3_000 + "]\n"
     assert refusal(text) == "its aliases (*name) repeat more than 500,000 values; use fewer of them"
 
 
-def test_sites_are_the_entries_with_one_name_in_the_order_of_the_file(load: Load) -> None:
+def test_sites_group_entries_by_name_in_file_order(load: Load) -> None:
     entry = "- {stream: %s, source_url: a, target_url: b, name: %s}\n"
     settings = load(TOP + "streams:\n" + entry % ("ONE", "LON") + entry % ("ONE", "PAR") + entry % ("TWO", "LON"))
     assert {site: [e.stream for e in entries] for site, entries in settings.sites.items()} == {
@@ -567,13 +552,13 @@ def test_sites_are_the_entries_with_one_name_in_the_order_of_the_file(load: Load
         settings.find("TWOO")
 
 
-def test_settings_travel_to_other_processes(load: Load) -> None:
+def test_settings_can_be_pickled(load: Load) -> None:
     settings = load(TOP + STREAM % f", {SAMPLED}")
     received = pickle.loads(pickle.dumps(settings))
     assert (received, received.sites) == (settings, settings.sites)
 
 
-def test_changed_settings_have_the_sites_of_their_own_streams(load: Load) -> None:
+def test_changed_settings_compute_their_sites_anew(load: Load) -> None:
     settings = load(TOP + STREAM % "" + "feeds: [{stream: ADV, url: a, name: centre}]\n")
     changed = settings.changed(streams=())
     assert (list(settings.sites), list(changed.sites)) == (["EAST", "centre"], ["centre"])
@@ -581,7 +566,7 @@ def test_changed_settings_have_the_sites_of_their_own_streams(load: Load) -> Non
         changed.find("REG")
 
 
-def test_a_stream_and_a_feed_answer_the_same_questions(load: Load) -> None:
+def test_streams_and_feeds_have_the_same_properties(load: Load) -> None:
     advisory = "advisory: {subject: adv, cluster: %s}"
     entry = "- {stream: %s, source_url: a, target_url: b, %s}\n"
     settings = load(
@@ -610,7 +595,7 @@ def test_a_stream_and_a_feed_answer_the_same_questions(load: Load) -> None:
     ]
 
 
-def test_the_digest_follows_what_takes_effect_and_nothing_else(load: Load) -> None:
+def test_digest_depends_only_on_effective_settings(load: Load) -> None:
     plain = load(TOP + STREAM % "")
     assert load("# a comment\n" + TOP + "logfile: /x\n" + STREAM % ", on_poison: park").digest == plain.digest
     assert load(TOP + STREAM % ", max_age: 1h").digest != plain.digest
@@ -618,74 +603,66 @@ def test_the_digest_follows_what_takes_effect_and_nothing_else(load: Load) -> No
     assert load(TOP + STREAM % ", inspect_header: a, inspect_duration: 1h").digest != by_field.digest
 
 
-# -------------------------------------------------------------------------------------------------- the environment
-
-
-def test_variables_are_replaced_inside_values_of_every_kind(stream: LoadStream) -> None:
+def test_environment_variables_are_replaced_in_every_type(stream: LoadStream) -> None:
     entry = stream("max_age: '${AGE}', workers: '${N}', order: none, ephemeral: '${E}'", AGE="1h", N="2", E="true")
     assert (entry.max_age_ns, entry.workers, entry.ephemeral) == (HOUR_NS, 2, True)
 
 
-def test_a_password_from_the_environment_reaches_the_cluster(load: Load) -> None:
+def test_password_may_come_from_the_environment(load: Load) -> None:
     settings = load(TOP + "streams: [{stream: A, source_url: 'nats://me:${PW}@a', target_url: b}]", PW="hunter2")
     assert settings.streams[0].source.password == "hunter2"
 
 
-def test_an_unset_variable_is_named_with_its_stream_and_key(stream_refusal: Refusal) -> None:
+def test_unset_variable_is_named_with_stream_and_key(stream_refusal: Refusal) -> None:
     assert stream_refusal("max_age: '${AGE}'") == "max_age: environment variable AGE is not set"
 
 
-def test_an_unfinished_variable_is_refused(stream_refusal: Refusal) -> None:
+def test_invalid_variable_reference_is_refused(stream_refusal: Refusal) -> None:
     assert "without a name; use ${NAME}" in stream_refusal("max_age: '${AGE:-1h}'", AGE="1h")
 
 
 @pytest.mark.parametrize("text", ("'0640'", "0640", "640", "0o640", "'640'"))
-def test_a_file_mode_is_octal_with_and_without_quotes(load: Load, text: str) -> None:
+def test_published_mode_is_octal_with_and_without_quotes(load: Load, text: str) -> None:
     assert load(TOP + f"published_mode: {text}\n" + STREAM % "").published_mode == 0o640
     assert load(TOP + STREAM % "").published_mode == 0o600
 
 
-def test_home_is_the_environments_then_the_state_store(load: Load, tmp_path: Path) -> None:
+def test_home_is_from_environment_before_state_store(load: Load, tmp_path: Path) -> None:
     text = TOP + "state_store: /there\n" + STREAM % ""
     assert load(text, SR_ASSETS_HOME="/here").home == Path("/here")
     assert load(text, SR_ASSETS_HOME="").home == Path("/there")
 
 
-def test_a_relative_home_lies_in_the_working_directory(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_home_is_in_the_working_directory(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert load(TOP + STREAM % "", SR_ASSETS_HOME="data").home == tmp_path / "data"
 
 
-def test_the_file_is_the_one_the_environment_names(tmp_path: Path) -> None:
+def test_environment_names_the_configuration_file(tmp_path: Path) -> None:
     path = tmp_path / "other.yaml"
     path.write_text(TOP + STREAM % "")
     assert load_settings(environ={"SR_ASSETS_CONFIG": str(path)}).replicator == "EAST"
 
 
-# --------------------------------------------------------------------------------------------------- unusable files
-
-
-def test_a_missing_file_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+def test_missing_file_is_one_line_with_remedy(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"none\.yaml: cannot be read: No such file.*SR_ASSETS_CONFIG"):
         load_settings(tmp_path / "none.yaml", {})
 
 
-def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
+def test_directory_as_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read: Is a directory"):
         load_settings(tmp_path, {})
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
-def test_an_unreadable_file_is_one_line(tmp_path: Path) -> None:
+def test_unreadable_file_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "secret.yaml"
     path.touch(mode=0)
     with pytest.raises(ConfigurationError, match="cannot be read: Permission denied"):
         load_settings(path, {})
 
 
-def test_a_file_that_is_not_utf_8_is_one_line(tmp_path: Path) -> None:
+def test_file_without_utf8_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "latin.yaml"
     path.write_bytes("name: Zürich".encode("latin-1"))
     with pytest.raises(ConfigurationError, match="is not UTF-8 text"):
@@ -693,7 +670,7 @@ def test_a_file_that_is_not_utf_8_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     (
         ("", "is empty"),
         ("# only a comment\n", "is empty"),
@@ -720,14 +697,11 @@ def test_a_file_that_is_not_utf_8_is_one_line(tmp_path: Path) -> None:
         ),
     ),
 )
-def test_a_file_of_the_wrong_shape_is_refused(text: str, says: str, refusal: Refusal) -> None:
-    assert says in refusal(text)
+def test_malformed_file_is_refused(text: str, message: str, refusal: Refusal) -> None:
+    assert message in refusal(text)
 
 
-# ------------------------------------------------------------------------------------------------- unknown, unsupported
-
-
-def test_an_unknown_key_is_named_with_the_closest_and_all_allowed_ones(stream_refusal: Refusal) -> None:
+def test_unknown_key_is_named_with_closest_and_allowed_keys(stream_refusal: Refusal) -> None:
     line = stream_refusal("Inspect_Durations: 1h")
     assert line.startswith("unknown key 'Inspect_Durations'; did you mean inspect_duration? allowed: stream, name, ")
 
@@ -743,11 +717,11 @@ def test_an_unknown_key_is_named_with_the_closest_and_all_allowed_ones(stream_re
         ("gaps: {keep: 1d}\n", "gaps: "),
     ),
 )
-def test_an_unknown_key_above_the_streams_is_refused(keys: str, where: str, refusal: Refusal) -> None:
+def test_unknown_key_outside_streams_is_refused(keys: str, where: str, refusal: Refusal) -> None:
     assert refusal(TOP + keys + STREAM % "").startswith(f"{where}unknown key ")
 
 
-def test_an_unknown_key_of_the_advisory_is_refused(stream_refusal: Refusal) -> None:
+def test_unknown_key_of_advisory_is_refused(stream_refusal: Refusal) -> None:
     assert stream_refusal(f"{SAMPLED}, advisory: {{topic: a}}").startswith("advisory: unknown key 'topic'; ")
 
 
@@ -755,16 +729,13 @@ def test_two_spellings_of_one_key_are_refused(stream_refusal: Refusal) -> None:
     assert "key 'Max_Age' appears twice" in stream_refusal("max_age: 1h, Max_Age: 2h")
 
 
-def test_an_election_is_refused_with_what_to_do_instead(stream_refusal: Refusal) -> None:
+def test_leader_election_is_refused_with_remedy(stream_refusal: Refusal) -> None:
     line = stream_refusal("leader_election_name: a")
     assert line.startswith("leader_election_name: is not supported in this version: remove it and run one host")
 
 
-# ------------------------------------------------------------------------------------------------------- bad values
-
-
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("keys", "message"),
     (
         ("max_age: 5 parsecs", "max_age: '5 parsecs' is not a duration"),
         ("max_age: 3600", "max_age: 3600 is not a duration"),
@@ -826,18 +797,18 @@ def test_an_election_is_refused_with_what_to_do_instead(stream_refusal: Refusal)
         ("tls: {ca: 7}", "tls.ca: 7 is not text"),
     ),
 )
-def test_a_bad_value_is_named_with_its_key_and_what_is_allowed(keys: str, says: str, stream_refusal: Refusal) -> None:
-    assert says in stream_refusal(keys)
+def test_invalid_value_is_named_with_key_and_allowed_values(keys: str, message: str, stream_refusal: Refusal) -> None:
+    assert message in stream_refusal(keys)
 
 
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("text", ("a" * 200_000, "a:" * 100_000, f"{'a:b' * 70_000}@city"))
-def test_a_long_value_is_refused_at_once_and_shortened(text: str, stream_refusal: Refusal) -> None:
+def test_long_value_is_refused_quickly_and_shortened(text: str, stream_refusal: Refusal) -> None:
     assert len(stream_refusal(f"workers: '{text}'")) < 150
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("keys", "message"),
     (
         ("loglevel: loud\n", "loglevel: 'loud' is not one of debug, info, warn, error"),
         ("run_budget: 0s\n", "run_budget: '0s' must be longer than zero"),
@@ -858,8 +829,8 @@ def test_a_long_value_is_refused_at_once_and_shortened(text: str, stream_refusal
         ("topology: {clusters: text}\n", "topology: clusters: must be a mapping"),
     ),
 )
-def test_a_bad_value_above_the_streams_is_named_with_its_key(keys: str, says: str, refusal: Refusal) -> None:
-    assert says in refusal(TOP + keys + STREAM % "")
+def test_invalid_value_outside_streams_is_named_with_key(keys: str, message: str, refusal: Refusal) -> None:
+    assert message in refusal(TOP + keys + STREAM % "")
 
 
 @pytest.mark.parametrize(
@@ -869,36 +840,33 @@ def test_a_bad_value_above_the_streams_is_named_with_its_key(keys: str, says: st
         "heartbeats: {url: city, subjects: [{subject: a.b}], headers: {Authorization: 73577357}}\n",
     ),
 )
-def test_a_secret_that_is_a_number_is_refused_without_showing_it(keys: str, refusal: Refusal) -> None:
+def test_secret_that_is_a_number_is_refused_without_showing_it(keys: str, refusal: Refusal) -> None:
     line = refusal(TOP + keys + STREAM % "")
     assert "is not text; put it in quotes" in line
     assert "7357" not in line
 
 
 @pytest.mark.parametrize("name", ("a/b", "..", ".hidden", "a b", "a\\b", "a*", "a>b", "x" * 201))
-def test_a_site_whose_name_is_no_safe_folder_is_refused(name: str, refusal: Refusal) -> None:
+def test_site_name_that_is_no_safe_folder_is_refused(name: str, refusal: Refusal) -> None:
     assert "cannot be a name" in refusal(yaml.safe_dump({"name": name}) + STREAM % "")
 
 
 @pytest.mark.parametrize("name", ("a.b", "a b", "a*", ">", "a/b", "a\\b", "x" * 256))
-def test_a_stream_that_no_server_could_hold_is_refused(name: str, refusal: Refusal) -> None:
+def test_invalid_stream_name_is_refused(name: str, refusal: Refusal) -> None:
     document = {"name": "EAST", "streams": [{"stream": name, "source_url": "a", "target_url": "b"}]}
     assert "is not a stream name" in refusal(yaml.safe_dump(document))
 
 
-def test_a_name_that_yaml_takes_for_no_is_refused_with_the_remedy(refusal: Refusal) -> None:
+def test_yaml_flag_as_name_is_refused_with_remedy(refusal: Refusal) -> None:
     assert refusal("name: NO\n" + STREAM % "") == "name: False is not text; put it in quotes"
 
 
-def test_with_several_mistakes_the_first_is_named_and_the_others_counted(stream_refusal: Refusal) -> None:
+def test_error_names_first_mistake_and_counts_the_others(stream_refusal: Refusal) -> None:
     assert stream_refusal("max_age: x, workers: 0, batch_bytes: x").endswith("(and 2 more)")
 
 
-# --------------------------------------------------------------------------------------------------- contradictions
-
-
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("keys", "message"),
     (
         (
             "inspect_field: a, inspect_header: B, inspect_duration: 1h",
@@ -929,8 +897,8 @@ def test_with_several_mistakes_the_first_is_named_and_the_others_counted(stream_
         ("create_target: false, no_target_create: false", "create_target: contradicts no_target_create"),
     ),
 )
-def test_keys_that_contradict_each_other_are_refused(keys: str, says: str, stream_refusal: Refusal) -> None:
-    assert stream_refusal(keys).startswith(says)
+def test_contradictory_keys_are_refused(keys: str, message: str, stream_refusal: Refusal) -> None:
+    assert stream_refusal(keys).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -942,9 +910,7 @@ def test_keys_that_contradict_each_other_are_refused(keys: str, says: str, strea
         ("target_subject_prefix: reg, target_subject_remove: reg", "'.>'"),
     ),
 )
-def test_a_remove_string_that_would_leave_an_edge_dot_is_refused(
-    keys: str, result: str, stream_refusal: Refusal
-) -> None:
+def test_subject_remove_that_leaves_an_edge_dot_is_refused(keys: str, result: str, stream_refusal: Refusal) -> None:
     line = stream_refusal(keys)
     assert line.startswith("target_subject_remove: 'reg' makes ")
     assert f"into {result}:" in line
@@ -958,11 +924,11 @@ def test_a_remove_string_that_would_leave_an_edge_dot_is_refused(
         ("target_subject_prefix: reg2, target_subject_remove: '2'", "reg.reg.web1"),
     ),
 )
-def test_a_rewriting_that_leaves_whole_subjects_is_accepted(keys: str, target: str, stream: LoadStream) -> None:
+def test_subject_rewriting_with_valid_result_is_accepted(keys: str, target: str, stream: LoadStream) -> None:
     assert stream(keys).target_pattern("reg.web1") == target
 
 
-def test_without_a_filter_the_sources_own_subjects_tell_whether_the_remove_string_fits(stream: LoadStream) -> None:
+def test_subject_remove_is_checked_per_subject_without_filter(stream: LoadStream) -> None:
     entry = stream("target_subject_remove: reg")
     assert entry.target_pattern("in.reg.>") == "in.>"
     with pytest.raises(ConfigurationError, match=r"stream 'REG' \(name 'EAST'\): target_subject_remove: 'reg' makes"):
@@ -970,7 +936,7 @@ def test_without_a_filter_the_sources_own_subjects_tell_whether_the_remove_strin
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "keys", "says"),
+    ("source", "target", "keys", "message"),
     (
         ("a", "a", "", "'REG' would be copied into itself"),
         ("a:4222", "nats://A", "", "'REG' would be copied into itself"),
@@ -985,13 +951,13 @@ def test_without_a_filter_the_sources_own_subjects_tell_whether_the_remove_strin
         ("a", "a", "target_stream: B, filter_subject: 'x.>', target_subject_prefix: x", "overlap ('x.x.>')"),
     ),
 )
-def test_a_source_equal_to_its_target_with_overlapping_subjects_is_refused(
-    source: str, target: str, keys: str, says: str, refusal: Refusal
+def test_copy_into_itself_or_overlapping_subjects_is_refused(
+    source: str, target: str, keys: str, message: str, refusal: Refusal
 ) -> None:
     entry = f"{{stream: REG, source_url: '{source}', target_url: '{target}'{keys and ', ' + keys}}}"
     line = refusal(f"name: EAST\nstreams: [{entry}]")
     assert line.startswith("stream 'REG': target_url: is the cluster of source_url")
-    assert says in line
+    assert message in line
 
 
 @pytest.mark.parametrize(
@@ -1007,9 +973,7 @@ def test_a_source_equal_to_its_target_with_overlapping_subjects_is_refused(
         ("a", "a", "target_stream: B, target_subject_prefix: x, filter_subject: y.>"),
     ),
 )
-def test_a_copy_within_one_cluster_to_other_subjects_is_accepted(
-    source: str, target: str, keys: str, load: Load
-) -> None:
+def test_copy_within_one_cluster_to_other_subjects_is_accepted(source: str, target: str, keys: str, load: Load) -> None:
     entry = f"{{stream: REG, source_url: '{source}', target_url: '{target}'{keys and ', ' + keys}}}"
     assert len(load(f"name: EAST\nstreams: [{entry}]").streams) == 1
 
@@ -1018,7 +982,7 @@ def test_a_copy_within_one_cluster_to_other_subjects_is_accepted(
     ("filter_subject", "template"),
     (("reg.>", "reg.advisory"), ("reg.>", "reg.%s.%v"), ("*.x", "%s.x"), ("reg.a.b", "reg.%v"), ("a.b", "%v")),
 )
-def test_an_advisory_subject_that_the_tracked_stream_takes_is_refused(
+def test_advisory_subject_inside_the_tracked_stream_is_refused(
     filter_subject: str, template: str, stream_refusal: Refusal
 ) -> None:
     line = stream_refusal(f"filter_subject: '{filter_subject}', {SAMPLED}, advisory: {{subject: '{template}'}}")
@@ -1034,17 +998,14 @@ def test_an_advisory_subject_that_the_tracked_stream_takes_is_refused(
         (">", "subject: adv.%s"),
     ),
 )
-def test_an_advisory_subject_beside_the_tracked_stream_is_accepted(
+def test_advisory_subject_outside_the_tracked_stream_is_accepted(
     filter_subject: str, advisory: str, stream: LoadStream
 ) -> None:
     assert stream(f"filter_subject: '{filter_subject}', {SAMPLED}, advisory: {{{advisory}}}").advisory is not None
 
 
-# ------------------------------------------------------------------------------------------------------- collisions
-
-
 @pytest.mark.parametrize(
-    ("first", "second", "says"),
+    ("first", "second", "message"),
     (
         (("A", "EAST"), ("A", None), "stream 'A' (name 'EAST'): appears twice"),
         (("A-B", None), ("A_B", None), "name 'EAST': stream: 'A-B' and 'A_B' get the same asset keys"),
@@ -1053,20 +1014,17 @@ def test_an_advisory_subject_beside_the_tracked_stream_is_accepted(
         (("A", "Stra\u00dfe"), ("B", "STRASSE"), "share a folder"),
     ),
 )
-def test_entries_that_would_share_a_folder_or_a_key_are_refused(
-    first: tuple[str, str | None], second: tuple[str, str | None], says: str, refusal: Refusal
+def test_entries_with_equal_folders_or_asset_keys_are_refused(
+    first: tuple[str, str | None], second: tuple[str, str | None], message: str, refusal: Refusal
 ) -> None:
     entries = [
         {"stream": stream, "source_url": "a", "target_url": "b"} | ({"name": name} if name else {})
         for stream, name in (first, second)
     ]
-    assert says in refusal(yaml.safe_dump({"name": "EAST", "streams": entries}))
+    assert message in refusal(yaml.safe_dump({"name": "EAST", "streams": entries}))
 
 
-# ------------------------------------------------------------------------------------------------------------- feeds
-
-
-def test_a_feed_needs_no_stream_and_has_the_documented_defaults(load: Load) -> None:
+def test_feed_needs_no_stream_and_has_the_documented_defaults(load: Load) -> None:
     settings = load(TOP + "feeds: [{stream: ADVISORIES, url: 'nats://me:hunter2@centre'}]")
     (feed,) = settings.feeds
     assert (feed.label, feed.filter_subject) == ("EAST/ADVISORIES", None)
@@ -1079,7 +1037,7 @@ def test_a_feed_needs_no_stream_and_has_the_documented_defaults(load: Load) -> N
     assert "hunter2" not in repr(settings)
 
 
-def test_every_key_of_a_feed_arrives_where_it_belongs(load: Load) -> None:
+def test_every_key_of_a_feed_sets_its_field(load: Load) -> None:
     feed = "Name: centre, stream: ADV, url: 'a,b', filter_subject: adv.>, start_delta: 1h, on_source_reset: recopy"
     feed += ", batch_messages: 7, batch_bytes: 1KiB, retired_retention: 2w"
     settings = load(TOP + "advisories: {retention: 7d}\nfeeds: [{" + feed + "}]\n" + STREAM % "")
@@ -1093,7 +1051,7 @@ def test_every_key_of_a_feed_arrives_where_it_belongs(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("keys", "message"),
     (
         ("feeds: [{url: a}]", "feeds entry 1: stream: is required"),
         ("feeds: [{stream: A}]", "feed 'A': url: is required"),
@@ -1112,13 +1070,13 @@ def test_every_key_of_a_feed_arrives_where_it_belongs(load: Load) -> None:
         ("feeds: [{stream: A, url: a, retired_retention: 0s}]", "feed 'A': retired_retention: '0s' must be longer"),
     ),
 )
-def test_a_feed_that_cannot_be_is_refused(keys: str, says: str, refusal: Refusal) -> None:
+def test_invalid_feed_is_refused(keys: str, message: str, refusal: Refusal) -> None:
     line = refusal(f"{TOP}{keys}\n" + STREAM % "")
-    assert says in line
+    assert message in line
     assert "hunter2" not in line
 
 
-def test_a_sites_heartbeat_has_a_subject_that_no_subscriber_of_advisories_receives(load: Load) -> None:
+def test_observer_subject_differs_from_advisory_subjects(load: Load) -> None:
     def subject(advisory: str, name: str = "london.city") -> str:
         keys = f", {SAMPLED}, name: '{name}', advisory: {{subject: adv.%s.%v{advisory}}}"
         (entry,) = load(TOP + STREAM % keys).streams
@@ -1134,7 +1092,7 @@ def test_a_sites_heartbeat_has_a_subject_that_no_subscriber_of_advisories_receiv
 @pytest.mark.parametrize(
     ("first", "second"), ((("A", "x"), ("A", "y")), (("A", "x"), ("B", "x")), (("A", "x"), ("a", "x")))
 )
-def test_entries_with_a_folder_and_keys_of_their_own_are_accepted(
+def test_entries_with_distinct_folders_and_keys_are_accepted(
     first: tuple[str, str | None], second: tuple[str, str | None], load: Load
 ) -> None:
     entries = [

@@ -1,4 +1,4 @@
-"""The block `topology`: what it becomes, and which contradictions are named before any server is asked."""
+"""The block `topology`: JetStream configurations made from it, and contradictions found without a server."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ def load(
     return topology
 
 
-def test_a_stream_becomes_what_jetstream_is_sent(tmp_path: Path) -> None:
+def test_native_stream_becomes_a_jetstream_configuration(tmp_path: Path) -> None:
     orders = {"cluster": "city", "stream": "ORDERS", "subjects": ["orders.>"], "max_age": "1d"}
     moved = {
         "stream": "ORDERS",
@@ -76,7 +76,9 @@ def test_a_stream_becomes_what_jetstream_is_sent(tmp_path: Path) -> None:
         ({"mirror": {"stream": "A", "filter_subjects": "a"}}, "did you mean filter_subject?"),
     ),
 )
-def test_a_contradiction_is_named_with_its_stream(tmp_path: Path, keys: dict[str, object], message: str) -> None:
+def test_contradiction_in_topology_is_named_with_its_stream(
+    tmp_path: Path, keys: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigurationError) as refused:
         load(tmp_path, {"cluster": "hub", "stream": "S", **keys})
     line = str(refused.value)
@@ -86,7 +88,7 @@ def test_a_contradiction_is_named_with_its_stream(tmp_path: Path, keys: dict[str
     assert "S" in line
 
 
-def test_streams_that_copy_each_other_are_refused_unless_their_filters_keep_messages_from_going_round(
+def test_links_that_form_a_loop_are_refused(
     tmp_path: Path,
 ) -> None:
     def exchange(to_hub: str | None, to_city: str | None) -> TopologySettings:
@@ -108,7 +110,7 @@ def test_streams_that_copy_each_other_are_refused_unless_their_filters_keep_mess
     assert len(exchange("city.>", "hub.>").streams) == 2
 
 
-def test_two_streams_of_one_name_and_a_cluster_without_a_name_of_its_own_are_refused(tmp_path: Path) -> None:
+def test_equal_streams_and_empty_clusters_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="'hub/S' appears twice"):
         load(tmp_path, *[{"cluster": "hub", "stream": "S", "subjects": ["a"]}] * 2)
     with pytest.raises(ConfigurationError, match="get the same asset key"):
@@ -117,7 +119,7 @@ def test_two_streams_of_one_name_and_a_cluster_without_a_name_of_its_own_are_ref
         load(tmp_path, clusters={})
 
 
-def test_an_entry_is_at_the_cluster_whose_servers_it_names_with_or_without_the_domain(tmp_path: Path) -> None:
+def test_entry_belongs_to_cluster_with_its_servers(tmp_path: Path) -> None:
     topology = load(tmp_path, {"cluster": "hub", "stream": "S", "subjects": ["a"]})
     file = tmp_path / "entries.yaml"
     entry = {"source_url": "city:4222", "target_url": "hub:4222", "target_domain": "hub", "stream": "REG"}
@@ -127,7 +129,7 @@ def test_an_entry_is_at_the_cluster_whose_servers_it_names_with_or_without_the_d
     assert [cluster.name if cluster else None for cluster in ends] == ["city", "hub"]
 
 
-def test_an_entry_that_a_native_mirror_could_replace_is_named(tmp_path: Path) -> None:
+def test_replaceable_entry_copies_all_unchanged_between_linked_clusters(tmp_path: Path) -> None:
     file = tmp_path / "replication.yaml"
 
     def hinted(topology: object = None, **keys: object) -> bool:

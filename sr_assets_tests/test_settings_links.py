@@ -1,4 +1,4 @@
-"""The keys by which a Choria site connects: what they mean, and with which message a bad one is refused."""
+"""The keys of links and targets: domains, TLS, Choria, heartbeats; and the errors about them."""
 
 from pathlib import Path
 
@@ -13,14 +13,14 @@ STREAM = "{stream: REG, source_url: city, target_url: centre%s}"
 
 
 def load(folder: Path, keys: str = "", top: str = "") -> Settings:
-    """Load one stream with these keys more, and keys of the top level."""
+    """Load one stream with additional keys, and keys of the top level."""
     file = folder / "replication.yaml"
     file.write_text(f"name: EAST\n{top}\nstreams: [{STREAM % (keys and f', {keys}')}]\n")
     return load_settings(file, {})
 
 
 def refusal(folder: Path, keys: str = "", top: str = "") -> str:
-    """Load what must be refused; returns the one line without the file."""
+    """Load an invalid configuration; return the error without the file and the stream."""
     with pytest.raises(ConfigurationError) as caught:
         load(folder, keys, top)
     line = str(caught.value)
@@ -28,7 +28,7 @@ def refusal(folder: Path, keys: str = "", top: str = "") -> str:
     return line.partition("replication.yaml: ")[2].removeprefix("stream 'REG': ")
 
 
-def test_each_link_asks_the_jetstream_of_its_domain_or_prefix(tmp_path: Path) -> None:
+def test_link_uses_the_jetstream_of_its_domain_or_prefix(tmp_path: Path) -> None:
     (stream,) = load(tmp_path, "source_domain: leaf, target_api_prefix: fleet.JS.API.").streams
     assert stream.source.api("STREAM.NAMES") == "$JS.leaf.API.STREAM.NAMES"
     assert stream.target.api("STREAM.NAMES") == "fleet.JS.API.STREAM.NAMES"
@@ -38,7 +38,7 @@ def test_each_link_asks_the_jetstream_of_its_domain_or_prefix(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("keys", "message"),
     (
         ("source_domain: a.b", "source_domain: 'a.b' is not a JetStream domain"),
         ("source_domain: '*'", "source_domain: '*' is not a subject"),
@@ -46,20 +46,20 @@ def test_each_link_asks_the_jetstream_of_its_domain_or_prefix(tmp_path: Path) ->
         ("target_domain: a, target_api_prefix: b", "target_domain, target_api_prefix: exclude each other"),
     ),
 )
-def test_a_domain_that_cannot_be_asked_is_refused(keys: str, says: str, tmp_path: Path) -> None:
-    assert refusal(tmp_path, keys).startswith(says)
+def test_invalid_domain_or_api_prefix_is_refused(keys: str, message: str, tmp_path: Path) -> None:
+    assert refusal(tmp_path, keys).startswith(message)
 
 
-def test_an_inbox_prefix_is_plain(tmp_path: Path) -> None:
-    said = refusal(tmp_path, top="feeds: [{stream: ADV, url: 'hub?inbox_prefix=a.>'}]")
-    assert "inbox_prefix in the URL is not the beginning of a subject" in said
+def test_inbox_prefix_with_wildcard_is_refused(tmp_path: Path) -> None:
+    line = refusal(tmp_path, top="feeds: [{stream: ADV, url: 'hub?inbox_prefix=a.>'}]")
+    assert "inbox_prefix in the URL is not the beginning of a subject" in line
 
 
 CHORIA = "choria: {seed_file: /s, jwt_file: /j, collective: c}"
 LOGIN = ChoriaSettings("/s", "/j", "c")
 
 
-def test_choria_and_tls_are_inherited_as_whole_blocks_and_an_empty_one_switches_off(tmp_path: Path) -> None:
+def test_choria_and_tls_blocks_are_inherited_or_disabled_as_a_whole(tmp_path: Path) -> None:
     top = f"{CHORIA}\ntls: {{ca: /ca}}\nfeeds: [{{stream: ADV, url: hub, choria: {{}}}}]"
     settings = load(tmp_path, "target_choria: {}, source_tls: {}", top)
     (stream,), (feed,) = settings.streams, settings.feeds
@@ -71,13 +71,13 @@ def test_choria_and_tls_are_inherited_as_whole_blocks_and_an_empty_one_switches_
     assert load(tmp_path, "choria: {}", top).streams[0].source.choria is None
 
 
-def test_a_link_that_the_stream_replicator_would_not_verify_is_warned_of(tmp_path: Path) -> None:
+def test_warning_names_links_that_choria_would_not_verify(tmp_path: Path) -> None:
     (line,) = load(tmp_path, "target_choria: {}", CHORIA).warnings
     assert "choria without tls.ca (city:4222): the server's certificate is verified" in line
     assert load(tmp_path, "source_tls: {ca: /ca}, target_choria: {}", CHORIA).warnings == ()
 
 
-def test_a_key_that_everybody_may_read_is_warned_of(tmp_path: Path) -> None:
+def test_exposed_secrets_are_files_that_everyone_can_read(tmp_path: Path) -> None:
     seed, key = tmp_path / "seed", tmp_path / "key.pem"
     for file, mode in ((seed, 0o644), (key, 0o640)):
         file.write_text("")
@@ -91,7 +91,7 @@ def test_a_key_that_everybody_may_read_is_warned_of(tmp_path: Path) -> None:
     assert exposed_secrets(stream.target) == [str(seed), str(key)]
 
 
-def test_tls_files_are_found_in_puppets_folders(tmp_path: Path) -> None:
+def test_puppet_scheme_finds_tls_files_in_ssl_dir(tmp_path: Path) -> None:
     tls = "tls: {scheme: puppet, ssl_dir: /ssl, identity: sr.example.net}"
     (stream,) = load(tmp_path, "disable_target_tls: true", tls).streams
     pem = "sr.example.net.pem"
@@ -102,7 +102,7 @@ def test_tls_files_are_found_in_puppets_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("keys", "message"),
     (
         ("choria: {seed_file: /s}", "choria: needs jwt_file and collective too"),
         ("choria: {seed_file: /s, jwt_file: /j}", "choria: needs collective too"),
@@ -117,21 +117,21 @@ def test_tls_files_are_found_in_puppets_folders(tmp_path: Path) -> None:
         (f"disable_source_tls: true, {CHORIA}", "disable_source_tls: contradicts choria"),
     ),
 )
-def test_a_security_block_that_cannot_work_is_refused(keys: str, says: str, tmp_path: Path) -> None:
-    assert refusal(tmp_path, keys).startswith(says)
+def test_invalid_security_block_is_refused(keys: str, message: str, tmp_path: Path) -> None:
+    assert refusal(tmp_path, keys).startswith(message)
 
 
-def test_a_token_beside_another_login_is_refused(tmp_path: Path) -> None:
+def test_choria_token_with_another_login_is_refused(tmp_path: Path) -> None:
     feed = "feeds: [{stream: ADV, url: 'nats://me:hunter2@hub'}]"
-    said = refusal(tmp_path, top=f"{CHORIA}\n{feed}")
-    assert said.startswith("stream 'ADV': choria: logs in with its token; remove the login from the URL")
-    assert "hunter2" not in said
+    line = refusal(tmp_path, top=f"{CHORIA}\n{feed}")
+    assert line.startswith("stream 'ADV': choria: logs in with its token; remove the login from the URL")
+    assert "hunter2" not in line
 
 
 BEATS = "heartbeats: {url: 'nats://hub', subjects: [{subject: a.b}%s]%s}"
 
 
-def test_heartbeats_have_links_of_their_own_and_the_defaults_of_the_stream_replicator(tmp_path: Path) -> None:
+def test_heartbeats_have_their_own_links_and_default_interval(tmp_path: Path) -> None:
     more = ", {subject: c, interval: 1m, headers: {B: own}}"
     heartbeats = load(tmp_path, top=f"{CHORIA}\n{BEATS % (more, ', headers: {A: x, B: y}')}").heartbeats
     assert heartbeats is not None
@@ -145,7 +145,7 @@ def test_heartbeats_have_links_of_their_own_and_the_defaults_of_the_stream_repli
 
 
 @pytest.mark.parametrize(
-    ("block", "says"),
+    ("block", "message"),
     (
         ("{subjects: [{subject: a}]}", "heartbeats.url: is required"),
         ("{url: hub, subjects: []}", "heartbeats.subjects: "),
@@ -160,11 +160,11 @@ def test_heartbeats_have_links_of_their_own_and_the_defaults_of_the_stream_repli
         ("{url: 'a@hub', subjects: [{subject: a}], " + CHORIA + "}", "heartbeats: choria: logs in with its token"),
     ),
 )
-def test_heartbeats_that_cannot_be_published_are_refused(block: str, says: str, tmp_path: Path) -> None:
-    assert refusal(tmp_path, top=f"heartbeats: {block}").startswith(says)
+def test_invalid_heartbeats_are_refused(block: str, message: str, tmp_path: Path) -> None:
+    assert refusal(tmp_path, top=f"heartbeats: {block}").startswith(message)
 
 
-def test_a_target_may_differ_from_its_source(tmp_path: Path) -> None:
+def test_target_block_sets_target_options(tmp_path: Path) -> None:
     block = (
         "{storage: MEMORY, replicas: 3, max_age: 1d, max_bytes: 1GiB, max_msgs: 9, placement: {cluster: e, tags: [a]}}"
     )
@@ -174,7 +174,7 @@ def test_a_target_may_differ_from_its_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("keys", "message"),
     (
         ("target: {storage: disk}", "target.storage: 'disk' is not one of file, memory"),
         ("target: {replicas: 7}", "target.replicas: 7 is not a whole number, 1 to 5"),
@@ -184,5 +184,5 @@ def test_a_target_may_differ_from_its_source(tmp_path: Path) -> None:
         ("target: {replicas: 1}, no_target_create: true", "target: configures a new target"),
     ),
 )
-def test_a_target_that_cannot_be_made_is_refused(keys: str, says: str, tmp_path: Path) -> None:
-    assert refusal(tmp_path, keys).startswith(says)
+def test_invalid_target_block_is_refused(keys: str, message: str, tmp_path: Path) -> None:
+    assert refusal(tmp_path, keys).startswith(message)
