@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.connection_file import CONNECTIONS, remove_connections, write_connection
 from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.spark.cluster import count_cores
 from sr_assets.adapters.spark.config import is_cluster
 from sr_assets.adapters.spark.engine import use_engine
 from sr_assets.adapters.spark.session import (
-    count_cores,
     leave_session,
     local_cores,
     open_session,

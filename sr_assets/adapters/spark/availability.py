@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from sr_assets.adapters.spark.schemas import rows_of
 from sr_assets.adapters.spark.status_intervals import (
     RETIRED,
     TIMEOUT,
@@ -15,7 +16,6 @@ from sr_assets.adapters.spark.status_intervals import (
     bounds_of,
     column,
     compute,
-    rows_of,
 )
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from sr_assets.domain.days import Day
 
 _MEASURED: Final = (
-    "key INT, day INT, up_ns BIGINT, timeout_ns BIGINT, retired_ns BIGINT, blind_ns BIGINT, transitions INT, outages INT,"
-    " longest_ns BIGINT"
+    "key int, day int, up_ns long, timeout_ns long, retired_ns long, blind_ns long, transitions int, outages int,"
+    " longest_ns long"
 )
 
 

@@ -94,6 +94,13 @@ def ship_package(session: SparkSession, folder: Path) -> None:
         session.sparkContext.addPyFile(archive)
 
 
+def count_cores(session: SparkSession) -> int:
+    """Return the number of parallel tasks of a cluster: Spark's default number of partitions."""
+    from pyspark.sql.functions import spark_partition_id
+
+    return session.range(1 << 16).select(spark_partition_id()).distinct().count()
+
+
 _NAMED: Final = "in spark.pyspark.python, or for sc:// in the server's PYSPARK_PYTHON"
 #: Spark's errors about a cluster's machines, and their remedies.
 _FAILURES: Final = {

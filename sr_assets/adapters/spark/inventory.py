@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from sr_assets.adapters.spark.schemas import rows_of
 from sr_assets.adapters.spark.status_intervals import (
     RETIRED,
     StatusIntervals,
@@ -16,7 +17,6 @@ from sr_assets.adapters.spark.status_intervals import (
     compute,
     expand,
     items,
-    rows_of,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sr_assets.domain.days import Day
 
 _OBSERVED: Final = "observed_day ARRAY<INT>, holds_until_ns ARRAY<BIGINT>, held ARRAY<ARRAY<INT>>"
-_COUNTED: Final = "stream INT, day INT, value_number INT, nodes BIGINT, came BIGINT, went BIGINT"
+_COUNTED: Final = "stream int, day int, value_number int, nodes long, came long, went long"
 
 
 @dataclass(frozen=True, slots=True)

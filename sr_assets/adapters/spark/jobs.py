@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from sr_assets.adapters.connection_file import PackedConnection, open_connection, unpacked
 from sr_assets.adapters.copying.fence import Lease
 from sr_assets.adapters.copying.receipt import Receipt
+from sr_assets.adapters.spark import schemas
 from sr_assets.adapters.wire import WireError
 from sr_assets.domain.errors import SrAssetsError
 
@@ -113,10 +114,7 @@ def _named() -> Iterator[None]:
 
 
 def _copied(part: int, name: str, content: bytes) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    columns = {"part": pa.array([part], pa.int64()), "name": [name], "content": pa.array([content], pa.binary())}
-    return pa.RecordBatch.from_pydict(columns)
+    return schemas.rows_of(COPIED_SCHEMA, ([part], [name], [content]))
 
 
 def take_result(rows: pa.Table, staging: Path | None) -> Receipt:
@@ -147,18 +145,12 @@ class TryJob:
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield a row for each link, and one without a link name for the modules."""
-        import pyarrow as pa
-
         began = time.monotonic()
         for _ in batches:
             tried = [("", _missing_modules()), *((label, _try_link(link)) for label, link in self.links.items())]
             executor = f"{socket.gethostname()} ({Path.cwd().name}, pid {os.getppid()})"
-            columns = {
-                "executor": pa.array([executor] * len(tried), pa.string()),
-                "link": pa.array([label for label, _ in tried], pa.string()),
-                "error": pa.array([error for _, error in tried], pa.string()),
-            }
-            yield pa.RecordBatch.from_pydict(columns)
+            columns = ([executor] * len(tried), *zip(*tried, strict=True))
+            yield schemas.rows_of(TRIED_SCHEMA, columns)
         if self.links:
             time.sleep(max(0.0, began + _STAY_SECONDS - time.monotonic()))
 

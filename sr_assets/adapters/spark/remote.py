@@ -5,15 +5,15 @@ A range's rows, and a batch's receipts and staged files, return as a job's rows:
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sr_assets.adapters.connection_file import pack_connection
-from sr_assets.adapters.spark.cluster import watched
+from sr_assets.adapters.spark.cluster import count_cores, watched
 from sr_assets.adapters.spark.jobs import COPIED_SCHEMA, TRIED_SCHEMA, CopyJob, ReadJob, TryJob, take_result
+from sr_assets.adapters.spark.schemas import arrow_schema
 from sr_assets.adapters.spark.shipping import task_of
-from sr_assets.adapters.spark.source import JetStreamDataSource, JetStreamReader
+from sr_assets.adapters.spark.source import JetStreamReader, schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from sr_assets.adapters.connection_file import PackedConnection
     from sr_assets.adapters.copying.plan import CopyPlan
     from sr_assets.adapters.copying.receipt import Receipt
-    from sr_assets.adapters.spark.shipping import Job
+    from sr_assets.adapters.spark.schemas import arrow_schema
+from sr_assets.adapters.spark.shipping import Job
 
 #: Tasks per core that test every link, so that each executor gets one.
 _TRIES_A_CORE = 2
@@ -32,13 +33,10 @@ _TRIES_A_CORE = 2
 
 def read_remotely(session: SparkSession, options: Mapping[str, str]) -> pa.Table:
     """Read a range on the cluster, with the options and rows of a Spark read."""
-    reader = JetStreamReader(options)
-    partitions = tuple(reader.partitions())
+    partitions, schema = tuple(JetStreamReader(options).partitions()), schema_of(options)
     job = ReadJob(dict(options), partitions, pack_connection(options["connection"]))
-    rows = _run(
-        session, session.range(0, len(partitions), 1, len(partitions)), job, JetStreamDataSource(dict(options)).schema()
-    )
-    return rows.cast(reader.empty().schema)
+    rows = _run(session, session.range(0, len(partitions), 1, len(partitions)), job, schema)
+    return rows.cast(arrow_schema(schema))
 
 
 def copy_remotely(session: SparkSession, frame: DataFrame, plan: CopyPlan) -> Receipt:
@@ -52,8 +50,7 @@ def try_remotely(session: SparkSession, links: Mapping[str, PackedConnection]) -
     """Test links from each executor; yield executor, link and error (None for success)."""
     count = 1
     if links:
-        cores = session.range(0, 1000).selectExpr("spark_partition_id() AS part").distinct().count()
-        count = cores * _TRIES_A_CORE
+        count = count_cores(session) * _TRIES_A_CORE
     tried = _run(session, session.range(0, count, 1, count), TryJob(dict(links)), TRIED_SCHEMA)
     seen = set()
     for row in tried.to_pylist():
@@ -64,6 +61,5 @@ def try_remotely(session: SparkSession, links: Mapping[str, PackedConnection]) -
 
 
 def _run(session: SparkSession, frame: DataFrame, job: Job, schema: str) -> pa.Table:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(watched(session))
+    with watched(session):
         return frame.mapInArrow(task_of(job), schema).toArrow()

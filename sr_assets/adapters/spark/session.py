@@ -111,13 +111,6 @@ def local_cores(settings: SparkSettings) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def count_cores(session: SparkSession) -> int:
-    """Return the number of parallel tasks of a cluster: Spark's default number of partitions."""
-    from pyspark.sql.functions import spark_partition_id
-
-    return session.range(1 << 16).select(spark_partition_id()).distinct().count()
-
-
 def _classic(master: str, settings: SparkSettings, home: Path, config: Mapping[str, str] | None = None) -> SparkSession:
     from pyspark.sql import SparkSession
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, InputPartition
 
 from sr_assets.adapters.connection_file import open_connection
+from sr_assets.adapters.spark.schemas import arrow_schema, rows_of
 from sr_assets.domain.subjects import printable
 
 if TYPE_CHECKING:
@@ -63,6 +64,13 @@ def decode_extractor(text: str) -> tuple[SenderExtractor, tuple[str, ...] | None
     return extractor, force_path
 
 
+def schema_of(options: Mapping[str, str]) -> str:
+    """Return the schema of a read's rows, which depends on the options `inspect` and `advisories`."""
+    if "advisories" in options:
+        return ADVISORY_SCHEMA
+    return SIGHTING_SCHEMA if "inspect" in options else MESSAGE_SCHEMA
+
+
 class JetStreamDataSource(DataSource):
     """`spark.read.format("jetstream")` and `df.write.format("jetstream")`.
 
@@ -90,10 +98,8 @@ class JetStreamDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        """Return the schema of the rows, which depends on the options `inspect` and `advisories`."""
-        if "advisories" in self.options:
-            return ADVISORY_SCHEMA
-        return SIGHTING_SCHEMA if "inspect" in self.options else MESSAGE_SCHEMA
+        """Return the schema of the rows."""
+        return schema_of(self.options)
 
     def reader(self, schema: Any) -> DataSourceReader:  # noqa: ARG002
         """Return the batch reader."""
@@ -148,10 +154,6 @@ class JetStreamReader(DataSourceReader):
             ):
                 yield to_batch(messages)
 
-    def empty(self) -> pa.RecordBatch:
-        """Return the rows of a range without messages."""
-        return self._to_batch()([])
-
     def _to_batch(self) -> Callable[[list[Message]], pa.RecordBatch]:
         """Return the function that converts messages to rows."""
         if "advisories" in self._options:
@@ -165,66 +167,41 @@ def read_here(options: Mapping[str, str]) -> pa.Table:
 
     reader = JetStreamReader(options)
     batches = [batch for partition in reader.partitions() for batch in reader.read(partition)]
-    return pa.Table.from_batches([reader.empty(), *batches])
+    return pa.Table.from_batches(batches, arrow_schema(schema_of(options)))
 
 
 def _messages(messages: list[Message]) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([m.sequence for m in messages], pa.int64()),
-            pa.array([m.stored_ns for m in messages], pa.int64()),
-            pa.array([printable(m.subject) for m in messages], pa.string()),
-            pa.array([m.headers for m in messages], pa.binary()),
-            pa.array([m.payload for m in messages], pa.binary()),
-        ],
-        names=["sequence", "stored_ns", "subject", "headers", "payload"],
+    columns = (
+        [message.sequence for message in messages],
+        [message.stored_ns for message in messages],
+        [printable(message.subject) for message in messages],
+        [message.headers for message in messages],
+        [message.payload for message in messages],
     )
+    return rows_of(MESSAGE_SCHEMA, columns)
 
 
-def _sightings(option: str) -> Any:
-    import pyarrow as pa
-
+def _sightings(option: str) -> Callable[[list[Message]], pa.RecordBatch]:
     from sr_assets.domain.senders import inspect
 
     extractor, force_path = decode_extractor(option)
 
     def to_batch(messages: list[Message]) -> pa.RecordBatch:
         inspected = [inspect(extractor, force_path, m.subject, m.headers, m.payload) for m in messages]
-        return pa.RecordBatch.from_arrays(
-            [
-                pa.array([m.sequence for m in messages], pa.int64()),
-                pa.array([m.stored_ns for m in messages], pa.int64()),
-                pa.array([sender for sender, _ in inspected], pa.string()),
-                pa.array([m.payload_bytes for m in messages], pa.int64()),
-                pa.array([forced for _, forced in inspected], pa.bool_()),
-            ],
-            names=["sequence", "stored_ns", "sender", "payload_bytes", "forced"],
+        columns = (
+            [message.sequence for message in messages],
+            [message.stored_ns for message in messages],
+            [sender for sender, _ in inspected],
+            [message.payload_bytes for message in messages],
+            [forced for _, forced in inspected],
         )
+        return rows_of(SIGHTING_SCHEMA, columns)
 
     return to_batch
 
 
-def advisory_schema() -> pa.Schema:
-    """Return `ADVISORY_SCHEMA` as an Arrow schema."""
-    import pyarrow as pa
-
-    types = {
-        "long": pa.int64(),
-        "string": pa.string(),
-        "byte": pa.int8(),
-        "double": pa.float64(),
-        "boolean": pa.bool_(),
-    }
-    columns = [column.split() for column in ADVISORY_SCHEMA.split(",")]
-    return pa.schema([(name, types[kind]) for name, kind in columns])
-
-
 def read_advisories(messages: list[Message]) -> pa.RecordBatch:
     """Return the messages of an advisory stream as rows of `ADVISORY_SCHEMA`."""
-    import pyarrow as pa
-
     from sr_assets.domain.received import Advisory, Observation, read_message
 
     # All except the warning, in the order of the schema's columns.
@@ -243,10 +220,7 @@ def read_advisories(messages: list[Message]) -> pa.RecordBatch:
             kind, body = "nothing", unset
             rest = _rejected(message, content.reason, content.field or None)
         rows.append((message.sequence, message.stored_ns, kind, len(message.payload), *body, *rest))
-    schema = advisory_schema()
-    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return rows_of(ADVISORY_SCHEMA, zip(*rows, strict=True) if rows else [()] * len(arrow_schema(ADVISORY_SCHEMA)))
 
 
 def _rejected(message: Message, reason: str, field: str | None) -> tuple[str | None, ...]:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 #: A node's status in a history.
 UP, TIMEOUT, RETIRED = range(len(Status))
-_ARROW: Final = {"INT": pa.int32(), "BIGINT": pa.int64()}
 _NODES: Final = (
     "key INT, stream INT, first_ns BIGINT, until_ns BIGINT, status TINYINT, at_ns ARRAY<BIGINT>, after ARRAY<TINYINT>"
 )
@@ -121,13 +120,6 @@ def expand(counts: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def bounds_of(days: Sequence[Day]) -> NDArray[np.int64]:
     """Return the starts of consecutive days, and the end of the last one."""
     return np.array([*(day.first_ns for day in days), days[-1].next_ns], np.int64)
-
-
-def rows_of(schema: str, columns: Sequence[NDArray[Any]]) -> pa.RecordBatch:
-    """Return columns as rows of a schema of INT and BIGINT, in Spark's syntax."""
-    fields = [field.split() for field in schema.split(",")]
-    arrays = [pa.array(values, _ARROW[kind]) for values, (_, kind) in zip(columns, fields, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, [name for name, _ in fields])
 
 
 def compute(session: SparkSession, nodes: pa.Table, more: str, job: Job, schema: str) -> pa.Table:

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sr_assets.adapters.checkpoints import Point, reach
-from sr_assets.adapters.spark.source import advisory_schema
+from sr_assets.adapters.spark.schemas import arrow_schema
+from sr_assets.adapters.spark.source import ADVISORY_SCHEMA
 from sr_assets.adapters.state.global_view import MAX_REJECTS
 from sr_assets.domain.positions import SequenceRange, missing, retention_begins_ns, retention_clock_ns
 from sr_assets.domain.received import LIFE_CYCLE, Observation, read_message
@@ -111,7 +112,7 @@ class FeedStage:
     def _read(self, source: StreamInfo, covered: SequenceRange) -> pa.Table:
         present = SequenceRange(first_available(source, covered), covered.next)
         if not len(present):
-            return advisory_schema().empty_table()
+            return arrow_schema(ADVISORY_SCHEMA).empty_table()
         return self._reader.read(self._feed, source, present, advisories="true")
 
     def _commit(self, state: StreamState, source: StreamInfo, covered: SequenceRange, received: pa.Table) -> None:
