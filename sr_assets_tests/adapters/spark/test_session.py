@@ -5,13 +5,11 @@ import json
 import logging
 import socket
 import struct
-from dataclasses import replace
 
 import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from sr_assets.adapters.spark.config import engine_config
 from sr_assets.adapters.spark.engine import engine_status, start_engine
 from sr_assets.adapters.spark.session import leave_session, open_session, spark_error
 from sr_assets.domain.errors import TransientError
@@ -77,11 +75,6 @@ def test_spark_client_logger_stays_silent_when_enabled(rig: Rig) -> None:
 def test_start_engine_reuses_engine_with_equal_fingerprint(rig: Rig) -> None:
     engine = start_engine(SparkSettings(), rig.home)
     assert start_engine(SparkSettings(), rig.home) == engine
-    assert engine_config(SparkSettings(), rig.home) != engine_config(
-        SparkSettings(config={"spark.driver.memory": "1g"}), rig.home
-    )
-    # A run stops an engine with another fingerprint; here only the records are compared.
-    assert replace(engine, fingerprint="other") != engine
     assert engine.alive
     assert (rig.home / "spark" / "engine.json").stat().st_mode & 0o077 == 0
 

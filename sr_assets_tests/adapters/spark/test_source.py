@@ -16,7 +16,6 @@ from sr_assets.adapters.spark.session import leave_session, open_session
 from sr_assets.adapters.spark.source import (
     FORMAT,
     JetStreamReader,
-    RangePartition,
     decode_extractor,
     encode_extractor,
 )
@@ -59,14 +58,6 @@ def test_partitions_cover_range_once_in_order(options: Options, direct: str, par
     rows = read(selected)
     assert [row["sequence"] for row in rows] == [*range(5, 10), *range(20, 91)]
     assert read(selected) == rows
-
-
-def test_partition_reads_only_its_range(options: Options) -> None:
-    reader = JetStreamReader(options())
-    for _ in range(2):
-        rows = [row for batch in reader.read(RangePartition(8, 22)) for row in batch.to_pylist()]
-        assert [row["sequence"] for row in rows] == [8, 9, 20, 21]
-        assert rows[0]["payload"] == b'{"sender": "n8", "force": true}'
 
 
 @pytest.mark.parametrize("direct", ("true", "false"))
@@ -163,12 +154,6 @@ def test_whole_messages_are_read_when_consumers_are_refused(rig: Rig, options: O
 @pytest.mark.parametrize("force", (None, ("a", "b.c")))
 def test_extractor_survives_encoding_as_an_option(extractor: SenderExtractor, force: tuple[str, ...] | None) -> None:
     assert decode_extractor(encode_extractor(extractor, force)) == (extractor, force)
-
-
-def test_read_names_missing_stream(options: Options) -> None:
-    for direct in ("true", "false"):
-        with pytest.raises(RunError, match="GONE"):
-            read(options(stream="GONE", direct=direct))
 
 
 def test_credentials_are_in_private_file_and_not_in_plans(rig: Rig, options: Options, tmp_path: Path) -> None:

@@ -39,26 +39,11 @@ BLOCK = (
     b"NATS/1.0\r\nNats-Stream: S\r\nNats-Subject: a\r\nNats-Sequence: 1\r\n"
     b"Nats-Time-Stamp: 2026-03-15T13:48:10Z\r\nNats-Num-Pending: 5\r\nNats-Last-Sequence: 0\r\n\r\n"
 )
-#: Every error that nats-server may send to one of our clients.
+#: Errors of nats-server: two permissions, whose text gets a remedy, and others.
 SERVER_ERRORS = (
-    "Unknown Protocol Operation",
-    "Authorization Violation",
-    "Authorization Timeout",
-    "User Authentication Expired",
-    "User Authentication Revoked",
-    "Account Authentication Expired",
     'Permissions Violation for Publish to "a.b"',
     'Permissions Violation for Subscription to "_INBOX.>"',
-    "Maximum Payload Violation",
-    "Maximum Connections Exceeded",
-    "Maximum Control Line Exceeded",
-    "Maximum Subscriptions Exceeded",
-    "Invalid Publish Subject",
-    "Stale Connection",
-    "Slow Consumer",
-    "Secure Connection - TLS Required",
-    "Parser Error",
-    "Server Shutdown",
+    "Authorization Violation",
     "an error of a later server",
 )
 
@@ -192,8 +177,6 @@ def test_open_reports_error_sent_before_server_closes() -> None:
         (INFO[:-2], "no INFO within 0.3 s"),
         (INFO, "no PONG within 0.3 s"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not the NATS protocol"),
-        (b"220 mail.example.net ESMTP\r\n", "not the NATS protocol"),
-        (b"\x15\x03\x01\x00\x02\x02\x46\r\n", "not the NATS protocol"),
         (bytes(range(256)) * 10 + b"\r\n", "not the NATS protocol"),
         (b"\xff" * ((1 << 20) + 70_000), "a line without an end"),
         (b"INFO {\r\n", "INFO: not a response of JetStream"),
@@ -278,11 +261,6 @@ all_operations = pytest.mark.parametrize(
         (b"MSG another.inbox 1 2\r\n{}\r\n", "no a"),
         (b"garbage\r\n", "not the NATS protocol"),
         (b"MSG a 1 3\r\nabcdef\r\n", "lengths do not fit"),
-        (b"MSG a 1 8\r\nabc\r\nPING\r\n\r\n", "lengths do not fit"),
-        (b"HMSG a 1 9 3\r\nabc\r\n", "lengths do not fit"),
-        (b"MSG a 1 three\r\nabc\r\n", "invalid literal"),
-        (b"MSG a 1 %d\r\n" % (1 << 40), "impossible size"),
-        (b"\r\n", "not the NATS protocol"),
     ),
 )
 def test_operation_fails_on_malformed_response(
@@ -513,15 +491,6 @@ def test_open_reports_denied_subscription_of_real_server(tmp_path: Path) -> None
     with NatsServer(tmp_path, "deaf", config=f"authorization {{ users: [ {users} ] }}") as server:
         cluster = ClusterSettings((server.address,), user="me", password=SECRET)
         assert "Permissions Violation for Subscription" in error_line(lambda: Connection(cluster).open())
-
-
-@pytest.mark.process
-def test_open_reports_connection_limit_of_real_server(tmp_path: Path) -> None:
-    with (
-        NatsServer(tmp_path, "full", config="max_connections: 1", jetstream=False) as server,
-        Connection(address(server)),
-    ):
-        assert "maximum connections exceeded" in error_line(Connection(address(server)).open)
 
 
 @pytest.mark.process

@@ -105,22 +105,6 @@ def test_request_is_resent_until_answered(
 
 
 @pytest.mark.process
-def test_credentials_grant_access_and_stay_out_of_errors(tmp_path: Path) -> None:
-    config = (
-        'authorization { users: [ { user: "ada", password: "s3cret", permissions: { publish: { deny: "no.>" } } } ] }'
-    )
-    with NatsServer(tmp_path, "guarded", config=config) as server:
-        with Connection(ClusterSettings((server.address,), user="ada", password="s3cret")) as connection:
-            create_stream(connection, "GUARDED", subjects=["no.>"])
-            with pytest.raises(WireError, match="Permissions Violation for Publish"):
-                publish(connection, [Outgoing(1, "no.x", b"", b"")])
-        for password in ("wr0ng", None):
-            with pytest.raises(WireError, match="Authorization Violation") as caught:
-                Connection(ClusterSettings((server.address,), user="ada", password=password)).open()
-            assert "wr0ng" not in str(caught.value)
-
-
-@pytest.mark.process
 def test_connection_answers_pings_while_waiting_and_publishing(tmp_path: Path) -> None:
     config = 'ping_interval: "200ms"\nping_max: 2'
     with NatsServer(tmp_path, "nervous", config=config) as server, Connection(address(server)) as connection:

@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from sr_assets.adapters.jetstream import HEADERS_TOO_LARGE, MESSAGE_TOO_LARGE, NO_RESPONDERS
+from sr_assets.adapters.jetstream import HEADERS_TOO_LARGE, MESSAGE_TOO_LARGE, NO_RESPONDERS, STREAM_FULL
 from sr_assets.adapters.wire import (
     INVALID_SUBJECT,
     Ack,
@@ -21,9 +21,6 @@ from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.adapters.wire.rig import ODD_HEADERS, Names, create_stream, flat, outgoing, publish
 from sr_assets_tests.rig import address
-
-#: The error code of a full stream.
-STREAM_FULL = 10077
 
 
 def test_publisher_stores_more_than_a_window_in_order(connection: Connection, stream: str) -> None:
