@@ -97,8 +97,10 @@ def _create_on_leader(connection: Connection, stream: str, config: dict[str, Any
 
 def _create(connection: Connection, stream: str, config: dict[str, Any], deadline: float) -> "_Consumer":
     config = {**config, "name": f"sr_{secrets.token_hex(8)}"}
+    # The deadline may pass after the reader's last check of it.
+    left_seconds = max(deadline - time.monotonic(), connection.silence_seconds)
     try:
-        answer = connection.request_api(*consumer_creation(stream, config), deadline - time.monotonic())
+        answer = connection.request_api(*consumer_creation(stream, config), left_seconds)
     except SilenceError:
         raise
     except WireError as error:
