@@ -10,10 +10,9 @@ import hashlib
 import json
 import re
 import time
-from pathlib import Path
 from typing import Any, Final
 
-from sr_assets.adapters.login import Login, key_pair, user_seed
+from sr_assets.adapters.login import KeyPair, Login, key_pair, read_text, user_seed
 from sr_assets.domain.clusters import ChoriaSettings
 from sr_assets.domain.errors import RunError
 
@@ -27,7 +26,7 @@ def read_choria(choria: ChoriaSettings) -> Login:
     The broker permits subscriptions to this inbox prefix only.
     """
     where = f"choria: jwt_file {choria.jwt_file}"
-    token = _text("jwt_file", choria.jwt_file)
+    token = read_text("choria: jwt_file", choria.jwt_file).strip()
     claims = _claims(where, token)
     purpose = claims.get("purpose")
     if purpose not in _PURPOSES:
@@ -71,8 +70,9 @@ def _refuse_untimely(where: str, claims: dict[str, Any]) -> None:
         raise RunError(f"{where}: the token is valid from {_at(begins)} on: wait, or check the clocks")
 
 
-def _pair(file: str) -> Any:
-    seed = _text("seed_file", file)
+def _pair(file: str) -> KeyPair:
+    # A file may end with a line break, although Choria writes none.
+    seed = read_text("choria: seed_file", file).strip()
     if not _SEED.fullmatch(seed):
         raise RunError(f"choria: seed_file {file}: contains no seed; it needs 64 hexadecimal digits")
     return key_pair(user_seed(bytes.fromhex(seed)))
@@ -83,14 +83,6 @@ def _decoded(part: str) -> bytes:
         return base64.b64decode(part + "=" * (-len(part) % 4), altchars=b"-_", validate=True)
     except binascii.Error:
         raise ValueError(part) from None
-
-
-def _text(key: str, file: str) -> str:
-    try:
-        # A file may end with a line break, which Choria's own do not.
-        return Path(file).read_text(encoding="ascii", errors="replace").strip()
-    except OSError as error:
-        raise RunError(f"choria: {key} {file}: cannot be read: {error.strerror}") from None
 
 
 def _at(seconds: float) -> str:

@@ -51,11 +51,14 @@ def open_connection(
 
     With `abrupt`, unsent bytes are dropped when the connection is closed or the process ends.
     """
+    return Connection(_read_cluster(file), name, request_seconds=request_seconds, abrupt=abrupt)
+
+
+def _read_cluster(file: str) -> ClusterSettings:
     fields = json.loads(Path(file).read_text())
     tls = TlsSettings(**fields["tls"]) if fields["tls"] else None
     choria = ChoriaSettings(**fields["choria"]) if fields["choria"] else None
-    known = fields | {"servers": tuple(fields["servers"]), "tls": tls, "choria": choria}
-    return Connection(ClusterSettings(**known), name, request_seconds=request_seconds, abrupt=abrupt)
+    return ClusterSettings(**fields | {"servers": tuple(fields["servers"]), "tls": tls, "choria": choria})
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -68,15 +71,12 @@ class PackedConnection:
 
 def pack_connection(file: str) -> PackedConnection:
     """Read a connection file and the files that it names; raises RunError that names an unreadable one."""
-    return _packed(json.loads(Path(file).read_text()))
+    return pack_cluster(_read_cluster(file))
 
 
 def pack_cluster(cluster: ClusterSettings) -> PackedConnection:
     """Pack a cluster like `pack_connection`, without a connection file."""
-    return _packed(asdict(cluster))
-
-
-def _packed(fields: dict[str, Any]) -> PackedConnection:
+    fields = asdict(cluster)
     files = {}
     for path in _named_files(fields):
         try:

@@ -7,10 +7,7 @@ import fcntl
 import os
 import re
 import time
-from typing import IO, TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    pass
+from typing import IO, Any, Final
 
 _POLL_SECONDS: Final = 0.02
 _PID: Final = re.compile(r"\(pid ([0-9]+)\)")

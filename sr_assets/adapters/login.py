@@ -2,11 +2,28 @@
 
 import base64
 import binascii
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from sr_assets.domain.errors import RunError
 
 _SEED_PREFIX: Final = 18 << 3
 _USER_PREFIX: Final = 20 << 3
+
+
+class KeyPair(Protocol):
+    """A user's nkey pair, from the library `nkeys` or from `signing`."""
+
+    @property
+    def public_key(self) -> bytes:
+        """The public key (`U…`)."""
+        ...
+
+    def sign(self, text: bytes) -> bytes:
+        """Return the signature of a text."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -22,20 +39,13 @@ class Login:
     token: str | None = None
     jwt: str | None = None
     seed: str | None = None
-    pair: Any = field(default=None)
-
-    def signature(self, nonce: str) -> str:
-        """Return the signature of a server's nonce: base64 for URLs without padding, as Go's client encodes it.
-
-        Choria's broker refuses every other form.
-        """
-        return base64.urlsafe_b64encode(self.pair.sign(nonce.encode())).rstrip(b"=").decode()
+    pair: KeyPair | None = None
 
     def connect_options(self, nonce: str | None) -> dict[str, Any]:
         """Return the login as options of CONNECT, with a signature if the server sent a nonce."""
         options: dict[str, Any] = {"user": self.user, "pass": self.password, "auth_token": self.token}
         if self.pair and nonce:
-            options["sig"] = self.signature(nonce)
+            options["sig"] = _signature(self.pair, nonce).decode()
             options |= {"jwt": self.jwt} if self.jwt else {"nkey": self.pair.public_key.decode()}
         return {key: value for key, value in options.items() if value}
 
@@ -43,11 +53,27 @@ class Login:
         """Return the login as options of nats-py."""
         options: dict[str, Any] = {"user": self.user, "password": self.password, "token": self.token}
         if self.jwt and self.pair:
-            options |= {"user_jwt_cb": self.jwt.encode, "signature_cb": lambda nonce: self.signature(nonce).encode()}
+            options |= {"user_jwt_cb": self.jwt.encode, "signature_cb": partial(_signature, self.pair)}
         return options | {"nkeys_seed_str": self.seed, "inbox_prefix": self.inbox_prefix, "no_echo": True}
 
 
-def key_pair(seed: bytes | bytearray) -> Any:
+def _signature(pair: KeyPair, nonce: str) -> bytes:
+    """Return the signature of a server's nonce: base64 for URLs without padding, as Go's client encodes it.
+
+    Choria's broker refuses every other form.
+    """
+    return base64.urlsafe_b64encode(pair.sign(nonce.encode())).rstrip(b"=")
+
+
+def read_text(key: str, file: str) -> str:
+    """Return the text of the file that a key of the configuration names; raises RunError if it cannot be read."""
+    try:
+        return Path(file).read_text(encoding="ascii", errors="replace")
+    except OSError as error:
+        raise RunError(f"{key} {file}: cannot be read: {error.strerror}") from None
+
+
+def key_pair(seed: bytes) -> KeyPair:
     """Return the key pair of a user's encoded seed (`SU…`).
 
     `nkeys` is imported here because Spark's workers import this module without having the library.
@@ -57,8 +83,9 @@ def key_pair(seed: bytes | bytearray) -> Any:
     except ModuleNotFoundError:
         from sr_assets.adapters.signing import PlainKey
 
-        return PlainKey.decode(bytes(seed))
-    return nkeys.from_seed(bytearray(seed))
+        return PlainKey.decode(seed)
+    pair: KeyPair = nkeys.from_seed(bytearray(seed))
+    return pair
 
 
 def user_seed(raw: bytes) -> bytes:

@@ -30,11 +30,7 @@ _FOLDERS: Final = {"certs": 0o755, "certificate_requests": 0o755, "public_keys":
 
 
 class _RefusedError(RunError):
-    """The CA refused; `status` is HTTP's."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
+    """The CA refused a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +217,7 @@ class Enrolment:
             connection.close()
         if answer.status != http.client.OK:
             first = re.sub(r"[^ -~]+", " ", text[:200].decode(errors="replace")).strip()
-            raise _RefusedError(
-                f"{self.ca}: {method} {path}: {answer.status} {answer.reason}: {first}".rstrip(": "), answer.status
-            )
+            raise _RefusedError(f"{self.ca}: {method} {path}: {answer.status} {answer.reason}: {first}".rstrip(": "))
         return text
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from sr_assets.adapters.choria import read_choria
-from sr_assets.adapters.login import Login, key_pair
+from sr_assets.adapters.login import Login, key_pair, read_text
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 from sr_assets.domain.errors import RunError
 
@@ -34,7 +34,7 @@ def tls_context(tls: TlsSettings) -> ssl.SSLContext:
     for key, path in (("ca", tls.ca), ("cert", tls.cert), ("key", tls.key)):
         if path:
             # OpenSSL's own error does not name the missing file.
-            _text(f"tls: {key}", path)
+            read_text(f"tls: {key}", path)
     try:
         context = ssl.create_default_context(cafile=tls.ca)
     except ssl.SSLError:
@@ -105,7 +105,7 @@ def read_login(cluster: ClusterSettings) -> Login:
     seed_file = cluster.credentials or cluster.nkey
     jwt = _extract(_JWT, "user's JWT", "credentials" if cluster.credentials else "jwt", jwt_file)
     seed = _extract(_SEED, "user's seed (SU…)", "credentials" if cluster.credentials else "nkey", seed_file)
-    pair = key_pair(bytearray(seed.encode())) if seed else None
+    pair = key_pair(seed.encode()) if seed else None
     only_seed = None if jwt else seed
     return Login(cluster.inbox_prefix, cluster.user, cluster.password, cluster.token, jwt, only_seed, pair)
 
@@ -127,17 +127,10 @@ def _mode(file: str) -> int:
 def _extract(pattern: re.Pattern[str], content: str, key: str, file: str | None) -> str | None:
     if file is None:
         return None
-    match = pattern.search(_text(key, file))
+    match = pattern.search(read_text(key, file))
     if match is None:
         raise RunError(f"{key} {file}: there is no {content} in it")
     return match[0]
-
-
-def _text(key: str, file: str) -> str:
-    try:
-        return Path(file).read_text(encoding="ascii", errors="replace")
-    except OSError as error:
-        raise RunError(f"{key} {file}: cannot be read: {error.strerror}") from None
 
 
 def _plain(reason: str) -> str:

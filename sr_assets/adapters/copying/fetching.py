@@ -24,8 +24,7 @@ def fetch(source: wire.Connection, plan: CopyPlan, sequences: list[int]) -> Iter
     Raises TransientError if the source has been recreated or rolled back since the batch was planned.
     """
     whole = SequenceRange(sequences[0], sequences[-1] + 1)
-    contiguous = len(whole) == len(sequences)
-    if contiguous:
+    if len(whole) == len(sequences):
         lists = wire.read_confirmed(
             source, plan.source_stream, whole, filter_subject=plan.filter, direct=plan.direct, held=True
         )
@@ -39,15 +38,10 @@ def fetch(source: wire.Connection, plan: CopyPlan, sequences: list[int]) -> Iter
         after = bisect.bisect(sequences, held[-1], at)
         missing = [] if after - at == len(held) else sorted(set(sequences[at:after]).difference(held))
         at = after
-        if missing and not contiguous:
-            late, missing = _ask_leader(source, plan.source_stream, missing)
-            yield sorted([*messages, *late], key=lambda message: message.sequence), missing
-        else:
-            yield messages, missing
-    rest = sequences[at:]
-    if rest:
+        yield messages, missing
+    if at < len(sequences):
         _check_source(source, plan)
-        yield ([], rest) if contiguous else _ask_leader(source, plan.source_stream, rest)
+        yield [], sequences[at:]
 
 
 def _check_source(source: wire.Connection, plan: CopyPlan) -> None:
@@ -70,10 +64,3 @@ def _check_source(source: wire.Connection, plan: CopyPlan) -> None:
             changed = known is not None and known.stored_ns != plan.source_ns
     if changed:
         raise TransientError(f"source stream {plan.source_stream} was recreated or rolled back during the copy")
-
-
-def _ask_leader(source: wire.Connection, stream: str, sequences: list[int]) -> tuple[list[Message], list[int]]:
-    """Return the messages that the leader has, and the sequences that it lacks: any replica may serve a direct get."""
-    answers = [(sequence, wire.stored_message(source, stream, sequence)) for sequence in sequences]
-    held = [message for _, message in answers if message is not None]
-    return held, [sequence for sequence, message in answers if message is None]

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 
+from sr_assets.adapters.private import write_private
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -92,9 +94,7 @@ class Receipt:
 
     def write(self, file: Path) -> None:
         """Write the receipt to a file, atomically."""
-        draft = file.with_name(f".{file.name}")
-        draft.write_text(self.encode())
-        draft.replace(file)
+        write_private(file, self.encode())
 
     @classmethod
     def read(cls, file: Path) -> Self:

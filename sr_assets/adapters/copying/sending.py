@@ -194,8 +194,7 @@ class Sender:
         target, plan = self._target, self._plan
         if self._settled is None or not target.api_owner:
             return
-        stored = wire.stored_message(target, plan.stream, self._settled_as)
-        copy = find_copy(stored.headers, plan.identity, plan.created_ns) if stored else None
+        stored, copy = self._copy_at(self._settled_as)
         elsewhere = copy is None or copy.sequence != self._settled.sequence
         # A stream with limits may have deleted it since.
         if elsewhere and (stored or wire.next_message(target, plan.stream, self._settled_as) is None):
@@ -208,14 +207,19 @@ class Sender:
     def _settle_duplicate(self, ack: wire.Ack) -> None:
         """Look up a duplicate in the target; if it is missing there, resend the message with another id."""
         at, plan = ack.target_sequence or 0, self._plan
-        stored = wire.stored_message(self._target, plan.stream, at)
-        copy = find_copy(stored.headers, plan.identity, plan.created_ns) if stored else None
+        _, copy = self._copy_at(at)
         if copy is not None and copy.sequence == ack.sequence:
             if at <= plan.since:
                 raise StopError(other_writer_text(plan.stream, plan.identity, ack.sequence))
             self._settle(ack.sequence, at)
         else:
             self._resends[ack.sequence] = self._resends.get(ack.sequence, plan.resend) + 1
+
+    def _copy_at(self, target_sequence: int) -> tuple[Message | None, CopyOf | None]:
+        """Return a message of the target, and the copy that it is."""
+        plan = self._plan
+        stored = wire.stored_message(self._target, plan.stream, target_sequence)
+        return stored, find_copy(stored.headers, plan.identity, plan.created_ns) if stored else None
 
     # ------------------------------------------------------------------------------------- refused or unacknowledged
 

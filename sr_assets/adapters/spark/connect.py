@@ -88,17 +88,13 @@ def _new_session(mode: str, identity: uuid.UUID) -> SparkSession:
 def set_options(session: SparkSession, settings: SparkSettings) -> None:
     """Set our options and those of `spark.config` on a cluster's session; raises RunError for a refused one."""
     for key, value in session_config(settings).items():
-        _set(session, key, value)
-
-
-def _set(session: SparkSession, key: str, value: str) -> None:
-    try:
-        session.conf.set(key, value)
-    except Exception as error:
-        line = str(error).splitlines()[0]
-        if "CANNOT_MODIFY" in line:
-            line = "a Connect server fixes it at its start; set it there, and remove it here"
-        raise RunError(f"spark.config {key}: {line}") from error
+        try:
+            session.conf.set(key, value)
+        except Exception as error:
+            line = str(error).splitlines()[0]
+            if "CANNOT_MODIFY" in line:
+                line = "a Connect server fixes it at its start; set it there, and remove it here"
+            raise RunError(f"spark.config {key}: {line}") from error
 
 
 def _join(url: str, identity: uuid.UUID) -> SparkSession | None:

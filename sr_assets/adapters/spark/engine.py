@@ -88,11 +88,6 @@ def _recorded(folder: Path) -> Engine | None:
         return None
 
 
-def _record(folder: Path, engine: Engine) -> None:
-    """Record the server; an unrecorded server ends itself."""
-    write_private(folder / "engine.json", json.dumps(asdict(engine)))
-
-
 def engine_status(home: Path) -> Engine | None:
     """Return the warm local server of this home, or None."""
     engine = _recorded(home / "spark")
@@ -215,7 +210,8 @@ def _launch(folder: Path, home: Path, config: Mapping[str, str], started_with: s
             cwd=folder,
         )
     engine = Engine(port, process.pid, token, started_with, time.time())
-    _record(folder, engine)
+    # An unrecorded server ends itself.
+    write_private(folder / "engine.json", json.dumps(asdict(engine)))
     # Not by its command, which a new process may not have yet.
     if _wait_until(lambda: process.poll() is not None or engine.alive, _START_SECONDS) and process.poll() is None:
         # On a busy machine the start may use up the keep time before the first user joins.

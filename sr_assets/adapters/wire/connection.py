@@ -190,20 +190,16 @@ class Connection:
             while (left_seconds := again - time.monotonic()) > 0:
                 for frame in self.receive(left_seconds):
                     if frame.subject == inbox:
-                        return self._answer(subject, frame)
+                        return self.response(frame, subject)
         raise SilenceError(f"{self.address}: no answer to {subject} within {seconds:g} s")
 
-    def _answer(self, subject: str, frame: Frame) -> dict[str, Any]:
+    def response(self, frame: Frame, question: str) -> dict[str, Any]:
+        """Return the JSON in a frame, `error` included; raises WireError for a status, or if it is not from JetStream."""
         if frame.status is not None:
-            raise WireError(
-                f"{self.address}: {subject}: answered {frame.status_text} ({no_responder_hint(self._cluster)})"
-            )
-        return self.decoded(frame.payload, subject)
-
-    def decoded(self, payload: bytes, question: str) -> dict[str, Any]:
-        """Return the JSON of a response, `error` included; raises WireError if it is not a JetStream response."""
+            hint = no_responder_hint(self._cluster)
+            raise WireError(f"{self.address}: {question}: answered {frame.status_text} ({hint})")
         try:
-            return decode_response(payload)
+            return decode_response(frame.payload)
         except ValueError as error:
             raise WireError(f"{self.address}: {question}: {error}") from None
 
@@ -224,7 +220,7 @@ class Connection:
         secured = bool(tls and tls.handshake_first)
         if secured:
             self._secure()
-        info = self.decoded(self._await_frame(b"INFO").payload, "INFO")
+        info = self.response(self._await_frame(b"INFO"), "INFO")
         if not secured:
             if info.get("tls_required") or (tls and info.get("tls_available")):
                 self._secure()

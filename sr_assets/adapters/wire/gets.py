@@ -50,7 +50,7 @@ def next_sequences(connection: Connection, stream: str, sequences: Sequence[int]
     following: dict[bytes, int | None] = {}
     for frame in connection.answers(f"the next messages of {stream}"):
         if frame.subject in bodies:
-            message = _stored(connection, stream, connection.decoded(frame.payload, f"stream {stream}"))
+            message = _stored(connection, stream, connection.response(frame, f"stream {stream}"))
             following[frame.subject] = message and message.sequence
             if len(following) == len(bodies):
                 break
@@ -162,9 +162,7 @@ class _Gets:
             message, _, stream = answer
             # Only the leader returns the whole of a header block without a terminator.
             return message if stream == self.stream.encode() and f.has_whole_headers(message) else None
-        if frame.status is not None:
-            raise refused(self.connection, self.stream, frame)
-        return _stored(self.connection, self.stream, self.connection.decoded(frame.payload, f"stream {self.stream}"))
+        return _stored(self.connection, self.stream, self.connection.response(frame, f"stream {self.stream}"))
 
 
 def _leader_subject(connection: Connection, stream: str) -> str:
