@@ -1,4 +1,4 @@
-"""Choria's login, by the wire and by nats-py alike, to a real server whose auth callout checks token and signature."""
+"""Choria's login through `wire` and nats-py, to a real server whose auth callout checks token and signature."""
 
 import base64
 import json
@@ -15,14 +15,14 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import Connection
 from sr_assets.domain.errors import RunError
 from sr_assets.settings import ChoriaSettings, ClusterSettings, TlsSettings
-from sr_assets_tests.adapters.test_security import refused, used_by_admin, used_by_wire
+from sr_assets_tests.adapters.test_security import refusals, use_nats_py, use_wire
 from sr_assets_tests.choria_broker import Broker, Issuer, broker
 from sr_assets_tests.secured import Authority
 
 
 @dataclass(frozen=True)
 class World:
-    """A broker, the issuer whose tokens it takes, another one, and the broker's CA."""
+    """A broker, the issuer of its tokens, another issuer, and the broker's CA."""
 
     ours: Issuer
     others: Issuer
@@ -30,7 +30,7 @@ class World:
     broker: Broker
 
     def cluster(self, block: dict[str, str], **tls: bool | str | None) -> ClusterSettings:
-        """Return the broker with this login, verified by its CA unless said."""
+        """Return the broker's settings with this login; by default its CA verifies it."""
         secured = TlsSettings(**{"ca": str(self.authority.file), **tls})  # type: ignore[arg-type]
         return ClusterSettings((self.broker.server.address,), tls=secured, choria=ChoriaSettings(**block))
 
@@ -44,8 +44,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield World(ours, Issuer(folder / "others"), authority, made)
 
 
-def said(block: dict[str, str]) -> str:
-    """Read what cannot be used; returns why, in one line without the files' content."""
+def login_error(block: dict[str, str]) -> str:
+    """Return the one-line error of an unusable login; assert that it contains no file content."""
     with pytest.raises(RunError) as caught:
         read_choria(ChoriaSettings(**block))
     line = str(caught.value)
@@ -57,7 +57,7 @@ def said(block: dict[str, str]) -> str:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("use", (used_by_wire, used_by_admin))
+@pytest.mark.parametrize("use", (use_wire, use_nats_py))
 @pytest.mark.parametrize("purpose", ("choria_client_id", "choria_server"))
 def test_token_logs_in_and_uses_its_own_inbox(
     world: World, use: Callable[[ClusterSettings, str], None], purpose: str, unique: Callable[[str], str]
@@ -74,13 +74,13 @@ def test_token_logs_in_and_uses_its_own_inbox(
 
 @pytest.mark.process
 def test_refused_token_is_one_line_without_the_token(world: World) -> None:
-    for block, verified, says in (
+    for block, verified, expected in (
         (world.others.block("eve"), {}, "uthorization"),
         (world.ours.block("sr", public_key="00" * 32), {}, "does not match the token"),
         (world.ours.block("sr"), {"ca": None}, "set the CA's file in tls: ca"),
     ):
-        text = refused(world.cluster(block, **verified))
-        assert all(says in line for line in text.split("\n")), text
+        text = refusals(world.cluster(block, **verified))
+        assert all(expected in line for line in text.split("\n")), text
         assert not any(secret in text for secret in (*world.ours.secrets, *world.others.secrets))
     with Connection(world.cluster(world.ours.block("sr"), ca=None, insecure=True)) as opened:
         assert opened.server_version
@@ -103,7 +103,7 @@ def test_invalid_token_is_refused_before_connecting(tmp_path: Path) -> None:
     for opener in (Connection, Cluster):
         with pytest.raises(RunError, match=r"the token expired at 20.*UTC; replace it"):
             opener(nowhere).__enter__()
-    for claims, says in (
+    for claims, expected in (
         ({"issexp": now - 5}, "the token expired at"),
         ({"nbf": now + 500}, "the token is valid from"),
         (
@@ -115,7 +115,7 @@ def test_invalid_token_is_refused_before_connecting(tmp_path: Path) -> None:
         ({"public_key": None}, "the token has no public_key"),
         ({"purpose": "choria_server"}, "the token has no identity"),
     ):
-        assert says in said(issuer.block("sr", **claims))
+        assert expected in login_error(issuer.block("sr", **claims))
 
 
 def test_unusable_file_is_named_with_problem(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_unusable_file_is_named_with_problem(tmp_path: Path) -> None:
     good = issuer.block("sr")
     token = Path(good["jwt_file"]).read_text()
     none = base64.urlsafe_b64encode(json.dumps({"alg": "none"}).encode()).rstrip(b"=").decode()
-    for key, content, says in (
+    for key, content, expected in (
         ("jwt_file", None, "cannot be read: No such file or directory"),
         ("jwt_file", "", "contains no token"),
         ("jwt_file", token[: len(token) // 2], "contains no token"),
@@ -138,7 +138,7 @@ def test_unusable_file_is_named_with_problem(tmp_path: Path) -> None:
         bad.unlink(missing_ok=True)
         if content is not None:
             bad.write_text(content)
-        assert f"{key} {bad}: " in said({**good, key: str(bad)})
-        assert says in said({**good, key: str(bad)})
+        assert f"{key} {bad}: " in login_error({**good, key: str(bad)})
+        assert expected in login_error({**good, key: str(bad)})
     Path(good["seed_file"]).write_text(Path(good["seed_file"]).read_text() + "\n")
     assert read_choria(ChoriaSettings(**good)).inbox_prefix.startswith("mcollective.reply.")

@@ -1,4 +1,4 @@
-"""Connection files: what many writers of one file leave behind."""
+"""Connection files written by several threads."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

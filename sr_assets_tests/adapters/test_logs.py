@@ -1,4 +1,4 @@
-"""The log as machines read it, and through a rotation of its file."""
+"""The log as JSON lines, and rotation of its file."""
 
 import json
 import logging
@@ -13,8 +13,8 @@ from sr_assets.stages.progress import Progress
 
 
 @pytest.fixture(autouse=True)
-def _log_of_its_own() -> Iterator[None]:
-    """Let a test open the log of this process, and take it back."""
+def _separate_log() -> Iterator[None]:
+    """Let a test open this process's log, and restore it afterwards."""
     ours = logging.getLogger("sr_assets")
     before, level = ours.handlers, ours.level
     ours.handlers = []
@@ -26,7 +26,7 @@ def _log_of_its_own() -> Iterator[None]:
 
 
 def lines(file: Path) -> list[dict[str, object]]:
-    """Return the lines of a log, each of which is JSON."""
+    """Return the JSON lines of a log."""
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""Enrolment against a stand-in of a Puppet CA, over TLS, with the CA that signs at once, later, never, or something else."""
+"""Enrolment at a simulated Puppet CA over TLS that signs immediately, late, never, or another certificate."""
 
 import datetime as dt
 import http.server
@@ -24,12 +24,12 @@ ME = "sr.example.net"
 
 
 class StandIn:
-    """A Puppet CA on loopback; `delay` tries for a certificate are answered by 404, and `answers` is what is sent then."""
+    """A Puppet CA on loopback: it answers the first `delay` requests for a certificate with 404, then with `answer`."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self.key, self.certificate = self._signed("Puppet CA", None)
-        self.delay, self.asked = 0, 0
+        self.delay, self.polls = 0, 0
         self.requests: dict[str, x509.CertificateSigningRequest] = {}
         self.answer: bytes | None = None
         key, certificate = self._signed("localhost", None, server=True)
@@ -48,7 +48,7 @@ class StandIn:
 
     @property
     def address(self) -> str:
-        """Where it answers."""
+        """`host:port` of the CA."""
         return f"localhost:{self.server.server_port}"
 
     @property
@@ -57,7 +57,7 @@ class StandIn:
         return self.certificate.fingerprint(hashes.SHA256()).hex().upper()
 
     def _signed(self, name: str, public: Any, *, server: bool = False) -> tuple[rsa.RSAPrivateKey, x509.Certificate]:
-        """Make a certificate: by the CA, or of the CA itself if there is none yet."""
+        """Return a key and its certificate, signed by the CA, or self-signed for the CA itself."""
         key = rsa.generate_private_key(65537, 2048)
         now, subject = dt.datetime.now(dt.UTC), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         issuer: x509.Certificate | None = getattr(self, "certificate", None)
@@ -76,10 +76,10 @@ class StandIn:
         return key, builder.sign(self.key if issuer else key, hashes.SHA256())
 
     def certify(self, name: str, public: Any = None) -> bytes:
-        """Return a certificate as PEM, of a key nobody has unless it is given."""
+        """Return a PEM certificate of a public key, by default of a discarded key."""
         return _pem(self._signed(name, public)[1])
 
-    def _handler(stand_in) -> type[http.server.BaseHTTPRequestHandler]:  # noqa: N805  the handler has a self of its own
+    def _handler(stand_in) -> type[http.server.BaseHTTPRequestHandler]:  # noqa: N805  the handler has its own self
         class Handler(http.server.BaseHTTPRequestHandler):
             def log_message(self, *_: object) -> None:
                 pass
@@ -89,9 +89,9 @@ class StandIn:
                 if name == "ca":
                     self._send(200, _pem(stand_in.certificate))
                     return
-                stand_in.asked += 1
+                stand_in.polls += 1
                 request = stand_in.requests.get(name)
-                if request is None or stand_in.asked <= stand_in.delay:
+                if request is None or stand_in.polls <= stand_in.delay:
                     self._send(404, b"Not Found: Could not find certificate")
                 else:
                     self._send(200, stand_in.answer or stand_in.certify(name, request.public_key()))
@@ -120,7 +120,7 @@ def _pem(certificate: x509.Certificate) -> bytes:
 
 @pytest.fixture
 def ca(tmp_path: Path) -> Iterator[StandIn]:
-    """A CA that signs at once."""
+    """A CA that signs immediately."""
     made = StandIn(tmp_path / "ca")
     yield made
     made.server.shutdown()
@@ -128,10 +128,10 @@ def ca(tmp_path: Path) -> Iterator[StandIn]:
 
 
 def enrolled(ca: StandIn, folder: Path, *, timeout: float = 30.0, fingerprint: str | None = None) -> list[str]:
-    """Enrol, asking every 10 ms; returns what was said."""
-    said: list[str] = []
-    Enrolment(ME, folder, ca.address, fingerprint).enrol(timeout, said.append, every_seconds=0.01)
-    return said
+    """Enrol with a poll interval of 10 ms and return the printed lines."""
+    lines: list[str] = []
+    Enrolment(ME, folder, ca.address, fingerprint).enrol(timeout, lines.append, every_seconds=0.01)
+    return lines
 
 
 def test_enrolment_writes_puppet_layout(ca: StandIn, tmp_path: Path, command: Command) -> None:
@@ -158,11 +158,11 @@ def test_interrupted_enrolment_resumes_with_its_key(ca: StandIn, tmp_path: Path)
     with pytest.raises(RunError, match=f"timed out waiting for a certificate: .*sign the request of {ME} there and"):
         enrolled(ca, folder, timeout=0.1)
     key = (folder / "private_keys" / f"{ME}.pem").read_bytes()
-    ca.delay = ca.asked + 2
-    said = enrolled(ca, folder)
+    ca.delay = ca.polls + 2
+    lines = enrolled(ca, folder)
     assert (folder / "private_keys" / f"{ME}.pem").read_bytes() == key
-    assert [line for line in said if "try" in line][-1].endswith("try 3.")
-    assert any("sent before" in line and "already has a requested certificate" in line for line in said)
+    assert [line for line in lines if "try" in line][-1].endswith("try 3.")
+    assert any("sent before" in line and "already has a requested certificate" in line for line in lines)
 
 
 def test_wrong_fingerprint_or_certificate_is_refused(ca: StandIn, tmp_path: Path) -> None:
@@ -189,14 +189,14 @@ def test_wrong_fingerprint_or_certificate_is_refused(ca: StandIn, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("key", "says"),
+    ("key", "expected"),
     (
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE", "is not a complete PEM key: remove it for a new one"),
         ("", "is not a complete PEM key"),
         ("locked", "has a password; replace it by a key without one"),
     ),
 )
-def test_existing_key_is_never_replaced(ca: StandIn, tmp_path: Path, key: str, says: str) -> None:
+def test_existing_key_is_never_replaced(ca: StandIn, tmp_path: Path, key: str, expected: str) -> None:
     file = tmp_path / "ssl" / "private_keys" / f"{ME}.pem"
     file.parent.mkdir(parents=True)
     content = key.encode()
@@ -205,13 +205,13 @@ def test_existing_key_is_never_replaced(ca: StandIn, tmp_path: Path, key: str, s
         form = serialization.PrivateFormat.TraditionalOpenSSL
         content = ca.key.private_bytes(serialization.Encoding.PEM, form, hidden)
     file.write_bytes(content)
-    with pytest.raises(RunError, match=says):
+    with pytest.raises(RunError, match=expected):
         enrolled(ca, tmp_path / "ssl")
     assert file.read_bytes() == content
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     (
         (("../x",), "is not a certificate name"),
         (("a/b",), "is not a certificate name"),
@@ -220,8 +220,10 @@ def test_existing_key_is_never_replaced(ca: StandIn, tmp_path: Path, key: str, s
         ((ME, "--ca", "localhost:1", "--timeout", "1s"), "localhost:1: "),
     ),
 )
-def test_failed_enrolment_is_one_line(tmp_path: Path, command: Command, arguments: tuple[str, ...], says: str) -> None:
+def test_failed_enrolment_is_one_line(
+    tmp_path: Path, command: Command, arguments: tuple[str, ...], expected: str
+) -> None:
     code, _, errors = command("enroll", *arguments, "--dir", str(tmp_path / "ssl"))
     assert code == (1 if "--timeout" in arguments else 2)
-    assert says in errors
+    assert expected in errors
     assert errors.count("\n") == 1

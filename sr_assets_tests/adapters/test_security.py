@@ -1,4 +1,4 @@
-"""Connections over TLS and with every kind of login, by the wire and by nats-py alike, to real servers that insist on it."""
+"""Connections with TLS and every login method, through `wire` and nats-py, to real servers that require them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -25,7 +25,7 @@ SECRET = "hunter2secret"
 
 @dataclass(frozen=True)
 class World:
-    """A CA, a stranger's CA, files, and servers by what they ask for."""
+    """The trusted CA, another CA, credential files, and a server for each kind of security."""
 
     folder: Path
     ours: Authority
@@ -36,23 +36,23 @@ class World:
     servers: dict[str, NatsServer]
 
     def url(self, server: str, login: str = "", query: str = "", scheme: str = "nats", host: str = "localhost") -> str:
-        """Return how the configuration would name a server."""
+        """Return a server's URL for the configuration."""
         return f"{scheme}://{login}{host}:{self.servers[server].port}{query and '?'}{query}"
 
     def cluster(self, server: str, tls: dict[str, Any] | None = None, **url: str) -> ClusterSettings:
-        """Return what the configuration of a server makes, with this `tls` block; by default it trusts our CA."""
+        """Return a server's settings with this `tls` block; the default trusts our CA."""
         cluster = parse_cluster(self.url(server, **url))
         block = {"ca": str(self.ours.file)} if tls is None else tls
         return replace(cluster, tls=replace(cluster.tls or TlsSettings(), **block)) if block else cluster
 
     def file(self, name: str, text: str) -> str:
-        """Write a file; returns its path."""
+        """Write a file and return its path."""
         path = self.folder / name
         path.write_text(text)
         return str(path)
 
     def user_files(self, key: Key, *, seconds: int = 3600) -> tuple[str, str, str]:
-        """Write a user's .creds, JWT and seed; returns the paths."""
+        """Write a user's .creds, JWT and seed, and return their paths."""
         jwt, stem = self.operator.user_jwt(key, seconds=seconds), key.public[-6:]
         return (
             self.file(f"{stem}.creds", creds(jwt, key.seed)),
@@ -63,7 +63,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """Every kind of server, started once."""
+    """One server of each kind for all tests."""
     folder = tmp_path_factory.mktemp("secured")
     ours, others = Authority(folder / "ours"), Authority(folder / "others")
     nkey, operator = new_key(), Operator()
@@ -91,8 +91,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield World(folder, ours, others, client, nkey, operator, servers)
 
 
-def used_by_wire(cluster: ClusterSettings, name: str) -> None:
-    """Publish and read so much that many TLS records and full socket buffers are needed."""
+def use_wire(cluster: ClusterSettings, name: str) -> None:
+    """Publish and read enough to fill many TLS records and the socket buffers."""
     with Connection(cluster) as connection:
         create_stream(connection, name)
         items = outgoing(name, 300, size_bytes=20_000)
@@ -102,16 +102,16 @@ def used_by_wire(cluster: ClusterSettings, name: str) -> None:
             assert [(m.sequence, m.payload) for m in messages] == [(sent.sequence, sent.payload) for sent in items]
 
 
-def used_by_admin(cluster: ClusterSettings, name: str) -> None:
-    """Create, publish and ask."""
+def use_nats_py(cluster: ClusterSettings, name: str) -> None:
+    """Create a stream, publish and request its info."""
     with Cluster(cluster) as opened:
         opened.create_stream({"name": name, "subjects": [f"{name}.>"]})
         assert opened.publish_many([(f"{name}.a", b"1", "1")])[0].acknowledged
         assert opened.stream_info(name).last_sequence == 1
 
 
-def refused(cluster: ClusterSettings) -> str:
-    """Be refused by both ways; returns what both say, which shows no secret and is one line each."""
+def refusals(cluster: ClusterSettings) -> str:
+    """Return the errors of both clients, one line each; assert that they contain no secret."""
     lines = []
     for opener in (Connection, Cluster):
         with pytest.raises(RunError) as caught:
@@ -123,13 +123,13 @@ def refused(cluster: ClusterSettings) -> str:
     return "\n".join(lines)
 
 
-both_ways = pytest.mark.parametrize("use", (used_by_wire, used_by_admin))
+both_clients = pytest.mark.parametrize("use", (use_wire, use_nats_py))
 
 
 # --------------------------------------------------------------------------------------------------------- logging in
 
 
-@both_ways
+@both_clients
 @pytest.mark.parametrize(
     ("server", "login", "query"),
     (
@@ -168,16 +168,16 @@ def test_wrong_login_is_one_line_without_secret(world: World) -> None:
         ("operator", "", f"credentials={expired}"),
         ("operator", "", ""),
     ):
-        said = refused(world.cluster(server, {}, login=login, query=query))
-        assert all("uthorization" in line for line in said.split("\n")), said
-        assert stranger.seed not in said
+        text = refusals(world.cluster(server, {}, login=login, query=query))
+        assert all("uthorization" in line for line in text.split("\n")), text
+        assert stranger.seed not in text
 
 
 def test_unusable_file_is_named_without_its_content(world: World) -> None:
     creds_file, jwt, seed = world.user_files(world.nkey)
     broken = world.file("broken", f"{SECRET}\n-----BEGIN NATS USER JWT-----\nnone\n{world.nkey.seed[:-1]}")
     no_seed = world.file("no_seed", creds(world.operator.user_jwt(world.nkey), "S" + SECRET))
-    for query, says in (
+    for query, expected in (
         ("credentials=/nowhere", "credentials /nowhere: cannot be read: No such file or directory"),
         (f"credentials={world.folder}", "cannot be read: Is a directory"),
         (f"credentials={broken}", f"credentials {broken}: there is no user's JWT in it"),
@@ -187,17 +187,17 @@ def test_unusable_file_is_named_without_its_content(world: World) -> None:
         (f"nkey={jwt}", f"nkey {jwt}: there is no user's seed"),
         (f"nkey={broken}", f"nkey {broken}: there is no user's seed"),
     ):
-        said = refused(world.cluster("operator", {}, query=query))
-        assert all(line == said.split("\n")[0] for line in said.split("\n")), said
-        assert says in said
-        assert world.nkey.seed[:-1] not in said
+        text = refusals(world.cluster("operator", {}, query=query))
+        assert all(line == text.split("\n")[0] for line in text.split("\n")), text
+        assert expected in text
+        assert world.nkey.seed[:-1] not in text
     assert creds_file
 
 
 # ---------------------------------------------------------------------------------------------------------------- TLS
 
 
-@both_ways
+@both_clients
 @pytest.mark.parametrize(
     ("server", "url", "certified"),
     (
@@ -222,16 +222,16 @@ def test_tls_follows_server_requirements(
 ) -> None:
     block = {"ca": str(world.ours.file)} | (world.client if certified else {})
     use(world.cluster(server, block, **url), unique("TLS"))
-    assert not caplog.records, "a connection that ends well logs nothing"
+    assert not caplog.records, "a successful connection logs no line"
 
 
 def test_nkey_login_works_over_tls(world: World, unique: Callable[[str], str]) -> None:
     _, _, seed = world.user_files(world.nkey)
-    used_by_wire(world.cluster("tls", query=f"nkey={seed}"), unique("NKEY"))
+    use_wire(world.cluster("tls", query=f"nkey={seed}"), unique("NKEY"))
 
 
 @pytest.mark.parametrize(
-    ("server", "block", "url", "says"),
+    ("server", "block", "url", "expected"),
     (
         ("tls", {}, {}, "set the CA's file in tls: ca"),
         ("tls", {}, {"scheme": "tls"}, "set the CA's file in tls: ca"),
@@ -249,15 +249,15 @@ def test_nkey_login_works_over_tls(world: World, unique: Callable[[str], str]) -
     ),
 )
 def test_untrusted_connection_is_one_line_with_remedy(
-    world: World, server: str, block: dict[str, str] | None, url: dict[str, str], says: str
+    world: World, server: str, block: dict[str, str] | None, url: dict[str, str], expected: str
 ) -> None:
     files: dict[str, str] | None = None
     if block is not None:
         authorities = {"ours": world.ours, "others": world.others}
         files = {"ca": str(authorities[block["ca"]].file)} if "ca" in block else {}
         files |= authorities[block["cert"]].certify("eve@example.net") if "cert" in block else {}
-    said = refused(world.cluster(server, files, **({"login": f"ada:{SECRET}@"} | url)))
-    assert all(says in line for line in said.split("\n")), said
+    text = refusals(world.cluster(server, files, **({"login": f"ada:{SECRET}@"} | url)))
+    assert all(expected in line for line in text.split("\n")), text
 
 
 def test_unusable_pem_file_is_named(world: World) -> None:
@@ -269,7 +269,7 @@ def test_unusable_pem_file_is_named(world: World) -> None:
         "-----BEGIN ENCRYPTED PRIVATE KEY-----\n"
         "MIGrMFcGCSqGSIb3DQEFDTBKMCkGCSqGSIb3DQEFDDAcBAjkbFn4qqDsWQICCAAw\n-----END ENCRYPTED PRIVATE KEY-----\n",
     )
-    for block, says in (
+    for block, expected in (
         ({"ca": "/nowhere"}, "tls: ca /nowhere: cannot be read: No such file or directory"),
         ({"ca": nonsense}, f"tls: ca {nonsense}: contains no PEM certificate"),
         ({"ca": ca, "cert": "/nowhere", "key": key}, "tls: cert /nowhere: cannot be read"),
@@ -278,13 +278,13 @@ def test_unusable_pem_file_is_named(world: World) -> None:
         ({"ca": ca, "cert": cert, "key": nonsense}, "need a PEM certificate and its PEM key without a password"),
         ({"ca": ca, "cert": cert, "key": locked}, "need a PEM certificate and its PEM key without a password"),
     ):
-        said = refused(world.cluster("mutual", block))
-        assert all(says in line for line in said.split("\n")), said
+        text = refusals(world.cluster("mutual", block))
+        assert all(expected in line for line in text.split("\n")), text
 
 
 def test_renewed_file_applies_to_next_connection(world: World) -> None:
     ca, file = str(world.ours.file), world.file("renewed.pem", world.others.file.read_text())
-    assert "CA" in refused(world.cluster("tls", {"ca": file}, login=f"ada:{SECRET}@"))
+    assert "CA" in refusals(world.cluster("tls", {"ca": file}, login=f"ada:{SECRET}@"))
     Path(file).write_text(Path(ca).read_text())
     with Connection(world.cluster("tls", {"ca": file}, login=f"ada:{SECRET}@")) as connection:
         assert connection.server_version.startswith("2.")

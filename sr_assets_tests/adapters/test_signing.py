@@ -1,4 +1,4 @@
-"""Signatures in plain Python, beside those of the library."""
+"""Signatures in plain Python, compared with the library's."""
 
 import nkeys
 from hypothesis import given
@@ -12,5 +12,5 @@ from sr_assets.adapters.signing import PlainKey
 def test_python_signature_equals_library_signature(raw: bytes, nonce: bytes) -> None:
     seed = user_seed(raw)
     assert seed == bytes(nkeys.encode_seed(raw, nkeys.PREFIX_BYTE_USER)).rstrip(b"=")
-    plain, known = PlainKey.decode(seed), nkeys.from_seed(bytearray(seed))
-    assert (plain.public_key, plain.sign(nonce)) == (bytes(known.public_key), known.sign(nonce))
+    plain, expected = PlainKey.decode(seed), nkeys.from_seed(bytearray(seed))
+    assert (plain.public_key, plain.sign(nonce)) == (bytes(expected.public_key), expected.sign(nonce))

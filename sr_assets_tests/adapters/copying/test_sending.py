@@ -1,4 +1,4 @@
-"""A message that the target does not take is parked when it is about that message, and no other message waits for it."""
+"""Refused and unacknowledged copies: parking of single messages, and stopping the stream when the target is the cause."""
 
 import threading
 from collections.abc import Iterable, Iterator
@@ -25,7 +25,7 @@ from sr_assets_tests.faults.copying import copy_plan
 
 pytestmark = pytest.mark.process
 
-#: A publish on a mapped subject reaches a subscriber who never answers: no stream, no refusal, no acknowledgement.
+#: A publish on the mapped subject reaches only a subscriber that never responds.
 SILENT = 'mappings: { "to.FROM.9": "void.9" }'
 
 
@@ -38,7 +38,7 @@ class Rig:
         self.folder = folder
 
     def fill(self, sent: tuple[int, ...] = (1, 2, 3, 4, 5, 6), **target: Any) -> None:
-        """Make both streams and store one message a subject."""
+        """Create both streams and store one message per entry of `sent`, on that subject."""
         create_stream(self.connection, "FROM")
         create_stream(self.connection, "TO", **{"subjects": ["to.FROM.>"], **target})
         with Cluster(self.cluster) as admin:
@@ -106,18 +106,18 @@ def test_many_messages_for_full_subject_leave_others_in_order(rig: Rig, tmp_path
         discard_new_per_subject=True,
         max_msgs_per_subject=1,
     )
-    # Two of three are of a subject that is full: more than a window, and more than any limit of parked messages.
+    # Two of three messages are on a full subject: more than a window, and more than the limit of parked messages.
     subjects = (n if n % 3 == 0 else 0 for n in range(1, count + 1))
     assert not any(ack.error for ack in publish(rig.connection, numbered("FROM", subjects)))
     nodes: dict[int, str | None] = {sequence: f"n{sequence}" for sequence in range(1, count + 1)}
     plan = copy_plan(rig.folder, rig.cluster, "FROM", "TO", next=count + 1, staging=str(tmp_path / "staging"))
     receipt = Copier(plan, nodes, 0).run()
-    taken = [1, *range(3, count + 1, 3)]
-    assert (receipt.failure, receipt.copied) == (None, len(taken))
+    expected = [1, *range(3, count + 1, 3)]
+    assert (receipt.failure, receipt.copied) == (None, len(expected))
     assert [parked.sequence for parked in receipt.parked] == [n for n in range(2, count + 1) if n % 3]
-    assert rig.copied(count) == taken
+    assert rig.copied(count) == expected
     (file,) = (tmp_path / "staging").rglob("*.parquet")
-    assert parquet.read_table(file, columns=["sequence"], partitioning=None)["sequence"].to_pylist() == taken
+    assert parquet.read_table(file, columns=["sequence"], partitioning=None)["sequence"].to_pylist() == expected
 
 
 def numbered(stream: str, subjects: Iterable[int]) -> Iterator[Outgoing]:
@@ -132,7 +132,7 @@ def test_full_target_stops_stream_without_parking(rig: Rig) -> None:
 
 
 def test_single_refused_message_is_parked(rig: Rig) -> None:
-    """The target's subjects were edited after the plan was made: nobody takes to.FROM.4 any more."""
+    """The target's subjects changed after the plan was made, and no stream accepts to.FROM.4."""
     rig.fill((1, 2, 4, 4, 5, 6), subjects=["to.FROM.1", "to.FROM.2", "to.FROM.5", "to.FROM.6"])
     receipt = rig.copy()
     assert (receipt.failure, receipt.copied) == (None, 4)
@@ -153,16 +153,16 @@ def test_single_unanswered_message_is_parked(rig: Rig, subjects: tuple[int, ...]
     rig.fill(subjects)
     with Connection(rig.cluster) as listener:
         listener.send(b"SUB void.> 99\r\n")
-        # Answered behind the subscription: it is there.
+        # The server responds after it has processed the subscription.
         listener.request("$JS.API.STREAM.NAMES", {})
         receipt = rig.copy()
-        heard = [frame for frame in listener.receive(2.0) if frame.subject == b"void.9"]
+        received = [frame for frame in listener.receive(2.0) if frame.subject == b"void.9"]
     silent = subjects.index(9) + 1
     assert (receipt.failure, receipt.copied) == (None, 5)
     assert [(parked.sequence, parked.subject) for parked in receipt.parked] == [(silent, "FROM.9")]
     assert receipt.parked[0].reason == "the target acknowledges other messages, but never this one"
     assert rig.copied() == [n for n in range(1, 7) if n != silent]
-    assert len(heard) == 2, "sent once more, and not again"
+    assert len(received) == 2, "sent twice: once, and resent once"
 
 
 def test_silent_target_is_a_lost_connection(rig: Rig) -> None:
@@ -180,7 +180,7 @@ def test_lost_source_fails_batch(rig: Rig, tmp_path: Path) -> None:
             create_stream(connection, "FROM", storage="memory")
             assert not any(ack.error for ack in publish(connection, outgoing("FROM", count, size_bytes=600)))
         here = str(write_connection(tmp_path / "source", source))
-        killer = threading.Thread(target=kill_once, args=(mortal, rig.cluster, "TO"))
+        killer = threading.Thread(target=kill_after_first_copy, args=(mortal, rig.cluster, "TO"))
         killer.start()
         with pytest.raises(WireError, match=str(mortal.port)):
             rig.copy(count, source_connection=here)
@@ -207,7 +207,7 @@ def test_recreated_source_is_not_copied(rig: Rig, ends_before: bool) -> None:
 
 
 def test_copy_of_other_message_at_same_sequence_is_refused(rig: Rig) -> None:
-    """A source that went back after a batch was cut off holds other messages where the batch had copied some."""
+    """A source that was rolled back after an interrupted batch holds other messages at the copied sequences."""
     rig.fill((1, 2, 3))
     assert rig.copy(2).copied == 2
     with Cluster(rig.cluster) as admin:
@@ -220,8 +220,8 @@ def test_copy_of_other_message_at_same_sequence_is_refused(rig: Rig) -> None:
     assert rig.copied() == [1, 2]
 
 
-def kill_once(server: NatsServer, cluster: ClusterSettings, target: str) -> None:
-    """Kill a server once a target holds something."""
+def kill_after_first_copy(server: NatsServer, cluster: ClusterSettings, target: str) -> None:
+    """Kill a server once the target holds a message."""
     with Cluster(cluster) as admin:
         while not admin.stream_info(target).last_sequence:
             pass
