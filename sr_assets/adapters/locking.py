@@ -44,7 +44,7 @@ def write_holder(file: IO[str], holder: str) -> None:
 
 def read_holder(file: IO[str]) -> str:
     """Return the holder that a lock file names, or a phrase for an unknown one."""
-    return living_holder(file.read()) or "a process that has not said who it is"
+    return living_holder(file.read()) or "an unknown process"
 
 
 def living_holder(text: str) -> str | None:

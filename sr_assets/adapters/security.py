@@ -82,7 +82,7 @@ def silence_hint(cluster: ClusterSettings) -> str:
 def no_responder_hint(cluster: ClusterSettings) -> str:
     """Return a possible cause of a JetStream API subject without responders."""
     if cluster.api_owner:
-        return f"nobody serves {cluster.api_owner} here; correct it, or check the leafnode or import behind it"
+        return f"no server here has {cluster.api_owner}; correct it, or check the leafnode or import behind it"
     return "is JetStream enabled?"
 
 

@@ -74,5 +74,5 @@ def test_dead_process_is_not_named_as_the_holder_of_a_lock(tmp_path: Path) -> No
     (tmp_path / "lock").write_text(f"run 1 (pid {dead}) since 2026")
     with (tmp_path / "lock").open() as held:
         assert lock(held)
-        assert lock_owner(tmp_path) == "a process that has not said who it is"
+        assert lock_owner(tmp_path) == "an unknown process"
     assert lock_owner(tmp_path) is None

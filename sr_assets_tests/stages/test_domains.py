@@ -141,7 +141,7 @@ def test_unserved_domain_is_an_error_with_a_remedy(rig: Rig) -> None:
     rig.add(stream, source_domain="atlantis", target_subject_prefix="copy")
     failure = rig.failure()
     assert f"$JS.atlantis.API.STREAM.INFO.{stream}" in failure
-    assert "nobody serves domain atlantis here; correct it" in failure
+    assert "no server here has domain atlantis; correct it" in failure
 
 
 @pytest.mark.process

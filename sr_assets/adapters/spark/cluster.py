@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _CONNECT_SECONDS: Final = 5.0
 #: Time that a job waits for an executor to accept one of its tasks.
 IDLE_SECONDS: Final = 60.0
-_LOOK_SECONDS: Final = 1.0
+_POLL_SECONDS: Final = 1.0
 _PORTS: Final = {"spark": 7077, "sc": 15002}
 #: The installed version; importing Spark would slow down processes that only load the definitions.
 _VERSION: Final = version("pyspark")
@@ -52,7 +52,7 @@ def reach_cluster(mode: str) -> str:
         except (OSError, OverflowError) as error:
             problems.append(f"{server}: {getattr(error, 'strerror', None) or error}")
     raise RunError(
-        f"spark.mode {without_secret(mode)}: nobody answers there ({'; '.join(problems)}); correct it, or start it"
+        f"spark.mode {without_secret(mode)}: no response ({'; '.join(problems)}); correct the address or start the cluster"
     )
 
 
@@ -134,9 +134,9 @@ def watched(session: SparkSession) -> Iterator[None]:
         except Exception:
             if watch.idle:
                 raise RunError(
-                    f"Spark: no executor took a task for {IDLE_SECONDS:g} s: are workers there, of Spark"
-                    f" {_VERSION}, with as many cores and as much memory free as spark.executor.cores and"
-                    " spark.executor.memory ask for, and can they reach the driver, which is this host or the Connect server?"
+                    f"Spark: no executor accepted a task for {IDLE_SECONDS:g} s; check that workers of Spark {_VERSION} run,"
+                    " that the cores and memory of spark.executor.cores and spark.executor.memory are free there, and that"
+                    " they reach the driver, which is this host or the Connect server"
                 ) from None
             raise
 
@@ -151,7 +151,7 @@ class _Watch:
         self._ended = threading.Event()
         self._waiting: dict[str, bool] = {}
         self.idle = False
-        self._thread = threading.Thread(target=self._look_on, daemon=True)
+        self._thread = threading.Thread(target=self._poll, daemon=True)
 
     def __enter__(self) -> Self:
         if self._remote:
@@ -177,8 +177,8 @@ class _Watch:
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         return not stages or any(stage is not None and stage.numActiveTasks for stage in stages)
 
-    def _look_on(self) -> None:
-        while not self._ended.wait(_LOOK_SECONDS):
+    def _poll(self) -> None:
+        while not self._ended.wait(_POLL_SECONDS):
             # A context that has ended reports that to the waiting job.
             with contextlib.suppress(Exception):
                 if self._running():

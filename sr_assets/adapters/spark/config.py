@@ -25,12 +25,12 @@ _SCRUBBED: Final = (
     "SPARK_REMOTE",
     "SPARK_LOCAL_REMOTE",
 )
-#: The engine's work comes in short bursts, mostly in Python: the optimizing compiler and a collector with threads of
-#: its own took two thirds of the JVM's processor time without making it faster.
+#: The engine works in short bursts, mostly in Python. The optimizing compiler and a parallel collector used two thirds of
+#: the JVM's processor time without a benefit.
 JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-#: Of no use on an engine that is ours alone; on others each session's files are its own.
+#: Unnecessary on our own engine; on a shared server it separates the files of sessions.
 _ISOLATION: Final = "spark.sql.artifact.isolation.enabled"
-#: Settings every engine of ours runs with; `spark.config` in the configuration overrides them.
+#: Settings of every engine that we start; `spark.config` in the configuration overrides them.
 _DEFAULTS: Final = {
     "spark.ui.enabled": "false",
     "spark.speculation": "false",
@@ -40,21 +40,20 @@ _DEFAULTS: Final = {
     "spark.driver.memory": "768m",
     "spark.driver.extraJavaOptions": JAVA_OPTIONS,
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",
-    # Larger relations would be cached in the session, which is never left: a batch's rows travel in the plan instead.
+    # A larger relation would stay cached in the session, which outlives runs. Up to this size rows travel in the plan.
     "spark.sql.session.localRelationCacheThreshold": str(64 * 1024 * 1024),
     _ISOLATION: "false",
     "spark.connect.session.manager.defaultSessionTimeout": "24h",
     "spark.connect.grpc.maxInboundMessageSize": str(256 * 1024 * 1024),
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "false",
 }
-#: On a cluster a site takes two cores unless `spark.config` says otherwise: an application that is given no limit takes
-#: all of them, and the next site would wait for ever.
+#: A site's share of a cluster. An application without a limit takes all cores, and the next site would never start.
 _CLUSTER_DEFAULTS: Final = {
     "spark.cores.max": "2",
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",
 }
-#: How often a Connect server says how many tasks run: by that we see that no executor takes any.
+#: The interval of a Connect server's reports on running tasks; they show that no executor accepts one.
 _REMOTE_DEFAULTS: Final = {"spark.connect.progress.reportInterval": "2s"}
 
 
@@ -68,7 +67,7 @@ def child_environment(home: Path) -> dict[str, str]:
     environ = {key: value for key, value in os.environ.items() if key not in _SCRUBBED}
     environ["JAVA_HOME"] = str(find_java(home))
     environ["PYSPARK_PYTHON"] = environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    # Nothing is imported from the current folder, where anybody may have left a module.
+    # Import no module from the current folder, where any user may have placed one.
     environ["PYTHONSAFEPATH"] = "1"
     environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     # glibc keeps an arena per thread, in which the JVM's threads then hold hundreds of unused MB.
@@ -107,7 +106,7 @@ def source_digest() -> str:
 
 
 def fingerprint(config: Mapping[str, str]) -> str:
-    """Return a digest of everything that requires an engine restart: interpreter, versions, our source, settings."""
+    """Return a digest of all inputs whose change requires an engine restart: interpreter, versions, our source, settings."""
     parts = [
         sys.executable,
         sys.version,

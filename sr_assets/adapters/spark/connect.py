@@ -59,13 +59,13 @@ def join_server(mode: str, folder: Path, site: str) -> SparkSession:
     if "/" in site:  # no site's session: its user ends it
         return _new_session(mode, uuid.uuid4())
     record = folder / f"session-{uuid.uuid5(uuid.NAMESPACE_URL, site)}.json"
-    # A server identifies a session's files by name: other sources of ours need another session.
+    # A server identifies a session's files by name: another version of our source needs another session.
     wanted = {"mode": mode.partition(";")[0], "source": source_digest()}
     if (identity := _recorded(record, wanted)) and (session := _join(mode, identity)):
         session.interruptAll()
         return session
     identity = uuid.uuid4()
-    # Recorded before the session exists, so that the run after a killed one knows what to interrupt.
+    # Recorded before the session exists, so that the run after a killed one can interrupt it.
     write_private(record, json.dumps({**wanted, "session": str(identity)}))
     return _new_session(mode, identity)
 
@@ -81,12 +81,12 @@ def _recorded(record: Path, wanted: Mapping[str, str]) -> uuid.UUID | None:
 def _new_session(mode: str, identity: uuid.UUID) -> SparkSession:
     session = _join(mode, identity)
     if session is None:
-        raise RunError("the server closes every session at once")
+        raise RunError("the server closes every new session immediately; check its log")
     return session
 
 
 def set_options(session: SparkSession, settings: SparkSettings) -> None:
-    """Set our options and those of `spark.config` on a cluster's session; raises RunError for a refused one."""
+    """Set our options and `spark.config` on a cluster's session; raises RunError for a refused one."""
     for key, value in session_config(settings).items():
         try:
             session.conf.set(key, value)

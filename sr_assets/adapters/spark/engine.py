@@ -1,7 +1,7 @@
 """The warm local Spark Connect server: starting, finding, keeping and stopping it.
 
-It lives under `<home>/spark`, in its own process session (so it outlives its first run and gets none of that run's
-signals), with a bounded heap, on a loopback port behind a random token. It is restarted if interpreter, versions, this
+It lives under `<home>/spark`, with a bounded heap, on a loopback port behind a random token. It has its own process
+session, so it outlives its first run and gets none of that run's signals. It is restarted if interpreter, versions, this
 package's source or the settings change, because its Python workers are forked from a warm daemon and would run old
 code. It ends when it was unused for the requested time, or its home was deleted.
 """

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 def open_session(settings: SparkSettings, home: Path, site: str) -> SparkSession:
     """Join this site's Spark session on the engine of `spark.mode`, and interrupt an earlier run's tasks in it.
 
-    On a Connect server every run of a site uses the same session id: the session stays warm, and a run that joins it
+    On a Connect server every run of a site uses the same session id. The session stays warm, and a run that joins it
     can interrupt tasks of a killed client. The data source `jetstream` is registered on this host's engine, not on a
     cluster. Raises TransientError if the engine ends before it is joined.
     """
@@ -81,7 +81,7 @@ def _open_on_cluster(settings: SparkSettings, home: Path, site: str) -> SparkSes
         if session is not None:
             leave_session(session)
         if isinstance(failed, EngineLostError):
-            failed = RunError("no server of Spark Connect answers there: correct it, or start it")
+            failed = RunError("no Spark Connect server responds; correct the address or start the server")
         kind = ExecutorLostError if isinstance(failed, ExecutorLostError) else RunError
         raise kind(f"spark.mode {without_secret(mode)}: {failed}") from error
     return session

@@ -1,9 +1,9 @@
 """The watcher of the local Spark server: `python -m sr_assets.adapters.spark.watch FOLDER COMMAND…`.
 
-It starts the command and ends with it. It ends the command when the time in `FOLDER/keep` (seconds of the monotonic
-clock) has passed while the lock `FOLDER/users` was free, when `FOLDER/engine.json` names another process, or when the
-folder was deleted. So no engine remains after the last run, or after a run that was killed while starting one. It uses
-only a little of the standard library, because it lives as long as the server.
+It starts the command and ends together with the command. It ends the command in three cases: the time in `FOLDER/keep`
+(seconds of the monotonic clock) has passed while the lock `FOLDER/users` was free, `FOLDER/engine.json` names another
+process, or the folder was deleted. So no engine remains after the last run, or after a run that was killed while starting
+one. It imports little, because it lives as long as the server.
 """
 
 import json
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sr_assets.adapters.locking import lock
 
-_LOOK_SECONDS = 5.0
+_POLL_SECONDS = 5.0
 
 
 def main(folder: str, command: list[str]) -> int:
@@ -29,7 +29,7 @@ def main(folder: str, command: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     while True:
         try:
-            return process.wait(_LOOK_SECONDS)
+            return process.wait(_POLL_SECONDS)
         except subprocess.TimeoutExpired:
             if not _wanted(Path(folder)):
                 # The whole group: the server's Python workers belong to it.
