@@ -80,6 +80,7 @@ PACKAGE_ORDER = {
 
 MAX_MODULE_LINES = 300
 MAX_FUNCTION_LINES = 45
+MAX_TEST_NAME = 70
 # Names that describe nothing; a dataclass's field may be called `found`, like a table's column.
 VAGUE_NAMES = {"one", "found", "what"}
 
@@ -174,6 +175,13 @@ def test_modules_and_functions_stay_small(module: str) -> None:
     source = SIZED[module].read_text()
     assert len(source.splitlines()) <= MAX_MODULE_LINES
     assert not {name: lines for name, lines in functions(ast.parse(source)) if lines > MAX_FUNCTION_LINES}
+
+
+def test_names_of_tests_are_short() -> None:
+    sources = [ast.parse(path.read_text()) for path in sorted(Path(__file__).parent.rglob("test_*.py"))]
+    names = {name for source in sources for name, _ in functions(source) if name.startswith("test_")}
+    assert names
+    assert not [name for name in names if len(name) > MAX_TEST_NAME]
 
 
 def bound_names(tree: ast.AST) -> Iterator[str]:

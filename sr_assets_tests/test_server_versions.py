@@ -39,7 +39,7 @@ def test_the_newest_patch_is_unpacked_once_for_all_who_ask(tmp_path: Path, monke
     assert {path.name for path in binary.parent.iterdir()} == {binary.name, "2.1.lock"}
 
 
-def test_without_a_network_a_test_is_skipped_unless_the_version_is_the_packaged_one(
+def test_unavailable_server_version_is_skipped_unless_packaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

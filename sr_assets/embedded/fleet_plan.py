@@ -93,7 +93,7 @@ class FleetPlan:
             )
 
     def sender(self, number: int) -> str:
-        """The host name of node `number`, from 0."""
+        """Return the host name of node `number`, from 0."""
         return f"{_ROLES[number % len(_ROLES)]}{number // len(_ROLES) + 1}.{self.domain}"
 
     def events(self, epoch_seconds: float = 0.0) -> Iterator[PlannedMessage]:

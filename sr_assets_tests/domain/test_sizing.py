@@ -45,7 +45,7 @@ def test_a_batch_is_for_spark_from_a_number_of_messages_or_of_bytes_on(
         (100 * MEBIBYTE, True, False, False),
     ),
 )
-def test_payloads_stay_away_when_nobody_needs_them_and_a_consumer_is_worth_it(
+def test_payloads_are_left_out_if_unneeded_and_a_consumer_pays_off(
     payload_bytes: int, *, needed: bool, direct: bool, expected: bool
 ) -> None:
     assert reads_headers_only(payload_bytes, needed=needed, direct=direct) is expected
