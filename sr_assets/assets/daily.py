@@ -195,7 +195,7 @@ def _table(rows: Rows) -> dg.TableMetadataValue:
     return dg.MetadataValue.table(records, schema=dg.TableSchema([dg.TableColumn(name) for name in rows.columns]))
 
 
-def _cell(value: Any) -> str | float | int | bool | None:
+def _cell(value: object) -> str | float | int | bool | None:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 

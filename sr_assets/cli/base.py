@@ -28,7 +28,7 @@ class _Seconds(click.ParamType[float]):
 
     name = "duration"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return seconds."""
         from sr_assets.settings import parse_duration
 
@@ -36,7 +36,7 @@ class _Seconds(click.ParamType[float]):
             return value
         plain = str(value).replace(".", "", 1).isdecimal()
         try:
-            return parse_duration(f"{value}s" if plain else value) / 1e9
+            return parse_duration(f"{value}s" if plain else str(value)) / 1e9
         except ConfigurationError as error:
             self.fail(str(error), param, ctx)
 

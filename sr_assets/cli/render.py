@@ -92,7 +92,7 @@ def print_json(elements: Iterable[Any]) -> None:
     sys.stdout.write("[]\n" if before == "[\n" else "\n]\n")
 
 
-def json_line(value: Any) -> str:
+def json_line(value: object) -> str:
     """Return a value as JSON on one line."""
     return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
 
@@ -106,7 +106,7 @@ def csv_lines(rows: Iterable[Sequence[Any]]) -> Iterator[str]:
         yield line.removesuffix("\r\n") + "\n"
 
 
-def _csv_cell(value: Any) -> Any:
+def _csv_cell(value: object) -> object:
     cell = _cell(_plain(value))
     if not isinstance(cell, str):
         return cell
@@ -114,13 +114,13 @@ def _csv_cell(value: Any) -> Any:
     return f"'{shown}" if shown.lstrip("\r\n").startswith(_FORMULA) else shown
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     if isinstance(value, bool):
         return str(value).lower()
     return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else value
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Convert a value to JSON types: times become ISO text, bytes base64, infinite numbers and NaN null."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -175,12 +175,12 @@ def _header(column: str) -> str:
     return printable(column.removesuffix("_seconds").replace("_", " "))
 
 
-def _styled(column: str, value: Any) -> tuple[str, str | None]:
+def _styled(column: str, value: object) -> tuple[str, str | None]:
     shown = text(column, value)
     return shown, "dim" if value is None else _STYLES.get(shown)
 
 
-def text(column: str, value: Any) -> str:
+def text(column: str, value: object) -> str:
     """Return a value for display: seconds as a duration, times to the second, terminal control characters escaped."""
     if value is None:
         return "-"
@@ -245,7 +245,7 @@ def print_note(remark: str) -> None:
     sys.stdout.writelines(f"{line}\n" for line in layout.note(printable(remark)))
 
 
-def print_document(value: Any) -> None:
+def print_document(value: object) -> None:
     """Print an indented JSON document, or nothing for None."""
     if value is not None:
         sys.stdout.write(json.dumps(_plain(value), indent=2) + "\n")

@@ -151,7 +151,7 @@ def _unreachable(row: Sequence[Any]) -> bool:
     return row[3] is None
 
 
-def _link_cell(column: str, link: Mapping[str, Any], *, raw: bool) -> Any:
+def _link_cell(column: str, link: Mapping[str, Any], *, raw: bool) -> object:
     if column == "copies":
         return "; ".join(filter(None, [link["filter"], link["transforms"]])) or None
     value = link[column]
@@ -165,8 +165,8 @@ def _link_cell(column: str, link: Mapping[str, Any], *, raw: bool) -> Any:
     return f"{value:g}" if raw and column.endswith("_seconds") and value is not None else value
 
 
-def _with_unit(column: str, value: Any) -> Any:
-    if column != "bytes" or value is None:
+def _with_unit(column: str, value: object) -> object:
+    if column != "bytes" or not isinstance(value, (int, float)):
         return value
     amount, unit = float(value), 0
     while amount >= 1024 and unit < len(_UNITS) - 1:
@@ -193,7 +193,7 @@ def _sort(key: str | None, *tables: list[Record]) -> None:
             table.sort(key=lambda record: _sort_key(record[key]))
 
 
-def _sort_key(value: Any) -> tuple[bool, Any]:
+def _sort_key(value: object) -> tuple[bool, Any]:
     if value is None:
         return True, 0
     return False, -value if isinstance(value, (int, float)) else value

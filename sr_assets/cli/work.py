@@ -6,7 +6,7 @@ Each command imports its heavy dependencies itself, so that the others start qui
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +17,7 @@ from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from sr_assets.embedded.fleet_plan import Churn
     from sr_assets.settings import Settings
 
 
@@ -218,7 +219,7 @@ def emulate(
             click.echo(f"published {fleet.published} messages of {nodes} nodes", err=True)
 
 
-def _churn(text: str | None, interval: float) -> Any:
+def _churn(text: str | None, interval: float) -> "Churn | None":
     from sr_assets.embedded.fleet_plan import Churn
 
     if text is None:

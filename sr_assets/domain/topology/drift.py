@@ -73,7 +73,7 @@ def _settings(wanted: WantedStream, existing: FoundStream, *, owned: bool) -> It
             yield Drift(f"metadata.{key}", value, existing.metadata.get(key), Remedy.UPDATABLE)
 
 
-def _remedy(key: str, wanted: Any, existing: Any) -> Remedy:
+def _remedy(key: str, wanted: object, existing: object) -> Remedy:
     fixed = key == "storage" or (key == "retention" and "workqueue" in (wanted, existing))
     return Remedy.NEEDS_RECREATE if fixed else Remedy.UPDATABLE
 
@@ -165,7 +165,7 @@ def _start(part: Mapping[str, Any]) -> tuple[int, int]:
     return part.get("opt_start_seq") or 0, parse_rfc3339_ns(time) if time else 0
 
 
-def _comparable(value: Any) -> Any:
+def _comparable(value: object) -> object:
     """Return a normalized value: list order, empty values and missing limits do not count."""
     # Servers have both for "no limit", and omit empty values.
     if not value or value == -1:
@@ -177,5 +177,5 @@ def _comparable(value: Any) -> Any:
     return value
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value)

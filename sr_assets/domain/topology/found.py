@@ -136,7 +136,7 @@ def _transforms(part: Mapping[str, Any]) -> tuple[Transform, ...]:
     )
 
 
-def _link(kind: Any, part: Mapping[str, Any], reported: Mapping[str, Any]) -> FoundLink:
+def _link(kind: NativeKind, part: Mapping[str, Any], reported: Mapping[str, Any]) -> FoundLink:
     active, error = reported.get("active", -1), reported.get("error")
     return FoundLink(
         kind,

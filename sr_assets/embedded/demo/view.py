@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -97,7 +97,7 @@ def _table(rows: Rows, title: str) -> RenderableType:
     return table
 
 
-def _cell(value: Any) -> Text:
+def _cell(value: object) -> Text:
     """Return a value as text; emulated names need no escapes."""
     if value is None:
         return Text("-", style="dim")

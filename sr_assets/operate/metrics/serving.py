@@ -13,7 +13,7 @@ from pathlib import Path
 from socket import AF_INET6, getaddrinfo
 from tempfile import NamedTemporaryFile
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.exposition import CONTENT_TYPE
@@ -83,7 +83,7 @@ class _Server(ThreadingHTTPServer):
     exposition: Exposition
     page: PagePublisher | None
 
-    def handle_error(self, *_: Any) -> None:
+    def handle_error(self, *_: object) -> None:
         """Ignore clients that disconnect."""
 
 
@@ -117,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(body)
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_: object) -> None:
         """Log no requests."""
 
 

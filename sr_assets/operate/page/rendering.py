@@ -120,7 +120,7 @@ def _chart(name: str, published: Status, column: int) -> dict[str, Any]:
     }
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Return a text from outside, truncated, with unprintable characters replaced."""
     shown = "".join(
         letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(value)[: _LONGEST_TEXT + 1]
