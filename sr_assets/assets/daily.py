@@ -3,23 +3,20 @@
 Add a daily table here. No `from __future__ import annotations`: Dagster reads the annotations of an asset's function.
 """
 
-import base64
-import io
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import dagster as dg
 
-from sr_assets.adapters.extras import missing_extra
 from sr_assets.adapters.published import availability as availability_queries
 from sr_assets.adapters.published import inventory as inventory_queries
 from sr_assets.adapters.published.reading import Rows
+from sr_assets.assets.charts import line_chart
 from sr_assets.assets.specs import OWNERS, ROW_COUNT, column_metadata, documented, table_key
 from sr_assets.domain.days import Day, day_of
 from sr_assets.domain.errors import SrAssetsError
@@ -36,7 +33,6 @@ _CHART_DAYS: Final = 30
 _WORST_NODES: Final = 10
 _VERSIONS: Final = 6
 _VALUES_PER_PROPERTY: Final = 5
-Points = Sequence[tuple[str, float]]
 
 
 class SparkResource(Protocol):
@@ -160,31 +156,6 @@ def _inventory_metadata(settings: Settings, last: date) -> dict[str, Any]:
         "versions": line_chart("nodes by agent version", "nodes", lines),
         "values": _table(inventory_queries.values_of_day(settings.home, last, _VALUES_PER_PROPERTY)),
     }
-
-
-def line_chart(title: str, unit: str, lines: Mapping[str, Points]) -> dg.MarkdownMetadataValue:
-    """Return a chart of lines by label, as a PNG image within Markdown."""
-    if find_spec("matplotlib") is None:
-        return dg.MetadataValue.md(missing_extra("this chart", "charts"))
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-    from PIL import Image
-
-    figure = Figure(figsize=(8, 2.5), layout="constrained")
-    axes = figure.add_subplot()
-    for label, points in lines.items():
-        # The trailing space keeps matplotlib from leaving out a label that begins with an underscore.
-        axes.plot([at for at, _ in points], [y for _, y in points], marker=".", linewidth=1.5, label=f"{label} ")
-    axes.set_ylabel(unit)
-    axes.xaxis.set_major_locator(MaxNLocator(8))
-    axes.grid(visible=True, alpha=0.3)
-    if any(lines):
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    drawn, image = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=80)
-    # A palette makes the image a quarter as large; every run stores one.
-    Image.open(drawn).convert("RGB").quantize(64).save(image, "png", optimize=True)
-    return dg.MetadataValue.md(f"![{title}](data:image/png;base64,{base64.b64encode(image.getvalue()).decode()})")
 
 
 def _table(rows: Rows) -> dg.TableMetadataValue:

@@ -1,16 +1,15 @@
 """Native streams as assets `["topology", cluster, stream]`, linked to the sources and replicas of the entries."""
 
-import base64
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import dagster as dg
 
+from sr_assets.assets.charts import graph_picture
 from sr_assets.assets.specs import OWNERS, ROW_COUNT, column_metadata, documented, stream_key, topology_key
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.topology.graph import Graph, Node, around, graph_of
 from sr_assets.domain.topology.plan import Action
-from sr_assets.domain.topology.svg import svg
 from sr_assets.domain.topology.wanted import WantedStream
 from sr_assets.resources import Platform, configure_logging
 from sr_assets.settings import Settings, TopologySettings
@@ -99,7 +98,7 @@ def metadata(seen: Evaluation, wanted: WantedStream) -> Mapping[str, dg.Metadata
     drift = [difference._asdict() for of, difference in seen.drift if of.label == wanted.label]
     if drift:
         recorded["drift"] = dg.MetadataValue.json(drift)
-    return recorded | {"picture": dg.MetadataValue.md(_picture(seen, wanted))}
+    return recorded | {"picture": _picture(seen, wanted)}
 
 
 def _run(settings: Settings, run_id: str) -> tuple[Evaluation, list[str]]:
@@ -202,13 +201,12 @@ def _severity(verdict: CheckResult) -> dg.AssetCheckSeverity:
     return dg.AssetCheckSeverity.WARN if verdict.warns else dg.AssetCheckSeverity.ERROR
 
 
-def _picture(seen: Evaluation, wanted: WantedStream) -> str:
+def _picture(seen: Evaluation, wanted: WantedStream) -> dg.MarkdownMetadataValue:
     """Return the graph of the streams connected with one, as an image within Markdown."""
     domains = {row.cluster: row.domain for row in seen.report.streams if row.domain}
     node = Node(domains.get(wanted.cluster) or wanted.cluster, wanted.stream)
     graph = around(graph_of([(wanted.cluster, domains.get(wanted.cluster), wanted.stream)], seen.report.links), node)
     if len(graph.nodes) > _MOST_DRAWN:
         near = [edge for edge in graph.edges if node in (edge.origin, edge.copy)][:_MOST_DRAWN]
-        graph = Graph(list(dict.fromkeys(end for edge in near for end in (edge.origin, edge.copy))), near)
-    encoded = base64.b64encode(svg(graph).encode()).decode()
-    return f"![streams](data:image/svg+xml;base64,{encoded})"
+        graph = Graph(tuple(dict.fromkeys(end for edge in near for end in (edge.origin, edge.copy))), tuple(near))
+    return graph_picture(graph)

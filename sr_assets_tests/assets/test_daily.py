@@ -12,7 +12,8 @@ import duckdb
 import pytest
 
 from sr_assets.adapters.spark.engine import stop_engine
-from sr_assets.assets.daily import AVAILABILITY_ASSET, INVENTORY_ASSET, line_chart
+from sr_assets.assets.charts import line_chart
+from sr_assets.assets.daily import AVAILABILITY_ASSET, INVENTORY_ASSET
 from sr_assets.automation.daily import FIRST_TAG, LAST_TAG, due_days
 from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError

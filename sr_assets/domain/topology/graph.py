@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from sr_assets.domain.topology.links import Link
 
@@ -36,8 +36,8 @@ class Edge:
 class Graph:
     """Nodes and edges."""
 
-    nodes: Sequence[Node]
-    edges: Sequence[Edge]
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
 
 
 def graph_of(streams: Iterable[tuple[str, str | None, str]], links: Iterable[Link]) -> Graph:
@@ -49,7 +49,7 @@ def graph_of(streams: Iterable[tuple[str, str | None, str]], links: Iterable[Lin
         copy = Node(link.domain or link.cluster, link.stream)
         nodes |= dict.fromkeys((origin, copy))
         edges.append(Edge(origin, copy, _colour(link), not link.native, _label(link)))
-    return Graph(list(nodes), edges)
+    return Graph(tuple(nodes), tuple(edges))
 
 
 def around(graph: Graph, node: Node) -> Graph:
@@ -64,7 +64,8 @@ def around(graph: Graph, node: Node) -> Graph:
             reached.add(other)
             new.append(other)
     return Graph(
-        [node for node in graph.nodes if node in reached], [edge for edge in graph.edges if edge.origin in reached]
+        tuple(node for node in graph.nodes if node in reached),
+        tuple(edge for edge in graph.edges if edge.origin in reached),
     )
 
 

@@ -115,7 +115,7 @@ def test_job_creates_missing_streams_and_tick_records_changes(
         (event,) = [
             e for e in result.asset_materializations_for_node("native_streams") if e.asset_key.path[-1] == mirror
         ]
-        assert str(event.metadata["picture"].value).startswith("![streams](data:image/svg+xml;base64,")
+        assert str(event.metadata["picture"].value).startswith("![streams](data:image/png;base64,")
         assert {row["stream"] for row in watched.rows("topology_streams")} >= {origin, mirror, lost}
 
         def caught_up() -> bool:
