@@ -10,7 +10,7 @@ from sr_assets.adapters.jetstream import NO_RESPONDERS, consumer_creation, encod
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.connection import Connection, SilenceError
 from sr_assets.adapters.wire.frames import Frame
-from sr_assets.adapters.wire.gets import refused, stored_message
+from sr_assets.adapters.wire.gets import StreamRead, refused, stored_message
 from sr_assets.adapters.wire.link import WireError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
@@ -31,25 +31,18 @@ class NoConsumerError(WireError):
     """The server did not create a consumer: no permission, too many consumers, or no such stream."""
 
 
-def read_consumer(
-    connection: Connection,
-    stream: str,
-    wanted: SequenceRange,
-    filter_subject: str | None,
-    batch_messages: int,
-    max_bytes: int,
-    *,
-    headers_only: bool = False,
-) -> Iterator[list[Message]]:
+def read_consumer(read: StreamRead, wanted: SequenceRange, *, headers_only: bool = False) -> Iterator[list[Message]]:
     """Pull the range, possibly with messages after it, until no messages follow.
 
     If a pull gets no response for some seconds, a new consumer with smaller pulls reads the remainder, because the old one
     never redelivers. Raises WireError if no message arrives for `request_seconds`, or a delivery was lost.
     """
+    connection, stream = read.connection, read.stream
+    batch_messages, max_bytes = read.batch_messages, read.max_bytes
     cursor = max(wanted.first, 1)
     deadline = time.monotonic() + connection.request_seconds
     while cursor < wanted.next:
-        config = temporary_consumer("", cursor, filter_subject, CONSUMER_INACTIVE_NS)
+        config = temporary_consumer("", cursor, read.filter_subject, CONSUMER_INACTIVE_NS)
         if headers_only:
             config["headers_only"] = True
         consumer = _create_on_leader(connection, stream, config, deadline)

@@ -21,6 +21,17 @@ _FIRST_WINDOW: Final = 32
 _LAST_WINDOW: Final = 256
 
 
+@dataclass(frozen=True, slots=True)
+class StreamRead:
+    """A stream to read, and the limits of one request; `filter_subject` None reads all subjects."""
+
+    connection: Connection
+    stream: str
+    filter_subject: str | None
+    batch_messages: int
+    max_bytes: int
+
+
 def refused(connection: Connection, stream: str, frame: Frame) -> WireError:
     """Return the error for a frame that is not the expected message."""
     if frame.status == NO_RESPONDERS:
@@ -57,22 +68,19 @@ def next_sequences(connection: Connection, stream: str, sequences: Sequence[int]
     return [following[inbox] for inbox in bodies]
 
 
-def read_singles(
-    connection: Connection, stream: str, sequences: list[int], direct: bool, batch_messages: int, max_bytes: int
-) -> Iterator[list[Message]]:
+def read_singles(read: StreamRead, sequences: list[int], *, direct: bool) -> Iterator[list[Message]]:
     """Read single messages, ascending, with overlapping gets; omit those that the leader does not have.
 
-    With `direct` any replica may respond first, and the leader supplies messages that it lacks. Lists have at most
-    `batch_messages` messages and about `max_bytes`.
+    With `direct` any replica may respond first, and the leader supplies messages that it lacks.
     """
-    gets = _Gets(connection, stream, direct, max_bytes)
+    gets = _Gets(read, direct)
     position = 0
     while position < len(sequences):
-        end = min(position + batch_messages, len(sequences))
+        end = min(position + read.batch_messages, len(sequences))
         messages, unanswered, position = gets.run(sequences, position, end)
         messages.sort(key=_sequence)
         some = bool(messages)
-        for more in read_singles(connection, stream, sorted(unanswered), False, batch_messages, max_bytes):
+        for more in read_singles(read, sorted(unanswered), direct=False):
             count = bisect_left(messages, more[-1].sequence, key=_sequence)
             yield sorted([*messages[:count], *more], key=_sequence)
             messages, some = messages[count:], True
@@ -80,7 +88,7 @@ def read_singles(
             yield messages
         if not some and position < len(sequences):
             # A batch without messages may be part of a large hole: skip to its end.
-            following = next_message(connection, stream, sequences[position])
+            following = next_message(read.connection, read.stream, sequences[position])
             if following is None:
                 return
             position = bisect_left(sequences, following.sequence, position)
@@ -94,10 +102,8 @@ def _sequence(message: Message) -> int:
 class _Gets:
     """Overlapping gets; their number depends on the largest message so far, to stay at about `max_bytes` in flight."""
 
-    connection: Connection
-    stream: str
+    read: StreamRead
     direct: bool
-    max_bytes: int
     window: int = _FIRST_WINDOW
     largest_bytes: int = 1
     under_way: dict[bytes, int] = field(default_factory=dict)
@@ -109,14 +115,14 @@ class _Gets:
         """
         messages: list[Message] = []
         unanswered: list[int] = []
-        left_bytes = self.max_bytes
-        seconds = self.connection.silence_seconds if self.direct else None
-        answers = self.connection.answers(f"a message of {self.stream}", seconds)
+        left_bytes, connection = self.read.max_bytes, self.read.connection
+        seconds = connection.silence_seconds if self.direct else None
+        answers = connection.answers(f"a message of {self.read.stream}", seconds)
         while self.under_way or (position < end and left_bytes > 0):
             if position < end and left_bytes > 0 and len(self.under_way) <= self.window // 2:
-                asked = sequences[position : min(position + self.window - len(self.under_way), end)]
-                self._ask(asked)
-                position += len(asked)
+                requested = sequences[position : min(position + self.window - len(self.under_way), end)]
+                self._request(requested)
+                position += len(requested)
             try:
                 frame = next(answers)
             except SilenceError:
@@ -137,32 +143,36 @@ class _Gets:
                 unanswered.append(sequence)
         return messages, unanswered, position
 
-    def _ask(self, sequences: list[int]) -> None:
-        direct = self.connection.api(f"DIRECT.GET.{self.stream}")
-        subject = direct if self.direct else _leader_subject(self.connection, self.stream)
-        asked = {self.connection.new_inbox(): sequence for sequence in sequences}
-        self.under_way |= asked
-        requests = (f.encode_pub(subject, inbox, b"", b'{"seq":%d}' % sequence) for inbox, sequence in asked.items())
-        self.connection.send(b"".join(requests))
+    def _request(self, sequences: list[int]) -> None:
+        connection, stream = self.read.connection, self.read.stream
+        direct = connection.api(f"DIRECT.GET.{stream}")
+        subject = direct if self.direct else _leader_subject(connection, stream)
+        requested = {connection.new_inbox(): sequence for sequence in sequences}
+        self.under_way |= requested
+        requests = (
+            f.encode_pub(subject, inbox, b"", b'{"seq":%d}' % sequence) for inbox, sequence in requested.items()
+        )
+        connection.send(b"".join(requests))
 
     def _widen(self, size_bytes: int) -> int:
         """Widen the window by one after a message, within the limit of the largest message; return `size_bytes`."""
         self.largest_bytes = max(self.largest_bytes, size_bytes)
-        self.window = max(1, min(_LAST_WINDOW, self.window + 1, self.max_bytes // self.largest_bytes))
+        self.window = max(1, min(_LAST_WINDOW, self.window + 1, self.read.max_bytes // self.largest_bytes))
         return size_bytes
 
     def _message(self, frame: Frame) -> Message | None:
         """Return the message in a response, or None if there is none or it is from another stream."""
+        connection, stream = self.read.connection, self.read.stream
         if self.direct:
             if frame.status == _NOT_FOUND:
                 return None
             answer = f.direct_get_message(frame)
             if answer is None:
-                raise refused(self.connection, self.stream, frame)
-            message, _, stream = answer
+                raise refused(connection, stream, frame)
+            message, _, responder = answer
             # Only the leader returns the whole of a header block without a terminator.
-            return message if stream == self.stream.encode() and f.has_whole_headers(message) else None
-        return _stored(self.connection, self.stream, self.connection.response(frame, f"stream {self.stream}"))
+            return message if responder == stream.encode() and f.has_whole_headers(message) else None
+        return _stored(connection, stream, connection.response(frame, f"stream {stream}"))
 
 
 def _leader_subject(connection: Connection, stream: str) -> str:
@@ -181,13 +191,7 @@ def _stored(connection: Connection, stream: str, answer: dict[str, Any]) -> Mess
 
 
 def read_direct(
-    connection: Connection,
-    stream: str,
-    wanted: SequenceRange,
-    filter_subject: str | None,
-    batch_messages: int,
-    max_bytes: int,
-    timeout_seconds: float | None = None,
+    read: StreamRead, wanted: SequenceRange, timeout_seconds: float | None = None
 ) -> Iterator[list[Message]]:
     """Request batches until the range has been read or no messages follow; later messages may be included.
 
@@ -196,11 +200,11 @@ def read_direct(
     """
     cursor = max(wanted.first, 1)
     while cursor < wanted.next:
-        count = min(batch_messages, wanted.next - cursor)
-        request: dict[str, Any] = {"seq": cursor, "batch": count, "max_bytes": max_bytes}
-        if filter_subject:
-            request["next_by_subj"] = filter_subject
-        messages, pending = _direct_batch(connection, stream, request, timeout_seconds)
+        count = min(read.batch_messages, wanted.next - cursor)
+        request: dict[str, Any] = {"seq": cursor, "batch": count, "max_bytes": read.max_bytes}
+        if read.filter_subject:
+            request["next_by_subj"] = read.filter_subject
+        messages, pending = _direct_batch(read.connection, read.stream, request, timeout_seconds)
         if messages:
             yield messages
         if not pending:

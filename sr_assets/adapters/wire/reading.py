@@ -10,7 +10,7 @@ from typing import Final
 
 from sr_assets.adapters.wire.connection import Connection, SilenceError
 from sr_assets.adapters.wire.consumer import NoConsumerError, read_consumer
-from sr_assets.adapters.wire.gets import next_message, next_sequences, read_direct, read_singles
+from sr_assets.adapters.wire.gets import StreamRead, next_message, next_sequences, read_direct, read_singles
 from sr_assets.adapters.wire.link import WireError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, merge_ranges
@@ -39,8 +39,8 @@ def read_range(
     gets (2.11+, `allow_direct`), which any replica may serve; otherwise a temporary pull consumer. An early end is not an
     error. No request is pending while the caller processes a list, so a slow caller is not a slow consumer.
     """
-    read = read_direct if direct else read_consumer
-    yield from _inside(wanted, read(connection, stream, wanted, filter_subject, batch_messages, max_bytes))
+    read = StreamRead(connection, stream, filter_subject, batch_messages, max_bytes)
+    yield from _inside(wanted, read_direct(read, wanted) if direct else read_consumer(read, wanted))
 
 
 def read_confirmed(
@@ -63,13 +63,11 @@ def read_confirmed(
     `headers_only`: a consumer omits the payloads (`Message.unread_bytes`); if the server creates none but `direct` can read
     the range, messages are whole.
     """
+    read = StreamRead(connection, stream, filter_subject, batch_messages, max_bytes)
     first = wanted.first
     if headers_only:
-        lists = _read_from_leader(
-            connection, stream, wanted, filter_subject, batch_messages, max_bytes, held=held, headers_only=True
-        )
         try:
-            for messages in lists:
+            for messages in _read_from_leader(read, wanted, held=held, headers_only=True):
                 yield messages
                 first = messages[-1].sequence + 1
             return
@@ -78,18 +76,17 @@ def read_confirmed(
                 raise
     rest = SequenceRange(first, wanted.next)
     if direct and not filter_subject:
-        yield from _read_direct_first(connection, stream, rest, batch_messages, max_bytes, held=held)
+        yield from _read_direct_first(read, rest, held=held)
     else:
-        yield from _read_from_leader(connection, stream, rest, filter_subject, batch_messages, max_bytes, held=held)
+        yield from _read_from_leader(read, rest, held=held)
 
 
 def read_headers(
     connection: Connection, stream: str, wanted: SequenceRange, filter_subject: str | None = None
 ) -> Iterator[list[Message]]:
     """Scan a range without payloads through a pull consumer, like `read_confirmed` with `held`."""
-    yield from _read_from_leader(
-        connection, stream, wanted, filter_subject, BATCH_MESSAGES, BATCH_BYTES, held=True, headers_only=True
-    )
+    read = StreamRead(connection, stream, filter_subject, BATCH_MESSAGES, BATCH_BYTES)
+    yield from _read_from_leader(read, wanted, held=True, headers_only=True)
 
 
 def read_sequences(
@@ -105,17 +102,16 @@ def read_sequences(
 
     Runs of at least 32 consecutive sequences are read as ranges, others with overlapping single gets.
     """
+    read = StreamRead(connection, stream, None, batch_messages, max_bytes)
     scattered: list[int] = []
     for run in merge_ranges(SequenceRange(sequence, sequence + 1) for sequence in sequences):
         if len(run) < _RUN:
             scattered.extend(range(run.first, run.next))
             continue
-        yield from read_singles(connection, stream, scattered, direct, batch_messages, max_bytes)
+        yield from read_singles(read, scattered, direct=direct)
         scattered = []
-        yield from read_confirmed(
-            connection, stream, run, batch_messages=batch_messages, max_bytes=max_bytes, direct=direct
-        )
-    yield from read_singles(connection, stream, scattered, direct, batch_messages, max_bytes)
+        yield from _read_direct_first(read, run, held=False) if direct else _read_from_leader(read, run, held=False)
+    yield from read_singles(read, scattered, direct=direct)
 
 
 def _inside(wanted: SequenceRange, lists: Iterator[list[Message]]) -> Iterator[list[Message]]:
@@ -126,69 +122,55 @@ def _inside(wanted: SequenceRange, lists: Iterator[list[Message]]) -> Iterator[l
 
 
 def _read_from_leader(
-    connection: Connection,
-    stream: str,
-    wanted: SequenceRange,
-    filter_subject: str | None,
-    batch_messages: int,
-    max_bytes: int,
-    *,
-    held: bool,
-    headers_only: bool = False,
+    read: StreamRead, wanted: SequenceRange, *, held: bool, headers_only: bool = False
 ) -> Iterator[list[Message]]:
     """Read a range by consumer; resume after an early end until the leader has no further message in it."""
     first = wanted.first
     while first < wanted.next:
         rest = SequenceRange(first, wanted.next)
-        lists = read_consumer(
-            connection, stream, rest, filter_subject, batch_messages, max_bytes, headers_only=headers_only
-        )
-        for messages in _inside(rest, lists):
+        for messages in _inside(rest, read_consumer(read, rest, headers_only=headers_only)):
             yield messages
             first = messages[-1].sequence + 1
         if first >= wanted.next:
             return
         if held:
-            _check_end(connection, stream, wanted.next)
-        following = next_message(connection, stream, first, filter_subject)
+            _check_end(read, wanted.next)
+        following = next_message(read.connection, read.stream, first, read.filter_subject)
         if following is None or following.sequence >= wanted.next:
             return
         yield [following.without_payload() if headers_only else following]
         first = following.sequence + 1
 
 
-def _read_direct_first(
-    connection: Connection, stream: str, wanted: SequenceRange, batch_messages: int, max_bytes: int, *, held: bool
-) -> Iterator[list[Message]]:
+def _read_direct_first(read: StreamRead, wanted: SequenceRange, *, held: bool) -> Iterator[list[Message]]:
     """Read a range by direct gets as far as the leader confirms them, and the remainder by consumer."""
     first = wanted.first
-    for messages in _read_direct_confirmed(connection, stream, wanted, batch_messages, max_bytes):
+    for messages in _read_direct_confirmed(read, wanted):
         yield messages
         first = messages[-1].sequence + 1
     if first < wanted.next and held:
-        _check_end(connection, stream, wanted.next)
-    following = next_message(connection, stream, first) if first < wanted.next else None
+        _check_end(read, wanted.next)
+    following = next_message(read.connection, read.stream, first) if first < wanted.next else None
     if following is None:
         return
     rest = SequenceRange(min(following.sequence, wanted.next), wanted.next)
-    yield from _read_from_leader(connection, stream, rest, None, batch_messages, max_bytes, held=held)
+    yield from _read_from_leader(read, rest, held=held)
 
 
-def _check_end(connection: Connection, stream: str, after: int) -> None:
+def _check_end(read: StreamRead, after: int) -> None:
     """Raise WireError if the leader ends before `after`, although the stream held those sequences."""
+    connection, stream = read.connection, read.stream
     last = int(connection.request_api(f"STREAM.INFO.{stream}")["state"]["last_seq"])
     if last < after - 1:
         raise WireError(f"{connection.address}: stream {stream} ends at {last}, before {after - 1}, which it held")
 
 
-def _read_direct_confirmed(
-    connection: Connection, stream: str, wanted: SequenceRange, batch_messages: int, max_bytes: int
-) -> Iterator[list[Message]]:
+def _read_direct_confirmed(read: StreamRead, wanted: SequenceRange) -> Iterator[list[Message]]:
     """Read by direct gets up to their end, or the first hole that the leader does not confirm."""
     first = max(wanted.first, 1)
-    lists = read_direct(connection, stream, wanted, None, batch_messages, max_bytes, connection.silence_seconds)
+    lists = read_direct(read, wanted, read.connection.silence_seconds)
     for messages in _inside(wanted, _until_silence(lists)):
-        count = _confirmed(connection, stream, first, messages)
+        count = _confirmed(read, first, messages)
         if count:
             yield messages if count == len(messages) else messages[:count]
         if count < len(messages):
@@ -202,7 +184,7 @@ def _until_silence(lists: Iterator[list[Message]]) -> Iterator[list[Message]]:
         yield from lists
 
 
-def _confirmed(connection: Connection, stream: str, first: int, messages: list[Message]) -> int:
+def _confirmed(read: StreamRead, first: int, messages: list[Message]) -> int:
     """Count the leading messages, from `first`, whose preceding holes the leader confirms."""
     if messages[-1].sequence - first + 1 == len(messages):
         return len(messages)
@@ -213,7 +195,7 @@ def _confirmed(connection: Connection, stream: str, first: int, messages: list[M
         first = message.sequence + 1
     if len(holes) > _MAX_CONFIRMED_HOLES:
         return holes[0][0]
-    following = next_sequences(connection, stream, [hole for _, hole in holes])
+    following = next_sequences(read.connection, read.stream, [hole for _, hole in holes])
     for (index, _), sequence in zip(holes, following, strict=True):
         if sequence is not None and sequence < messages[index].sequence:
             return index
