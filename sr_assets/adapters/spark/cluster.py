@@ -96,9 +96,8 @@ def ship_package(session: SparkSession, folder: Path) -> None:
 
 def count_cores(session: SparkSession) -> int:
     """Return the number of parallel tasks of a cluster: Spark's default number of partitions."""
-    from pyspark.sql.functions import spark_partition_id
-
-    return session.range(1 << 16).select(spark_partition_id()).distinct().count()
+    # As SQL: Spark's functions need a classic session or SPARK_REMOTE.
+    return session.range(1 << 16).selectExpr("spark_partition_id() AS part").distinct().count()
 
 
 _NAMED: Final = "in spark.pyspark.python, or for sc:// in the server's PYSPARK_PYTHON"
