@@ -1,11 +1,11 @@
-"""The plan of a batch's copies, also encoded as the options of a Spark write."""
+"""The plan of a batch's copies, also encoded as the option of a Spark write."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.provenance import Identity
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """The input of a batch's writers, each field an option of the sink.
+    """The input of a batch's writers.
 
     - `connection`, `stream`, `subjects`: the target: its connection file (`write_connection`), name and subjects
     - `source_connection`, `source_stream`, `direct`, `filter`: the source; with `direct` it is read by direct get
@@ -67,17 +67,14 @@ class CopyPlan:
         return Identity(self.source_stream, self.replicator, self.name)
 
     def encode(self) -> dict[str, str]:
-        """Return the plan as options: text unchanged, other values as JSON."""
-        values = {key: value for key, value in asdict(self).items() if value is not None}
-        return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+        """Return the plan as the sink's only option."""
+        return {"plan": json.dumps(asdict(self))}
 
     @classmethod
     def decode(cls, options: Mapping[str, str]) -> Self:
-        """Read the options of a write; raises TypeError if one is missing."""
-        given = {field.name: options[field.name] for field in fields(cls) if field.name in options}
-        text = {field.name for field in fields(cls) if str(field.type).startswith("str")}
-        values: dict[str, Any] = {key: value if key in text else json.loads(value) for key, value in given.items()}
-        return cls(**{**values, "subjects": tuple(values.get("subjects", ()))})
+        """Read the option of a write."""
+        fields = json.loads(options["plan"])
+        return cls(**{**fields, "subjects": tuple(fields["subjects"])})
 
     def check_batch(self) -> None:
         """Raise RunError if a later run has started another batch: a task may outlive its run."""

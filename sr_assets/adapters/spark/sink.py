@@ -37,7 +37,7 @@ class ReceiptMessage(WriterCommitMessage):
 class JetStreamWriter(DataSourceArrowWriter):
     """Copies the messages in its rows; one task is one writer, in source order.
 
-    Rows: `sequence` (long), and with `staging` `node` (string, null for untracked senders). Options: those of
+    Rows: `sequence` (long), and with `staging` `node` (string, null for untracked senders). Option: `plan`, an encoded
     `CopyPlan`.
     """
 

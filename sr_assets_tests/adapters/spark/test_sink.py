@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from sr_assets.domain.messages import MESSAGE_ID_HEADER, header_values
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings
 from sr_assets.stages.replication.batch import Batch
-from sr_assets_tests.rig import SITE, Rig, Sent, cluster
+from sr_assets_tests.faults.copying import copy_plan
+from sr_assets_tests.rig import Rig, Sent, address, cluster
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10m", "inspect_force_field": "force"}
 PLANS: tuple[dict[str, Any], ...] = ({}, TRACKED, {"workers": 2, "order": "none"}, {**TRACKED, "workers": 2})
@@ -152,35 +154,14 @@ def stream(rig: Rig) -> str:
 @pytest.fixture
 def write(rig: Rig, stream: str, tmp_path: Path) -> Write:
     """A function that runs a writer task for some sequences in this process."""
+    source = str(write_connection(tmp_path / "source", address(rig.source)))
+    changes = {"source_connection": source, "subjects": (f"{stream}.>",), "prefix": "", "next": 7}
+    plan = copy_plan(tmp_path, address(rig.target), stream, stream, **changes)
 
-    def connect(server: NatsServer) -> str:
-        return str(write_connection(tmp_path / server.name, ClusterSettings((server.address,))))
-
-    options = {
-        "connection": connect(rig.target),
-        "stream": stream,
-        "subjects": json.dumps([f"{stream}.>"]),
-        "source_connection": connect(rig.source),
-        "source_stream": stream,
-        "direct": "true",
-        "replicator": SITE,
-        "name": SITE,
-        "created_ns": "1700000000000000000",
-        "prefix": "",
-        "remove": "",
-        "first": "1",
-        "next": "7",
-        "since": "0",
-        "on_poison": "park",
-        "folder": str(tmp_path),
-        "batch": "b1",
-        "receipt": str(tmp_path / "receipt"),
-    }
-    (tmp_path / "batch").write_text("b1")
-
-    def task(sequences: Iterable[int] = range(1, 7), nodes: Iterable[str | None] | None = None, **more: str) -> Receipt:
+    def task(sequences: Iterable[int] = range(1, 7), nodes: Iterable[str | None] | None = None, **more: Any) -> Receipt:
         columns = {"sequence": list(sequences), **({} if nodes is None else {"node": list(nodes)})}
-        return JetStreamWriter({**options, **more}).write(iter([pa.RecordBatch.from_pydict(columns)])).receipt
+        writer = JetStreamWriter(replace(plan, **more).encode())
+        return writer.write(iter([pa.RecordBatch.from_pydict(columns)])).receipt
 
     return task
 
@@ -197,7 +178,7 @@ def test_writer_resends_purged_duplicate_with_another_id(rig: Rig, stream: str, 
     write()
     for purge_number in (1, 2):
         rig.api(f"STREAM.PURGE.{stream}", server=rig.target)
-        receipt = write(since=str(rig.info(stream, rig.target).last_sequence))
+        receipt = write(since=rig.info(stream, rig.target).last_sequence)
         assert (receipt.failure, receipt.copied) == (None, 6)
         copies = rig.copies(stream)
         assert [json.loads(copy.payload)["n"] for copy in copies] == [1, 2, 3, 4, 5, 6]
@@ -209,14 +190,14 @@ def test_writer_looks_up_duplicates_after_pending_acknowledgements(rig: Rig, str
     rig.publish(stream, numbered(3000, first=7))
     write((1, 2))
     rig.api(f"STREAM.PURGE.{stream}", server=rig.target)
-    receipt = write(range(1, 3007), next="3007", since="2")
+    receipt = write(range(1, 3007), next=3007, since=2)
     assert (receipt.failure, receipt.copied) == (None, 3006)
     assert sorted(numbers(rig, stream)) == list(range(1, 3007))
 
 
 def test_duplicate_before_the_intent_reveals_another_replicator(rig: Rig, stream: str, write: Write) -> None:
     write()
-    failure = write(since=str(rig.info(stream, rig.target).last_sequence)).failure
+    failure = write(since=rig.info(stream, rig.target).last_sequence).failure
     assert failure is not None
     assert "another replicator" in failure
     assert numbers(rig, stream) == [1, 2, 3, 4, 5, 6]
@@ -225,13 +206,13 @@ def test_duplicate_before_the_intent_reveals_another_replicator(rig: Rig, stream
 def test_copies_outside_the_intent_reveal_another_replicator(rig: Rig, stream: str, write: Write) -> None:
     write(range(1, 7))
     with pytest.raises(RunError, match="another replicator"):
-        write(range(1, 3), first="1", next="3")
+        write(range(1, 3), first=1, next=3)
     assert len(rig.copies(stream)) == 6
 
 
 def test_writer_ignores_copies_of_earlier_source_of_same_name(rig: Rig, stream: str, write: Write) -> None:
     write()
-    assert write(created_ns="1800000000000000000").found == 0
+    assert write(created_ns=1_800_000_000_000_000_000).found == 0
     assert numbers(rig, stream) == [1, 2, 3, 4, 5, 6] * 2
 
 
