@@ -71,18 +71,19 @@ def test_find_java_wraps_packaged_java_without_suitable_one(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("listed", ("", "jdk.incubator.vector@11.0.2", "java.base@21"))
-def test_find_java_skips_java_home_that_spark_cannot_use(tmp_path: Path, listed: str) -> None:
+@pytest.mark.parametrize(
+    ("modules", "suitable"),
+    (
+        ("", False),
+        ("jdk.incubator.vector@11.0.2", False),
+        ("java.base@21", False),
+        ("jdk.incubator.vector@21.0.1", True),
+    ),
+)
+def test_find_java_uses_java_home_only_if_suitable(tmp_path: Path, modules: str, suitable: bool) -> None:
     java = tmp_path / "jdk" / "bin" / "java"
     java.parent.mkdir(parents=True)
-    java.write_text(f"#!/bin/sh\necho '{listed}'\n")
+    java.write_text(f"#!/bin/sh\necho '{modules}'\n")
     java.chmod(0o755)
-    assert find_java(tmp_path, {"JAVA_HOME": str(tmp_path / "jdk"), "PATH": "/nowhere"}) == tmp_path / "spark" / "java"
-
-
-def test_find_java_uses_suitable_java_home(tmp_path: Path) -> None:
-    java = tmp_path / "jdk" / "bin" / "java"
-    java.parent.mkdir(parents=True)
-    java.write_text("#!/bin/sh\necho 'jdk.incubator.vector@21.0.1'\n")
-    java.chmod(0o755)
-    assert find_java(tmp_path, {"JAVA_HOME": str(tmp_path / "jdk"), "PATH": "/nowhere"}) == tmp_path / "jdk"
+    chosen = find_java(tmp_path, {"JAVA_HOME": str(tmp_path / "jdk"), "PATH": "/nowhere"})
+    assert chosen == tmp_path / ("jdk" if suitable else "spark/java")

@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from sr_assets.adapters.jetstream import HEADERS_TOO_LARGE, MESSAGE_TOO_LARGE, NO_RESPONDERS, STREAM_FULL
+from sr_assets.adapters.jetstream import MESSAGE_TOO_LARGE, NO_RESPONDERS, STREAM_FULL
 from sr_assets.adapters.wire import (
     INVALID_SUBJECT,
     Ack,
@@ -47,16 +47,6 @@ def test_publisher_stops_at_first_refusal(connection: Connection, unique: Names)
     assert len(acks) < 100
 
 
-def test_publisher_reports_stream_full_by_bytes_or_per_subject(connection: Connection, unique: Names) -> None:
-    few_bytes = create_stream(connection, unique("FEW"), max_bytes=50, discard="new")
-    one_each = create_stream(
-        connection, unique("ONE"), max_msgs_per_subject=1, discard="new", discard_new_per_subject=True
-    )
-    assert publish(connection, [Outgoing(1, f"{few_bytes}.x", b"", b"x" * 60)])[0].error_code == STREAM_FULL
-    twice = publish(connection, [Outgoing(n, f"{one_each}.x", b"", b"") for n in (1, 2)])
-    assert [ack.error_code for ack in twice] == [None, STREAM_FULL]
-
-
 def test_publisher_does_not_send_messages_that_close_connection(nats_server: NatsServer) -> None:
     with Connection(address(nats_server)) as connection:
         stream = create_stream(connection, "CLOSING")
@@ -88,11 +78,6 @@ def test_publisher_yields_local_refusal_after_earlier_acks(connection: Connectio
     acks = publish(connection, items)
     assert [ack.sequence for ack in acks] == list(range(1, 52))
     assert acks[-1].error_code == INVALID_SUBJECT
-
-
-def test_stream_refuses_headers_over_64_kib(connection: Connection, stream: str) -> None:
-    huge = b"NATS/1.0\r\nA: " + b"x" * 70_000 + b"\r\n\r\n"
-    assert publish(connection, [Outgoing(1, f"{stream}.x", huge, b"")])[0].error_code == HEADERS_TOO_LARGE
 
 
 def test_publisher_reports_subject_without_stream_immediately(connection: Connection, unique: Names) -> None:

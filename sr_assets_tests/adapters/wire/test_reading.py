@@ -38,13 +38,6 @@ def test_reads_return_odd_headers_and_payloads_unchanged(connection: Connection,
     assert stored_message(connection, stream, 7) == read[6]
 
 
-def test_direct_and_consumer_reads_return_equal_messages(connection: Connection, stream: str) -> None:
-    publish(connection, outgoing(stream, 300))
-    both = [flat(read_range(connection, stream, SequenceRange(0, 301), direct=direct)) for direct in (True, False)]
-    assert both[0] == both[1]
-    assert [message.sequence for message in both[0]] == list(range(1, 301))
-
-
 @pytest.mark.parametrize("direct", (True, False))
 @pytest.mark.parametrize("limits", ({}, {"batch_messages": 7}, {"max_bytes": 3000}, {"batch_messages": 1}))
 def test_read_range_skips_holes_and_stays_within_range(
