@@ -53,7 +53,7 @@ def _claims(where: str, token: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         raise RunError(f"{where}: contains no token; it needs a JWT of three parts") from None
     if algorithm != "EdDSA" or not signature or not isinstance(read, dict):
-        raise RunError(f"{where}: is not a token of Choria: those are signed by EdDSA")
+        raise RunError(f"{where}: is not a token of Choria; its tokens are signed with EdDSA")
     return read
 
 

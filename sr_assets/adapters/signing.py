@@ -54,10 +54,9 @@ def _number(*parts: bytes) -> int:
 
 
 class PlainKey:
-    """A user's key pair with what a login uses of `nkeys.KeyPair`."""
+    """A user's key pair with the methods of `nkeys.KeyPair` that a login uses; the seed has 32 bytes."""
 
     def __init__(self, seed: bytes) -> None:
-        """Take the 32 bytes of the seed."""
         digest = hashlib.sha512(seed).digest()
         clamped = bytes([digest[0] & 248, *digest[1:31], digest[31] & 127 | 64])
         self._secret, self._prefix = int.from_bytes(clamped, "little"), digest[32:]

@@ -92,7 +92,7 @@ def test_connection_file_has_only_paths_of_token_files(world: World, tmp_path: P
     file = write_connection(tmp_path / "0.json", cluster)
     assert not any(secret in file.read_text() for secret in world.ours.secrets)
     with open_connection(str(file), "test") as opened:
-        assert opened.request(opened.api("INFO"), {})["limits"]
+        assert opened.request_api("INFO")["limits"]
 
 
 def test_invalid_token_is_refused_before_connecting(tmp_path: Path) -> None:

@@ -301,4 +301,4 @@ def test_connection_file_has_paths_without_contents(world: World, tmp_path: Path
         assert "PRIVATE KEY" not in written
         assert file.stat().st_mode & 0o777 == 0o600
         with open_connection(str(file), "test") as connection:
-            assert connection.request("$JS.API.INFO", {})["limits"]
+            assert connection.request_api("INFO")["limits"]

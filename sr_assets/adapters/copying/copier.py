@@ -39,7 +39,6 @@ class Copier:
     """
 
     def __init__(self, plan: CopyPlan, rows: Mapping[int, str | None], partition: int) -> None:
-        """Take the plan and this task's share of the rows; `run` opens the connections."""
         self._plan = plan
         self._rows = dict(sorted(rows.items()))
         self._receipt = Receipt()
@@ -93,7 +92,7 @@ class Copier:
             self._receipt.locate(target_sequence, copy.sequence)
 
     def _prepare(self, source: wire.Connection, sender: Sender) -> Iterator[wire.Outgoing]:
-        """Yield the messages to send; account for those that need no sending."""
+        """Yield the messages to send; account for the others."""
         plan, receipt = self._plan, self._receipt
         for messages, missing in fetch(source, plan, list(self._rows)):
             for message in messages:
@@ -136,7 +135,7 @@ class Copier:
         self._stage_copied()
 
     def _check_copy(self, message: Message) -> None:
-        """Raise RunError if the copied message differs from the one that the source now holds at its sequence."""
+        """Raise RunError if the source now holds another message than the copied one at its sequence."""
         if self._found[message.sequence][1] != message.stored_ns // 1_000_000:
             plan = self._plan
             raise RunError(

@@ -116,7 +116,6 @@ class Lease:
     """
 
     def __init__(self, plan: CopyPlan, partition: int, seconds: float = LEASE_SECONDS) -> None:
-        """Take a plan with a `fence`, and the writer's number; `with` starts the lease."""
         self._plan, self._fence, self._seconds = plan, str(plan.fence), seconds
         self._claim = f"{plan.fence}_{partition}"
         self._ended = threading.Event()

@@ -1,4 +1,4 @@
-"""The plan of a batch's copies, also encoded as the option of a Spark write."""
+"""The plan of a batch's copies, and its encoding as the option of a Spark write."""
 
 from __future__ import annotations
 

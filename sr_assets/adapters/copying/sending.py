@@ -61,12 +61,11 @@ class StopError(Exception):
 
 
 class Sender:
-    """Sends one writer's copies and accounts for them in its receipt; used once."""
+    """Sends one writer's copies and accounts for them in its receipt; `on_settled` gets each acknowledged message."""
 
     def __init__(
         self, plan: CopyPlan, target: wire.Connection, receipt: Receipt, on_settled: Callable[[Message], None]
     ) -> None:
-        """Take an open connection to the target, and the receipt to fill; `on_settled` gets each acknowledged message."""
         self._plan = plan
         self._target = target
         self._receipt = receipt
@@ -192,7 +191,7 @@ class Sender:
         first.
         """
         target, plan = self._target, self._plan
-        if self._settled is None or not target.api_owner:
+        if self._settled is None or not target.cluster.api_owner:
             return
         stored, copy = self._copy_at(self._settled_as)
         elsewhere = copy is None or copy.sequence != self._settled.sequence
@@ -200,7 +199,7 @@ class Sender:
         if elsewhere and (stored or wire.next_message(target, plan.stream, self._settled_as) is None):
             subject = printable(self._outgoing(self._settled).subject)
             raise StopError(
-                f"target stream {plan.stream} ({target.api_owner}) does not hold the last acknowledged copy: another "
+                f"target stream {plan.stream} ({target.cluster.api_owner}) does not hold the last acknowledged copy: another "
                 f"stream also accepts {subject}; set another target_subject_prefix"
             )
 

@@ -37,11 +37,10 @@ class ItemPublisher:
     """Publishes items in order and records the outcome of each; used once, in the connection's own thread.
 
     A sender's next item waits for the previous acknowledgement, and a refused item holds back later ones of its sender,
-    to keep their order. `problem` is the reason why an outcome is unknown.
+    to keep their order. `problem` is the reason why an outcome is unknown; the timeout starts with each acknowledgement.
     """
 
     def __init__(self, thread: ClientThread, senders: Sequence[object], timeout_seconds: float) -> None:
-        """Take the sender of each item, and the timeout since the previous acknowledgement."""
         self.deliveries = [_UNKNOWN] * len(senders)
         self.problem: str | None = None
         self._thread = thread

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -86,7 +86,7 @@ def _covered(first_ns: NDArray[np.int64], next_ns: NDArray[np.int64], at_ns: NDA
     return covered
 
 
-def _begins(*columns: NDArray[Any]) -> NDArray[np.int64]:
+def _begins(*columns: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return where a row differs from the previous one."""
     differs = np.logical_or.reduce([np.diff(each, prepend=each[0] - 1) != 0 for each in columns])
     return np.flatnonzero(differs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -60,7 +60,7 @@ class _CountJob:
             stream, value = np.divmod(of_stream, values)
             yield rows_of(_COUNTED, [stream, day - 1, value, *numbers])
 
-    def _held(self, nodes: pa.RecordBatch) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    def _held(self, nodes: pa.RecordBatch) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return node, day and number of each value on days on which the node was not retired throughout."""
         pieces = StatusIntervals.cut(nodes, self.bounds)
         counts, observed_day = items(nodes.column("observed_day"))

@@ -42,7 +42,6 @@ class JetStreamWriter(DataSourceArrowWriter):
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        """Store the options; only a task opens connections."""
         self._plan = CopyPlan.decode(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> ReceiptMessage:

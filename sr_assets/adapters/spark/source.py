@@ -124,7 +124,6 @@ class JetStreamReader(DataSourceReader):
     """Reads a range; a repeated task reads the same rows, because reading consumes nothing."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        """Store the options; only a task opens connections."""
         self._options = dict(options)
 
     def partitions(self) -> list[RangePartition]:

@@ -80,7 +80,9 @@ class StatusIntervals:
         )
 
 
-def _points(nodes: pa.RecordBatch, bounds: NDArray[np.int64]) -> tuple[Any, ...]:
+def _points(
+    nodes: pa.RecordBatch, bounds: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int8], NDArray[np.bool_]]:
     """Return node, time, status and whether it is a change: each node's initial status, then its changes."""
     known = nodes.column("status").is_valid().to_numpy(zero_copy_only=False)
     counts, at_ns = items(nodes.column("at_ns"))
@@ -111,7 +113,7 @@ def items(lists: pa.ListArray) -> tuple[NDArray[np.int32], pa.Array]:
     return lists.value_lengths().to_numpy(), lists.flatten()
 
 
-def expand(counts: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def expand(counts: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the index of each count repeated `count` times, and 0, 1, 2 … within each."""
     which = np.repeat(np.arange(len(counts)), counts)
     return which, np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -53,7 +53,7 @@ class Connection:
         self.request_seconds = request_seconds
         #: How long a reader waits before it switches to its alternative.
         self.silence_seconds = min(SILENCE_SECONDS, request_seconds)
-        self._cluster = cluster
+        self.cluster = cluster
         self._name = name
         self._abrupt = abrupt
         self._link: Link | None = None
@@ -78,9 +78,9 @@ class Connection:
         Raises WireError with the reason for each server, RunError that names an unusable file.
         """
         problems = []
-        login = read_login(self._cluster)
+        login = read_login(self.cluster)
         self._inbox = b"%b.%b." % (login.inbox_prefix.encode(), secrets.token_hex(11).encode())
-        for server in self._cluster.servers:
+        for server in self.cluster.servers:
             try:
                 self._open(server, login)
                 return
@@ -102,15 +102,6 @@ class Connection:
         """Return an unused reply subject; its responses arrive through `receive`."""
         self._requests += 1
         return b"%b%d" % (self._inbox, self._requests)
-
-    def api(self, operation: str) -> str:
-        """Return the subject of a request to the cluster's JetStream, such as `STREAM.NAMES`."""
-        return self._cluster.api(operation)
-
-    @property
-    def api_owner(self) -> str:
-        """The domain or account whose JetStream is used, if it is not the server's own."""
-        return self._cluster.api_owner
 
     def send(self, data: bytes) -> None:
         """Send whole frames.
@@ -164,7 +155,7 @@ class Connection:
         self, operation: str, body: dict[str, Any] | None = None, timeout_seconds: float | None = None
     ) -> dict[str, Any]:
         """Return the response to an API operation such as `STREAM.NAMES`, as `request` does; raises RefusedError for an error."""
-        return self.check(operation, self.request(self.api(operation), body or {}, timeout_seconds))
+        return self.check(operation, self.request(self.cluster.api(operation), body or {}, timeout_seconds))
 
     def check(self, operation: str, response: dict[str, Any]) -> dict[str, Any]:
         """Return a response of the API; raises RefusedError if it is an error, WireError if the API is unavailable."""
@@ -196,7 +187,7 @@ class Connection:
     def response(self, frame: Frame, question: str) -> dict[str, Any]:
         """Return the JSON in a frame, `error` included; raises WireError for a status, or if it is not from JetStream."""
         if frame.status is not None:
-            hint = no_responder_hint(self._cluster)
+            hint = no_responder_hint(self.cluster)
             raise WireError(f"{self.address}: {question}: answered {frame.status_text} ({hint})")
         try:
             return decode_response(frame.payload)
@@ -206,17 +197,17 @@ class Connection:
     def _open(self, server: str, login: Login) -> None:
         self.address = server
         self._forget_received()
-        self._link = Link(server, self._cluster.connect_timeout_seconds, abrupt=self._abrupt)
+        self._link = Link(server, self.cluster.connect_timeout_seconds, abrupt=self._abrupt)
         info = self._greeting()
         options: dict[str, Any] = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True}
         options |= {"protocol": 1, "lang": "python", "version": "1", "name": self._name, "echo": False}
-        options |= {"tls_required": self._cluster.tls is not None} | login.connect_options(info.get("nonce"))
+        options |= {"tls_required": self.cluster.tls is not None} | login.connect_options(info.get("nonce"))
         self.send(b"CONNECT %b\r\nSUB %b* 1\r\nPING\r\n" % (encode_json(options), self._inbox))
         self._await_frame(b"PONG")
 
     def _greeting(self) -> dict[str, Any]:
         """Return the server's INFO; start TLS before or after it, if either side requires it."""
-        tls = self._cluster.tls
+        tls = self.cluster.tls
         secured = bool(tls and tls.handshake_first)
         if secured:
             self._secure()
@@ -237,7 +228,7 @@ class Connection:
     def _secure(self) -> None:
         # Bytes between INFO and TLS are not authenticated.
         self._forget_received()
-        self._open_link().secure(tls_context(self._cluster.tls or TlsSettings()))
+        self._open_link().secure(tls_context(self.cluster.tls or TlsSettings()))
 
     def _forget_received(self) -> None:
         self._parser, self._received, self._pongs = f.FrameParser(), [], []
@@ -249,8 +240,8 @@ class Connection:
             for frame in self._read(controls=True):
                 if frame.verb == verb:
                     return frame
-        hint = silence_hint(self._cluster) if verb == b"INFO" else ""
-        seconds = self._cluster.connect_timeout_seconds
+        hint = silence_hint(self.cluster) if verb == b"INFO" else ""
+        seconds = self.cluster.connect_timeout_seconds
         raise WireError(f"{self.address}: no {verb.decode()} within {seconds:g} s{hint}")
 
     def _open_link(self) -> Link:

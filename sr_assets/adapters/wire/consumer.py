@@ -164,7 +164,7 @@ class _Consumer:
         request: dict[str, Any] = {"batch": batch_messages, "no_wait": True, "expires": EXPIRES_NS}
         if max_bytes:
             request["max_bytes"] = max_bytes
-        question = self._connection.api(f"CONSUMER.MSG.NEXT.{self._stream}.{self._name}")
+        question = self._connection.cluster.api(f"CONSUMER.MSG.NEXT.{self._stream}.{self._name}")
         self._connection.send(f.encode_pub(question, inbox, b"", encode_json(request)))
         mark, left_bytes = b".%b." % self._name.encode(), max_bytes
         messages: list[Message] = []

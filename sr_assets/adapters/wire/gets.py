@@ -1,6 +1,6 @@
 """Messages read by sequence with get requests: one by one from the leader or by direct get, or in batches by direct get.
 
-Any replica, and any mirror, may answer a direct get (batches: 2.11+, `allow_direct`); `reading` confirms what is missing.
+Any replica, and any mirror, may answer a direct get (batches: 2.11+, `allow_direct`); `reading` confirms missing messages.
 """
 
 from bisect import bisect_left
@@ -69,7 +69,7 @@ def next_sequences(connection: Connection, stream: str, sequences: Sequence[int]
 
 
 def read_singles(read: StreamRead, sequences: list[int], *, direct: bool) -> Iterator[list[Message]]:
-    """Read single messages, ascending, with overlapping gets; omit those that the leader does not have.
+    """Read single messages, ascending, with overlapping gets; omit messages that the leader lacks.
 
     With `direct` any replica may respond first, and the leader supplies messages that it lacks.
     """
@@ -145,7 +145,7 @@ class _Gets:
 
     def _request(self, sequences: list[int]) -> None:
         connection, stream = self.read.connection, self.read.stream
-        direct = connection.api(f"DIRECT.GET.{stream}")
+        direct = connection.cluster.api(f"DIRECT.GET.{stream}")
         subject = direct if self.direct else _leader_subject(connection, stream)
         requested = {connection.new_inbox(): sequence for sequence in sequences}
         self.under_way |= requested
@@ -176,7 +176,7 @@ class _Gets:
 
 
 def _leader_subject(connection: Connection, stream: str) -> str:
-    return connection.api(f"STREAM.MSG.GET.{stream}")
+    return connection.cluster.api(f"STREAM.MSG.GET.{stream}")
 
 
 def _stored(connection: Connection, stream: str, answer: dict[str, Any]) -> Message | None:
@@ -217,7 +217,7 @@ def _direct_batch(
 ) -> tuple[list[Message], int]:
     """Return the messages of one batched direct get, and how many follow (404: none, without an end marker)."""
     inbox, asked = connection.new_inbox(), stream.encode()
-    connection.send(f.encode_pub(connection.api(f"DIRECT.GET.{stream}"), inbox, b"", encode_json(request)))
+    connection.send(f.encode_pub(connection.cluster.api(f"DIRECT.GET.{stream}"), inbox, b"", encode_json(request)))
     messages: list[Message] = []
     damaged: list[int] = []
     pending: int | None = 0

@@ -98,7 +98,7 @@ def read_sequences(
     batch_messages: int = BATCH_MESSAGES,
     max_bytes: int = BATCH_BYTES,
 ) -> Iterator[list[Message]]:
-    """Read single messages in sequence order; omit those that the leader does not have.
+    """Read single messages in sequence order; omit messages that the leader lacks.
 
     Runs of at least 32 consecutive sequences are read as ranges, others with overlapping single gets.
     """
