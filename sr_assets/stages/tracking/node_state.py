@@ -1,7 +1,7 @@
-"""Stage `node_state`: reading the fleet's messages, folding them per sender, and sweeping. It needs only the source.
+"""Stage `node_state`: folding the fleet's messages per sender, and sweeping. It needs only the source.
 
 One transaction commits a batch's node states, transitions, counters, gaps, due copies (the copy queue) and the new
-position. Nothing outside the state changes, so an interrupted batch is read again.
+position.
 """
 
 from __future__ import annotations
@@ -16,31 +16,19 @@ import pyarrow.compute as pc
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.spark.source import encode_extractor
 from sr_assets.domain.blindness import BlindSpans, find_blind_spans
-from sr_assets.domain.positions import SequenceRange, missing
+from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.senders import needs_payload
 from sr_assets.domain.tracking.columns import fold_batch
 from sr_assets.domain.tracking.rows import NODE_SCHEMA
 from sr_assets.domain.tracking.rules import NODE_COLUMNS
-from sr_assets.stages.progress import Progress
-from sr_assets.stages.source.position import advance, load_position, note_read, warn_of_blind_time, warn_of_clock
-from sr_assets.stages.source.reading import (
-    absence_reason,
-    first_available,
-    gap_rows,
-    next_range,
-    read_unless_changed,
-    reading_end,
-    save_gaps,
-    too_old_before,
-)
-from sr_assets.stages.source.suitability import check_source
+from sr_assets.stages.source.fold_stage import Batch, FoldStage
+from sr_assets.stages.source.position import advance, warn_of_blind_time, warn_of_clock
+from sr_assets.stages.source.reading import absence_reason, next_range, save_gaps, too_old_before
 from sr_assets.stages.tracking.decisions import amounts_of, batch_decisions, count_decisions, due_copies, reasons_of
 from sr_assets.stages.tracking.sweeping import follow_policy, sweep_due
 from sr_assets.stages.tracking.transitions import add_transitions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.adapters.state.records import Intent, StreamState
     from sr_assets.adapters.state.store import SiteState
@@ -48,10 +36,10 @@ if TYPE_CHECKING:
     from sr_assets.stages.clock import Clock
     from sr_assets.stages.connections import Clusters, SparkConnection
     from sr_assets.stages.report import StreamReport
-    from sr_assets.stages.source.reading import Ends, Reader
+    from sr_assets.stages.source.reading import Reader
 
 
-class NodeStage:
+class NodeStage(FoldStage):
     """The stage of one tracked stream in one run."""
 
     def __init__(
@@ -64,75 +52,33 @@ class NodeStage:
         clock: Clock,
         report: StreamReport,
     ) -> None:
+        super().__init__(stream, store, clusters, reader, clock, report, "messages")
         # settings require both of a tracked stream
         assert stream.policy is not None
         assert stream.extractor is not None
-        self._stream, self._policy = stream, stream.policy
+        self._stream, self._policy, self._spark = stream, stream.policy, spark
         self._inspected = encode_extractor(stream.extractor, stream.force_path)
         self._payloads = needs_payload(stream.extractor, stream.force_path)
-        self._store, self._clusters, self._spark, self._reader = store, clusters, spark, reader
-        self._clock, self._report = clock, report
-        self._progress = Progress(stream.label, "messages")
-        self._looked = self._clock_reported = False
-        self._batch_began = 0.0
-        #: Whether the last step reached the end of the source.
-        self.caught_up = False
+        self._left_open: Intent | None = None
+        self._clock_reported = False
 
-    def fold_next(self, ends: Ends) -> bool:
-        """Read and fold the next batch; return whether there was work: a batch, or a changed source."""
-        stream, report = self._stream, self._report
-        cluster = self._clusters.connect(stream.source)
-        source = cluster.stream_info(stream.stream)
-        self._clock.set(source.ts_ns)
-        if not self._looked:
-            check_source(stream, source)
-        state = load_position(self._store, cluster, stream, source)
-        if not self._looked:
-            follow_policy(self._store, stream, self._policy, state)
-        restarted = report.state is not None and report.state.starts != state.starts
-        if not self._looked or restarted:
-            # Sweep up to the committed watermark before reading again.
-            self.sweep_due()
-        self._looked = True
-        left_open = self._left_open()
-        planned = self._next_range(state, source, reading_end(ends, state, source))
-        covered = SequenceRange(left_open.first, left_open.next) if left_open else planned
-        self.caught_up = covered is None or covered.next > source.last_sequence
-        if covered is None:
-            self._note_caught_up(state, source)
-            return restarted
-        reach(Point.PLANNED)
-        started = self._batch_began = time.monotonic()
-        sightings = read_unless_changed(cluster, source, lambda: self._read(source, covered))
-        if sightings is None:
-            return True
-        reach(Point.READ)
-        self._commit(state, source, covered, sightings, left_open)
-        seconds = time.monotonic() - started
-        report.seconds += seconds
-        left = max(0, source.last_sequence + 1 - covered.next)
-        self._progress.note(
-            covered,
-            sightings.num_rows,
-            seconds,
-            f"{left} left",
-            caught_up=self.caught_up,
-            done=len(covered),
-            left=left,
-        )
-        return True
+    def _prepare(self, state: StreamState, *, first: bool) -> None:
+        if first:
+            follow_policy(self._store, self._stream, self._policy, state)
+        # Sweep up to the committed watermark before reading again.
+        self.sweep_due()
 
-    def _next_range(self, state: StreamState, source: StreamInfo, end: int) -> SequenceRange | None:
+    def _plan(self, state: StreamState, source: StreamInfo, end: int) -> SequenceRange | None:
+        # The open batch of a stream that was not tracked yet is folded first.
+        intent = self._store.open_intent(self._stream.stream)
+        self._left_open = intent if intent is not None and not intent.folded else None
+        if self._left_open is not None:
+            return SequenceRange(self._left_open.first, self._left_open.next)
         stream, cores = self._stream, self._spark.cores
         cluster = self._clusters.connect(stream.source)
         return next_range(stream, state.next_sequence, source, end, cluster, payloads=self._payloads, cores=cores)
 
-    def _left_open(self) -> Intent | None:
-        """Return the open intent of a batch from before the stream was tracked: its range is folded first."""
-        intent = self._store.open_intent(self._stream.stream)
-        return intent if intent is not None and not intent.folded else None
-
-    def _note_caught_up(self, state: StreamState, source: StreamInfo) -> None:
+    def _note_caught_up(self, state: StreamState, source: StreamInfo) -> bool:
         """Advance the watermark without a message; commit it if a node is due, else at the end of the run."""
         by_clock = self._advance(state, source, caught_up=source.last_sequence < state.next_sequence)
         nodes = self._store.nodes(self._stream.stream)
@@ -143,6 +89,7 @@ class NodeStage:
             with self._store.transaction():
                 self._store.save_stream(state)
         self._report.state, self._report.lag_messages = state, state.lag_messages
+        return False
 
     def _close_hole(self, state: StreamState, until_ns: int | None) -> None:
         """Make the hole at the end of the last batch blind until a time: no message from inside it can arrive."""
@@ -157,37 +104,25 @@ class NodeStage:
 
     # -------------------------------------------------------------------------------------------------- one batch
 
-    def _read(self, source: StreamInfo, covered: SequenceRange) -> pa.Table:
-        """Return one row per message in sequence order: sequence, stored_ns, sender, payload_bytes, forced."""
-        stream, present = self._stream, SequenceRange(first_available(source, covered), covered.next)
-        if not len(present):
-            return pa.table(
-                {"sequence": pa.array([], pa.int64()), "stored_ns": [], "sender": [], "payload_bytes": [], "forced": []}
-            )
-        return self._reader.read(stream, source, present, payloads=self._payloads, inspect=self._inspected)
+    def _read(self, source: StreamInfo, present: SequenceRange) -> pa.Table:
+        """Return one row per message: sequence, stored_ns, sender, payload_bytes, forced."""
+        return self._reader.read(self._stream, source, present, payloads=self._payloads, inspect=self._inspected)
 
-    def _commit(
-        self,
-        state: StreamState,
-        source: StreamInfo,
-        covered: SequenceRange,
-        sightings: pa.Table,
-        left_open: Intent | None,
-    ) -> None:
-        """Fold a batch and commit all its changes, with the new position, in one transaction."""
+    def _no_rows(self) -> pa.Table:
+        return pa.table(
+            {"sequence": pa.array([], pa.int64()), "stored_ns": [], "sender": [], "payload_bytes": [], "forced": []}
+        )
+
+    def _commit(self, state: StreamState, source: StreamInfo, batch: Batch) -> None:
         stream, store, report = self._stream, self._store, self._report
-        available = first_available(source, covered)
-        absent = missing(SequenceRange(available, covered.next), sightings["sequence"].to_pylist())
-        gaps = gap_rows(stream, source, covered, available, absent, self._clock.now_ns())
+        left_open, covered, sightings = self._left_open, batch.covered, batch.rows
         cutoff_ns = left_open.cutoff_ns if left_open else too_old_before(stream.max_age_ns, source)
-        blind, hole_open = self._blind_spans(state, source, covered, absent, sightings)
+        blind, hole_open = self._blind_spans(state, source, batch)
         folded = self._fold(state, sightings, cutoff_ns, blind)
         decisions = batch_decisions(sightings, folded, cutoff_ns)
         reasons, due = reasons_of(decisions), due_copies(decisions)
-        count_decisions(state, reasons, gaps, sightings)
-        state.next_sequence = covered.next
-        if sightings.num_rows:
-            note_read(state, sightings["sequence"][-1].as_py(), sightings["stored_ns"][-1].as_py())
+        count_decisions(state, reasons, batch.gaps, sightings)
+        self._move_on(state, batch)
         state.hole_open = hole_open
         self._advance(state, source, caught_up=covered.next > source.last_sequence)
         state.as_of_ns = self._clock.now_ns()
@@ -198,18 +133,13 @@ class NodeStage:
                 store.copy_queue(stream.stream).append(due, state.created_ns, state.starts)
             self._save_nodes(state, folded)
             store.nodes(stream.stream).save_blind_spans(blind.spans)
-            save_gaps(store, stream, gaps, report)
-            store.counters(stream.stream).add(amounts_of(decisions, time.monotonic() - self._batch_began))
+            save_gaps(store, stream, batch.gaps, report)
+            store.counters(stream.stream).add(amounts_of(decisions, time.monotonic() - batch.began))
             if left_open is not None:
                 store.save_intent(replace(left_open, folded=True, starts=state.starts))
             reach(Point.FOLDING)
         reach(Point.FOLDED)
-        report.first = covered.first if report.first is None else report.first
-        report.next = covered.next
-        report.batches += 1
         report.reasons.update(reasons)
-        report.gap_messages += sum(gap["messages"] for gap in gaps if gap["reason"] != "filtered")
-        report.state, report.lag_messages = state, state.lag_messages
 
     def _advance(self, state: StreamState, source: StreamInfo, *, caught_up: bool) -> bool:
         before, own_ns, warning_ns = state.ahead_clocks, self._clock.own_ns(), self._policy.warning_ns
@@ -219,19 +149,13 @@ class NodeStage:
             warn_of_clock(self._stream, source.ts_ns)
         return by_clock
 
-    def _blind_spans(
-        self,
-        state: StreamState,
-        source: StreamInfo,
-        covered: SequenceRange,
-        absent: Sequence[SequenceRange],
-        sightings: pa.Table,
-    ) -> tuple[BlindSpans, bool]:
+    def _blind_spans(self, state: StreamState, source: StreamInfo, batch: Batch) -> tuple[BlindSpans, bool]:
         """Return the stream's blind spans including a batch's, and whether its last hole is still open."""
-        overtaken = SequenceRange(covered.first, first_available(source, covered))
+        covered, sightings = batch.covered, batch.rows
+        overtaken = SequenceRange(covered.first, batch.available)
         reason = absence_reason(self._stream, source)
         holes = [(overtaken, "overtaken")] if len(overtaken) else []
-        holes += [(hole, reason) for hole in absent]
+        holes += [(hole, reason) for hole in batch.absent]
         nodes = self._store.nodes(self._stream.stream)
         known = BlindSpans(tuple(nodes.blind_spans()))
         if not holes and not state.hole_open:
