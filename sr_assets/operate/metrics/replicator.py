@@ -5,20 +5,17 @@ Covers its second generation and, with `legacy`, its first. The reference lists 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.domain.exposition import MetricKind, Sample, labels
 from sr_assets.domain.tracking.rules import Event
-from sr_assets.operate.metrics.stream import Metric
+from sr_assets.operate.metrics.stream import Metric, counted, number, per_stream, summed
 from sr_assets.settings import StreamSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sr_assets.operate.metrics.stream import StreamNumbers
-
-    Value = Callable[[StreamNumbers], float]
+    from sr_assets.operate.metrics.stream import StreamNumbers, Value
 
 _PREFIX: Final = "choria_stream_replicator_"
 _LEGACY_PREFIX: Final = "stream_replicator_"
@@ -38,51 +35,42 @@ def _is_sampled(stream: StreamNumbers) -> bool:
     return _is_copied(stream) and stream.entry.tracked
 
 
+def _advises(stream: StreamNumbers) -> bool:
+    return _is_sampled(stream) and stream.entry.advisory is not None
+
+
+def _read_sequence(stream: StreamNumbers) -> float:
+    return max(0.0, stream.number("next_sequence") - 1)
+
+
 def _worker(
     name: str, kind: MetricKind, text: str, value: Value, applies: Callable[[StreamNumbers], bool] = _is_copied
 ) -> Metric:
     """Return a metric with the labels `stream`, `replicator`, `worker`."""
-
-    def samples(streams: Sequence[StreamNumbers], _: float) -> Iterator[Sample]:
-        return (Sample(stream.replicator_labels, value(stream)) for stream in streams if applies(stream))
-
-    return Metric(_PREFIX + name, kind, text, samples)
+    return per_stream(_PREFIX + name, kind, text, value, applies, lambda stream: stream.replicator_labels)
 
 
 def _limiter(name: str, text: str, value: Value) -> Metric:
-    def samples(streams: Sequence[StreamNumbers], _: float) -> Iterator[Sample]:
-        for stream in streams:
-            if _is_sampled(stream):
-                named = labels(limiter="memory", stream=stream.entry.stream, replicator=stream.replicator)
-                yield Sample(named, value(stream))
+    return per_stream(_PREFIX + name, "counter", text, value, _is_sampled, _limiter_labels)
 
-    return Metric(_PREFIX + name, "counter", text, _summed(samples))
+
+def _limiter_labels(stream: StreamNumbers) -> str:
+    return labels(limiter="memory", stream=stream.entry.stream, replicator=stream.replicator)
 
 
 def _advisor(name: str, text: str, counter: str) -> Metric:
     def samples(streams: Sequence[StreamNumbers], _: float) -> Iterator[Sample]:
-        for stream in streams:
-            if _is_sampled(stream) and stream.entry.advisory is not None:
-                counts = stream.counted_by(counter)
-                for event in Event:
-                    named = labels(advisory=event.value, stream=stream.entry.stream, replicator=stream.replicator)
-                    yield Sample(named, counts.get(event.value, 0.0))
+        return summed(
+            Sample(
+                labels(advisory=event.value, stream=stream.entry.stream, replicator=stream.replicator),
+                stream.counted_by(counter).get(event.value, 0.0),
+            )
+            for stream in streams
+            if _advises(stream)
+            for event in Event
+        )
 
-    return Metric(_PREFIX + name, "counter", text, _summed(samples))
-
-
-def _summed(
-    samples: Callable[[Sequence[StreamNumbers], float], Iterator[Sample]],
-) -> Callable[[Sequence[StreamNumbers], float], Iterator[Sample]]:
-    """Sum samples with the same labels: streams of the same name at several sites."""
-
-    def summed(streams: Sequence[StreamNumbers], now: float) -> Iterator[Sample]:
-        totals: dict[str, float] = defaultdict(float)
-        for sample in samples(streams, now):
-            totals[sample.labels] += sample.value
-        return (Sample(*item) for item in totals.items())
-
-    return summed
+    return Metric(_PREFIX + name, "counter", text, samples)
 
 
 def _summary(streams: Sequence[StreamNumbers], named: Callable[[StreamNumbers], str]) -> Iterator[Sample]:
@@ -92,60 +80,26 @@ def _summary(streams: Sequence[StreamNumbers], named: Callable[[StreamNumbers], 
 
 
 REPLICATOR: Final = (
-    _worker(
-        "replicator_total_messages",
-        "counter",
-        "Messages that were read, copied or not.",
-        lambda stream: stream.number("seen_messages"),
-    ),
-    _worker(
-        "replicator_total_bytes",
-        "counter",
-        "Payload bytes that were read.",
-        lambda stream: stream.counted("seen_bytes"),
-    ),
-    _worker(
-        "replicator_handler_error_count",
-        "counter",
-        "Failed attempts to read or copy.",
-        lambda stream: stream.counted("errors"),
-    ),
+    _worker("replicator_total_messages", "counter", "Messages that were read, copied or not.", number("seen_messages")),
+    _worker("replicator_total_bytes", "counter", "Payload bytes that were read.", counted("seen_bytes")),
+    _worker("replicator_handler_error_count", "counter", "Failed attempts to read or copy.", counted("errors")),
     Metric(
         f"{_PREFIX}replicator_processing_time_seconds",
         "summary",
         "Time per message for reading, deciding and copying.",
         lambda streams, _: _summary(streams, lambda stream: stream.replicator_labels),
     ),
+    _worker("replicator_stream_sequence", "gauge", "Last source sequence that was read.", _read_sequence),
     _worker(
-        "replicator_stream_sequence",
-        "gauge",
-        "Last source sequence that was read.",
-        lambda stream: max(0.0, stream.number("next_sequence") - 1),
-    ),
-    _worker(
-        "replicator_too_old_messages",
-        "counter",
-        "Messages not copied because of max_age.",
-        lambda stream: stream.number("too_old_messages"),
+        "replicator_too_old_messages", "counter", "Messages not copied because of max_age.", number("too_old_messages")
     ),
     _worker("replicator_copied_messages", "counter", "Copied messages.", lambda stream: stream.copied_messages),
+    _worker("replicator_copied_bytes", "counter", "Copied payload bytes.", number("copied_bytes")),
     _worker(
-        "replicator_copied_bytes",
-        "counter",
-        "Copied payload bytes.",
-        lambda stream: stream.number("copied_bytes"),
+        "replicator_skipped_messages", "counter", "Messages not copied because of sampling.", number("skipped_messages")
     ),
     _worker(
-        "replicator_skipped_messages",
-        "counter",
-        "Messages not copied because of sampling.",
-        lambda stream: stream.number("skipped_messages"),
-    ),
-    _worker(
-        "replicator_skipped_bytes",
-        "counter",
-        "Payload bytes not copied because of sampling.",
-        lambda stream: stream.counted("skipped_bytes"),
+        "replicator_skipped_bytes", "counter", "Payload bytes not copied because of sampling.", counted("skipped_bytes")
     ),
     _worker(
         "replicator_meta_parse_failed_count",
@@ -165,15 +119,11 @@ REPLICATOR: Final = (
         "Starts of reading: the first one, and a restart after each change of the source.",
         lambda stream: 1 + stream.number("starts"),
     ),
-    _limiter(
-        "limiter_messages_without_limit_field_count",
-        "Messages without a sender.",
-        lambda stream: stream.number("no_sender_messages"),
-    ),
+    _limiter("limiter_messages_without_limit_field_count", "Messages without a sender.", number("no_sender_messages")),
     _limiter(
         "limiter_messages_copy_forced_count",
         "Messages copied because of their force field.",
-        lambda stream: stream.counted("forced_messages"),
+        counted("forced_messages"),
     ),
     _worker("tracker_total_items", "gauge", "Tracked senders.", _total_nodes, _is_sampled),
     _advisor("advisor_total_messages", "Attempts to send an advisory, including failed ones.", "advisories"),
@@ -189,48 +139,38 @@ def _legacy_labels(stream: StreamNumbers) -> str:
 
 
 def _legacy(name: str, kind: MetricKind, text: str, value: Value) -> Metric:
-    def samples(streams: Sequence[StreamNumbers], _: float) -> Iterator[Sample]:
-        return (Sample(_legacy_labels(stream), value(stream)) for stream in streams if _is_copied(stream))
-
-    return Metric(_LEGACY_PREFIX + name, kind, text, samples)
+    return per_stream(_LEGACY_PREFIX + name, kind, text, value, _is_copied, _legacy_labels)
 
 
 def _legacy_limiter(name: str, kind: MetricKind, text: str, value: Value) -> Metric:
-    def samples(streams: Sequence[StreamNumbers], _: float) -> Iterator[Sample]:
-        for stream in streams:
-            if _is_sampled(stream):
-                yield Sample(labels(key=_limiter_key(stream), name=stream.worker), value(stream))
-
-    return Metric(_LEGACY_PREFIX + name, kind, text, samples)
+    return per_stream(_LEGACY_PREFIX + name, kind, text, value, _is_sampled, _legacy_limiter_labels)
 
 
-def _limiter_key(stream: StreamNumbers) -> str:
+def _legacy_limiter_labels(stream: StreamNumbers) -> str:
     extractor = stream.entry.extractor if isinstance(stream.entry, StreamSettings) else None
-    return extractor.text if extractor else ""
+    return labels(key=extractor.text if extractor else "", name=stream.worker)
 
 
 def _legacy_advisor(name: str, text: str, counter: str, events: Sequence[Event]) -> Metric:
-    def samples(streams: Sequence[StreamNumbers], _: float) -> Iterator[Sample]:
-        for stream in streams:
-            if _is_sampled(stream) and stream.entry.advisory is not None:
-                counts = stream.counted_by(counter)
-                total = sum(counts.get(event.value, 0.0) for event in events)
-                yield Sample(labels(name=f"{stream.entry.name}_advisor"), total)
+    def total(stream: StreamNumbers) -> float:
+        return sum(stream.counted_by(counter).get(event.value, 0.0) for event in events)
 
-    return Metric(f"{_LEGACY_PREFIX}advisories_{name}", "counter", text, _summed(samples))
+    return per_stream(
+        f"{_LEGACY_PREFIX}advisories_{name}",
+        "counter",
+        text,
+        total,
+        _advises,
+        lambda stream: labels(name=f"{stream.entry.name}_advisor"),
+    )
 
 
 LEGACY: Final = (
-    _legacy(
-        "received_msgs",
-        "counter",
-        "Messages that were read, copied or not.",
-        lambda stream: stream.number("seen_messages"),
-    ),
-    _legacy("received_bytes", "counter", "Bytes that were read.", lambda stream: stream.counted("seen_bytes")),
+    _legacy("received_msgs", "counter", "Messages that were read, copied or not.", number("seen_messages")),
+    _legacy("received_bytes", "counter", "Bytes that were read.", counted("seen_bytes")),
     _legacy("copied_msgs", "counter", "Copied messages.", lambda stream: stream.copied_messages),
-    _legacy("copied_bytes", "counter", "Copied bytes.", lambda stream: stream.number("copied_bytes")),
-    _legacy("failed_msgs", "counter", "Failed attempts.", lambda stream: stream.counted("errors")),
+    _legacy("copied_bytes", "counter", "Copied bytes.", number("copied_bytes")),
+    _legacy("failed_msgs", "counter", "Failed attempts.", counted("errors")),
     _legacy("acks_failed", "counter", "Always 0: source messages are never acknowledged.", lambda _: 0.0),
     Metric(
         f"{_LEGACY_PREFIX}processing_time",
@@ -238,26 +178,13 @@ LEGACY: Final = (
         "Time per message for reading, deciding and copying.",
         lambda streams, _: _summary(streams, _legacy_labels),
     ),
-    _legacy(
-        "current_sequence",
-        "gauge",
-        "Last source sequence that was read.",
-        lambda stream: max(0.0, stream.number("next_sequence") - 1),
-    ),
+    _legacy("current_sequence", "gauge", "Last source sequence that was read.", _read_sequence),
     _legacy_limiter("limiter_memory_seen", "gauge", "Tracked senders.", _total_nodes),
     _legacy_limiter(
-        "limiter_memory_skipped",
-        "counter",
-        "Messages not copied because of sampling.",
-        lambda stream: stream.number("skipped_messages"),
+        "limiter_memory_skipped", "counter", "Messages not copied because of sampling.", number("skipped_messages")
     ),
     _legacy_limiter("limiter_memory_passed", "counter", "Copied messages.", lambda stream: stream.copied_messages),
-    _legacy_limiter(
-        "limiter_memory_errors",
-        "counter",
-        "Messages without a sender.",
-        lambda stream: stream.number("no_sender_messages"),
-    ),
+    _legacy_limiter("limiter_memory_errors", "counter", "Messages without a sender.", number("no_sender_messages")),
     _legacy_advisor("timeout", "Advisories about silence.", "advisories", (Event.TIMEOUT,)),
     _legacy_advisor("recover", "Advisories about a return.", "advisories", (Event.RECOVER,)),
     _legacy_advisor("expire", "Advisories about a retirement.", "advisories", (Event.EXPIRE,)),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sr_assets.domain.exposition import MetricKind, Sample, labels
@@ -67,3 +68,40 @@ class Metric(NamedTuple):
     kind: MetricKind
     text: str
     samples: Callable[[Sequence[StreamNumbers], float], Iterable[Sample]]
+
+
+Value = Callable[[StreamNumbers], float]
+
+
+def number(key: str) -> Value:
+    """Return a function that reads a number of a stream's status."""
+    return lambda stream: stream.number(key)
+
+
+def counted(counter: str) -> Value:
+    """Return a function that reads a stream's counter."""
+    return lambda stream: stream.counted(counter)
+
+
+def per_stream(
+    name: str,
+    kind: MetricKind,
+    text: str,
+    value: Value,
+    applies: Callable[[StreamNumbers], bool] = lambda stream: stream.started,
+    labels_of: Callable[[StreamNumbers], str] = lambda stream: stream.labels,
+) -> Metric:
+    """Return a metric of each stream that it applies to; streams with the same labels are summed."""
+
+    def samples(streams: Sequence[StreamNumbers], _: float) -> Iterator[Sample]:
+        return summed(Sample(labels_of(stream), value(stream)) for stream in streams if applies(stream))
+
+    return Metric(name, kind, text, samples)
+
+
+def summed(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """Sum samples with the same labels: streams of the same name at several sites."""
+    totals: dict[str, float] = defaultdict(float)
+    for sample in samples:
+        totals[sample.labels] += sample.value
+    return (Sample(*item) for item in totals.items())
