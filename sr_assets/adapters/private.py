@@ -97,12 +97,13 @@ def open_private(file: Path) -> TextIO:
         raise
 
 
-def write_private(file: Path, text: str) -> None:
-    """Replace a file atomically by one of its owner alone; concurrent threads and processes may do so."""
+def write_private(file: Path, text: str, mode: int = 0o600) -> None:
+    """Replace a file atomically, by default by one of its owner alone; concurrent threads and processes may do so."""
     descriptor, draft = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as output:
             output.write(text)
+        Path(draft).chmod(mode)
         Path(draft).replace(file)
     except BaseException:
         Path(draft).unlink(missing_ok=True)

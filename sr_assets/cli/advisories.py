@@ -91,13 +91,13 @@ def _follow_tables(
 
 def _publications(file: Path) -> Iterator[None]:
     """Yield for the first published file and after each replacement."""
-    seen = None
+    from sr_assets.adapters.published.manifest import identity
+
+    seen: list[int] = []
     while True:
-        with contextlib.suppress(FileNotFoundError):
-            status = file.stat()
-            if (identity := (status.st_ino, status.st_mtime_ns)) != seen:
-                seen = identity
-                yield
+        if (current := identity(file)) and current != seen:
+            seen = current
+            yield
         time.sleep(_FOLLOW_SECONDS)
 
 

@@ -16,6 +16,7 @@ from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 from rich.console import Console
 
 from sr_assets.adapters.extras import require_extra
+from sr_assets.adapters.published.manifest import identity
 from sr_assets.adapters.published.reading import count_rows
 from sr_assets.adapters.spark.engine import Engine, abandon_start, start_engine, stop_engine
 from sr_assets.automation.failures import failures
@@ -104,7 +105,7 @@ class _Demo:
 
     def run(self, port: int, *, ui: bool, for_seconds: float | None, judged: bool) -> dict[str, Any] | None:
         """Start and show everything; if `judged`, drain it and return the result."""
-        began, before = time.monotonic(), self._publication()
+        began, before = time.monotonic(), identity(self._folder / "fleet.duckdb")
         try:
             with step(self._console, f"NATS servers of {', '.join(self._cities)} and the centre"):
                 settings = self._start_servers()
@@ -177,17 +178,9 @@ class _Demo:
         )
         self._console.print("    Stop     Ctrl-C\n", highlight=False)
 
-    def _publication(self) -> tuple[int, int] | None:
-        """Return an identity of the published file that changes with it, or None if there is no file."""
-        try:
-            status = (self._folder / "fleet.duckdb").stat()
-        except FileNotFoundError:
-            return None
-        return status.st_ino, status.st_mtime_ns
-
-    def _await_publication(self, before: tuple[int, int] | None, services: Services) -> None:
+    def _await_publication(self, before: list[int], services: Services) -> None:
         deadline = time.monotonic() + _FIRST_TABLE_SECONDS
-        while self._publication() == before or not count_rows(self._folder)["last_seen_nodes"]:
+        while identity(self._folder / "fleet.duckdb") == before or not count_rows(self._folder)["last_seen_nodes"]:
             services.check()
             if time.monotonic() > deadline:
                 reasons = "; ".join(self._failed_runs()) or "no run failed"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
+from sr_assets.adapters.published.manifest import identity
 from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.adapters.state.status_file import STATUS_FILE, last_idle_poll, read_status
 from sr_assets.domain.errors import SrAssetsError
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from sr_assets.settings import Settings
 
-Mark = tuple[int, int, int]
 Rows = dict[str, list[tuple[Any, ...]]]
 
 
@@ -38,8 +38,8 @@ class Exposition:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._guard = threading.Lock()
-        self._status: dict[str, tuple[Mark | None, list[StreamNumbers]]] = {}
-        self._tables_mark: Mark | None = None
+        self._status: dict[str, tuple[list[int], list[StreamNumbers]]] = {}
+        self._tables_identity: list[int] = []
         self._rows: Rows = {}
 
     def text(self) -> str:
@@ -66,12 +66,12 @@ class Exposition:
 
     def _read(self, site: str, folder: Path) -> list[StreamNumbers]:
         """Return the streams in a site's status file, which is read again if it was replaced."""
-        mark = _mark(folder / STATUS_FILE)
+        current = identity(folder / STATUS_FILE)
         cached = self._status.get(site)
-        if cached is None or cached[0] != mark:
+        if cached is None or cached[0] != current:
             streams = read_status(folder).get("streams", {})
             cached = self._status[site] = (
-                mark,
+                current,
                 [
                     StreamNumbers(entry, streams[entry.stream], self._settings.replicator, index)
                     for index, entry in enumerate(self._settings.sites[site])
@@ -82,8 +82,8 @@ class Exposition:
 
     def renew(self) -> None:
         """Query the published tables again if they changed: the slowest step for a thousand sites."""
-        mark = _mark(self._settings.home / "fleet.duckdb")
-        if mark is None or mark == self._tables_mark:
+        current = identity(self._settings.home / "fleet.duckdb")
+        if not current or current == self._tables_identity:
             return
         rows: Rows = {}
         with contextlib.suppress(SrAssetsError), open_fleet(self._settings.home) as connection:
@@ -91,12 +91,4 @@ class Exposition:
                 # A table is missing until its first publication.
                 with contextlib.suppress(duckdb.Error):
                     rows[metric.name] = connection.execute(metric.query).fetchall()
-            self._tables_mark, self._rows = mark, rows
-
-
-def _mark(file: Path) -> Mark | None:
-    """Return an identity that changes when the file is replaced, or None if there is no file."""
-    with contextlib.suppress(OSError):
-        status = file.stat()
-        return status.st_ino, status.st_size, status.st_mtime_ns
-    return None
+            self._tables_identity, self._rows = current, rows

@@ -9,12 +9,11 @@ import contextlib
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from socket import AF_INET6, getaddrinfo
-from tempfile import NamedTemporaryFile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters.private import write_private
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.exposition import CONTENT_TYPE
 from sr_assets.operate.metrics.reading import Exposition
@@ -23,6 +22,7 @@ from sr_assets.operate.report import print_line, print_warning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from sr_assets.settings import MetricsSettings, Settings
 
@@ -188,19 +188,10 @@ def _textfile_beside(exposition: Exposition, configured: MetricsSettings) -> Ite
 
 def _write(exposition: Exposition, file: Path) -> str | None:
     """Replace the file atomically, readable by all users; returns a warning on failure."""
-    draft = None
     try:
+        exposition.renew()
         # The node exporter reads files that end in .prom; the draft does not.
-        with NamedTemporaryFile(
-            "w", dir=file.parent, prefix=f".{file.name}.", delete=False, encoding="utf-8"
-        ) as output:
-            draft = Path(output.name)
-            exposition.renew()
-            output.write(exposition.text())
-        draft.chmod(0o644)
-        draft.replace(file)
+        write_private(file, exposition.text(), 0o644)
     except OSError as error:
-        if draft is not None:
-            draft.unlink(missing_ok=True)
         return f"metrics.textfile {file}: cannot be written ({error.strerror}); retrying at the next interval"
     return None

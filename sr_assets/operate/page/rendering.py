@@ -8,15 +8,16 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, Final
 
+from sr_assets.adapters.private import write_private
 from sr_assets.adapters.published.status_queries import Status, status
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import RunError, SrAssetsError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from jinja2 import Template
 
     from sr_assets.settings import Settings
@@ -57,18 +58,10 @@ def write_page(settings: Settings, file: Path) -> None:
 
     Raises RunError if nothing is published yet or the file cannot be written.
     """
-    page, draft = render_page(settings), None
+    page = render_page(settings)
     try:
-        with NamedTemporaryFile(
-            "w", dir=file.parent, prefix=f".{file.name}.", delete=False, encoding="utf-8"
-        ) as output:
-            draft = Path(output.name)
-            output.write(page)
-        draft.chmod(settings.published_mode)
-        draft.replace(file)
+        write_private(file, page, settings.published_mode)
     except OSError as error:
-        if draft is not None:
-            draft.unlink(missing_ok=True)
         raise RunError(
             f"{file}: cannot be written: {error.strerror}; choose a file in an existing folder of yours"
         ) from None
