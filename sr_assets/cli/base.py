@@ -44,6 +44,12 @@ class _Seconds(click.ParamType[float]):
 SECONDS = _Seconds()
 
 
+stream_option = click.option("--stream", "name", required=True, metavar="NAME", help="The stream (or name/stream).")
+ui_port_option = click.option(
+    "--port", type=click.IntRange(1, 65535), default=3000, show_default=True, help="Port of the UI on loopback."
+)
+
+
 def form_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the output options; the command receives a `Format` as `form`."""
     return _forms(FORMATS)(command)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sr_assets.cli.base import cli, configured, form_option, print_error, stream_named
+from sr_assets.cli.base import cli, configured, form_option, print_error, stream_named, stream_option
 from sr_assets.cli.render import Format, show
 from sr_assets.cli.warnings import hint, warn
 from sr_assets.cli.watching import watchable
@@ -141,7 +141,7 @@ def _paused_labels(settings: "Settings") -> frozenset[str]:
 
 
 @cli.command()
-@click.option("--stream", "name", required=True, metavar="NAME", help="The stream (or name/stream).")
+@stream_option
 @configured
 def pause(settings: "Settings", name: str) -> None:
     """Stop copying a stream until `resume`; tracking, tables and advisories continue."""
@@ -154,7 +154,7 @@ def pause(settings: "Settings", name: str) -> None:
 
 
 @cli.command()
-@click.option("--stream", "name", required=True, metavar="NAME", help="The stream (or name/stream).")
+@stream_option
 @configured
 def resume(settings: "Settings", name: str) -> None:
     """Resume the copying of a paused stream from its position."""

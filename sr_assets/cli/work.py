@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sr_assets.adapters.logs import set_print_format
-from sr_assets.cli.base import SECONDS, cli, configured, stream_named
+from sr_assets.cli.base import SECONDS, cli, configured, stream_named, stream_option, ui_port_option
 from sr_assets.cli.warnings import warn
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import ConfigurationError
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     help="Number of sites that report to the centre.",
 )
 @click.option("--nodes", type=click.IntRange(1), default=100, show_default=True, help="Number of nodes per site.")
-@click.option(
-    "--port", type=click.IntRange(1, 65535), default=3000, show_default=True, help="Port of the UI on loopback."
-)
+@ui_port_option
 @click.option(
     "--home",
     type=click.Path(path_type=Path, file_okay=False),
@@ -55,9 +53,7 @@ def demo(
 
 
 @cli.command()
-@click.option(
-    "--port", type=click.IntRange(1, 65535), default=3000, show_default=True, help="Port of the UI on loopback."
-)
+@ui_port_option
 @click.option("--read-only", is_flag=True, help="Make the UI read-only.")
 @click.option(
     "--auth-file",
@@ -116,7 +112,7 @@ def _outlive_rotation(settings: "Settings") -> None:
 
 
 @cli.command()
-@click.option("--stream", "name", required=True, metavar="NAME", help="The stream (or name/stream).")
+@stream_option
 @click.option(
     "--force",
     is_flag=True,
