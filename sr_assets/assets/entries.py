@@ -5,8 +5,7 @@ Add a kind of entry here, and its specs and metadata in a new module.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from sr_assets.assets.checks import (
     advisories_check_spec,
@@ -32,7 +31,7 @@ from sr_assets.settings import FeedSettings, StreamSettings
 from sr_assets.stages.report import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     import dagster as dg
 
@@ -41,48 +40,11 @@ if TYPE_CHECKING:
     from sr_assets.stages.site import Site
 
 
-class EntryAssets(ABC):
-    """The assets of one entry; `stages` produce them, in the order of the flow."""
+class StreamAssets:
+    """The assets of a stream: `replica`, and if it is tracked, the three about its nodes.
 
-    entry: Entry
-    stages: tuple[Stage, ...]
-
-    @abstractmethod
-    def source_specs(self, settings: Settings) -> list[dg.AssetSpec]:
-        """Describe the external assets that the entry reads."""
-
-    @abstractmethod
-    def specs(self, settings: Settings) -> list[dg.AssetSpec]:
-        """Describe the assets that a run materialises, in the order of the flow."""
-
-    @abstractmethod
-    def check_specs(self) -> list[dg.AssetCheckSpec]:
-        """Describe the checks of these assets."""
-
-    @abstractmethod
-    def metadata(self, stage: Stage, site: Site, report: StreamReport) -> Mapping[str, Any]:
-        """Return the metadata of a stage's asset after a run."""
-
-    @abstractmethod
-    def row_count(self, stage: Stage, site: Site, report: StreamReport) -> int:
-        """Return the number of rows of a stage's asset."""
-
-    @abstractmethod
-    def check_results(
-        self, site: Site, report: StreamReport, *, query_target: bool = True
-    ) -> Iterator[dg.AssetCheckResult]:
-        """Yield the check results after a run; after a failure, only checks that are still meaningful.
-
-        A lingering run sets `query_target` to false, so that it does not wait for a server.
-        """
-
-    def selected_stages(self, keys: Collection[dg.AssetKey]) -> frozenset[Stage]:
-        """Return the stages that produce the selected assets."""
-        return frozenset(stage for stage in self.stages if stream_key(self.entry, stage.value) in keys)
-
-
-class StreamAssets(EntryAssets):
-    """The assets of a stream: `replica`, and if it is tracked, the three about its nodes."""
+    `stages` produce them, in the order of the flow.
+    """
 
     def __init__(self, stream: StreamSettings) -> None:
         self.entry = self._stream = stream
@@ -90,11 +52,11 @@ class StreamAssets(EntryAssets):
         self.stages = tracked if stream.tracked else (Stage.REPLICA,)
 
     def source_specs(self, settings: Settings) -> list[dg.AssetSpec]:
-        """Describe the source stream."""
+        """Describe the external assets that the entry reads: the source stream."""
         return [stream_source_spec(settings, self._stream)]
 
     def specs(self, settings: Settings) -> list[dg.AssetSpec]:  # noqa: ARG002  a feed needs them
-        """Describe the replica, and the nodes of a tracked stream."""
+        """Describe the assets that a run materialises, in the order of the flow."""
         describe = {
             Stage.NODE_STATE: node_state_spec,
             Stage.REPLICA: replica_spec,
@@ -135,7 +97,10 @@ class StreamAssets(EntryAssets):
     def check_results(
         self, site: Site, report: StreamReport, *, query_target: bool = True
     ) -> Iterator[dg.AssetCheckResult]:
-        """Yield the check results of replica and outbox; of a failed replica, only whether it makes progress."""
+        """Yield the check results of replica and outbox; of a failed replica, only whether it makes progress.
+
+        A lingering run sets `query_target` to false, so that it does not wait for a server.
+        """
         if Stage.REPLICA not in report.failed:
             yield from check_replica(site, self._stream, report, query_target=query_target)
         else:
@@ -144,7 +109,7 @@ class StreamAssets(EntryAssets):
             yield check_advisories(self._stream, report)
 
 
-class FeedAssets(EntryAssets):
+class FeedAssets:
     """The assets of a feed: `advisory_feed`."""
 
     stages = (Stage.ADVISORY_FEED,)
@@ -184,12 +149,14 @@ class FeedAssets(EntryAssets):
             yield from check_feed(site, report)
 
 
-_KINDS: Final[Mapping[type[Entry], Callable[[Any], EntryAssets]]] = {
-    StreamSettings: StreamAssets,
-    FeedSettings: FeedAssets,
-}
+EntryAssets = StreamAssets | FeedAssets
 
 
 def entry_assets(entry: Entry) -> EntryAssets:
     """Return the assets of an entry."""
-    return _KINDS[type(entry)](entry)
+    return FeedAssets(entry) if isinstance(entry, FeedSettings) else StreamAssets(entry)
+
+
+def selected_stages(assets: EntryAssets, keys: Collection[dg.AssetKey]) -> frozenset[Stage]:
+    """Return the stages that produce the selected assets."""
+    return frozenset(stage for stage in assets.stages if stream_key(assets.entry, stage.value) in keys)

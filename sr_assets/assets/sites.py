@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from sr_assets.assets.entries import entry_assets
+from sr_assets.assets.entries import entry_assets, selected_stages
 from sr_assets.assets.fleet import published_tables
 from sr_assets.assets.host_run import HostedRun, HostRun, run_limit
 from sr_assets.assets.recording import Recorder, Result, RunRecord
@@ -64,7 +64,7 @@ def _run_site(platform: Platform, name: str, record: RunRecord, process: HostRun
 
     settings, lingers = platform.settings, record.mode == LINGER
     entries = {entry.stream: entry_assets(entry) for entry in settings.sites[name]}
-    stages = {stream: assets.selected_stages(record.asset_keys) for stream, assets in entries.items()}
+    stages = {stream: selected_stages(assets, record.asset_keys) for stream, assets in entries.items()}
     selection = {stream: chosen for stream, chosen in stages.items() if chosen}
     with (
         _one_line_failures(settings.home),

@@ -5,7 +5,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sr_assets.assets.entries import entry_assets
+from sr_assets.assets.entries import entry_assets, selected_stages
 from sr_assets.assets.specs import stream_key
 from sr_assets.settings import Settings, load_settings
 from sr_assets.stages.report import Stage
@@ -60,6 +60,6 @@ def test_every_check_belongs_to_an_asset_of_the_entry(settings: Settings, stream
 def test_selected_stages_match_the_selected_assets(settings: Settings) -> None:
     (tracked,), (feed,) = settings.find("TRACKED"), settings.find("FEED")
     keys = {stream_key(tracked, "replica"), stream_key(tracked, "node_advisories"), stream_key(feed, "advisory_feed")}
-    assert entry_assets(tracked).selected_stages(keys) == {Stage.REPLICA, Stage.NODE_ADVISORIES}
-    assert entry_assets(feed).selected_stages(keys) == {Stage.ADVISORY_FEED}
-    assert entry_assets(settings.find("PLAIN")[0]).selected_stages(keys) == frozenset()
+    assert selected_stages(entry_assets(tracked), keys) == {Stage.REPLICA, Stage.NODE_ADVISORIES}
+    assert selected_stages(entry_assets(feed), keys) == {Stage.ADVISORY_FEED}
+    assert selected_stages(entry_assets(settings.find("PLAIN")[0]), keys) == frozenset()
