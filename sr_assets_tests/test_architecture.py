@@ -59,6 +59,7 @@ PACKAGE_ORDER = {
         "availability",
         "inventory",
         "report",
+        "probes",
         "progress",
         "connections",
         "work_loop",

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import Connection, read_range
@@ -20,6 +19,7 @@ from sr_assets.domain.tracking.rules import Event
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.executors import try_executors
 from sr_assets.stages.heartbeat_publisher import try_heartbeats
+from sr_assets.stages.probes import Probe, Probes
 from sr_assets.stages.replication.target import check_target, new_target, refuse_doubled, refuse_drift
 from sr_assets.stages.source.senders import try_senders
 from sr_assets.stages.source.suitability import check_source
@@ -27,30 +27,12 @@ from sr_assets.stages.topology.applying import probe_update
 from sr_assets.stages.topology.probes import probe_topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.settings import AdvisorySettings, Entry, Settings
-
-T = TypeVar("T")
 
 _LINKS: Final = 16
 #: A node name in the subjects of probes.
 _NODE: Final = "sr-assets-check"
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """One probe; `stream` is its subject: `name/stream`, `topology CLUSTER`, `heartbeats` or `spark`.
-
-    `cluster` lists the servers, `learned` is the result as text.
-    """
-
-    stream: str
-    cluster: str
-    tried: str
-    works: bool
-    learned: str
 
 
 def probe_connectivity(settings: Settings) -> list[Probe]:
@@ -58,7 +40,7 @@ def probe_connectivity(settings: Settings) -> list[Probe]:
     with ThreadPoolExecutor(_LINKS) as pool:
         made = [probe for probes in pool.map(_try_entry, settings.entries) for probe in probes]
         if settings.topology is not None:
-            made += [Probe(*attempt) for attempt in probe_topology(settings.topology, pool)]
+            made += probe_topology(settings.topology, pool)
     for label, tried, failure in try_heartbeats(settings.heartbeats):
         made.append(Probe("heartbeats", label, tried, failure is None, failure or "allowed; no message was stored"))
     for label, tried, failure in try_executors(settings):
@@ -72,8 +54,8 @@ def _try_entry(entry: Entry) -> list[Probe]:
 
 def _try_feed(feed: Entry) -> list[Probe]:
     with closing(Cluster(feed.source, "sr-assets check")) as source:
-        probes = _Probes(feed)
-        _try_source(probes, source)
+        probes = Probes(feed.label)
+        _try_source(probes, feed, source)
         return probes.made
 
 
@@ -82,8 +64,8 @@ def _try_stream(stream: StreamSettings) -> list[Probe]:
         closing(Cluster(stream.source, "sr-assets check")) as source,
         closing(Cluster(stream.target, "sr-assets check")) as target,
     ):
-        probes = _Probes(stream)
-        info = _try_source(probes, source)
+        probes = Probes(stream.label)
+        info = _try_source(probes, stream, source)
         if info is not None and stream.tracked:
             probes.attempt(source, "a sender in each message", lambda: try_senders(stream, source, info), str)
         reached = _try_target(probes, stream, source, info, target)
@@ -93,29 +75,7 @@ def _try_stream(stream: StreamSettings) -> list[Probe]:
         return probes.made
 
 
-class _Probes:
-    """Collects the probes of one stream."""
-
-    def __init__(self, stream: Entry) -> None:
-        self.stream = stream
-        self.made: list[Probe] = []
-
-    def attempt(self, cluster: Cluster, tried: str, work: Callable[[], T], learned: Callable[[T], str]) -> T | None:
-        """Call `work` and record the probe; return its result, or None if it failed."""
-        try:
-            result = work()
-        except SrAssetsError as error:
-            self.note(cluster, tried, works=False, learned=str(error))
-            return None
-        self.note(cluster, tried, works=True, learned=learned(result))
-        return result
-
-    def note(self, cluster: Cluster, tried: str, *, works: bool, learned: str) -> None:
-        self.made.append(Probe(self.stream.label, cluster.settings.label, tried, works, learned))
-
-
-def _try_source(probes: _Probes, source: Cluster) -> StreamInfo | None:
-    stream = probes.stream
+def _try_source(probes: Probes, stream: Entry, source: Cluster) -> StreamInfo | None:
     if not _try_connecting(probes, source):
         return None
     asked = source.settings.api(f"STREAM.INFO.{stream.stream}")
@@ -128,7 +88,7 @@ def _try_source(probes: _Probes, source: Cluster) -> StreamInfo | None:
     return info
 
 
-def _try_connecting(probes: _Probes, cluster: Cluster) -> bool:
+def _try_connecting(probes: Probes, cluster: Cluster) -> bool:
     def describe(version: tuple[int, ...]) -> str:
         return f"nats-server {'.'.join(map(str, version))}"
 
@@ -139,7 +99,7 @@ def _held(info: StreamInfo) -> str:
     return f"{info.messages} messages, last sequence {info.last_sequence}"
 
 
-def _try_reading(probes: _Probes, cluster: Cluster, info: StreamInfo) -> None:
+def _try_reading(probes: Probes, cluster: Cluster, info: StreamInfo) -> None:
     """Read the last message in each way that a run may need, and delete the temporary consumer."""
     last = SequenceRange(max(1, info.last_sequence), max(1, info.last_sequence) + 1)
 
@@ -160,7 +120,7 @@ def _try_reading(probes: _Probes, cluster: Cluster, info: StreamInfo) -> None:
 
 
 def _try_target(
-    probes: _Probes, stream: StreamSettings, source: Cluster, source_info: StreamInfo | None, target: Cluster
+    probes: Probes, stream: StreamSettings, source: Cluster, source_info: StreamInfo | None, target: Cluster
 ) -> bool:
     """Probe a run's operations on the target; return whether its cluster responds."""
     if not _try_connecting(probes, target):
@@ -205,7 +165,7 @@ def _try_target(
     return True
 
 
-def _try_creating(probes: _Probes, stream: StreamSettings, source_info: StreamInfo, target: Cluster) -> None:
+def _try_creating(probes: Probes, stream: StreamSettings, source_info: StreamInfo, target: Cluster) -> None:
     asked = target.settings.api(f"STREAM.CREATE.{stream.target_stream}")
     probes.attempt(
         target,
@@ -244,7 +204,7 @@ def _subject(stream: StreamSettings, source: Cluster, info: StreamInfo) -> str |
     return ".".join(_NODE if token in ("*", ">") else token for token in rewritten.split("."))
 
 
-def _try_publishing(probes: _Probes, cluster: Cluster, subject: str) -> None:
+def _try_publishing(probes: Probes, cluster: Cluster, subject: str) -> None:
     probes.attempt(
         cluster,
         f"publish {subject}",
@@ -253,7 +213,7 @@ def _try_publishing(probes: _Probes, cluster: Cluster, subject: str) -> None:
     )
 
 
-def _try_advisories(probes: _Probes, advisory: AdvisorySettings, cluster: Cluster) -> None:
+def _try_advisories(probes: Probes, advisory: AdvisorySettings, cluster: Cluster) -> None:
     subject = advisory_subject(advisory.subject, Event.NEW.value, _NODE)
     names = probes.attempt(
         cluster,

@@ -1,6 +1,4 @@
-"""The probes of native streams for `sr-assets check --connect`: clusters, routes of links, permissions. Nothing is
-changed.
-"""
+"""Probes of native streams for `sr-assets check --connect`: clusters, routes of links, permissions."""
 
 from __future__ import annotations
 
@@ -8,15 +6,15 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, ApiError
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.domain.errors import RunError, SrAssetsError, TransientError
+from sr_assets.domain.errors import RunError, TransientError
+from sr_assets.stages.probes import Probe, Probes
 from sr_assets.stages.topology.applying import probe_update
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from concurrent.futures import ThreadPoolExecutor
 
     from sr_assets.domain.topology.wanted import Upstream, WantedStream
@@ -25,62 +23,37 @@ if TYPE_CHECKING:
 _NAME: Final = "sr-assets check"
 
 
-class TopologyProbe(NamedTuple):
-    """One probe: cluster, servers, subject, success, and the result as text."""
-
-    subject: str
-    servers: str
-    tried: str
-    works: bool
-    learned: str
-
-
-def probe_topology(topology: TopologySettings, pool: ThreadPoolExecutor) -> list[TopologyProbe]:
+def probe_topology(topology: TopologySettings, pool: ThreadPoolExecutor) -> list[Probe]:
     """Probe the requirements of native streams at each cluster: connection, JetStream, streams, incoming links."""
-    return list(chain.from_iterable(pool.map(partial(_try_cluster, topology), topology.clusters.values())))
+    return list(chain.from_iterable(pool.map(partial(_probe_cluster, topology), topology.clusters.values())))
 
 
-def _try_cluster(topology: TopologySettings, known: TopologyCluster) -> list[TopologyProbe]:
-    attempts = _Attempts(known)
+def _probe_cluster(topology: TopologySettings, known: TopologyCluster) -> list[Probe]:
+    probes = Probes(f"topology {known.name}")
     with closing(Cluster(known.settings, _NAME)) as cluster:
-        if not attempts.make("connect", lambda: "nats-server " + ".".join(map(str, cluster.server_version))):
-            return attempts.made
-        if not attempts.make(known.settings.api("INFO"), partial(_about, cluster)):
-            return attempts.made
+        if not probes.attempt(cluster, "connect", lambda: "nats-server " + ".".join(map(str, cluster.server_version))):
+            return probes.made
+        if not probes.attempt(cluster, known.settings.api("INFO"), partial(_about, cluster)):
+            return probes.made
         own = {wanted.stream: wanted for wanted in topology.streams if wanted.cluster == known.name}
         origins = [
             upstream.stream for wanted in topology.streams for upstream in wanted.upstreams if _is_at(known, upstream)
         ]
         for stream in dict.fromkeys([*own, *origins]):
-            asked = known.settings.api(f"STREAM.INFO.{stream}")
-            attempts.make(asked, partial(_held, cluster, stream, made=stream in own))
+            subject = known.settings.api(f"STREAM.INFO.{stream}")
+            probes.attempt(cluster, subject, partial(_held, cluster, stream, made=stream in own))
         if topology.manage != "observe":
             operations = ("CREATE", "UPDATE") if topology.manage == "reconcile" else ("CREATE",)
             for operation, stream in ((operation, stream) for stream in own for operation in operations):
-                attempts.make(
+                probes.attempt(
+                    cluster,
                     known.settings.api(f"STREAM.{operation}.{stream}"),
                     partial(_allowed, cluster, operation, stream),
                 )
         for wanted in own.values():
             for upstream in wanted.upstreams:
-                _try_link(attempts, known, wanted, upstream)
-    return attempts.made
-
-
-class _Attempts:
-    """Collects the probes of one cluster."""
-
-    def __init__(self, known: TopologyCluster) -> None:
-        self._cluster = f"topology {known.name}", known.settings.label
-        self.made: list[TopologyProbe] = []
-
-    def make(self, tried: str, work: Callable[[], str]) -> bool:
-        """Call `work` and record its result; return whether it succeeded."""
-        try:
-            self.made.append(TopologyProbe(*self._cluster, tried, works=True, learned=work()))
-        except SrAssetsError as error:
-            self.made.append(TopologyProbe(*self._cluster, tried, works=False, learned=str(error)))
-        return self.made[-1].works
+                _probe_link(probes, known, wanted, upstream)
+    return probes.made
 
 
 def _is_at(known: TopologyCluster, upstream: Upstream) -> bool:
@@ -114,13 +87,15 @@ def _allowed(cluster: Cluster, operation: str, stream: str) -> str:
     return "allowed; no stream was changed"
 
 
-def _try_link(attempts: _Attempts, known: TopologyCluster, wanted: WantedStream, upstream: Upstream) -> None:
+def _probe_link(probes: Probes, known: TopologyCluster, wanted: WantedStream, upstream: Upstream) -> None:
     """Query an origin on the servers' route: through a leafnode, a gateway or another account's export."""
     if upstream.api is None:
         return
     settings = replace(known.settings, api_prefix=upstream.api)
     with closing(Cluster(settings, _NAME)) as cluster:
-        attempts.make(settings.api(f"STREAM.INFO.{upstream.stream}"), partial(_through, cluster, wanted, upstream))
+        probes.attempt(
+            cluster, settings.api(f"STREAM.INFO.{upstream.stream}"), partial(_through, cluster, wanted, upstream)
+        )
 
 
 def _through(cluster: Cluster, wanted: WantedStream, upstream: Upstream) -> str:
