@@ -41,16 +41,32 @@ def replica_check_specs(stream: StreamSettings) -> list[dg.AssetCheckSpec]:
         checks["senders_found"] = "Every message names its sender."
     if stream.target_options:
         checks["no_drift"] = "The target matches the `target` block."
-    key = stream_key(stream, "replica")
-    return [dg.AssetCheckSpec(name, asset=key, description=description) for name, description in checks.items()]
+    return check_specs(stream_key(stream, "replica"), checks)
 
 
-def advisories_check_spec(stream: StreamSettings) -> dg.AssetCheckSpec:
+def advisories_check_specs(stream: StreamSettings) -> list[dg.AssetCheckSpec]:
     """Describe the check of the outbox."""
-    return dg.AssetCheckSpec(
-        "advisories_published",
-        asset=stream_key(stream, "node_advisories"),
-        description="No advisory is waiting to be published.",
+    return check_specs(
+        stream_key(stream, "node_advisories"), {"advisories_published": "No advisory is waiting to be published."}
+    )
+
+
+def check_specs(key: dg.AssetKey, descriptions: Mapping[str, str]) -> list[dg.AssetCheckSpec]:
+    """Describe the checks of an asset, by name."""
+    return [dg.AssetCheckSpec(name, asset=key, description=description) for name, description in descriptions.items()]
+
+
+def as_event(result: dg.AssetCheckResult) -> dg.AssetCheckEvaluation:
+    """Return a check result as an event, which a run may record without having planned the check."""
+    assert result.asset_key is not None
+    assert result.check_name is not None
+    return dg.AssetCheckEvaluation(
+        result.asset_key,
+        result.check_name,
+        result.passed,
+        metadata=result.metadata,
+        severity=result.severity,
+        description=result.description,
     )
 
 

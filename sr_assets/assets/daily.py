@@ -17,6 +17,7 @@ from sr_assets.adapters.published import availability as availability_queries
 from sr_assets.adapters.published import inventory as inventory_queries
 from sr_assets.adapters.published.reading import Rows
 from sr_assets.assets.charts import line_chart
+from sr_assets.assets.checks import check_specs
 from sr_assets.assets.specs import OWNERS, ROW_COUNT, column_metadata, documented, table_key
 from sr_assets.domain.days import Day, day_of
 from sr_assets.domain.errors import SrAssetsError
@@ -106,10 +107,7 @@ def build_daily_asset(settings: Settings, daily: DailyAsset) -> dg.AssetsDefinit
             deps=daily.sources(settings),
             partitions_def=daily_partitions(settings, stage),
             backfill_policy=dg.BackfillPolicy.single_run(),
-            check_specs=[
-                dg.AssetCheckSpec(name, asset=daily.key, description=check.description)
-                for name, check in daily.checks.items()
-            ],
+            check_specs=check_specs(daily.key, {name: check.description for name, check in daily.checks.items()}),
             description=documented(
                 f"Table {stage.table.name} of fleet.duckdb: one row per {daily.row}.",
                 f"rules.md#{stage.table.computed}-by-day",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sr_assets.assets.checks import (
-    advisories_check_spec,
+    advisories_check_specs,
     check_advisories,
     check_progress,
     check_replica,
@@ -67,7 +67,7 @@ class StreamAssets:
 
     def check_specs(self) -> list[dg.AssetCheckSpec]:
         """Describe the checks of the replica and of a tracked stream's outbox."""
-        outbox = [advisories_check_spec(self._stream)] if self._stream.tracked else []
+        outbox = advisories_check_specs(self._stream) if self._stream.tracked else []
         return [*replica_check_specs(self._stream), *outbox]
 
     def metadata(self, stage: Stage, site: Site, report: StreamReport) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
-from sr_assets.assets.checks import warning
+from sr_assets.assets.checks import check_specs, warning
 from sr_assets.assets.specs import documented, entry_spec, source_spec, stream_key
 from sr_assets.assets.streams import event_counts
 from sr_assets.domain.positions import DAY_NS, format_rfc3339_ns
@@ -52,8 +52,7 @@ def feed_spec(feed: FeedSettings, filled_by: Sequence[StreamSettings]) -> dg.Ass
 
 def feed_check_specs(feed: FeedSettings) -> list[dg.AssetCheckSpec]:
     """Describe the checks of a feed."""
-    key = stream_key(feed, "advisory_feed")
-    return [dg.AssetCheckSpec(name, asset=key, description=description) for name, description in _CHECKS.items()]
+    return check_specs(stream_key(feed, "advisory_feed"), _CHECKS)
 
 
 def feed_metadata(report: StreamReport) -> dict[str, Any]:

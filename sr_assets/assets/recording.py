@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
+from sr_assets.assets.checks import as_event
 from sr_assets.assets.specs import ROW_COUNT, column_metadata, stream_key
 from sr_assets.resources import HOST_KEY
 from sr_assets.stages.report import Stage
@@ -122,21 +123,10 @@ class Recorder:
                 yield dg.AssetMaterialization(key, metadata=whole)
 
     def _evaluate(self, check_result: dg.AssetCheckResult, *, ended: bool) -> Iterator[Result]:
-        assert check_result.asset_key is not None
-        assert check_result.check_name is not None
-        key = dg.AssetCheckKey(check_result.asset_key, check_result.check_name)
+        event = as_event(check_result)
+        key = event.asset_check_key
         earlier = self._evaluated.get(key)
         if key not in self._run.check_keys or (earlier == check_result.passed and not ended):
             return
         self._evaluated[key] = check_result.passed
-        if earlier is None and not self._run.hosted:
-            yield check_result
-            return
-        yield dg.AssetCheckEvaluation(
-            asset_key=key.asset_key,
-            check_name=key.name,
-            passed=check_result.passed,
-            metadata=check_result.metadata,
-            severity=check_result.severity,
-            description=check_result.description,
-        )
+        yield check_result if earlier is None and not self._run.hosted else event

@@ -1,11 +1,12 @@
 """Native streams as assets `["topology", cluster, stream]`, linked to the sources and replicas of the entries."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import dagster as dg
 
 from sr_assets.assets.charts import graph_picture
+from sr_assets.assets.checks import as_event, check_specs
 from sr_assets.assets.specs import OWNERS, ROW_COUNT, column_metadata, documented, stream_key, topology_key
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.topology.graph import Graph, Node, around, graph_of
@@ -13,11 +14,10 @@ from sr_assets.domain.topology.plan import Action
 from sr_assets.domain.topology.wanted import WantedStream
 from sr_assets.resources import Platform, configure_logging
 from sr_assets.settings import Settings, TopologySettings
-from sr_assets.stages.topology.applying import apply_steps, look_at_result, refused
+from sr_assets.stages.topology.applying import apply_steps, await_links, refused
 from sr_assets.stages.topology.evaluation import (
     DRIFT_CHECK,
     LINK_CHECKS,
-    CheckResult,
     Evaluation,
     evaluate,
     publish_evaluation,
@@ -30,6 +30,8 @@ from sr_assets.stages.topology.survey import Survey
 GROUP: Final = "topology"
 #: A graph with more edges would be unreadable and large.
 _MOST_DRAWN: Final = 60
+#: Asset keys by cluster and stream.
+_Keys = dict[tuple[str, str], list[dg.AssetKey]]
 _DOCUMENT: Final = "contract.md#native-mirrors-and-sources"
 
 
@@ -43,9 +45,9 @@ def build_topology_assets(settings: Settings) -> list[dg.AssetsDefinition | dg.A
         name="native_streams",
         specs=[_spec(wanted, list(origins[wanted.label])) for wanted in topology.streams],
         check_specs=[
-            dg.AssetCheckSpec(name, asset=topology_key(wanted.cluster, wanted.stream), description=description)
+            spec
             for wanted in topology.streams
-            for name, description in _checks(wanted).items()
+            for spec in check_specs(topology_key(wanted.cluster, wanted.stream), _checks(wanted))
         ],
         can_subset=True,
     )
@@ -67,12 +69,8 @@ def build_topology_assets(settings: Settings) -> list[dg.AssetsDefinition | dg.A
 
 
 def evaluations(seen: Evaluation, wanted: WantedStream) -> Iterator[dg.AssetCheckEvaluation]:
-    """Yield the verdicts on a stream as events without a run."""
-    key = topology_key(wanted.cluster, wanted.stream)
-    for name, verdict in seen.check_results[wanted.label].items():
-        yield dg.AssetCheckEvaluation(
-            key, name, verdict.passed, severity=_severity(verdict), description=verdict.reason or None
-        )
+    """Return the check results of a stream as events without a run."""
+    return map(as_event, _results(seen, wanted))
 
 
 def metadata(seen: Evaluation, wanted: WantedStream) -> Mapping[str, dg.MetadataValue]:
@@ -113,7 +111,7 @@ def _run(settings: Settings, run_id: str) -> tuple[Evaluation, list[str]]:
                 problems = [
                     f"{outcome.step.wanted.label}: {outcome.detail}" for outcome in outcomes if outcome.result != "done"
                 ]
-                look_at_result(survey, outcomes)
+                await_links(survey, outcomes)
         seen = evaluate(settings, survey)
         publish_evaluation(settings, seen, run_id)
         remember_run(folder, failed=bool(problems))
@@ -148,10 +146,10 @@ def _origins(settings: Settings, topology: TopologySettings) -> dict[str, dict[d
     return origins
 
 
-def _of_entries(settings: Settings, topology: TopologySettings) -> tuple[Any, Any]:
+def _of_entries(settings: Settings, topology: TopologySettings) -> tuple[_Keys, _Keys]:
     """Return the replicas that fill a stream, and the source assets that describe it, by cluster and stream."""
-    made: dict[tuple[str, str], list[dg.AssetKey]] = {}
-    read: dict[tuple[str, str], list[dg.AssetKey]] = {}
+    made: _Keys = {}
+    read: _Keys = {}
     for entry in settings.entries:
         at = topology.cluster_of(entry.source)
         if at is not None and not (entry.kind == "feed" and settings.copied_into(entry)):
@@ -188,17 +186,13 @@ def _results(seen: Evaluation, wanted: WantedStream) -> list[dg.AssetCheckResult
     return [
         dg.AssetCheckResult(
             asset_key=topology_key(wanted.cluster, wanted.stream),
-            passed=verdict.passed,
+            passed=result.passed,
             check_name=name,
-            severity=_severity(verdict),
-            description=verdict.reason or None,
+            severity=dg.AssetCheckSeverity.WARN if result.warns else dg.AssetCheckSeverity.ERROR,
+            description=result.reason or None,
         )
-        for name, verdict in seen.check_results[wanted.label].items()
+        for name, result in seen.check_results[wanted.label].items()
     ]
-
-
-def _severity(verdict: CheckResult) -> dg.AssetCheckSeverity:
-    return dg.AssetCheckSeverity.WARN if verdict.warns else dg.AssetCheckSeverity.ERROR
 
 
 def _picture(seen: Evaluation, wanted: WantedStream) -> dg.MarkdownMetadataValue:

@@ -13,7 +13,7 @@ from sr_assets_tests.exposed import SITES, STREAM, configured
 from sr_assets_tests.operate.rig import run
 
 RUN = "0c5d9d2f-6a2e-4f5b-8a6d-0d3c2b1a0f9e"
-STREAM_METRICS = (
+OWN_LINE = (
     '{"time": "2026-01-01T00:00:00+00:00", "level": "info", "logger": "sr_assets.stages", "message": "london/REG: 5"}'
 )
 FOREIGN = '{"an": "asset\'s own"}'
@@ -22,7 +22,7 @@ WRITTEN = f"""\
 2026-11-22 16:15:02 +0000 - dagster.daemon - ERROR - it failed
 Traceback (most recent call last):
   File "x.py", line 1, in <module>
-{STREAM_METRICS}
+{OWN_LINE}
 {FOREIGN}
 26/11/22 16:15:03 WARN NativeCodeLoader: Unable to load native-hadoop library
 
@@ -58,7 +58,7 @@ def test_child_output_becomes_events_with_time_level_and_logger(
     }
     assert (failed["level"], failed["message"].splitlines()[0]) == ("error", "it failed")
     assert failed["message"].endswith("in <module>")
-    assert (ours, foreign) == (json.loads(STREAM_METRICS), json.loads(FOREIGN))
+    assert (ours, foreign) == (json.loads(OWN_LINE), json.loads(FOREIGN))
     assert (spark["level"], spark["logger"]) == ("warn", "NativeCodeLoader")
     assert (python["level"], python["logger"], python["message"]) == ("warn", "uvicorn.error", "it is slow")
     assert (error["level"], error["logger"], error["stream"]) == ("error", "daemon", "london/REG")
@@ -69,7 +69,7 @@ def test_log_file_contains_each_line_once(tmp_path: Path) -> None:
     file = tmp_path / "sr.log"
     lines = written(configured(tmp_path, log_format="json", logfile=str(file)), file, None)
     # This package's loggers write into the file directly.
-    assert json.loads(STREAM_METRICS) not in lines
+    assert json.loads(OWN_LINE) not in lines
     assert len(lines) == 6
 
 

@@ -20,14 +20,14 @@ from sr_assets.operate.ui_access import (
     refuse_unknown,
 )
 
-STREAM_METRICS = {"host": "127.0.0.1:3000"}
+OWN_HEADERS = {"host": "127.0.0.1:3000"}
 
 
 def scope(
     method: str = "POST", path: str = "/graphql", query: str = "", kind: str = "http", **headers: str
 ) -> dict[str, Any]:
     """Return a request as an ASGI scope."""
-    named = {name.replace("_", "-"): value for name, value in {**STREAM_METRICS, **headers}.items()}
+    named = {name.replace("_", "-"): value for name, value in {**OWN_HEADERS, **headers}.items()}
     listed = [(name.encode(), value.encode()) for name, value in named.items()]
     return {"type": kind, "method": method, "path": path, "query_string": query.encode(), "headers": listed}
 

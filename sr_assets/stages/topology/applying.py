@@ -25,7 +25,7 @@ _OPERATIONS: Final = {
     Action.ADOPT: "UPDATE",
 }
 #: Time for the servers to connect the links of a new stream before they are evaluated.
-_FIRST_WORD_SECONDS: Final = 3.0
+_CONNECT_SECONDS: Final = 3.0
 
 
 class Outcome(NamedTuple):
@@ -53,32 +53,32 @@ def apply_steps(survey: Survey, steps: Sequence[Step], owner: str) -> Iterator[O
             failed.add(step.wanted.label)
             yield Outcome(step, "not done", f"it copies from {before}")
             continue
-        outcome = _take(survey, step, owner)
+        outcome = _execute(survey, step, owner)
         if outcome.result != "done":
             failed.add(step.wanted.label)
         yield outcome
 
 
-def look_at_result(survey: Survey, outcomes: Sequence[Outcome]) -> None:
+def await_links(survey: Survey, outcomes: Sequence[Outcome]) -> None:
     """Survey again once every link of the new streams is active: servers connect them after their response."""
     made = [outcome.step.wanted for outcome in outcomes if outcome.result == "done"]
-    deadline = time.monotonic() + _FIRST_WORD_SECONDS
-    while not _heard_of(survey.refresh(), made) and time.monotonic() < deadline:
+    deadline = time.monotonic() + _CONNECT_SECONDS
+    while not _links_active(survey.refresh(), made) and time.monotonic() < deadline:
         time.sleep(0.3)
 
 
-def _heard_of(survey: Survey, made: Sequence[WantedStream]) -> bool:
+def _links_active(survey: Survey, made: Sequence[WantedStream]) -> bool:
     streams = [survey.of[wanted.cluster].streams.get(wanted.stream) for wanted in made]
     return all(link.active_ns is not None for stream in streams if stream is not None for link in stream.links)
 
 
-def _take(survey: Survey, step: Step, owner: str) -> Outcome:
+def _execute(survey: Survey, step: Step, owner: str) -> Outcome:
     cluster, name, deleted = survey.cluster(step.wanted.cluster), step.wanted.stream, False
     try:
         if step.action is Action.RECREATE:
             cluster.request_api(f"STREAM.DELETE.{name}")
             deleted = True
-        answer = cluster.request_api(f"STREAM.{_OPERATIONS[step.action]}.{name}", dict(step.config or {}))
+        response = cluster.request_api(f"STREAM.{_OPERATIONS[step.action]}.{name}", dict(step.config or {}))
     except RunError as error:
         note = (
             "; the stream was deleted and no longer exists; run `topology apply` again to create it" if deleted else ""
@@ -87,7 +87,7 @@ def _take(survey: Survey, step: Step, owner: str) -> Outcome:
     if step.action is Action.ADOPT:
         return Outcome(step, "done")
     version = survey.of[step.wanted.cluster].version
-    left = compare(step.wanted, read_stream(answer), owner, version)
+    left = compare(step.wanted, read_stream(response), owner, version)
     text = ", ".join(f"{difference.key} ({difference.remedy})" for difference in left)
     return Outcome(step, "done", f"still different: {text}" if left else None)
 
@@ -98,7 +98,7 @@ def _refusal(survey: Survey, step: Step) -> str | None:
         if step.action is Action.RECREATE:
             # The server first validates a new configuration, even while the old stream exists.
             _expect(cluster, f"STREAM.CREATE.{name}", dict(step.config or {}), NAME_TAKEN)
-            try_deleting(cluster, name)
+            probe_deletion(cluster, name)
         else:
             probe_update(cluster, _OPERATIONS[step.action], name)
     except RunError as error:
@@ -113,7 +113,7 @@ def probe_update(cluster: Cluster, operation: str, stream: str) -> None:
     _expect(cluster, f"STREAM.{operation}.{stream}", {"name": f"{stream}-not"}, NAME_MISMATCH)
 
 
-def try_deleting(cluster: Cluster, stream: str) -> None:
+def probe_deletion(cluster: Cluster, stream: str) -> None:
     """Raise RunError if the user may not delete a stream: the server refuses a request with a payload."""
     _expect(cluster, f"STREAM.DELETE.{stream}", {"only": "asked"}, BODY_NOT_EMPTY)
 
@@ -129,9 +129,9 @@ def _expect(cluster: Cluster, subject: str, body: dict[str, Any], code: int) -> 
         except TransientError:
             raise
         except RunError as error:
-            said = str(error).lower()
+            text = str(error).lower()
             # Every pending request receives a refused permission; its subject identifies the refused one.
-            if "violation for publish" in said and f'"{cluster.settings.api(subject).lower()}"' not in said:
+            if "violation for publish" in text and f'"{cluster.settings.api(subject).lower()}"' not in text:
                 continue
             raise
         else:

@@ -62,7 +62,7 @@ class Evaluation:
     def problems(self) -> dict[str, list[str]]:
         """Return the failed checks by label, for comparison with the previous tick."""
         return {
-            label: sorted(check for check, verdict in checks.items() if not verdict.passed)
+            label: sorted(check for check, result in checks.items() if not result.passed)
             for label, checks in self.check_results.items()
         }
 
@@ -128,7 +128,7 @@ def publish_evaluation(settings: Settings, seen: Evaluation, run_id: str, wait_s
 
 
 def _check_results(
-    wanted: WantedStream, links: list[Link], drift: list[Drift], unasked: str | None
+    wanted: WantedStream, links: list[Link], drift: list[Drift], unavailable: str | None
 ) -> dict[str, CheckResult]:
     check_results: dict[str, CheckResult] = {}
     if wanted.upstreams:
@@ -145,16 +145,16 @@ def _check_results(
         f"{difference.key}: wanted {difference.wanted}, found {difference.found} ({difference.remedy})"
         for difference in drift
     ]
-    if unasked:
-        differs = [unasked]
+    if unavailable:
+        differs = [unavailable]
     return check_results | {"no_drift": CheckResult(not differs, "; ".join(differs))}
 
 
-def _unknown(look: ClusterSurvey, wanted: WantedStream) -> str | None:
+def _unknown(surveyed: ClusterSurvey, wanted: WantedStream) -> str | None:
     """Return why a stream's state is unknown, or None if it is known."""
-    if look.error:
-        return f"cluster {look.name} is unreachable"
-    return NO_LEADER if wanted.stream in look.silent else None
+    if surveyed.error:
+        return f"cluster {surveyed.name} is unreachable"
+    return NO_LEADER if wanted.stream in surveyed.silent else None
 
 
 def _silence(link: Link) -> str:

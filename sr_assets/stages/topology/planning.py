@@ -45,13 +45,13 @@ def make_plan(settings: Settings, survey: Survey, recreate: Sequence[str] = ()) 
     topology = topology_of(settings)
     again = {stream.label for name in recreate for stream in find_streams(topology, name)}
     steps, problems = [], list[str]()
-    for wanted, look in _answered(topology.streams, survey, problems):
+    for wanted, surveyed in _available(topology.streams, survey, problems):
         step = plan_stream(
             wanted,
-            look.streams.get(wanted.stream),
+            surveyed.streams.get(wanted.stream),
             owner=settings.replicator,
             manage=topology.manage,
-            version=look.version,
+            version=surveyed.version,
             recreate=wanted.label in again,
         )
         steps.append(step)
@@ -66,22 +66,22 @@ def make_adoption(settings: Settings, survey: Survey, names: Sequence[str]) -> P
     named = {stream.label for name in names for stream in find_streams(topology, name)}
     chosen = [wanted for wanted in topology.streams if not named or wanted.label in named]
     steps, problems = [], list[str]()
-    for wanted, look in _answered(chosen, survey, problems):
-        existing = look.streams.get(wanted.stream)
+    for wanted, surveyed in _available(chosen, survey, problems):
+        existing = surveyed.streams.get(wanted.stream)
         steps.append(plan_adoption(wanted, existing, settings.replicator, named=wanted.label in named))
     return Plan(steps, problems)
 
 
-def _answered(
+def _available(
     chosen: Iterable[WantedStream], survey: Survey, problems: list[str]
 ) -> Iterator[tuple[WantedStream, ClusterSurvey]]:
     """Yield each stream whose cluster responded, with the response; the others add to the problems."""
     for wanted in chosen:
-        look = survey.of[wanted.cluster]
-        home = look.elsewhere.get(wanted.stream)
-        if look.error is not None:
-            problems.append(f"{wanted.label}: cluster {wanted.cluster} is unreachable: {look.error}")
-        elif wanted.stream in look.silent:
+        surveyed = survey.of[wanted.cluster]
+        home = surveyed.elsewhere.get(wanted.stream)
+        if surveyed.error is not None:
+            problems.append(f"{wanted.label}: cluster {wanted.cluster} is unreachable: {surveyed.error}")
+        elif wanted.stream in surveyed.silent:
             problems.append(f"{wanted.label}: {NO_LEADER}")
         elif home is not None:
             problems.append(
@@ -89,7 +89,7 @@ def _answered(
                 " remove one of them from topology.streams"
             )
         else:
-            yield wanted, look
+            yield wanted, surveyed
 
 
 def find_streams(topology: TopologySettings, name: str) -> list[WantedStream]:
@@ -109,10 +109,10 @@ def find_streams(topology: TopologySettings, name: str) -> list[WantedStream]:
 def find_drift(settings: Settings, survey: Survey) -> Iterator[tuple[WantedStream, Drift]]:
     """Yield every difference between configuration and server, at the reachable clusters."""
     for wanted in topology_of(settings).streams:
-        look = survey.of[wanted.cluster]
-        if look.error is None and wanted.stream not in look.silent and wanted.stream not in look.elsewhere:
-            existing = look.streams.get(wanted.stream)
-            for drift in compare(wanted, existing, settings.replicator, look.version):
+        surveyed = survey.of[wanted.cluster]
+        if surveyed.error is None and wanted.stream not in surveyed.silent and wanted.stream not in surveyed.elsewhere:
+            existing = surveyed.streams.get(wanted.stream)
+            for drift in compare(wanted, existing, settings.replicator, surveyed.version):
                 yield wanted, drift
 
 
@@ -120,27 +120,27 @@ def _problems(topology: TopologySettings, survey: Survey, wanted: WantedStream) 
     made = {stream.label for stream in topology.streams} if topology.manage != "observe" else set()
     for upstream in wanted.upstreams:
         # An unreachable cluster, or one behind an API prefix, may have the stream; the server keeps trying.
-        look, elsewhere = (
+        surveyed, elsewhere = (
             survey.of[upstream.cluster],
             upstream.api not in (None, topology.clusters[upstream.cluster].api),
         )
-        if look.error is None and not elsewhere:
-            yield from _problems_with(upstream, look, wanted, made)
+        if surveyed.error is None and not elsewhere:
+            yield from _problems_with(upstream, surveyed, wanted, made)
 
 
 def _problems_with(
-    upstream: Upstream, look: ClusterSurvey, wanted: WantedStream, made: Collection[str]
+    upstream: Upstream, surveyed: ClusterSurvey, wanted: WantedStream, made: Collection[str]
 ) -> Iterator[str]:
-    origin = look.streams.get(upstream.stream)
+    origin = surveyed.streams.get(upstream.stream)
     label = f"{upstream.cluster}/{upstream.stream}"
     if origin is None:
-        if label not in made and upstream.stream not in look.silent:
+        if label not in made and upstream.stream not in surveyed.silent:
             yield f"{label} does not exist, and is not in topology.streams; create it, or correct its name"
         return
     most, theirs = wanted.config.get("max_msg_size", -1), origin.config.get("max_msg_size", -1)
     if most != -1 and (theirs == -1 or theirs > most):
         yield f"max_msg_size: {most} is less than the size of {label} ({theirs}); the server refuses that"
     retention = origin.config.get("retention", "limits")
-    if retention != "limits" and look.version < _SAFE_RETENTION:
-        version = ".".join(map(str, look.version))
+    if retention != "limits" and surveyed.version < _SAFE_RETENTION:
+        version = ".".join(map(str, surveyed.version))
         yield f"{label} has retention {retention}, which is safe to copy from since server 2.14; it is {version}"

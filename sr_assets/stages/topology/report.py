@@ -63,31 +63,31 @@ class Report:
 
 def make_report(settings: Settings, survey: Survey) -> Report:
     """Return the rows of a survey."""
-    streams = [row for look in survey.of.values() for row in _stream_rows(look)]
+    streams = [row for surveyed in survey.of.values() for row in _stream_rows(surveyed)]
     native = [
-        (look, stream, link)
-        for look in survey.of.values()
-        for stream in look.streams.values()
-        if look.lists(stream.name)
+        (surveyed, stream, link)
+        for surveyed in survey.of.values()
+        for stream in surveyed.streams.values()
+        if surveyed.lists(stream.name)
         for link in stream.links
     ]
     links = survey.side_by_side(lambda link: _native(survey, *link), native)
     links += _missing(settings, survey)
     links += survey.side_by_side(lambda entry: _ours(settings, survey, entry), settings.entries)
     links.sort(key=lambda link: (link.cluster, link.stream, link.kind, link.origin_stream))
-    unreachable = {look.name: look.error for look in survey.of.values() if look.error}
+    unreachable = {surveyed.name: surveyed.error for surveyed in survey.of.values() if surveyed.error}
     return Report(streams, links, unreachable)
 
 
-def _stream_rows(look: ClusterSurvey) -> Iterator[StreamRow]:
-    if look.error:
-        yield StreamRow(look.name, look.domain, error=look.error)
-    for stream in filter(lambda stream: look.lists(stream.name), look.streams.values()):
+def _stream_rows(surveyed: ClusterSurvey) -> Iterator[StreamRow]:
+    if surveyed.error:
+        yield StreamRow(surveyed.name, surveyed.domain, error=surveyed.error)
+    for stream in filter(lambda stream: surveyed.lists(stream.name), surveyed.streams.values()):
         state, lost = stream.state, stream.state.get("lost") or {}
         level = stream.metadata.get("_nats.req.level", "")
         yield StreamRow(
-            look.name,
-            look.domain,
+            surveyed.name,
+            surveyed.domain,
             stream.name,
             stream.config.get("storage"),
             stream.config.get("num_replicas"),
@@ -105,21 +105,21 @@ def _stream_rows(look: ClusterSurvey) -> Iterator[StreamRow]:
         )
 
 
-def _native(survey: Survey, look: ClusterSurvey, stream: FoundStream, link: FoundLink) -> Link:
-    there, at = survey.origin(look, link), survey.cluster(look.name)
+def _native(survey: Survey, surveyed: ClusterSurvey, stream: FoundStream, link: FoundLink) -> Link:
+    there, at = survey.origin(surveyed, link), survey.cluster(surveyed.name)
     lag = LinkLag()
     if there is None:
-        origin = survey.through(look, link)
+        origin = survey.through(surveyed, link)
         if origin is not None:
             lag = measure_link(stream, link, at, *origin)
     elif link.stream in there.streams:
         lag = measure_link(stream, link, at, there.streams[link.stream], survey.cluster(there.name))
     return Link(
-        look.name,
+        surveyed.name,
         stream.name,
         link.kind,
         link.stream,
-        look.domain,
+        surveyed.domain,
         there.name if there else None,
         there.domain if there else link.domain,
         link.filter_subject,
@@ -146,12 +146,12 @@ def _missing(settings: Settings, survey: Survey) -> list[Link]:
     """Return the links of configured streams that do not exist or whose cluster is unreachable."""
     rows = []
     for wanted in settings.topology.streams if settings.topology else ():
-        look = survey.of[wanted.cluster]
-        if wanted.stream in look.streams:
+        surveyed = survey.of[wanted.cluster]
+        if wanted.stream in surveyed.streams:
             continue
-        error = f"stream {wanted.stream} {'does not answer' if wanted.stream in look.silent else 'does not exist'}"
-        if look.error:
-            error = f"cluster {look.name} is unreachable"
+        error = f"stream {wanted.stream} {'does not answer' if wanted.stream in surveyed.silent else 'does not exist'}"
+        if surveyed.error:
+            error = f"cluster {surveyed.name} is unreachable"
         rows += [_wanted_link(survey, wanted, upstream, error) for upstream in wanted.upstreams]
     return rows
 

@@ -82,7 +82,7 @@ class Survey:
 
     def refresh(self) -> Self:
         """Query every cluster once, in parallel."""
-        survey = {look.name: look for look in self._pool.map(self._look, self._known.values())}
+        survey = {surveyed.name: surveyed for surveyed in self._pool.map(self._query, self._known.values())}
         self.of = list_once(survey, self._named)
         return self
 
@@ -98,14 +98,14 @@ class Survey:
         """Return the name of an entry's cluster."""
         return _name(self._settings, self._known, settings) or ""
 
-    def origin(self, look: ClusterSurvey, link: FoundLink) -> ClusterSurvey | None:
+    def origin(self, surveyed: ClusterSurvey, link: FoundLink) -> ClusterSurvey | None:
         """Return the cluster of a link's origin, or None if it is unknown."""
         if link.api is None:
-            if look.lists(link.stream):
-                return look
+            if surveyed.lists(link.stream):
+                return surveyed
             # Clusters that gateways connect share one JetStream.
-            same = (other for other in self.of.values() if other.domain == look.domain and other.lists(link.stream))
-            return next(same, look)
+            same = (other for other in self.of.values() if other.domain == surveyed.domain and other.lists(link.stream))
+            return next(same, surveyed)
         others = [
             other
             for other in self.of.values()
@@ -113,9 +113,9 @@ class Survey:
         ]
         return next((other for other in others if other.lists(link.stream)), next(iter(others), None))
 
-    def through(self, look: ClusterSurvey, link: FoundLink) -> tuple[FoundStream, Cluster] | None:
+    def through(self, surveyed: ClusterSurvey, link: FoundLink) -> tuple[FoundStream, Cluster] | None:
         """Query the origin of a link at an unknown cluster through the link; return None without a response."""
-        settings = replace(look.settings, api_prefix=link.api or "")
+        settings = replace(surveyed.settings, api_prefix=link.api or "")
         with self._guard:
             cluster = self._foreign.get(settings)
             if cluster is None:
@@ -129,7 +129,7 @@ class Survey:
         except RunError:
             return None
 
-    def _look(self, known: TopologyCluster) -> ClusterSurvey:
+    def _query(self, known: TopologyCluster) -> ClusterSurvey:
         cluster = self._open[known.name]
         try:
             about = _about(cluster)
@@ -144,7 +144,7 @@ class Survey:
             known.domain or about.get("domain"),
             version,
             (about.get("api") or {}).get("level"),
-            {name: read_stream(answer) for name, answer in sorted(streams.items())},
+            {name: read_stream(response) for name, response in sorted(streams.items())},
             streams,
             silent=frozenset(silent),
         )
@@ -182,21 +182,23 @@ def list_once(survey: Mapping[str, ClusterSurvey], named: Mapping[str, Collectio
     """
     homes: dict[tuple[Any, ...], str] = {}
     for by_name in (True, False):
-        for look in survey.values():
-            for name in look.streams:
-                if not by_name or name in named.get(look.name, ()):
-                    homes.setdefault(_identity(look, name), look.name)
+        for surveyed in survey.values():
+            for name in surveyed.streams:
+                if not by_name or name in named.get(surveyed.name, ()):
+                    homes.setdefault(_identity(surveyed, name), surveyed.name)
     return {
-        look.name: replace(
-            look,
-            elsewhere={name: home for name in look.streams if (home := homes[_identity(look, name)]) != look.name},
+        surveyed.name: replace(
+            surveyed,
+            elsewhere={
+                name: home for name in surveyed.streams if (home := homes[_identity(surveyed, name)]) != surveyed.name
+            },
         )
-        for look in survey.values()
+        for surveyed in survey.values()
     }
 
 
-def _identity(look: ClusterSurvey, name: str) -> tuple[Any, ...]:
-    return look.domain, name, look.answers[name].get("created")
+def _identity(surveyed: ClusterSurvey, name: str) -> tuple[Any, ...]:
+    return surveyed.domain, name, surveyed.answers[name].get("created")
 
 
 def known_clusters(settings: Settings) -> dict[str, TopologyCluster]:
