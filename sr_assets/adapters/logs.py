@@ -54,8 +54,18 @@ def set_print_format(form: Literal["text", "json"]) -> None:
     _form = form
 
 
-def print_problem(kind: Literal["error", "warning"], line: str) -> None:
-    """Print an error or a warning of the command on stderr in the chosen form."""
+def print_error(text: str) -> None:
+    """Print an error of the command as one line on stderr."""
+    _print_problem("error", text)
+
+
+def print_warning(text: str) -> None:
+    """Print a warning of the command as one line on stderr."""
+    _print_problem("warning", text)
+
+
+def _print_problem(kind: Literal["error", "warning"], text: str) -> None:
+    line = " ".join(text.split())
     shown = f"{kind}: {line}"
     if _form == "json":
         level = kind.upper()

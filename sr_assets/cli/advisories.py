@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sr_assets.adapters.logs import print_warning
 from sr_assets.cli.base import INTERRUPTED, SECONDS, cli, need_feeds
 from sr_assets.cli.render import Format, Lines, show
 from sr_assets.cli.warnings import note_age
@@ -137,7 +138,7 @@ def _rounds(followers: Sequence["Follower"]) -> Iterator[list[tuple["Advisory", 
                 if not any(readable):
                     raise
                 if readable[index]:
-                    click.echo(f"warning: {follower.feed.label}: {error}; polling continues", err=True)
+                    print_warning(f"{follower.feed.label}: {error}; polling continues")
                 readable[index] = False
         yield received
 

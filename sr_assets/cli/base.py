@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sr_assets.adapters.logs import print_problem
+from sr_assets.adapters.logs import print_error
 from sr_assets.cli.render import FORMATS, Format
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 
@@ -96,11 +96,6 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output has ended. With stdout on /dev/null, closing it at exit raises no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-
-
-def print_error(message: str) -> None:
-    """Print an error as one line on stderr."""
-    print_problem("error", " ".join(message.split()))
 
 
 def fail(message: str, code: int) -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sr_assets.adapters.logs import print_warning
 from sr_assets.cli.base import SECONDS, cli, configured, need_feeds, table_or_json
 from sr_assets.cli.render import Format, print_json, show
 from sr_assets.cli.views import print_node, print_summary
@@ -113,7 +114,7 @@ def _newest_messages(settings: "Settings", name: str) -> "Rows":
     try:
         return queries.node_snapshots(settings.home, name)
     except ConfigurationError as error:
-        click.echo(f"warning: no metadata: {error}", err=True)
+        print_warning(f"no metadata: {error}")
         return Rows((), [])
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sr_assets.cli.base import cli, print_error
+from sr_assets.adapters.logs import print_error
+from sr_assets.cli.base import cli
 from sr_assets.cli.render import Format, print_document, show
 from sr_assets.cli.watching import watchable
 from sr_assets.domain.errors import ConfigurationError, RunError

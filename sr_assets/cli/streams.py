@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sr_assets.cli.base import cli, configured, form_option, print_error, stream_named, stream_option
+from sr_assets.adapters.logs import print_error, print_warning
+from sr_assets.cli.base import cli, configured, form_option, stream_named, stream_option
 from sr_assets.cli.render import Format, show
 from sr_assets.cli.warnings import hint, warn
 from sr_assets.cli.watching import watchable
@@ -124,10 +125,7 @@ def lag(settings: "Settings", form: Format) -> int:
     show(columns, rows, form, first=("name", "stream", "lag_messages", "lag_seconds"))
     troubled = [lag for lag in lags if lag.problem is not None]
     for lag in troubled:
-        click.echo(
-            f"{'error' if lag.unknown else 'warning'}: {lag.name}/{lag.stream}: {' '.join(str(lag.problem).split())}",
-            err=True,
-        )
+        (print_error if lag.unknown else print_warning)(f"{lag.name}/{lag.stream}: {lag.problem}")
     return int(any(lag.unknown for lag in troubled))
 
 

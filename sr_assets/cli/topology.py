@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from sr_assets.cli.base import cli, configured, form_option, print_error
+from sr_assets.adapters.logs import print_error
+from sr_assets.cli.base import cli, configured, form_option
 from sr_assets.cli.render import Format, print_note, show
 
 if TYPE_CHECKING:

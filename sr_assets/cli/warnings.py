@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sr_assets.adapters.logs import print_problem
+from sr_assets.adapters.logs import print_warning
 from sr_assets.cli.render import age_seconds, age_text, print_note
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import SrAssetsError
@@ -23,7 +23,7 @@ def warn(settings: "Settings") -> None:
         *_states_without_entry(settings),
         *_too_short_durations(settings),
     ):
-        print_problem("warning", warning)
+        print_warning(warning)
 
 
 def hint(settings: "Settings") -> None:
@@ -54,10 +54,9 @@ def note_age(settings: "Settings") -> None:
         if policy is None or watermark is None:
             continue
         if (age := age_seconds(watermark)) > policy.warning_ns / 1e9:
-            click.echo(
-                f"warning: {label}: its watermark is {watermark:%Y-%m-%d %H:%M:%S} UTC, {duration(age)} old, so node states"
-                " may be stale; check that `sr-assets up` or `run` is running, and query `sr-assets lag`",
-                err=True,
+            print_warning(
+                f"{label}: its watermark is {watermark:%Y-%m-%d %H:%M:%S} UTC, {duration(age)} old, so node states"
+                " may be stale; check that `sr-assets up` or `run` is running, and query `sr-assets lag`"
             )
 
 

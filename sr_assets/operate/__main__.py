@@ -5,9 +5,9 @@ import logging
 import sys
 from contextlib import AbstractContextManager, nullcontext
 
+from sr_assets.adapters.logs import print_error
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 from sr_assets.operate.processes import INTERRUPTED, end_with_parent, signals_as_interrupt
-from sr_assets.operate.report import print_error
 from sr_assets.operate.site import execute_site
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.adapters.logs import print_problem
+from sr_assets.adapters.logs import print_error, print_warning
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,16 +26,6 @@ _PRINTED: Final = ("senders_found", "advisories_published")
 def print_line(line: str) -> None:
     """Print a line on stdout."""
     print(line, flush=True)  # noqa: T201  the output of `run` and `up`
-
-
-def print_error(line: str) -> None:
-    """Print an error on stderr."""
-    print_problem("error", line)
-
-
-def print_warning(line: str) -> None:
-    """Print a warning on stderr."""
-    print_problem("warning", line)
 
 
 def report_run(entries: Sequence[Entry], result: ExecuteInProcessResult) -> int:

@@ -10,12 +10,13 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from sr_assets.adapters.logs import print_error
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
 from sr_assets.operate.log_lines import ChildLogs
 from sr_assets.operate.metrics import metrics_beside, page_url, write_textfile_once
 from sr_assets.operate.notify import begin_notifying, notify_beside, notify_once
 from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt, start_child, stop_groups
-from sr_assets.operate.report import print_error, print_line
+from sr_assets.operate.report import print_line
 from sr_assets.stages.heartbeat_publisher import HeartbeatPublisher
 
 if TYPE_CHECKING:

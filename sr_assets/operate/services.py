@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from sr_assets.adapters.extras import require_extra
 from sr_assets.adapters.locking import lock
+from sr_assets.adapters.logs import print_error
 from sr_assets.adapters.private import open_private, write_private
 from sr_assets.domain.errors import RunError
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
@@ -23,7 +24,7 @@ from sr_assets.operate.log_lines import ChildLogs
 from sr_assets.operate.metrics import metrics_beside, page_url
 from sr_assets.operate.notify import notify_beside
 from sr_assets.operate.processes import child_environment, signals_as_interrupt, stop_groups
-from sr_assets.operate.report import print_error, print_line
+from sr_assets.operate.report import print_line
 from sr_assets.operate.ui_access import read_logins
 
 if TYPE_CHECKING:

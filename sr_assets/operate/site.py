@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sr_assets.adapters.logs import print_error
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.operate.instance import open_instance, storage_errors
 from sr_assets.operate.processes import recorded_signals
-from sr_assets.operate.report import print_error, report_run
+from sr_assets.operate.report import report_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,12 +13,13 @@ from socket import AF_INET6, getaddrinfo
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters.logs import print_warning
 from sr_assets.adapters.private import write_private
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.exposition import CONTENT_TYPE
 from sr_assets.operate.metrics.reading import Exposition
 from sr_assets.operate.page import PAGE_HEADERS, PAGE_PATHS, PagePublisher
-from sr_assets.operate.report import print_line, print_warning
+from sr_assets.operate.report import print_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

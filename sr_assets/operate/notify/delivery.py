@@ -13,13 +13,13 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.locking import lock
+from sr_assets.adapters.logs import print_warning
 from sr_assets.adapters.private import open_private, own_folder
 from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.operate.notify.events import SentFile, all_sent, pending
 from sr_assets.operate.notify.messages import messages
 from sr_assets.operate.notify.targets import NotSentError, send
-from sr_assets.operate.report import print_warning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
