@@ -24,13 +24,11 @@ from sr_assets.automation.stream_info_cache import StreamInfoCache
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import watermark
 from sr_assets.domain.subjects import advisory_subject
-from sr_assets.settings import FeedSettings, StreamSettings
+from sr_assets.settings import FeedSettings
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.site import needs_publishing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.settings import ClusterSettings, Entry, Settings
 
@@ -45,21 +43,18 @@ class _Kind:
     delivery: tuple[ClusterSettings, str] | None = None
 
 
-def _stream_kind(stream: StreamSettings) -> _Kind:
+def _kind(entry: Entry) -> _Kind:
+    if isinstance(entry, FeedSettings):
+        return _Kind(
+            EntryRules(starts_empty=False, deadline_passed="a heartbeat is overdue", pause_stops_reading=False)
+        )
     rules = EntryRules(
-        starts_empty=True, deadline_passed="a node's deadline has passed", pause_stops_reading=not stream.tracked
+        starts_empty=True, deadline_passed="a node's deadline has passed", pause_stops_reading=not entry.tracked
     )
-    if stream.advisory is None:
+    if entry.advisory is None:
         return _Kind(rules)
-    cluster = stream.source if stream.advisory.cluster == "source" else stream.target
-    return _Kind(rules, (cluster, advisory_subject(stream.advisory.subject, "new", "node")))
-
-
-def _feed_kind(_: FeedSettings) -> _Kind:
-    return _Kind(EntryRules(starts_empty=False, deadline_passed="a heartbeat is overdue", pause_stops_reading=False))
-
-
-_KINDS: Final[Mapping[type[Entry], Callable[[Any], _Kind]]] = {StreamSettings: _stream_kind, FeedSettings: _feed_kind}
+    cluster = entry.source if entry.advisory.cluster == "source" else entry.target
+    return _Kind(rules, (cluster, advisory_subject(entry.advisory.subject, "new", "node")))
 
 
 def share_stream_infos(settings: Settings) -> StreamInfoCache:
@@ -81,10 +76,6 @@ def find_work(settings: Settings, site: str, stream_infos: StreamInfoCache | Non
         return Decision("fleet.duckdb lacks this site")
     with ExitStack() as connections:
         return _Tick(settings, site, status, paused_streams(folder), connections, stream_infos).decide()
-
-
-def _kind(entry: Entry) -> _Kind:
-    return _KINDS[type(entry)](entry)
 
 
 class _Tick:

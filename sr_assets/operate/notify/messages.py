@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +52,7 @@ class Event:
         return f"{self.node} {_VERBS[self.event]}{lasted} ({where}, {self.at:%Y-%m-%d %H:%M:%S} UTC)"
 
     @property
-    def body(self) -> dict[str, Any]:
+    def body(self) -> dict[str, object]:
         """The event as JSON."""
         values = {
             "event_id": self.id,
@@ -73,7 +73,7 @@ class Message:
     """A notification: a subject for mail, the JSON with its `text`, and its events."""
 
     subject: str
-    body: dict[str, Any]
+    body: dict[str, object]
     events: tuple[Event, ...]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.private import write_private
 from sr_assets.adapters.published.status_queries import Status, status
@@ -76,7 +76,7 @@ def _template(name: str = "status.html") -> Template:
     return environment.from_string(files(__package__).joinpath(name).read_text(encoding="utf-8"))
 
 
-def _shown(published: Status) -> dict[str, Any]:
+def _shown(published: Status) -> dict[str, object]:
     """Return the template's variables."""
     sites = published.sites
     totals = {column: sum(site[column] for site in sites) for column in ("up", "timeout", "retired", "new_24h")}
@@ -94,7 +94,7 @@ def _shown(published: Status) -> dict[str, Any]:
     }
 
 
-def _chart(name: str, published: Status, column: int) -> dict[str, Any]:
+def _chart(name: str, published: Status, column: int) -> dict[str, object]:
     """Return the paths of a step line and the area below it, for one column of the hourly counts."""
     values = [counted[column] for counted in published.chart]
     top = max(*values, 1)

@@ -15,7 +15,7 @@ from sr_assets.stages.source.lag import compare_with_source
 from sr_assets.stages.topology.link_lag import LinkLag, measure_link
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator
 
     from sr_assets.domain.topology.found import FoundLink, FoundStream
     from sr_assets.domain.topology.links import LinkKind
@@ -177,7 +177,7 @@ def _ours(settings: Settings, survey: Survey, entry: Entry) -> Link:
     status = read_status(settings.home / "sites" / entry.name)
     own: dict[str, Any] = status.get("streams", {}).get(entry.stream) or {}
     there = survey.of[survey.name_of(entry.source)]
-    copy = _COPIES[type(entry)](survey, entry)
+    copy = _view(survey, entry) if isinstance(entry, FeedSettings) else _replica(survey, entry)
     lag, error = LinkLag(), own.get("last_error") or own.get("copy_error")
     if entry.stream in there.answers:
         info = parse_stream_info(there.answers[entry.stream], there.version)
@@ -233,9 +233,6 @@ def _replica(survey: Survey, stream: StreamSettings) -> _Copy:
 def _view(survey: Survey, feed: FeedSettings) -> _Copy:
     """Return the global view of a feed, shown at the feed's cluster; it is not a stream."""
     return _Copy(survey.name_of(feed.source), f"{feed.label}/advisory_feed", "feed")
-
-
-_COPIES: Final[Mapping[type[Entry], Callable[[Survey, Any], _Copy]]] = {StreamSettings: _replica, FeedSettings: _view}
 
 
 def stream_record(row: StreamRow) -> dict[str, Any]:

@@ -27,6 +27,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _SIDE_BY_SIDE: Final = 32
+#: A stream's domain, name and created time.
+_Identity = tuple[str | None, str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,7 @@ def list_once(survey: Mapping[str, ClusterSurvey], named: Mapping[str, Collectio
 
     Streams with the same name and created time (ns) are identical.
     """
-    homes: dict[tuple[Any, ...], str] = {}
+    homes: dict[_Identity, str] = {}
     for by_name in (True, False):
         for surveyed in survey.values():
             for name in surveyed.streams:
@@ -197,7 +199,7 @@ def list_once(survey: Mapping[str, ClusterSurvey], named: Mapping[str, Collectio
     }
 
 
-def _identity(surveyed: ClusterSurvey, name: str) -> tuple[Any, ...]:
+def _identity(surveyed: ClusterSurvey, name: str) -> _Identity:
     return surveyed.domain, name, surveyed.answers[name].get("created")
 
 
