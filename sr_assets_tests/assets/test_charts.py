@@ -22,11 +22,10 @@ _HOSTILE = Link("hub", "$x_{$", "mirror", 'a"b\\N"; //&lt;\n<b>]}', "hub", "hub"
     (graph_of([("hub", "hub", "S")], []), graph_of([], _CITIES), graph_of([], _LOOP), graph_of([], [_HOSTILE])),
     ids=("one stream", "fan-in", "loop", "hostile names"),
 )
-def test_graph_picture_is_a_small_image(graph: Graph) -> None:
+def test_graph_picture_is_an_image(graph: Graph) -> None:
     text = str(graph_picture(graph).value)
     image = Image.open(io.BytesIO(base64.b64decode(text.removeprefix("![streams](data:image/png;base64,")[:-1])))
     assert min(image.size) > 50
-    assert len(text) < 40_000
 
 
 def test_streams_of_one_graph_share_a_picture() -> None:

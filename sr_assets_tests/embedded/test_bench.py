@@ -1,4 +1,4 @@
-"""Each workload of the bench runs, with few messages; its figures are not judged."""
+"""Each workload of the bench runs, with few messages; the tests do not judge the figures."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ from sr_assets_bench.rig import Bench
 from sr_assets_bench.scrape import measure_scrape
 from sr_assets_bench.trickle import measure_trickle
 
-#: In a process of its own: a classic session, and what it sets in the environment, stay as long as the process.
+#: A separate process, because a classic session and its environment variables last until the process ends.
 _ON_A_CLUSTER = """
 import json
 from sr_assets_bench.cluster import measure_cluster
@@ -129,7 +129,7 @@ def test_transitions_are_measured_with_target_up_and_down(
     engine_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outage, "PROBES", 1)
-    # Servers of its own: one of them goes down.
+    # Separate servers, because the test stops one.
     with NatsServer(tmp_path / "source", "source") as source, NatsServer(tmp_path / "target", "target") as target:
         bench = Bench(engine_home, source, target)
         bench.forget()

@@ -73,10 +73,10 @@ def test_headless_demo_succeeds_without_java_and_leaves_nothing(tmp_path: Path, 
     assert tables["last_seen_nodes"] + tables["retired_nodes"] == 2 * NODES
     assert tables["node_advisories"] == sum(result["advisories"].values()) == tables["global_advisories"]
     assert tables["global_availability"] == 2 * NODES
-    # A mirror, two sources; four replicas and the feed beside them.
+    # A mirror, two sources, four replicas and the feed.
     assert tables["topology_links"] == 8
     assert (tables["global_summary"], tables["global_rejects"]) == (2, 0)
-    assert not list(tmp_path.glob("sr-assets-demo-*")), "its home is gone"
+    assert not list(tmp_path.glob("sr-assets-demo-*")), "the temporary home was not deleted"
 
 
 @pytest.mark.timeout(300)
@@ -85,7 +85,7 @@ def test_headless_demo_succeeds_without_java_and_leaves_nothing(tmp_path: Path, 
 def test_demo_stopped_during_its_start_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     with DemoProcess(tmp_path, "--no-ui", "--nodes", "4") as demo:
         demo.await_output("NATS servers", 60)
-        # Dagster and Spark are on their way now.
+        # Dagster and Spark are starting.
         demo.await_condition(lambda: len(demo.left()) > 4, 60, "more than the servers")
         demo.process.send_signal(number)
         assert demo.process.wait(120) == 0, demo.errors

@@ -1,4 +1,4 @@
-"""The emulated fleet has the same history each time, looks like Choria's, and its messages arrive."""
+"""The emulated fleet: a reproducible plan, messages like Choria's, and their delivery."""
 
 import asyncio
 import itertools
@@ -29,7 +29,7 @@ RESTLESS = Churn(share=0.4, short_seconds=12, long_seconds=24)
 
 
 def story(plan: FleetPlan, until_seconds: float) -> list[PlannedMessage]:
-    """What happens before `until_seconds`."""
+    """Return the publications before `until_seconds`."""
     return list(itertools.takewhile(lambda publication: publication.at_seconds < until_seconds, plan.events()))
 
 
@@ -79,16 +79,11 @@ def test_message_contains_the_nodes_inventory() -> None:
     assert inventory["facts"]["fqdn"] == inventory["status"]["identity"] == publication.sender
 
 
-def test_messages_have_2_to_25_kilobytes_typically_7() -> None:
-    sizes = [len(publication.payload) for publication in story(FleetPlan(500, 10), 10)]
-    assert min(sizes) > 2_000
-    assert max(sizes) < 26_000
-    assert statistics.median(sizes) == pytest.approx(7_000, rel=0.1)
-
-
-def test_typical_message_size_is_configurable() -> None:
-    sizes = [len(publication.payload) for publication in story(FleetPlan(200, 10, payload_bytes=3_000), 10)]
-    assert statistics.median(sizes) == pytest.approx(3_000, rel=0.15)
+@pytest.mark.parametrize("typical", (3_000, 7_000))
+def test_typical_message_size_is_configurable(typical: int) -> None:
+    sizes = [len(publication.payload) for publication in story(FleetPlan(500, 10, payload_bytes=typical), 10)]
+    assert statistics.median(sizes) == pytest.approx(typical, rel=0.15)
+    assert max(sizes) < 4 * typical
 
 
 @pytest.mark.parametrize(
@@ -123,11 +118,6 @@ def test_changing_fleet_causes_every_transition_within_40_seconds() -> None:
         events += [(transition.event, transition.returned) for transition in transitions]
     assert {event for event, _ in events} == set(Event)
     assert (Event.NEW, True) in events
-
-
-def test_plan_of_a_hundred_thousand_nodes_is_cheap() -> None:
-    publications = list(itertools.islice(FleetPlan(100_000, 300, churn=Churn(0.1, 1200, 4000)).events(), 1000))
-    assert len({publication.sender for publication in publications}) == 1000
 
 
 def test_fleet_publishes_its_plan_until_its_end(nats_server: NatsServer, unique: Callable[[str], str]) -> None:
