@@ -1,4 +1,4 @@
-"""`python -m sr_assets_tests.screenshot [file]`: makes `docs/asset-graph.png` from a running demo."""
+"""The picture `docs/asset-graph.png`, taken from a running demo: `python -m sr_assets_bench.screenshot [file]`."""
 
 import sys
 import tempfile
