@@ -1,4 +1,4 @@
-"""The same work on a standalone cluster of two workers and on the local engine, in turns."""
+"""The same work on a standalone cluster of two workers and on the local engine, alternately."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RULES: Final[dict[str, dict[str, str]]] = {
 def measure_cluster(bench: Bench, messages: int, rounds: int = ROUNDS) -> dict[str, Any]:
     """Measure a plain copy and a new sampled fleet; rates are messages per second of whole runs, medians of the rounds.
 
-    An extra first round, which is not counted, warms the sessions.
+    An additional first round warms the sessions; it is not counted.
     """
     stream = "CLUSTERED"
     bench.create(bench.source, stream)
@@ -50,7 +50,7 @@ def measure_cluster(bench: Bench, messages: int, rounds: int = ROUNDS) -> dict[s
 
 
 def _rate(bench: Bench, stream: str, target: str, spark: dict[str, Any], rules: dict[str, str]) -> float:
-    """Run the stream into a new target, deleted afterwards; returns messages per second."""
+    """Run the stream into a new target, which is deleted afterwards; return messages per second."""
     bench.forget()
     os.sync()
     entry = {"stream": stream, "target_stream": target, "target_subject_prefix": target, **rules}

@@ -42,7 +42,7 @@ def measure_copy(bench: Bench, payload_bytes: int, messages: int, *, direct: boo
 
 
 def measure_workers(bench: Bench, payload_bytes: int, messages: int) -> dict[str, Any]:
-    """Measure the plain copy with one worker and with two, whose copies then have no order between them."""
+    """Measure the plain copy with one worker and with two, without an order between their copies."""
     stream = "SPREAD"
     bench.create(bench.source, stream)
     bench.publish(stream, messages, _SENDERS, payload_bytes)
@@ -63,7 +63,7 @@ def _ratio(ours: list[float], others: list[float]) -> float:
 
 
 def _ours(bench: Bench, stream: str, target: str, messages: int, **keys: Any) -> float:
-    """Copy everything into a new target, deleted afterwards; returns messages per second."""
+    """Copy all messages into a new target, which is deleted afterwards; return messages per second."""
     bench.forget()
     os.sync()
     entry = {"stream": stream, "target_stream": target, "target_subject_prefix": target, **keys}
@@ -76,7 +76,7 @@ def _ours(bench: Bench, stream: str, target: str, messages: int, **keys: Any) ->
 
 
 def _mirror(bench: Bench, stream: str, messages: int) -> float:
-    """Let the source's own server mirror the stream into a second file stream."""
+    """Mirror the stream into a second file stream of the source's server."""
     os.sync()
     with Cluster(cluster_of(bench.source)) as cluster:
         started = time.perf_counter()
@@ -89,7 +89,7 @@ def _mirror(bench: Bench, stream: str, messages: int) -> float:
 
 
 def _one_at_a_time(bench: Bench, stream: str, target: str, messages: int) -> float:
-    """Copy like a replicator that requests the next message when the last is acknowledged."""
+    """Copy one message at a time: request the next one when the last one is acknowledged."""
     os.sync()
     bench.create(bench.target, target)
     with wire.Connection(cluster_of(bench.source)) as source, wire.Connection(cluster_of(bench.target)) as copied:

@@ -1,4 +1,4 @@
-"""The daily tables of a large fleet, computed by Spark and compared with the same in SQL."""
+"""The daily tables of a large fleet, computed by Spark and compared with the same tables computed in SQL."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ INSERT INTO nodes BY NAME SELECT $stream AS stream, 'node' || i || '.example.net
     $first - 1000000000 AS first_seen_ns, $first AS seen_ns, i AS sequence, 'up' AS status, $first AS status_since_ns,
     0 AS times_retired, 31 AS transition FROM range($count) AS t (i)
 """
-#: A registration of each node on most days, on some days two, while one agent is rolled out.
+#: A registration of each node on most days, and two on some days, during the rollout of an agent.
 _MESSAGES: Final = """
 COPY (
     SELECT 'node' || i || '.example.net' AS node, 2 * i + k + 1 AS sequence,
@@ -61,7 +61,7 @@ COPY (
     FROM range($count) AS nodes (i), range(2) AS messages (k) WHERE hash($day, k, i) % 10 < CASE k WHEN 0 THEN 9 ELSE 1 END
 ) TO '{file}' (FORMAT parquet, COMPRESSION zstd)
 """
-#: Each outage beside each day that it touches.
+#: Each outage with each day that it touches.
 _AVAILABILITY_IN_SQL: Final = """
 WITH outages AS (
     SELECT node, max(event_ns) FILTER (event = 'timeout') AS since, max(event_ns) FILTER (event = 'recover') AS until
@@ -78,7 +78,7 @@ FULL JOIN split USING (node, date)
 WHERE abs(coalesce(timeout_seconds, -1) - coalesce(split.seconds, 0)) > 1e-9
     OR abs(up_seconds + timeout_seconds - 86400) > 1e-9
 """
-#: Each node beside each day, with its newest message of that day or the two hours before it.
+#: Each node with each day, and its newest message of that day or of the two hours before it.
 _INVENTORY_IN_SQL: Final = """
 WITH days AS (
     SELECT date '2026-01-01' + i::INTEGER AS date, make_timestamptz(($first / 1000 + i * 86400000000)::BIGINT) AS begins
@@ -110,7 +110,7 @@ WHERE (i.nodes, i.came, i.went) IS DISTINCT FROM (c.nodes, c.came, c.went)
 
 
 def measure_availability(bench: Bench, nodes: int) -> dict[str, Any]:
-    """Measure `nodes` nodes over 30 days, of which each has 30 transitions."""
+    """Measure `nodes` nodes over 30 days, with 30 transitions each."""
     _publish_history(bench, nodes, _AVAILABILITY_DAYS)
     dates = list(dates_between(_FIRST, _FIRST + timedelta(days=_AVAILABILITY_DAYS - 1)))
     measured = _compute(bench, AVAILABILITY_STAGE, dates, _AVAILABILITY_IN_SQL)
@@ -118,7 +118,7 @@ def measure_availability(bench: Bench, nodes: int) -> dict[str, Any]:
 
 
 def measure_inventory(bench: Bench, nodes: int) -> dict[str, Any]:
-    """Measure `nodes` nodes over a week, of which each has a message a day."""
+    """Measure `nodes` nodes over a week, with one message a day each."""
     messages = _publish_history(bench, nodes, _INVENTORY_DAYS + 1, messages=True)
     dates = list(dates_between(_FIRST + timedelta(days=1), _FIRST + timedelta(days=_INVENTORY_DAYS)))
     measured = _compute(bench, INVENTORY_STAGE, dates, _INVENTORY_IN_SQL)
@@ -131,7 +131,7 @@ def _settings(bench: Bench) -> Settings:
 
 
 def _publish_history(bench: Bench, nodes: int, days: int, *, messages: bool = False) -> int:
-    """Publish nodes with all that happened to them on days, and their messages; returns how many these are."""
+    """Publish nodes with their transitions and messages; return the number of both."""
     first_ns, until_ns = (day_of(_FIRST + timedelta(days=number)).first_ns for number in (0, days))
     with SiteState(bench.home / "sites" / SITE) as state:
         with state.transaction():
@@ -158,9 +158,9 @@ def _write_messages(bench: Bench, nodes: int, days: int) -> Iterator[Path]:
 
 
 def _compute(bench: Bench, stage: DailyStage, dates: list[date], independent: str) -> dict[str, Any]:
-    """Measure computing days; the Spark session is warm.
+    """Measure the computation of days with a warm Spark session.
 
-    `differing_rows` are those in which a computation in SQL finds something else.
+    `differing_rows` is the number of rows that differ from a computation in SQL.
     """
     settings = _settings(bench)
     session = open_session(settings.spark, bench.home, "daily")

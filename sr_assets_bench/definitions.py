@@ -36,7 +36,7 @@ def measure_definitions(bench: Bench) -> dict[str, Any]:
 
 
 def _load(file: Path, results: Queue[dict[str, float]]) -> None:
-    """Load the definitions of a file and make the code server's snapshot."""
+    """Load the definitions of a file and create the code server's snapshot."""
     from sr_assets.definitions import build_sites, defs
     from sr_assets.settings import load_settings
 
@@ -62,7 +62,7 @@ def _load(file: Path, results: Queue[dict[str, float]]) -> None:
 
 
 def snapshot_bytes(repository: Any) -> tuple[int, int]:
-    """Return the size of a repository's snapshot as the code server sends it, and with all jobs' snapshots included.
+    """Return the size of a repository's snapshot from the code server, and the size with the snapshots of all jobs.
 
     Dagster has no public API for it.
     """

@@ -23,7 +23,9 @@ _MINUTES: Final = 5
 
 
 def measure_disk(bench: Bench, runs: int) -> dict[str, Any]:
-    """Measure the storage after that many runs, one every five minutes, before and after the nightly job; its seconds."""
+    """Measure the storage after a number of runs, one every five minutes, before and after the nightly job, and the
+    job's seconds.
+    """
     import dagster as dg
 
     from sr_assets.automation import retention, site_job_name
@@ -65,7 +67,7 @@ def measure_disk(bench: Bench, runs: int) -> dict[str, Any]:
 
 
 def copy_run(folder: Path, run_id: str, copies: Sequence[str]) -> None:
-    """Add copies of a run to an instance, files and rows, under other run ids."""
+    """Add copies of a run, files and rows, to an instance under other run ids."""
     history = folder / "history"
     for copy in copies:
         shutil.copy(history / "runs" / f"{run_id}.db", history / "runs" / f"{copy}.db")
@@ -83,12 +85,12 @@ def copy_run(folder: Path, run_id: str, copies: Sequence[str]) -> None:
 
 
 def make_older(folder: Path, minutes: dict[str, int]) -> None:
-    """Have runs created that many minutes earlier."""
+    """Set the creation times of runs to a number of minutes earlier."""
     older = "UPDATE runs SET create_timestamp = datetime(create_timestamp, '-' || :minutes || ' minutes') WHERE run_id = :id"
     with closing(sqlite3.connect(folder / "history" / "runs.db")) as connection, connection:
         connection.executemany(older, [{"minutes": value, "id": run_id} for run_id, value in minutes.items()])
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the bytes of all files in a folder."""
+    """Return the size of all files in a folder, in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,4 +1,4 @@
-"""A centre: folding advisories of many sites into one view, the delay of one advisory, queries of the view."""
+"""A centre: folding the advisories of many sites into one view, the delay of one advisory, and queries on the view."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ _WARM_NODES = 10_000
 _BASE = 1_700_000_000
 _PROBES = 10
 _PROBE_SECONDS = 120.0
-# Every probe keeps the run awake; after the last one it ends by itself.
+# Every probe prolongs the lingering run, which ends after the last one.
 _LINGER = {"run_budget": "10m", "linger": "15s"}
 
 
 def measure_feeds(bench: Bench, advisories: int) -> dict[str, Any]:
-    """Measure a feed of 100 sites: the delay of single advisories in a small view, then a backlog of that many nodes."""
+    """Measure a feed of 100 sites: the delay of single advisories in a small view, then a backlog of one advisory per
+    node.
+    """
     with Cluster(cluster_of(bench.target)) as cluster:
         cluster.create_stream({"name": _FEED, "subjects": [f"{_FEED}.>"], "allow_direct": True})
     feeds = [{"name": SITE, "stream": _FEED, "url": bench.target.url}]
@@ -59,7 +61,7 @@ def measure_feeds(bench: Bench, advisories: int) -> dict[str, Any]:
 
 
 def _publish(bench: Bench, first: int, after: int) -> None:
-    """Publish one advisory for each node from number `first` to before `after`, from a process of its own."""
+    """Publish one advisory for each node from number `first` to before `after`, in a separate process."""
     filling = get_context("spawn").Process(target=_fill, args=(bench.target.address, first, after))
     filling.start()
     filling.join()
@@ -95,7 +97,7 @@ def _iso(seconds: int) -> str:
 
 
 def _delays(bench: Bench) -> list[float]:
-    """Return for some advisories, one after the other, the seconds from publishing to its node in the table."""
+    """Publish some advisories one after the other; return the seconds from each to its node in the table."""
     lingering = get_context("spawn").Process(target=linger, args=(str(bench.file), _FEED))
     lingering.start()
     try:
@@ -113,9 +115,9 @@ def _probe(bench: Bench) -> Iterator[float]:
             list(wire.Publisher(connection).publish_all([item]))
             while not _known(bench, f"node{number}.%"):
                 if time.perf_counter() - started > _PROBE_SECONDS:
-                    raise RunError(f"an advisory was not in the table within {_PROBE_SECONDS:.0f} s")
+                    raise RunError(f"an advisory did not reach the table within {_PROBE_SECONDS:.0f} s")
                 time.sleep(0.02)
-            # The first waits for the run to begin.
+            # The first one waits for the start of the run.
             if probe:
                 yield time.perf_counter() - started
 
@@ -126,7 +128,7 @@ def _known(bench: Bench, pattern: str) -> bool:
 
 
 def _seconds_of_nodes(bench: Bench) -> float:
-    """Return the seconds of the command that lists the nodes of all sites."""
+    """Return the duration in seconds of the command that lists the nodes of all sites."""
     command = [sys.executable, "-m", "sr_assets", "nodes", "--global"]
     started = time.perf_counter()
     subprocess.run(command, env=bench.environ, check=True, capture_output=True)

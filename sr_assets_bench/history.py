@@ -1,4 +1,4 @@
-"""The Parquet history: compacting many small files, and looking a node up in a month of days."""
+"""The Parquet history: compaction of many small files, and a node's messages in 30 daily files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DAY_US: Final = 86_400 * 1_000_000
 
 
 def measure_history(bench: Bench, files: int, nodes: int, payload_bytes: int = 1_000) -> dict[str, Any]:
-    """Measure a day of so many small files as they come, until it is one; then a node's rows of 30 days of `nodes` rows."""
+    """Measure a day of `files` small files until they are one file; then a node's rows in 30 days of `nodes` rows."""
     folder = stream_folder(bench.home.resolve(), SITE, _STREAM)
     shutil.rmtree(folder, ignore_errors=True)
     blob = os.urandom(1 << 20).hex()
@@ -66,7 +66,7 @@ def _day(folder: Path, date: int) -> Path:
 
 
 def _write(day: Path, first: int, count: int, nodes: int, blob: str, payload_bytes: int) -> Path:
-    """Write a batch's file of so many rows, of one node after the other."""
+    """Write a batch's file with `count` rows, one node after the other."""
     sequences = range(first, first + count)
     starts = [(sequence * 7_919) % (len(blob) - payload_bytes) for sequence in sequences]
     columns = [
@@ -87,7 +87,7 @@ def _write(day: Path, first: int, count: int, nodes: int, blob: str, payload_byt
 
 
 def _compact(levels: dict[Path, int], scratch: Path, *, over: bool) -> int:
-    """Merge what is to be merged of a day; returns how many rows were written again."""
+    """Compact a day's files as far as they are due; return the number of rows written again."""
     rows = 0
     for planned in list(plan_merges(levels, over=over)):
         rows += merge(planned, scratch)
@@ -100,7 +100,7 @@ def _compact(levels: dict[Path, int], scratch: Path, *, over: bool) -> int:
 
 
 def _look_ups(home: Path, folder: Path, nodes: int) -> dict[str, int]:
-    """Return how long it takes to find a node's newest row of the last day, and all its rows; milliseconds."""
+    """Return the milliseconds to find a node's newest row of the last day, and all its rows."""
     files = sorted(folder.glob("date=*/*.parquet"))
     names = ", ".join(f"'{relative_name(file)}'" for file in files)
     taken: dict[str, list[float]] = {"node_snapshots": [], "node_snapshot_history": []}

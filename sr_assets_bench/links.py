@@ -26,9 +26,10 @@ _WAIT_SECONDS: Final = 600.0
 
 
 def measure_links(bench: Bench, messages: int) -> dict[str, Any]:
-    """Measure copies of messages of 7 KB from a leafnode to its hub; rates a second, medians of three rounds in turns.
+    """Measure copies of 7 KB messages from a leafnode to its hub; rates per second, medians of three alternating
+    rounds.
 
-    All three get them through the leafnode; ours is the whole run, from opening the site to the published tables.
+    All three read through the leafnode. Ours is the whole run, from opening the site to the published tables.
     """
     rates: dict[str, list[float]] = {"mirror": [], "source": [], "ours": []}
     with _linked(bench.home / "linked") as (hub, city):
@@ -60,7 +61,7 @@ def measure_links(bench: Bench, messages: int) -> dict[str, Any]:
 
 
 def measure_report(bench: Bench, clusters: int, streams: int) -> dict[str, Any]:
-    """Measure `sr-assets report` of so many streams in all, half of them mirrors of the other half; seconds."""
+    """Measure `sr-assets report` of a number of streams, half of which mirror the other half; seconds."""
     each = streams // clusters
     with ExitStack() as stack:
         servers = [
@@ -88,7 +89,7 @@ def measure_report(bench: Bench, clusters: int, streams: int) -> dict[str, Any]:
 
 
 def _seconds_of(hub: NatsServer, name: str, config: dict[str, Any], messages: int) -> float:
-    """Return how long the server takes to fill a stream of its own; the stream is deleted again."""
+    """Return the seconds until the server has filled its own stream, which is then deleted."""
     with Cluster(cluster_of(hub)) as cluster:
         started = time.perf_counter()
         cluster.create_stream({"name": name, **config})
@@ -103,7 +104,7 @@ def _seconds_of(hub: NatsServer, name: str, config: dict[str, Any], messages: in
 
 @contextmanager
 def _linked(home: Path) -> Iterator[tuple[NatsServer, NatsServer]]:
-    """Start a hub and a leafnode of it, each with a JetStream domain of its own."""
+    """Start a hub and its leafnode, each with its own JetStream domain."""
     port = free_port()
     links = {
         "hub": f"leafnodes {{ listen: {HOST}:{port} }}",

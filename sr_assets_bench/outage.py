@@ -25,7 +25,7 @@ _LINGERING: Final[dict[str, Any]] = {"run_budget": "10m", "linger": "15s"}
 
 
 def measure_transitions(bench: Bench) -> dict[str, Any]:
-    """Measure new nodes, one after the other, from stored to their advisory in its stream; target up, then down; seconds."""
+    """Measure the seconds from a new node's stored message to its stored advisory, with the target up, then down."""
     bench.create(bench.source, PROBED)
     bench.create(bench.source, _ADVISED)
     bench.publish(PROBED, _NODES, _NODES, 1_000)
@@ -45,7 +45,9 @@ def measure_transitions(bench: Bench) -> dict[str, Any]:
 
 
 def _announced(bench: Bench, label: str) -> list[float]:
-    """Return for some new nodes the seconds until they are announced, without the first, which starts the run."""
+    """Publish new nodes one after the other; return the seconds until each is announced, without the first, which
+    starts the run.
+    """
     delays = []
     with wire.Connection(cluster_of(bench.source)) as connection, Cluster(cluster_of(bench.source)) as source:
         for number in range(PROBES + 1):
@@ -63,7 +65,7 @@ def _has_more(source: Cluster, last_sequence: int) -> bool:
 
 
 def measure_queue(bench: Bench, messages: int) -> dict[str, Any]:
-    """Measure copying a queue of so many copies, all due before the first is made, beside a tenth; also peak memory."""
+    """Measure copying a queue of copies, all due before the first one is made, and a tenth of it; also the peak memory."""
     figures: dict[str, Any] = {}
     for label, count in (("short", messages // 10), ("long", messages)):
         stream = f"{_QUEUED}_{label.upper()}"
@@ -85,7 +87,7 @@ def measure_queue(bench: Bench, messages: int) -> dict[str, Any]:
 
 
 def _run(settings: Settings, stream: str, stages: frozenset[Stage]) -> float:
-    """Do some stages of one stream; returns the seconds."""
+    """Run some stages of one stream; return the seconds."""
     started = time.perf_counter()
     with Site(settings, SITE, owner="bench", run_id="bench") as site:
         failure = run_site(site, {stream: stages}, drain_only=True)[stream].failure

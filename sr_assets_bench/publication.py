@@ -1,4 +1,4 @@
-"""Publishing a site's tables next to other sites, and a centre's tables after some advisories."""
+"""Publication of a site's tables next to other sites, and of a centre's tables after some advisories."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _STREAM: Final = "NODES"
 _ROUNDS: Final = 9
 _NOW_NS: Final = 1_769_860_800_000_000_000
-#: How many other sites there are beside the one that is measured.
+#: Numbers of other sites next to the measured site.
 _OTHERS: Final = {"alone": 0, "beside_10": 10, "beside_100": 100}
 _CHANGES: Final = 10
 _NODES: Final = """
@@ -35,7 +35,7 @@ INSERT INTO transitions BY NAME SELECT uuid()::VARCHAR AS event_id, $stream AS s
     'new' AS event, $now - i * 1000 AS event_ns, $now AS detected_ns, 1 AS transition, false AS outbox
     FROM range($count) AS t (i)
 """
-#: A month of advisories; with `first` 0 of all nodes, later on of some of them once more.
+#: A month of advisories: of all nodes with `first` 0, else a second advisory of some nodes.
 _HEARD: Final = """
 INSERT INTO {table} BY NAME SELECT $stream AS feed, 'EAST' AS replicator, 'site' || i % 100 AS name, 'S' AS stream,
     'node' || i AS node, 1 AS epoch_ns, 1 + $first AS transition, received_ns AS event_ns, 0 AS event_code, 'ours' AS origin,
@@ -45,7 +45,9 @@ INSERT INTO {table} BY NAME SELECT $stream AS feed, 'EAST' AS replicator, 'site'
 
 
 def measure_publication(bench: Bench, nodes: int) -> dict[str, Any]:
-    """Measure the publication of a site beside 0, 10 and 100 others of as many nodes, and of a centre of 100 times as many."""
+    """Measure the publication of a site next to 0, 10 and 100 others of its size, and of a centre with 100 times as
+    many nodes.
+    """
     homes = {beside: bench.home / beside for beside in _OTHERS}
     figures: dict[str, list[float]] = {beside: [] for beside in _OTHERS}
     with SiteState(bench.home / "measured") as state:
@@ -56,7 +58,7 @@ def measure_publication(bench: Bench, nodes: int) -> dict[str, Any]:
         others = {beside: [f"other{number}" for number in range(count)] for beside, count in _OTHERS.items()}
         for beside, home in homes.items():
             for number, other in enumerate(others[beside]):
-                # All are shown by the publication of the last one.
+                # The publication of the last one shows all of them.
                 last = number + 1 == len(others[beside])
                 _publish(home, other, state, others[beside] if last else [other])
         for _ in range(_ROUNDS):
@@ -73,7 +75,7 @@ def measure_publication(bench: Bench, nodes: int) -> dict[str, Any]:
 
 
 def _measure_centre(home: Path, nodes: int) -> dict[str, Any]:
-    """Measure what a centre publishes when ten of its nodes were heard of again."""
+    """Measure a centre's publication after advisories of ten of its nodes."""
     seconds, written = [], []
     with SiteState(home / "sites" / SITE) as state:
         with state.transaction():
@@ -97,7 +99,7 @@ def _measure_centre(home: Path, nodes: int) -> dict[str, Any]:
 
 
 def _hear(state: SiteState, count: int, first: int) -> None:
-    """Take an advisory of each of so many nodes into the global view; with `first` above 0 they are known."""
+    """Fold one advisory of each of `nodes` nodes into the global view; with `first` above 0 they are known."""
     values = {"stream": _STREAM, "now": _NOW_NS, "count": count, "first": first}
     with state.transaction():
         if first:
@@ -115,7 +117,7 @@ def _files(home: Path) -> dict[str, int]:
 
 
 def _publish(home: Path, name: str, state: SiteState, sites: Sequence[str]) -> float:
-    """Publish a state as that of a site; returns how long it took."""
+    """Publish a state as a site's; return the seconds."""
     started = time.perf_counter()
     publish_site(
         home, name, state, [PublishedStream(_STREAM, "T", tracked=True)], sites=sites, run=Run(_NOW_NS, "bench")

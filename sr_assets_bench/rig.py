@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 SITE: Final = "bench"
-#: How often a workload that is compared with others is measured, alternating with them; the median counts.
+#: Number of rounds of compared workloads, which alternate; the median counts.
 ROUNDS: Final = 3
 _SMALLEST_BYTES: Final = 1_000
 
@@ -46,7 +46,7 @@ class Bench:
     target: NatsServer
 
     def settings(self, streams: list[dict[str, Any]], **top: Any) -> Settings:
-        """Return the settings of a configuration with these streams and these other keys at the top."""
+        """Return the settings of a configuration with these streams and these other keys of the top level."""
         common = {"source_url": self.source.url, "target_url": self.target.url}
         entries = [{**common, **stream} for stream in streams]
         tree = {"name": SITE, "state_store": str(self.home), "streams": entries, **top}
@@ -55,17 +55,17 @@ class Bench:
 
     @property
     def file(self) -> Path:
-        """The configuration file of the last `settings`."""
+        """The configuration file written by the last call of `settings`."""
         return self.home / "replication.yaml"
 
     @property
     def environ(self) -> dict[str, str]:
-        """The environment in which a process of ours finds that file and this home."""
+        """The environment of a process that uses this configuration and home."""
         environ = {key: value for key, value in os.environ.items() if key != "DAGSTER_HOME"}
         return environ | {"SR_ASSETS_CONFIG": str(self.file), "SR_ASSETS_HOME": str(self.home)}
 
     def create(self, server: NatsServer, stream: str, **config: Any) -> None:
-        """Create a file stream that takes `<stream>.>`, with direct gets, as `nats stream add` does."""
+        """Create a file stream for the subjects `<stream>.>`, with direct gets, as `nats stream add` does."""
         with Cluster(cluster_of(server)) as cluster:
             cluster.create_stream(
                 {"name": stream, "subjects": [f"{stream}.>"], "storage": "file", "allow_direct": True, **config}
@@ -74,12 +74,12 @@ class Bench:
     def publish(
         self, stream: str, messages: int, senders: int, payload_bytes: int, *, forced_share: float = 0.0
     ) -> None:
-        """Fill a source stream with registrations of `senders` nodes in turn, as fast as the server takes them.
+        """Fill a source stream with registrations of `senders` nodes in turn, at the server's speed.
 
-        `forced_share` of them have `"now":true`, spread evenly. Payloads of less than 1,000 bytes hold little more than
-        the sender.
+        `forced_share` of them have `"now":true`, spread evenly. Payloads of less than 1,000 bytes contain little more
+        than the sender.
         """
-        # In a process of its own: the memory of an emulated fleet is not to be counted as ours.
+        # In a separate process, so that the emulated fleet's memory does not count as ours.
         filling = get_context("spawn").Process(
             target=_fill, args=(self.source.address, stream, messages, senders, payload_bytes, forced_share)
         )
@@ -90,7 +90,7 @@ class Bench:
         os.sync()
 
     def run(self, settings: Settings, stream: str) -> tuple[StreamReport, float]:
-        """Drain one stream; returns the report and the seconds of the whole run; the Spark session is warm."""
+        """Drain one stream with a warm Spark session; return the report and the seconds of the whole run."""
         started = time.perf_counter()
         with Site(settings, SITE, owner="bench", run_id="bench") as site:
             reports = run_site(site, {stream: frozenset(Stage)}, drain_only=True)
@@ -129,13 +129,13 @@ def _fill(address: str, stream: str, messages: int, senders: int, payload_bytes:
 
 
 def cluster_of(server: NatsServer) -> ClusterSettings:
-    """Return how a server is reached."""
+    """Return the connection parameters of a server."""
     return ClusterSettings((server.address,))
 
 
 @contextmanager
 def open_bench() -> Iterator[Bench]:
-    """Start two servers in a temporary home; everything is removed afterwards."""
+    """Start two servers in a temporary home, which is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="sr-assets-bench-") as folder:
         home = Path(folder)
         try:
@@ -146,7 +146,7 @@ def open_bench() -> Iterator[Bench]:
 
 
 def memory_bytes(home: Path) -> int:
-    """Return the memory of our processes (sum of PSS): this one, and the Spark engine with its Python workers."""
+    """Return the memory of our processes (sum of PSS): this process, and the Spark engine with its Python workers."""
     engine = engine_status(home)
     total, processes = 0, [psutil.Process()]
     try:
@@ -160,7 +160,7 @@ def memory_bytes(home: Path) -> int:
 
 
 class PeakMemory:
-    """The highest memory of our processes from `with` to its end, measured twice a second."""
+    """The peak memory of our processes inside `with`, measured twice a second."""
 
     def __init__(self, home: Path) -> None:
         self.most_bytes = 0
@@ -173,7 +173,7 @@ class PeakMemory:
             self.most_bytes = max(self.most_bytes, memory_bytes(self._home))
 
     def __enter__(self) -> Self:
-        """Begin to measure."""
+        """Start the measurement."""
         self._thread.start()
         return self
 

@@ -22,7 +22,7 @@ _SIZES: Final = {512: "512", 7_000: "7k", 64_000: "64k"}
 
 
 def measure_sampled(bench: Bench, messages: int, senders: int, payload_bytes: int) -> dict[str, Any]:
-    """Measure a known fleet, of whose messages one in ten forces a copy; `messages_per_second` is the whole run."""
+    """Measure a known fleet in which one message in ten forces a copy; `messages_per_second` is the whole run."""
     stream = "SAMPLED"
     bench.create(bench.source, stream)
     bench.publish(stream, senders, senders, payload_bytes)
@@ -46,9 +46,9 @@ def measure_sampled(bench: Bench, messages: int, senders: int, payload_bytes: in
 
 
 def measure_unread(bench: Bench, messages: int, senders: int, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Measure a known fleet of which nobody is due, by subject and by JSON field, at three sizes; medians of the rounds.
+    """Measure a known fleet without due nodes, by subject and by JSON field, at three sizes; medians of the rounds.
 
-    By subject payloads stay at the source. All that a run does besides is the same.
+    By subject, payloads stay at the source. All other work is the same.
     """
     entries, rates = {}, {}
     for way, keys in _WAYS.items():
@@ -74,9 +74,9 @@ def measure_unread(bench: Bench, messages: int, senders: int, rounds: int = ROUN
 
 
 def measure_backlog(bench: Bench, messages: int, senders: int) -> dict[str, Any]:
-    """Measure a backlog of 1 KB messages beside a tenth of it, and the highest memory of our processes meanwhile.
+    """Measure a backlog of 1 KB messages and a tenth of it, and the peak memory of our processes.
 
-    The fleet is known, so that only the backlog grows.
+    The fleet is known, so only the backlog grows.
     """
     stream = "BACKLOG"
     bench.create(bench.source, stream)
@@ -96,7 +96,7 @@ def measure_backlog(bench: Bench, messages: int, senders: int) -> dict[str, Any]
 
 
 def measure_tracked(bench: Bench, known: int) -> dict[str, Any]:
-    """Measure a run of 1,000 messages with so many nodes known, each with its history and its newest message."""
+    """Measure a run of 1,000 messages with `known` known nodes, each with its history and its newest message."""
     stream = f"KNOWN_{known}"
     bench.create(bench.source, stream)
     bench.publish(stream, _NEW_MESSAGES, _NEW_MESSAGES, 1_000)
@@ -111,7 +111,7 @@ def measure_tracked(bench: Bench, known: int) -> dict[str, Any]:
 
 
 def _make_known(bench: Bench, stream: str, count: int) -> None:
-    """Write nodes into the state as runs would have written them: none is due within the hour."""
+    """Write known nodes into the state like earlier runs; none is due within the hour."""
     with SiteState(bench.home / "sites" / SITE) as state, state.transaction():
         now_ns, row = time.time_ns(), {"stream": stream, "count": count}
         state.connection.execute(

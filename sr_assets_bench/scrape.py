@@ -33,7 +33,7 @@ _COUNTERS: Final = (
 
 
 def measure_scrape(bench: Bench, sites: int) -> dict[str, Any]:
-    """Measure scrapes of the metrics of some sites with ten sampled streams each, by HTTP; seconds."""
+    """Measure HTTP scrapes of the metrics of some sites with ten sampled streams each; seconds."""
     entries = [
         {"name": f"site{site}", "stream": f"NODES{n}", "target_stream": f"COPY{site}_{n}", **_SAMPLED}
         for site in range(sites)
@@ -66,7 +66,7 @@ def _scrape(url: str) -> tuple[str, float]:
 
 
 def _work(settings: Settings, step: int) -> None:
-    """Let every site have written its status: what a run has done by a step."""
+    """Write the status of every site, as a run does after each step."""
     counters = {name: {"": float(step)} for name in _COUNTERS}
     counters |= {name: dict.fromkeys(_EVENTS, float(step)) for name in ("advisories", "advisory_errors")}
     known = {

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 _STREAM: Final = "SILENT"
 _ADVISED: Final = "SILENCE"
 _MINUTE_NS: Final = 60_000_000_000
-#: So many nodes go on reporting.
+#: The number of nodes that continue to report.
 _REPORTING: Final = 1_000
 
 
 def measure_silence(bench: Bench, known: int) -> dict[str, Any]:
-    """Measure a run in which all known nodes time out, and one that publishes their advisories; beside one of nothing.
+    """Measure a run in which all known nodes time out, a run that publishes their advisories, and a run without work.
 
-    Each is in a process of its own, whose peak of resident memory counts.
+    Each is a separate process, whose peak of resident memory counts.
     """
     bench.create(bench.source, _STREAM)
     bench.create(bench.source, _ADVISED)
@@ -56,7 +56,7 @@ def measure_silence(bench: Bench, known: int) -> dict[str, Any]:
 
 
 def _make_known(bench: Bench, count: int) -> None:
-    """Write nodes into the state as runs would have written them: none is due within the half hour."""
+    """Write known nodes into the state like earlier runs; none is due within the half hour."""
     with SiteState(bench.home / "sites" / SITE) as state, state.transaction():
         state.connection.execute(
             """
@@ -69,7 +69,7 @@ def _make_known(bench: Bench, count: int) -> None:
 
 
 def _fall_silent(bench: Bench) -> None:
-    """Move the last sighting of every node that `_make_known` wrote 45 to 46 minutes back."""
+    """Move the last sighting of every node of `_make_known` 45 to 46 minutes into the past."""
     with SiteState(bench.home / "sites" / SITE) as state, state.transaction():
         state.connection.execute(
             """
@@ -82,7 +82,7 @@ def _fall_silent(bench: Bench) -> None:
 
 
 def _run_alone(bench: Bench, *stages: Stage) -> dict[str, Any]:
-    """Drain the stream in a process of its own."""
+    """Drain the stream in a separate process."""
     context = get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_run, args=(bench.file, frozenset(stages), there))

@@ -35,10 +35,10 @@ _LOOK_SECONDS: Final = 1.0
 
 
 def measure_sites(bench: Bench, sites: int) -> dict[str, Any]:
-    """Measure `up` without its UI over so many sites of 200 nodes that report once a minute, sensors at 5 seconds.
+    """Measure `up` without its UI on `sites` sites of 200 nodes that report once a minute, with sensors at 5 seconds.
 
-    For three minutes a new node appears each second, at one site after the other: seconds from its first message to its
-    advisory in the stream and to its row in the tables; and our CPU and memory meanwhile.
+    For three minutes a new node appears each second, at one site after the other. The figures are the seconds from its
+    first message to its stored advisory and to its row in the tables, and our CPU and memory.
     """
     names = [f"S{number:03}" for number in range(sites)]
     bench.create(bench.source, _ADVISED)
@@ -80,7 +80,7 @@ def _await_sites(bench: Bench, sites: int) -> None:
 
 
 def _probe(bench: Bench, names: list[str]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return when each new node's message was sent, and when its row was seen: unix seconds."""
+    """Return the time of each new node's message, and the time when its row appeared: unix seconds."""
     sent: dict[str, float] = {}
     known: dict[str, float] = {}
     until = time.monotonic() + _PROBE_SECONDS
@@ -106,7 +106,7 @@ def _known_of(bench: Bench, sql: str) -> set[str]:
 
 
 def _announced(bench: Bench) -> dict[str, float]:
-    """Return when each new node's advisory was stored: unix seconds."""
+    """Return the time when each new node's advisory was stored: unix seconds."""
     with wire.Connection(cluster_of(bench.source)) as connection:
         parts = wire.read_confirmed(connection, _ADVISED, SequenceRange(1, 1 << 40), direct=True)
         advisories = ((json.loads(message.payload), message.stored_ns) for part in parts for message in part)
@@ -114,7 +114,7 @@ def _announced(bench: Bench) -> dict[str, float]:
 
 
 def _ours(bench: Bench) -> Iterable[psutil.Process]:
-    """Return our processes: Dagster's and the runs, the engine with its workers."""
+    """Return our processes: Dagster's, the runs, and the engine with its workers."""
     engine = engine_status(bench.home)
     dagster = [child for child in psutil.Process().children() if any("dagster" in part for part in child.cmdline())]
     roots = [*dagster, *([psutil.Process(engine.pid)] if engine else [])]

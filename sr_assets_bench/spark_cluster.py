@@ -24,7 +24,7 @@ _START_SECONDS: Final = 60.0
 
 
 class SparkCluster:
-    """A cluster that runs inside `with`; one folder contains its logs and the workers' folders."""
+    """A cluster inside `with`; one folder contains its logs and the workers' folders."""
 
     def __init__(self, folder: Path, workers: int) -> None:
         self._folder, self._workers = folder, workers
@@ -38,7 +38,7 @@ class SparkCluster:
         return self._mode
 
     def __enter__(self) -> Self:
-        """Start all processes and wait until each worker is registered; raises SystemExit on failure."""
+        """Start all processes and wait until each worker is registered; raise SystemExit on failure."""
         port = self._mode.rpartition(":")[2]
         self._start("master", f"{_DEPLOY}.master.Master", "--port", port)
         self._await("master", "I have been elected leader")

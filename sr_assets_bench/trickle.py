@@ -32,10 +32,11 @@ _LOOK_SECONDS: Final = 1.0
 def measure_trickle(
     bench: Bench, per_second: int, *, warm_seconds: float = _WARM_SECONDS, seconds: float = _MEASURED_SECONDS
 ) -> dict[str, Any]:
-    """Measure `sr-assets run --follow` on a fleet that sends so many messages a second, each node one in ten seconds.
+    """Measure `sr-assets run --follow` on a fleet with a fixed rate of messages, in which each node reports every ten
+    seconds.
 
-    One message in six is due. First our CPU and log lines alone, then how soon the message of a new node is in the target
-    and in the table; seconds.
+    One message in six is due. First measure our CPU and log lines alone, then the seconds until a new node's message is
+    in the target and in the table.
     """
     bench.create(bench.source, PROBED)
     entry = {"stream": PROBED, "target_stream": ARRIVED, "target_subject_prefix": "probe"}
@@ -74,9 +75,9 @@ def _following(bench: Bench, log: Path) -> Iterator[psutil.Process]:
 
 
 class _Cpu:
-    """The CPU that our processes have used so far: the command with its sites, the engine with its workers.
+    """The CPU time of our processes: the command with its sites, and the engine with its workers.
 
-    One that has ended counts with what it had used when it was last looked at.
+    A process that has ended counts with its last measured time.
     """
 
     def __init__(self, bench: Bench, run: psutil.Process) -> None:
@@ -84,7 +85,7 @@ class _Cpu:
         self._used: dict[psutil.Process, float] = {}
 
     def seconds(self) -> float:
-        """Look at each process, and return the sum."""
+        """Measure each process, and return the sum."""
         engine = engine_status(self._home)
         roots = [self._run, *([psutil.Process(engine.pid)] if engine else [])]
         for process in [*roots, *(child for root in roots for child in root.children(recursive=True))]:

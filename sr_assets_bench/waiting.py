@@ -42,7 +42,7 @@ PROBES: Final = 12
 _PROBE_SECONDS: Final = 120.0
 _LOOK_SECONDS: Final = 0.02
 _NODES: Final = 1_000
-# Every probe keeps the run awake; after the last one it ends by itself.
+# Every probe prolongs the lingering run, which ends after the last one.
 _LINGERING: Final[dict[str, Any]] = {"run_budget": "10m", "linger": "15s"}
 _SHORT: Final[dict[str, Any]] = {"linger": "1s", "sensor": {"interval": "5s"}}
 _TICKS: Final = 30
@@ -50,7 +50,7 @@ _TICK_SECONDS: Final = 30.0
 
 
 def measure_latency(bench: Bench) -> dict[str, Any]:
-    """Measure messages of new nodes, one after the other, from stored to the target and to the table; seconds."""
+    """Measure messages of new nodes, one after the other: seconds from stored to the target and to the table."""
     entry = {"stream": PROBED, "target_stream": ARRIVED, "target_subject_prefix": "probe"}
     entries = [{**entry, "inspect_field": "sender", "inspect_duration": "1h", "warn_duration": "30m"}]
     bench.create(bench.source, PROBED)
@@ -70,13 +70,13 @@ def measure_latency(bench: Bench) -> dict[str, Any]:
 
 
 def summarised(label: str, delays: Sequence[float]) -> dict[str, float]:
-    """Return the figures of some delays in seconds: median and slowest."""
+    """Return the median and the slowest of some delays in seconds."""
     return {f"{label}_p50": round(statistics.median(delays), 2), f"{label}_max": round(max(delays), 2)}
 
 
 @contextmanager
 def lingering(bench: Bench) -> Iterator[None]:
-    """Run the site beside, in a process of its own, until nothing arrives any more."""
+    """Run the site in a separate process, until it has lingered without new messages."""
     run = get_context("spawn").Process(target=linger, args=(str(bench.file), PROBED))
     run.start()
     try:
@@ -86,7 +86,7 @@ def lingering(bench: Bench) -> Iterator[None]:
 
 
 def linger(file: str, stream: str) -> None:
-    """Run a site until nothing arrives any more, as a sensor's run does."""
+    """Run a site like a sensor's run, until it has lingered without new messages."""
     with Site(load_settings(Path(file), {}), SITE, owner="bench", run_id="linger") as site:
         run_site(site, {stream: frozenset(Stage)}, drain_only=False)
 
@@ -106,14 +106,16 @@ def sensing(bench: Bench, settings: Settings) -> Iterator[None]:
 
 
 def _await_idle(settings: Settings) -> None:
-    """Wait until no run is under way, and then for a random part of the sensor's interval."""
+    """Wait until no run is active, and then for a random part of the sensor's interval."""
     while lock_owner(settings.home / "sites" / SITE):
         time.sleep(0.1)
     time.sleep(2.0 + random.random() * settings.sensor.interval_ns / 1e9)  # noqa: S311  a delay, not a secret
 
 
 def probe(bench: Bench, label: str, prepare: Callable[[], None]) -> list[tuple[float, float]]:
-    """Return for some messages the seconds to the target and into the table; the first, which starts the run, is left out."""
+    """Publish some messages; return the seconds of each to the target and to the table, without the first, which starts
+    the run.
+    """
     delays = []
     with wire.Connection(cluster_of(bench.source)) as connection, Cluster(cluster_of(bench.target)) as target:
         for number in range(PROBES + 1):
@@ -130,7 +132,7 @@ def probe(bench: Bench, label: str, prepare: Callable[[], None]) -> list[tuple[f
 
 
 def seconds_until(started: float, condition: Callable[[], bool]) -> float:
-    """Wait for a condition; returns the seconds since `started`. Raises RunError after two minutes."""
+    """Wait for a condition; return the seconds since `started`. Raises RunError after two minutes."""
     while not condition():
         if time.perf_counter() - started > _PROBE_SECONDS:
             raise RunError(f"a message was not copied and published within {_PROBE_SECONDS:.0f} s")
@@ -148,9 +150,9 @@ def _is_known(bench: Bench, node: str) -> bool:
 
 
 def measure_quiet(bench: Bench, streams: int) -> dict[str, Any]:
-    """Measure the sensor's tick over idle streams: our CPU and the source server's, at a tick every 30 s.
+    """Measure the sensor's tick over idle streams: our CPU and the source server's, with a tick every 30 s.
 
-    No run may be requested.
+    A requested run is an error.
     """
     names = [f"QUIET{streams}_{number}" for number in range(streams)]
     for name in names:
@@ -175,7 +177,9 @@ def measure_quiet(bench: Bench, streams: int) -> dict[str, Any]:
 
 
 def measure_runs(bench: Bench) -> dict[str, Any]:
-    """Measure a run without work, in this process and as a command; and importing the definitions, best of three; seconds."""
+    """Measure a run without work, in this process and as a command, and the import of the definitions; best of three,
+    seconds.
+    """
     bench.create(bench.source, "IDLE")
     bench.publish("IDLE", 100, 100, 1_000)
     settings = bench.settings([{"stream": "IDLE", "target_subject_prefix": "idle"}])
