@@ -5,7 +5,6 @@ Add a function for notebooks and scripts here.
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 
 from sr_assets.adapters.published.reading import open_fleet
-from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
 from sr_assets.settings import load_settings
 
 if TYPE_CHECKING:
@@ -50,6 +49,5 @@ def _refuse_unknown(table: str, connection: duckdb.DuckDBPyConnection) -> None:
     ).fetchall()
     names = [name for (name,) in rows]
     if table not in names:
-        near = difflib.get_close_matches(table, names, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = did_you_mean(table, names)
         raise ConfigurationError(f"no table {table!r} is published; {hint}the tables are: {', '.join(names)}")

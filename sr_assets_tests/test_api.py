@@ -51,7 +51,7 @@ def test_read_finds_the_home_by_configuration_or_environment(
 
 def test_read_refuses_an_unknown_table_and_lists_the_tables(home: Path) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"no table 'last_seen' is published; did you mean last_seen_nodes\?"
+        ConfigurationError, match=r"no table 'last_seen' is published; did you mean 'last_seen_nodes'\?"
     ) as e:
         sr_assets.read("last_seen", home=home)
     assert "node_snapshots" in str(e.value)

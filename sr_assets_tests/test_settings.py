@@ -703,7 +703,7 @@ def test_malformed_file_is_refused(text: str, message: str, refusal: Refusal) ->
 
 def test_unknown_key_is_named_with_closest_and_allowed_keys(stream_refusal: Refusal) -> None:
     line = stream_refusal("Inspect_Durations: 1h")
-    assert line.startswith("unknown key 'Inspect_Durations'; did you mean inspect_duration? allowed: stream, name, ")
+    assert line.startswith("unknown key 'Inspect_Durations'; did you mean 'inspect_duration'? allowed: stream, name, ")
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_puppet_scheme_finds_tls_files_in_ssl_dir(tmp_path: Path) -> None:
         ("choria: {seed_file: /s}", "choria: needs jwt_file and collective too"),
         ("choria: {seed_file: /s, jwt_file: /j}", "choria: needs collective too"),
         ("choria: {seed_file: /s, jwt_file: /j, collective: 'a.>'}", "choria.collective: 'a.>' is not a subject"),
-        ("choria: {seed: /s}", "choria: unknown key 'seed'; did you mean seed_file?"),
+        ("choria: {seed: /s}", "choria: unknown key 'seed'; did you mean 'seed_file'?"),
         ("tls: {scheme: puppet, ssl_dir: /ssl}", "tls: scheme: puppet needs ssl_dir and identity"),
         ("tls: {scheme: puppet, ssl_dir: /ssl, identity: ../x}", "tls.identity: '../x' is not a certificate name"),
         ("tls: {scheme: puppet, ssl_dir: /ssl, identity: x, ca: /ca}", "tls: scheme: puppet finds ca, cert and key"),

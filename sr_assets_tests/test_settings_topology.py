@@ -65,7 +65,7 @@ def test_native_stream_becomes_a_jetstream_configuration(tmp_path: Path) -> None
             {"mirror": {"stream": "A", "start_sequence": 1, "start_time": "2026-01-31T12:00:00Z"}},
             "exclude each other; use one",
         ),
-        ({"mirror": {"stream": "A", "cluster": "hubb"}}, "unknown cluster 'hubb'; did you mean hub?"),
+        ({"mirror": {"stream": "A", "cluster": "hubb"}}, "unknown cluster 'hubb'; did you mean 'hub'?"),
         ({"cluster": None, "mirror": {"stream": "A"}}, "cluster is required, because there are several: hub, city"),
         ({"sources": [{"stream": "A"}, {"stream": "A"}]}, "'A' appears twice with the same filter"),
         ({"mirror": {"stream": "S"}}, "hub/S → hub/S: the links form a loop"),
@@ -73,7 +73,7 @@ def test_native_stream_becomes_a_jetstream_configuration(tmp_path: Path) -> None
         ({"subjects": ["a.>", "a.b"]}, "'a.>' and 'a.b' overlap"),
         ({"subjects": ["a"], "replicas": 7}, "7 is not a whole number, 1 to 5"),
         ({"subjects": ["a"], "colour": "red"}, "unknown key 'colour'"),
-        ({"mirror": {"stream": "A", "filter_subjects": "a"}}, "did you mean filter_subject?"),
+        ({"mirror": {"stream": "A", "filter_subjects": "a"}}, "did you mean 'filter_subject'?"),
     ),
 )
 def test_contradiction_in_topology_is_named_with_its_stream(

@@ -1,6 +1,5 @@
 """Commands about nodes: `nodes`, `node`, and `summary`, which counts them by site."""
 
-import difflib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from sr_assets.cli.render import Format, print_json, show
 from sr_assets.cli.views import print_node, print_summary
 from sr_assets.cli.warnings import note_age
 from sr_assets.cli.watching import watchable
-from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
 
 if TYPE_CHECKING:
     from sr_assets.adapters.published.reading import Rows
@@ -70,8 +69,7 @@ def _labels(settings: "Settings", site: str | None, stream: str | None) -> list[
     if site is None and stream is None:
         return None
     if site is not None and site not in settings.sites:
-        near = difflib.get_close_matches(site, settings.sites, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(site, settings.sites)
         raise ConfigurationError(f"site {site!r} is not configured; {hint}configured: {', '.join(settings.sites)}")
     entries = settings.streams if stream is None else settings.find(stream)
     return [entry.label for entry in entries if site in (None, entry.name)]

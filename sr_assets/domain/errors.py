@@ -3,7 +3,9 @@
 Add a class if callers must handle it differently.
 """
 
+import difflib
 import os
+from collections.abc import Iterable
 
 
 class SrAssetsError(Exception):
@@ -34,3 +36,9 @@ def cannot_write(path: object, error: OSError) -> str:
     """Return the error line for an unwritable file or folder, for example on a full disk."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     return f"{path} cannot be written ({reason}); free some space or fix the permissions; the next run resumes here"
+
+
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """Return a question about the most similar candidate, with a trailing space, or "" if none is similar."""
+    similar = difflib.get_close_matches(name, list(candidates), n=1)
+    return f"did you mean {similar[0]!r}? " if similar else ""

@@ -1,6 +1,5 @@
 """The whole configuration: the keys of the top level, the checks across entries, and lookups of entries."""
 
-import difflib
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -10,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 from pydantic import AfterValidator, model_validator
 
 from sr_assets.domain.clusters import ClusterSettings
-from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.errors import ConfigurationError, did_you_mean
 from sr_assets.settings.blocks import (
     DailySettings,
     InventorySettings,
@@ -200,8 +199,7 @@ class Settings(Block):
         """
         entries = self._by_name.get(name)
         if entries is None:
-            near = difflib.get_close_matches(name, self._by_name, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = did_you_mean(name, self._by_name)
             labels = ", ".join(entry.label for entry in self.entries)
             raise ConfigurationError(f"stream {shown(name)} is not configured; {hint}configured: {labels}")
         return entries

@@ -1,10 +1,10 @@
 """The base class of every block of the file, and the definition of a key."""
 
-import difflib
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from sr_assets.domain.errors import did_you_mean
 from sr_assets.settings.values import shown
 
 
@@ -49,8 +49,7 @@ class Block(BaseModel):
         for key, value in data.items():
             name = key.lower() if isinstance(key, str) else key
             if name not in keys:
-                near = difflib.get_close_matches(str(name), keys, n=1)
-                hint = f"did you mean {near[0]}? " if near else ""
+                hint = did_you_mean(str(name), keys)
                 raise ValueError(f"unknown key {shown(key)}; {hint}allowed: {', '.join(keys)}")
             if name in known:
                 raise ValueError(f"key {shown(key)} appears twice (keys match in any case)")

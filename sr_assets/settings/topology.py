@@ -1,6 +1,5 @@
 """The block `topology`: the native mirrors and sources, and the permitted changes."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +8,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, model_validator
 
 from sr_assets.domain.clusters import OWN_API, ClusterSettings, domain_api
+from sr_assets.domain.errors import did_you_mean
 from sr_assets.domain.topology.plan import Manage
 from sr_assets.domain.topology.wanted import Transform, Upstream, WantedStream
 from sr_assets.settings.clusters import Url
@@ -139,8 +139,7 @@ class TopologySettings(Block):
             )
         chosen = name or default or ""
         if chosen not in self.cluster_blocks:
-            near = difflib.get_close_matches(chosen, self.cluster_blocks, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
+            hint = did_you_mean(chosen, self.cluster_blocks)
             raise ValueError(
                 f"{where}: unknown cluster {shown(chosen)}; {hint}clusters: {', '.join(self.cluster_blocks)}"
             )
