@@ -42,6 +42,8 @@ class _Seconds(click.ParamType[float]):
 
 
 SECONDS = _Seconds()
+#: The path of a file, which need not exist.
+FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 stream_option = click.option("--stream", "name", required=True, metavar="NAME", help="The stream (or name/stream).")

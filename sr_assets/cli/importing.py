@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sr_assets.cli.base import cli
+from sr_assets.cli.base import FILE, cli
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
 
 if TYPE_CHECKING:
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 @cli.command("import")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=FILE)
 @click.option(
     "-o",
     "output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Write to this new file (default: print).",
 )
 @click.option("--connect", is_flag=True, help="Query the servers for the streams that take the topics' subjects.")

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sr_assets.cli.base import cli, configured
+from sr_assets.cli.base import FILE, cli, configured
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
 
 
 @cli.command("status-page")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=FILE)
 @configured
 def status_page(settings: "Settings", file: Path) -> None:
     """Write the status of sites, nodes and replication to one HTML file that needs no network.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from sr_assets.adapters.logs import print_error
-from sr_assets.cli.base import cli
+from sr_assets.cli.base import FILE, cli
 from sr_assets.cli.render import Format, print_document, show
 from sr_assets.cli.watching import watchable
 from sr_assets.domain.errors import ConfigurationError, RunError
@@ -63,7 +63,7 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 @click.option("--sort", metavar="KEY", help="Sort by a column: numbers descending, text ascending.")
 @click.option(
     "--dot",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Write the links to this file as a graph for graphviz.",
 )
 @watchable

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sr_assets.cli.base import SECONDS, cli, configured, form_option
+from sr_assets.cli.base import FILE, SECONDS, cli, configured, form_option
 from sr_assets.cli.render import Format, show
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @cli.command()
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=FILE)
 @configured
 def export(settings: "Settings", file: Path) -> None:
     """Write a self-contained copy of the published tables as a DuckDB file."""

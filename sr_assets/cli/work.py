@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sr_assets.adapters.logs import set_print_format
-from sr_assets.cli.base import SECONDS, cli, configured, stream_named, stream_option, ui_port_option
+from sr_assets.cli.base import FILE, SECONDS, cli, configured, stream_named, stream_option, ui_port_option
 from sr_assets.cli.warnings import warn
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import ConfigurationError
@@ -57,7 +57,7 @@ def demo(
 @click.option("--read-only", is_flag=True, help="Make the UI read-only.")
 @click.option(
     "--auth-file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Require a login from this private file: one user:password or token per line.",
 )
 @configured
