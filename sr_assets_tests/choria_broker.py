@@ -1,6 +1,5 @@
-"""A broker as Choria has it, for tests: a real nats-server over TLS whose auth callout checks token and signature.
-
-Here: an issuer of tokens, and the callout with Choria's permissions. Not here: what is expected of connections.
+"""A broker like Choria's: a real nats-server with TLS, whose auth callout checks token and signature and grants
+Choria's permissions.
 """
 
 import asyncio
@@ -32,14 +31,14 @@ _CALLOUT = "$SYS.REQ.USER.AUTH"
 
 
 def decoded(part: str) -> bytes:
-    """Return what base64 for URLs without padding says; raises ValueError on every other form."""
+    """Decode base64 for URLs without padding; raises ValueError for any other form."""
     if not re.fullmatch(r"[\w-]*", part, re.ASCII):
         raise ValueError("not base64 for URLs without padding")
     return base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))
 
 
 class Issuer:
-    """Signs tokens, as an organisation's issuer does; `block` makes a holder's files and the block `choria`."""
+    """An organisation's issuer of tokens; `block` writes a holder's files and returns the block `choria`."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +50,7 @@ class Issuer:
     def block(
         self, name: str, *, collective: str = COLLECTIVE, seed: bytes | None = None, **claims: Any
     ) -> dict[str, str]:
-        """Make a client's token with its seed; `claims` replace those it has. Returns the block `choria`."""
+        """Write a client's token and its seed, and return the block `choria`; `claims` replace the default claims."""
         seed = seed or os.urandom(32)
         public = Ed25519PrivateKey.from_private_bytes(seed).public_key()
         hexadecimal = public.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw).hex()
@@ -78,7 +77,7 @@ class Issuer:
 
 @dataclass
 class Broker:
-    """A running broker: the options of each CONNECT that was seen, and why the others were refused."""
+    """A running broker: the options of each CONNECT, and the reason for each refusal."""
 
     server: NatsServer
     logins: list[dict[str, Any]] = field(default_factory=list)
@@ -87,7 +86,7 @@ class Broker:
 
 @contextmanager
 def broker(home: Path, authority: Authority, issuer: Issuer) -> Iterator[Broker]:
-    """Start a broker that lets holders of the issuer's tokens in, and asks for TLS."""
+    """Start a broker that requires TLS and accepts the holders of the issuer's tokens."""
     account, service = new_key(nkeys.PREFIX_BYTE_ACCOUNT), new_key()
     config = authority.block(**authority.certify("localhost", "127.0.0.1")) + (
         f"accounts {{ AUTH {{ users: [{{nkey: {service.public}}}] }}, CHORIA {{ jetstream: enabled }}, SYS {{}} }}\n"
@@ -145,7 +144,7 @@ async def _answer(
 
 
 def _verified(issuer: Issuer, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the claims of a token as Choria's broker would believe them; raises ValueError or InvalidSignature."""
+    """Return the claims of a token that Choria's broker would accept; raises ValueError or InvalidSignature."""
     options = request["connect_opts"]
     token = options["auth_token"]
     head, body, signature = token.split(".")
@@ -161,7 +160,7 @@ def _verified(issuer: Issuer, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _user(account: Key, user: str, claims: dict[str, Any]) -> str:
-    """Return the user that a token becomes: its inbox, and what its claims allow."""
+    """Return the user of a token: its inbox, and the permissions from its claims."""
     name = claims.get("callerid") or claims["identity"]
     inbox = f"*.reply.{hashlib.md5(name.encode(), usedforsecurity=False).hexdigest()}.>"
     permitted: dict[str, Any] = {

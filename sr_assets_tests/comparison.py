@@ -29,7 +29,7 @@ _Key = tuple[int, int]
 
 
 class Kind(StrEnum):
-    """What can differ."""
+    """The kinds of differences."""
 
     LOST = "losses"
     DUPLICATE = "duplicates"
@@ -47,7 +47,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is not as the rules demand, and which."""
+    """One difference from the rules."""
 
     kind: Kind
     text: str
@@ -55,7 +55,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One stream: how much of it was read, what is demanded of that until its committed watermark, what differs."""
+    """The comparison of one stream: the number of messages read, the expected results up to the committed watermark,
+    and the differences.
+    """
 
     messages: int
     expected: Expected
@@ -72,10 +74,11 @@ def compare(
     pasts: Mapping[str, Past] | None = None,
     until: int | None = None,
 ) -> Comparison:
-    """Compare everything that came of a stream: its `target`, of the same name unless said, its rows, its advisories in `feed`.
+    """Compare all results of a stream: its `target` (the stream's name by default), its rows, and its advisories in
+    `feed`.
 
-    `pasts` are those of the streams whose source went back. A stream that still grows is compared as far as it was read:
-    at least `until` that sequence.
+    `pasts` are the histories of the streams whose source was rolled back. A growing stream is compared as far as it was
+    read, at least up to sequence `until`.
     """
     past = (pasts or {}).get(rules.stream, _NO_PAST)
     counted = rig.row(f"SELECT *, epoch_us(watermark) AS now_us FROM replication WHERE stream = '{rules.stream}'")
@@ -87,7 +90,7 @@ def compare(
     expected = reference.expect(rules, seen, counted["now_us"] * 1000, past.blind, past.known_ns)
     for advisory in expected.advisories:
         advisory["epoch"] = epochs.get(advisory["event_id"], max(epochs.values(), default=0))
-    # What is read again was stored before the watermark.
+    # A message that is read again was stored before the watermark.
     again = sum(message.beginning > 0 and message.stored_ns < past.known_ns[message.beginning - 1] for message in seen)
     again = again if rules.inspect_field else 0
     copies = _Copies(rules, seen, expected, past.beyond(), prefix)
@@ -114,20 +117,20 @@ def compare(
 
 
 def held_now(rig: Rig, stream: str, server: NatsServer | None = None) -> list[Seen]:
-    """Return everything that a stream holds, of the source unless another server is named."""
+    """Return all messages of a stream on the source, or on another server."""
     return [Seen(m.sequence, m.stored_ns, m.subject, m.headers, m.payload) for m in rig.stored(stream, server)]
 
 
 class _Copies:
-    """The copies of a stream: which are `lost` with a source that went back, and which must have been `made`.
+    """The copies of a stream: those `lost` with a rolled-back source, and those that must have been `made`.
 
-    `besides` of them a batch had made that was cut off before they counted as read: they count as copied.
+    An interrupted batch may have made `besides` before they counted as read; they count as copied.
     """
 
     def __init__(self, rules: Rules, seen: list[Seen], expected: Expected, beyond: list[Seen], prefix: str) -> None:
         self._rules, self._expected, self._prefix = rules, expected, prefix
         self._wanted = set(expected.copied)
-        #: A batch of a stream that is not tracked may have copied it and been cut off, before its source went back.
+        #: A batch of an untracked stream may have copied it and been interrupted before its source was rolled back.
         self._allowed = {} if rules.inspect_field else {message.key: message for message in beyond}
         self._originals = self._allowed | {message.key: message for message in seen}
         self.made: set[_Key] = set()
@@ -171,7 +174,7 @@ class _Copies:
 
 
 def _lost(rig: Rig, stream: str, lost: set[_Key]) -> Iterator[Difference]:
-    """Compare the rows of what was lost with its source before it was copied."""
+    """Compare the rows of messages that were lost with their source before they were copied."""
     rows = rig.rows(f"SELECT * FROM gaps WHERE stream = '{stream}'")
     if {row["reason"] for row in rows} - {"lost"} or sum(row["messages"] for row in rows) != len(lost):
         yield Difference(Kind.GAP_WRONG, f"gaps {stream}: {rows}, demanded {len(lost)} lost")
@@ -193,7 +196,7 @@ def _counters(counted: Mapping[str, Any], seen: int, copied: int, lost: int, aga
 
 
 def _nodes(rig: Rig, rules: Rules, expected: Expected) -> Iterator[Difference]:
-    """Compare the tables that have a row for each node."""
+    """Compare the tables with a row for each node."""
     since = ("status", "status_since", "first_seen", "last_seen")
     alive = (*since, "last_sequence", "last_copied", "copied_bytes")
     present = {node: state for node, state in expected.nodes.items() if state["status"] != "retired"}
@@ -225,7 +228,7 @@ def _epochs(rig: Rig, stream: str) -> dict[str, int]:
 
 
 def _snapshots(rig: Rig, rules: Rules, made: list[Seen]) -> Iterator[Difference]:
-    """Compare each node's newest copied message, and the history of all of them."""
+    """Compare each node's newest copied message, and the history of all nodes."""
     history = rig.rows(
         f"SELECT node, sequence, payload_bytes FROM node_snapshot_history WHERE stream = '{rules.stream}'"
     )
@@ -252,7 +255,7 @@ def _snapshots(rig: Rig, rules: Rules, made: list[Seen]) -> Iterator[Difference]
 def _transitions(
     rig: Rig, stream: str, expected: Expected, created_ns: int, beginnings: int, *, published: bool
 ) -> Iterator[Difference]:
-    """Compare the table of transitions, which say so when they are published."""
+    """Compare the table of transitions, including the times of publication."""
     wanted = {advisory["event_id"]: advisory for advisory in expected.advisories}
     rows = rig.rows(
         "SELECT *, epoch_us(event_time) // 1000000 AS timestamp, epoch_us(seen) // 1000000 AS seen_s"
@@ -283,9 +286,10 @@ def _transitions(
 
 
 def _advisories(stream: str, sent: Iterable[Iterable[Seen]], expected: Expected, feed: str) -> Iterator[Difference]:
-    """Compare what went out: once for each transition, in order for each node, on a subject no name can break.
+    """Compare the sent advisories: one per transition, in order for each node, on a valid subject.
 
-    `sent` is what the feed ever held. What it lost as it went back was out, and may be sent again unless it was acknowledged.
+    `sent` are all messages that the feed ever held. Advisories that a rolled-back feed lost may be sent again unless
+    they were acknowledged.
     """
     wanted = {advisory["event_id"]: advisory for advisory in expected.advisories}
     known: set[tuple[int, int]] = set()
@@ -320,7 +324,7 @@ def _advisories(stream: str, sent: Iterable[Iterable[Seen]], expected: Expected,
 
 
 def _ids(where: str, ids: Iterable[str], wanted: Mapping[str, Mapping[str, Any]]) -> Iterator[Difference]:
-    """Compare which transitions there are."""
+    """Compare the set of transitions."""
     times = Counter(ids)
     for event_id, advisory in wanted.items():
         if event_id not in times:

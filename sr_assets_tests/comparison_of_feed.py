@@ -22,7 +22,9 @@ _EVENTS = [event.value for event in LIFE_CYCLE]
 
 
 def compare_feed(rig: Rig, feed: str, server: NatsServer, until: int) -> Iterator[Difference]:
-    """Compare a feed's view and history with what its stream on a server held when it was read: `until` there at least."""
+    """Compare a feed's view and history with its stream's contents at the time of reading, at least up to sequence
+    `until`.
+    """
     position = rig.row(f"SELECT next_sequence FROM replication WHERE stream = '{feed}'")["next_sequence"]
     if position <= until:
         yield Difference(Kind.VIEW_WRONG, f"{feed}: read until {position} of {until}")
@@ -68,7 +70,7 @@ def _advisory(body: dict[str, Any]) -> Advisory:
 
 
 def _row(standing: Standing) -> tuple[str | datetime | None, ...]:
-    """Return what the published view says of a node."""
+    """Return a node's row of the published view."""
     event_at = clock(standing.event_ns)
     seen_at = event_at if _EVENTS[standing.event_code] in ("new", "recover") else clock(standing.seen_ns)
     status = STATUS[standing.event_code].value

@@ -1,6 +1,6 @@
-"""The demo as a separate process, for its tests, the browser's and the picture in `docs`.
+"""The demo as a separate process, for its tests, the browser test and the picture in `docs`.
 
-All its processes inherit a mark in their environment, by which they are found whatever their parent is.
+All its processes inherit a mark in their environment, which identifies them independently of their parents.
 """
 
 import os
@@ -22,7 +22,7 @@ _STOP_SECONDS = 120.0
 
 
 class DemoProcess:
-    """`sr-assets demo` with these arguments, from `with` to its end; `said` is what it wrote to stderr so far."""
+    """`sr-assets demo` with some arguments, inside `with`; `said` is its output on stderr."""
 
     def __init__(self, folder: Path, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
         self._mark = uuid.uuid4().hex
@@ -54,16 +54,16 @@ class DemoProcess:
 
     @property
     def written(self) -> str:
-        """What it wrote to stdout so far."""
+        """Its output on stdout."""
         return self._out.read_text()
 
     @property
     def errors(self) -> str:
-        """What it wrote to stderr so far."""
+        """Its output on stderr."""
         return self._err.read_text()
 
     def await_output(self, text: str, seconds: float) -> None:
-        """Wait until it has written a text to stdout or stderr."""
+        """Wait until its output on stdout or stderr contains a text."""
         self.await_condition(lambda: text in self.written + self.errors, seconds, text)
 
     def await_condition(self, condition: Callable[[], bool], seconds: float, awaited: str) -> None:
@@ -75,5 +75,5 @@ class DemoProcess:
             time.sleep(0.1)
 
     def left(self) -> list[psutil.Process]:
-        """Return every process that came of this demo and is still there; one that only waits to be reaped is not."""
+        """Return every live process of this demo, without zombies."""
         return marked(_MARK, self._mark)

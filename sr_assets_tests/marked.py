@@ -1,12 +1,12 @@
-"""Processes found again by a mark in the environment they were started with, whoever their parent is by then."""
+"""Processes identified by a variable of their environment, independently of their parents."""
 
 import psutil
 
 
 def marked(variable: str, value: str) -> list[psutil.Process]:
-    """Return every process that was started with the variable and is still there.
+    """Return every live process that was started with the variable, without zombies.
 
-    One that only waits to be reaped is not. Nor is the process that set the variable itself after its start.
+    A process that set the variable after its own start is not included.
     """
     processes = []
     for process in psutil.process_iter():

@@ -1,7 +1,4 @@
-"""Three nats-servers on loopback that are one JetStream cluster, for the tests that kill or stop one of them.
-
-Not here: streams and what is done to them (the tests), a server by itself (`embedded.nats_server`).
-"""
+"""A JetStream cluster of three nats-servers on loopback, for tests that kill or stop servers."""
 
 import json
 import socket
@@ -21,7 +18,7 @@ SECONDS = 60.0
 
 
 class NatsCluster:
-    """A cluster of three servers, started by `with` and stopped at its end; returned once it takes a stream of three."""
+    """A cluster of three servers inside `with`, which starts when a stream with three replicas can be created."""
 
     def __init__(self, home: Path, name: str, *, binary: Path | None = None) -> None:
         routes = free_ports(3)
@@ -52,30 +49,31 @@ class NatsCluster:
 
     @property
     def url(self) -> str:
-        """All servers, as a configuration names them."""
+        """All servers, in the syntax of the configuration."""
         return ",".join(server.url for server in self.servers)
 
     def leader(self, stream: str) -> NatsServer:
-        """Return the server that leads a stream now."""
+        """Return the server that leads a stream."""
         name = self._cluster_info(stream)["leader"]
         return next(server for server in self.servers if server.name == name)
 
     def followers(self, stream: str) -> list[NatsServer]:
-        """Return the servers that do not."""
+        """Return the servers that do not lead a stream."""
         leader = self.leader(stream)
         return [server for server in self.servers if server is not leader]
 
     def await_replicas(self, stream: str) -> None:
-        """Wait until a stream has a leader and its followers have caught up with it; raises AssertionError after a minute."""
+        """Wait until a stream has a leader and up-to-date followers; raises AssertionError after a minute."""
         deadline = time.monotonic() + SECONDS
         while not all(replica.get("current") for replica in self._cluster_info(stream)["replicas"]):
             assert time.monotonic() < deadline, f"the replicas of {stream} have not caught up"
             time.sleep(0.05)
 
     def create(self, stream: str, subjects: str) -> None:
-        """Create a stream in three copies, as soon as there are three to place it on; raises AssertionError after a minute.
+        """Create a stream with three replicas, as soon as three servers are available; raises AssertionError after a
+        minute.
 
-        A server that was killed is back for its clients before the leader that places streams has heard of it.
+        A restarted server accepts clients before the leader that places streams knows it.
         """
         deadline = time.monotonic() + SECONDS
         config = {"name": stream, "subjects": [subjects], "num_replicas": 3, "allow_direct": True}
@@ -84,7 +82,7 @@ class NatsCluster:
             time.sleep(0.1)
 
     def await_quorum(self) -> None:
-        """Wait until the servers have found each other and can store a stream in three copies."""
+        """Wait until the servers have connected and can store a stream with three replicas."""
         self.create("PROBE", "probe")
         deadline = time.monotonic() + SECONDS
         while not _ask(self.servers[0], "STREAM.DELETE.PROBE").get("success"):
@@ -92,7 +90,7 @@ class NatsCluster:
             time.sleep(0.1)
 
     def _cluster_info(self, stream: str) -> dict[str, Any]:
-        """Return what the first server that knows says about a stream's leader and replicas."""
+        """Return the first server's information about a stream's leader and replicas."""
         deadline = time.monotonic() + SECONDS
         while True:
             for server in self.servers:
@@ -104,7 +102,9 @@ class NatsCluster:
 
 
 def _ask(server: NatsServer, request: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Ask one server's JetStream; returns its answer, nothing when none comes soon: without a leader none ever does."""
+    """Send a JetStream request to one server; return its response, or an empty one without a response: without a leader
+    there is none.
+    """
     if not server.running:
         return {}
     try:
@@ -118,7 +118,7 @@ def _ask(server: NatsServer, request: str, body: dict[str, Any] | None = None) -
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports nobody has now: a server has to know its neighbours' before any of them is started."""
+    """Return free ports: a server must know its neighbours' ports before any of them starts."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for new_socket in sockets:

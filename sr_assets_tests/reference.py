@@ -1,9 +1,8 @@
-"""The rules of sampling and availability a second time, as plainly as possible, to compare the platform with.
+"""A second, minimal implementation of the rules of sampling and availability, for comparison with the platform.
 
-A whole history at once, sender by sender, gap by gap: no state that is carried on, no batches, no sweeps. Only the
-standard library, and nothing of `sr_assets`: what both get wrong is not seen.
-
-Blind spans are half-open pairs of unix ns, in any order, which may overlap.
+It processes a whole history at once, sender by sender and gap by gap, without saved state, batches or sweeps. It uses
+only the standard library and nothing of `sr_assets`; it cannot detect an error that both implementations share. Blind
+spans are half-open pairs of unix ns in any order, and may overlap.
 """
 
 from __future__ import annotations
@@ -39,11 +38,13 @@ class Seen:
     headers: bytes
     payload: bytes
     beginning: int = 0
-    """How often the source had been begun again when it was read, after it went back."""
+    """The number of restarts after rollbacks of the source when it was read."""
 
     @property
     def key(self) -> tuple[int, int]:
-        """What no other message that was read has: a source that went back gives the same sequences to others."""
+        """The key of a message, unique among the messages read: a rolled-back source gives the same sequences to other
+        messages.
+        """
         return self.beginning, self.sequence
 
 
@@ -64,18 +65,18 @@ class Rules:
 
     @property
     def tolerance_ns(self) -> int:
-        """What an interval may lack."""
+        """The limits of an interval."""
         return SECOND if self.interval_ns >= 10 * SECOND else self.interval_ns // 10
 
     def splay_ns(self, sender: str) -> int:
-        """What an interval may lack for this sender besides."""
+        """Return the limits of an interval for this sender."""
         u = int.from_bytes(blake2b(sender.encode()).digest()[:8], "big")
         return self.interval_ns * u // (10 * 2**64)
 
 
 @dataclass
 class Expected:
-    """What must have come of a history: the reason for each message, the transitions, the nodes."""
+    """The expected results of a history: the reason for each message, the transitions, the nodes."""
 
     reasons: dict[tuple[int, int], str] = field(default_factory=dict)
     advisories: list[dict[str, Any]] = field(default_factory=list)
@@ -83,12 +84,12 @@ class Expected:
 
     @property
     def copied(self) -> list[tuple[int, int]]:
-        """The keys of the messages that are copied, in order."""
+        """The keys of the copied messages, in order."""
         return sorted(key for key, reason in self.reasons.items() if reason != "sampled")
 
 
 def by_field(message: Seen) -> str | None:
-    """Return the sender in a payload's field `sender`, when it is text."""
+    """Return the sender in a payload's field `sender`, if it is text."""
     try:
         document = json.loads(message.payload)
     except ValueError:
@@ -98,7 +99,7 @@ def by_field(message: Seen) -> str | None:
 
 
 def blind_spans(history: Sequence[Seen], gone: Sequence[int], end_ns: int) -> list[tuple[int, int]]:
-    """Return the spans that sequences which were gone before anybody read them blind; `end_ns` is the watermark at the end."""
+    """Return the blind spans of sequences that were lost before they were read; `end_ns` is the last watermark."""
     spans = []
     for sequence in gone:
         before = [message.stored_ns for message in history if message.sequence < sequence]
@@ -109,7 +110,9 @@ def blind_spans(history: Sequence[Seen], gone: Sequence[int], end_ns: int) -> li
 
 
 def covered(spans: Sequence[tuple[int, int]], since: int, until: int) -> int:
-    """Return how much of the time from `since` to `until` lies in a span: counted between all the times that there are."""
+    """Return how much of the time from `since` to `until` is inside a span, summed over the intervals between all
+    boundaries.
+    """
     if until <= since:
         return 0
     times = sorted({since, until, *(min(max(at, since), until) for span in spans for at in span)})
@@ -118,7 +121,7 @@ def covered(spans: Sequence[tuple[int, int]], since: int, until: int) -> int:
 
 
 def reached(spans: Sequence[tuple[int, int]], seen: int, limit: int) -> int:
-    """Return the last instant at which the silence since `seen` is not longer than `limit`."""
+    """Return the last time at which the silence since `seen` is not longer than `limit`."""
     ends = [last for _, last in spans if last > seen]
     starts = [first for first, _ in spans if first > seen]
     instants = [seen, *starts, *ends]
@@ -133,10 +136,10 @@ def expect(
     blind: Sequence[tuple[int, int]] = (),
     known_ns: Sequence[int] = (),
 ) -> Expected:
-    """Say what must have come of a history once time has passed until the watermark `now_ns`.
+    """Return the expected results of a history at the watermark `now_ns`.
 
-    A source that went back is read again from its start: `known_ns` are the watermarks when that happened. What was
-    stored until then says nothing new of who is silent.
+    A rolled-back source is read again from its start: `known_ns` are the watermarks at the rollbacks. Messages stored
+    before them do not end a silence.
     """
     expected = Expected()
     by_sender: dict[str, list[Seen]] = {}
@@ -153,7 +156,7 @@ def expect(
 
 @dataclass
 class _Sender:
-    """One sender's life, gap by gap."""
+    """The history of one sender, gap by gap."""
 
     rules: Rules
     name: str
@@ -193,7 +196,7 @@ class _Sender:
         }
 
     def report(self, message: Seen) -> str:
-        """Take a message; returns why it is copied, or `sampled`."""
+        """Process a message; return the reason for its copy, or `sampled`."""
         t = message.stored_ns if self.status is None else max(message.stored_ns, self.at)
         if self.status is None:
             self.advise("new", t, t, 0, message.sequence, None)
@@ -223,7 +226,7 @@ class _Sender:
         return reason
 
     def fall_silent(self, until: int) -> None:
-        """Let time pass."""
+        """Advance the time."""
         silent = until - self.at - covered(self.blind, self.at, until)
         if self.status == "up" and silent > self.rules.warning_ns:
             self.since = reached(self.blind, self.at, self.rules.warning_ns)
@@ -243,7 +246,7 @@ class _Sender:
 
 
 def clock(ns: int | None) -> datetime | None:
-    """Return a time as the tables have it, cut to microseconds."""
+    """Return a time as in the tables, truncated to microseconds."""
     return None if ns is None else datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=ns // 1000)
 
 
@@ -261,7 +264,7 @@ def _advisory(
     returned: bool = False,
     outage: int | None = None,
 ) -> dict[str, Any]:
-    """Return an advisory's JSON without `late`, which depends on when a run looks."""
+    """Return an advisory's JSON without `late`, which depends on the time of the run."""
     key = [rules.replicator, rules.name, rules.stream, sender, event, at]
     whole, fraction = divmod(at, SECOND)
     return {

@@ -1,7 +1,4 @@
-"""What a secured server is made of, for tests: a CA and its certificates, keys of users, the JWTs of an operator.
-
-Here: files and the server's configuration text that names them. Not here: servers, what is expected of connections to them.
-"""
+"""Certificates, keys and JWTs of secured servers, and the server's configuration that names them."""
 
 import base64
 import datetime as dt
@@ -19,7 +16,7 @@ _UNLIMITED = -1
 
 
 class Authority:
-    """A certificate authority whose files lie in a folder of its own."""
+    """A certificate authority with its files in a separate folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -29,7 +26,7 @@ class Authority:
         self._ca.cert_pem.write_to_path(self.file)
 
     def certify(self, *names: str, days: int = 1) -> dict[str, Any]:
-        """Make a certificate for names, addresses or a mailbox; returns the paths `cert` and `key`."""
+        """Create a certificate for names, addresses or a mailbox; return the paths `cert` and `key`."""
         now = dt.datetime.now(dt.UTC)
         end = now + dt.timedelta(days=days)
         made = self._ca.issue_cert(*names, not_before=min(now, end) - dt.timedelta(days=1), not_after=end)
@@ -41,35 +38,37 @@ class Authority:
         return {key: str(path) for key, path in paths.items()}
 
     def client_context(self) -> ssl.SSLContext:
-        """Return what a client needs that trusts this authority."""
+        """Return the TLS context of a client that trusts this authority."""
         return ssl.create_default_context(cafile=str(self.file))
 
     def block(self, cert: str, key: str, **more: bool) -> str:
-        """Return the `tls` block of a server's configuration; `verify` asks clients for certificates of this CA."""
+        """Return the `tls` block of a server's configuration; with `verify` the server requires client certificates of
+        this CA.
+        """
         options = {"cert_file": cert, "key_file": key, "ca_file": str(self.file), "timeout": 5, **more}
         return f"tls: {json.dumps(options)}\n"
 
 
 @dataclass(frozen=True)
 class Key:
-    """An nkey: its seed, which is the secret, and its public half."""
+    """An nkey: its secret seed and its public key."""
 
     seed: str
     public: str
 
     def sign(self, text: str) -> str:
-        """Return the signature as JWTs have it."""
+        """Return a signature in the format of JWTs."""
         return encoded(nkeys.from_seed(bytearray(self.seed.encode())).sign(text.encode()))
 
 
 def new_key(prefix: int = nkeys.PREFIX_BYTE_USER) -> Key:
-    """Make a key of a user, or of what the prefix says."""
+    """Create a key of a user, or of another kind by its prefix."""
     seed = nkeys.encode_seed(os.urandom(32), prefix)
     return Key(seed.decode(), nkeys.from_seed(bytearray(seed)).public_key.decode())
 
 
 class Operator:
-    """An operator with one account that may use JetStream; makes users, and the server's configuration."""
+    """An operator with one account that may use JetStream; it creates users, and the server's configuration."""
 
     def __init__(self) -> None:
         self._operator, self._account, system = (
@@ -92,7 +91,7 @@ class Operator:
         )
 
     def user_jwt(self, key: Key, *, seconds: int = 3600) -> str:
-        """Return the JWT of a user with this key, valid for so long."""
+        """Return the JWT of a user with this key and a limited validity."""
         limits = dict.fromkeys(("subs", "data", "payload"), _UNLIMITED)
         return _jwt(self._account, key.public, "user", seconds=seconds, pub={}, sub={}, **limits)
 
@@ -113,7 +112,7 @@ def _jwt(issuer: Key, subject: str, kind: str, *, seconds: int = 3600, **nats: o
 def signed_jwt(
     issuer: Key, subject: str, kind: str, more: dict[str, Any], *, seconds: int = 3600, **nats: object
 ) -> str:
-    """Return a JWT of NATS, signed by an nkey; `more` are claims beside those that every one has."""
+    """Return a JWT of NATS, signed by an nkey; `more` are claims in addition to the standard ones."""
     now = int(dt.datetime.now(dt.UTC).timestamp())
     claims = {"jti": "x", "iat": now - 3600, "exp": now + seconds, "iss": issuer.public, "name": kind, "sub": subject}
     claims |= more

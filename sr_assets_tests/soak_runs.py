@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
     from sr_assets_tests.rig import Rig
 
-#: How long a run may go on without doing anything once nothing disturbs it any more.
+#: The maximum duration of a run without progress and without faults.
 _PATIENCE_SECONDS: Final = 150.0
 _LOOK_SECONDS: Final = 1.0
 
 
 class Progress:
-    """How far a site is: `moved` tells whether it has begun a batch of copies or committed a read one since the last time."""
+    """The progress of a site: `moved` returns whether it has started a batch of copies or committed one since the last
+    call.
+    """
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -32,12 +34,12 @@ class Progress:
         self.moved()
 
     def moved(self) -> bool:
-        """Look again, and take what is found for the last time."""
+        """Read the current progress and store it as the last one."""
         before, self._last = self._last, (self.positions(), self._batches())
         return before != self._last
 
     def positions(self) -> dict[str, int]:
-        """Return the next sequence of each stream that is to be read."""
+        """Return the next unread sequence of each stream."""
         return {
             stream: status["next_sequence"]
             for folder in self._home.glob("sites/*")
@@ -50,7 +52,7 @@ class Progress:
 
 @dataclass(slots=True)
 class _Run:
-    """A run under way: how it was started, where in the log its output begins, and what signal of ours it got."""
+    """An active run: its arguments, the start of its output in the log, and the signal that we sent."""
 
     process: subprocess.Popen[bytes]
     mode: str
@@ -59,10 +61,10 @@ class _Run:
 
 
 class Operator:
-    """Runs a site again and again, `--once` or `--follow`, as somebody at a keyboard would; `tend` is called often.
+    """Runs a site repeatedly, with `--once` or `--follow`, like an operator; call `tend` often.
 
-    `ends` counts how the runs ended, `complaints` says which ended as no run may: with another exit code than 0 or 1
-    that no signal of ours explains, or with a traceback. What they say is in `runs.log`.
+    `ends` counts the ends of runs. `complaints` names the invalid ones: an exit code other than 0 or 1 without a signal
+    of ours, or a traceback. The output is in `runs.log`.
     """
 
     def __init__(self, rig: Rig, chance: random.Random) -> None:
@@ -74,28 +76,28 @@ class Operator:
         self._run: _Run | None = None
 
     def tend(self) -> None:
-        """Start the next run when the last one has ended."""
+        """Start the next run if the last one has ended."""
         if self._run is not None and self._run.process.poll() is None:
             return
         self._note_end()
         self._begin(self._chance.choice(("--once", "--follow")))
 
     def kill(self) -> bool:
-        """Kill the run under way, with which all that it started dies but the engine; whether there was one."""
+        """Kill the active run with all its processes except the engine; return whether there was one."""
         return self._signal(signal.SIGKILL)
 
     def end(self) -> bool:
-        """Ask the run under way to end; whether there was one."""
+        """Interrupt the active run; return whether there was one."""
         return self._signal(signal.SIGTERM)
 
     def finish(self) -> None:
-        """See the run under way end, by itself unless it follows."""
+        """Wait for the end of the active run; interrupt it if it follows."""
         if self._run is not None and self._run.mode == "--follow":
             self.end()
         self._await_end()
 
     def drain(self) -> bool:
-        """Let a run take what there is to its end; returns whether it succeeded."""
+        """Run once to the end; return whether the run succeeded."""
         self._begin("--once")
         if self._await_end() == 0:
             return True
@@ -104,7 +106,7 @@ class Operator:
         return False
 
     def note(self, text: str) -> None:
-        """Write down what happens besides, between what the runs say."""
+        """Write other events into the log, between the output of the runs."""
         with self._log.open("a") as log:
             log.write(f"--- {time.strftime('%H:%M:%S')} {text}\n")
 
@@ -122,7 +124,7 @@ class Operator:
         return True
 
     def _await_end(self) -> int | None:
-        """Wait for the run under way, as long as it does something; returns its exit code, None when there was none."""
+        """Wait for the active run while it makes progress; return its exit code, or None without a run."""
         progress, moved_at = Progress(self._rig.home), time.monotonic()
         while self._run is not None and self._run.process.poll() is None:
             if progress.moved():
@@ -134,7 +136,7 @@ class Operator:
         return self._note_end()
 
     def _note_end(self) -> int | None:
-        """Count how the last run ended and complain when no run may end so; returns its exit code."""
+        """Count the end of the last run, and complain if it is invalid; return its exit code."""
         run, self._run = self._run, None
         if run is None:
             return None
@@ -145,7 +147,7 @@ class Operator:
         signalled = {signal.SIGKILL: "killed", signal.SIGTERM: "ended"}
         end = signalled[run.signalled] if run.signalled else {0: "succeeded", 1: "failed"}.get(code, "wrong")
         self.ends[end] += 1
-        # Neither Python's own trace nor Spark's, which is JSON, is for those who run it.
+        # Users must not see a traceback of Python or of Spark, which is JSON.
         traces = [line for line in lines if line.startswith(("Traceback", "{"))]
         if end == "wrong" or traces:
             self.complaints.append(f"a run ended with exit code {code}: {(traces or lines or ['no output'])[-1]}")

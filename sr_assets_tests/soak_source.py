@@ -28,27 +28,27 @@ class SourceStore:
         self.times_put_back = 0
 
     def ends(self) -> dict[str, int]:
-        """Return the last sequence of each stream; the server is up."""
+        """Return the last sequence of each stream; the server must be up."""
         return {entry["stream"]: self._rig.info(entry["stream"]).last_sequence for entry in self._rig.entries}
 
     def keep(self, ends: dict[str, int]) -> None:
-        """Copy the store, which ends there, in place of an earlier copy."""
+        """Copy the store in its current state, replacing an earlier copy."""
         self._ends = ends
         shutil.rmtree(self._copy, ignore_errors=True)
         shutil.copytree(self._store, self._copy)
 
     def behind(self, positions: dict[str, int]) -> bool:
-        """Return whether more was read than the copy holds."""
+        """Return whether a message was read that the copy does not hold."""
         return any(positions.get(stream, 0) > end + 1 for stream, end in self._ends.items())
 
     def put_back(self) -> None:
-        """Put the copy in the store's place, as somebody would whose disk is lost."""
+        """Replace the store by the copy, as an operator would after the loss of a disk."""
         self._store.rename(self._home(self.times_put_back) / "jetstream")
         shutil.copytree(self._copy, self._store)
         self.times_put_back += 1
 
     def pasts(self, streams: Iterable[str]) -> dict[str, Past]:
-        """Return what became of each stream until now."""
+        """Return the history of each stream."""
         held: dict[str, list[list[Seen]]] = {stream: [] for stream in streams}
         for number in range(self.times_put_back):
             with NatsServer(self._home(number), "past") as server:

@@ -20,13 +20,13 @@ _BEGUN = re.compile(
 )
 _BLIND = re.compile(rf"/(\S+): messages of the time from {_TIME} to {_TIME} were lost before they were read")
 
-#: Blind time that ends with a stream info's clock may end behind a message that the info did not know of yet.
+#: Blind time that ends with a stream info's clock may end after a message that the info did not include.
 _MARGIN_NS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A stream was begun again: the last message read before, 0 for none, and up to when everything was known."""
+    """A restart of a stream: the last message read before it (0 for none), and the time until which all was known."""
 
     sequence: int
     stored_ns: int
@@ -35,7 +35,7 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What a stream held each time before its store was put back, how often it was begun again, which time is blind."""
+    """A stream's contents before each rollback, its restarts, and its blind time."""
 
     held: Sequence[Sequence[Seen]] = ()
     beginnings: Sequence[Beginning] = ()
@@ -43,7 +43,7 @@ class Past:
 
     @classmethod
     def of(cls, stream: str, held: Sequence[Sequence[Seen]], log: str) -> Self:
-        """Take from a log what the runs said of a stream; a run that was killed before its commit said it for nothing."""
+        """Read the restarts of a stream from a log; a run that was killed before its commit has no effect."""
         begun = {
             int(match[2]): Beginning(
                 int(match[3]), *(parse_rfc3339_ns(match[time]) if match[time] else 0 for time in (5, 7))
@@ -61,11 +61,11 @@ class Past:
 
     @property
     def known_ns(self) -> list[int]:
-        """Up to when everything was known, each time the stream was begun again."""
+        """The times until which all was known, one per restart."""
         return [beginning.known_ns for beginning in self.beginnings]
 
     def read(self, now: Sequence[Seen]) -> list[Seen]:
-        """Return what was read, in order: before each beginning, then of what the source holds now."""
+        """Return the messages read, in order: before each restart, then from the source's current contents."""
         read = [
             replace(message, beginning=number)
             for number, beginning in enumerate(self.beginnings)
@@ -74,7 +74,7 @@ class Past:
         return [*read, *(replace(message, beginning=len(self.beginnings)) for message in now)]
 
     def unread(self, now: Sequence[Seen]) -> list[Seen]:
-        """Return what the source lost before it was read, each with the beginning before which that was."""
+        """Return the messages that the source lost before they were read, each with the restart that followed."""
         sources = [self._source_of(beginning) for beginning in self.beginnings]
         kept = {
             (message.sequence, message.stored_ns)
@@ -91,9 +91,9 @@ class Past:
         ]
 
     def beyond(self) -> list[Seen]:
-        """Return what the source held behind what counted as read, each with the beginning before which that was.
+        """Return the messages that the source held after the last one read, each with the restart that followed.
 
-        A batch of a stream that is not tracked may have copied of it, also what was put back and is copied again.
+        A batch of an untracked stream may have copied some of them, including restored messages that are copied again.
         """
         return [
             replace(message, beginning=number)
@@ -102,7 +102,7 @@ class Past:
         ]
 
     def misjudged(self, now: Sequence[Seen]) -> Iterator[str]:
-        """Yield what makes the blind time wrong: lost messages outside of it, messages inside that were read."""
+        """Yield the errors of the blind time: lost messages outside it, and messages inside it that were read."""
         for message in self.unread(now):
             if not any(since <= message.stored_ns <= until for since, until in self.blind):
                 yield f"{message.subject} {message.sequence}, stored {message.stored_ns}, was lost unread, not in blind time"
@@ -111,7 +111,7 @@ class Past:
                 yield f"{message.subject} {message.sequence}, stored {message.stored_ns}, was read, in blind time"
 
     def _source_of(self, beginning: Beginning) -> Sequence[Seen]:
-        """Return what the source held when a message of it was read: no message that it stored since has the same time."""
+        """Return the source's message with a sequence and a stored time; no later message has the same time."""
         if not beginning.sequence:
             return ()
         place = beginning.sequence - 1

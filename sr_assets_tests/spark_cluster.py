@@ -1,8 +1,8 @@
-"""A Spark cluster that shares nothing with us: a standalone master, workers, and if wanted a Connect server on it.
+"""A Spark cluster that shares nothing with us: a standalone master, workers, and optionally a Connect server.
 
-Its processes run as another user (`nobody`) where the tests run as root, in a folder of their own, with a Python that has
-what workers need and nothing of ours. Otherwise, or where that user could not read the packages, they run as our own user with
-another home and working directory. Here: starting, killing, stopping. Not here: what is expected of it (the tests).
+If the tests run as root, its processes run as the user `nobody`, in a separate folder, with a Python that has only the
+packages that workers need. Otherwise, or if that user cannot read the packages, they run as our user with another home
+and working directory.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from sr_assets.adapters.spark.java import find_java
 from sr_assets_tests.rig import wait_until
 
 _USER = "nobody"
-#: What docs/operations.md asks a worker's Python for, with what these bring along.
+#: The packages that docs/operations.md requires for a worker's Python, with their dependencies.
 _NEEDED = ("pyspark", "py4j", "pyarrow", "numpy", "numpy.libs", "orjson")
 _SPARK = Path(pyspark.__file__).parent
 _DEPLOY = "org.apache.spark.deploy"
@@ -37,10 +37,10 @@ HOST = "127.0.0.1"
 
 
 class SparkCluster:
-    """A master and two workers of one core each, started by `with`."""
+    """A master and two workers of one core each, inside `with`."""
 
     def __init__(self) -> None:
-        """Make its folder; nothing is started."""
+        """Create its folder without starting a process."""
         self.folder = Path(tempfile.mkdtemp(prefix="spark-cluster-"))
         self._port = free_port()
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -49,21 +49,21 @@ class SparkCluster:
 
     @property
     def mode(self) -> str:
-        """The cluster as `spark.mode` names it."""
+        """The cluster's value of `spark.mode`."""
         return f"spark://{HOST}:{self._port}"
 
     @property
     def python(self) -> str:
-        """The workers' Python, as `spark.pyspark.python` names it."""
+        """The workers' Python, the value of `spark.pyspark.python`."""
         return str(self.folder / "bin" / "python3")
 
     @property
     def config(self) -> dict[str, str]:
-        """What the block `spark.config` needs for it."""
+        """The options of `spark.config` for the cluster."""
         return {"spark.pyspark.python": self.python}
 
     def __enter__(self) -> Self:
-        """Start the master and two workers, and wait until both belong to it."""
+        """Start the master and two workers, and wait until both are registered."""
         self._prepare()
         daemons = ["--host", HOST, "--webui-port", "0"]
         self._start("master", f"{_DEPLOY}.master.Master", *daemons, "--port", str(self._port))
@@ -75,7 +75,7 @@ class SparkCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop everything and remove the folder."""
+        """Stop all processes and remove the folder."""
         self._kill([each for process in self._processes for each in family(process.pid)])
         for process in self._processes:
             process.wait()
@@ -88,7 +88,7 @@ class SparkCluster:
 
     @contextlib.contextmanager
     def connect(self) -> Iterator[str]:
-        """Run a Connect server, whose tasks run on the workers, inside `with`; yields it as `spark.mode` names it."""
+        """Run a Connect server, whose tasks run on the workers, inside `with`; yield its value of `spark.mode`."""
         port, shown, events = free_port(), free_port(), self.folder / "work" / "events"
         events.mkdir()
         events.chmod(0o777)
@@ -123,19 +123,19 @@ class SparkCluster:
         return "".join(file.read_text(errors="replace") for file in files)
 
     def shown(self) -> str:
-        """Return what the Connect server shows to whoever asks: its UI's pages and what they are made of."""
+        """Return the public information of the Connect server: the pages and data of its UI."""
         root = f"{self.ui}/api/v1/applications"
         (application,) = json.loads(fetched(root))
         parts = ("environment", "sql?details=true&planDescription=true&length=1000", "stages?details=true", "jobs")
         return "".join(fetched(f"{root}/{application['id']}/{part}") for part in parts) + fetched(f"{self.ui}/connect/")
 
     def logs(self) -> str:
-        """Return what the processes of the cluster and its executors have logged."""
+        """Return the logs of the cluster's processes and executors."""
         files = [*self.folder.rglob("*.log"), *self.folder.rglob("std*")]
         return "".join(file.read_text(errors="replace") for file in files)
 
     def python_that(self, does: str, code: str) -> str:
-        """Return another Python for the workers, which runs this code as it starts."""
+        """Return another Python for the workers, which runs this code at its start."""
         folder = self.folder / f"that-{does}"
         folder.mkdir()
         (folder / "sitecustomize.py").write_text(code)
@@ -147,7 +147,7 @@ class SparkCluster:
         return str(program)
 
     def python_without(self, package: str) -> str:
-        """Return another Python for the workers, which lacks a package."""
+        """Return another Python for the workers, without a package."""
         packages = self.folder / f"without-{package}"
         packages.mkdir()
         for link in (self.folder / "packages").iterdir():
@@ -180,7 +180,7 @@ class SparkCluster:
         ]
 
     def kill(self, process: psutil.Process) -> None:
-        """Kill a process and all that it has started."""
+        """Kill a process and its descendants."""
         self._kill(family(process.pid))
 
     def _named(self, text: str) -> list[psutil.Process]:
@@ -198,7 +198,7 @@ class SparkCluster:
         psutil.wait_procs(processes, timeout=10)
 
     def _prepare(self) -> None:
-        """Make the folder: a Python, a Java, and links to the packages that workers need."""
+        """Create the folder: a Python, a Java, and links to the packages that workers need."""
         packages, programs = self.folder / "packages", self.folder / "bin"
         packages.mkdir()
         programs.mkdir()
@@ -217,10 +217,10 @@ class SparkCluster:
                     self.user = user
                     self._give_away()
                     return
-        raise AssertionError("no Python that imports what workers need")
+        raise AssertionError("no Python imports the packages that workers need")
 
     def _works(self, python: str, packages: Path, user: str | None) -> bool:
-        """Write the workers' Python, and return whether a user can work with it."""
+        """Write the workers' Python, and return whether a user can run it."""
         program = Path(self.python)
         program.write_text(f'#!/bin/sh\nPYTHONPATH="{packages}:$PYTHONPATH" exec "{python}" -s "$@"\n')
         program.chmod(0o755)
@@ -279,7 +279,7 @@ def fetched(url: str) -> str:
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """Return a process and all that it has started; none when it has ended."""
+    """Return a process and its descendants, or none if it has ended."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -288,13 +288,13 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def free_port() -> int:
-    """Return a port that nobody uses."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
 
 
 def listens(port: int) -> bool:
-    """Return whether somebody listens there."""
+    """Return whether a process listens on a port."""
     with socket.socket() as probe:
         return probe.connect_ex((HOST, port)) == 0

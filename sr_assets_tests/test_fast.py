@@ -1,4 +1,4 @@
-"""What `make test-fast` leaves out: the tests that start processes, and that no other test can."""
+"""The marker `process`: only tests with it can start processes, and `make test-fast` skips them."""
 
 import subprocess
 import sys

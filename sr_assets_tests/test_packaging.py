@@ -1,4 +1,4 @@
-"""What a clone and an installed package carry beside the code: pins, the Dagster instance's settings, the workspace."""
+"""The files of a clone and of an installed package other than code: pins, the Dagster instance's settings, the workspace."""
 
 import re
 import shutil

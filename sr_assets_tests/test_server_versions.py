@@ -1,4 +1,4 @@
-"""The helper that brings other servers: the newest patch, once, for everyone who asks; nobody waits for a network."""
+"""The download of other server versions: the newest patch, once for all test runs, and a skip without a network."""
 
 import subprocess
 import zipfile
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.process
 
 
 def write_wheel(folder: Path, version: str) -> None:
-    """A wheel whose server only says its version."""
+    """Write a wheel whose server only prints its version."""
     stem = f"{PACKAGE.replace('-', '_')}-{version}"
     with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
         wheel.writestr(f"{stem}.data/scripts/nats-server", f"#!/bin/sh\necho {version}\n")
@@ -23,7 +23,7 @@ def write_wheel(folder: Path, version: str) -> None:
         wheel.writestr(f"{stem}.dist-info/RECORD", "")
 
 
-def test_the_newest_patch_is_unpacked_once_for_all_who_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_patch_is_unpacked_once_for_concurrent_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ("2.1.9", "2.1.10", "2.2.0"):
         write_wheel(tmp_path, version)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
