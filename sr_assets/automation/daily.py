@@ -67,6 +67,6 @@ def due_days(settings: Settings, stage: DailyStage, now_ns: int) -> tuple[date, 
     earliest = stage.first_date(settings, now_ns)
     if earliest > last:
         raise RunError(
-            f"{stage.table.computed}: {stage.kept(settings)[1]} is too short to compute {last}; set it to 3d or more"
+            f"{stage.table.computed}: {stage.input_retention(settings)[1]} is too short to compute {last}; set it to 3d or more"
         )
     return max(first, earliest), last

@@ -117,9 +117,9 @@ def refuse_unknown_sites(entries: Sequence[NotifySettings], names: Collection[st
                 raise ValueError(
                     f"notify.sites: {shown(site)} is no entry's name; there are: {', '.join(sorted(names))}"
                 )
-    taken = [entry.name for entry in entries if entry.name]
-    for name in taken:
-        if taken.count(name) > 1:
+    chosen = [entry.name for entry in entries if entry.name]
+    for name in chosen:
+        if chosen.count(name) > 1:
             raise ValueError(
                 f"notify.name: {shown(name)} appears twice; delivered events are recorded by name, so rename one"
             )

@@ -32,7 +32,7 @@ class AvailabilityStage(DailyStage):
         """Return the block `availability`."""
         return settings.availability
 
-    def kept(self, settings: Settings) -> tuple[int, str]:
+    def input_retention(self, settings: Settings) -> tuple[int, str]:
         """Return the retention of transitions."""
         return settings.advisories.retention_ns, "advisories.retention"
 

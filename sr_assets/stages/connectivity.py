@@ -78,8 +78,8 @@ def _try_stream(stream: StreamSettings) -> list[Probe]:
 def _try_source(probes: Probes, stream: Entry, source: Cluster) -> StreamInfo | None:
     if not _try_connecting(probes, source):
         return None
-    asked = source.settings.api(f"STREAM.INFO.{stream.stream}")
-    info = probes.attempt(source, asked, lambda: source.stream_info(stream.stream), _held)
+    request = source.settings.api(f"STREAM.INFO.{stream.stream}")
+    info = probes.attempt(source, request, lambda: source.stream_info(stream.stream), _held)
     if info is not None:
         probes.attempt(
             source, "a source to read by sequence", lambda: check_source(stream, info), lambda _: "limits retention"
@@ -110,8 +110,8 @@ def _try_reading(probes: Probes, cluster: Cluster, info: StreamInfo) -> None:
     def describe(messages: int) -> str:
         return "read" if messages else "no message at that sequence"
 
-    asked = cluster.settings.api(f"STREAM.MSG.GET.{info.stream}")
-    probes.attempt(cluster, asked, lambda: int(cluster.next_message(info.stream, last.first) is not None), describe)
+    request = cluster.settings.api(f"STREAM.MSG.GET.{info.stream}")
+    probes.attempt(cluster, request, lambda: int(cluster.next_message(info.stream, last.first) is not None), describe)
     if info.supports_batched_direct_get:
         probes.attempt(cluster, cluster.settings.api(f"DIRECT.GET.{info.stream}"), lambda: read(direct=True), describe)
     probes.attempt(
@@ -125,10 +125,10 @@ def _try_target(
     """Probe a run's operations on the target; return whether its cluster responds."""
     if not _try_connecting(probes, target):
         return False
-    asked = target.settings.api(f"STREAM.INFO.{stream.target_stream}")
+    request = target.settings.api(f"STREAM.INFO.{stream.target_stream}")
     exists = probes.attempt(
         target,
-        asked,
+        request,
         lambda: target.stream_exists(stream.target_stream),
         lambda info: "exists" if info else "does not exist yet",
     )
@@ -137,18 +137,20 @@ def _try_target(
     if exists:
         info = target.stream_info(stream.target_stream)
         if source_info is not None:
-            known = source_info
+            planned = source_info
             probes.attempt(
                 target,
                 "a target for the copies",
-                lambda: check_target(stream, known, info),
+                lambda: check_target(stream, planned, info),
                 lambda _: f"takes {', '.join(info.subjects)}",
             )
         _try_reading(probes, target, info)
         if stream.target_options:
             probes.attempt(target, "a target without drift", lambda: refuse_drift(stream, info), str)
         if source_info is not None and info.messages:
-            probes.attempt(target, "no other copies of the source", lambda: refuse_doubled(stream, known, target), str)
+            probes.attempt(
+                target, "no other copies of the source", lambda: refuse_doubled(stream, planned, target), str
+            )
     elif not stream.create_target:
         probes.note(
             target,
@@ -166,10 +168,10 @@ def _try_target(
 
 
 def _try_creating(probes: Probes, stream: StreamSettings, source_info: StreamInfo, target: Cluster) -> None:
-    asked = target.settings.api(f"STREAM.CREATE.{stream.target_stream}")
+    request = target.settings.api(f"STREAM.CREATE.{stream.target_stream}")
     probes.attempt(
         target,
-        asked,
+        request,
         lambda: probe_update(target, "CREATE", stream.target_stream),
         lambda _: "allowed; no stream was created",
     )

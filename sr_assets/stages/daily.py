@@ -56,7 +56,7 @@ class DailyStage(ABC):
         """Return the table's time zone and retention."""
 
     @abstractmethod
-    def kept(self, settings: Settings) -> tuple[int, str]:
+    def input_retention(self, settings: Settings) -> tuple[int, str]:
         """Return the retention of the input in ns, and its configuration key."""
 
     @abstractmethod
@@ -76,7 +76,7 @@ class DailyStage(ABC):
 
     def first_date(self, settings: Settings, now_ns: int) -> date:
         """Return the earliest computable date of the table; the input of earlier dates has expired."""
-        earliest = self._earliest(settings, now_ns - self.kept(settings)[0])
+        earliest = self._earliest(settings, now_ns - self.input_retention(settings)[0])
         return min((earliest, *self.table.computed_dates(settings.home)[:1]))
 
     def compute_days(
@@ -116,9 +116,9 @@ class DailyStage(ABC):
         return date_at(begins_ns, self.settings(settings).timezone) + timedelta(days=1 + self.days_before)
 
     def _refuse_forgotten(self, settings: Settings, first: date, first_ns: int, watermark_ns: int) -> None:
-        kept_ns, key = self.kept(settings)
-        if first_ns < watermark_ns - kept_ns:
+        input_retention_ns, key = self.input_retention(settings)
+        if first_ns < watermark_ns - input_retention_ns:
             raise ConfigurationError(
                 f"{self.table.computed} of {first}: its input has expired ({key}); the earliest day that"
-                f" can be computed is {self._earliest(settings, watermark_ns - kept_ns)}"
+                f" can be computed is {self._earliest(settings, watermark_ns - input_retention_ns)}"
             )

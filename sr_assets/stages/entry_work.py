@@ -45,7 +45,7 @@ class EntryWork(ABC):
         """Do the due work, and collect or start background work; return whether any work was done."""
 
     @property
-    def lanes(self) -> tuple[WorkLoop, ...]:
+    def loops(self) -> tuple[WorkLoop, ...]:
         """The active work loops of the entry."""
         return (self.watching,)
 
@@ -55,24 +55,24 @@ class EntryWork(ABC):
         return False
 
     @property
-    def under_way(self) -> bool:
+    def batch_active(self) -> bool:
         """Whether a batch is active in the background, however long it takes."""
         return False
 
     @property
-    def trying(self) -> bool:
+    def retrying(self) -> bool:
         """Whether a work loop will retry after an error."""
-        return any(lane.error for lane in self.lanes)
+        return any(loop.error for loop in self.loops)
 
     @property
-    def given_up(self) -> bool:
+    def failed(self) -> bool:
         """Whether every work loop has failed."""
-        return all(lane.failure for lane in self.lanes)
+        return all(loop.failure for loop in self.loops)
 
     @property
     def due_at(self) -> float:
         """When the next step is due (monotonic seconds), unless background work ends earlier."""
-        return min((lane.due_at for lane in self.lanes if lane.failure is None), default=math.inf)
+        return min((loop.due_at for loop in self.loops if loop.failure is None), default=math.inf)
 
     def finish(self) -> None:  # noqa: B027  most entries have no work here
         """Do the final work of a run, after its last round."""

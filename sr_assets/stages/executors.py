@@ -53,11 +53,11 @@ def try_executors(settings: Settings) -> list[Tried]:
 def _try_fences(settings: Settings) -> list[Tried]:
     tried: list[Tried] = []
     for stream in (entry for entry in settings.entries if isinstance(entry, StreamSettings)):
-        asked, failure = stream.target.api(f"CONSUMER.INFO.{stream.target_stream}"), None
+        subject, failure = stream.target.api(f"CONSUMER.INFO.{stream.target_stream}"), None
         try:
             with Cluster(stream.target, "sr-assets check") as target:
                 probe_fence(target, stream.target_stream)
         except SrAssetsError as error:
             failure = str(error)
-        tried.append((stream.target.label, asked, failure))
+        tried.append((stream.target.label, subject, failure))
     return tried

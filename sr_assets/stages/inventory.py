@@ -35,7 +35,7 @@ class InventoryStage(DailyStage):
         """Return the block `inventory`."""
         return settings.inventory
 
-    def kept(self, settings: Settings) -> tuple[int, str]:
+    def input_retention(self, settings: Settings) -> tuple[int, str]:
         """Return the shorter retention of messages and transitions."""
         return min(
             (settings.advisories.retention_ns, "advisories.retention"),

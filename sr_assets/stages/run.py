@@ -56,8 +56,8 @@ class SiteRun:
             if entry.stream in selection
         ]
 
-    def _is_final(self, lane: WorkLoop) -> bool:
-        return self._over or (self._drain_only and not lane.reached)
+    def _is_final(self, loop: WorkLoop) -> bool:
+        return self._over or (self._drain_only and not loop.reached)
 
     @property
     def _over(self) -> bool:
@@ -77,7 +77,7 @@ class SiteRun:
         """Do the work; yield after each round whether every entry has caught up. The caller must exhaust or close it."""
         works = self._works
         try:
-            yield from self._go_round()
+            yield from self._do_rounds()
             copies_end = time.monotonic() + _COPY_SECONDS
             for work in works:
                 work.join(copies_end)
@@ -91,7 +91,7 @@ class SiteRun:
                     stack.callback(work.note_end)
                     stack.callback(work.join, time.monotonic() + _COPY_SECONDS)
 
-    def _go_round(self) -> Iterator[bool]:
+    def _do_rounds(self) -> Iterator[bool]:
         """Let each entry take steps, in rounds, until no work or no time is left."""
         site, works, drain_only = self._site, self._works, self._drain_only
         linger_seconds = site.settings.linger_ns / 1e9
@@ -103,12 +103,12 @@ class SiteRun:
             for work in works:
                 busy |= work.step(ends)
             now = time.monotonic()
-            if busy or any(work.under_way for work in works):
+            if busy or any(work.batch_active for work in works):
                 active = now
-            trying = any(work.trying for work in works)
-            if all(work.given_up for work in works) or (not drain_only and not trying and self._over):
+            retrying = any(work.retrying for work in works)
+            if all(work.failed for work in works) or (not drain_only and not retrying and self._over):
                 return
-            if not busy and not trying:
+            if not busy and not retrying:
                 if drain_only and not any(work.pending for work in works):
                     return
                 if not drain_only and now - active > linger_seconds and not self._wanted():

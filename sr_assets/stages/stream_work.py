@@ -76,7 +76,7 @@ class StreamWork(EntryWork):
         grace_ns = heartbeat_grace_ns(site.settings)
         self._heartbeat = HeartbeatStage(stream, store, site.clock, grace_ns, self.report) if announces else None
         # Whether there may be work that copying has not seen yet.
-        self._news = True
+        self._may_have_work = True
         self._poll_at = 0.0
         self._abandoned = False
 
@@ -97,7 +97,7 @@ class StreamWork(EntryWork):
         return NodeStage(self._stream, site.state, site.clusters, site.spark, reader, site.clock, self.report)
 
     @property
-    def lanes(self) -> tuple[WorkLoop, ...]:
+    def loops(self) -> tuple[WorkLoop, ...]:
         """The watch loop, if the stream is tracked, and the copy loop, if selected."""
         return (*((self.watching,) if self._stream.tracked else ()), *((self.copying,) if self._copies else ()))
 
@@ -105,21 +105,21 @@ class StreamWork(EntryWork):
     def pending(self) -> bool:
         """Whether copying is active, or new copies have become due."""
         # A finished batch may leave copies in the queue; its result decides whether to poll again.
-        return self._copies and self.copying.failure is None and (self._background.untaken or self._news)
+        return self._copies and self.copying.failure is None and (self._background.has_result or self._may_have_work)
 
     @property
     def due_at(self) -> float:
         """When the watch loop, or a poll for copies, is due."""
         times = [self.watching.due_at] if self._stream.tracked and self.watching.failure is None else []
         if self._copies and self.copying.failure is None and not self._background.running:
-            soon = self._news or self.copying.error
+            soon = self._may_have_work or self.copying.error
             times.append(self.copying.due_at if soon else max(self.copying.due_at, self._poll_at))
         return min(times, default=math.inf)
 
     @property
-    def under_way(self) -> bool:
+    def batch_active(self) -> bool:
         """Whether a batch of copies is active."""
-        return self._replica.under_way
+        return self._replica.batch_active
 
     @property
     def _copies(self) -> bool:
@@ -132,21 +132,21 @@ class StreamWork(EntryWork):
             busy = self.watching.attempt(lambda: self._watch(ends), final=lambda: self._final(self.watching))
             if not busy or (ends is None and self._caught_up):
                 self.watching.rest(self._site.rest_seconds)
-            self._news |= busy
-        return busy | (self._copies and self._go_on_copying(ends))
+            self._may_have_work |= busy
+        return busy | (self._copies and self._continue_copying(ends))
 
     @property
     def _caught_up(self) -> bool:
         return self._watcher is None or self._watcher.caught_up
 
-    def _go_on_copying(self, ends: Ends) -> bool:
+    def _continue_copying(self, ends: Ends) -> bool:
         """Start the next copy step if one is due; return whether the previous one made copies."""
         busy = self._background.take() or False
-        self._news |= busy and not (ends is None and self._replica.caught_up)
+        self._may_have_work |= busy and not (ends is None and self._replica.caught_up)
         # A lingering run also polls without a sign of new work.
-        wanted = self._news or self.copying.error or (ends is None and time.monotonic() >= self._poll_at)
+        wanted = self._may_have_work or self.copying.error or (ends is None and time.monotonic() >= self._poll_at)
         if wanted and self.copying.due and not self._background.running:
-            self._news, self._poll_at = False, time.monotonic() + self._site.rest_seconds
+            self._may_have_work, self._poll_at = False, time.monotonic() + self._site.rest_seconds
             self._background.start(lambda: self._copy(ends))
         return busy
 
@@ -186,8 +186,8 @@ class StreamWork(EntryWork):
 
     def finish(self) -> None:
         """Send the last heartbeat of the run, and compact the history."""
-        lane = self.copying if self._announced_with_copies else self.watching
-        if self._heartbeat is not None and self.watching.failure is None and lane.failure is None:
+        loop = self.copying if self._announced_with_copies else self.watching
+        if self._heartbeat is not None and self.watching.failure is None and loop.failure is None:
             where = self._stream.target if self._announced_with_copies else self._stream.source
             with contextlib.suppress(SrAssetsError):
                 self._heartbeat.send(self._site.clusters.connect(where))

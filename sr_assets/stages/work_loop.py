@@ -158,7 +158,7 @@ class BackgroundSteps:
         return self._thread is not None and self._thread.is_alive()
 
     @property
-    def untaken(self) -> bool:
+    def has_result(self) -> bool:
         """Whether a step is active, or its result has not been taken yet."""
         return self._thread is not None
 

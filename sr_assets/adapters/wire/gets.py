@@ -106,7 +106,7 @@ class _Gets:
     direct: bool
     window: int = _FIRST_WINDOW
     largest_bytes: int = 1
-    under_way: dict[bytes, int] = field(default_factory=dict)
+    in_flight: dict[bytes, int] = field(default_factory=dict)
 
     def run(self, sequences: list[int], position: int, end: int) -> tuple[list[Message], list[int], int]:
         """Get sequences from `position` up to `end` or about `max_bytes`.
@@ -118,9 +118,9 @@ class _Gets:
         left_bytes, connection = self.read.max_bytes, self.read.connection
         seconds = connection.silence_seconds if self.direct else None
         answers = connection.answers(f"a message of {self.read.stream}", seconds)
-        while self.under_way or (position < end and left_bytes > 0):
-            if position < end and left_bytes > 0 and len(self.under_way) <= self.window // 2:
-                requested = sequences[position : min(position + self.window - len(self.under_way), end)]
+        while self.in_flight or (position < end and left_bytes > 0):
+            if position < end and left_bytes > 0 and len(self.in_flight) <= self.window // 2:
+                requested = sequences[position : min(position + self.window - len(self.in_flight), end)]
                 self._request(requested)
                 position += len(requested)
             try:
@@ -129,10 +129,10 @@ class _Gets:
                 if not self.direct:
                     raise
                 # The replica or mirror may have failed: the leader supplies these messages.
-                unanswered += self.under_way.values()
-                self.under_way.clear()
+                unanswered += self.in_flight.values()
+                self.in_flight.clear()
                 break
-            sequence = self.under_way.pop(frame.subject, None)
+            sequence = self.in_flight.pop(frame.subject, None)
             if sequence is None:
                 continue
             message = self._message(frame)
@@ -148,7 +148,7 @@ class _Gets:
         direct = connection.cluster.api(f"DIRECT.GET.{stream}")
         subject = direct if self.direct else _leader_subject(connection, stream)
         requested = {connection.new_inbox(): sequence for sequence in sequences}
-        self.under_way |= requested
+        self.in_flight |= requested
         requests = (
             f.encode_pub(subject, inbox, b"", b'{"seq":%d}' % sequence) for inbox, sequence in requested.items()
         )

@@ -67,14 +67,14 @@ class Publisher:
             chunk = window.fill()
             if chunk:
                 self._connection.send(chunk)
-            elif not window.under_way:
+            elif not window.in_flight:
                 break
             stored: list[tuple[bytes, int]] = []
             frames = self._connection.receive(0 if chunk else self._ack_timeout_seconds, stored)
             if not (chunk or stored or frames):
                 silence = f"no acknowledgement within {self._ack_timeout_seconds:g} s"
                 raise WireError(f"{self._connection.address}: {silence}")
-            settle = window.under_way.pop
+            settle = window.in_flight.pop
             for inbox, target_sequence in stored:
                 sequence, size_bytes = settle(inbox, _UNKNOWN)
                 if size_bytes:
@@ -103,15 +103,15 @@ class _Window:
     #: The refusal of a message that the server cannot accept.
     refusal: Ack | None = None
     #: Sequence and size, by the inbox of the acknowledgement.
-    under_way: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    in_flight: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     waiting_bytes: int = 0
 
     def fill(self) -> bytes:
         """Return the frames to send next: none if the window is full or all messages have been sent."""
         chunk: list[bytes] = []
         chunk_bytes, free_bytes = 0, min(SEND_BYTES, self.max_bytes - self.waiting_bytes)
-        under_way, connection = self.under_way, self.connection
-        while self.sending and chunk_bytes < free_bytes and len(under_way) < self.max_messages:
+        in_flight, connection = self.in_flight, self.connection
+        while self.sending and chunk_bytes < free_bytes and len(in_flight) < self.max_messages:
             item = next(self.source, None)
             if item is None:
                 self.sending = False
@@ -122,7 +122,7 @@ class _Window:
                 self.sending, self.refusal = False, parts
                 break
             size_bytes = len(parts[0]) + len(parts[1]) + len(item.payload)
-            under_way[inbox] = (item.sequence, size_bytes)
+            in_flight[inbox] = (item.sequence, size_bytes)
             chunk += parts
             chunk_bytes += size_bytes
         self.waiting_bytes += chunk_bytes

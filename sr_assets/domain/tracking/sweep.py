@@ -23,18 +23,18 @@ def sweep_nodes(policy: Policy, due: pa.Table, now_ns: int, blind: BlindSpans) -
 
     Return their states as `NODE_SCHEMA`, and their transitions as `FOLDED_SCHEMA`, ordered per node.
     """
-    asked = BlindColumns(blind)
+    spans = BlindColumns(blind)
     seen, since, number, retired = (
         due[name].to_numpy() for name in ("seen_ns", "status_since_ns", "transition", "times_retired")
     )
-    silence = asked.silence_ns(seen, np.maximum(seen, now_ns))
+    silence = spans.silence_ns(seen, np.maximum(seen, now_ns))
     up, timeout = (pc.equal(due["status"], status.value).to_numpy() for status in (Status.UP, Status.TIMEOUT))
     timed_out = up & (silence > policy.warning_ns)
     expired = (timeout | timed_out) & (silence > policy.interval_ns)
-    out_ns = asked.exceeds_at_ns(seen, policy.warning_ns)
+    out_ns = spans.exceeds_at_ns(seen, policy.warning_ns)
     since = np.where(timed_out, out_ns, since)
     # With a policy shortened since, the interval may have ended before the timeout was noticed.
-    end_ns = np.maximum(asked.exceeds_at_ns(seen, policy.interval_ns), since)
+    end_ns = np.maximum(spans.exceeds_at_ns(seen, policy.interval_ns), since)
     ended = pa.array(expired)
     status = pc.if_else(
         ended,

@@ -62,7 +62,7 @@ class ReplicaStage:
         self._compared = False
         self._progress = Progress(self._stream.label, "copied")
         #: Whether a batch is being made, as opposed to a check for work.
-        self.under_way = False
+        self.batch_active = False
         #: Whether the last step left nothing to copy.
         self.caught_up = False
 
@@ -128,7 +128,7 @@ class ReplicaStage:
             return False
         started = time.monotonic()
         copied_before = report.copied
-        self.under_way = True
+        self.batch_active = True
         try:
             Batch(self._context, source, state, copying, intent, target).run()
         except TransientError:
@@ -138,7 +138,7 @@ class ReplicaStage:
                 raise
             return True
         finally:
-            self.under_way = False
+            self.batch_active = False
         seconds = time.monotonic() - started
         report.seconds += seconds
         copied = report.copied - copied_before

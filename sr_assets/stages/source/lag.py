@@ -90,5 +90,5 @@ def _position(status: dict[str, Any]) -> int | None:
 
 def _begin(stream: Entry, info: StreamInfo) -> int | None:
     """Return the first sequence of a first run, or None if the stream info does not determine it."""
-    known = {"all": 1, "end": info.last_sequence + 1, "sequence": stream.start.value}
-    return known.get(stream.start.kind)
+    positions = {"all": 1, "end": info.last_sequence + 1, "sequence": stream.start.value}
+    return positions.get(stream.start.kind)

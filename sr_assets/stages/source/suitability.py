@@ -24,9 +24,9 @@ def check_source(stream: Entry, source: StreamInfo) -> None:
             ("subject", stream.advisory.subject),
             ("observer_subject", stream.advisory.observer_subject),
         ):
-            taken = [pattern for pattern in source.subjects if overlaps(pattern, advisory_pattern(subject))]
-            if taken:
+            overlapping = [pattern for pattern in source.subjects if overlaps(pattern, advisory_pattern(subject))]
+            if overlapping:
                 raise ConfigurationError(
                     f"stream {stream.label}: advisory.{key} {subject!r} belongs to the source stream"
-                    f" itself (subject {taken[0]}); choose another"
+                    f" itself (subject {overlapping[0]}); choose another"
                 )

@@ -152,9 +152,9 @@ class SnapshotStage:
     def _remove_orphans(self) -> None:
         known = {f"{first}-{after}{mark}" for first, after, mark in self._index.staged()}
         intent = self._store.open_intent(self._stream.stream)
-        under_way = f"{intent.first}-{intent.next}" if intent else "none"
+        batch_active = f"{intent.first}-{intent.next}" if intent else "none"
         for folder in (self._site_folder / "staging" / self._stream.asset_prefix[1]).glob("*-*"):
-            if folder.name not in known and not f"{folder.name}-".startswith(f"{under_way}-"):
+            if folder.name not in known and not f"{folder.name}-".startswith(f"{batch_active}-"):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
