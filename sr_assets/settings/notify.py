@@ -117,7 +117,7 @@ def refuse_unknown_sites(entries: Sequence[NotifySettings], names: Collection[st
                 raise ValueError(
                     f"notify.sites: {shown(site)} is no entry's name; there are: {', '.join(sorted(names))}"
                 )
-    chosen = [entry.name for entry in entries if entry.name]
+    chosen = [entry.name or str(number) for number, entry in enumerate(entries, 1)]
     for name in chosen:
         if chosen.count(name) > 1:
             raise ValueError(
