@@ -203,6 +203,56 @@ def test_events_are_resent_after_the_receiver_recovers(tmp_path: Path, capsys: p
         assert back.ids == ids
 
 
+def test_events_are_discarded_a_day_after_their_own_first_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None
+) -> None:
+    clock = time.time()
+
+    def attempt_after(hours: float) -> None:
+        nonlocal clock
+        clock += hours * 3_600
+        monkeypatch.setattr("sr_assets.operate.notify.delivery.time.time", lambda: clock)
+        notify_once(settings)
+
+    with receiving() as receiver:
+        receiver.code = 500
+        settings = notifying(tmp_path, {"name": "ops", "webhook": receiver.url})
+        publish(tmp_path, "first")
+        attempt_after(0)
+        second = publish(tmp_path, "second", batch=2)
+        attempt_after(23)
+        attempt_after(2)
+        receiver.code = 200
+        attempt_after(1)
+        assert receiver.ids == second, "the first one has failed for 25 hours, the second one for 3"
+        # After all pending events are done, a later outage counts from its own start.
+        receiver.code = 500
+        third = publish(tmp_path, "third", batch=3)
+        attempt_after(48)
+        receiver.code = 200
+        attempt_after(1)
+        assert receiver.ids == [*second, *third]
+
+
+def test_failures_of_events_that_are_gone_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None
+) -> None:
+    with receiving() as receiver:
+        receiver.code = 500
+        settings = notifying(tmp_path, {"name": "ops", "webhook": receiver.url, "events": ["timeout"]})
+        publish(tmp_path, "web1")
+        notify_once(settings)
+        others = configured(tmp_path, notify=[{"name": "ops", "webhook": receiver.url, "events": ["expire"]}])
+        notify_once(others)
+        ids = publish(tmp_path, "web2", event="expire", batch=2)
+        later = time.time() + 48 * 3_600
+        monkeypatch.setattr("sr_assets.operate.notify.delivery.time.time", lambda: later)
+        notify_once(others)
+        receiver.code = 200
+        notify_once(others)
+        assert receiver.ids == ids
+
+
 def test_hanging_receiver_delays_no_other(tmp_path: Path, receiver: Receiver) -> None:
     with receiving() as hanging:
         hanging.hangs = True

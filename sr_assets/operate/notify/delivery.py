@@ -33,7 +33,7 @@ _POLL_SECONDS: Final = 2.0
 _POLL_SHARE: Final = 0.02
 _FIRST_PAUSE_SECONDS: Final = 0.5
 _LONGEST_PAUSE_SECONDS: Final = 300.0
-#: Pending events are discarded after this time without a success.
+#: A pending event is discarded after it has failed for this time.
 _GIVE_UP_SECONDS: Final = 86_400.0
 #: The window in which `min_nodes` counts distinct nodes.
 _TOGETHER: Final = timedelta(minutes=5)
@@ -146,22 +146,22 @@ class _Delivery:
                 self._note_failure(sent, waiting, str(error))
                 return False
             sent.add(message.events)
-            sent.failing_since = None
             self._file.save(sent)
+        sent.failures.clear()
         self._failures = 0
         return True
 
     def _note_failure(self, sent: Sent, waiting: list[Event], reason: str) -> None:
-        """Warn about the first failure in a row, and discard pending events after a day."""
+        """Warn about the first failure in a row, and discard events that have failed for a day."""
         now = time.time()
-        sent.failing_since = sent.failing_since or now
+        waiting = [event for event in waiting if event.id not in sent.ids.get(f"{event.name}/{event.stream}", ())]
+        sent.note_failure(waiting, now)
         self._failures += 1
         if self._failures == 1:
             print_warning(f"{self._target.label}: {reason}; {len(waiting)} events are pending and will be retried")
-        if now - sent.failing_since > _GIVE_UP_SECONDS:
-            print_warning(f"{self._target.label}: {reason}, for a day; discarded {len(waiting)} events")
-            sent.add(waiting)
-            sent.failing_since = None
+        if expired := sent.failing_since(waiting, now - _GIVE_UP_SECONDS):
+            print_warning(f"{self._target.label}: {reason}, for a day; discarded {len(expired)} events")
+            sent.add(expired)
 
 
 def _pause_seconds(failures: int) -> float:

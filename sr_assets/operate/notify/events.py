@@ -20,12 +20,14 @@ from sr_assets.domain.errors import SrAssetsError
 from sr_assets.operate.notify.messages import Event
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from sr_assets.adapters.run_failures import RunFailure
     from sr_assets.settings import NotifySettings, Settings
 
+#: The minimum time between two recorded failures.
+_FAILURE_SECONDS: Final = 3_600.0
 _SINCE: Final = """
 SELECT name || '/' || stream AS label, epoch_us(max(detected_at)) FROM node_advisories GROUP BY ALL
 """
@@ -42,12 +44,26 @@ ORDER BY detected_at, event_time, node
 class Sent:
     """A target's progress: by stream (`name/stream`) a time in unix µs, and the ids of sent events since then.
 
-    `failing_since` is the first failure in a row (unix seconds), or None while attempts succeed.
+    Each of `failures` is the time of a failed attempt (unix seconds) and the newest detection time among the events that
+    were pending then (unix µs): those events have failed at least since then.
     """
 
     since: dict[str, int] = field(default_factory=dict)
     ids: dict[str, list[str]] = field(default_factory=dict)
-    failing_since: float | None = None
+    failures: list[tuple[float, int]] = field(default_factory=list)
+
+    def note_failure(self, pending: Sequence[Event], at: float) -> None:
+        """Record a failed attempt, at most one per hour, and forget the failures of events that are done."""
+        detected = [unix_us(event.detected_at) for event in pending]
+        self.failures = [(failed_at, newest) for failed_at, newest in self.failures if newest >= min(detected)]
+        last_at, last_newest = self.failures[-1] if self.failures else (0.0, 0)
+        if max(detected) > last_newest and at - last_at >= _FAILURE_SECONDS:
+            self.failures.append((at, max(detected)))
+
+    def failing_since(self, pending: Sequence[Event], at: float) -> list[Event]:
+        """Return the pending events that have failed since a time (unix seconds) or earlier."""
+        newest = max((newest for failed_at, newest in self.failures if failed_at <= at), default=None)
+        return [event for event in pending if newest is not None and unix_us(event.detected_at) <= newest]
 
     def add(self, events: Iterable[Event]) -> None:
         """Mark events as done: sent or discarded."""
@@ -66,8 +82,10 @@ class SentFile:
     def load(self) -> Sent | None:
         """Return the progress, or None if the file is missing or unreadable."""
         try:
-            return Sent(**json.loads(self._file.read_text()))
-        except (OSError, ValueError, TypeError):
+            saved = json.loads(self._file.read_text())
+            failures = [(at, newest) for at, newest in saved.get("failures", ())]
+            return Sent(saved["since"], saved["ids"], failures)
+        except (OSError, ValueError, TypeError, KeyError):
             return None
 
     def save(self, sent: Sent) -> None:
@@ -99,7 +117,7 @@ def pending(settings: Settings, target: NotifySettings, sent: Sent) -> list[Even
     for event in events:
         label = f"{event.name}/{event.stream}"
         if event.node is not None:
-            newest[label] = max(newest.get(label, 0), _us(event.detected_at))
+            newest[label] = max(newest.get(label, 0), unix_us(event.detected_at))
         if event.id not in sent.ids.get(label, ()) and target.wants(event.event, event.name, event.node):
             waiting.append(event)
     _forget(sent, events, {f"{event.name}/{event.stream}" for event in waiting}, newest)
@@ -111,14 +129,15 @@ def _forget(sent: Sent, events: list[Event], open_labels: set[str], newest: dict
     needed: dict[str, set[str]] = defaultdict(set)
     for event in events:
         label = f"{event.name}/{event.stream}"
-        if event.node is None or _us(event.detected_at) == newest[label]:
+        if event.node is None or unix_us(event.detected_at) == newest[label]:
             needed[label].add(event.id)
     for label in (newest.keys() | sent.ids.keys()) - open_labels:
         sent.ids[label] = [event_id for event_id in sent.ids.get(label, ()) if event_id in needed[label]]
     sent.since |= {label: at for label, at in newest.items() if label not in open_labels}
 
 
-def _us(at: datetime) -> int:
+def unix_us(at: datetime) -> int:
+    """Return a time in unix µs."""
     return round(at.timestamp() * 1e6)
 
 
