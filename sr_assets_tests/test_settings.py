@@ -363,7 +363,6 @@ def test_every_key_sets_its_field(load: Load) -> None:
             target_subject_remove: in.
             filter_subject: in.reg.>
             no_target_create: true
-            ephemeral: true
             max_age: 2h
             inspect_field: a\\.b.0
             inspect_force_field: data.force
@@ -398,7 +397,7 @@ def test_every_key_sets_its_field(load: Load) -> None:
     assert entry.asset_prefix == ["city_one", "REG"]
     assert (entry.target_stream, entry.prefix, entry.remove) == ("FLEET", "fleet", "in.")
     assert entry.target_pattern("in.reg.web1") == "fleet.reg.web1"
-    assert (entry.filter_subject, entry.create_target, entry.ephemeral) == ("in.reg.>", False, True)
+    assert (entry.filter_subject, entry.create_target, entry.ephemeral) == ("in.reg.>", False, False)
     assert (entry.max_age_ns, entry.retired_retention_ns) == (2 * HOUR_NS, 365 * DAY_NS)
     assert entry.extractor == JsonField("a\\.b.0")
     assert entry.force_path == ("data", "force")
@@ -893,6 +892,7 @@ def test_error_names_first_mistake_and_counts_the_others(stream_refusal: Refusal
         ("retired_retention: 1M", "retired_retention: needs sampling"),
         (f"target_initiated: true, {SAMPLED}", "target_initiated: cannot be used with sampling"),
         ("target_initiated: true, max_age: 1h", "target_initiated: cannot be used with max_age"),
+        (f"ephemeral: true, {SAMPLED}", "ephemeral: cannot be used with inspect_field; remove one of them"),
         ("workers: 2", "order: 'sender' (the default when workers > 1) needs one of inspect_field"),
         ("workers: 2, order: sender", "order: 'sender'"),
         ("workers: 2, order: stream", "order: 'stream' needs workers: 1"),

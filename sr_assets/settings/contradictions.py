@@ -61,6 +61,8 @@ def _sampling_contradictions(entry: StreamSettings) -> Iterable[tuple[bool, str]
     if interval is not None:
         yield interval < 2, f"inspect_duration: {interval} ns is too short; use a longer one, such as 1s"
     yield entry.target_initiated and sampled, "target_initiated: cannot be used with sampling; remove it"
+    # Each start would announce every node again, from messages that are long past.
+    yield entry.ephemeral and sampled, f"ephemeral: cannot be used with {''.join(modes[:1])}; remove one of them"
 
 
 def _copying_contradictions(entry: StreamSettings) -> Iterable[tuple[bool, str]]:

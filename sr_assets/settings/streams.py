@@ -92,7 +92,7 @@ class StreamSettings(CommonKeys):
     target_block: TargetBlock | None = file_key(
         "[differences](#block-target) of a new target", None, name="target", default_text="as the source"
     )
-    ephemeral: Flag = file_key("each `up` or `run` copies the stream once from the start", False)
+    ephemeral: Flag = file_key("each `up` or `run` copies the stream once from the start; not with `inspect_…`", False)
     max_age_ns: Duration | None = file_key(
         "older messages are not copied; they count as signs of life", None, name="max_age"
     )
