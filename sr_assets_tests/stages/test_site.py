@@ -138,7 +138,7 @@ def test_interrupted_run_sets_its_watermark_to_the_last_message(rig: Rig, monkey
     commit, stored = NodeStage._commit, rig.stored(stream)
 
     def commit_once(stage: NodeStage, *arguments: Any) -> None:
-        if arguments[2].first > 1:
+        if arguments[2].covered.first > 1:
             raise KeyboardInterrupt
         commit(stage, *arguments)
 
