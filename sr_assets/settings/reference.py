@@ -30,10 +30,14 @@ def _type(annotation: Any, metadata: Iterable[Any]) -> str:
     if origin is Annotated:
         return _type(parts[0], parts[1:])
     if origin is tuple:
-        return f"list: {_type(parts[0], ())}"
+        return _of_block("list of blocks", parts[0]) or f"list: {_type(parts[0], ())}"
     if origin is dict:
-        return f"mapping: {_type(parts[1], ())}"
+        return _of_block("blocks by name", parts[1]) or "mapping"
     return _type(parts[0], ())
+
+
+def _of_block(name: str, part: Any) -> str | None:
+    return name if _type(part, ()) == "block" else None
 
 
 def _default(field: FieldInfo) -> str:
