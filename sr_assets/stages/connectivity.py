@@ -137,12 +137,9 @@ def _try_target(
     if exists:
         info = target.stream_info(stream.target_stream)
         if source_info is not None:
-            planned = source_info
+            planned, accepted = source_info, f"takes {', '.join(info.subjects)}"
             probes.attempt(
-                target,
-                "a target for the copies",
-                lambda: check_target(stream, planned, info),
-                lambda _: f"takes {', '.join(info.subjects)}",
+                target, "a target for the copies", lambda: check_target(stream, planned, info), lambda _: accepted
             )
         _try_reading(probes, target, info)
         if stream.target_options:
