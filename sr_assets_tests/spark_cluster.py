@@ -173,11 +173,12 @@ class SparkCluster:
 
     def connected_to(self, port: int) -> list[psutil.Process]:
         """Return the Python processes of the executors that have a connection to a port of this host."""
-        return [
-            process
-            for process in self.pythons()
-            if any(each.raddr and each.raddr.port == port for each in process.net_connections("tcp"))
-        ]
+        connected = []
+        for process in self.pythons():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if any(each.raddr and each.raddr.port == port for each in process.net_connections("tcp")):
+                    connected.append(process)
+        return connected
 
     def kill(self, process: psutil.Process) -> None:
         """Kill a process and its descendants."""
