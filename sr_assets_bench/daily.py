@@ -18,8 +18,7 @@ from sr_assets.adapters.spark.session import leave_session, open_session
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.days import dates_between, day_of
-from sr_assets.stages.availability import AVAILABILITY_STAGE
-from sr_assets.stages.inventory import INVENTORY_STAGE
+from sr_assets.stages.daily import AVAILABILITY_STAGE, INVENTORY_STAGE
 from sr_assets_bench.rig import SITE, PeakMemory
 
 if TYPE_CHECKING:

@@ -23,9 +23,7 @@ from sr_assets.domain.days import Day, day_of
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.resources import Platform
 from sr_assets.settings import Settings
-from sr_assets.stages.availability import AVAILABILITY_STAGE
-from sr_assets.stages.daily import DailyStage
-from sr_assets.stages.inventory import INVENTORY_STAGE
+from sr_assets.stages.daily import AVAILABILITY_STAGE, INVENTORY_STAGE, DailyStage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,23 +1,15 @@
-"""The servers' time during a run: the last reported time, advanced by the monotonic clock; this machine's time until
-then.
-"""
-
-from __future__ import annotations
+"""The servers' time during a run: the last reported time, advanced by the monotonic clock."""
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sr_assets.adapters.state.status_file import read_status, status_age_seconds
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 class Clock:
-    """The current time of the servers, shared by all work of a run."""
+    """The current time of the servers, shared by all work of a run; `folder`, the site's, has `status.json`."""
 
     def __init__(self, folder: Path) -> None:
-        """Start from the time in `status.json` of the site's folder."""
         self._folder = folder
         self._known: tuple[int, float] | None = None
 

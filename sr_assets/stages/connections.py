@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.connection_file import CONNECTIONS, remove_connections, write_connection
@@ -21,14 +23,10 @@ from sr_assets.adapters.spark.session import (
 )
 from sr_assets.domain.errors import EngineLostError
 from sr_assets.domain.sizing import needs_spark
+from sr_assets.settings import ClusterSettings, SparkSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
-
-    from sr_assets.settings import ClusterSettings, SparkSettings
 
 
 _COUNTED_SECONDS: Final = 60.0
@@ -38,7 +36,6 @@ class Clusters:
     """The connections of one thread, one per cluster. After `close`, the next use opens them again."""
 
     def __init__(self, site: str) -> None:
-        """Store the site's name, which is part of the client name at the servers."""
         self._name = f"sr-assets {site}"
         self._open: dict[ClusterSettings, Cluster] = {}
 
@@ -59,7 +56,6 @@ class ConnectionFiles:
     """The connection files for Spark's tasks; they exist only during a run."""
 
     def __init__(self, folder: Path, clusters: Sequence[ClusterSettings]) -> None:
-        """Store the site's folder and all clusters of its entries."""
         self._folder = folder
         self._clusters = list(dict.fromkeys(clusters))
 
@@ -81,7 +77,6 @@ class SparkConnection:
     """
 
     def __init__(self, settings: SparkSettings, home: Path, site: str, keep_seconds: float) -> None:
-        """Store the parameters; only `session` starts anything."""
         self._settings, self._home, self._site, self._keep_seconds = settings, home, site, keep_seconds
         self._guard = threading.Lock()
         self._stack = contextlib.ExitStack()

@@ -4,35 +4,35 @@ A request that cannot succeed proves the permission to create or publish: a stre
 or a message that expects an impossible last sequence.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from sr_assets.adapters.connection_file import pack_cluster
+from sr_assets.adapters.copying.fence import probe_fence
 from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.spark.cluster import without_secret
+from sr_assets.adapters.spark.config import is_cluster
+from sr_assets.adapters.spark.remote import try_remotely
+from sr_assets.adapters.spark.session import leave_session, open_session, spark_error
 from sr_assets.adapters.wire import Connection, read_range
 from sr_assets.domain.errors import RunError, SrAssetsError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.subjects import advisory_subject
 from sr_assets.domain.tracking.rules import Event
-from sr_assets.settings import StreamSettings
-from sr_assets.stages.executors import try_executors
-from sr_assets.stages.heartbeat_publisher import try_heartbeats
+from sr_assets.settings import AdvisorySettings, Entry, HeartbeatSettings, Settings, StreamSettings
 from sr_assets.stages.probes import Probe, Probes
 from sr_assets.stages.replication.target import check_target, new_target, refuse_doubled, refuse_drift
-from sr_assets.stages.source.senders import try_senders
-from sr_assets.stages.source.suitability import check_source
+from sr_assets.stages.source.suitability import check_source, try_senders
 from sr_assets.stages.topology.applying import probe_update
 from sr_assets.stages.topology.probes import probe_topology
-
-if TYPE_CHECKING:
-    from sr_assets.adapters.nats.stream_info import StreamInfo
-    from sr_assets.settings import AdvisorySettings, Entry, Settings
 
 _LINKS: Final = 16
 #: A node name in the subjects of probes.
 _NODE: Final = "sr-assets-check"
+#: A site's name has no slash, so this session belongs to no site.
+_SESSION: Final = "run/check"
 
 
 def probe_connectivity(settings: Settings) -> list[Probe]:
@@ -41,10 +41,10 @@ def probe_connectivity(settings: Settings) -> list[Probe]:
         made = [probe for probes in pool.map(_try_entry, settings.entries) for probe in probes]
         if settings.topology is not None:
             made += probe_topology(settings.topology, pool)
-    for label, tried, failure in try_heartbeats(settings.heartbeats):
-        made.append(Probe("heartbeats", label, tried, failure is None, failure or "allowed; no message was stored"))
-    for label, tried, failure in try_executors(settings):
-        made.append(Probe("spark", label, tried, failure is None, failure or "works"))
+    if settings.heartbeats is not None:
+        made += _try_heartbeats(settings.heartbeats)
+    if is_cluster(settings.spark.mode):
+        made += _try_executors(settings)
     return made
 
 
@@ -149,12 +149,8 @@ def _try_target(
                 target, "no other copies of the source", lambda: refuse_doubled(stream, planned, target), str
             )
     elif not stream.create_target:
-        probes.note(
-            target,
-            "a target for the copies",
-            works=False,
-            learned=f"{stream.target_stream} does not exist; no_target_create, or create_target: false, is set: create it",
-        )
+        learned = f"{stream.target_stream} does not exist; no_target_create, or create_target: false, is set: create it"
+        probes.note(target, "a target for the copies", works=False, learned=learned)
     elif source_info is not None:
         _try_creating(probes, stream, source_info, target)
     if exists and source_info is not None:
@@ -204,45 +200,69 @@ def _subject(stream: StreamSettings, source: Cluster, info: StreamInfo) -> str |
 
 
 def _try_publishing(probes: Probes, cluster: Cluster, subject: str) -> None:
-    probes.attempt(
-        cluster,
-        f"publish {subject}",
-        lambda: cluster.try_publishing(subject),
-        lambda _: "allowed; no message was stored",
-    )
+    allowed = "allowed; no message was stored"
+    probes.attempt(cluster, f"publish {subject}", lambda: cluster.try_publishing(subject), lambda _: allowed)
 
 
 def _try_advisories(probes: Probes, advisory: AdvisorySettings, cluster: Cluster) -> None:
     subject = advisory_subject(advisory.subject, Event.NEW.value, _NODE)
-    names = probes.attempt(
-        cluster,
-        cluster.settings.api("STREAM.NAMES"),
-        lambda: cluster.stream_names(subject),
-        lambda takers: f"{subject}: {', '.join(takers) or 'no stream'}",
-    )
-    observers = probes.attempt(
-        cluster,
-        cluster.settings.api("STREAM.NAMES"),
-        lambda: cluster.stream_names(advisory.observer_subject),
-        lambda takers: (
-            f"{advisory.observer_subject}: {', '.join(takers) or 'no stream, so only current subscribers receive it'}"
-        ),
-    )
+
+    def find_takers(wanted: str, none: str) -> list[str] | None:
+        return probes.attempt(
+            cluster,
+            cluster.settings.api("STREAM.NAMES"),
+            lambda: cluster.stream_names(wanted),
+            lambda takers: f"{wanted}: {', '.join(takers) or none}",
+        )
+
+    names = find_takers(subject, "no stream")
+    observers = find_takers(advisory.observer_subject, "no stream, so only current subscribers receive it")
     if observers and advisory.reliable is not False:
         _try_publishing(probes, cluster, advisory.observer_subject)
     if names and advisory.reliable is not False:
         _try_publishing(probes, cluster, subject)
     elif names is not None and advisory.reliable:
-        probes.note(
-            cluster,
-            "advisories",
-            works=False,
-            learned=f"no stream takes {subject}: advisories wait for one; create it, or set reliable: false",
-        )
+        learned = f"no stream takes {subject}: advisories wait for one; create it, or set reliable: false"
+        probes.note(cluster, "advisories", works=False, learned=learned)
     elif names is not None:
-        probes.note(
-            cluster,
-            "advisories",
-            works=True,
-            learned=f"{subject}, to current subscribers; not tried, because they would receive it",
-        )
+        learned = f"{subject}, to current subscribers; not tried, because they would receive it"
+        probes.note(cluster, "advisories", works=True, learned=learned)
+
+
+def _try_heartbeats(settings: HeartbeatSettings) -> list[Probe]:
+    probes = Probes("heartbeats")
+    with closing(Cluster(settings.cluster, "sr-assets check")) as cluster:
+        for heartbeat in settings.subjects:
+            _try_publishing(probes, cluster, heartbeat.subject)
+    return probes.made
+
+
+def _try_executors(settings: Settings) -> list[Probe]:
+    """Probe each executor's packages and its routes to every server, and the permission for the writers' fence."""
+    label, made, failure = without_secret(settings.spark.mode), [], None
+    try:
+        clusters = dict.fromkeys(cluster for entry in settings.entries for cluster in entry.clusters)
+        links = {cluster.label: pack_cluster(cluster) for cluster in clusters}
+        session = open_session(settings.spark, settings.home.resolve(), _SESSION)
+        try:
+            for executor, link, error in try_remotely(session, links):
+                tried = f"connect from executor {executor}" if link else executor
+                made.append(Probe("spark", link or label, tried, error is None, error or "works"))
+        finally:
+            leave_session(session, forget=True)
+    except SrAssetsError as error:
+        failure = str(error)
+    except Exception as error:  # noqa: BLE001  any exception of Spark is a result here
+        failure = str(spark_error(error))
+    if failure is not None:
+        made.append(Probe("spark", label, "an executor that accepts a task", works=False, learned=failure))
+    fences = Probes("spark")
+    for stream in settings.streams:
+        with closing(Cluster(stream.target, "sr-assets check")) as target:
+            _try_fence(fences, target, stream.target_stream)
+    return made + fences.made
+
+
+def _try_fence(probes: Probes, target: Cluster, stream: str) -> None:
+    request = target.settings.api(f"CONSUMER.INFO.{stream}")
+    probes.attempt(target, request, lambda: probe_fence(target, stream), lambda _: "works")

@@ -1,26 +1,26 @@
-"""The common part of the daily tables: the computable days, and their computation in portions that fit into memory."""
+"""Computation of the daily tables `availability_daily` and `inventory_daily`, in portions of days that fit into memory."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date, timedelta
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
+
+from sr_assets.adapters.published.availability import write_availability
+from sr_assets.adapters.published.daily import AVAILABILITY, INVENTORY, DailyTable
+from sr_assets.adapters.published.inventory import observe, observed, write_inventory
 from sr_assets.adapters.published.node_histories import Histories
-from sr_assets.domain.days import date_at, day_of
+from sr_assets.domain.days import Day, date_at, day_of
 from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.settings import DailySettings, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from datetime import date
-
     from pyspark.sql import SparkSession
-
-    from sr_assets.adapters.published.daily import DailyTable
-    from sr_assets.domain.days import Day
-    from sr_assets.settings import DailySettings, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 _HELD_ROWS: Final = 3_000_000
 #: Approximate rows per Spark job, including its results: the local engine has a small heap.
 _JOB_ROWS: Final = 400_000
+#: Approximate number of table rows that one node's properties on a day correspond to.
+_PROPERTY_ROWS: Final = 4
 
 
 @contextlib.contextmanager
@@ -61,17 +63,10 @@ class DailyStage(ABC):
 
     @abstractmethod
     def compute_portion(
-        self,
-        settings: Settings,
-        published: Histories,
-        days: Sequence[Day],
-        session: Callable[[], SparkSession],
-        job_rows: int,
+        self, settings: Settings, published: Histories, days: Sequence[Day], session: Callable[[], SparkSession]
     ) -> dict[date, int]:
         """Write the rows of consecutive days, of which the first `days_before` are only read; return the number of rows
         per day.
-
-        Each Spark job handles about `job_rows` rows.
         """
 
     def first_date(self, settings: Settings, now_ns: int) -> date:
@@ -100,14 +95,9 @@ class DailyStage(ABC):
             portion = max(1, _HELD_ROWS // max(1, published.node_count()))
             for first in range(before, len(days), portion):
                 some = days[first - before : first + portion]
-                written = self.compute_portion(settings, published, some, session, _JOB_ROWS)
-                logger.info(
-                    "%s of %s to %s: %d rows",
-                    self.table.computed,
-                    some[before].date,
-                    some[-1].date,
-                    sum(written.values()),
-                )
+                written = self.compute_portion(settings, published, some, session)
+                span = (some[before].date, some[-1].date)
+                logger.info("%s of %s to %s: %d rows", self.table.computed, *span, sum(written.values()))
                 rows |= written
         self.table.forget_before(settings.home, date_at(watermark_ns - chosen.retention_ns, chosen.timezone))
         return rows
@@ -122,3 +112,70 @@ class DailyStage(ABC):
                 f"{self.table.computed} of {first}: its input has expired ({key}); the earliest day that"
                 f" can be computed is {self._earliest(settings, watermark_ns - input_retention_ns)}"
             )
+
+
+class AvailabilityStage(DailyStage):
+    """Seconds up, silent and retired of each node and day, for local sites and for the sites of the feeds."""
+
+    table = AVAILABILITY
+    own = False
+    days_before = 0
+
+    def settings(self, settings: Settings) -> DailySettings:
+        """Return the block `availability`."""
+        return settings.availability
+
+    def input_retention(self, settings: Settings) -> tuple[int, str]:
+        """Return the retention of transitions."""
+        return settings.advisories.retention_ns, "advisories.retention"
+
+    def compute_portion(
+        self, settings: Settings, published: Histories, days: Sequence[Day], session: Callable[[], SparkSession]
+    ) -> dict[date, int]:
+        """Write a row for each node and day on which the node was known."""
+        from sr_assets.adapters.spark.availability import measure_days
+
+        with spark_errors():
+            parts = [measure_days(session(), part, days) for part in published.histories(days, _JOB_ROWS)]
+        return write_availability(published, days, pa.concat_tables(parts), settings.published_mode)
+
+
+class InventoryStage(DailyStage):
+    """Number of nodes per value of each property; a day is compared with the previous day."""
+
+    table = INVENTORY
+    own = True
+    days_before = 1
+
+    def settings(self, settings: Settings) -> DailySettings:
+        """Return the block `inventory`."""
+        return settings.inventory
+
+    def input_retention(self, settings: Settings) -> tuple[int, str]:
+        """Return the shorter retention of messages and transitions."""
+        return min(
+            (settings.advisories.retention_ns, "advisories.retention"),
+            (settings.snapshots.retention_ns, "snapshots.retention"),
+        )
+
+    def compute_portion(
+        self, settings: Settings, published: Histories, days: Sequence[Day], session: Callable[[], SparkSession]
+    ) -> dict[date, int]:
+        """Write a row for each value that a node had on the day or the previous day."""
+        from sr_assets.adapters.spark.inventory import count_values
+
+        # A reporting node is copied within two intervals: one, plus the shorter time until it reports again.
+        held_ns = {
+            (stream.name, stream.stream): 2 * stream.policy.interval_ns for stream in settings.streams if stream.policy
+        }
+        unknown = observe(published, days, settings.inventory.facts, held_ns)
+        with spark_errors():
+            parts = [
+                count_values(session(), observed(published, part.nodes), days, unknown)
+                for part in published.histories(days, max(1, _JOB_ROWS // _PROPERTY_ROWS))
+            ]
+        return write_inventory(published, days[1:], pa.concat_tables(parts), settings.published_mode)
+
+
+AVAILABILITY_STAGE: Final = AvailabilityStage()
+INVENTORY_STAGE: Final = InventoryStage()

@@ -1,35 +1,28 @@
-"""The work on one entry of a site during a run, common to streams and feeds: its work loops and its saved state."""
-
-from __future__ import annotations
+"""The work on one entry of a site during a run: what streams and feeds share, its work loops and saved state, and feeds."""
 
 import contextlib
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from sr_assets.adapters.state.counters import Counter
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.positions import retention_begins_ns, retention_clock_ns
-from sr_assets.stages.report import StreamReport
+from sr_assets.settings import Entry, FeedSettings
+from sr_assets.stages.feeds.advisory_feed import FeedStage
+from sr_assets.stages.report import Stage, StreamReport
+from sr_assets.stages.site import Site
 from sr_assets.stages.source.position import note_source
+from sr_assets.stages.source.reading import Ends
 from sr_assets.stages.work_loop import WorkLoop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sr_assets.settings import Entry
-    from sr_assets.stages.report import Stage
-    from sr_assets.stages.site import Site
-    from sr_assets.stages.source.reading import Ends
 
 
 class EntryWork(ABC):
     """The work on one entry; `final` decides whether a work loop's error is final or retried."""
 
     def __init__(self, site: Site, entry: Entry, stages: frozenset[Stage], final: Callable[[WorkLoop], bool]) -> None:
-        """Store the site, the entry and the selected stages."""
         self.report = StreamReport(entry)
         self._site, self._entry, self._stages, self._final = site, entry, stages, final
         self.watching = WorkLoop(
@@ -170,3 +163,28 @@ class EntryWork(ABC):
             if state.lag_messages:
                 unread = cluster.next_message(entry.stream, state.next_sequence, entry.filter_subject or ">")
                 state.lag_ns = max(0, self._site.clock.now_ns() - unread.stored_ns) if unread else 0
+
+
+class FeedWork(EntryWork):
+    """The work on a feed: folding its advisories, without copying."""
+
+    def __init__(
+        self, site: Site, feed: FeedSettings, stages: frozenset[Stage], final: Callable[[WorkLoop], bool]
+    ) -> None:
+        super().__init__(site, feed, stages, final)
+        self._feed = FeedStage(feed, site, self.report)
+
+    def _watched_stages(self) -> frozenset[Stage]:
+        return frozenset({Stage.ADVISORY_FEED})
+
+    def step(self, ends: Ends) -> bool:
+        """Fold the next batch."""
+        if Stage.ADVISORY_FEED not in self._stages or not self.watching.due:
+            return False
+        busy = self.watching.attempt(lambda: self._feed.fold_next(ends), final=lambda: self._final(self.watching))
+        if not busy or (ends is None and self._feed.caught_up):
+            self.watching.rest(self._site.rest_seconds)
+        return busy
+
+    def _forget_old(self, state: StreamState) -> None:
+        self._feed.forget_old(state, self._site.settings.advisories.retention_ns)

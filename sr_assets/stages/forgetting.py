@@ -4,30 +4,23 @@ Published tables go first and files last, so that no reader finds a table withou
 forgetting the same name again completes the deletion.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sr_assets.adapters.published.history import site_history, stream_folder
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.state.database import BrokenStateError
+from sr_assets.adapters.state.global_view import ReportedSite
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import forget_paused
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError
-from sr_assets.settings import asset_name
+from sr_assets.settings import Settings, asset_name
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.site import Site, published_sites
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from sr_assets.adapters.state.global_view import ReportedSite
-    from sr_assets.settings import Settings
 
 _OWNER = "forget"
 _WAIT_SECONDS = 60.0

@@ -3,23 +3,18 @@
 A heartbeat climbs a tree of replicators like every message, so its readers know that the path is alive.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Final, Self
+from collections.abc import Callable
+from typing import Final, Self
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.domain.errors import SrAssetsError, TransientError
 from sr_assets.domain.positions import SECOND_NS
+from sr_assets.settings import HeartbeatSettings, HeartbeatSubject
 from sr_assets.settings.heartbeats import ORIGINATOR, SUBJECT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from sr_assets.settings import HeartbeatSettings, HeartbeatSubject
 
 _CLIENT: Final = "sr-assets heartbeats"
 #: Interval of the log lines about a persistent failure.
@@ -34,7 +29,6 @@ class HeartbeatPublisher:
     """
 
     def __init__(self, settings: HeartbeatSettings | None, say: Callable[[str], None]) -> None:
-        """Store the block (or None) and the function for log lines."""
         self._settings, self._say = settings, say
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -79,17 +73,3 @@ def publish_heartbeat(cluster: Cluster, subject: HeartbeatSubject) -> None:
     """Publish one heartbeat in the Stream Replicator's format; raises RunError unless a stream acknowledges it."""
     headers = {**dict(subject.headers), ORIGINATOR: socket.gethostname(), SUBJECT: subject.subject}
     cluster.publish(subject.subject, b"%d" % time.time(), headers)
-
-
-def try_heartbeats(settings: HeartbeatSettings | None) -> Iterator[tuple[str, str, str | None]]:
-    """Yield cluster, probe and failure (None for success) for each subject, without storing a message."""
-    if settings is None:
-        return
-    with contextlib.closing(Cluster(settings.cluster, "sr-assets check")) as cluster:
-        for subject in settings.subjects:
-            failure = None
-            try:
-                cluster.try_publishing(subject.subject)
-            except SrAssetsError as error:
-                failure = str(error)
-            yield settings.cluster.label, f"publish {subject.subject}", failure

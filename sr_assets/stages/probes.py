@@ -1,16 +1,11 @@
 """Probes of `sr-assets check --connect`: one record for each, and their collection for one subject."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.domain.errors import SrAssetsError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sr_assets.adapters.nats.cluster import Cluster
 
 T = TypeVar("T")
 

@@ -4,17 +4,13 @@ a scan.
 On a terminal, `show_on` draws bars instead.
 """
 
-from __future__ import annotations
-
 import logging
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import Final, Protocol, Self
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.positions import SequenceRange
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +50,6 @@ class Progress:
     """The log lines of one kind of batch of one stream during a run."""
 
     def __init__(self, label: str, noun: str) -> None:
-        """Store the stream's label and the counted noun."""
         self._label, self._noun = label, noun
         self._first: int | None = None
         self._count, self._batches, self._seconds = 0, 0, 0.0
@@ -62,15 +57,7 @@ class Progress:
         self._done = 0
 
     def note(
-        self,
-        covered: SequenceRange,
-        count: int,
-        seconds: float,
-        text: str,
-        *,
-        caught_up: bool,
-        done: int,
-        left: int,
+        self, covered: SequenceRange, count: int, seconds: float, text: str, *, caught_up: bool, done: int, left: int
     ) -> None:
         """Log a batch of `count` messages done in `seconds`, together with unlogged earlier ones; `text` ends the line.
 
@@ -87,21 +74,10 @@ class Progress:
             text = f"{text}, {_time(seconds * left / done)}"
         batches = f" in {self._batches} batches" if self._batches > 1 else ""
         per_second = self._count / max(self._seconds, 1e-9)
-        logger.log(
-            logging.DEBUG if shown else logging.INFO,
-            "%s: [%d, %d) %d %s%s, %.0f/s, %s",
-            self._label,
-            self._first,
-            covered.next,
-            self._count,
-            self._noun,
-            batches,
-            per_second,
-            text,
-            extra=dict(
-                zip(_NUMBERS, (self._first, covered.next, self._count, round(per_second, 1), left), strict=True)
-            ),
-        )
+        span, level = (self._first, covered.next, self._count), logging.DEBUG if shown else logging.INFO
+        numbers = dict(zip(_NUMBERS, (*span, round(per_second, 1), left), strict=True))
+        noun = f"{self._noun}{batches}"
+        logger.log(level, "%s: [%d, %d) %d %s, %.0f/s, %s", self._label, *span, noun, per_second, text, extra=numbers)
         self._first, self._count, self._batches, self._seconds = None, 0, 0, 0.0
         self._logged_at = now
 
@@ -123,16 +99,13 @@ class LongWork:
     """A task of known size, used with `with`: its progress, speed and remaining time."""
 
     def __init__(self, label: str, total: int) -> None:
-        """Store the task's name and size."""
         self._label, self._total = label, total
         self._began_at = self._logged_at = time.monotonic()
 
     def __enter__(self) -> Self:
-        """Start."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End, at any progress."""
         if _display is not None:
             _display.end(self._label)
 
@@ -144,15 +117,8 @@ class LongWork:
         if now - self._logged_at < _LOOK_SECONDS:
             return False
         rate = done / (now - self._began_at)
-        logger.log(
-            logging.INFO if _display is None else logging.DEBUG,
-            "%s: %d of %d, %.0f/s, %s",
-            self._label,
-            done,
-            self._total,
-            rate,
-            _time((self._total - done) / max(rate, 1e-9)),
-        )
+        level, left = logging.INFO if _display is None else logging.DEBUG, (self._total - done) / max(rate, 1e-9)
+        logger.log(level, "%s: %d of %d, %.0f/s, %s", self._label, done, self._total, rate, _time(left))
         self._logged_at = now
         return True
 

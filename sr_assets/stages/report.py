@@ -3,17 +3,13 @@
 The stages fill the report; checks, materialisations and the command line read it.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from sr_assets.adapters.state.records import CopyState, StreamState
-    from sr_assets.settings import Entry
+from sr_assets.adapters.state.records import CopyState, StreamState
+from sr_assets.settings import Entry
 
 
 class Stage(StrEnum):

@@ -1,24 +1,17 @@
 """One run of a site: the rounds of its entries, their end, and the saved results."""
 
-from __future__ import annotations
-
 import contextlib
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Final
 
-from sr_assets.settings import FeedSettings, StreamSettings
-from sr_assets.stages.feed_work import FeedWork
+from sr_assets.settings import Entry, FeedSettings, StreamSettings
+from sr_assets.stages.entry_work import EntryWork, FeedWork
+from sr_assets.stages.report import Stage, StreamReport
+from sr_assets.stages.site import Site
+from sr_assets.stages.source.reading import Ends
 from sr_assets.stages.stream_work import StreamWork
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
-
-    from sr_assets.settings import Entry
-    from sr_assets.stages.entry_work import EntryWork
-    from sr_assets.stages.report import Stage, StreamReport
-    from sr_assets.stages.site import Site
-    from sr_assets.stages.source.reading import Ends
-    from sr_assets.stages.work_loop import WorkLoop
+from sr_assets.stages.work_loop import WorkLoop
 
 _POLL_SECONDS: Final = 1.0
 #: How long the end of a run waits for active copies: longer than a writer waits for an acknowledgement.

@@ -1,12 +1,12 @@
 """A site during a run: its lock, state, clock and connections, and the publication of committed work."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final, Self
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Self
 
 from sr_assets.adapters.home import open_home
 from sr_assets.adapters.published.index import Run
@@ -20,15 +20,9 @@ from sr_assets.adapters.state.status_file import read_status, write_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.sizing import rest_seconds
-from sr_assets.settings import FeedSettings, StreamSettings
+from sr_assets.settings import Entry, FeedSettings, Settings, StreamSettings
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.connections import Clusters, ConnectionFiles, SparkConnection
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from sr_assets.settings import Entry, Settings
 
 #: Publishing may use this share of a core, so that its cost stays bounded with any number of nodes.
 _PUBLISHING_SHARE: Final = 0.06
@@ -61,7 +55,6 @@ class Site:
         keep_engine_seconds: float = KEEP_SECONDS,
         sites_served: Callable[[], int] = lambda: 1,
     ) -> None:
-        """Store the site and the owner of the work."""
         self.settings = settings
         self.name = name
         self.entries = settings.sites[name]
@@ -174,14 +167,7 @@ class Site:
             }
         for stream in paused & set(streams):
             streams[stream]["paused"] = True
-        write_status(
-            self.folder,
-            {
-                "site": self.name,
-                "streams": streams,
-                "committed_at_ns": self.clock.now_ns(),
-            },
-        )
+        write_status(self.folder, {"site": self.name, "streams": streams, "committed_at_ns": self.clock.now_ns()})
 
     def _status(self, entry: Entry, before: dict[str, Any]) -> dict[str, Any] | None:
         stream, feed = entry.stream, entry in self.feeds

@@ -4,36 +4,30 @@ Reading, folding and sweeping form the watch loop; copying is the copy loop in a
 full target therefore delays only copies. Advisories belong to the loop whose cluster takes them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from sr_assets.adapters.state.counters import COPYING, Counter
 from sr_assets.adapters.state.pausing import paused_streams
+from sr_assets.adapters.state.records import StreamState
+from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.positions import retention_clock_ns
+from sr_assets.settings import ClusterSettings, StreamSettings
 from sr_assets.stages.connections import Clusters
 from sr_assets.stages.entry_work import EntryWork
 from sr_assets.stages.replication.context import CopyContext
 from sr_assets.stages.replication.replica import ReplicaStage
 from sr_assets.stages.report import Stage
-from sr_assets.stages.source.reading import Ends, Reader
-from sr_assets.stages.tracking.heartbeat import HeartbeatStage, heartbeat_grace_ns
-from sr_assets.stages.tracking.node_advisories import AdvisoryStage
+from sr_assets.stages.site import Site
+from sr_assets.stages.source.reading import Ends
+from sr_assets.stages.tracking.node_advisories import AdvisoryStage, HeartbeatStage, heartbeat_grace_ns
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 from sr_assets.stages.tracking.node_state import NodeStage
 from sr_assets.stages.work_loop import BackgroundSteps, WorkLoop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sr_assets.adapters.state.records import StreamState
-    from sr_assets.adapters.state.store import SiteState
-    from sr_assets.settings import ClusterSettings, StreamSettings
-    from sr_assets.stages.site import Site
 
 _INTERRUPTED_SECONDS: Final = 5.0
 
@@ -44,10 +38,10 @@ class StreamWork(EntryWork):
     def __init__(
         self, site: Site, stream: StreamSettings, stages: frozenset[Stage], final: Callable[[WorkLoop], bool]
     ) -> None:
-        """Create the stream's stages."""
         self._stream = stream
         super().__init__(site, stream, stages, final)
-        self._watcher = self._make_watcher() if stream.tracked and Stage.NODE_STATE in stages else None
+        watched = stream.tracked and Stage.NODE_STATE in stages
+        self._watcher = NodeStage(stream, site, self.report) if watched else None
         self._stack = contextlib.ExitStack()
         # Copying runs in another thread, so it has its own connections.
         self._context = CopyContext(
@@ -91,10 +85,6 @@ class StreamWork(EntryWork):
 
     def _watched_stages(self) -> frozenset[Stage]:
         return frozenset({Stage.NODE_STATE} if self._announced_at_target else {Stage.NODE_STATE, Stage.NODE_ADVISORIES})
-
-    def _make_watcher(self) -> NodeStage:
-        site, reader = self._site, Reader(self._site.spark, self._site.files)
-        return NodeStage(self._stream, site.state, site.clusters, site.spark, reader, site.clock, self.report)
 
     @property
     def loops(self) -> tuple[WorkLoop, ...]:

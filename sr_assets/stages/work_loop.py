@@ -3,13 +3,13 @@
 Watching and copying are separate loops, so that an error of a target delays only copies.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
 from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.errors import (
@@ -20,12 +20,7 @@ from sr_assets.domain.errors import (
     TransientError,
     cannot_write,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from sr_assets.stages.report import Stage, StreamReport
+from sr_assets.stages.report import Stage, StreamReport
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +30,9 @@ _LONGEST_PAUSE_SECONDS: Final = 30.0
 
 class WorkLoop:
     """Runs the steps of one kind of work and handles their errors.
+
+    `stages` are the loop's, `folder` is the site's. `on_error` records an error, or None after recovery; `on_lost` drops
+    the loop's connections.
 
     `reached`: a step has succeeded in this run, so a later error may be temporary. `failure` is one line after the loop
     gave up, `error` one line while it retries. `due_at` (monotonic seconds) is the time of the next step: later after
@@ -50,9 +48,6 @@ class WorkLoop:
         on_error: Callable[[str | None], None],
         on_lost: Callable[[], None],
     ) -> None:
-        """`stages` are the loop's, `folder` is the site's. `on_error` records an error, or None after recovery;
-        `on_lost` drops the loop's connections.
-        """
         self._report, self._folder, self._stages = report, folder, stages
         self._on_error, self._on_lost = on_error, on_lost
         self.reached = False
@@ -140,13 +135,12 @@ def _line(label: str, error: SrAssetsError) -> str:
 
 
 class BackgroundSteps:
-    """Runs steps in a background thread, one at a time; polling it never blocks.
+    """Runs steps in a background thread, one at a time; polling it never blocks. `woken` is set whenever a step ends.
 
     The thread is a daemon: a step that waits for a frozen process must not keep this process alive.
     """
 
     def __init__(self, name: str, woken: threading.Event) -> None:
-        """Store the thread's name; `woken` is set whenever a step ends."""
         self._name, self._woken = name, woken
         self._thread: threading.Thread | None = None
         self._busy = False

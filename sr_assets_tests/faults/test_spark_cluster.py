@@ -26,8 +26,7 @@ from sr_assets.domain.days import day_of
 from sr_assets.domain.messages import last_origin
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import SparkSettings
-from sr_assets.stages.availability import AVAILABILITY_STAGE
-from sr_assets.stages.inventory import INVENTORY_STAGE
+from sr_assets.stages.daily import AVAILABILITY_STAGE, INVENTORY_STAGE
 from sr_assets_tests.faults.copying import BATCH, copy_plan
 from sr_assets_tests.faults.rig import finish, kill_run, start_run
 from sr_assets_tests.histories import FIRST, HOUR, Change, Message, configured, publish

@@ -18,7 +18,7 @@ from sr_assets.domain.days import dates_between, day_of
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.settings import Settings, SparkSettings
 from sr_assets.stages import daily
-from sr_assets.stages.availability import AVAILABILITY_STAGE
+from sr_assets.stages.daily import AVAILABILITY_STAGE
 from sr_assets_tests.histories import (
     AFTER,
     BEGIN_NS,

@@ -19,7 +19,7 @@ from sr_assets.domain.days import Day, dates_between, day_of
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.settings import Settings, SparkSettings
 from sr_assets.stages import daily
-from sr_assets.stages.inventory import INVENTORY_STAGE
+from sr_assets.stages.daily import INVENTORY_STAGE
 from sr_assets_tests.histories import (
     AFTER,
     BEGIN_NS,

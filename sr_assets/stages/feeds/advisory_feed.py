@@ -1,51 +1,34 @@
 """Stage `advisory_feed`: folding an advisory stream into the site's global view."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.spark.schemas import arrow_schema
 from sr_assets.adapters.spark.source import ADVISORY_SCHEMA
 from sr_assets.adapters.state.global_view import MAX_REJECTS
+from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.positions import SequenceRange, retention_begins_ns, retention_clock_ns
 from sr_assets.domain.received import LIFE_CYCLE, Observation, read_message
+from sr_assets.settings import FeedSettings
+from sr_assets.stages.report import StreamReport
+from sr_assets.stages.site import Site
 from sr_assets.stages.source.fold_stage import Batch, FoldStage
 from sr_assets.stages.source.position import advance
 from sr_assets.stages.source.reading import next_range, save_gaps
-
-if TYPE_CHECKING:
-    from sr_assets.adapters.nats.stream_info import StreamInfo
-    from sr_assets.adapters.state.records import StreamState
-    from sr_assets.adapters.state.store import SiteState
-    from sr_assets.settings import FeedSettings
-    from sr_assets.stages.clock import Clock
-    from sr_assets.stages.connections import Clusters
-    from sr_assets.stages.report import StreamReport
-    from sr_assets.stages.source.reading import Reader
 
 
 class FeedStage(FoldStage):
     """The stage of one feed in one run."""
 
-    def __init__(
-        self,
-        feed: FeedSettings,
-        store: SiteState,
-        clusters: Clusters,
-        reader: Reader,
-        clock: Clock,
-        report: StreamReport,
-        *,
-        most_feeds: int,
-    ) -> None:
-        """Store the stage's resources; `most_feeds` feeds share the quota of rejected messages."""
-        super().__init__(feed, store, clusters, reader, clock, report, "advisories")
+    def __init__(self, feed: FeedSettings, site: Site, report: StreamReport) -> None:
+        super().__init__(feed, site, report, "advisories")
         self._feed = feed
-        self._most_rejects = MAX_REJECTS // most_feeds
+        # All feeds share the quota of rejected messages.
+        self._most_rejects = MAX_REJECTS // len(site.settings.feeds)
 
     def _plan(self, state: StreamState, source: StreamInfo, end: int) -> SequenceRange | None:
         return next_range(self._feed, state.next_sequence, source, end, self._clusters.connect(self._feed.source))

@@ -4,22 +4,16 @@ New messages are read as a sequence range, so that a lost connection or a recrea
 nothing.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.wire import Connection, read_confirmed
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.received import Advisory, read_message
-from sr_assets.settings import Start
+from sr_assets.settings import FeedSettings, Start
 from sr_assets.stages.source.position import first_sequence
-
-if TYPE_CHECKING:
-    from sr_assets.adapters.nats.stream_info import StreamInfo
-    from sr_assets.settings import FeedSettings
 
 
 @dataclass(slots=True)
@@ -33,7 +27,6 @@ class Follower:
     _cluster: Cluster = field(init=False)
 
     def __post_init__(self) -> None:
-        """Store the feed; the first `poll` connects."""
         self._cluster = Cluster(self.feed.source, "sr-assets follow")
 
     def poll(self) -> list[tuple[Advisory, int]]:

@@ -30,8 +30,8 @@ from sr_assets.stages.replication.rebuilding import Rebuilt, continue_counters, 
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.position import epoch_at, first_sequence
+from sr_assets.stages.tracking.batch_rows import add_transitions
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
-from sr_assets.stages.tracking.transitions import add_transitions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

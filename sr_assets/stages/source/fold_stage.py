@@ -5,34 +5,25 @@ state changes, so an interrupted batch is read again. Copying is another loop, b
 need an intent and proof (`replication.replica`).
 """
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.state.gaps import Gap
+from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.positions import SequenceRange, missing
+from sr_assets.settings import Entry
 from sr_assets.stages.progress import Progress
+from sr_assets.stages.report import StreamReport
+from sr_assets.stages.site import Site
 from sr_assets.stages.source.position import load_position, note_read
-from sr_assets.stages.source.reading import first_available, gap_rows, read_unless_changed, reading_end
+from sr_assets.stages.source.reading import Ends, Reader, first_available, gap_rows, read_unless_changed, reading_end
 from sr_assets.stages.source.suitability import check_source
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import pyarrow as pa
-
-    from sr_assets.adapters.nats.stream_info import StreamInfo
-    from sr_assets.adapters.state.gaps import Gap
-    from sr_assets.adapters.state.records import StreamState
-    from sr_assets.adapters.state.store import SiteState
-    from sr_assets.settings import Entry
-    from sr_assets.stages.clock import Clock
-    from sr_assets.stages.connections import Clusters
-    from sr_assets.stages.report import StreamReport
-    from sr_assets.stages.source.reading import Ends, Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +42,12 @@ class Batch:
 
 
 class FoldStage(ABC):
-    """The stage of one entry in one run that folds its messages."""
+    """The stage of one entry in one run that folds its messages; `unit` names the rows in the log."""
 
-    def __init__(
-        self,
-        entry: Entry,
-        store: SiteState,
-        clusters: Clusters,
-        reader: Reader,
-        clock: Clock,
-        report: StreamReport,
-        unit: str,
-    ) -> None:
-        """Store the stage's resources; `unit` names the rows in the log."""
-        self._entry, self._store, self._clusters, self._reader = entry, store, clusters, reader
-        self._clock, self._report = clock, report
+    def __init__(self, entry: Entry, site: Site, report: StreamReport, unit: str) -> None:
+        self._entry, self._report = entry, report
+        self._store, self._clusters, self._clock = site.state, site.clusters, site.clock
+        self._reader = Reader(site.spark, site.files)
         self._progress = Progress(entry.label, unit)
         self._started = False
         #: Whether the last step reached the end of the source.

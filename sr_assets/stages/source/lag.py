@@ -1,18 +1,14 @@
 """The current lag of each stream: the position in `status.json` compared with the source's stream info."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.status_file import read_status
 from sr_assets.domain.errors import SrAssetsError
-
-if TYPE_CHECKING:
-    from sr_assets.adapters.nats.stream_info import StreamInfo
-    from sr_assets.settings import ClusterSettings, Entry, Settings
+from sr_assets.settings import ClusterSettings, Entry, Settings
 
 _LINKS = 16
 

@@ -5,22 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sr_assets.adapters.state.records import StreamState
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.state.records import Intent, StreamState
+from sr_assets.domain.blindness import Span
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import clock_is_ahead, format_rfc3339_ns, watermark
+from sr_assets.settings import Entry, Start
 from sr_assets.stages.clock import Clock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sr_assets.adapters.nats.cluster import Cluster
-    from sr_assets.adapters.nats.stream_info import StreamInfo
-    from sr_assets.adapters.state.records import Intent
     from sr_assets.adapters.state.store import SiteState
-    from sr_assets.domain.blindness import Span
-    from sr_assets.settings import Entry, Start
 
 logger = logging.getLogger(__name__)
 

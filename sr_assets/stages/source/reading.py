@@ -1,30 +1,23 @@
 """Reading a stream: the next range, its rows, and the rows of table `gaps` for absent sequences."""
 
-from __future__ import annotations
+from collections.abc import Callable, Iterable
 
-from typing import TYPE_CHECKING
+import pyarrow as pa
 
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.spark.remote import read_remotely
 from sr_assets.adapters.spark.source import FORMAT, read_here
-from sr_assets.adapters.state.gaps import MOST_ROWS, gap_row
+from sr_assets.adapters.state.gaps import MOST_ROWS, Gap, gap_row
+from sr_assets.adapters.state.records import StreamState
+from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import TransientError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.sizing import MAX_FOLD_MESSAGES, catch_up_size, is_far, partitions, reads_headers_only
+from sr_assets.settings import Entry
+from sr_assets.stages.connections import ConnectionFiles, SparkConnection
+from sr_assets.stages.report import StreamReport
 from sr_assets.stages.source.position import changed_since
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    import pyarrow as pa
-
-    from sr_assets.adapters.nats.cluster import Cluster
-    from sr_assets.adapters.nats.stream_info import StreamInfo
-    from sr_assets.adapters.state.gaps import Gap
-    from sr_assets.adapters.state.records import StreamState
-    from sr_assets.adapters.state.store import SiteState
-    from sr_assets.settings import Entry
-    from sr_assets.stages.connections import ConnectionFiles, SparkConnection
-    from sr_assets.stages.report import StreamReport
 
 #: The end of a draining run: each source's last sequence as first seen by the run, by stream and restart; None for a
 #: lingering run.
@@ -126,7 +119,6 @@ class Reader:
     """Reads ranges of streams: large ones with Spark, small ones in this process."""
 
     def __init__(self, spark: SparkConnection, files: ConnectionFiles) -> None:
-        """Store the Spark session and the connection files of its tasks."""
         self._spark, self._files = spark, files
 
     def read(

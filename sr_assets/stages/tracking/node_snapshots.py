@@ -2,30 +2,24 @@
 days.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from sr_assets.adapters.checkpoints import Point, reach
-from sr_assets.adapters.published.compaction import is_abandoned, merge, plan_merges
+from sr_assets.adapters.published.compaction import Merge, is_abandoned, merge, plan_merges
 from sr_assets.adapters.published.history import place_staged, remove_before, stream_folder
 from sr_assets.adapters.state.snapshot_index import relative_name
+from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.positions import DAY_NS, SequenceRange
+from sr_assets.settings import StreamSettings
 from sr_assets.stages.progress import LongWork
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from sr_assets.adapters.published.compaction import Merge
-    from sr_assets.adapters.state.store import SiteState
-    from sr_assets.settings import StreamSettings
-    from sr_assets.stages.report import StreamReport
+from sr_assets.stages.report import StreamReport
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +35,7 @@ def staging_folder(site_folder: Path, stream: StreamSettings, covered: SequenceR
 
 
 class SnapshotStage:
-    """The stage of one tracked stream in one run."""
+    """The stage of one tracked stream in one run; `retention_ns` is the retention of the history, or None."""
 
     def __init__(
         self,
@@ -52,7 +46,6 @@ class SnapshotStage:
         retention_ns: int | None,
         report: StreamReport,
     ) -> None:
-        """Store the stage's resources; `retention_ns` is the retention of the history, or None."""
         self._stream, self._store, self._index = stream, store, store.snapshot_index(stream.stream)
         self._site_folder, self._retention_ns, self._report = site_folder, retention_ns, report
         self._home = home.resolve()

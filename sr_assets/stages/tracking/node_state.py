@@ -4,59 +4,54 @@ One transaction commits a batch's node states, transitions, counters, gaps, due 
 position.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.spark.source import encode_extractor
+from sr_assets.adapters.state.records import Intent, StreamState
+from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.blindness import BlindSpans, find_blind_spans
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.senders import needs_payload
-from sr_assets.domain.tracking.columns import fold_batch
+from sr_assets.domain.tracking.columns import deadlines, fold_batch
 from sr_assets.domain.tracking.rows import NODE_SCHEMA
-from sr_assets.domain.tracking.rules import NODE_COLUMNS
+from sr_assets.domain.tracking.rules import NODE_COLUMNS, Policy
+from sr_assets.domain.tracking.sweep import sweep_nodes
+from sr_assets.settings import StreamSettings
+from sr_assets.stages.progress import LongWork
+from sr_assets.stages.report import StreamReport
+from sr_assets.stages.site import Site
 from sr_assets.stages.source.fold_stage import Batch, FoldStage
 from sr_assets.stages.source.position import advance, warn_of_blind_time, warn_of_clock
 from sr_assets.stages.source.reading import absence_reason, next_range, save_gaps, too_old_before
-from sr_assets.stages.tracking.decisions import amounts_of, batch_decisions, count_decisions, due_copies, reasons_of
-from sr_assets.stages.tracking.sweeping import follow_policy, sweep_due
-from sr_assets.stages.tracking.transitions import add_transitions
+from sr_assets.stages.tracking.batch_rows import (
+    add_transitions,
+    amounts_of,
+    batch_decisions,
+    count_decisions,
+    due_copies,
+    reasons_of,
+)
 
-if TYPE_CHECKING:
-    from sr_assets.adapters.nats.stream_info import StreamInfo
-    from sr_assets.adapters.state.records import Intent, StreamState
-    from sr_assets.adapters.state.store import SiteState
-    from sr_assets.settings import StreamSettings
-    from sr_assets.stages.clock import Clock
-    from sr_assets.stages.connections import Clusters, SparkConnection
-    from sr_assets.stages.report import StreamReport
-    from sr_assets.stages.source.reading import Reader
+#: Number of nodes swept in one transaction.
+SWEPT_AT_ONCE: Final = 20_000
 
 
 class NodeStage(FoldStage):
     """The stage of one tracked stream in one run."""
 
-    def __init__(
-        self,
-        stream: StreamSettings,
-        store: SiteState,
-        clusters: Clusters,
-        spark: SparkConnection,
-        reader: Reader,
-        clock: Clock,
-        report: StreamReport,
-    ) -> None:
-        super().__init__(stream, store, clusters, reader, clock, report, "messages")
+    def __init__(self, stream: StreamSettings, site: Site, report: StreamReport) -> None:
+        super().__init__(stream, site, report, "messages")
         # settings require both of a tracked stream
         assert stream.policy is not None
         assert stream.extractor is not None
-        self._stream, self._policy, self._spark = stream, stream.policy, spark
+        self._stream, self._policy, self._cores = stream, stream.policy, site.spark.cores
         self._inspected = encode_extractor(stream.extractor, stream.force_path)
         self._payloads = needs_payload(stream.extractor, stream.force_path)
         self._left_open: Intent | None = None
@@ -74,9 +69,8 @@ class NodeStage(FoldStage):
         self._left_open = intent if intent is not None and not intent.folded else None
         if self._left_open is not None:
             return SequenceRange(self._left_open.first, self._left_open.next)
-        stream, cores = self._stream, self._spark.cores
-        cluster = self._clusters.connect(stream.source)
-        return next_range(stream, state.next_sequence, source, end, cluster, payloads=self._payloads, cores=cores)
+        cluster, position = self._clusters.connect(self._stream.source), state.next_sequence
+        return next_range(self._stream, position, source, end, cluster, payloads=self._payloads, cores=self._cores)
 
     def _note_caught_up(self, state: StreamState, source: StreamInfo) -> bool:
         """Advance the watermark without a message; commit it if a node is due, else at the end of the run."""
@@ -101,8 +95,6 @@ class NodeStage(FoldStage):
         with self._store.transaction():
             self._store.save_stream(state)
             nodes.save_blind_spans(BlindSpans(tuple(nodes.blind_spans())).add(spans).spans)
-
-    # -------------------------------------------------------------------------------------------------- one batch
 
     def _read(self, source: StreamInfo, present: SequenceRange) -> pa.Table:
         """Return one row per message: sequence, stored_ns, sender, payload_bytes, forced."""
@@ -191,12 +183,8 @@ class NodeStage(FoldStage):
         self._store.nodes(self._stream.stream).merge(states.rename_columns(NODE_SCHEMA.names))
         add_transitions(self._store, self._stream, state, folded, self._report)
 
-    # ------------------------------------------------------------------------------------------- sweeping
-
     def sweep_due(self) -> bool:
-        """Sweep the nodes whose deadline is before the committed watermark; return whether there were any. No server is
-        queried.
-        """
+        """Sweep this stream's nodes with `sweep_due`; return whether there were any."""
         return sweep_due(self._store, self._stream, self._policy, self._report)
 
 
@@ -204,3 +192,46 @@ def _latest(sightings: pa.Table, before_ns: int | None) -> int | None:
     """Return the highest stored time so far, including a batch."""
     batch_ns = pc.max(sightings["stored_ns"]).as_py() if sightings.num_rows else None
     return max((ns for ns in (batch_ns, before_ns) if ns is not None), default=None)
+
+
+def sweep_due(
+    store: SiteState, stream: StreamSettings, policy: Policy, report: StreamReport, at_once: int = SWEPT_AT_ONCE
+) -> bool:
+    """Sweep the nodes whose deadline is before the committed watermark; return whether there were any.
+
+    Queries no server. States and transitions are committed in portions of `at_once` nodes, in the order of the deadlines:
+    a fleet that falls silent at once needs little memory, and a killed run repeats no committed portion.
+    """
+    state = store.load_stream(stream.stream)
+    if state is None or state.watermark_ns is None:
+        return False
+    nodes = store.nodes(stream.stream)
+    blind, swept = BlindSpans(tuple(nodes.blind_spans())), 0
+    with LongWork(f"{stream.label}: sweeping silent nodes", nodes.count_due(state.watermark_ns)) as progress:
+        # A swept node is no longer due: its deadline is recomputed.
+        while (due := nodes.due(state.watermark_ns, at_once)).num_rows:
+            states, transitions = sweep_nodes(policy, due, state.watermark_ns, blind)
+            with store.transaction():
+                nodes.merge(states)
+                add_transitions(store, stream, state, transitions, report)
+            reach(Point.SWEPT)
+            swept += due.num_rows
+            progress.reached(swept)
+    report.swept += swept
+    return swept > 0
+
+
+def follow_policy(store: SiteState, stream: StreamSettings, policy: Policy, state: StreamState) -> None:
+    """Recompute every deadline if the durations differ from those of the stored deadlines."""
+    text = f"{policy.interval_ns}/{policy.warning_ns}"
+    if state.policy == text:
+        return
+    nodes = store.nodes(stream.stream)
+    blind = BlindSpans(tuple(nodes.blind_spans()))
+    waiting = nodes.not_retired() if state.policy else NODE_SCHEMA.empty_table()
+    deadline = deadlines(policy, blind, waiting["status"], waiting["seen_ns"].to_numpy())
+    state.policy = text
+    with store.transaction():
+        store.save_stream(state)
+        if waiting.num_rows:
+            nodes.merge(waiting.drop(["deadline_ns"]).append_column("deadline_ns", deadline))

@@ -17,7 +17,7 @@ from sr_assets.automation import find_work
 from sr_assets.domain.advisories import observer_alive
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.report import StreamReport
-from sr_assets.stages.tracking.heartbeat import HeartbeatStage, heartbeat_grace_ns
+from sr_assets.stages.tracking.node_advisories import HeartbeatStage, heartbeat_grace_ns
 from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
 
 BASE = 1_700_000_000

@@ -19,7 +19,7 @@ from sr_assets.domain.tracking.rows import node_row, node_table
 from sr_assets.domain.tracking.rules import NodeState, Policy, Status
 from sr_assets.settings import StreamSettings, load_settings
 from sr_assets.stages.report import StreamReport
-from sr_assets.stages.tracking.sweeping import sweep_due
+from sr_assets.stages.tracking.node_state import sweep_due
 
 if TYPE_CHECKING:
     from pathlib import Path
