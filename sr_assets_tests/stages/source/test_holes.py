@@ -2,23 +2,16 @@
 
 import json
 import logging
-import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
-from sr_assets.domain.positions import SequenceRange
-from sr_assets.embedded.nats_server import NatsServer
-from sr_assets.settings import Entry
 from sr_assets.stages.report import Stage
-from sr_assets.stages.source.reading import Reader
 from sr_assets_tests.rig import Rig, Sent, wait_until
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10h", "inspect_force_field": "force"}
@@ -174,41 +167,29 @@ def test_clock_once_a_day_ahead_is_logged_and_ignored(
     assert state.ahead_clocks >= 1
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Iterator[NatsServer]:
-    """A source server of the test's own, whose disk can be restored."""
-    with NatsServer(tmp_path / "source", "source") as server:
-        yield server
-
-
 @pytest.mark.parametrize("policy", ("stop", "recopy", "skip_to_now"))
 @pytest.mark.parametrize(
     ("entry", "queued"), (({}, False), (TRACKED, False), (TRACKED, True)), ids=("plain", "sampled", "queued")
 )
 def test_source_rollback_is_detected_after_it_outgrew_the_position(
-    rig: Rig, source: NatsServer, tmp_path: Path, entry: dict[str, Any], policy: str, queued: bool
+    rig: Rig, restore_source: Callable[[str], None], entry: dict[str, Any], policy: str, queued: bool
 ) -> None:
-    stream = rig.make("S", source)
-    rig.add(stream, source_url=source.url, on_source_reset=policy, **entry)
-    rig.publish(stream, forced(0, 10), source)
+    stream = rig.make()
+    rig.add(stream, on_source_reset=policy, **entry)
+    rig.publish(stream, forced(0, 10))
     rig.drain()
-    source.stop()
-    shutil.copytree(source.home / "jetstream", tmp_path / "backup")
-    source.start()
-    rig.publish(stream, forced(10, 20), source)
+    restore_source("save")
+    rig.publish(stream, forced(10, 20))
     rig.drain(stages=[Stage.NODE_STATE]) if queued else rig.drain()
-    source.stop()
-    shutil.rmtree(source.home / "jetstream")
-    shutil.copytree(tmp_path / "backup", source.home / "jetstream")
-    source.start()
-    rig.publish(stream, forced(100, 125), source)
+    restore_source("restore")
+    rig.publish(stream, forced(100, 125))
     before = list(range(10 if queued else 20))
     if policy == "stop":
         assert "was rolled back and has grown since" in rig.failure()
         assert numbers(rig, stream) == before
         return
     rig.drain()
-    rig.publish(stream, forced(125, 127), source)
+    rig.publish(stream, forced(125, 127))
     rig.drain()
     again = [*range(10), *range(100, 127)] if policy == "recopy" else [125, 126]
     assert numbers(rig, stream) == before + again
@@ -218,50 +199,18 @@ def test_source_rollback_is_detected_after_it_outgrew_the_position(
     assert (row["next_sequence"], row["last_error"]) == (38, None)
 
 
-def test_source_rollback_changes_no_node_status(rig: Rig, source: NatsServer, tmp_path: Path) -> None:
-    stream = rig.make("S", source)
-    silence = {"inspect_field": "sender", "inspect_duration": "3s", "warn_duration": "2s"}
-    rig.add(stream, source_url=source.url, on_source_reset="recopy", **silence)
-    rig.publish(stream, [message_of("gone")], source)
-    source.stop()
-    shutil.copytree(source.home / "jetstream", tmp_path / "backup")
-    source.start()
-    with rig.beating(stream, message_of("alive"), source):
+def test_source_rollback_changes_no_node_status(rig: Rig, restore_source: Callable[[str], None]) -> None:
+    stream = rig.make()
+    rig.add(stream, on_source_reset="recopy", inspect_field="sender", inspect_duration="3s", warn_duration="2s")
+    rig.publish(stream, [message_of("gone")])
+    restore_source("save")
+    with rig.beating(stream, message_of("alive")):
         wait_until(lambda: bool(rig.drain()) and "expire" in events(rig, "gone"), "a node to retire")
         # Messages from now on are lost before any run reads them.
-        rig.await_clock(stream, rig.clock_ns(stream, source) + 3 * SECOND, source)
-    source.kill()
-    shutil.rmtree(source.home / "jetstream")
-    shutil.copytree(tmp_path / "backup", source.home / "jetstream")
-    source.start()
-    with rig.beating(stream, message_of("alive"), source):
-        wait_until(lambda: rig.info(stream, source).last_sequence > 1, "a message behind the hole")
+        rig.await_clock(stream, rig.clock_ns(stream) + 3 * SECOND)
+    restore_source("restore")
+    with rig.beating(stream, message_of("alive")):
+        wait_until(lambda: rig.info(stream).last_sequence > 1, "a message behind the hole")
         rig.drain()
-    assert {node: events(rig, node) for node in ("alive", "gone")} == {
-        "alive": ["new"],
-        "gone": ["new", "timeout", "expire"],
-    }
-
-
-def test_source_recreated_during_a_read_is_not_mixed_with_the_old(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = rig.make()
-    rig.add(stream, on_source_reset="recopy", **TRACKED)
-    rig.publish(stream, forced(0, 3))
-    rig.drain()
-    rig.publish(stream, forced(3, 6))
-    read, first_read = Reader.read, iter((1,))
-
-    def replaced(self: Reader, entry: Entry, source: StreamInfo, wanted: SequenceRange, **options: Any) -> pa.Table:
-        if next(first_read, None):
-            rig.api(f"STREAM.DELETE.{stream}")
-            rig.create(stream)
-            rig.publish(stream, forced(100, 110))
-        return read(self, entry, source, wanted, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Reader, "read", replaced)
-        rig.run()
-    rig.drain()
-    assert numbers(rig, stream) == [0, 1, 2, *range(100, 110)]
-    row = rig.row("replication")
-    assert (row["seen_messages"], row["copied_messages"], row["next_sequence"]) == (13, 13, 11)
+    assert events(rig, "alive") == ["new"]
+    assert events(rig, "gone") == ["new", "timeout", "expire"]

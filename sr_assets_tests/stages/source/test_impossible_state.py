@@ -91,28 +91,19 @@ def test_state_of_an_unknown_schema_is_refused_and_unchanged(rig: Rig, stream: s
     assert digest(state_file(rig)) == before
 
 
-def truncate(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:5_000])
-
-
-def overwrite(file: Path) -> None:
-    file.write_bytes(b"not a database" * 1_000)
-
-
-def empty(file: Path) -> None:
-    file.write_bytes(b"")
-
-
-def zero_fill(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[8_192:] = bytes(len(content) - 8_192)
-    file.write_bytes(content)
-
-
-@pytest.mark.parametrize("damage", (truncate, overwrite, empty, zero_fill))
-def test_corrupt_state_is_set_aside_only_by_recover(rig: Rig, stream: str, damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    "damaged",
+    (
+        lambda content: content[:5_000],
+        lambda _: b"not a database" * 1_000,
+        lambda _: b"",
+        lambda content: content[:8_192] + bytes(len(content) - 8_192),
+    ),
+    ids=("truncated", "overwritten", "empty", "zero_filled"),
+)
+def test_corrupt_state_is_set_aside_only_by_recover(rig: Rig, stream: str, damaged: Callable[[bytes], bytes]) -> None:
     file = state_file(rig)
-    damage(file)
+    file.write_bytes(damaged(file.read_bytes()))
     before = digest(file)
     for _ in range(2):
         with pytest.raises(RunError, match=r"cannot be read .*recover"):
