@@ -1,6 +1,5 @@
-"""A whole run: one at a time per site, closed and published however it ends."""
+"""A whole run: one at a time per site, closed and published however it ends, and the errors of its work loops."""
 
-import json
 import threading
 import time
 from pathlib import Path
@@ -12,17 +11,17 @@ import pytest
 from sr_assets.adapters.published.schema import SCHEMA_VERSION
 from sr_assets.adapters.state.lock import SiteBusyError, lock_owner
 from sr_assets.adapters.state.status_file import read_status
+from sr_assets.domain.errors import TransientError
+from sr_assets.settings import FeedSettings
 from sr_assets.stages.replication.batch import Batch
-from sr_assets.stages.report import Stage
+from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.site import Site, needs_publishing
 from sr_assets.stages.tracking.node_state import NodeStage
-from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
+from sr_assets.stages.work_loop import WorkLoop
+from sr_assets_tests.rig import SITE, Rig, wait_until
+from sr_assets_tests.stages.tracking.test_node_advisories import from_sender
 
 SAMPLED = {"inspect_field": "sender", "inspect_duration": "10m"}
-
-
-def from_sender(*names: str) -> list[Sent]:
-    return [Sent(json.dumps({"sender": name}).encode()) for name in names]
 
 
 def folder(rig: Rig, site: str = SITE) -> Path:
@@ -117,18 +116,12 @@ def test_status_json_holds_position_watermark_and_next_deadline(rig: Rig) -> Non
     status = read_status(folder(rig))
     assert status["site"] == SITE
     stream_status = status["streams"][stream]
-    assert (stream_status["created_ns"], stream_status["next_sequence"], stream_status["source_last_sequence"]) == (
-        info.created_ns,
-        3,
-        2,
-    )
+    position = [stream_status[key] for key in ("created_ns", "next_sequence", "source_last_sequence")]
+    assert position == [info.created_ns, 3, 2]
     assert stream_status["next_deadline_ns"] == stored[0].stored_ns + 300 * 10**9
     assert (stream_status["last_error"], stream_status["unpublished"], stream_status["lag_messages"]) == (None, 0, 0)
     row = rig.row("SELECT epoch_us(next_deadline) AS deadline, epoch_us(watermark) AS watermark FROM replication")
-    assert row == {
-        "deadline": stream_status["next_deadline_ns"] // 1000,
-        "watermark": stream_status["watermark_ns"] // 1000,
-    }
+    assert list(row.values()) == [stream_status[key] // 1000 for key in ("next_deadline_ns", "watermark_ns")]
 
 
 def test_interrupted_run_sets_its_watermark_to_the_last_message(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,11 +139,8 @@ def test_interrupted_run_sets_its_watermark_to_the_last_message(rig: Rig, monkey
     with pytest.raises(KeyboardInterrupt):
         rig.run()
     stream_status = read_status(folder(rig))["streams"][stream]
-    assert (stream_status["watermark_ns"], stream_status["next_sequence"], stream_status["lag_messages"]) == (
-        stored[3].stored_ns,
-        5,
-        2,
-    )
+    position = [stream_status[key] for key in ("watermark_ns", "next_sequence", "lag_messages")]
+    assert position == [stored[3].stored_ns, 5, 2]
     assert rig.row("replication")["lag_seconds"] > 0
 
 
@@ -235,17 +225,12 @@ def test_removed_streams_stay_in_the_tables(rig: Rig) -> None:
         assert sorted(row["stream"] for row in rig.rows(table)) == sorted((stream, removed))
 
 
-def test_snapshot_info_names_the_run_and_the_time(rig: Rig) -> None:
+def test_run_publishes_its_id_and_time_once_it_is_caught_up(rig: Rig) -> None:
     rig.add(rig.make())
     rig.drain()
     info = rig.row("snapshot_info")
     assert (info["run_id"], info["schema_version"]) == ("test", SCHEMA_VERSION)
     assert abs(info["as_of"].timestamp() - time.time()) < 60
-
-
-def test_run_publishes_once_it_is_caught_up(rig: Rig) -> None:
-    rig.add(rig.make())
-    rig.drain()
     published = rig.home / "fleet.duckdb"
     before = published.stat().st_mtime_ns
     with rig.open() as site:
@@ -256,3 +241,18 @@ def test_run_publishes_once_it_is_caught_up(rig: Rig) -> None:
         assert published.stat().st_mtime_ns == before
         site.publish(now=False)
         assert published.stat().st_mtime_ns > before
+
+
+def test_first_successful_step_clears_the_previous_error(tmp_path: Path) -> None:
+    entry = FeedSettings.model_validate({"name": "centre", "stream": "ADV", "url": "127.0.0.1:1"})
+    errors: list[str | None] = []
+    work_loop = WorkLoop(
+        StreamReport(entry), tmp_path, frozenset({Stage.ADVISORY_FEED}), on_error=errors.append, on_lost=lambda: None
+    )
+
+    def fail() -> bool:
+        raise TransientError("gone")
+
+    for step in (lambda: True, lambda: False, fail, fail, lambda: True, lambda: True):
+        work_loop.attempt(step, final=lambda: False)
+    assert errors == [None, "centre/ADV: gone", None]

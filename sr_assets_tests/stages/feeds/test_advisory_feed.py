@@ -57,14 +57,9 @@ def own_advisory(
 
 def v2_advisory(node: str, event: str, at: int, *, replicator: str = "GO", **more: Any) -> dict[str, Any]:
     """Return an advisory of the Stream Replicator."""
-    advisory = {
-        "protocol": V2,
-        "event_id": f"{node}{event}{at}",
-        "inspect_field": "sender",
-        "age": 60,
-        "seen": BASE + at - 60,
-    }
-    return advisory | {"replicator": replicator, "timestamp": BASE + at, "event": event, "value": node} | more
+    advisory = {"protocol": V2, "event_id": f"{node}{event}{at}", "inspect_field": "sender", "age": 60}
+    times = {"seen": BASE + at - 60, "timestamp": BASE + at}
+    return advisory | times | {"replicator": replicator, "event": event, "value": node} | more
 
 
 def v1_advisory(node: str, event: str, at: int) -> dict[str, Any]:
@@ -85,27 +80,20 @@ def node_histories(chance: random.Random) -> Iterator[dict[str, Any]]:
                     yield v2_advisory(node, event, at)
                 case 1:
                     yield v1_advisory(node, event, at)
-                case _:
-                    yield own_advisory(
-                        node, event, transition, at + 0.25, name="paris" if number % 4 == 2 else "london"
-                    )
+                case site:
+                    yield own_advisory(node, event, transition, at + 0.25, name="paris" if site == 2 else "london")
 
 
 def expected(history: list[dict[str, Any]]) -> set[tuple[Any, ...]]:
     """Fold a history: the highest transition wins, then the latest time, then the later event in a node's life."""
     cycle = ["new", "timeout", "recover", "expire"]
-    best: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for advisory in history:
-        key = advisory["replicator"], advisory.get("name"), advisory.get("stream"), advisory["value"]
-        rank = (advisory.get("transition", 0), advisory["timestamp"], cycle.index(advisory["event"]))
-        previous = best.get(key)
-        if previous is None or rank > (
-            previous.get("transition", 0),
-            previous["timestamp"],
-            cycle.index(previous["event"]),
-        ):
-            best[key] = advisory
-    rows = set()
+
+    def rank(advisory: dict[str, Any]) -> tuple[int, int, int]:
+        return advisory.get("transition", 0), advisory["timestamp"], cycle.index(advisory["event"])
+
+    best, rows = {}, set()
+    for advisory in sorted(history, key=rank):
+        best[advisory["replicator"], advisory.get("name"), advisory.get("stream"), advisory["value"]] = advisory
     for key, advisory in best.items():
         at = BASE + (advisory["timestamp"] - BASE) + (0.25 if "transition" in advisory else 0)
         seen = at if STATUS[advisory["event"]] == "up" else advisory["seen"]
@@ -144,12 +132,9 @@ def test_shuffled_and_repeated_advisories_fold_to_the_same_view(rig: Rig, feed: 
         rig.drain()
     assert global_rows(rig) == expected(history)
     # The history has each advisory once, with the time of its first receipt.
-    stored = rig.copies(feed)
-    assert rig.row("SELECT count(*) AS all, count(DISTINCT event_id) AS ids FROM global_advisories") == {
-        "all": len(history),
-        "ids": len(history),
-    }
-    first_at = {message.payload: message.stored_ns // 1000 for message in reversed(stored)}
+    counts = rig.row("SELECT count(*) AS all, count(DISTINCT event_id) AS ids FROM global_advisories")
+    assert counts == {"all": len(history), "ids": len(history)}
+    first_at = {message.payload: message.stored_ns // 1000 for message in reversed(rig.copies(feed))}
     received = rig.rows("SELECT event_id, epoch_us(received_at) AS at FROM global_advisories WHERE source = 'v2'")
     ids = {
         advisory["event_id"]: first_at[json.dumps(advisory).encode()] for advisory in history if "protocol" in advisory
@@ -208,24 +193,15 @@ def test_feeds_keep_the_newest_rejects_and_count_all(rig: Rig, feed: str) -> Non
 
 
 def test_node_at_two_sites_is_listed_until_it_leaves_one(rig: Rig, feed: str) -> None:
-    publish(
-        rig,
-        feed,
-        [
-            own_advisory("moves", "new", 1, 0),
-            own_advisory("moves", "new", 1, 1, name="paris"),
-            own_advisory("stays", "new", 1, 0),
-        ],
-    )
+    moves, arrives = own_advisory("moves", "new", 1, 0), own_advisory("moves", "new", 1, 1, name="paris")
+    publish(rig, feed, [moves, arrives, own_advisory("stays", "new", 1, 0)])
     rig.drain()
     assert len(rig.rows("SELECT * FROM global_availability WHERE node = 'moves'")) == 2
     several = rig.row("v_nodes_at_several_sites")
     assert (several["node"], several["sites"], several["names"]) == ("moves", 2, ["london", "paris"])
     summary = rig.rows("SELECT * FROM global_summary ORDER BY name")
-    assert [(row["nodes"], row["up"], row["timeout"], row["retired"]) for row in summary] == [
-        (2, 2, 0, 0),
-        (1, 1, 0, 0),
-    ]
+    counts = [(row["nodes"], row["up"], row["timeout"], row["retired"]) for row in summary]
+    assert counts == [(2, 2, 0, 0), (1, 1, 0, 0)]
     publish(rig, feed, [own_advisory("moves", "timeout", 2, 100), own_advisory("moves", "expire", 3, 200)])
     rig.drain()
     assert rig.rows("v_nodes_at_several_sites") == []
@@ -235,14 +211,8 @@ def test_node_at_two_sites_is_listed_until_it_leaves_one(rig: Rig, feed: str) ->
 
 
 def test_overdue_heartbeat_marks_the_site_blind_and_requests_a_run(rig: Rig, feed: str) -> None:
-    watched: dict[str, Any] = {
-        "replicator": "EAST",
-        "stream": "NODES",
-        "ts_ns": 0,
-        "watermark_ns": 5,
-        "lag_messages": 3,
-        "lag_ns": 0,
-    }
+    watched: dict[str, Any] = {"replicator": "EAST", "stream": "NODES", "ts_ns": 0, "watermark_ns": 5}
+    watched |= {"lag_messages": 3, "lag_ns": 0}
     heartbeats = [
         observer_alive(**watched, name="paris", position=1, nodes=1, next_within_ns=3_000 * 10**9),
         observer_alive(**watched, name="london", position=41, nodes=7, next_within_ns=3 * 10**9),
@@ -285,38 +255,23 @@ def test_site_sends_one_heartbeat_per_period_to_its_centre(rig: Rig) -> None:
     source, listened = rig.make(), rig.make("ADVISORIES")
     observers = rig.make("OBSERVERS", subjects=["sr_assets.observer_alive.>"])
     rig.publish(source, [Sent(b'{"sender": "web1"}'), Sent(b'{"sender": "web2"}')])
-    rig.add(
-        source,
-        target_subject_prefix="c",
-        inspect_field="sender",
-        inspect_duration="10h",
-        advisory={"subject": f"{listened}.%s.%v"},
-    )
+    tracked = {"inspect_field": "sender", "inspect_duration": "10h", "advisory": {"subject": f"{listened}.%s.%v"}}
+    rig.add(source, target_subject_prefix="c", **tracked)
     for stream in (listened, observers):
         rig.add_feed(stream, url=rig.source.url)
     rig.drain()
     rig.drain()
     (heartbeat,) = (json.loads(message.payload) for message in rig.stored(observers))
-    assert {message.subject for message in rig.stored(observers)} == {
-        f"sr_assets.observer_alive.{SITE}.{SITE}.{source}"
-    }
-    assert (heartbeat["event"], heartbeat["position"], heartbeat["lag_messages"], heartbeat["nodes"]) == (
-        "observer_alive",
-        2,
-        0,
-        2,
-    )
+    subjects = {message.subject for message in rig.stored(observers)}
+    assert subjects == {f"sr_assets.observer_alive.{SITE}.{SITE}.{source}"}
+    content = [heartbeat[key] for key in ("event", "position", "lag_messages", "nodes")]
+    assert content == ["observer_alive", 2, 0, 2]
     advised = [json.loads(message.payload) for message in rig.stored(listened)]
     assert {advisory["event"] for advisory in advised} == {"new"}, "the heartbeat went to advisory consumers"
     assert {advisory["epoch"] for advisory in advised} == {heartbeat["epoch"]}
     row = rig.row("global_summary")
-    assert (row["replicator"], row["name"], row["stream"], row["nodes"], row["tracked_nodes"]) == (
-        SITE,
-        SITE,
-        source,
-        2,
-        2,
-    )
+    shown = [row[column] for column in ("replicator", "name", "stream", "nodes", "tracked_nodes")]
+    assert shown == [SITE, SITE, source, 2, 2]
     assert not row["blind"]
     assert row["observer_alive_at"] > row["last_advisory_at"]
     # A busy run postpones its first heartbeat, unless the centre's deadline has passed.

@@ -1,28 +1,41 @@
-"""Node status by the committed watermark, between runs and within them."""
+"""Node status by the committed watermark, between runs and within them, and the sweep in portions."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from sr_assets.adapters import checkpoints
+from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.publishing import PublishedStream, publish_site
+from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.adapters.spark.source import read_here
 from sr_assets.adapters.state.counters import Counter
+from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.status_file import read_status
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.domain.messages import Message
-from sr_assets.stages.report import Stage
+from sr_assets.domain.blindness import BlindSpans
+from sr_assets.domain.tracking.rows import node_row, node_table
+from sr_assets.domain.tracking.rules import NodeState, Policy, Status
+from sr_assets.settings import StreamSettings, load_settings
+from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.source import reading
+from sr_assets.stages.tracking.node_state import sweep_due
 from sr_assets_tests.comparison import compare
 from sr_assets_tests.reference import Rules, by_field
 from sr_assets_tests.rig import SITE, Rig, Sent
+from sr_assets_tests.stages.tracking.test_node_advisories import from_sender
 
 SECOND = 10**9
 SHORT = {"inspect_field": "sender", "inspect_duration": "2s", "warn_duration": "1s"}
-
-
-def from_sender(*names: str) -> list[Sent]:
-    return [Sent(json.dumps({"sender": name}).encode()) for name in names]
+POLICY = Policy(3_600 * SECOND, 1_800 * SECOND)
+NOW_NS = 20_000 * SECOND
+BLIND = BlindSpans(((15_000 * SECOND, 15_600 * SECOND),))
+#: Seconds, on both sides of each limit, with and without the blind span.
+SILENCES = (0, 1_799, 1_800, 1_801, 2_401, 3_599, 3_600, 3_601, 4_200, 4_201, 9_000)
 
 
 def events(rig: Rig) -> list[tuple[str, str]]:
@@ -42,16 +55,8 @@ def test_silent_nodes_time_out_and_retire_without_messages(rig: Rig) -> None:
     last_ns = rig.stored(stream)[-1].stored_ns
     drain_until_watermark(rig, last_ns + 2 * SECOND)
     assert events(rig) == [(node, event) for node in ("a", "b") for event in ("new", "timeout", "expire")]
-    assert rig.row("site_summary") | {"as_of": None} == {
-        "name": SITE,
-        "stream": stream,
-        "nodes": 0,
-        "up": 0,
-        "timeout": 0,
-        "retired": 2,
-        "new_24h": 2,
-        "as_of": None,
-    }
+    counts = {"nodes": 0, "up": 0, "timeout": 0, "retired": 2, "new_24h": 2}
+    assert rig.row("site_summary") | {"as_of": None} == {"name": SITE, "stream": stream, **counts, "as_of": None}
     assert not rig.rows("last_seen_nodes")
     assert [row["times_retired"] for row in rig.rows("retired_nodes")] == [1, 1]
     status = read_status(rig.home / "sites" / SITE)["streams"][stream]
@@ -93,15 +98,10 @@ def test_transitions_from_history_are_published_as_late(rig: Rig) -> None:
     assert late["old", "new"]
     assert late["old", "timeout"]
     assert not late["fresh", "new"]
-    published = {(body["value"], body["event"]): body["late"] for body in map(body_of, rig.stored(advisories))}
-    assert published == late
+    bodies = [json.loads(message.payload) for message in rig.stored(advisories)]
+    assert {(body["value"], body["event"]): body["late"] for body in bodies} == late
     detected = rig.row("SELECT epoch_us(detected_at) AS at FROM node_advisories WHERE node = 'old' AND event = 'new'")
     assert detected["at"] * 1000 > stored_ns + 2 * SECOND
-
-
-def body_of(message: Message) -> dict[str, object]:
-    body: dict[str, object] = json.loads(message.payload)
-    return body
 
 
 def test_retired_nodes_are_deleted_after_their_retention(rig: Rig) -> None:
@@ -133,10 +133,8 @@ def test_sender_outside_the_payload_needs_only_headers(
 ) -> None:
     stream = rig.make()
     body = json.dumps({"sender": "a", "force": False}).encode()
-    rig.publish(
-        stream,
-        [Sent(body.ljust(9_000 + n // 100 * 50), "a", b"NATS/1.0\r\nsender: a\r\n\r\n") for n in range(200)],
-    )
+    headers = b"NATS/1.0\r\nsender: a\r\n\r\n"
+    rig.publish(stream, [Sent(body.ljust(9_000 + n // 100 * 50), "a", headers) for n in range(200)])
     rig.add(stream, inspect_duration="1h", size_trigger=50, **keys)
     rig.entries[0] |= {key: value.format(stream) for key, value in keys.items() if key == "filter_subject"}
     read: list[dict[str, str]] = []
@@ -162,3 +160,97 @@ def test_stream_far_behind_is_folded_in_larger_batches(rig: Rig) -> None:
         (report,) = rig.drain().values()
         assert report.batches == batches
     assert compare(rig, rules).differences == []
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> StreamSettings:
+    entry = {"stream": "REG", "source_url": "nats://a:1", "target_url": "nats://b:1", "target_stream": "COPY"}
+    tracked = {"inspect_field": "sender", "inspect_duration": "1h", "advisory": {"subject": "adv.%s.%v"}}
+    file = tmp_path / "replication.yaml"
+    file.write_text(json.dumps({"name": "london", "streams": [{**entry, **tracked}]}))
+    return load_settings(file, {"SR_ASSETS_HOME": str(tmp_path)}).streams[0]
+
+
+def fill(state: SiteState) -> int:
+    """Write a fleet into a state, with equal deadlines of some nodes; return the number of due nodes."""
+    fleet = {
+        f"web{number}": NodeState(0, NOW_NS - silence * SECOND, number, 5, 5, status, 0, None, 0, number + 1)
+        for number, (silence, status) in enumerate(
+            (silence, status) for status in (Status.UP, Status.TIMEOUT) for silence in (*SILENCES, 2_401, 9_000)
+        )
+    }
+    # These deadlines ignore the blind span, so some nodes are swept too early and stay unchanged.
+    table = node_table([node_row(POLICY, name, node, BlindSpans()) for name, node in fleet.items()])
+    with state.transaction():
+        state.save_stream(StreamState("REG", 7, 99, epoch_ns=5, watermark_ns=NOW_NS, planned_ns=NOW_NS))
+        state.nodes("REG").merge(table)
+        state.nodes("REG").save_blind_spans(BLIND.spans)
+    due: int = state.nodes("REG").due(NOW_NS, 1_000).num_rows
+    return due
+
+
+def committed(state: SiteState) -> list[list[tuple[Any, ...]]]:
+    """Return the transitions in the order of writing, and the nodes."""
+    queries = ("SELECT * FROM transitions ORDER BY rowid", "SELECT * FROM nodes ORDER BY node")
+    return [state.connection.execute(query).fetchall() for query in queries]
+
+
+def sweep_all(state: SiteState, stream: StreamSettings, at_once: int) -> StreamReport:
+    assert stream.policy is not None
+    report = StreamReport(stream)
+    sweep_due(state, stream, stream.policy, report, at_once)
+    return report
+
+
+def test_sweep_commits_the_same_rows_with_every_portion_size(tmp_path: Path, stream: StreamSettings) -> None:
+    with SiteState(tmp_path / "whole") as state:
+        due = fill(state)
+        report = sweep_all(state, stream, due)
+        whole = committed(state)
+        assert report.swept == due == 15
+        assert report.events.total() == len(whole[0]) > due / 2
+    for at_once in range(1, due):
+        with SiteState(tmp_path / str(at_once)) as state:
+            fill(state)
+            assert sweep_all(state, stream, at_once).events == report.events
+            assert committed(state) == whole
+            assert not sweep_all(state, stream, at_once).swept
+
+
+@pytest.mark.parametrize("portions", (1, 3))
+def test_killed_sweep_publishes_committed_portions_and_continues(
+    portions: int, tmp_path: Path, stream: StreamSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(point: Point) -> None:
+        passed.append(point)
+        if passed == [Point.SWEPT] * portions:
+            raise KeyboardInterrupt
+
+    with SiteState(tmp_path / "whole") as state:
+        due = fill(state)
+        sweep_all(state, stream, due)
+        whole = committed(state)
+    passed: list[Point] = []
+    monkeypatch.setattr(checkpoints, "hook", kill)
+    with SiteState(tmp_path / "sites" / "london") as state:
+        fill(state)
+        with pytest.raises(KeyboardInterrupt):
+            sweep_all(state, stream, 4)
+    monkeypatch.setattr(checkpoints, "hook", None)
+    with SiteState(tmp_path / "sites" / "london") as state:
+        half = committed(state)[0]
+        assert half == whole[0][: len(half)]
+        assert 0 < len(half) < len(whole[0])
+        assert state.outbox("REG").size() == len(half)
+        published = [PublishedStream("REG", "COPY", tracked=True)]
+        publish_site(tmp_path, "london", state, published, sites=["london"], run=Run(NOW_NS, "test"))
+        with open_fleet(tmp_path) as fleet:
+            advised = read_rows(
+                fleet,
+                "SELECT node, max_by(event, transition) AS event FROM node_advisories GROUP BY node ORDER BY node",
+            )
+            current = "SELECT node, if(status = 'retired', 'expire', status) AS event FROM node_availability"
+            silent = read_rows(fleet, f"{current} WHERE node IN (SELECT node FROM node_advisories) ORDER BY node")
+        assert advised == silent
+        assert sweep_all(state, stream, 4).swept == due - 4 * portions
+        assert committed(state) == whole

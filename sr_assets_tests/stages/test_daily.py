@@ -1,0 +1,353 @@
+"""The daily tables: Spark's availability and inventory against a separate computation for each node and day."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from sr_assets.adapters.published import availability, inventory
+from sr_assets.adapters.published.daily import AVAILABILITY, INVENTORY
+from sr_assets.adapters.published.queries import unfinished_dates
+from sr_assets.adapters.spark.engine import KEEP_SECONDS, use_engine
+from sr_assets.adapters.spark.session import leave_session, open_session
+from sr_assets.domain.days import Day, dates_between, day_of
+from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.settings import Settings, SparkSettings
+from sr_assets.stages import daily
+from sr_assets.stages.daily import AVAILABILITY_STAGE, INVENTORY_STAGE, DailyStage
+from sr_assets_tests.histories import (
+    AFTER,
+    BEGIN_NS,
+    CODES,
+    DAY_NS,
+    FIRST,
+    HOUR,
+    SECOND,
+    SITE,
+    STREAM,
+    Change,
+    Histories,
+    Message,
+    configured,
+    publish,
+    publish_centre,
+    random_histories,
+)
+
+#: A message of the site in `histories` is valid for two intervals of one hour.
+HELD_NS = 2 * HOUR
+PROPERTIES = ("class", "agent", "agent_version", "os_family", "facts.country", r"facts.a\.b.0")
+Session = Callable[[], Any]
+
+
+@pytest.fixture(scope="module")
+def spark(engine_home: Path) -> Iterator[Session]:
+    session = open_session(SparkSettings(), engine_home, "daily")
+    with use_engine(engine_home, KEEP_SECONDS):
+        yield lambda: session
+    leave_session(session)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return configured(tmp_path, inventory=r"{facts: [country, 'a\.b.0']}")
+
+
+def compute(stage: DailyStage, settings: Settings, dates: Sequence[date], spark: Session) -> dict[Any, Any]:
+    """Compute some days; return the table's rows by key, whose number must be the number of rows written."""
+    written = stage.compute_days(settings, dates, spark)
+    assert list(written) == list(dates)
+    rows = availability_rows(settings.home) if stage is AVAILABILITY_STAGE else inventory_rows(settings.home)
+    assert sum(written.values()) == sum(key[0] in written for key in rows)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("stage", "earliest"),
+    ((AVAILABILITY_STAGE, date(2026, 5, 19)), (INVENTORY_STAGE, date(2026, 5, 20))),
+    ids=("availability", "inventory"),
+)
+def test_missing_or_expired_history_is_an_error(
+    settings: Settings, spark: Session, stage: DailyStage, earliest: date
+) -> None:
+    with pytest.raises(RunError, match="nothing is published yet"):
+        stage.compute_days(settings, [FIRST], spark)
+    publish(settings.home, {}, BEGIN_NS + 200 * DAY_NS)
+    with pytest.raises(ConfigurationError, match=rf"has expired \(advisories.retention\); the earliest .* {earliest}"):
+        stage.compute_days(settings, [FIRST], spark)
+    assert stage.first_date(settings, BEGIN_NS + 200 * DAY_NS) == earliest
+    # A fleet without nodes has days without rows.
+    assert compute(stage, settings, [FIRST + timedelta(days=199)], spark) == {}
+
+
+def availability_of(
+    changes: list[Change], spans: list[tuple[int, int]], first_ns: int, next_ns: int, watermark_ns: int
+) -> tuple[Any, ...] | None:
+    """Return a node's row of one day, in ns, from each interval of its history."""
+    end_ns = min(next_ns, watermark_ns)
+    lengths, blind, down, longest = dict.fromkeys(CODES, 0), 0, 0, 0
+    ends = [change.at_ns for change in changes[1:]] + [max(end_ns, changes[-1].at_ns)]
+    for change, until_ns in zip(changes, ends, strict=True):
+        since, until = max(change.at_ns, first_ns), min(until_ns, end_ns)
+        covered = sum(max(0, min(until, b) - max(since, a)) for a, b in spans) if since < until else 0
+        length = max(0, until - since)
+        status = AFTER[change.event]
+        lengths[status] += length - covered
+        blind += covered
+        down = 0 if status == "up" and change.at_ns < until_ns else down + (length - covered) * (status != "up")
+        longest = max(longest, down)
+    if not sum(lengths.values()) + blind:
+        return None
+    within = [change for change in changes if first_ns <= change.at_ns < end_ns]
+    outages = sum(change.previous in (None, "up") and AFTER[change.event] != "up" for change in within)
+    return (*lengths.values(), blind, len(within), outages, longest, watermark_ns >= next_ns)
+
+
+def availability_rows(
+    home: Path, site: tuple[str, ...] = (SITE, STREAM, "US-EAST")
+) -> dict[tuple[date, str], tuple[Any, ...]]:
+    with duckdb.connect(str(home / "fleet.duckdb"), read_only=True) as connection:
+        rows = connection.execute(
+            """
+            SELECT date, node, up_seconds, timeout_seconds, retired_seconds, blind_seconds, transitions, outages,
+                longest_outage_seconds, final, name, stream, replicator FROM availability_daily
+            """
+        ).fetchall()
+    assert {row[-3:] for row in rows} <= {site}
+    by_key = {
+        (row[0], row[1]): (*(round(value * 1e9) for value in row[2:6]), *row[6:8], round(row[8] * 1e9), row[9])
+        for row in rows
+    }
+    assert len(by_key) == len(rows)
+    return by_key
+
+
+def merge(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for since, until in sorted(spans):
+        if merged and since <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], until))
+        else:
+            merged.append((since, until))
+    return merged
+
+
+@pytest.mark.parametrize("seed", (1, 2))
+def test_availability_matches_each_node_history(
+    seed: int, settings: Settings, spark: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With blind spans, in portions of days and nodes, or without blind spans in one portion."""
+    if seed > 1:
+        monkeypatch.setattr(daily, "_HELD_ROWS", 130)
+        monkeypatch.setattr(daily, "_JOB_ROWS", 200)
+    watermark_ns = BEGIN_NS + 4 * DAY_NS + 7 * HOUR + 123_456_000
+    histories = random_histories(seed, 60, watermark_ns)
+    chance = random.Random(seed)
+    spans = []
+    for _ in range(6 * (seed - 1)):
+        since = BEGIN_NS + chance.randrange(4 * DAY_NS)
+        spans.append((since, since + chance.randrange(1, 5 * HOUR)))
+    publish(settings.home, histories, watermark_ns, spans)
+    with duckdb.connect(str(settings.home / "fleet.duckdb"), read_only=True) as connection:
+        published_spans = connection.execute("SELECT since_ns, until_ns FROM blind_spans ORDER BY ALL").fetchall()
+    assert bool(published_spans) == (seed > 1)
+    dates = list(dates_between(FIRST, FIRST + timedelta(days=4)))
+    rows = compute(AVAILABILITY_STAGE, settings, dates, spark)
+    merged = merge(spans)
+    for local_date in dates:
+        day = day_of(local_date)
+        for node, changes in histories.items():
+            expected_row = availability_of(changes, merged, day.first_ns, day.next_ns, watermark_ns)
+            assert rows.get((local_date, node)) == expected_row, (local_date, node)
+        assert availability.wrong_sums(settings.home, day) == 0
+        assert availability.missing_nodes(settings.home, day) == 0
+
+
+def test_centre_computes_availability_from_advisories(settings: Settings, spark: Session) -> None:
+    """Include a node whose last change was before these days."""
+    watermark_ns = BEGIN_NS + 4 * DAY_NS + 7 * HOUR
+    histories = random_histories(3, 30, watermark_ns) | {"steady": [Change(BEGIN_NS - 40 * DAY_NS, "new", None)]}
+    publish_centre(settings.home, histories, watermark_ns)
+    dates = list(dates_between(FIRST + timedelta(days=2), FIRST + timedelta(days=3)))
+    AVAILABILITY_STAGE.compute_days(settings, dates, spark)
+    rows = availability_rows(settings.home, ("paris", STREAM, "EU"))
+    for local_date in dates:
+        day = day_of(local_date)
+        for node, changes in histories.items():
+            expected_row = availability_of(changes, [], day.first_ns, day.next_ns, watermark_ns)
+            assert rows.get((local_date, node)) == expected_row, (local_date, node)
+
+
+def test_recomputed_availability_replaces_its_rows_and_becomes_final(settings: Settings, spark: Session) -> None:
+    noon_ns = BEGIN_NS + DAY_NS // 2
+    histories: Histories = {"a": [Change(BEGIN_NS, "new", None)]}
+    publish(settings.home, histories, noon_ns)
+    assert compute(AVAILABILITY_STAGE, settings, [FIRST], spark) == {(FIRST, "a"): (12 * HOUR, 0, 0, 0, 1, 0, 0, False)}
+    assert unfinished_dates(settings.home, AVAILABILITY) == [(FIRST, noon_ns)]
+    histories["a"].append(Change(BEGIN_NS + 18 * HOUR, "timeout", "up"))
+    publish(settings.home, histories, BEGIN_NS + 2 * DAY_NS)
+    assert unfinished_dates(settings.home, AVAILABILITY) == [(FIRST, BEGIN_NS + 2 * DAY_NS)]
+    assert compute(AVAILABILITY_STAGE, settings, [FIRST], spark) == {
+        (FIRST, "a"): (18 * HOUR, 6 * HOUR, 0, 0, 2, 1, 6 * HOUR, True)
+    }
+    assert unfinished_dates(settings.home, AVAILABILITY) == []
+
+
+def test_availability_days_begin_at_local_midnight(tmp_path: Path, spark: Session) -> None:
+    settings = configured(tmp_path, availability="{timezone: Europe/London}")
+    changed = date(2026, 3, 29)
+    day = day_of(changed, "Europe/London")
+    publish(settings.home, {"a": [Change(day.first_ns - 1, "new", None)]}, day.next_ns)
+    assert compute(AVAILABILITY_STAGE, settings, [changed], spark) == {
+        (changed, "a"): (23 * HOUR, 0, 0, 0, 0, 0, 0, True)
+    }
+
+
+def inventory_rows(home: Path) -> dict[tuple[date, str, str | None], tuple[int, int, int, int, bool]]:
+    with duckdb.connect(str(home / "fleet.duckdb"), read_only=True) as connection:
+        rows = connection.execute(
+            "SELECT date, property, value, nodes, came, went, all_nodes, final, name, stream FROM inventory_daily"
+        ).fetchall()
+    assert {row[-2:] for row in rows} <= {(SITE, STREAM)}
+    by_key = {row[:3]: row[3:8] for row in rows}
+    assert len(by_key) == len(rows)
+    return by_key
+
+
+def random_messages(chance: random.Random, histories: Histories, until_ns: int) -> list[Message]:
+    """Return messages of the nodes while they are up; some nodes send rarely, some change their values."""
+    messages = []
+    for node, changes in histories.items():
+        interval_ns = chance.choice([HOUR, HOUR, 30 * HOUR])
+        country = chance.choice(["uk", "fr", None])
+        for change, end in zip(changes, [*(later.at_ns for later in changes[1:]), until_ns + HOUR], strict=True):
+            at_ns = change.at_ns
+            while AFTER[change.event] == "up" and at_ns < end:
+                version = chance.choice(["0.30.2", "0.31.0"])
+                content = {
+                    "classes": chance.sample(["web", "db", "base"], chance.randrange(4)),
+                    "agents": [{"name": "rpcutil", "version": version}, {"name": "puppet"}],
+                    "build_info": {"version": version},
+                    "facts": {"country": country, "os": {"family": chance.choice(["Debian", "RedHat"])}, "a.b": [7]},
+                }
+                messages.append(Message(node, at_ns, content))
+                at_ns += chance.randrange(1, 2 * interval_ns)
+    chance.shuffle(messages)
+    return messages
+
+
+def values_of(content: Any) -> set[tuple[str, str | None]]:
+    """Return the properties in a message of `random_messages`; None stands for a node without a recent message."""
+    if content is None:
+        return {(name, None) for name in PROPERTIES}
+    version, classes = content["build_info"]["version"], content["classes"]
+    single = (version, content["facts"]["os"]["family"], content["facts"]["country"], "7")
+    return {
+        *(("class", name) for name in classes or [None]),
+        *(("agent", name) for name in (f"rpcutil {version}", "puppet")),
+        *zip(PROPERTIES[2:], single, strict=True),
+    }
+
+
+def held_on(day: Day, changes: list[Change], messages: list[Message], watermark_ns: int) -> set[tuple[str, str | None]]:
+    """Return a node's properties on a day, or an empty set if it was not part of the fleet."""
+    end_ns = min(day.next_ns, watermark_ns)
+    ends = [*(change.at_ns for change in changes[1:]), end_ns]
+    if not any(
+        AFTER[change.event] != "retired" and max(change.at_ns, day.first_ns) < min(until, end_ns)
+        for change, until in zip(changes, ends, strict=True)
+    ):
+        return set()
+    recent = [message for message in messages if day.first_ns - HELD_NS <= message.at_ns < day.next_ns]
+    return values_of(max(recent, key=lambda message: message.at_ns).content if recent else None)
+
+
+@pytest.mark.parametrize("seed", (1, 2))
+def test_inventory_matches_a_count_of_each_node(
+    seed: int, settings: Settings, spark: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All days in one portion, or in portions of days and nodes."""
+    if seed > 1:
+        monkeypatch.setattr(daily, "_HELD_ROWS", 200)
+        monkeypatch.setattr(daily, "_JOB_ROWS", 4_000)
+    chance = random.Random(seed)
+    watermark_ns = BEGIN_NS + 4 * DAY_NS + 7 * HOUR
+    histories = random_histories(seed, 60, watermark_ns)
+    histories = {
+        node: [change._replace(at_ns=change.at_ns // 1000 * 1000) for change in of_node]
+        for node, of_node in histories.items()
+    }
+    messages = random_messages(chance, histories, watermark_ns)
+    messages = [message._replace(at_ns=message.at_ns // 1000 * 1000) for message in messages]
+    publish(settings.home, histories, watermark_ns, messages=messages)
+    dates = list(dates_between(FIRST, FIRST + timedelta(days=4)))
+    rows = compute(INVENTORY_STAGE, settings, dates, spark)
+    by_node = {node: [message for message in messages if message.node == node] for node in histories}
+    for local_date in dates:
+        day, eve = day_of(local_date), day_of(local_date - timedelta(days=1))
+        now = {node: held_on(day, changes, by_node[node], watermark_ns) for node, changes in histories.items()}
+        before = {node: held_on(eve, changes, by_node[node], watermark_ns) for node, changes in histories.items()}
+        nodes = Counter(value for held in now.values() for value in held)
+        came = Counter(value for node, held in now.items() for value in held - before[node])
+        went = Counter(value for node, held in before.items() for value in held - now[node])
+        all_nodes = sum(map(bool, now.values()))
+        expected = {
+            (local_date, *value): (nodes[value], came[value], went[value], all_nodes, day.next_ns <= watermark_ns)
+            for value in nodes.keys() | went.keys()
+        }
+        assert {key: row for key, row in rows.items() if key[0] == local_date} == expected
+        assert inventory.wrong_sums(settings.home, day) == 0
+        assert inventory.missing_nodes(settings.home, day) == 0
+
+
+def test_messages_of_any_shape_are_counted(settings: Settings, spark: Session) -> None:
+    shapes: dict[str, tuple[object, bool]] = {
+        "plain": ({"classes": "web", "agents": "none", "country": "uk"}, False),
+        "facts": ({"country": {"code": "fr"}, "osfamily": "Suse"}, True),
+        "nulls": ({"classes": [None], "facts": {"country": None}, "agents": [{}, 3]}, True),
+        "list": (["web"], True),
+    }
+    at_ns = BEGIN_NS + HOUR
+    publish(
+        settings.home,
+        {node: [Change(at_ns, "new", None)] for node in shapes},
+        BEGIN_NS + DAY_NS,
+        messages=[Message(node, at_ns, content, registration) for node, (content, registration) in shapes.items()],
+    )
+    nodes = {key[1:]: row[0] for key, row in compute(INVENTORY_STAGE, settings, [FIRST], spark).items()}
+    assert nodes == {
+        ("class", "web"): 1,
+        ("class", None): 3,
+        ("agent", None): 4,
+        ("agent_version", None): 4,
+        ("os_family", "Suse"): 1,
+        ("os_family", None): 3,
+        ("facts.country", "uk"): 1,
+        ("facts.country", '{"code":"fr"}'): 1,
+        ("facts.country", None): 2,
+        (r"facts.a\.b.0", None): 4,
+    }
+    assert inventory.wrong_sums(settings.home, day_of(FIRST)) == 0
+    assert inventory.values_of_day(settings.home, FIRST, 1).values[0] == ("agent", None, 4, 4, 0)
+
+
+def test_local_day_is_final_once_all_its_messages_are_copied(tmp_path: Path, spark: Session) -> None:
+    settings = configured(tmp_path, inventory="{timezone: America/New_York}")
+    day = day_of(FIRST, "America/New_York")
+    messages = [
+        Message("a", day.first_ns - SECOND, {"classes": ["old"]}),
+        Message("a", day.next_ns - SECOND, {"classes": ["new"]}),
+    ]
+    publish(settings.home, {"a": [Change(day.first_ns - SECOND, "new", None)]}, day.next_ns - 1, messages=messages)
+    rows = compute(INVENTORY_STAGE, settings, [FIRST], spark)
+    assert rows[FIRST, "class", "new"] == (1, 1, 0, 1, False)
+    assert rows[FIRST, "class", "old"] == (0, 0, 1, 1, False)
+    assert unfinished_dates(settings.home, INVENTORY) == [(FIRST, (day.next_ns - 1) // 1000 * 1000)]
+    publish(settings.home, {"a": [Change(day.first_ns - SECOND, "new", None)]}, day.next_ns)
+    assert compute(INVENTORY_STAGE, settings, [FIRST], spark)[FIRST, "class", "new"] == (1, 1, 0, 1, True)
+    assert unfinished_dates(settings.home, INVENTORY) == []
