@@ -49,41 +49,36 @@ def probe_connectivity(settings: Settings) -> list[Probe]:
 
 
 def _try_entry(entry: Entry) -> list[Probe]:
-    return _try_stream(entry) if isinstance(entry, StreamSettings) else _try_feed(entry)
+    probes = Probes(entry.label)
+    with closing(Cluster(entry.source, "sr-assets check")) as source:
+        info = _try_source(probes, entry, source)
+        if isinstance(entry, StreamSettings):
+            _try_stream(probes, entry, source, info)
+    return probes.made
 
 
-def _try_feed(feed: Entry) -> list[Probe]:
-    with closing(Cluster(feed.source, "sr-assets check")) as source:
-        probes = Probes(feed.label)
-        _try_source(probes, feed, source)
-        return probes.made
-
-
-def _try_stream(stream: StreamSettings) -> list[Probe]:
-    with (
-        closing(Cluster(stream.source, "sr-assets check")) as source,
-        closing(Cluster(stream.target, "sr-assets check")) as target,
-    ):
-        probes = Probes(stream.label)
-        info = _try_source(probes, stream, source)
-        if info is not None and stream.tracked:
-            probes.attempt(source, "a sender in each message", lambda: try_senders(stream, source, info), str)
-        reached = _try_target(probes, stream, source, info, target)
-        advisory = stream.advisory
+def _try_stream(probes: Probes, stream: StreamSettings, source: Cluster, info: StreamInfo | None) -> None:
+    if info is not None and stream.tracked:
+        probes.attempt(source, "a sender in each message", lambda: try_senders(stream, source, info))
+    with closing(Cluster(stream.target, "sr-assets check")) as target:
+        reached, advisory = _try_target(probes, stream, source, info, target), stream.advisory
         if advisory is not None and (reached if advisory.cluster == "target" else info is not None):
             _try_advisories(probes, advisory, target if advisory.cluster == "target" else source)
-        return probes.made
 
 
 def _try_source(probes: Probes, stream: Entry, source: Cluster) -> StreamInfo | None:
     if not _try_connecting(probes, source):
         return None
     request = source.settings.api(f"STREAM.INFO.{stream.stream}")
-    info = probes.attempt(source, request, lambda: source.stream_info(stream.stream), _held)
+    info = probes.attempt(
+        source,
+        request,
+        lambda: source.stream_info(stream.stream),
+        lambda info: f"{info.messages} messages, last sequence {info.last_sequence}",
+    )
     if info is not None:
-        probes.attempt(
-            source, "a source to read by sequence", lambda: check_source(stream, info), lambda _: "limits retention"
-        )
+        accepted, readable = "limits retention", "a source to read by sequence"
+        probes.attempt(source, readable, lambda: check_source(stream, info), lambda _: accepted)
         _try_reading(probes, source, info)
     return info
 
@@ -93,10 +88,6 @@ def _try_connecting(probes: Probes, cluster: Cluster) -> bool:
         return f"nats-server {'.'.join(map(str, version))}"
 
     return probes.attempt(cluster, "connect", lambda: cluster.server_version, describe) is not None
-
-
-def _held(info: StreamInfo) -> str:
-    return f"{info.messages} messages, last sequence {info.last_sequence}"
 
 
 def _try_reading(probes: Probes, cluster: Cluster, info: StreamInfo) -> None:
@@ -114,9 +105,8 @@ def _try_reading(probes: Probes, cluster: Cluster, info: StreamInfo) -> None:
     probes.attempt(cluster, request, lambda: int(cluster.next_message(info.stream, last.first) is not None), describe)
     if info.supports_batched_direct_get:
         probes.attempt(cluster, cluster.settings.api(f"DIRECT.GET.{info.stream}"), lambda: read(direct=True), describe)
-    probes.attempt(
-        cluster, cluster.settings.api(f"CONSUMER.CREATE.{info.stream}"), lambda: read(direct=False), describe
-    )
+    request = cluster.settings.api(f"CONSUMER.CREATE.{info.stream}")
+    probes.attempt(cluster, request, lambda: read(direct=False), describe)
 
 
 def _try_target(
@@ -138,16 +128,13 @@ def _try_target(
         info = target.stream_info(stream.target_stream)
         if source_info is not None:
             planned, accepted = source_info, f"takes {', '.join(info.subjects)}"
-            probes.attempt(
-                target, "a target for the copies", lambda: check_target(stream, planned, info), lambda _: accepted
-            )
+            fits = "a target for the copies"
+            probes.attempt(target, fits, lambda: check_target(stream, planned, info), lambda _: accepted)
         _try_reading(probes, target, info)
         if stream.target_options:
-            probes.attempt(target, "a target without drift", lambda: refuse_drift(stream, info), str)
+            probes.attempt(target, "a target without drift", lambda: refuse_drift(stream, info))
         if source_info is not None and info.messages:
-            probes.attempt(
-                target, "no other copies of the source", lambda: refuse_doubled(stream, planned, target), str
-            )
+            probes.attempt(target, "no other copies of the source", lambda: refuse_doubled(stream, planned, target))
     elif not stream.create_target:
         learned = f"{stream.target_stream} does not exist; no_target_create, or create_target: false, is set: create it"
         probes.note(target, "a target for the copies", works=False, learned=learned)

@@ -32,9 +32,8 @@ def forget(settings: Settings, site: str, stream: str | None = None, replicator:
     `replicator` selects among reported sites of one name. Raises ConfigurationError if it is still configured, unknown
     or ambiguous, and SiteBusyError during a run.
     """
-    local = replicator in (None, settings.replicator)
     lines = []
-    if local:
+    if replicator in (None, settings.replicator):
         _refuse_configured(settings, site, stream)
         lines += _forget_here(settings, site, stream)
     lines += _forget_reported(settings, site, stream, replicator)
@@ -54,9 +53,6 @@ def _refuse_configured(settings: Settings, site: str, stream: str | None) -> Non
         raise ConfigurationError(
             f"--stream {stream} is still configured at site {site}; remove its entry from the configuration first"
         )
-
-
-# ------------------------------------------------------------------------------------------------------- at a site
 
 
 def _forget_here(settings: Settings, site: str, stream: str | None) -> list[str]:
@@ -129,15 +125,8 @@ def _unpublish(settings: Settings, site: str, folder: Path | None) -> None:
         return
     run = Run(Clock(settings.home / "sites" / site).now_ns(), _OWNER)
     with tempfile.TemporaryDirectory() as empty, SiteState(folder or Path(empty)) as state:
-        publish_site(
-            settings.home,
-            site,
-            state,
-            [],
-            sites=published_sites(settings),
-            run=run,
-            mode=settings.published_mode,
-        )
+        sites, mode = published_sites(settings), settings.published_mode
+        publish_site(settings.home, site, state, [], sites=sites, run=run, mode=mode)
 
 
 def _remove_files(settings: Settings, site: str, stream: str | None) -> dict[str, int]:
@@ -149,9 +138,6 @@ def _remove_files(settings: Settings, site: str, stream: str | None) -> dict[str
         for kind in ("staging", "writers"):
             shutil.rmtree(settings.home / "sites" / site / kind / asset_name(stream), ignore_errors=True)
     return {"history files": count}
-
-
-# ----------------------------------------------------------------------------------------------------- at the centre
 
 
 def _forget_reported(settings: Settings, site: str, stream: str | None, replicator: str | None) -> list[str]:
@@ -186,9 +172,6 @@ def _means(reported: ReportedSite, site: str, stream: str | None, replicator: st
     return reported.name == site and stream in (None, reported.stream) and replicator in (None, reported.replicator)
 
 
-# -------------------------------------------------------------------------------------------------------- in words
-
-
 def _removed(label: str, counts: Mapping[str, int]) -> str:
     return f"forgot {label}: " + (", ".join(f"{count} {noun}" for noun, count in counts.items() if count) or "its name")
 
@@ -205,11 +188,8 @@ def _unknown(settings: Settings, site: str, stream: str | None, replicator: str 
     for centre in _centres(settings):
         with SiteLock(folder := settings.home / "sites" / centre, _OWNER, _WAIT_SECONDS), SiteState(folder) as state:
             reported += ["/".join(filter(None, row)) for row in state.global_tables.reported_sites()]
-    options = (
-        f"--site {site}"
-        + (f" --stream {stream}" if stream else "")
-        + (f" --replicator {replicator}" if replicator else "")
-    )
+    named = {"site": site, "stream": stream, "replicator": replicator}
+    options = " ".join(f"--{option} {name}" for option, name in named.items() if name)
     return (
         f"{options} is unknown; left from an earlier configuration: {', '.join(here) or 'nothing'};"
         f" reported by feeds (replicator/site/stream): {', '.join(dict.fromkeys(reported)) or 'nothing'}"

@@ -62,7 +62,10 @@ class StreamWork(EntryWork):
         )
         self._background = BackgroundSteps(f"copying {stream.label}", site.woken)
         self._replica = ReplicaStage(self._context)
-        self._snapshots = self._make_snapshots()
+        retention_ns = site.settings.snapshots.retention_ns
+        self._snapshots = SnapshotStage(
+            stream, self._context.store, site.settings.home, site.folder, retention_ns, self.report
+        )
         announces = stream.advisory is not None and Stage.NODE_ADVISORIES in stages
         self._announced_with_copies = announces and self._announced_at_target
         store = self._context.store if self._announced_with_copies else site.state
@@ -73,11 +76,6 @@ class StreamWork(EntryWork):
         self._may_have_work = True
         self._poll_at = 0.0
         self._abandoned = False
-
-    def _make_snapshots(self) -> SnapshotStage:
-        settings, folder = self._site.settings, self._site.folder
-        retention_ns = settings.snapshots.retention_ns
-        return SnapshotStage(self._stream, self._context.store, settings.home, folder, retention_ns, self.report)
 
     @property
     def _announced_at_target(self) -> bool:

@@ -132,13 +132,7 @@ class FoldStage(ABC):
         report.gap_messages += sum(gap["messages"] for gap in batch.gaps if gap["reason"] != "filtered")
         report.state, report.lag_messages = state, state.lag_messages
         report.seconds += seconds
-        left = max(0, source.last_sequence + 1 - covered.next)
+        left, count = max(0, source.last_sequence + 1 - covered.next), batch.rows.num_rows
         self._progress.note(
-            covered,
-            batch.rows.num_rows,
-            seconds,
-            f"{left} left",
-            caught_up=self.caught_up,
-            done=len(covered),
-            left=left,
+            covered, count, seconds, f"{left} left", caught_up=self.caught_up, done=len(covered), left=left
         )

@@ -15,7 +15,7 @@ from sr_assets.domain.advisories import encode, encode_v1, observer_alive
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.subjects import advisory_pattern, advisory_subject
 from sr_assets.domain.tracking.rules import Event, Status, Transition
-from sr_assets.settings import AdvisorySettings, Settings, StreamSettings
+from sr_assets.settings import Settings, StreamSettings
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.report import StreamReport
 
@@ -54,7 +54,7 @@ class AdvisoryStage:
             return self._publish_core(cluster)
         if time.monotonic() >= self._retry_at:
             self._held_back.clear()
-            if not _takers(cluster, self._advisory):
+            if not self._takers(cluster):
                 self._report.undeliverable = (
                     f"no stream on {cluster.settings.label} takes {advisory_pattern(self._advisory.subject)}:"
                     f" {self._outbox.size()} advisories wait; create such a stream"
@@ -76,7 +76,7 @@ class AdvisoryStage:
         if self._report.advisories_stored or state is None or state.advisories_stored:
             return True
         deadline = time.monotonic() + _OLD_ANSWERS_SECONDS
-        while not _takers(cluster, self._advisory):
+        while not self._takers(cluster):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.5)
@@ -98,19 +98,17 @@ class AdvisoryStage:
         while rows := self._known(self._outbox.unpublished(_CHUNK, without=self._held_back)):
             items = [(self._subject(row), _body(self._stream, row), row["event_id"]) for row in rows]
             deliveries = cluster.publish_many(items, [row["node"] for row in rows])
-            acknowledged = [row for row, delivery in zip(rows, deliveries, strict=True) if delivery.acknowledged]
+            answered = list(zip(rows, deliveries, strict=True))
+            acknowledged = [row for row, delivery in answered if delivery.acknowledged]
             reach(Point.PUBLISHING_OUTBOX)
-            refused = [row for row, delivery in zip(rows, deliveries, strict=True) if delivery.refusal]
+            refused = [row for row, delivery in answered if delivery.refusal]
             self._mark(acknowledged, failed=refused if acknowledged or refused else rows)
             sent += len(acknowledged)
-            refusals = {
-                row["node"]: delivery.refusal
-                for row, delivery in zip(rows, deliveries, strict=True)
-                if delivery.refusal
-            }
-            if refusals:
-                self._hold_back(cluster, refusals)
-            if not acknowledged and not refusals:
+            if refused:
+                self._hold_back(
+                    cluster, {row["node"]: delivery.refusal for row, delivery in answered if delivery.refusal}
+                )
+            elif not acknowledged:
                 self._report.undeliverable = (
                     f"{cluster.settings.label}: {cluster.last_refusal}; they will be sent again"
                 )
@@ -153,13 +151,11 @@ class AdvisoryStage:
             for event, errors in Tally(row["event"] for row in failed).items():
                 counters.add({Counter.ADVISORY_ERRORS: errors}, event)
 
+    def _takers(self, cluster: Cluster) -> list[str]:
+        return cluster.stream_names(advisory_pattern(self._advisory.subject))
+
     def _subject(self, row: dict[str, Any]) -> str:
         return advisory_subject(self._advisory.subject, row["event"], row["node"])
-
-
-def _takers(cluster: Cluster, advisory: AdvisorySettings) -> list[str]:
-    """Return the streams that take some of the advisories."""
-    return cluster.stream_names(advisory_pattern(advisory.subject))
 
 
 def _body(stream: StreamSettings, row: dict[str, Any]) -> bytes:
