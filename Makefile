@@ -31,7 +31,7 @@ bench: $(READY) ## measure this machine; prints a table and JSON
 	$(BIN)/python -m sr_assets_bench $(ARGS)
 
 soak: $(READY) ## kill at random, then compare source and target; SECONDS=300 SEED=7 ARGS=--json
-	$(BIN)/python -m sr_assets_tests.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	$(BIN)/python -m sr_assets_bench.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 dev: export DAGSTER_HOME ?= $(CURDIR)/.sr_assets/dagster
 dev: $(READY) ## run dagster dev with the configuration in SR_ASSETS_CONFIG

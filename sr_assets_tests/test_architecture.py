@@ -85,8 +85,8 @@ MODULES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__").removesuffix("__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-# The benchmark is not in the wheel and belongs to no ring, but its modules stay as small as the others.
-SIZED = MODULES | {f"sr_assets_bench.{path.stem}": path for path in sorted((ROOT / "sr_assets_bench").glob("*.py"))}
+# The benchmark and the soak are not in the wheel and belong to no ring, but their modules stay as small as the others.
+SIZED = MODULES | {str(path.relative_to(ROOT)): path for path in sorted((ROOT / "sr_assets_bench").rglob("*.py"))}
 
 
 def ring(module: str) -> int:

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 import pytest
 
 from sr_assets.domain import sizing
+from sr_assets_bench.comparison.streams import compare
+from sr_assets_bench.comparison.tables import Kind
 from sr_assets_tests import reference
-from sr_assets_tests.comparison import Kind, compare
 from sr_assets_tests.reference import SECOND, Rules, Seen, by_field
 from sr_assets_tests.rig import SITE, Rig, Sent
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets_tests.comparison import Kind
-from sr_assets_tests.soak_faults import Fault
+from sr_assets_bench.comparison.tables import Kind
+from sr_assets_bench.soak.faults import Fault
 
 
 @pytest.mark.timeout(600)
@@ -19,7 +19,7 @@ def test_soak_loses_and_duplicates_nothing(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "sr_assets_tests.soak",
+        "sr_assets_bench.soak",
         "--seconds",
         "30",
         "--messages",

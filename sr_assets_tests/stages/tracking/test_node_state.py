@@ -24,7 +24,7 @@ from sr_assets.settings import StreamSettings, load_settings
 from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.source import reading
 from sr_assets.stages.tracking.node_state import sweep_due
-from sr_assets_tests.comparison import compare
+from sr_assets_bench.comparison.streams import compare
 from sr_assets_tests.reference import Rules, by_field
 from sr_assets_tests.rig import SITE, Rig, Sent
 from sr_assets_tests.stages.tracking.test_node_advisories import from_sender

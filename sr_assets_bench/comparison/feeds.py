@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sr_assets.domain.positions import parse_rfc3339_ns
 from sr_assets.domain.received import LIFE_CYCLE, STATUS, Advisory
-from sr_assets_tests.comparison import Difference, Kind
+from sr_assets_bench.comparison.tables import Difference, Kind
 from sr_assets_tests.domain.advisory_fold import Standing, fold
 from sr_assets_tests.reference import SECOND, clock
 

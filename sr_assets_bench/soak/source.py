@@ -6,8 +6,8 @@ import shutil
 from typing import TYPE_CHECKING
 
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets_tests.comparison import held_now
-from sr_assets_tests.source_rollback import Past
+from sr_assets_bench.comparison.source_rollback import Past
+from sr_assets_bench.comparison.streams import held_now
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

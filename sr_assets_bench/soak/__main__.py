@@ -35,19 +35,20 @@ from sr_assets.embedded.fleet_plan import Churn, FleetPlan
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt
 from sr_assets.settings import parse_cluster
-from sr_assets_tests.comparison import Comparison, Difference, Kind, compare
-from sr_assets_tests.comparison_of_feed import compare_feed
+from sr_assets_bench.comparison.feeds import compare_feed
+from sr_assets_bench.comparison.streams import Comparison, compare
+from sr_assets_bench.comparison.tables import Difference, Kind
+from sr_assets_bench.soak.faults import Fault, Gremlin
+from sr_assets_bench.soak.runs import Operator, Progress
+from sr_assets_bench.soak.source import SourceStore
 from sr_assets_tests.marked import marked
 from sr_assets_tests.reference import SECOND, Rules, by_field
 from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
-from sr_assets_tests.soak_faults import Fault, Gremlin
-from sr_assets_tests.soak_runs import Operator, Progress
-from sr_assets_tests.soak_source import SourceStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sr_assets_tests.source_rollback import Past
+    from sr_assets_bench.comparison.source_rollback import Past
 
 PLAIN, SAMPLED, MIRROR, FEED, CENTRE = "PLAIN", "SAMPLED", "MIRROR", "FEED", "CENTRE"
 INTERVAL, WARNING, TRIGGER_BYTES = 6 * SECOND, 3 * SECOND, 500

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Final
 import psutil
 
 from sr_assets.adapters.spark.engine import engine_status
-from sr_assets_tests.soak_runs import Progress
+from sr_assets_bench.soak.runs import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sr_assets.embedded.nats_server import NatsServer
+    from sr_assets_bench.soak.runs import Operator
+    from sr_assets_bench.soak.source import SourceStore
     from sr_assets_tests.rig import Rig
-    from sr_assets_tests.soak_runs import Operator
-    from sr_assets_tests.soak_source import SourceStore
 
 #: Seconds between two faults, of a server's absence, and of a server's suspension; each is drawn evenly between two
 #: bounds.

@@ -1,0 +1,182 @@
+"""Comparison of a site's copies, counters, tables and advisories with the expectations of `reference`."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sr_assets_bench.comparison.source_rollback import Past
+from sr_assets_bench.comparison.tables import (
+    Difference,
+    Kind,
+    compare_advisories,
+    compare_nodes,
+    compare_row,
+    compare_snapshots,
+    compare_transitions,
+    read_epochs,
+)
+from sr_assets_tests import reference
+from sr_assets_tests.reference import Expected, Rules, Seen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from sr_assets.domain.messages import Message
+    from sr_assets.embedded.nats_server import NatsServer
+    from sr_assets_tests.rig import Rig
+
+_ORIGIN = re.compile(rb"\r\nChoria-SR-Source: \S+ (\d+) ")
+_BEGINNING = re.compile(rb"\r\nNats-Msg-Id: \S+/\d+/\d+/r(\d+)\r\n")
+_NO_PAST = Past()
+_Key = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The comparison of one stream: the number of messages read, the expected results up to the committed watermark,
+    and the differences.
+    """
+
+    messages: int
+    expected: Expected
+    differences: list[Difference]
+
+
+def compare(
+    rig: Rig,
+    rules: Rules,
+    *,
+    prefix: str = "",
+    target: str | None = None,
+    feed: str | None = None,
+    pasts: Mapping[str, Past] | None = None,
+    until: int | None = None,
+) -> Comparison:
+    """Compare all results of a stream: its `target` (the stream's name by default), its rows, and its advisories in
+    `feed`.
+
+    `pasts` are the histories of the streams whose source was rolled back. A growing stream is compared as far as it was
+    read, at least up to sequence `until`.
+    """
+    past = (pasts or {}).get(rules.stream, _NO_PAST)
+    counted = rig.row(f"SELECT *, epoch_us(watermark) AS now_us FROM replication WHERE stream = '{rules.stream}'")
+    held = held_now(rig, rules.stream)
+    now = held if until is None else [message for message in held if message.sequence < counted["next_sequence"]]
+    seen = past.read(now)
+    info = rig.info(rules.stream)
+    epochs = read_epochs(rig, rules.stream)
+    expected = reference.expect(rules, seen, counted["now_us"] * 1000, past.blind, past.known_ns)
+    for advisory in expected.advisories:
+        advisory["epoch"] = epochs.get(advisory["event_id"], max(epochs.values(), default=0))
+    # A message that is read again was stored before the watermark.
+    again = sum(message.beginning > 0 and message.stored_ns < past.known_ns[message.beginning - 1] for message in seen)
+    again = again if rules.inspect_field else 0
+    copies = _Copies(rules, seen, expected, past.beyond(), prefix)
+    differences = [
+        *copies.compare(rig.copies(target or rules.stream), info.created_ns),
+        *_position(counted, len(held), until),
+        *_lost(rig, rules.stream, copies.lost),
+        *_counters(counted, len(seen) + copies.besides, len(expected.copied) + copies.besides, len(copies.lost), again),
+        *compare_nodes(rig, rules, expected),
+        *compare_snapshots(rig, rules, [message for message in seen if message.key in copies.made]),
+        *compare_transitions(
+            rig, rules.stream, expected, info.created_ns, len(past.beginnings), published=feed is not None
+        ),
+    ]
+    if rules.inspect_field:
+        differences += [Difference(Kind.BLIND_WRONG, text) for text in past.misjudged(now)]
+    if feed is not None:
+        sent = [*(pasts or {}).get(feed, _NO_PAST).held, held_now(rig, feed)]
+        differences += compare_advisories(rules.stream, sent, expected, feed)
+    return Comparison(len(seen), expected, differences)
+
+
+def held_now(rig: Rig, stream: str, server: NatsServer | None = None) -> list[Seen]:
+    """Return all messages of a stream on the source, or on another server."""
+    return [Seen(m.sequence, m.stored_ns, m.subject, m.headers, m.payload) for m in rig.stored(stream, server)]
+
+
+class _Copies:
+    """The copies of a stream: those `lost` with a rolled-back source, and those that must have been `made`.
+
+    An interrupted batch may have made `besides` before they counted as read; they count as copied.
+    """
+
+    def __init__(self, rules: Rules, seen: list[Seen], expected: Expected, beyond: list[Seen], prefix: str) -> None:
+        self._rules, self._expected, self._prefix = rules, expected, prefix
+        self._wanted = set(expected.copied)
+        #: A batch of an untracked stream may have copied it and been interrupted before its source was rolled back.
+        self._allowed = {} if rules.inspect_field else {message.key: message for message in beyond}
+        self._originals = self._allowed | {message.key: message for message in seen}
+        self.made: set[_Key] = set()
+        self.lost: set[_Key] = set()
+        self.besides = 0
+
+    def compare(self, copies: Iterable[Message], created_ns: int) -> Iterator[Difference]:
+        """Compare each copy in a target with its original."""
+        stream, reasons = self._rules.stream, self._expected.reasons
+        times: Counter[_Key] = Counter()
+        highest = (0, 0)
+        for copy in copies:
+            origins, beginnings = _ORIGIN.findall(copy.headers), _BEGINNING.findall(copy.headers)
+            key = (int(beginnings[-1]) if beginnings else 0, int(origins[-1]) if origins else 0)
+            times[key] += 1
+            label = f"{stream} {key} at {copy.sequence}"
+            if key < highest:
+                yield Difference(Kind.DISORDERED, f"{label}, behind {highest}")
+            highest = max(highest, key)
+            if times[key] > 1:
+                yield Difference(Kind.DUPLICATE, label)
+            if key not in self._wanted and key not in self._allowed:
+                yield Difference(Kind.UNWANTED, f"{label}: {reasons.get(key, 'not in the source')}")
+                continue
+            self.besides += key not in self._wanted
+            original = self._originals[key]
+            demanded = (
+                self._prefix + original.subject,
+                reference.copied_headers(original, self._rules, created_ns),
+                original.payload,
+            )
+            if (copy.subject, copy.headers, copy.payload) != demanded:
+                yield Difference(Kind.ALTERED, f"{label}: {copy.subject} {copy.headers!r}")
+        last = max((message.beginning for message in self._originals.values()), default=0)
+        for key in sorted(self._wanted - times.keys()):
+            if key[0] < last:
+                self.lost.add(key)
+            else:
+                yield Difference(Kind.LOST, f"{stream} {key}: {reasons[key]}")
+        self.made = self._wanted - self.lost
+
+
+def _lost(rig: Rig, stream: str, lost: set[_Key]) -> Iterator[Difference]:
+    """Compare the rows of messages that were lost with their source before they were copied."""
+    rows = rig.rows(f"SELECT * FROM gaps WHERE stream = '{stream}'")
+    if {row["reason"] for row in rows} - {"lost"} or sum(row["messages"] for row in rows) != len(lost):
+        yield Difference(Kind.GAP_WRONG, f"gaps {stream}: {rows}, demanded {len(lost)} lost")
+    for _, sequence in sorted(lost):
+        if not any(row["first_sequence"] <= sequence <= row["last_sequence"] for row in rows):
+            yield Difference(Kind.GAP_WRONG, f"gaps {stream}: {sequence} is lost and in no row")
+
+
+def _position(counted: Mapping[str, Any], held: int, until: int | None) -> Iterator[Difference]:
+    """Compare how far a stream was read: to its end, or at least up to sequence `until`."""
+    stream, position = counted["stream"], counted["next_sequence"]
+    if until is None and counted["lag_messages"]:
+        yield Difference(Kind.ROW_WRONG, f"replication {stream}: lag {counted['lag_messages']}")
+    if position <= (held if until is None else until):
+        yield Difference(Kind.LOST, f"{stream}: read until {position} of {held}")
+
+
+def _counters(counted: Mapping[str, Any], seen: int, copied: int, lost: int, again: int) -> Iterator[Difference]:
+    wanted = {
+        "seen_messages": seen - lost,
+        "copied_messages": copied - lost,
+        "skipped_messages": seen - copied,
+        "gap_messages": lost,
+        "late_sightings": again,
+        **dict.fromkeys(("too_old_messages", "parked_messages", "queued_messages"), 0),
+    }
+    yield from compare_row(f"replication {counted['stream']}", counted, wanted)

@@ -1,0 +1,1 @@
+"""`make soak`: random faults while a fleet reports, then a comparison with the history of the source."""
