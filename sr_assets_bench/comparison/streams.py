@@ -71,15 +71,12 @@ def compare(
     expected = reference.expect(rules, seen, counted["now_us"] * 1000, past.blind, past.known_ns)
     for advisory in expected.advisories:
         advisory["epoch"] = epochs.get(advisory["event_id"], max(epochs.values(), default=0))
-    # A message that is read again was stored before the watermark.
-    again = sum(message.beginning > 0 and message.stored_ns < past.known_ns[message.beginning - 1] for message in seen)
-    again = again if rules.inspect_field else 0
     copies = _Copies(rules, seen, expected, past.beyond(), prefix)
     differences = [
         *copies.compare(rig.copies(target or rules.stream), info.created_ns),
         *_position(counted, len(held), until),
         *_lost(rig, rules.stream, copies.lost),
-        *_counters(counted, len(seen) + copies.besides, len(expected.copied) + copies.besides, len(copies.lost), again),
+        *_counters(counted, copies, _late_sightings(rules, seen, past)),
         *compare_nodes(rig, rules, expected),
         *compare_snapshots(rig, rules, [message for message in seen if message.key in copies.made]),
         *compare_transitions(
@@ -107,7 +104,8 @@ class _Copies:
 
     def __init__(self, rules: Rules, seen: list[Seen], expected: Expected, beyond: list[Seen], prefix: str) -> None:
         self._rules, self._expected, self._prefix = rules, expected, prefix
-        self._wanted = set(expected.copied)
+        self.wanted = set(expected.copied)
+        self.seen = len(seen)
         #: A batch of an untracked stream may have copied it and been interrupted before its source was rolled back.
         self._allowed = {} if rules.inspect_field else {message.key: message for message in beyond}
         self._originals = self._allowed | {message.key: message for message in seen}
@@ -130,10 +128,10 @@ class _Copies:
             highest = max(highest, key)
             if times[key] > 1:
                 yield Difference(Kind.DUPLICATE, label)
-            if key not in self._wanted and key not in self._allowed:
+            if key not in self.wanted and key not in self._allowed:
                 yield Difference(Kind.UNWANTED, f"{label}: {reasons.get(key, 'not in the source')}")
                 continue
-            self.besides += key not in self._wanted
+            self.besides += key not in self.wanted
             original = self._originals[key]
             demanded = (
                 self._prefix + original.subject,
@@ -143,12 +141,12 @@ class _Copies:
             if (copy.subject, copy.headers, copy.payload) != demanded:
                 yield Difference(Kind.ALTERED, f"{label}: {copy.subject} {copy.headers!r}")
         last = max((message.beginning for message in self._originals.values()), default=0)
-        for key in sorted(self._wanted - times.keys()):
+        for key in sorted(self.wanted - times.keys()):
             if key[0] < last:
                 self.lost.add(key)
             else:
                 yield Difference(Kind.LOST, f"{stream} {key}: {reasons[key]}")
-        self.made = self._wanted - self.lost
+        self.made = self.wanted - self.lost
 
 
 def _lost(rig: Rig, stream: str, lost: set[_Key]) -> Iterator[Difference]:
@@ -170,13 +168,21 @@ def _position(counted: Mapping[str, Any], held: int, until: int | None) -> Itera
         yield Difference(Kind.LOST, f"{stream}: read until {position} of {held}")
 
 
-def _counters(counted: Mapping[str, Any], seen: int, copied: int, lost: int, again: int) -> Iterator[Difference]:
+def _late_sightings(rules: Rules, seen: list[Seen], past: Past) -> int:
+    """Return the number of messages that were stored before the watermark, because they were read again."""
+    if not rules.inspect_field:
+        return 0
+    return sum(message.beginning > 0 and message.stored_ns < past.known_ns[message.beginning - 1] for message in seen)
+
+
+def _counters(counted: Mapping[str, Any], copies: _Copies, late: int) -> Iterator[Difference]:
+    seen, copied, lost = copies.seen + copies.besides, len(copies.wanted) + copies.besides, len(copies.lost)
     wanted = {
         "seen_messages": seen - lost,
         "copied_messages": copied - lost,
         "skipped_messages": seen - copied,
         "gap_messages": lost,
-        "late_sightings": again,
+        "late_sightings": late,
         **dict.fromkeys(("too_old_messages", "parked_messages", "queued_messages"), 0),
     }
     yield from compare_row(f"replication {counted['stream']}", counted, wanted)
