@@ -12,20 +12,12 @@ from sr_assets.assets.entries import entry_assets
 from sr_assets.assets.fleet import build_fleet_assets
 from sr_assets.assets.sites import build_site_assets
 from sr_assets.assets.topology import build_topology_assets
-from sr_assets.automation import (
-    RunSlots,
-    build_daily_job,
-    build_daily_schedule,
-    build_failure_sensor,
-    build_lag_sensor,
-    build_retention_schedule,
-    build_site_job,
-    build_topology_job,
-    build_topology_sensor,
-    retention,
-    share_stream_infos,
-    sites_to_load,
-)
+from sr_assets.automation.failures import build_failure_sensor
+from sr_assets.automation.jobs import build_daily_job, build_daily_schedule, build_site_job, sites_to_load
+from sr_assets.automation.observing import share_stream_infos
+from sr_assets.automation.old_runs import build_retention_schedule, retention
+from sr_assets.automation.sensors import RunSlots, build_lag_sensor
+from sr_assets.automation.topology import build_topology_job, build_topology_sensor
 from sr_assets.resources import FleetTables, Platform, spark_resource
 from sr_assets.settings import load_settings
 

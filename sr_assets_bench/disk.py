@@ -28,7 +28,8 @@ def measure_disk(bench: Bench, runs: int) -> dict[str, Any]:
     """
     import dagster as dg
 
-    from sr_assets.automation import retention, site_job_name
+    from sr_assets.assets.specs import site_job_name
+    from sr_assets.automation.old_runs import retention
     from sr_assets.definitions import build_sites
 
     folder = bench.home / "dagster"

@@ -21,7 +21,7 @@ from sr_assets.adapters import wire
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.adapters.state.lock import lock_owner
-from sr_assets.automation import find_work
+from sr_assets.automation.observing import find_work
 from sr_assets.domain.errors import RunError
 from sr_assets.operate import Services
 from sr_assets.settings import load_settings

@@ -1,4 +1,4 @@
-"""The asset checks of a stream: their specs, and their results from a run's report."""
+"""The asset checks of streams and feeds: their specs, and their results from a run's report."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import dagster as dg
 from sr_assets.adapters.state.records import CopyState
 from sr_assets.assets.specs import stream_key
 from sr_assets.domain.errors import RunError
-from sr_assets.domain.positions import format_rfc3339_ns
+from sr_assets.domain.positions import DAY_NS, format_rfc3339_ns
 from sr_assets.domain.provenance import Identity, find_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from sr_assets.settings import StreamSettings
+    from sr_assets.settings import FeedSettings, StreamSettings
     from sr_assets.stages.report import StreamReport
     from sr_assets.stages.site import Site
 
@@ -32,23 +32,31 @@ _REPLICA_CHECKS: Final = {
     "path_alive": "Heartbeats arrive at their usual interval, if there are any.",
     "progressing": "The position advances while the source is ahead.",
 }
+_FEED_CHECKS: Final = {
+    "no_gap": "No message was missing from the stream in this run.",
+    "advisories_understood": "No message was rejected (table `global_rejects`) within the last day.",
+    "sites_watched": "No site is blind: no heartbeat is overdue.",
+}
+_MOST_NAMED: Final = 10
 
 
-def replica_check_specs(stream: StreamSettings) -> list[dg.AssetCheckSpec]:
-    """Describe the checks of a replica."""
-    checks = dict(_REPLICA_CHECKS)
+def stream_check_specs(stream: StreamSettings) -> list[dg.AssetCheckSpec]:
+    """Describe the checks of a replica and of a tracked stream's outbox."""
+    checks, outbox = dict(_REPLICA_CHECKS), {}
     if stream.tracked:
         checks["senders_found"] = "Every message names its sender."
+        outbox["advisories_published"] = "No advisory is waiting to be published."
     if stream.target_options:
         checks["no_drift"] = "The target matches the `target` block."
-    return check_specs(stream_key(stream, "replica"), checks)
+    return [
+        *check_specs(stream_key(stream, "replica"), checks),
+        *check_specs(stream_key(stream, "node_advisories"), outbox),
+    ]
 
 
-def advisories_check_specs(stream: StreamSettings) -> list[dg.AssetCheckSpec]:
-    """Describe the check of the outbox."""
-    return check_specs(
-        stream_key(stream, "node_advisories"), {"advisories_published": "No advisory is waiting to be published."}
-    )
+def feed_check_specs(feed: FeedSettings) -> list[dg.AssetCheckSpec]:
+    """Describe the checks of a feed."""
+    return check_specs(stream_key(feed, "advisory_feed"), _FEED_CHECKS)
 
 
 def check_specs(key: dg.AssetKey, descriptions: Mapping[str, str]) -> list[dg.AssetCheckSpec]:
@@ -186,3 +194,28 @@ def check_advisories(stream: StreamSettings, report: StreamReport) -> dg.AssetCh
     """Return the check result of the outbox after a run."""
     key = stream_key(stream, "node_advisories")
     return warning(key, "advisories_published", report.waiting == 0, {"waiting": report.waiting}, report.undeliverable)
+
+
+def check_feed(site: Site, report: StreamReport) -> Iterator[dg.AssetCheckResult]:
+    """Yield the check results of a feed after a run."""
+    key, state, stream = stream_key(report.stream, "advisory_feed"), report.state, report.stream.stream
+    yield warning(key, "no_gap", report.gap_messages == 0, {"messages": report.gap_messages})
+    since_ns = (state.watermark_ns if state else None) or site.clock.now_ns()
+    rejected = site.state.global_tables.rejects_since(stream, since_ns - DAY_NS)
+    counts = {
+        "last_day": rejected,
+        "this_run": report.parked,
+        "ever": report.copying.parked_messages if report.copying else 0,
+    }
+    yield warning(key, "advisories_understood", rejected == 0, counts)
+    blind = site.state.global_tables.blind_sites(stream, state.watermark_ns if state else None)
+    yield warning(key, "sites_watched", not blind, {"blind": len(blind)}, _blind_sites(blind))
+
+
+def _blind_sites(blind: Sequence[tuple[str, int]]) -> str | None:
+    """Return the first blind sites as text, from pairs of site and stream, and last heartbeat in unix ns."""
+    if not blind:
+        return None
+    named = [f"{label} (last heartbeat {format_rfc3339_ns(alive_ns)[:19]}Z)" for label, alive_ns in blind[:_MOST_NAMED]]
+    named += [f"{len(blind) - _MOST_NAMED} more"] if len(blind) > _MOST_NAMED else []
+    return f"blind: {', '.join(named)}"

@@ -1,43 +1,42 @@
 """The assets of one entry, stream or feed: definitions before a run, materialisations and check results after it.
 
-Add a kind of entry here, and its specs and metadata in a new module.
+Add a kind of entry here, and its checks in `checks`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import dagster as dg
 
 from sr_assets.assets.checks import (
-    advisories_check_specs,
     check_advisories,
+    check_feed,
     check_progress,
     check_replica,
-    replica_check_specs,
+    feed_check_specs,
+    stream_check_specs,
 )
-from sr_assets.assets.feeds import check_feed, feed_check_specs, feed_metadata, feed_source_specs, feed_spec
-from sr_assets.assets.specs import stream_key
-from sr_assets.assets.streams import (
-    NEWEST,
-    node_advisories_metadata,
-    node_advisories_spec,
-    node_snapshots_spec,
-    node_state_metadata,
-    node_state_spec,
-    replica_metadata,
-    replica_spec,
-    stream_source_spec,
-)
+from sr_assets.assets.specs import entry_spec, markdown_table, source_spec, stream_key
+from sr_assets.domain.positions import format_rfc3339_ns
 from sr_assets.settings import FeedSettings, StreamSettings
 from sr_assets.stages.report import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    import dagster as dg
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from sr_assets.settings import Entry, Settings
     from sr_assets.stages.report import StreamReport
     from sr_assets.stages.site import Site
+
+#: How many transitions an asset's page shows.
+_NEWEST: Final = 10
+_LONGEST_NAME: Final = 80
+_EVENTS: Final = ("new", "timeout", "recover", "expire")
+#: A fleet reports more than once an hour, so an older state means that nothing arrived or nothing ran. A `replica` has no
+#: policy: it also falls behind when the target is down or paused, which the check `progressing` reports.
+_FRESHNESS: Final = dg.FreshnessPolicy.time_window(warn_window=timedelta(hours=1), fail_window=timedelta(days=1))
 
 
 class StreamAssets:
@@ -47,44 +46,73 @@ class StreamAssets:
     """
 
     def __init__(self, stream: StreamSettings) -> None:
-        self.entry = self._stream = stream
+        self.entry = stream
         tracked = (Stage.NODE_STATE, Stage.REPLICA, Stage.NODE_SNAPSHOTS, Stage.NODE_ADVISORIES)
         self.stages = tracked if stream.tracked else (Stage.REPLICA,)
 
     def source_specs(self, settings: Settings) -> list[dg.AssetSpec]:
-        """Describe the external assets that the entry reads: the source stream."""
-        return [stream_source_spec(settings, self._stream)]
+        """Describe the source stream, which the fleet writes."""
+        stream = self.entry
+        filtered = f", subjects {stream.filter_subject}" if stream.filter_subject else ""
+        written = f"JetStream stream {stream.stream} on {stream.source.label}{filtered}, written by the fleet."
+        return [source_spec(settings, stream, written)]
 
     def specs(self, settings: Settings) -> list[dg.AssetSpec]:  # noqa: ARG002  a feed needs them
         """Describe the assets that a run materialises, in the order of the flow."""
-        describe = {
-            Stage.NODE_STATE: node_state_spec,
-            Stage.REPLICA: replica_spec,
-            Stage.NODE_SNAPSHOTS: node_snapshots_spec,
-            Stage.NODE_ADVISORIES: node_advisories_spec,
-        }
-        return [describe[stage](self._stream) for stage in self.stages]
+        return [self._spec(stage) for stage in self.stages]
+
+    def _spec(self, stage: Stage) -> dg.AssetSpec:
+        """Describe a stage's asset; `node_state` depends on the source alone, and decides which messages are copied."""
+        stream = self.entry
+        match stage:
+            case Stage.NODE_STATE:
+                deps = ["source"]
+                text = "First and last sighting and status (up, silent, retired) of each node, by the source's clock."
+                section, kinds = "rules.md#up-silent-retired", {"spark", "duckdb"}
+            case Stage.NODE_SNAPSHOTS:
+                deps = ["replica"]
+                text = "Newest copied message of each node, and the history of all copies as Parquet files by day."
+                section, kinds = "contract.md#parquet-history", {"parquet", "duckdb"}
+            case Stage.NODE_ADVISORIES:
+                deps, subject = ["node_state"], stream.advisory.subject if stream.advisory else None
+                published = f"published to {subject}" if subject else "recorded, not published (no `advisory` block)"
+                text = f"Transitions of nodes (new, timeout, recover, expire), {published}."
+                section, kinds = "rules.md#an-advisory", {"nats", "duckdb"}
+            case _:
+                deps = ["source", "node_state"] if stream.tracked else ["source"]
+                copied = "each sender's messages sampled" if stream.tracked else "every message"
+                target = f"Stream {stream.target_stream} on {stream.target.label}"
+                text = f"{target}: {copied}, exactly once, {stream.order} order."
+                section, kinds = "rules.md#copied-or-skipped", {"nats", "spark"}
+        freshness = _FRESHNESS if stage is Stage.NODE_STATE else None
+        return entry_spec(stream, stage.value, deps, text, section, kinds=kinds, freshness=freshness)
 
     def check_specs(self) -> list[dg.AssetCheckSpec]:
         """Describe the checks of the replica and of a tracked stream's outbox."""
-        outbox = advisories_check_specs(self._stream) if self._stream.tracked else []
-        return [*replica_check_specs(self._stream), *outbox]
+        return stream_check_specs(self.entry)
 
     def metadata(self, stage: Stage, site: Site, report: StreamReport) -> Mapping[str, Any]:
         """Return the metadata of a stage's asset after a run."""
-        stream = self._stream.stream
         match stage:
             case Stage.NODE_STATE:
-                return node_state_metadata(report, site.state.nodes(stream).counts())
+                nodes = site.state.nodes(self.entry.stream).counts()
+                return {
+                    **{f"{status}_nodes": nodes.get(status, 0) for status in ("up", "timeout", "retired")},
+                    "swept_nodes": report.swept,
+                    "lag_messages": report.lag_messages,
+                    "seconds_left": _seconds_left(report, report.lag_messages, report.messages),
+                    **_event_counts(report),
+                }
             case Stage.NODE_SNAPSHOTS:
                 return {"batches": report.snapshots}
             case Stage.NODE_ADVISORIES:
-                return node_advisories_metadata(report, site.state.outbox(stream).newest(NEWEST))
-        return replica_metadata(report)
+                newest = site.state.outbox(self.entry.stream).newest(_NEWEST)
+                return {"published": report.published, "waiting": report.waiting, "newest": _transition_table(newest)}
+        return _replica_metadata(report)
 
     def row_count(self, stage: Stage, site: Site, report: StreamReport) -> int:
         """Return the number of nodes, snapshots or transitions; of a replica, the messages copied since the state began."""
-        stream = self._stream.stream
+        stream = self.entry.stream
         match stage:
             case Stage.NODE_STATE:
                 return sum(site.state.nodes(stream).counts().values())
@@ -94,19 +122,17 @@ class StreamAssets:
                 return site.state.outbox(stream).count()
         return report.copying.copied_messages if report.copying else 0
 
-    def check_results(
-        self, site: Site, report: StreamReport, *, query_target: bool = True
-    ) -> Iterator[dg.AssetCheckResult]:
+    def check_results(self, site: Site, report: StreamReport, *, query_target: bool) -> Iterator[dg.AssetCheckResult]:
         """Yield the check results of replica and outbox; of a failed replica, only whether it makes progress.
 
         A lingering run sets `query_target` to false, so that it does not wait for a server.
         """
         if Stage.REPLICA not in report.failed:
-            yield from check_replica(site, self._stream, report, query_target=query_target)
+            yield from check_replica(site, self.entry, report, query_target=query_target)
         else:
-            yield check_progress(site, self._stream, report)
-        if self._stream.tracked:
-            yield check_advisories(self._stream, report)
+            yield check_progress(site, self.entry, report)
+        if self.entry.tracked:
+            yield check_advisories(self.entry, report)
 
 
 class FeedAssets:
@@ -115,34 +141,47 @@ class FeedAssets:
     stages = (Stage.ADVISORY_FEED,)
 
     def __init__(self, feed: FeedSettings) -> None:
-        self.entry = self._feed = feed
+        self.entry = feed
 
     def source_specs(self, settings: Settings) -> list[dg.AssetSpec]:
         """Describe the stream that the feed reads, unless replicas of this platform fill it."""
-        return feed_source_specs(settings, self._feed, settings.copied_into(self._feed))
+        feed = self.entry
+        written = f"JetStream stream {feed.stream} on {feed.source.label}: advisories, written by the sites."
+        return [] if settings.copied_into(feed) else [source_spec(settings, feed, written)]
 
     def specs(self, settings: Settings) -> list[dg.AssetSpec]:
         """Describe the fold."""
-        return [feed_spec(self._feed, settings.copied_into(self._feed))]
+        feed = self.entry
+        deps = [stream_key(stream, "replica") for stream in settings.copied_into(feed)] or [stream_key(feed, "source")]
+        read = f"the advisories in {feed.stream} on {feed.source.label}"
+        text = f"Status of every node at every site, folded from {read}."
+        kinds = {"nats", "spark", "duckdb"}
+        return [entry_spec(feed, "advisory_feed", deps, text, "rules.md#at-the-centre", kinds=kinds)]
 
     def check_specs(self) -> list[dg.AssetCheckSpec]:
         """Describe the checks of the fold."""
-        return feed_check_specs(self._feed)
+        return feed_check_specs(self.entry)
 
     def metadata(self, stage: Stage, site: Site, report: StreamReport) -> Mapping[str, Any]:  # noqa: ARG002  one stage
         """Return the counts of the fold."""
-        return feed_metadata(report)
+        return {
+            "advisories": report.copied,
+            "rejected": report.parked,
+            "batches": report.batches,
+            "lag_messages": report.lag_messages,
+            **_event_counts(report),
+        }
 
     def row_count(self, stage: Stage, site: Site, report: StreamReport) -> int:  # noqa: ARG002  one stage
         """Return the number of nodes that sites have reported."""
-        return site.state.global_tables.count_nodes(self._feed.stream)
+        return site.state.global_tables.count_nodes(self.entry.stream)
 
     def check_results(
         self,
         site: Site,
         report: StreamReport,
         *,
-        query_target: bool = True,  # noqa: ARG002  a feed has no target
+        query_target: bool,  # noqa: ARG002  a feed has no target
     ) -> Iterator[dg.AssetCheckResult]:
         """Yield the check results of the fold; none after a failure."""
         if report.failure is None:
@@ -160,3 +199,42 @@ def entry_assets(entry: Entry) -> EntryAssets:
 def selected_stages(assets: EntryAssets, keys: Collection[dg.AssetKey]) -> frozenset[Stage]:
     """Return the stages that produce the selected assets."""
     return frozenset(stage for stage in assets.stages if stream_key(assets.entry, stage.value) in keys)
+
+
+def _replica_metadata(report: StreamReport) -> dict[str, Any]:
+    """Return the counts of a run and how much remains to be copied."""
+    metadata: dict[str, Any] = {
+        "messages": report.messages,
+        "copied_messages": report.copied,
+        "copied_bytes": report.copied_bytes,
+        "skipped_messages": report.reasons.get("sampled", 0),
+        "parked_messages": report.parked,
+        "gap_messages": report.gap_messages,
+        "batches": report.batches,
+        "lag_messages": report.lag_messages,
+        "seconds_left": _seconds_left(report, report.queued or report.lag_messages, report.copied),
+    }
+    if (state := report.state) is not None:
+        metadata["next_sequence"] = state.next_sequence
+        metadata["first_sequence"] = report.first if report.first is not None else state.next_sequence
+        metadata["source_created"] = dg.MetadataValue.timestamp(state.created_ns / 1e9)
+    return metadata
+
+
+def _transition_table(newest: Sequence[tuple[str, str, int, bool]]) -> dg.MarkdownMetadataValue:
+    """Return transitions as a Markdown table, from their event, node, event time in unix ns, and whether they are late."""
+    rows = [
+        (event, node[:_LONGEST_NAME], format_rfc3339_ns(event_ns), "late" if late else "")
+        for event, node, event_ns, late in newest
+    ]
+    return markdown_table(("event", "node", "at", "late"), rows)
+
+
+def _event_counts(report: StreamReport) -> dict[str, int]:
+    """Return the number of transitions that a run found or folded, by event."""
+    return {event: report.events.get(event, 0) for event in _EVENTS}
+
+
+def _seconds_left(report: StreamReport, left: int, done: int) -> float:
+    """Return how long the remaining messages take at the rate of this run; 0 if the rate is unknown."""
+    return round(report.seconds * left / done, 1) if done else 0.0

@@ -17,11 +17,11 @@ from sr_assets.assets.specs import (
     ROW_COUNT,
     column_metadata,
     documented,
+    markdown_table,
     native_keys,
     stream_key,
     table_key,
 )
-from sr_assets.assets.streams import markdown_table
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.resources import Platform
 from sr_assets.settings import Settings

@@ -10,7 +10,7 @@ from sr_assets.assets.columns import table_schema
 from sr_assets.settings import asset_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from sr_assets.settings import Entry, Settings
 
@@ -80,22 +80,34 @@ def entry_spec(
     entry: Entry,
     noun: str,
     deps: Iterable[str | dg.AssetKey],
-    description: str,
+    text: str,
+    section: str,
     *,
     kinds: set[str],
     freshness: dg.FreshnessPolicy | None = None,
 ) -> dg.AssetSpec:
     """Describe an asset that a site's run materialises; a run leaves it out if the stream fails.
 
-    `deps` are keys, or nouns of the same entry.
+    `deps` are keys, or nouns of the same entry. The description is `text` with a link to a section of `docs/`.
     """
     return dg.AssetSpec(
         stream_key(entry, noun),
         deps=[stream_key(entry, dep) if isinstance(dep, str) else dep for dep in deps],
-        description=description,
+        description=documented(text, section),
         group_name=entry.asset_prefix[0],
         kinds=kinds,
         owners=OWNERS,
         skippable=True,
         freshness_policy=freshness,
     )
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> dg.MarkdownMetadataValue:
+    """Return a table for an asset's page; a cell may contain any text."""
+    lines = [header, ["---"] * len(header), *([_cell(text) for text in row] for row in rows)]
+    return dg.MetadataValue.md("\n".join(f"| {' | '.join(line)} |" for line in lines))
+
+
+def _cell(text: str) -> str:
+    printable = "".join(character if character.isprintable() else "\ufffd" for character in text)
+    return printable.replace("|", "\\|").replace("`", "'").replace("<", "&lt;")

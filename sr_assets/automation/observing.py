@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
+from collections import defaultdict
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.nats.cluster import Cluster
@@ -20,7 +22,6 @@ from sr_assets.automation.decisions import (
     decide,
     unread_messages,
 )
-from sr_assets.automation.stream_info_cache import StreamInfoCache
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import watermark
 from sr_assets.domain.subjects import advisory_subject
@@ -29,6 +30,8 @@ from sr_assets.stages.clock import Clock
 from sr_assets.stages.site import needs_publishing
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.settings import ClusterSettings, Entry, Settings
 
@@ -55,6 +58,65 @@ def _kind(entry: Entry) -> _Kind:
         return _Kind(rules)
     cluster = entry.source if entry.advisory.cluster == "source" else entry.target
     return _Kind(rules, (cluster, advisory_subject(entry.advisory.subject, "new", "node")))
+
+
+@dataclass(slots=True)
+class _Response:
+    """A cluster's stream infos, queried at `queried_at` (monotonic), and the labels of the entries that have read them."""
+
+    queried_at: float
+    infos: dict[str, StreamInfo | RunError]
+    readers: set[str] = field(default_factory=set)
+
+
+class StreamInfoCache:
+    """The last stream infos of each source cluster, at most `max_age_seconds` old; thread-safe.
+
+    Each entry reads a response once; its next read queries the cluster again. So the ticks of one round of all sensors share
+    one query.
+    """
+
+    def __init__(self, entries: Sequence[Entry], max_age_seconds: float) -> None:
+        streams: dict[ClusterSettings, dict[str, None]] = defaultdict(dict)
+        for entry in entries:
+            streams[entry.source][entry.stream] = None
+        self._clusters = {cluster: _Cluster(cluster, list(names)) for cluster, names in streams.items()}
+        self._max_age_seconds = max_age_seconds
+
+    def stream_info(self, entry: Entry, since: float) -> StreamInfo:
+        """Return the info of an entry's source, queried at `since` (monotonic) or later.
+
+        Raises RunError if the cluster does not respond or the stream does not exist.
+        """
+        since = max(since, time.monotonic() - self._max_age_seconds)
+        info = self._clusters[entry.source].read(entry, since)
+        if isinstance(info, RunError):
+            raise info
+        return info
+
+
+class _Cluster:
+    """One cluster and its last response."""
+
+    def __init__(self, settings: ClusterSettings, streams: Sequence[str]) -> None:
+        self._settings, self._streams = settings, streams
+        self._guard = threading.Lock()
+        self._response: _Response | None = None
+
+    def read(self, entry: Entry, since: float) -> StreamInfo | RunError:
+        with self._guard:
+            response = self._response
+            if response is None or response.queried_at < since or entry.label in response.readers:
+                response = self._response = _Response(time.monotonic(), self._query())
+            response.readers.add(entry.label)
+            return response.infos[entry.stream]
+
+    def _query(self) -> dict[str, StreamInfo | RunError]:
+        try:
+            with Cluster(self._settings, "sr-assets sensors") as cluster:
+                return cluster.stream_infos(self._streams)
+        except RunError as error:
+            return dict.fromkeys(self._streams, error)
 
 
 def share_stream_infos(settings: Settings) -> StreamInfoCache:

@@ -13,7 +13,7 @@ from sr_assets.adapters.state.status_file import read_status, status_age_seconds
 from sr_assets.assets.specs import topology_key
 from sr_assets.assets.topology import evaluations, metadata
 from sr_assets.automation.jobs import resolve_job
-from sr_assets.automation.run_slots import ACTIVE_STATUSES
+from sr_assets.automation.sensors import ACTIVE_STATUSES
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.topology.plan import Action
 from sr_assets.stages.topology.evaluation import evaluate, publish_evaluation, topology_lock

@@ -26,7 +26,7 @@ def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: 
 
     Without `once`, repeat the job until an interrupt, whenever the site's sensor would request a run.
     """
-    from sr_assets.automation import site_job_name
+    from sr_assets.assets.specs import site_job_name
     from sr_assets.definitions import build_sites
 
     streams = [stream for stream in settings.sites[site] if stream.label in labels]
@@ -45,7 +45,7 @@ def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: 
 
 
 def _has_work(settings: Settings, site: str) -> bool:
-    from sr_assets.automation import find_work
+    from sr_assets.automation.observing import find_work
 
     try:
         return find_work(settings, site)[0] is not None

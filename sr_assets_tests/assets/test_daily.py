@@ -14,7 +14,7 @@ import pytest
 from sr_assets.adapters.spark.engine import stop_engine
 from sr_assets.assets.charts import line_chart
 from sr_assets.assets.daily import AVAILABILITY_ASSET, INVENTORY_ASSET
-from sr_assets.automation.daily import FIRST_TAG, LAST_TAG, due_days
+from sr_assets.automation.jobs import FIRST_TAG, LAST_TAG, due_days
 from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError
 from sr_assets.settings import Settings

@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 
 from sr_assets.adapters.state.lock import lock_owner
-from sr_assets.automation import site_job_name
+from sr_assets.assets.specs import site_job_name
 from sr_assets.definitions import build
 from sr_assets.resources import LINGER, MODE_TAG
 from sr_assets_tests.rig import SITE, Rig, Sent, wait_until

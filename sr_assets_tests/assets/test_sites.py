@@ -7,8 +7,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sr_assets.assets.specs import stream_key
-from sr_assets.automation import site_job_name
+from sr_assets.assets.specs import site_job_name, stream_key
 from sr_assets.definitions import build
 from sr_assets.stages.replication.batch import Batch
 from sr_assets_tests.rig import SITE, Rig, Sent

@@ -7,7 +7,8 @@ import dagster as dg
 import pytest
 
 from sr_assets.adapters.run_failures import read_run_failures
-from sr_assets.automation import build_failure_sensor, site_job_name
+from sr_assets.assets.specs import site_job_name
+from sr_assets.automation.failures import build_failure_sensor
 from sr_assets.definitions import build
 from sr_assets.operate.notify import begin_notifying, notify_once
 from sr_assets.resources import MODE_TAG, ONCE

@@ -12,7 +12,8 @@ from sr_assets.adapters.run_failures import read_run_failures
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.site_queue import dequeue_site, enqueue_site, queued_sites
 from sr_assets.assets.host_run import run_limit
-from sr_assets.automation import RunSlots, site_job_name
+from sr_assets.assets.specs import site_job_name
+from sr_assets.automation.sensors import RunSlots
 from sr_assets.definitions import build
 from sr_assets.domain.sizing import rest_seconds
 from sr_assets.resources import HOST_KEY, LINGER, MODE_TAG
@@ -114,7 +115,7 @@ def test_run_without_process_frees_its_slot(
     instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags={MODE_TAG: LINGER})
     # The run may be about to take its site's lock.
     assert not run_slots.acquire("berlin", instance)
-    monkeypatch.setattr("sr_assets.automation.run_slots.WITHOUT_LOCK_SECONDS", 0.0)
+    monkeypatch.setattr("sr_assets.automation.sensors.WITHOUT_LOCK_SECONDS", 0.0)
     assert run_slots.acquire("berlin", instance)
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sr_assets.automation import delete_old_runs, retention
-from sr_assets.automation.old_runs import _Retention
+from sr_assets.automation.old_runs import _Retention, delete_old_runs, retention
 from sr_assets_bench.disk import copy_run, folder_bytes, make_older
 from sr_assets_tests.postgres import postgres
 
@@ -113,8 +112,7 @@ def test_job_deletes_all_data_of_old_runs_and_none_of_recent_ones(instance: dg.D
 def test_job_keeps_the_newest_of_too_many_runs(
     instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sr_assets.automation.orphaned_runs.BATCH", 2)
-    monkeypatch.setattr("sr_assets.automation.old_runs.BATCH", 2)
+    monkeypatch.setattr("sr_assets.automation.old_runs._BATCH", 2)
     limits = _Retention((dg.DagsterRunStatus.SUCCESS,), timedelta(days=7), max_runs=2)
     monkeypatch.setattr("sr_assets.automation.old_runs._RETENTIONS", (limits,))
     runs = [run_at(instance, timedelta(hours=10 - number)) for number in range(7)]

@@ -10,7 +10,8 @@ import pytest
 
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import set_paused
-from sr_assets.automation import find_work, share_stream_infos, site_job_name
+from sr_assets.assets.specs import site_job_name
+from sr_assets.automation.observing import find_work, share_stream_infos
 from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer

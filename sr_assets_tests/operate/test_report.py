@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 
 from sr_assets.adapters.state.lock import SiteLock
-from sr_assets.automation import site_job_name
+from sr_assets.assets.specs import site_job_name
 from sr_assets.automation.failures import failures
 from sr_assets.definitions import build
 from sr_assets.operate.report import report_run

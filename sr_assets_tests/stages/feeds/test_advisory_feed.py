@@ -12,8 +12,8 @@ import pytest
 from dagster import AssetCheckResult
 
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.assets.feeds import check_feed
-from sr_assets.automation import find_work
+from sr_assets.assets.checks import check_feed
+from sr_assets.automation.observing import find_work
 from sr_assets.domain.advisories import observer_alive
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.report import StreamReport

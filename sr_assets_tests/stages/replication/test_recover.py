@@ -13,7 +13,7 @@ import duckdb
 import pytest
 
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.automation import find_work
+from sr_assets.automation.observing import find_work
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.stages.replication.batch import Batch

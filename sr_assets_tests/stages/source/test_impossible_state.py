@@ -11,7 +11,7 @@ import duckdb
 import pytest
 
 from sr_assets.adapters.state.database import SCHEMA_VERSION
-from sr_assets.automation import find_work
+from sr_assets.automation.observing import find_work
 from sr_assets.domain.advisories import PROTOCOL
 from sr_assets.domain.errors import RunError
 from sr_assets.stages.replication.recover import recover_stream
