@@ -1,5 +1,7 @@
 """The jobs of the sites, the jobs and schedules of the daily tables, and the sites whose definitions a process loads."""
 
+from __future__ import annotations
+
 import multiprocessing
 import os
 from collections.abc import Mapping, Sequence
