@@ -65,9 +65,7 @@ class DailyStage(ABC):
     def compute_portion(
         self, settings: Settings, published: Histories, days: Sequence[Day], session: Callable[[], SparkSession]
     ) -> dict[date, int]:
-        """Write the rows of consecutive days, of which the first `days_before` are only read; return the number of rows
-        per day.
-        """
+        """Write the rows of consecutive days after the first `days_before`; return the number of rows per day."""
 
     def first_date(self, settings: Settings, now_ns: int) -> date:
         """Return the earliest computable date of the table; the input of earlier dates has expired."""

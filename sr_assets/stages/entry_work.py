@@ -1,4 +1,4 @@
-"""The work on one entry of a site during a run: what streams and feeds share, its work loops and saved state, and feeds."""
+"""The work on one entry of a site during a run: its work loops and its saved state; and all work on a feed."""
 
 import contextlib
 import math
@@ -148,9 +148,7 @@ class EntryWork(ABC):
             )
 
     def _note_lag(self, state: StreamState) -> None:
-        """Save the entry's lag; a failed entry's lag is measured again, or stays unchanged if the source does not
-        respond.
-        """
+        """Save the entry's lag; measure a failed entry's lag again, unless the source does not respond."""
         entry = self._entry
         with contextlib.suppress(SrAssetsError):
             cluster = self._site.clusters.connect(entry.source)

@@ -35,9 +35,7 @@ _display: Display | None = None
 
 @contextmanager
 def show_on(display: Display) -> Iterator[None]:
-    """Show the progress of all work of this process on a display inside the block; its log lines are at level debug
-    meanwhile.
-    """
+    """Show the progress of this process's work on a display inside the block; its log lines get the level debug."""
     global _display  # noqa: PLW0603  a process has one terminal
     _display = display
     try:

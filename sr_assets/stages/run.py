@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Final
 
-from sr_assets.settings import Entry, FeedSettings, StreamSettings
+from sr_assets.settings import Entry, FeedSettings
 from sr_assets.stages.entry_work import EntryWork, FeedWork
 from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.site import Site
@@ -40,14 +40,16 @@ class SiteRun:
         drain_only: bool,
         wanted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Create the work of each entry that has stages in `selection`."""
         self._site, self._drain_only, self._wanted = site, drain_only, wanted
         self._budget_ends = time.monotonic() + site.settings.run_budget_ns / 1e9
         self._works = [
-            _entry_work(site, entry, selection[entry.stream], self._is_final)
-            for entry in site.entries
-            if entry.stream in selection
+            self._work_on(entry, selection[entry.stream]) for entry in site.entries if entry.stream in selection
         ]
+
+    def _work_on(self, entry: Entry, stages: frozenset[Stage]) -> EntryWork:
+        if isinstance(entry, FeedSettings):
+            return FeedWork(self._site, entry, stages, self._is_final)
+        return StreamWork(self._site, entry, stages, self._is_final)
 
     def _is_final(self, loop: WorkLoop) -> bool:
         return self._over or (self._drain_only and not loop.reached)
@@ -121,12 +123,3 @@ def run_site(site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_onl
     for _ in run.rounds():
         pass
     return run.reports
-
-
-def _entry_work(site: Site, entry: Entry, stages: frozenset[Stage], final: Callable[[WorkLoop], bool]) -> EntryWork:
-    match entry:
-        case FeedSettings():
-            return FeedWork(site, entry, stages, final)
-        case StreamSettings():
-            return StreamWork(site, entry, stages, final)
-    raise TypeError(f"no stage is selected for {type(entry).__name__}")

@@ -62,10 +62,7 @@ class StreamWork(EntryWork):
         )
         self._background = BackgroundSteps(f"copying {stream.label}", site.woken)
         self._replica = ReplicaStage(self._context)
-        retention_ns = site.settings.snapshots.retention_ns
-        self._snapshots = SnapshotStage(
-            stream, self._context.store, site.settings.home, site.folder, retention_ns, self.report
-        )
+        self._snapshots = SnapshotStage(stream, self._context.store, site, self.report)
         announces = stream.advisory is not None and Stage.NODE_ADVISORIES in stages
         self._announced_with_copies = announces and self._announced_at_target
         store = self._context.store if self._announced_with_copies else site.state

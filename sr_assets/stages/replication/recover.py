@@ -274,7 +274,7 @@ def _keep_history(site: Site, stream: StreamSettings, source: StreamInfo) -> Non
     files, clock, folder = site.files, site.clock, site.folder
     context = CopyContext(stream, site.state, site.clusters, site.spark, files, clock, home, folder, report)
     stage_open_batch(context, source)
-    SnapshotStage(stream, site.state, home, folder, None, report).index_staged()
+    SnapshotStage(stream, site.state, site, report).index_staged()
 
 
 def _index_history(site: Site, stream: StreamSettings, state: StreamState) -> int:

@@ -1,6 +1,7 @@
 """The current lag of each stream: the position in `status.json` compared with the source's stream info."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,11 +46,8 @@ def measure_lag(settings: Settings) -> list[Lag]:
 
 
 def _ask_source(settings: Settings, source: ClusterSettings) -> list[Lag]:
-    cluster = Cluster(source, "sr-assets lag")
-    try:
+    with closing(Cluster(source, "sr-assets lag")) as cluster:
         return [_measure(settings, cluster, stream) for stream in settings.entries if stream.source == source]
-    finally:
-        cluster.close()
 
 
 def _measure(settings: Settings, cluster: Cluster, stream: Entry) -> Lag:

@@ -67,9 +67,7 @@ class AdvisoryStage:
         return self._publish_reliably(cluster)
 
     def _is_reliable(self, cluster: Cluster) -> bool:
-        """Return whether advisories go to JetStream; without `reliable`, always after a stream was found to take the
-        subject.
-        """
+        """Return whether advisories go to JetStream: as `reliable` says, or once a stream took the subject."""
         if self._advisory.reliable is not None:
             return self._advisory.reliable
         state = self._store.load_stream(self._stream.stream)
@@ -191,13 +189,12 @@ def heartbeat_grace_ns(settings: Settings) -> int:
 
 
 class HeartbeatStage:
-    """The heartbeat `observer_alive` of one stream with an `advisory` block in one run; it proves to readers of the
-    advisories that the site still watches its nodes.
+    """The heartbeat `observer_alive` of one stream with an `advisory` block: proof that the site still watches its nodes.
 
-    Each stream that announces transitions sends it at most once a minute, and once per run unless the previous run's
-    heartbeat is still valid; a run after a failed one always sends one. It announces the maximum time until the next
-    one: until the first node's deadline, which starts a run even without messages, plus `grace_ns`
-    (`heartbeat_grace_ns`). Without a deadline it announces none.
+    The stream sends it at most once a minute, and once per run unless the previous run's heartbeat is still valid. A run
+    after a failed one always sends one. It announces the maximum time until the next one: until the first node's
+    deadline, which starts a run even without messages, plus `grace_ns` (`heartbeat_grace_ns`). Without a deadline it
+    announces none.
     """
 
     def __init__(

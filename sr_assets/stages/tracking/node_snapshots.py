@@ -1,6 +1,4 @@
-"""Stage `node_snapshots`: indexing the staged Parquet for the newest message per node; compaction and retention of
-days.
-"""
+"""Stage `node_snapshots`: indexing staged Parquet for the newest message per node; compaction and retention."""
 
 import logging
 import shutil
@@ -20,6 +18,7 @@ from sr_assets.domain.positions import DAY_NS, SequenceRange
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.progress import LongWork
 from sr_assets.stages.report import StreamReport
+from sr_assets.stages.site import Site
 
 logger = logging.getLogger(__name__)
 
@@ -35,20 +34,12 @@ def staging_folder(site_folder: Path, stream: StreamSettings, covered: SequenceR
 
 
 class SnapshotStage:
-    """The stage of one tracked stream in one run; `retention_ns` is the retention of the history, or None."""
+    """The stage of one tracked stream in one run."""
 
-    def __init__(
-        self,
-        stream: StreamSettings,
-        store: SiteState,
-        home: Path,
-        site_folder: Path,
-        retention_ns: int | None,
-        report: StreamReport,
-    ) -> None:
+    def __init__(self, stream: StreamSettings, store: SiteState, site: Site, report: StreamReport) -> None:
         self._stream, self._store, self._index = stream, store, store.snapshot_index(stream.stream)
-        self._site_folder, self._retention_ns, self._report = site_folder, retention_ns, report
-        self._home = home.resolve()
+        self._site_folder, self._retention_ns = site.folder, site.settings.snapshots.retention_ns
+        self._home, self._report = site.settings.home.resolve(), report
         self._folder = stream_folder(self._home, stream.name, stream.stream)
 
     def index_staged(self) -> bool:

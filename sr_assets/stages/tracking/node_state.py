@@ -199,8 +199,8 @@ def sweep_due(
 ) -> bool:
     """Sweep the nodes whose deadline is before the committed watermark; return whether there were any.
 
-    Queries no server. States and transitions are committed in portions of `at_once` nodes, in the order of the deadlines:
-    a fleet that falls silent at once needs little memory, and a killed run repeats no committed portion.
+    Queries no server. Each portion of `at_once` nodes, in the order of the deadlines, is one transaction. A fleet that
+    falls silent therefore needs little memory, and a killed run repeats no committed portion.
     """
     state = store.load_stream(stream.stream)
     if state is None or state.watermark_ns is None:
@@ -222,7 +222,7 @@ def sweep_due(
 
 
 def follow_policy(store: SiteState, stream: StreamSettings, policy: Policy, state: StreamState) -> None:
-    """Recompute every deadline if the durations differ from those of the stored deadlines."""
+    """Recompute every deadline if the policy's durations have changed."""
     text = f"{policy.interval_ns}/{policy.warning_ns}"
     if state.policy == text:
         return

@@ -41,10 +41,8 @@ ODD_PAYLOADS = (
 
 def compact(site: Site, now_ns: int) -> None:
     """Compact the history of the site's only stream, as at the end of a run."""
-    stream, settings = site.streams[0], site.settings
-    retention_ns = settings.snapshots.retention_ns
-    stage = SnapshotStage(stream, site.state, settings.home, site.folder, retention_ns, StreamReport(stream))
-    stage.compact(now_ns)
+    (stream,) = site.streams
+    SnapshotStage(stream, site.state, site, StreamReport(stream)).compact(now_ns)
 
 
 def registration(content: dict[str, object]) -> bytes:
