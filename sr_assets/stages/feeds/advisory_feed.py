@@ -79,7 +79,7 @@ class FeedStage(FoldStage):
 
     def _advance(self, state: StreamState, source: StreamInfo) -> None:
         caught_up = source.last_sequence < state.next_sequence
-        advance(state, source, warning_ns=None, caught_up=caught_up, own_clock_ns=self._clock.own_ns())
+        advance(state, source, warning_ns=None, caught_up=caught_up)
 
     def _fold(self, received: pa.Table, rejected: int) -> None:
         tables, name = self._store.global_tables, self._feed.stream

@@ -103,8 +103,8 @@ class Batch:
         state.gap_messages += sum(gap["messages"] for gap in gaps)
         if receipt.last_stored_ns is not None:
             note_read(state, receipt.last_sequence, receipt.last_stored_ns)
-        caught_up, own_ns = intent.next > self._source.last_sequence, self._context.clock.own_ns()
-        advance(state, self._source, warning_ns=None, caught_up=caught_up, own_clock_ns=own_ns)
+        caught_up = intent.next > self._source.last_sequence
+        advance(state, self._source, warning_ns=None, caught_up=caught_up)
         state.planned_ns, state.as_of_ns = intent.planned_ns, now_ns
         self._note_copies(receipt)
         with self._store.transaction():

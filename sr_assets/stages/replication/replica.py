@@ -278,5 +278,5 @@ class ReplicaStage:
     def _note_caught_up(self, state: StreamState, source: StreamInfo) -> None:
         """Advance watermark and lag without a copy; the end of the run commits them."""
         caught_up = source.last_sequence < state.next_sequence
-        advance(state, source, warning_ns=None, caught_up=caught_up, own_clock_ns=self._context.clock.own_ns())
+        advance(state, source, warning_ns=None, caught_up=caught_up)
         self._report.state, self._report.lag_messages = state, state.lag_messages

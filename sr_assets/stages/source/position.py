@@ -211,23 +211,19 @@ def _sequence_at(cluster: Cluster, source: StreamInfo, time_ns: int, end: int | 
     while low < high:
         middle = (low + high) // 2
         message = cluster.next_message(source.stream, middle)
-        if message is None or message.sequence >= high:
-            # All messages from here to the end have been compared.
-            high = middle
-        elif message.stored_ns >= time_ns:
+        # From `high` on, all messages have been compared.
+        if message is None or message.sequence >= high or message.stored_ns >= time_ns:
             high = middle
         else:
             low = message.sequence + 1
     return low
 
 
-def advance(
-    state: StreamState, source: StreamInfo, *, warning_ns: int | None, caught_up: bool, own_clock_ns: int
-) -> bool:
+def advance(state: StreamState, source: StreamInfo, *, warning_ns: int | None, caught_up: bool) -> bool:
     """Advance the watermark, which never decreases, and update the lag, both from a stream info.
 
-    `warning_ns` belongs to a tracked stream; `own_clock_ns` only detects a server clock that is far ahead. Returns
-    whether the info's clock set the watermark: then no later message is stored before it.
+    `warning_ns` belongs to a tracked stream. Returns whether the info's clock set the watermark: then no later message is
+    stored before it.
 
     An info with a lower last sequence than an earlier one comes from a server that fell behind: its clock does not
     prove that all messages stored until that time are known.
@@ -241,7 +237,7 @@ def advance(
         caught_up=caught_up and not behind,
         mirror=source.mirror,
         previous_ns=state.watermark_ns,
-        own_clock_ns=own_clock_ns,
+        own_clock_ns=Clock.own_ns(),
     )
     state.watermark_ns = moved.ns
     state.ahead_clocks += moved.clock_ahead

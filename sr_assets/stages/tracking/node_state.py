@@ -134,8 +134,8 @@ class NodeStage(FoldStage):
         report.reasons.update(reasons)
 
     def _advance(self, state: StreamState, source: StreamInfo, *, caught_up: bool) -> bool:
-        before, own_ns, warning_ns = state.ahead_clocks, self._clock.own_ns(), self._policy.warning_ns
-        by_clock = advance(state, source, warning_ns=warning_ns, caught_up=caught_up, own_clock_ns=own_ns)
+        before = state.ahead_clocks
+        by_clock = advance(state, source, warning_ns=self._policy.warning_ns, caught_up=caught_up)
         if state.ahead_clocks > before and not self._clock_reported and source.ts_ns is not None:
             self._clock_reported = True
             warn_of_clock(self._stream, source.ts_ns)

@@ -16,7 +16,6 @@ from sr_assets.adapters.nats.stream_info import StreamInfo, parse_stream_info
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
 from sr_assets.settings import load_settings
-from sr_assets.stages.clock import Clock
 from sr_assets.stages.source.position import START_VARIABLE, _move_to_new_source, advance, epoch_at
 from sr_assets.stages.source.reading import Ends, next_range, reading_end
 from sr_assets_tests.rig import SITE, Rig, Sent
@@ -244,18 +243,18 @@ def test_advance_holds_the_watermark_under_stale_stream_info(rig: Rig) -> None:
     assert info.ts_ns is not None
     stored_ns = info.ts_ns - 60_000_000_000
     state = StreamState(stream, info.created_ns, next_sequence=5, last_stored_ns=stored_ns, seen_messages=4)
-    advance(state, info, warning_ns=None, caught_up=False, own_clock_ns=Clock.own_ns())
+    advance(state, info, warning_ns=None, caught_up=False)
     assert (state.source_last_sequence, state.lag_messages, state.watermark_ns) == (6, 2, stored_ns)
     # The stale end equals the position, so the stream seems caught up.
-    advance(state, replace(info, last_sequence=4), warning_ns=None, caught_up=True, own_clock_ns=Clock.own_ns())
+    advance(state, replace(info, last_sequence=4), warning_ns=None, caught_up=True)
     assert (state.source_last_sequence, state.lag_messages, state.watermark_ns) == (6, 2, stored_ns)
     state.next_sequence = 7
-    advance(state, info, warning_ns=None, caught_up=True, own_clock_ns=Clock.own_ns())
+    advance(state, info, warning_ns=None, caught_up=True)
     assert (state.lag_messages, state.watermark_ns) == (0, info.ts_ns - 1_000_000_000)
     # A position that `start_sequence` set past the end says nothing about the source.
     ahead = StreamState(stream, info.created_ns, next_sequence=99)
-    advance(ahead, info, warning_ns=None, caught_up=True, own_clock_ns=Clock.own_ns())
-    advance(ahead, info, warning_ns=None, caught_up=True, own_clock_ns=Clock.own_ns())
+    advance(ahead, info, warning_ns=None, caught_up=True)
+    advance(ahead, info, warning_ns=None, caught_up=True)
     assert (ahead.source_last_sequence, ahead.lag_messages, ahead.watermark_ns) == (6, 0, info.ts_ns - 1_000_000_000)
 
 
