@@ -158,23 +158,13 @@ def test_streams_of_another_account_are_read_under_its_prefix(
         with Cluster(replace(address(server), user="fleet", password="fleet"), "test") as opened:
             opened.create_stream({"name": stream, "subjects": [f"{stream}.>"], "allow_direct": True})
             opened.publish_many([(f"{stream}.{node}", b'{"sender":"%b"}' % node.encode(), node) for node in NODES])
-        rig.add(
-            stream,
-            source_url=site,
-            source_api_prefix="fleet.JS.API",
-            target_url=site,
-            target_stream="COPIES",
-            **SAMPLED,
-        )
-        rig.entries[0]["target_subject_prefix"] = "copy"
+        target = {"target_url": site, "target_stream": "COPIES", "target_subject_prefix": "copy"}
+        rig.add(stream, source_url=site, source_api_prefix="fleet.JS.API", **target, **SAMPLED)
         rig.drain()
         with Cluster(replace(address(server), user="site", password="site"), "test") as opened:
             assert opened.stream_info("COPIES").messages == len(NODES)
-        rig.entries[0] |= {
-            "source_url": f"{bound}?inbox_prefix=mine.inbox",
-            "target_url": bound,
-            "target_stream": "NEW",
-        }
+        rig.entries[0]["source_url"] = f"{bound}?inbox_prefix=mine.inbox"
+        rig.entries[0] |= {"target_url": bound, "target_stream": "NEW"}
         monkeypatch.setenv("SR_ASSETS_CONFIG", str(rig.home / "replication.yaml"))
         rig.settings()
         assert run_command(("check", "--connect", "--format", "json")) == 1

@@ -1,17 +1,23 @@
-"""A whole site over TLS with client certificates on both sides, and `check --connect` with credentials."""
+"""Whole sites over TLS with client certificates, with credentials, and of Choria, which leak no secrets."""
 
 import json
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
 from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.spark.engine import stop_engine
 from sr_assets.cli import run_command
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import load_settings
+from sr_assets_tests.choria_broker import Issuer, broker
 from sr_assets_tests.rig import Rig, Sent
 from sr_assets_tests.secured import Authority, Operator, creds, new_key
 
@@ -29,13 +35,8 @@ def secured(authority: Authority, engine_home: Path, tmp_path: Path, unique: Cal
         NatsServer(tmp_path / "source", "source", config=config) as source,
         NatsServer(tmp_path / "target", "target", config=config) as target,
     ):
-        yield Rig(
-            engine_home,
-            source,
-            target,
-            unique,
-            {"ca": str(authority.file), **authority.certify("replicator@example.net")},
-        )
+        tls = {"ca": str(authority.file), **authority.certify("replicator@example.net")}
+        yield Rig(engine_home, source, target, unique, tls)
 
 
 def test_site_runs_over_tls_with_client_certificates(secured: Rig) -> None:
@@ -99,3 +100,58 @@ def test_check_connect_works_with_credentials_over_tls(
         captured = capsys.readouterr()
         assert "uthorization" in captured.err
         assert user.seed not in captured.out + captured.err
+
+
+@pytest.mark.process
+def test_choria_site_runs_without_leaking_its_secrets(
+    authority: Authority, tmp_path: Path, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Search its logs, processes, files and Spark plans after `check --connect` and `run --once`."""
+    nodes, issuer, home = [f"web{n}" for n in range(10)], Issuer(tmp_path / "issuer"), tmp_path / "home"
+    stream, events = unique("REG"), tmp_path / "events"
+    events.mkdir()
+    with broker(tmp_path / "broker", authority, issuer) as running:
+        url = f"nats://localhost:{running.server.port}"
+        entry = {"stream": stream, "source_url": url, "target_url": url, "target_stream": f"{stream}_COPY"}
+        entry |= {"target_subject_prefix": "copy", "inspect_field": "sender", "inspect_duration": "1h"}
+        file = tmp_path / "replication.yaml"
+        top = {"name": "EAST", "state_store": str(home), "choria": issuer.block("sr")}
+        top["tls"] = {"ca": str(authority.file)}
+        logged = {"enabled": True, "dir": events.as_uri(), "compress": False}
+        config = {f"spark.eventLog.{key}": value for key, value in logged.items()}
+        spark = {"from_messages": 0, "config": config}
+        file.write_text(yaml.safe_dump({**top, "spark": spark, "streams": [entry]}))
+        monkeypatch.setenv("SR_ASSETS_CONFIG", str(file))
+        for name in ("SR_ASSETS_HOME", "DAGSTER_HOME"):
+            monkeypatch.delenv(name, raising=False)
+        with Cluster(load_settings(file, {}).streams[0].source) as opened:
+            opened.create_stream({"name": stream, "subjects": [f"{stream}.>"], "allow_direct": True})
+            opened.publish_many([(f"{stream}.{node}", b'{"sender":"%b"}' % node.encode(), node) for node in nodes])
+        output, ended = [], threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(0.5):
+                for process in psutil.process_iter(["cmdline"]):
+                    output.append(repr(process.info))
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        try:
+            for arguments in (("check", "--connect"), ("run", "--once")):
+                completed = subprocess.run(
+                    [sys.executable, "-m", "sr_assets", *arguments], capture_output=True, text=True, check=False
+                )
+                output += [completed.stdout, completed.stderr]
+                assert completed.returncode == 0, completed.stderr
+        finally:
+            ended.set()
+            watching.join()
+            stop_engine(home.resolve())
+        with Cluster(load_settings(file, {}).streams[0].target) as opened:
+            assert opened.stream_info(f"{stream}_COPY").messages == len(nodes)
+    files = [path for folder in (home, events) for path in folder.rglob("*") if path.is_file()]
+    plans = b"".join(path.read_bytes() for path in files if events in path.parents)
+    assert str(home.resolve()).encode() in plans, "Spark's plans do not name the connection files"
+    for secret in issuer.secrets:
+        assert not any(secret in text for text in output)
+        assert not [path for path in files if secret.encode() in path.read_bytes()]
