@@ -11,6 +11,7 @@ import pytest
 from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster_shared.serdes import serialize_value
 
+from sr_assets.assets.columns import COLUMN_TYPES
 from sr_assets.automation.old_runs import retention
 from sr_assets.definitions import build, defs
 from sr_assets.settings import FeedSettings, Settings, load_settings
@@ -30,6 +31,11 @@ def definitions(tmp_path: Path) -> dg.Definitions:
     return build(load_settings(file, {"SR_ASSETS_HOME": str(tmp_path)}))
 
 
+def parents(definitions: dg.Definitions, *key: str) -> set[str]:
+    """Return the assets that an asset depends on, as `name/stream/noun`."""
+    return {"/".join(parent.path) for parent in definitions.resolve_asset_graph().get(dg.AssetKey(key)).parent_keys}
+
+
 def test_only_a_tracked_stream_has_an_asset_per_stage(definitions: dg.Definitions) -> None:
     graph = definitions.resolve_asset_graph()
     nouns = {key.path[-1] for key in graph.get_all_asset_keys() if key.path[:2] == ["london_city", "NODES"]}
@@ -38,17 +44,12 @@ def test_only_a_tracked_stream_has_an_asset_per_stage(definitions: dg.Definition
 
 
 def test_node_state_depends_on_source_and_replica_on_node_state(definitions: dg.Definitions) -> None:
-    graph = definitions.resolve_asset_graph()
-
-    def parents(*key: str) -> set[str]:
-        return {"/".join(parent.path) for parent in graph.get(dg.AssetKey(key)).parent_keys}
-
     tracked = "london_city/NODES"
-    assert parents("london_city", "NODES", "node_state") == {f"{tracked}/source"}
-    assert parents("london_city", "NODES", "replica") == {f"{tracked}/source", f"{tracked}/node_state"}
-    assert parents("london_city", "NODES", "node_snapshots") == {f"{tracked}/replica"}
-    assert parents("london_city", "NODES", "node_advisories") == {f"{tracked}/node_state"}
-    assert parents("paris", "NODES", "replica") == {"paris/NODES/source"}
+    assert parents(definitions, "london_city", "NODES", "node_state") == {f"{tracked}/source"}
+    assert parents(definitions, "london_city", "NODES", "replica") == {f"{tracked}/source", f"{tracked}/node_state"}
+    assert parents(definitions, "london_city", "NODES", "node_snapshots") == {f"{tracked}/replica"}
+    assert parents(definitions, "london_city", "NODES", "node_advisories") == {f"{tracked}/node_state"}
+    assert parents(definitions, "paris", "NODES", "replica") == {"paris/NODES/source"}
 
 
 def test_only_node_state_has_a_freshness_policy(definitions: dg.Definitions) -> None:
@@ -60,21 +61,9 @@ def test_only_node_state_has_a_freshness_policy(definitions: dg.Definitions) -> 
 def test_every_published_table_is_an_asset(definitions: dg.Definitions) -> None:
     graph = definitions.resolve_asset_graph()
     tables = {key.path[1] for key in graph.get_all_asset_keys() if key.path[0] == "fleet"}
-    assert tables == {
-        "last_seen_nodes",
-        "retired_nodes",
-        "node_availability",
-        "node_advisories",
-        "node_snapshots",
-        "replication",
-        "gaps",
-        "heartbeats",
-        "parked_messages",
-        "site_summary",
-        "snapshot_info",
-        "availability_daily",
-        "inventory_daily",
-    }
+    global_tables = {"global_availability", "global_advisories", "global_summary", "global_rejects"}
+    topology_tables = {"topology_streams", "topology_links", "topology_drift"}
+    assert tables == COLUMN_TYPES.keys() - global_tables - topology_tables - {"messages", "blind_spans"}
 
 
 def test_every_asset_is_described_and_only_sources_are_external(definitions: dg.Definitions) -> None:
@@ -110,14 +99,10 @@ def test_feed_is_downstream_of_its_stream_and_upstream_of_global_tables(tmp_path
     file.write_text(TRACKED + feeds)
     definitions = build(load_settings(file, {"SR_ASSETS_HOME": str(tmp_path)}))
     graph = definitions.resolve_asset_graph()
-
-    def parents(*key: str) -> set[str]:
-        return {"/".join(parent.path) for parent in graph.get(dg.AssetKey(key)).parent_keys}
-
-    assert parents("centre", "PARIS", "advisory_feed") == {"paris/NODES/replica"}
-    assert parents("centre", "OTHER", "advisory_feed") == {"centre/OTHER/source"}
+    assert parents(definitions, "centre", "PARIS", "advisory_feed") == {"paris/NODES/replica"}
+    assert parents(definitions, "centre", "OTHER", "advisory_feed") == {"centre/OTHER/source"}
     for table in ("global_availability", "global_advisories", "global_summary", "global_rejects"):
-        assert parents("fleet", table) == {"centre/PARIS/advisory_feed", "centre/OTHER/advisory_feed"}
+        assert parents(definitions, "fleet", table) == {"centre/PARIS/advisory_feed", "centre/OTHER/advisory_feed"}
     checks = {key.name for key in graph.asset_check_keys if key.asset_key.path[:2] == ["centre", "PARIS"]}
     assert checks == {"no_gap", "advisories_understood", "sites_watched"}
     keys = definitions.resolve_job_def("centre_replication").asset_layer.executable_asset_keys
@@ -129,7 +114,6 @@ def test_feed_is_downstream_of_its_stream_and_upstream_of_global_tables(tmp_path
 def test_dagster_loads_the_configured_file(tmp_path: Path) -> None:
     file = tmp_path / "replication.yaml"
     file.write_text(TRACKED)
-    script = "import sr_assets.definitions as d, dagster; print(type(d.defs).__name__)"
     environment = {**os.environ, "SR_ASSETS_CONFIG": str(file), "SR_ASSETS_HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "dagster", "definitions", "validate", "-m", "sr_assets.definitions"],
@@ -138,7 +122,7 @@ def test_dagster_loads_the_configured_file(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr + script
+    assert done.returncode == 0, done.stderr
 
 
 def many(folder: Path, sites: int) -> Settings:

@@ -229,23 +229,9 @@ def test_reference_has_every_table_with_its_columns(home: Path) -> None:
     assert not [(table, column) for table, column in public if f"| `{column}` |" not in reference[table]]
 
 
-def test_reference_and_operations_have_every_check(tmp_path: Path) -> None:
-    from sr_assets.definitions import build
-
-    file = tmp_path / "replication.yaml"
-    entry = {**_ENTRY, "inspect_field": "sender", "inspect_duration": "1h"}
-    feed = {"name": "centre", "stream": "ADVISORIES", "url": "b:1"}
-    file.write_text(yaml.safe_dump({"name": "X", "streams": [entry], "feeds": [feed]}))
-    graph = build(load_settings(file, {"SR_ASSETS_HOME": str(tmp_path)})).resolve_asset_graph()
-    checks = {key.name for key in graph.asset_check_keys}
-    nouns = {key.path[-1] for key in graph.get_all_asset_keys() if key.path[0] in ("X", "centre")}
-    reference = section("Dagster: assets, checks, sensors, jobs, resources")
-    assert not [name for name in checks | nouns if f"`{name}`" not in reference]
-    operations = (ROOT / "docs" / "operations.md").read_text()
-    assert not [name for name in checks if not re.search(rf"^\| `{name}`", operations, re.MULTILINE)]
-
-
-def test_every_asset_links_to_a_section_of_the_documents(tmp_path: Path) -> None:
+@pytest.fixture
+def graph(tmp_path: Path) -> Any:
+    """The assets of a tracked stream, a feed and a native stream."""
     from sr_assets.definitions import build
 
     file = tmp_path / "replication.yaml"
@@ -254,11 +240,22 @@ def test_every_asset_links_to_a_section_of_the_documents(tmp_path: Path) -> None
     native = {"cluster": "here", "stream": "N", "mirror": {"cluster": "there", "stream": "O"}}
     topology = {"clusters": {"here": {"url": "c:1"}, "there": {"url": "d:1"}}, "streams": [native]}
     file.write_text(yaml.safe_dump({"name": "X", "streams": [entry], "feeds": [feed], "topology": topology}))
-    graph = build(load_settings(file, {"SR_ASSETS_HOME": str(tmp_path)})).resolve_asset_graph()
+    return build(load_settings(file, {"SR_ASSETS_HOME": str(tmp_path)})).resolve_asset_graph()
+
+
+def test_reference_and_operations_have_every_check(graph: Any) -> None:
+    checks = {key.name for key in graph.asset_check_keys}
+    nouns = {key.path[-1] for key in graph.get_all_asset_keys() if key.path[0] in ("X", "centre")}
+    reference = section("Dagster: assets, checks, sensors, jobs, resources")
+    assert not [name for name in checks | nouns if f"`{name}`" not in reference]
+    operations = (ROOT / "docs" / "operations.md").read_text()
+    assert not [name for name in checks if not re.search(rf"^\| `{name}`", operations, re.MULTILINE)]
+
+
+def test_every_asset_links_to_a_section_of_the_documents(graph: Any) -> None:
+    link = re.compile(r"See \[docs/[a-z]+\.md\]\(/docs/([a-z]+\.md)#([a-z0-9-]+)\)\.$")
     for key in graph.get_all_asset_keys():
-        match = re.search(
-            r"See \[docs/[a-z]+\.md\]\(/docs/([a-z]+\.md)#([a-z0-9-]+)\)\.$", graph.get(key).description or ""
-        )
+        match = link.search(graph.get(key).description or "")
         assert match, key
         assert match[2] in anchors(ROOT / "docs" / match[1]), key
 

@@ -1,20 +1,12 @@
 """Problems that users of the Stream Replicator reported do not occur here."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
-import yaml
-
 from sr_assets.adapters.state.status_file import read_status
-from sr_assets.domain.errors import ConfigurationError
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets.stages.replication.batch import Batch
 from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
 
 SAMPLED = {"inspect_field": "sender", "inspect_duration": "10m"}
@@ -34,42 +26,6 @@ def events(rig: Rig, node: str = "%") -> list[str]:
     return [
         row["event"] for row in rig.rows(f"SELECT * FROM node_advisories WHERE node LIKE '{node}' ORDER BY transition")
     ]
-
-
-@pytest.mark.parametrize("how", ({"inspect_header": "Node"}, {"inspect_subject_token": 2}))
-def test_header_or_subject_token_sampling_is_active(rig: Rig, how: dict[str, Any]) -> None:
-    stream = rig.make()
-    rig.publish(stream, [Sent(b"x", f"n{n % 2}", b"NATS/1.0\r\nNode: n%d\r\n\r\n" % (n % 2)) for n in range(10)])
-    rig.add(stream, inspect_duration="10m", **how)
-    rig.drain()
-    assert len(rig.copies(stream)) == 2
-    assert [row["node"] for row in rig.rows("SELECT node FROM last_seen_nodes ORDER BY node")] == ["n0", "n1"]
-
-
-@pytest.mark.parametrize(
-    ("entry", "key"),
-    (
-        ({"inspect_field": "sender"}, "inspect_field"),
-        ({"advisory": {"subject": "a.%s.%v"}}, "advisory"),
-        ({"inspect_force_field": "force"}, "inspect_force_field"),
-        ({"inspect_felid": "sender"}, "inspect_felid"),
-        ({"filter_subject": "a.b", "target_subject_remove": "a"}, "target_subject_remove"),
-    ),
-)
-def test_settings_that_had_no_effect_are_errors_that_name_the_key(rig: Rig, entry: dict[str, Any], key: str) -> None:
-    rig.add("ANY", **entry)
-    with pytest.raises(ConfigurationError, match=key) as raised:
-        rig.settings()
-    assert "ANY" in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-def test_force_field_copies_only_if_it_is_true(rig: Rig) -> None:
-    stream = rig.make()
-    rig.publish(stream, [from_sender("a", force=force) for force in (None, False, "true", 1, True, 0, "", [True])])
-    rig.add(stream, inspect_force_field="force", **SAMPLED)
-    rig.drain()
-    assert [json.loads(payload)["force"] for payload in payloads(rig, stream)] == [None, True]
 
 
 def test_size_trigger_compares_with_the_last_copied_message(rig: Rig) -> None:
@@ -169,87 +125,6 @@ def test_sender_names_cannot_inject_protocol(rig: Rig) -> None:
     assert len(rig.copies(stream)) == len(names)
 
 
-def test_message_that_the_target_refuses_is_parked(rig: Rig) -> None:
-    stream = rig.make()
-    rig.create(stream, rig.target, max_msg_size=600)
-    rig.publish(stream, [from_sender("a"), from_sender("b", fill_bytes=1000), from_sender("c")])
-    rig.add(stream)
-    rig.drain()
-    assert [json.loads(payload)["sender"] for payload in payloads(rig, stream)] == ["a", "c"]
-    assert [row["sequence"] for row in rig.rows("parked_messages")] == [2]
-
-
-def test_headers_that_control_a_server_are_not_copied(rig: Rig) -> None:
-    powers: dict[str, Any] = {"allow_rollup_hdrs": True, "allow_msg_ttl": True, "deny_purge": False}
-    stream = rig.make(**powers)
-    rig.create(stream, rig.target, **powers)
-    steering = (
-        b"Nats-Expected-Last-Sequence: 0",
-        b"Nats-TTL: 1s",
-        b"Nats-Expected-Last-Subject-Sequence: 0",
-        b"Nats-Expected-Stream: " + stream.encode(),
-        b"Nats-Rollup: sub",
-        b"Nats-Msg-Id: once",
-    )
-    rig.publish(
-        stream,
-        [Sent(b"%d" % n, f"s{n}", b"NATS/1.0\r\n%b\r\nKept: 1\r\n\r\n" % line) for n, line in enumerate(steering)],
-    )
-    rig.publish(stream, [Sent(b"all", "s9", b"NATS/1.0\r\nNats-Rollup: sub\r\n\r\n")])
-    rig.add(stream)
-    rig.drain()
-    copies = rig.copies(stream)
-    assert [copy.payload for copy in copies] == [b"0", b"1", b"2", b"3", b"4", b"5", b"all"]
-    for copy in copies:
-        lines = copy.headers.split(b"\r\n")[1:-2]
-        assert [line.partition(b":")[0] for line in lines if line != b"Kept: 1"] == [
-            b"Choria-SR-Source",
-            b"Nats-Msg-Id",
-        ]
-    # A rollup would have left only the last message, and a time to live would delete the second.
-    rig.await_clock(stream, copies[-1].stored_ns + 1_500_000_000, rig.target)
-    assert len(rig.copies(stream)) == 7
-
-
-def test_target_with_no_ack_is_refused(rig: Rig) -> None:
-    stream = rig.make()
-    rig.create(stream, rig.target, no_ack=True)
-    rig.publish(stream, [from_sender("a")])
-    rig.add(stream)
-    assert "no_ack" in rig.failure()
-    assert not rig.copies(stream)
-
-
-def test_run_resumes_without_duplicates_after_a_stop_under_load(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = rig.make()
-    rig.publish(stream, [Sent(b"%d" % n) for n in range(2000)])
-    rig.add(stream)
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Batch, "_save_receipt", stop)
-        with pytest.raises(KeyboardInterrupt):
-            rig.run()
-    rig.drain()
-    assert payloads(rig, stream) == [b"%d" % n for n in range(2000)]
-
-
-def test_recreated_source_is_never_skipped_silently(rig: Rig) -> None:
-    stream = rig.make()
-    rig.add(stream)
-    rig.publish(stream, [from_sender("a"), from_sender("b")])
-    rig.drain()
-    rig.api(f"STREAM.DELETE.{stream}")
-    rig.create(stream)
-    rig.publish(stream, [from_sender("c")])
-    assert "on_source_reset" in rig.failure()
-    rig.entries[0] |= {"on_source_reset": "recopy"}
-    rig.drain()
-    assert [json.loads(payload)["sender"] for payload in payloads(rig, stream)] == ["a", "b", "c"]
-
-
 def test_two_sites_share_a_target_without_loss(rig: Rig) -> None:
     stream = rig.make()
     rig.create(stream, rig.target)
@@ -293,37 +168,3 @@ def test_created_target_does_not_inherit_the_sources_wiring(rig: Rig) -> None:
     assert not {"sources", "mirror", "placement", "republish"} & {key for key, value in config.items() if value}
     # Messages from the stream's own sources keep their subjects, which the target does not take: they are parked.
     assert rig.row("replication")["next_sequence"] == 2
-
-
-def test_lag_is_published_in_messages_and_seconds(rig: Rig) -> None:
-    stream = rig.make()
-    rig.create(stream, rig.target, max_msg_size=1000)
-    rig.publish(stream, [Sent(b"1"), Sent(b"2" * 2000), Sent(b"3")])
-    rig.add(stream, on_poison="stop", batch_messages=1)
-    assert rig.failure()
-    behind = rig.row("replication")
-    assert (behind["lag_messages"], behind["next_sequence"]) == (2, 2)
-    assert behind["lag_seconds"] > 0
-    rig.entries[0] |= {"on_poison": "park"}
-    rig.drain()
-    caught_up = rig.row("replication")
-    assert (caught_up["lag_messages"], caught_up["lag_seconds"], caught_up["source_last_sequence"]) == (0, 0, 3)
-
-
-def test_run_exits_1_if_a_stream_fails_and_runs_the_others(rig: Rig) -> None:
-    stream = rig.make()
-    rig.publish(stream, [Sent(b"x")])
-    rig.add("MISSING")
-    rig.add(stream)
-    rig.settings()
-    environ = {**os.environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml"), "SR_ASSETS_HOME": str(rig.home)}
-    command = [sys.executable, "-m", "sr_assets", "run", "--once"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 1, done.stderr
-    assert "MISSING" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert len(rig.copies(stream)) == 1
-    (rig.home / "replication.yaml").write_text(yaml.safe_dump({"name": SITE, "strems": []}))
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 2
-    assert "strems" in done.stderr

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -12,7 +12,6 @@ import duckdb
 import pytest
 
 from sr_assets.adapters.spark.engine import stop_engine
-from sr_assets.assets.charts import line_chart
 from sr_assets.assets.daily import AVAILABILITY_ASSET, INVENTORY_ASSET
 from sr_assets.automation.jobs import FIRST_TAG, LAST_TAG, due_days
 from sr_assets.definitions import build
@@ -190,9 +189,3 @@ def test_command_reports_that_no_day_is_computed(
     code, _, errors = command("availability", "--since", "7d")
     assert code == 0
     assert errors.startswith(f"no day since {TODAY - timedelta(days=7)} has been computed yet")
-
-
-def test_a_chart_of_a_month_is_small() -> None:
-    days = [(date(2026, 1, 1) + timedelta(days=number)).isoformat() for number in range(30)]
-    lines = {f"0.{version}.0": [(day, float(version * n)) for n, day in enumerate(days)] for version in range(6)}
-    assert len(str(line_chart("nodes", "nodes", lines).value)) < 40_000

@@ -1,7 +1,5 @@
-"""The nightly deletion of old runs and their data, with each storage and over many days."""
+"""The nightly deletion of old runs and their data, with each storage."""
 
-import tempfile
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -11,7 +9,6 @@ import dagster as dg
 import pytest
 
 from sr_assets.automation.old_runs import _Retention, delete_old_runs, retention
-from sr_assets_bench.disk import copy_run, folder_bytes, make_older
 from sr_assets_tests.postgres import postgres
 
 ROOT = Path(__file__).parent.parent.parent
@@ -118,40 +115,3 @@ def test_job_keeps_the_newest_of_too_many_runs(
     runs = [run_at(instance, timedelta(hours=10 - number)) for number in range(7)]
     clean(instance)
     assert [bool(traces(instance, tmp_path, run_id)) for run_id in runs] == [False] * 5 + [True] * 2
-
-
-# ------------------------------------------------------------------------------------------------------- many days
-
-RUNS_A_DAY = 288
-
-
-def add_day(folder: Path, instance: dg.DagsterInstance, template: str) -> None:
-    """Make all runs but the template a day older, and add a day's copies of the template."""
-    others = {record.dagster_run.run_id for record in instance.get_run_records()} - {template}
-    make_older(folder, dict.fromkeys(others, 24 * 60))
-    copy_run(folder, template, [str(uuid.uuid4()) for _ in range(RUNS_A_DAY)])
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """A folder in memory, if available: on disk, SQLite syncs several times per run."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-        yield Path(folder)
-
-
-def test_storage_stays_below_a_gigabyte_with_a_run_every_five_minutes(
-    memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The storage holds about a week of runs: each day adds a day's runs, and each night deletes as many."""
-    with opened(memory, "", monkeypatch) as instance:
-        template = run_at(instance, timedelta())
-        for _ in range(6):
-            add_day(memory, instance, template)
-        sizes = []
-        for _ in range(3):
-            add_day(memory, instance, template)
-            clean(instance)
-            sizes.append(folder_bytes(memory))
-        assert instance.get_runs_count() == 7 * RUNS_A_DAY + 1
-    assert sizes[2] < 1.01 * sizes[1], sizes
-    assert sizes[2] < 0.8e9

@@ -151,17 +151,6 @@ def test_sensor_requests_run_once_advisories_are_deliverable(rig: Rig, instance:
         assert opened.stream_info(feed).messages == 1
 
 
-def test_sensor_tolerates_configured_lag(rig: Rig) -> None:
-    stream = rig.make()
-    rig.add(stream, target_subject_prefix="c")
-    rig.drain()
-    patient = rig.settings(sensor={"lag_messages": 3})
-    rig.publish(stream, [Sent(), Sent()])
-    assert find_work(patient, SITE)[0] is None
-    rig.publish(stream, [Sent()])
-    assert find_work(patient, SITE)[0] == f"{SITE}/{stream}: 3 messages behind"
-
-
 def test_tick_names_unreachable_sources(rig: Rig, instance: dg.DagsterInstance) -> None:
     stream, missing = rig.make(), rig.unique("MISSING")
     rig.add(stream, target_subject_prefix="c")
