@@ -19,8 +19,6 @@ CONSUMER_EXISTS: Final = 10148
 #: A request with a body where the API expects none, such as `STREAM.DELETE`.
 BODY_NOT_EMPTY: Final = 10038
 MESSAGE_NOT_FOUND: Final = 10037
-MESSAGE_TOO_LARGE: Final = 10054
-HEADERS_TOO_LARGE: Final = 10097
 STREAM_NOT_FOUND: Final = 10059
 #: The name in a `STREAM.CREATE` contradicts its subject.
 NAME_MISMATCH: Final = 10056
@@ -28,10 +26,6 @@ NAME_MISMATCH: Final = 10056
 NAME_TAKEN: Final = 10058
 SUBJECTS_TAKEN: Final = 10065
 WRONG_LAST_SEQUENCE: Final = 10071
-#: A stream at a limit that discards new messages: the whole stream, or one subject of it.
-STREAM_FULL: Final = 10077
-#: A server without memory, resources for streams, or disk.
-SERVER_FULL: Final = frozenset({10023, 10028, 10047})
 #: A cluster too small for the replicas, or a server without a cluster.
 TOO_FEW_SERVERS: Final = frozenset({10005, 10074})
 

@@ -16,7 +16,7 @@ import pytest
 from sr_assets.adapters.copying import sending
 from sr_assets.adapters.copying.copier import Copier
 from sr_assets.adapters.copying.receipt import Receipt
-from sr_assets.adapters.jetstream import HEADERS_TOO_LARGE, MESSAGE_TOO_LARGE, STREAM_NOT_FOUND, ApiError
+from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, ApiError
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import (
     Connection,
@@ -33,6 +33,7 @@ from sr_assets.adapters.wire.connection import SILENCE_SECONDS
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import MESSAGE_ID_HEADER, Message, header_values, last_origin
 from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.refusals import HEADERS_TOO_LARGE, MESSAGE_TOO_LARGE
 from sr_assets.domain.target_stream import target_config
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.stages.connectivity import probe_connectivity

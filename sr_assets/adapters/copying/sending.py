@@ -1,7 +1,7 @@
 """Publishing of copies into a target, and the handling of refused and unacknowledged messages.
 
-A refused or unacknowledged message is resent. It is parked if the refusal concerns the message: by its code, or because the
-target still accepts other messages. Any other refusal concerns the target and stops the stream with its intent open.
+A refused or unacknowledged message is sent again. Only a message that the target can never store is parked, as
+`domain/refusals.py` decides. Any other refusal that lasts ends the stream's run with its intent open.
 """
 
 from __future__ import annotations
@@ -14,23 +14,15 @@ from typing import TYPE_CHECKING, Final
 from sr_assets.adapters import wire
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.copying.receipt import MOST_HEARTBEATS, Parked
-from sr_assets.adapters.jetstream import (
-    HEADERS_TOO_LARGE,
-    MESSAGE_TOO_LARGE,
-    SERVER_FULL,
-    STREAM_FULL,
-    STREAM_NOT_FOUND,
-    WRONG_LAST_SEQUENCE,
-    ApiError,
-)
+from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, ApiError
 from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.heartbeats import is_heartbeat
 from sr_assets.domain.messages import header_writer
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.provenance import find_copy, other_writer_text
+from sr_assets.domain.refusals import Reaction, is_subject_full, reaction
 from sr_assets.domain.subjects import matcher, printable, target_subject
-from sr_assets.domain.target_stream import IMPOSSIBLE_SEQUENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -40,20 +32,12 @@ if TYPE_CHECKING:
     from sr_assets.domain.messages import Message
     from sr_assets.domain.provenance import CopyOf
 
-#: Refusals that concern one message, not the target.
-_ABOUT_THE_MESSAGE: Final = frozenset({MESSAGE_TOO_LARGE, HEADERS_TOO_LARGE, wire.INVALID_SUBJECT})
-#: The text that distinguishes `discard_new_per_subject` from a full stream, which has the same code.
-_SUBJECT_FULL: Final = "per subject"
-#: Refusals that always concern the target and its server: full, or out of memory or disk.
-_ABOUT_THE_TARGET: Final = SERVER_FULL | {STREAM_FULL}
 _REFUSAL_SECONDS: Final = 30.0
 _ACK_SECONDS: Final = 30.0
-_PROBE_SECONDS: Final = 5.0
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 #: More parked messages in one batch indicate a fault of the target; full subjects are not counted.
 _MAX_PARKED: Final = 1000
-_IMPOSSIBLE: Final = b"NATS/1.0\r\nNats-Expected-Last-Sequence: %d\r\n\r\n" % IMPOSSIBLE_SEQUENCE
 
 
 class StopError(Exception):
@@ -120,26 +104,21 @@ class Sender:
         while True:
             self._plan.check_batch()
             began = time.monotonic()
-            try:
-                refused = self._publish(itertools.chain(again, items))
-            except wire.WireError as lost:
-                if lost is self._source_failure:
-                    raise
-                if isinstance(lost, wire.DeniedError):
-                    raise StopError(str(lost)) from None
-                refused = self._send_unanswered(lost)
-            else:
-                if not refused and not self._window:
-                    self._confirm_stored()
-                    return
+            # While the target refuses a message, none that follows it is sent: the copies stay in order.
+            refused = self._publish_or_resend(again if waits else itertools.chain(again, items))
+            if not waits and not refused and not self._window:
+                self._confirm_stored()
+                return
             waiting = self._judge(refused)
             again = [self._outgoing(self._window[sequence]) for sequence in sorted(self._window)]
-            if waiting:
-                waits = 1 if self._settled_at > began else waits + 1
-                pause_seconds = backoff_seconds(
-                    waits, first_seconds=_FIRST_PAUSE_SECONDS, longest_seconds=_LONGEST_PAUSE_SECONDS
-                )
-                time.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311  jitter, not a secret
+            if not waiting:
+                waits = 0
+                continue
+            waits = 1 if self._settled_at > began else waits + 1
+            pause_seconds = backoff_seconds(
+                waits, first_seconds=_FIRST_PAUSE_SECONDS, longest_seconds=_LONGEST_PAUSE_SECONDS
+            )
+            time.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311  jitter, not a secret
 
     def _watch(self, items: Iterator[wire.Outgoing]) -> Iterator[wire.Outgoing]:
         """Record an error of the source, so that it is not mistaken for an error of the target."""
@@ -150,6 +129,20 @@ class Sender:
             raise
 
     # --------------------------------------------------------------------------------------------- acknowledgements
+
+    def _publish_or_resend(self, items: Iterable[wire.Outgoing]) -> list[wire.Ack]:
+        """Publish; if acknowledgements are missing, send those messages once more. Return the refusals.
+
+        A message without an acknowledgement proves nothing about the message: its leader may have lost the quorum.
+        """
+        try:
+            return self._publish(items)
+        except wire.DeniedError as denied:
+            raise StopError(str(denied)) from None
+        except wire.WireError as lost:
+            if lost is self._source_failure or not self._window:
+                raise
+        return self._publish([self._outgoing(self._window[sequence]) for sequence in sorted(self._window)])
 
     def _publish(self, items: Iterable[wire.Outgoing]) -> list[wire.Ack]:
         """Publish until the first refusal, settle the acknowledged messages, and return the refusals."""
@@ -223,54 +216,19 @@ class Sender:
     # ------------------------------------------------------------------------------------- refused or unacknowledged
 
     def _judge(self, refused: list[wire.Ack]) -> bool:
-        """Park messages that the target will never accept, stop if it accepts none; return whether to wait and resend."""
+        """Park or stop as the refusals demand; return whether to wait and send the others again."""
         now, waiting = time.monotonic(), False
         for ack in refused:
             since = self._refused_since.setdefault(ack.sequence, now)
             reason = f"{ack.error} ({ack.error_code})"
-            if _SUBJECT_FULL in (ack.error or ""):
-                self._park(self._window.pop(ack.sequence), reason, limited=False)
-            elif ack.error_code in _ABOUT_THE_MESSAGE:
-                self._park(self._window.pop(ack.sequence), reason)
-            elif now - since > _REFUSAL_SECONDS and ack.error_code not in _ABOUT_THE_TARGET and self._takes_others():
-                self._park(self._window.pop(ack.sequence), f"refused, while other messages are stored: {reason}")
-            elif now - max(since, self._settled_at) > _REFUSAL_SECONDS:
+            wanted = reaction(ack.error_code, ack.error)
+            if wanted is Reaction.PARK:
+                self._park(self._window.pop(ack.sequence), reason, limited=not is_subject_full(ack.error))
+            elif wanted is Reaction.STOP or now - max(since, self._settled_at) > _REFUSAL_SECONDS:
                 raise StopError(f"target stream {self._plan.stream} refuses: {reason}")
             else:
                 waiting = True
         return waiting
-
-    def _send_unanswered(self, lost: wire.WireError) -> list[wire.Ack]:
-        """Resend the unacknowledged messages; park those that stay unacknowledged while the target responds to a probe.
-
-        Return the refusals. Raises `lost`, or another WireError, if the target does not respond to the probe either.
-        """
-        if not self._answers():
-            raise lost
-        try:
-            return self._publish([self._outgoing(self._window[sequence]) for sequence in sorted(self._window)])
-        except wire.WireError:
-            for target_sequence, copy in self.copies():
-                if copy.sequence in self._window:
-                    self._settle(copy.sequence, target_sequence)
-            if not self._answers():
-                raise
-        for sequence in sorted(self._window):
-            self._park(self._window.pop(sequence), "the target acknowledges other messages, but never this one")
-        return []
-
-    def _takes_others(self) -> bool:
-        return self._settled is not None and self._answers()
-
-    def _answers(self) -> bool:
-        """Return whether the target responds to a publish on the subject of an earlier copy; nothing is stored."""
-        message = self._settled or self._window[min(self._window)]
-        probe = self._outgoing(message)._replace(headers=_IMPOSSIBLE, payload=b"")
-        try:
-            acks = list(wire.Publisher(self._target, ack_timeout_seconds=_PROBE_SECONDS).publish_all([probe]))
-        except wire.WireError:
-            return False
-        return [ack.error_code for ack in acks] == [WRONG_LAST_SEQUENCE]
 
     # ------------------------------------------------------------------------------------------------- single messages
 

@@ -7,7 +7,6 @@ from sr_assets.adapters.wire.connection import Connection
 from sr_assets.adapters.wire.gets import next_message, stored_message
 from sr_assets.adapters.wire.link import DeniedError, WireError
 from sr_assets.adapters.wire.publishing import (
-    INVALID_SUBJECT,
     Ack,
     Outgoing,
     Publisher,
@@ -25,7 +24,6 @@ from sr_assets.adapters.wire.reading import (
 __all__ = [
     "BATCH_BYTES",
     "BATCH_MESSAGES",
-    "INVALID_SUBJECT",
     "Ack",
     "Connection",
     "DeniedError",

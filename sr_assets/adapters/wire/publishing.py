@@ -5,17 +5,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from sr_assets.adapters.jetstream import MESSAGE_TOO_LARGE, NO_RESPONDERS
+from sr_assets.adapters.jetstream import NO_RESPONDERS
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.connection import Connection
 from sr_assets.adapters.wire.frames import Frame
 from sr_assets.adapters.wire.link import WireError
+from sr_assets.domain.refusals import INVALID_SUBJECT, MESSAGE_TOO_LARGE
 
 SEND_BYTES: Final = 256 << 10
 MAX_CONTROL_LINE_BYTES: Final = 4096
-
-#: The publisher's own code for a message that it did not send.
-INVALID_SUBJECT: Final = 400
 
 _UNKNOWN: Final = (0, 0)
 

@@ -6,9 +6,8 @@ from itertools import islice
 
 import pytest
 
-from sr_assets.adapters.jetstream import MESSAGE_TOO_LARGE, NO_RESPONDERS, STREAM_FULL
+from sr_assets.adapters.jetstream import NO_RESPONDERS
 from sr_assets.adapters.wire import (
-    INVALID_SUBJECT,
     Ack,
     Connection,
     Outgoing,
@@ -18,6 +17,7 @@ from sr_assets.adapters.wire import (
 )
 from sr_assets.adapters.wire.publishing import _frame
 from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.refusals import INVALID_SUBJECT, MESSAGE_TOO_LARGE
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.adapters.wire.rig import ODD_HEADERS, Names, create_stream, flat, outgoing, publish
 from sr_assets_tests.rig import address
@@ -42,7 +42,7 @@ def test_publisher_stops_at_first_refusal(connection: Connection, unique: Names)
     stream = create_stream(connection, unique("FULL"), max_msgs=10, discard="new")
     acks = list(Publisher(connection, max_messages=20).publish_all(outgoing(stream, 5000)))
     assert acks[:10] == [Ack(n, n) for n in range(1, 11)]
-    assert acks[10].error_code == STREAM_FULL
+    assert acks[10].error_code == 10077
     assert acks[10].error == "maximum messages exceeded"
     assert len(acks) < 100
 
