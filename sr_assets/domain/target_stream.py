@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 #: The last sequence of no stream: every stream refuses a publish that expects it, with code 10071.
 IMPOSSIBLE_SEQUENCE: Final = 18446744073709551614
 _MIN_DUPLICATE_WINDOW_NS: Final = 120 * 1_000_000_000
-#: Copied unchanged from the source's configuration; all other keys are omitted.
-_TAKEN_OVER: Final = ("max_msgs", "max_bytes", "max_age", "max_msgs_per_subject", "max_msg_size", "discard")
+#: Copied unchanged from the source's configuration; all other keys are omitted. A copy is larger than its original, so
+#: `max_msg_size` is not among them: the source has applied it.
+_TAKEN_OVER: Final = ("max_msgs", "max_bytes", "max_age", "max_msgs_per_subject", "discard")
 
 
 @dataclass(frozen=True, slots=True)

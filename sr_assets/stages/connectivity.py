@@ -23,7 +23,13 @@ from sr_assets.domain.subjects import advisory_subject
 from sr_assets.domain.tracking.rules import Event
 from sr_assets.settings import AdvisorySettings, Entry, HeartbeatSettings, Settings, StreamSettings
 from sr_assets.stages.probes import Probe, Probes
-from sr_assets.stages.replication.target import check_target, new_target, refuse_doubled, refuse_drift
+from sr_assets.stages.replication.target import (
+    check_target,
+    new_target,
+    refuse_doubled,
+    refuse_drift,
+    refuse_unstorable,
+)
 from sr_assets.stages.source.suitability import check_source, try_senders
 from sr_assets.stages.topology.applying import probe_update
 from sr_assets.stages.topology.probes import probe_topology
@@ -130,6 +136,8 @@ def _try_target(
             planned, accepted = source_info, f"takes {', '.join(info.subjects)}"
             fits = "a target for the copies"
             probes.attempt(target, fits, lambda: check_target(stream, planned, info), lambda _: accepted)
+            storable = "a target for every message of the source"
+            probes.attempt(target, storable, lambda: refuse_unstorable(stream, planned, source, info))
         _try_reading(probes, target, info)
         if stream.target_options:
             probes.attempt(target, "a target without drift", lambda: refuse_drift(stream, info))
@@ -139,7 +147,7 @@ def _try_target(
         learned = f"{stream.target_stream} does not exist; no_target_create, or create_target: false, is set: create it"
         probes.note(target, "a target for the copies", works=False, learned=learned)
     elif source_info is not None:
-        _try_creating(probes, stream, source_info, target)
+        _try_creating(probes, stream, source, source_info, target)
     if exists and source_info is not None:
         subject = _subject(stream, source, source_info)
         if subject is not None:
@@ -147,7 +155,9 @@ def _try_target(
     return True
 
 
-def _try_creating(probes: Probes, stream: StreamSettings, source_info: StreamInfo, target: Cluster) -> None:
+def _try_creating(
+    probes: Probes, stream: StreamSettings, source: Cluster, source_info: StreamInfo, target: Cluster
+) -> None:
     request = target.settings.api(f"STREAM.CREATE.{stream.target_stream}")
     probes.attempt(
         target,
@@ -157,7 +167,7 @@ def _try_creating(probes: Probes, stream: StreamSettings, source_info: StreamInf
     )
 
     def free() -> list[str]:
-        subjects: list[str] = new_target(stream, source_info)["subjects"]
+        subjects: list[str] = new_target(stream, source_info, source)["subjects"]
         for subject in subjects:
             if others := target.stream_names(subject):
                 raise RunError(

@@ -5,7 +5,7 @@ Bulk traffic uses `wire`, because nats-py cannot carry headers byte for byte.
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -130,6 +130,15 @@ class Cluster:
             names += page
             if not page or len(names) >= answer["total"]:
                 return names
+
+    def held_subjects(self, stream: str, subject: str = ">") -> Iterator[str]:
+        """Yield each matching subject of which the stream holds a message, page by page (100,000 a page)."""
+        offset, total = 0, 1
+        while offset < total:
+            answer = self.request_api(f"STREAM.INFO.{stream}", {"subjects_filter": subject, "offset": offset})
+            page = answer["state"].get("subjects") or {}
+            yield from page
+            offset, total = offset + len(page), answer.get("total", 0) if page else 0
 
     def create_stream(self, config: dict[str, Any]) -> StreamInfo:
         """Create a stream, with fewer replicas if the cluster has too few servers; return the info of the new stream."""

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.jetstream import SUBJECTS_TAKEN, ApiError
 from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.domain.messages import header_writer
 from sr_assets.domain.provenance import Identity, doubled_text, foreign_copy
-from sr_assets.domain.subjects import overlaps
+from sr_assets.domain.stored_subjects import stored_patterns
+from sr_assets.domain.subjects import matcher, overlaps, printable
 from sr_assets.domain.target_stream import target_config
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sr_assets.adapters.nats.cluster import Cluster
     from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.settings import StreamSettings
 
 logger = logging.getLogger(__name__)
+
+# The largest numbers in the headers of a copy.
+_LAST_SEQUENCE: Final = (1 << 64) - 1
+_MOST_RESTARTS: Final = 999_999
 
 
 def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) -> StreamInfo | None:
@@ -32,9 +40,9 @@ def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) 
     return info
 
 
-def create_target(stream: StreamSettings, source: StreamInfo, target: Cluster) -> StreamInfo:
+def create_target(stream: StreamSettings, source: StreamInfo, source_cluster: Cluster, target: Cluster) -> StreamInfo:
     """Create the missing target, log its configuration, and return its info."""
-    config = new_target(stream, source)
+    config = new_target(stream, source, source_cluster)
     try:
         info = target.create_stream(config)
     except ApiError as error:
@@ -51,20 +59,42 @@ def create_target(stream: StreamSettings, source: StreamInfo, target: Cluster) -
     return info
 
 
-def new_target(stream: StreamSettings, source: StreamInfo) -> dict[str, Any]:
-    """Return the configuration of a new target.
+def new_target(stream: StreamSettings, source: StreamInfo, source_cluster: Cluster) -> dict[str, Any]:
+    """Return the configuration of a new target, which accepts every subject that the source stores.
 
-    Raises RunError if the source has no subjects (a mirror without a filter), and ConfigurationError if a rewritten
-    subject is invalid.
+    Raises RunError if those subjects are unknown (an origin of the source in another account, or not readable), and
+    ConfigurationError if a rewritten subject is invalid.
     """
-    patterns = [stream.filter_subject] if stream.filter_subject else source.subjects
+    # With a prefix, one pattern accepts every copy, whatever the source stores.
+    patterns = _copied_patterns(stream, source, source_cluster) or ((">",) if stream.prefix else ())
     if not patterns:
         raise RunError(
-            f"stream {stream.label}: the source has no subjects, like every mirror; create target stream "
-            f"{stream.target_stream} yourself or set filter_subject"
+            f"stream {stream.label}: the subjects of the source's mirror or sources are unknown; create target stream"
+            f" {stream.target_stream} yourself, or set filter_subject or target_subject_prefix"
         )
     rewritten = [stream.target_pattern(pattern) for pattern in patterns]
     return target_config(stream.target_stream, rewritten, source.config, stream.target_options)
+
+
+def _copied_patterns(stream: StreamSettings, source: StreamInfo, cluster: Cluster | None) -> tuple[str, ...] | None:
+    """Return patterns of the copied messages' subjects; without a cluster, those of other streams are unknown."""
+    if stream.filter_subject:
+        return (stream.filter_subject,)
+    read = {source.stream}
+
+    def upstream(origin: Mapping[str, Any]) -> tuple[str, ...] | None:
+        name = str(origin.get("name"))
+        if cluster is None or origin.get("external"):
+            return None
+        if name in read:
+            return ()
+        read.add(name)
+        try:
+            return stored_patterns(cluster.stream_info(name).config, upstream)
+        except RunError:
+            return None
+
+    return stored_patterns(source.config, upstream)
 
 
 def target_drift(stream: StreamSettings, info: StreamInfo) -> list[str]:
@@ -102,11 +132,40 @@ def check_target(stream: StreamSettings, source: StreamInfo, info: StreamInfo) -
         raise RunError(f"target stream {stream.target_stream} is a mirror and cannot be written; choose another target")
     if info.created_ns == source.created_ns and info.stream == source.stream and info.config == source.config:
         raise ConfigurationError(f"stream {stream.label}: source and target are the same stream; change one of them")
-    patterns = [stream.filter_subject] if stream.filter_subject else list(source.subjects)
-    rewritten = [stream.target_pattern(pattern) for pattern in patterns]
+    rewritten = [stream.target_pattern(pattern) for pattern in _copied_patterns(stream, source, None) or ()]
     if rewritten and not any(overlaps(theirs, ours) for ours in rewritten for theirs in info.subjects):
         raise RunError(
             f"target stream {stream.target_stream} takes {', '.join(info.subjects)}, but the copies' subject is"
             f" {', '.join(rewritten)}; add that to its subjects, or change target_subject_prefix or"
             " target_subject_remove"
         )
+
+
+def refuse_unstorable(stream: StreamSettings, source: StreamInfo, source_cluster: Cluster, info: StreamInfo) -> str:
+    """Return a text if a target can store every message that the source holds; else raise RunError with the remedy."""
+    takes, count, refused = matcher(info.subjects), 0, []
+    for subject in source_cluster.held_subjects(stream.stream, stream.filter_subject or ">"):
+        count += 1
+        rewritten = stream.target_pattern(subject)
+        if not takes(rewritten):
+            refused.append(rewritten)
+    if refused:
+        raise RunError(
+            f"target stream {stream.target_stream} does not take {printable(refused[0])}: it would refuse the copies of"
+            f" {len(refused)} of {count} subjects; add them to its subjects, or set filter_subject"
+        )
+    limit_bytes = int(info.config.get("max_msg_size", -1))
+    source_bytes = int(source.config.get("max_msg_size", -1))
+    largest_bytes = (source_bytes if source_bytes > 0 else source_cluster.max_payload) + _added_bytes(stream, source)
+    if 0 < limit_bytes < largest_bytes:
+        raise RunError(
+            f"target stream {stream.target_stream} has max_msg_size {limit_bytes}, but a copy can have {largest_bytes}"
+            " bytes with its headers; raise max_msg_size, or set it to -1"
+        )
+    return f"{count} subjects, messages of up to {largest_bytes} bytes"
+
+
+def _added_bytes(stream: StreamSettings, source: StreamInfo) -> int:
+    """Return the size of the longest headers that a copy gets."""
+    write = header_writer(stream.replicator, stream.name, stream.stream, source.created_ns)
+    return len(write(b"", _LAST_SEQUENCE, source.created_ns, _MOST_RESTARTS))

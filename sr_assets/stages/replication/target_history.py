@@ -83,7 +83,7 @@ class TargetReview:
         elif target is not None and copying.target_sequence and self._rolled_back(target):
             self._note_rollback(target)
         if target is None:
-            target = self._target = create_target(stream, self._source, self._context.clusters.connect(stream.target))
+            target = self._target = self._create()
         # An open batch may belong to a target that was deleted before a commit, or created since.
         intents = [self._store.open_intent(stream.stream, resend=resend) for resend in (False, True)]
         if any(intent is not None and intent.target_created_ns != target.created_ns for intent in intents):
@@ -93,6 +93,10 @@ class TargetReview:
                 again = bool(self._log.resends(1))
                 self._move_intents(created_ns=target.created_ns, target_sequence=end, waits=again)
         return target
+
+    def _create(self) -> StreamInfo:
+        source, target = map(self._context.clusters.connect, (self._stream.source, self._stream.target))
+        return create_target(self._stream, self._source, source, target)
 
     def _confirm(self) -> None:
         """Repeat the query for some seconds while the response differs from the state."""

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.wire import Outgoing
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.connectivity import probe_connectivity
 from sr_assets.stages.replication.target import create_target, new_target
-from sr_assets_tests.rig import Rig, Sent
+from sr_assets_tests.adapters.wire.rig import publish
+from sr_assets_tests.rig import Rig, Sent, connection, wait_until
 
 
 def test_missing_target_is_created_with_only_the_source_limits(rig: Rig) -> None:
@@ -35,6 +37,8 @@ def test_missing_target_is_created_with_only_the_source_limits(rig: Rig) -> None
     config = created.config
     assert created.subjects == (f"eu.{stream}.>",)
     limits["duplicate_window"] = 120 * 10**9
+    # A copy is larger than its original.
+    limits["max_msg_size"] = -1
     assert {key: config[key] for key in limits} == limits
     assert created.allow_direct
     assert not config.get("deny_delete")
@@ -43,13 +47,77 @@ def test_missing_target_is_created_with_only_the_source_limits(rig: Rig) -> None
     assert config["num_replicas"] == 1
 
 
-def test_new_target_of_a_mirror_requires_filter_subject(rig: Rig) -> None:
-    mirror = replace(rig.info(rig.make()), subjects=())
+def test_new_target_with_unknown_subjects_requires_a_setting(rig: Rig) -> None:
+    """The origin is in another account."""
+    mirror = rig.info(rig.make())
+    foreign = {"name": "ELSEWHERE", "external": {"api": "$JS.hub.API"}}
+    mirror = replace(mirror, config={**mirror.config, "subjects": [], "mirror": foreign})
     urls = dict.fromkeys(("source_url", "target_url"), "127.0.0.1:4222")
     stream = StreamSettings.model_validate({"stream": mirror.stream, "target_stream": "COPY", **urls})
-    with pytest.raises(RunError, match="filter_subject"):
-        new_target(stream, mirror)
-    assert new_target(stream.changed(filter_subject="a.b", prefix="p"), mirror)["subjects"] == ["p.a.b"]
+    with Cluster(stream.source) as source:
+        with pytest.raises(RunError, match="set filter_subject or target_subject_prefix"):
+            new_target(stream, mirror, source)
+        filtered = stream.changed(filter_subject="a.b", prefix="p")
+        assert new_target(filtered, mirror, source)["subjects"] == ["p.a.b"]
+        assert new_target(stream.changed(prefix="p"), mirror, source)["subjects"] == ["p.>"]
+
+
+def make_transformed(rig: Rig) -> tuple[str, list[str]]:
+    """Make a stream with its own subject, one source and transforms of both; return it and its stored subjects."""
+    origin, stream = rig.make("ORIGIN"), rig.unique("MIXED")
+    config = {
+        "subjects": [f"{stream}.in.*.*"],
+        "subject_transform": {"src": f"{stream}.in.*.*", "dest": f"{stream}.out.{{{{wildcard(2)}}}}"},
+        "sources": [{"name": origin, "subject_transforms": [{"src": f"{origin}.>", "dest": f"of.{origin}.>"}]}],
+    }
+    rig.create(stream, rig.source, **config)
+    rig.publish(origin, [Sent(b"1")])
+    rig.api(f"STREAM.INFO.{origin}")
+    with connection(rig.source) as opened:
+        publish(opened, [Outgoing(1, f"{stream}.in.a.b", b"", b"2"), Outgoing(2, f"{stream}.in.c.d", b"", b"3")])
+    wait_until(lambda: rig.info(stream).messages == 3, "the source's message")
+    return stream, sorted([f"of.{origin}.>", f"{stream}.out.*"])
+
+
+@pytest.mark.parametrize("mirrored", (False, True), ids=("transformed", "mirrored"))
+def test_new_target_accepts_transformed_subjects_and_full_size(rig: Rig, mirrored: bool) -> None:
+    stream, stored = make_transformed(rig)
+    if mirrored:
+        mirror = rig.unique("MIRROR")
+        rig.api(f"STREAM.CREATE.{mirror}", {"name": mirror, "mirror": {"name": stream}})
+        wait_until(lambda: rig.info(mirror).messages == 3, "the mirror's messages")
+        stream = mirror
+    rig.add(stream)
+    rig.drain()
+    assert sorted(copy.payload for copy in rig.copies(stream)) == [b"1", b"2", b"3"]
+    assert sorted(rig.info(stream, rig.target).subjects) == stored
+    assert rig.row("replication")["parked_messages"] == 0
+
+
+def test_largest_message_of_a_limited_source_is_copied(rig: Rig) -> None:
+    stream = rig.make(max_msg_size=5000)
+    rig.publish(stream, [Sent(b"x" * 5000)])
+    rig.add(stream)
+    rig.drain()
+    assert [len(copy.payload) for copy in rig.copies(stream)] == [5000]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    (
+        ({"max_msg_size": 5000}, "has max_msg_size 5000, but a copy can have"),
+        ({"subjects": ["{}.a"]}, "does not take {}.b: it would refuse the copies of 1 of 2 subjects"),
+    ),
+)
+def test_check_fails_for_a_target_that_would_refuse_a_copy(rig: Rig, config: dict[str, Any], expected: str) -> None:
+    stream, target = rig.make(), rig.unique("T")
+    rig.publish(stream, [Sent(b"1", "a"), Sent(b"2", "b")])
+    subjects = [subject.format(stream) for subject in config.get("subjects", ["{}.>"])]
+    rig.create(target, rig.target, **{**config, "subjects": subjects})
+    rig.add(stream, target_stream=target)
+    failed = [probe.learned for probe in probe_connectivity(rig.settings()) if not probe.works]
+    assert len(failed) == 1
+    assert expected.format(stream) in failed[0]
 
 
 def test_no_target_create_fails_on_a_missing_target(rig: Rig) -> None:
@@ -174,7 +242,7 @@ def test_subject_overlap_error_names_the_subject_and_the_remedy(rig: Rig) -> Non
         Cluster(settings.target) as target,
         pytest.raises(RunError, match=rf"another stream there takes {conflicting}\.{stream}\.>; set another"),
     ):
-        create_target(settings, rig.info(stream), target)
+        create_target(settings, rig.info(stream), target, target)
 
 
 def test_target_on_the_source_server_with_same_subjects_is_refused(rig: Rig) -> None:
