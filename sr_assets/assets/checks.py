@@ -30,6 +30,7 @@ _REPLICA_CHECKS: Final = {
         " the last acknowledged copy."
     ),
     "path_alive": "Heartbeats arrive at their usual interval, if there are any.",
+    "none_parked": "No message is parked: the target can store every message.",
     "progressing": "The position advances while the source is ahead.",
 }
 _FEED_CHECKS: Final = {
@@ -101,6 +102,7 @@ def check_replica(
     in_order = report.disordered == 0 or stream.order != "stream"
     yield warning(key, "in_order", in_order, {"messages": report.disordered, "order": stream.order})
     yield _check_loss(site, stream, report, query_target=query_target)
+    yield check_parked(site, stream)
     yield check_progress(site, stream, report)
     silent = site.state.heartbeats(stream.stream).silent(stream.name, site.clock.now_ns())
     missing = ", ".join(f"no heartbeat on {subject} for {age_ns / 1e9:.0f} s" for subject, age_ns in silent.items())
@@ -119,6 +121,23 @@ def check_replica(
         )
         description = mostly if without_sender * 2 > report.messages else None
         yield warning(key, "senders_found", without_sender == 0, {"messages": without_sender}, description)
+
+
+def check_parked(site: Site, stream: StreamSettings) -> dg.AssetCheckResult:
+    """Return whether messages are parked: an error, because only an operator can have them copied."""
+    parked, reason = site.state.parked_reason(stream.stream)
+    remedy = (
+        f"{parked} messages are not in the target, the last one because of: {reason}; change the target to accept them,"
+        f" then run `sr-assets retry-parked --stream {stream.label}`"
+    )
+    return dg.AssetCheckResult(
+        asset_key=stream_key(stream, "replica"),
+        check_name="none_parked",
+        passed=not parked,
+        severity=dg.AssetCheckSeverity.ERROR,
+        description=remedy if parked else None,
+        metadata={"messages": parked},
+    )
 
 
 def check_progress(site: Site, stream: StreamSettings, report: StreamReport) -> dg.AssetCheckResult:

@@ -1,4 +1,4 @@
-"""Commands that start or change something: `demo`, `up`, `run`, `recover`, `forget`, `emulate`, `spark`.
+"""Commands that start or change something: `demo`, `up`, `run`, `recover`, `retry-parked`, `forget`, `emulate`, `spark`.
 
 Each command imports its heavy dependencies itself, so that the others start quickly.
 """
@@ -133,6 +133,29 @@ def recover(settings: "Settings", name: str, force: bool) -> None:
     with progress_bars():
         done = recover_stream(settings, stream_named(settings, name, refusal), force=force)
     click.echo(done)
+
+
+@cli.command("retry-parked")
+@stream_option
+@configured
+def retry_parked(settings: "Settings", name: str) -> int:
+    """Copy a stream's parked messages again, each once, after the target was changed to accept them.
+
+    Exit code 1: the run failed; the next run continues.
+    """
+    from sr_assets.operate import run_sites
+    from sr_assets.stages.replication.retrying import request_parked
+
+    set_print_format(settings.log_format)
+    stream = stream_named(settings, name, "a feed copies no messages")
+    again, gone = request_parked(settings, stream)
+    if gone:
+        click.echo(f"{stream.label}: {gone} parked messages stay parked: the source no longer holds them")
+    if not again:
+        click.echo(f"{stream.label}: no message to copy again")
+        return 0
+    click.echo(f"{stream.label}: copying {again} parked messages again")
+    return run_sites(settings, [stream], once=True)
 
 
 @cli.command()

@@ -225,6 +225,25 @@ class SiteState:
             self._connection.execute(f"DELETE FROM {table} WHERE stream = ?", [stream])
         return {**counts, "rows of the global view": self.global_tables.forget_feed(stream)}
 
+    def parked(self, stream: str) -> dict[int, tuple[int, int]]:
+        """Return the parked messages: sequence → stored time in unix ns and payload bytes, the latest of a sequence."""
+        query = "SELECT sequence, stored_ns, payload_bytes FROM parked WHERE stream = ? ORDER BY parked_ns"
+        return {
+            sequence: (stored_ns, size)
+            for sequence, stored_ns, size in self._connection.execute(query, [stream]).fetchall()
+        }
+
+    def parked_reason(self, stream: str) -> tuple[int, str]:
+        """Return the number of parked messages and the latest reason, empty without any."""
+        query = "SELECT count(*), coalesce(arg_max(reason, parked_ns), '') FROM parked WHERE stream = ?"
+        ((count, reason),) = self._connection.execute(query, [stream]).fetchall()
+        return count, reason
+
+    def remove_parked(self, stream: str, sequences: list[int]) -> None:
+        """Delete parked messages; call it in the transaction that requests their copies."""
+        query = "DELETE FROM parked WHERE stream = ? AND list_contains(?::BIGINT[], sequence)"
+        self._connection.execute(query, [stream, sequences])
+
     def add_rows(self, table: str, rows: pa.Table) -> None:
         """Append rows to `transitions` or `parked` by column name; call it inside a transaction."""
         self._connection.register("added", rows)
