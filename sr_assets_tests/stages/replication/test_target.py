@@ -15,7 +15,7 @@ from sr_assets.settings import StreamSettings
 from sr_assets.stages.connectivity import probe_connectivity
 from sr_assets.stages.replication.target import create_target, new_target
 from sr_assets_tests.adapters.wire.rig import publish
-from sr_assets_tests.rig import Rig, Sent, connection, wait_until
+from sr_assets_tests.rig import Rig, Sent, address, connection, wait_until
 
 
 def test_missing_target_is_created_with_only_the_source_limits(rig: Rig) -> None:
@@ -54,7 +54,7 @@ def test_new_target_with_unknown_subjects_requires_a_setting(rig: Rig) -> None:
     mirror = replace(mirror, config={**mirror.config, "subjects": [], "mirror": foreign})
     urls = dict.fromkeys(("source_url", "target_url"), "127.0.0.1:4222")
     stream = StreamSettings.model_validate({"stream": mirror.stream, "target_stream": "COPY", **urls})
-    with Cluster(stream.source) as source:
+    with Cluster(address(rig.source)) as source:
         with pytest.raises(RunError, match="set filter_subject or target_subject_prefix"):
             new_target(stream, mirror, source)
         filtered = stream.changed(filter_subject="a.b", prefix="p")
@@ -111,7 +111,7 @@ def test_largest_message_of_a_limited_source_is_copied(rig: Rig) -> None:
 )
 def test_check_fails_for_a_target_that_would_refuse_a_copy(rig: Rig, config: dict[str, Any], expected: str) -> None:
     stream, target = rig.make(), rig.unique("T")
-    rig.publish(stream, [Sent(b"1", "a"), Sent(b"2", "b")])
+    rig.publish(stream, [Sent(b"1", "b"), Sent(b"2", "a")])
     subjects = [subject.format(stream) for subject in config.get("subjects", ["{}.>"])]
     rig.create(target, rig.target, **{**config, "subjects": subjects})
     rig.add(stream, target_stream=target)
