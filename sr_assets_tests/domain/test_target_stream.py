@@ -36,7 +36,6 @@ def test_target_config_copies_only_the_documented_options() -> None:
         "max_bytes": 1000,
         "max_age": 60 * MINUTE_NS,
         "max_msgs_per_subject": 3,
-        "max_msg_size": 500,
         "discard": "new",
         "duplicate_window": 5 * MINUTE_NS,
         "num_replicas": 3,
@@ -80,9 +79,9 @@ def test_missing_source_options_get_defaults() -> None:
 
 def test_target_options_override_the_source() -> None:
     options = TargetOptions("memory", 3, MINUTE_NS, 1000, 5, "east", ("ssd",))
-    config = target_config("COPY", ["a"], {"storage": "file", "max_age": 60 * MINUTE_NS, "max_msg_size": 7}, options)
+    config = target_config("COPY", ["a"], {"storage": "file", "max_age": 60 * MINUTE_NS, "max_msgs": 7}, options)
     assert config == {
-        **target_config("COPY", ["a"], {"max_msg_size": 7}),
+        **target_config("COPY", ["a"], {"max_msgs": 7}),
         "storage": "memory",
         "num_replicas": 3,
         "max_age": MINUTE_NS,

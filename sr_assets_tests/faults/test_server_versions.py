@@ -458,7 +458,7 @@ def test_target_is_created_from_a_source_of_another_version(
         config = target_config(f"{name}_COPY", [f"copy.{name}.>"], {**info.config, "num_replicas": 3})
         copy = target.create_stream(config)
     assert (copy.subjects, copy.config["storage"], copy.replicas) == ((f"copy.{name}.>",), storage, 1)
-    assert (copy.allow_direct, copy.config["max_msg_size"], copy.max_msgs_per_subject) == (True, 4000, 5)
+    assert (copy.allow_direct, copy.config["max_msg_size"], copy.max_msgs_per_subject) == (True, -1, 5)
     not_copied = (
         "allow_msg_ttl",
         "allow_atomic",
