@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -98,7 +97,7 @@ def sensing(bench: Bench, settings: Settings) -> Iterator[None]:
     os.environ |= bench.environ
     os.environ.pop("DAGSTER_HOME", None)
     try:
-        with Services(replace(settings, logfile=bench.home / "dagster.log"), None):
+        with Services(settings.changed(logfile=bench.home / "dagster.log"), None):
             yield
     finally:
         os.environ.clear()
