@@ -79,7 +79,7 @@ def test_every_asset_is_described_and_only_sources_are_external(definitions: dg.
 
 def test_definitions_have_the_checks_of_the_contract(definitions: dg.Definitions) -> None:
     checks = {(key.asset_key.path[0], key.name) for key in definitions.resolve_asset_graph().asset_check_keys}
-    replica = {"no_gap", "in_order", "no_loss", "progressing", "path_alive"}
+    replica = {"no_gap", "in_order", "no_loss", "none_parked", "progressing", "path_alive"}
     assert checks == {("london_city", name) for name in (*replica, "senders_found", "advisories_published")} | {
         ("paris", name) for name in replica
     } | {("fleet", "seconds_add_up"), ("fleet", "values_add_up"), ("fleet", "no_node_missing")}

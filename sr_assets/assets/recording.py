@@ -76,6 +76,11 @@ class Recorder:
         return time.monotonic() >= self._next_check_at or (caught_up and not self.began)
 
     @property
+    def hosted(self) -> bool:
+        """Whether the site is a queued site of a host run."""
+        return self._run.hosted
+
+    @property
     def began(self) -> bool:
         """Whether anything is recorded yet."""
         return bool(self._recorded or self._evaluated)
@@ -126,7 +131,9 @@ class Recorder:
         event = as_event(check_result)
         key = event.asset_check_key
         earlier = self._evaluated.get(key)
-        if key not in self._run.check_keys or (earlier == check_result.passed and not ended):
+        # A step must yield each planned check at its end; a hosted site has no plan.
+        planned = ended and not self._run.hosted
+        if key not in self._run.check_keys or (earlier == check_result.passed and not planned):
             return
         self._evaluated[key] = check_result.passed
         yield check_result if earlier is None and not self._run.hosted else event

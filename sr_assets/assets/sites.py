@@ -81,13 +81,15 @@ def _run_site(platform: Platform, name: str, record: RunRecord, process: HostRun
                     yield from _so_far(run, recorder, settings)
                 yield from process.results()
         results, numbers = list(recorder.record(run.reports, ended=True)), recorder.counts_of_failed(run.reports)
-    yield from (*results, *process.results(), *published_tables(settings))
+    yield from (*results, *process.results(ended=True))
+    if not record.hosted:
+        yield from published_tables(settings)
     _raise_failures(run.reports, numbers)
 
 
 def _so_far(run: "SiteRun", recorder: Recorder, settings: Settings) -> Iterator[Result]:
-    """Record the current state of a run that continues; the shared tables only once."""
-    if not recorder.began:
+    """Record the current state of a run that continues; the shared tables only once, by the host."""
+    if not recorder.began and not recorder.hosted:
         yield from published_tables(settings)
     yield from recorder.record(run.reports_so_far(), ended=False)
 

@@ -1,5 +1,6 @@
 """More sites than run slots: sites are queued, and a host run serves them."""
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -11,14 +12,14 @@ import pytest
 from sr_assets.adapters.run_failures import read_run_failures
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.site_queue import dequeue_site, enqueue_site, queued_sites
-from sr_assets.assets.host_run import run_limit
+from sr_assets.assets.host_run import HostRun, run_limit
 from sr_assets.assets.specs import site_job_name
 from sr_assets.automation.sensors import RunSlots
 from sr_assets.definitions import build
 from sr_assets.domain.sizing import rest_seconds
 from sr_assets.resources import HOST_KEY, LINGER, MODE_TAG
 from sr_assets.settings import Settings
-from sr_assets_tests.rig import Rig, Sent
+from sr_assets_tests.rig import Rig, Sent, wait_until
 
 SITES = ("amsterdam", "berlin", "cairo")
 TRACKED = {"inspect_field": "sender", "inspect_duration": "1h"}
@@ -189,6 +190,22 @@ def test_host_run_reports_hosted_site_whose_state_is_unreadable(
     (failure,) = read_run_failures(settings.home).values()
     assert (failure.job, failure.run_id, failure.name) == (site_job_name("berlin"), result.run_id, "berlin")
     assert "state.duckdb" in failure.reason
+
+
+def test_many_events_of_hosted_sites_leave_time_for_the_host(settings: Settings) -> None:
+    """Dagster takes longer to record the events than the host's own site may wait for its next round."""
+    events = [dg.AssetMaterialization(f"a{number}") for number in range(100)]
+    enqueue_site(settings.home, "berlin", 10.0)
+    host = HostRun(settings, "run", 1, lambda *_: iter(events), logging.getLogger("test"))
+    with host.open(lingers=True):
+        wait_until(lambda: not queued_sites(settings.home, 10.0) and host.sites_served == 1, "the hosted run to end")
+        recorded = 0
+        for _ in host.results():
+            recorded += 1
+            # Stands for Dagster's storage.
+            time.sleep(0.1)
+    assert 1 <= recorded <= 4
+    assert len(list(host.results(ended=True))) == 100 - recorded
 
 
 def test_host_run_lasts_six_budgets_while_it_hosts(rig: Rig, settings: Settings, instance: dg.DagsterInstance) -> None:

@@ -1,13 +1,9 @@
 """The state of our copies in the target since the last batch.
 
 - *replaced*: the target has another name.
-
 - *recreated*: it has another created time.
-
 - *rolled back* (a power failure, a restored disk): it ends before an acknowledged copy, or holds another message there.
-
 - *purged* or expired: only the first sequence moved; nothing follows.
-
 - *another writer*, or an old state: it holds copies that no batch made; the stream stops.
 """
 
